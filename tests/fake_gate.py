@@ -36,6 +36,9 @@ def behave(behaviour: str, run: RunDir, rank: int, world: int) -> None:
         return
     if behaviour == "silent_error":
         sys.exit(1)
+    if behaviour == "refused":  # before any rank has a status
+        run.write_verdict(Verdict(status=Status.FAIL, exit_code=2, world_size=world, summary="no such file"))
+        sys.exit(2)
     if behaviour == "pass_talking":
         print("a rank talks", flush=True)
     if behaviour.startswith("killed"):

@@ -25,7 +25,7 @@ from tpcompile.evidence.rundir import RunDir
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("behaviour", "is_shown"), [("red", False), ("silent_error", True)])
+@pytest.mark.parametrize(("behaviour", "is_shown"), [("red", False), ("refused", False), ("silent_error", True)])
 def test_torchruns_report_is_shown_only_where_no_rank_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], behaviour: str, is_shown: bool
 ) -> None:

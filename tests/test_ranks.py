@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from tpcompile.ranks import processes, starts
-from tpcompile.ranks.env import rank_env
+from tpcompile.ranks.env import hosted_store, rank_env
 from tpcompile.ranks.starts import Call, ExitCodes
 from tpcompile.ranks.store import RankStore
 from tpcompile.testing import run_on_ranks
@@ -157,3 +159,16 @@ def test_ranks_are_forked_by_one_supervisor_and_spawned_by_this_process() -> Non
     assert len(set(forked)) == 1
     assert forked != [os.getpid()] * 2
     assert run_on_ranks(_parent, start_method="spawn") == [os.getpid()] * 2
+
+
+def test_the_store_is_hosted_after_the_ranks_were_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread looks up the address of a client; a rank that is forked then waits for that lock for ever."""
+    children = []
+
+    def hosted(listener: socket.socket) -> object:
+        children.append(len(multiprocessing.active_children()))
+        return hosted_store(listener)
+
+    monkeypatch.setattr(processes, "hosted_store", hosted)
+    run_on_ranks(_parent, start_method="fork")
+    assert children == [2]

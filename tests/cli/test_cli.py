@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -234,3 +235,16 @@ def test_help_imports_neither_pydantic_nor_rich() -> None:
     code = "import sys, tpcompile.cli; print(sorted({'pydantic', 'rich', 'torch', 'yaml'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def options_without_a_spelling(source: str) -> list[int]:
+    """Lines of options with a metavar and no name of their own: typer 0.27 makes `--ARCH` of a metavar ARCH."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    options = [call for call in calls if ast.unparse(call.func) == "typer.Option" and not call.args]
+    return [call.lineno for call in options if any(word.arg == "metavar" for word in call.keywords)]
+
+
+def test_an_option_with_a_metavar_is_spelled() -> None:
+    files = sorted((Path(cli.__file__).parents[1]).rglob("*.py"))
+    assert {str(path): lines for path in files if (lines := options_without_a_spelling(path.read_text()))} == {}
+    assert options_without_a_spelling('typer.Option(metavar="ARCH")\ntyper.Option("--a", metavar="A")') == [1]

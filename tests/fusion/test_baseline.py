@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tpcompile.errors import ConfigError
+from tpcompile.errors import ConfigError, PreflightError
 from tpcompile.evidence.records import UserLine
 from tpcompile.fusion import baseline as baselines
 from tpcompile.fusion.baseline import GraphBaseline, baseline_of, compare
 from tpcompile.fusion.manifest import _as_launched
 from tpcompile.fusion.records import Decisions, GraphManifest, Launch, Manifest, Node, Pair, Role, Totals
+from tpcompile.fusion.why_not import Missed
 
 LINE = UserLine(file="/app/model.py", line=7)
 
@@ -54,7 +56,7 @@ def test_a_kernel_more_is_a_regression_with_the_pair_the_reason_and_the_line() -
     (found,) = compare(baseline_of(ONE), TWO).regressions
     assert found.text == (
         "graph 0 forward: 2 kernel launches instead of 1, 400 bytes instead of 200; poi relu and poi sin are two "
-        "kernels: size limit: the kernel would hold too many nodes; try: config.max_fusion_size (64)"
+        "launches: size limit: the kernel would hold too many nodes; try: config.max_fusion_size (64)"
     )
     assert found.line == LINE
 
@@ -76,11 +78,30 @@ def test_names_do_not_count() -> None:
     assert compare(baseline_of(ONE), renamed) == baselines.Outcome()
 
 
-def test_a_graph_that_the_baseline_does_not_have_is_a_regression_and_one_less_is_not() -> None:
-    both = manifest(*ONE.graphs, *TWO.graphs)
-    assert says(compare(baseline_of(ONE), both)) == ["graph 1 forward: not in the baseline"]
-    better = compare(baseline_of(both), ONE).better
-    assert better is not None and len(better.graphs) == 1
+BACKWARD = ONE.graphs[0].model_copy(update={"phase": "backward"})
+
+
+@pytest.mark.parametrize("others", [(*ONE.graphs, BACKWARD, *ONE.graphs), ONE.graphs, (BACKWARD, *ONE.graphs)])
+def test_only_the_same_graphs_are_compared_and_a_run_without_its_backward_does_not_become_the_baseline(
+    others: tuple[GraphManifest, ...],
+) -> None:
+    trained = baseline_of(manifest(*ONE.graphs, BACKWARD))
+    found = compare(trained, manifest(*others))
+    assert found.why_not.startswith("the graphs are ") and "those of the baseline forward, backward: " in found.why_not
+    assert (found.regressions, found.better) == ((), None)
+
+
+def test_a_setting_that_is_on_is_not_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def seen(graph: GraphManifest, settings: Mapping[str, str] | None = None) -> tuple[Missed, ...]:
+        asked.append(settings)
+        return ()
+
+    monkeypatch.setattr(baselines, "missed_fusions", seen)
+    limit = baseline_of(ONE)
+    compare(limit, TWO.model_copy(update={"settings": {"a": "b"}}))
+    assert asked[-1] == {"a": "b"}
 
 
 def test_what_is_better_leaves_the_baseline_and_nothing_enters_it() -> None:
@@ -122,6 +143,11 @@ def test_a_file_is_a_baseline_or_one_line_says_why_not(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(ConfigError, match=why):
             baselines.read(path)
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match=r"cannot write .*nowhere/fusion.json: No such file or directory"):
+        baselines.write(baseline_of(ONE), tmp_path / "nowhere" / "fusion.json")
 
 
 def node(kind: str) -> Node:

@@ -74,6 +74,13 @@ def test_nothing_is_recorded_after_its_end_and_torch_is_as_before() -> None:
     assert (log.level, log.propagate, list(log.handlers), scheduling.GraphLowering.save_output_code) == before
 
 
+def test_what_is_compiled_for_the_cpu_beside_a_gpu_is_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    with codegen.generating(), FusionRecorder() as recorder:
+        PROGRAM.step()()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert recorder.manifest().device == "cpu"
+
+
 # Torch moves
 
 

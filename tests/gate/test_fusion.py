@@ -43,7 +43,7 @@ def test_a_rank_whose_kernels_are_split_is_named_with_the_setting_the_pair_the_r
     verdict = runs["one rank"].judged
     assert verdict.lead and "config _inductor.config.max_fusion_size: 1, on rank 1 only" in verdict.lead.says
     (kernels,) = [found for found in verdict.divergences if found.layer is Layer.KERNELS and found.is_red]
-    assert kernels.title.endswith(f"are two kernels on rank 1: {SPLIT}")
+    assert kernels.title.endswith(f"are two launches on rank 1: {SPLIT}")
     assert kernels.line and (Path(kernels.line.file).name, kernels.line.line) == ("fused.py", LINE)
 
 

@@ -113,6 +113,12 @@ def test_a_function_of_a_module_that_has_the_core_alone_is_patched_in_a_launch(i
     scope.restore()
 
 
+def test_a_function_that_sees_no_language_is_left_to_triton_which_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreted, "_patched_in_launch", {tl})
+    with pytest.raises(AssertionError, match=r"triton\.language"):
+        interpreted._patch_once(eval("lambda: None", {"__builtins__": {}}))
+
+
 def test_without_numpy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numpy", None)
     monkeypatch.delitem(sys.modules, "triton.runtime.interpreter", raising=False)

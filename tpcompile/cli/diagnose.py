@@ -20,16 +20,23 @@ def diagnose(
         int | None, typer.Option(min=2, max=1_000_000, help="Ranks of the job; default: as many as the logs show.")
     ] = None,
     mesh: Annotated[
-        str, typer.Option(metavar="dp=2,tp=4", help="Axes of the job, outermost first; default: read from the logs.")
+        str,
+        typer.Option(
+            "--mesh", metavar="dp=2,tp=4", help="Axes of the job, outermost first; default: read from the logs."
+        ),
     ] = "",
     axis: Annotated[str, typer.Option(help="Axis of --mesh whose ranks must agree.")] = "tp",
     allow: Annotated[
         list[str] | None,
-        typer.Option(metavar="LAYER:TEXT:REASON", help="An intended difference: items of LAYER with TEXT; repeatable."),
+        typer.Option(
+            "--allow", metavar="LAYER:TEXT:REASON", help="An intended difference: items of LAYER with TEXT; repeatable."
+        ),
     ] = None,
     uneven: Annotated[
         list[str] | None,
-        typer.Option(metavar="FUNCTION:REASON", help="A function whose content may differ by rank; repeatable."),
+        typer.Option(
+            "--uneven", metavar="FUNCTION:REASON", help="A function whose content may differ by rank; repeatable."
+        ),
     ] = None,
     ended_badly: Annotated[
         bool,

@@ -70,7 +70,7 @@ def run(
     jobs: Annotated[int, typer.Option(min=1, help="Cases to run in parallel; their times get longer.")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write the matrix there as JSON.")] = None,
     columns: Annotated[
-        str, typer.Option(metavar="TOOL,...", help="Tools to compare with: tlparse, detail, spmd_check.")
+        str, typer.Option("--columns", metavar="TOOL,...", help="Tools to compare with: tlparse, detail, spmd_check.")
     ] = "",
     device: Annotated[Literal["auto", "cpu"], typer.Option(help="auto: GPUs where there are two, else CPU.")] = "auto",
     run_dir: Annotated[

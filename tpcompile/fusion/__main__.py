@@ -42,24 +42,28 @@ app = typer.Typer(
 )
 _MANIFEST = Annotated[Path, typer.Argument(help="Written by `tpcompile fusion record`.")]
 _JSON = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]
+_TARGET = Annotated[str, typer.Argument(help="package.module:build, as for `tpcompile gate --target`.")]
+_NPROC = Annotated[int, typer.Option(min=1, help="Compile as rank 0 of so many; one process runs.")]
+_DEVICE = Annotated[str, typer.Option(help="cpu or cuda; by default cuda where there is a GPU.")]
+_ARCH = Annotated[
+    str, typer.Option("--arch", help="sm_90 or sm_80: generate code for such a GPU, without one; runs nothing.")
+]
+_SETTINGS = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For `build`.")]
 _MISSED = Annotated[int, typer.Option("--missed", min=0, help="How many missed fusions of each graph are shown.")]
 
 
 @app.command()
 def record(
-    target: Annotated[str, typer.Argument(help="package.module:build, as for `tpcompile gate --target`.")],
+    target: _TARGET,
     out: Annotated[Path, typer.Option("-o", "--out", help="File of the manifest.")] = Path("manifest.json"),
-    nproc: Annotated[int, typer.Option(min=1, help="Compile as rank 0 of so many; one process runs.")] = 1,
-    device: Annotated[str, typer.Option(help="cpu or cuda; by default cuda where there is a GPU.")] = "auto",
-    arch: Annotated[
-        str,
-        typer.Option("--arch", help="sm_90 or sm_80: generate code for such a GPU, without one; runs nothing."),
-    ] = "",
+    nproc: _NPROC = 1,
+    device: _DEVICE = "auto",
+    arch: _ARCH = "",
     with_resources: Annotated[
         bool,
         typer.Option("--resources", help="With --arch: compile the kernels, for their registers and shared memory."),
     ] = False,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For `build`.")] = None,
+    settings: _SETTINGS = None,
     missed: _MISSED = 5,
 ) -> None:
     """Compile a program in this process, run it once, and write its manifest. Collectives communicate nothing."""
@@ -161,11 +165,11 @@ def diff(
 
 @app.command()
 def bisect(
-    target: Annotated[str, typer.Argument(help="package.module:build, as for `tpcompile fusion record`.")],
-    nproc: Annotated[int, typer.Option(min=1, help="Compile as rank 0 of so many; one process runs.")] = 1,
-    device: Annotated[str, typer.Option(help="cpu or cuda; by default cuda where there is a GPU.")] = "auto",
-    arch: Annotated[str, typer.Option(metavar="ARCH", help="sm_90 or sm_80: as for a GPU that is not here.")] = "",
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For `build`.")] = None,
+    target: _TARGET,
+    nproc: _NPROC = 1,
+    device: _DEVICE = "auto",
+    arch: _ARCH = "",
+    settings: _SETTINGS = None,
     as_json: _JSON = False,
 ) -> None:
     """Take one kind of op after the other out of the graphs, and report which keeps kernels apart.

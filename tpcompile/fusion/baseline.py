@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from tpcompile.errors import ConfigError
@@ -33,7 +33,7 @@ class GraphBaseline(Frozen):
     bytes: int
     """Read and written, without collectives."""
     missed: tuple[str, ...] = ()
-    """Fusions that are known to be missed, as texts: not named when something regresses."""
+    """Fusions that were missed then, as texts: they are no reason for a regression."""
 
 
 class Baseline(Frozen):
@@ -97,20 +97,15 @@ def check_same_build(baseline: Baseline, *, torch: str, device: str, path: Path)
 
 
 def compare(baseline: Baseline, manifest: Manifest, *, tolerance: float = TOLERANCE) -> Outcome:
-    """What regressed, and what has improved, graph by graph in order."""
-    if reason := _unknown(manifest):
+    """What regressed, and what has improved, graph by graph in order; only for the same graphs."""
+    if reason := _unknown(manifest) or _other_graphs(baseline, manifest):
         return Outcome(why_not=reason)
-    regressions = [
-        found
-        for number, (before, graph) in enumerate(zip_longest(baseline.graphs, manifest.graphs))
-        for found in _compared(number, before, graph, tolerance)
-    ]
-    better = None
-    if not regressions:
-        tightened = tuple(map(_tightened, baseline.graphs, manifest.graphs))
-        if tightened != baseline.graphs:
-            better = baseline.model_copy(update={"graphs": tightened})
-    return Outcome(regressions=tuple(regressions), better=better)
+    pairs = list(zip(baseline.graphs, manifest.graphs, strict=True))
+    allowed = _Allowed(manifest.settings, tolerance)
+    compared = [allowed.exceeded(number, *pair) for number, pair in enumerate(pairs)]
+    regressions = tuple(filter(None, compared))
+    better = None if regressions else _tightened(baseline, pairs)
+    return Outcome(regressions=regressions, better=better)
 
 
 def _unknown(manifest: Manifest) -> str:
@@ -119,6 +114,16 @@ def _unknown(manifest: Manifest) -> str:
         return "no graph was compiled with Inductor while fusion was recorded"
     graph = first(graph for graph in manifest.graphs if not graph.is_aligned)
     return f"graph {graph.compile_id or '-'} {graph.phase}: {graph.why_not_aligned}" if graph else ""
+
+
+def _other_graphs(baseline: Baseline, manifest: Manifest) -> str:
+    """Empty where both have the same graphs; a run without its backward must not become the baseline."""
+    then = [graph.phase for graph in baseline.graphs]
+    now = [graph.phase for graph in manifest.graphs]
+    if now == then:
+        return ""
+    both = f"the graphs are {', '.join(now)}, and those of the baseline {', '.join(then)}"
+    return f"{both}: look for graph breaks and recompiles, or for flags that differ from its `made_with`"
 
 
 def _release(version: str) -> str:
@@ -156,23 +161,27 @@ def _is_of_kernels(graph: GraphManifest, missed: Missed) -> bool:
 # Worse
 
 
-def _compared(
-    number: int, before: GraphBaseline | None, graph: GraphManifest | None, tolerance: float
-) -> Iterator[Regression]:
-    if graph is None:
-        return  # a graph less is no fusion that was lost
-    if before is None:
-        yield Regression(says=f"graph {number} {graph.phase}: not in the baseline", line=_line(graph))
-        return
-    said = [*_more_launches(before, _counted(graph)), *_more_bytes(before, total(graph.launches).bytes, tolerance)]
-    if not said:
-        return
-    newly = sorted(_newly_missed(before, graph), key=lambda one: not _is_of_kernels(graph, one))
-    yield Regression(
-        says=f"graph {number} {graph.phase}: {', '.join(said)}",
-        reasons=tuple(f"{_pair(graph, one)} are two kernels: {one.reason.says}" for one in newly),
-        line=first(line for one in newly for line in one.lines) or _line(graph),
-    )
+@dataclass(frozen=True)
+class _Allowed:
+    """How a manifest may differ from its baseline."""
+
+    settings: Mapping[str, str]
+    """Of the manifest."""
+    tolerance: float
+
+    def exceeded(self, number: int, before: GraphBaseline, graph: GraphManifest) -> Regression | None:
+        """What there is more of in a graph, and why; None where there is nothing."""
+        moved = total(graph.launches).bytes
+        said = [*_more_launches(before, _counted(graph)), *_more_bytes(before, moved, self.tolerance)]
+        if not said:
+            return None
+        newly = sorted(_newly_missed(before, graph, self.settings), key=lambda one: not _is_of_kernels(graph, one))
+        reasons = [f"{_pair(graph, one)} are two launches: {one.reason.says}" for one in newly]
+        return Regression(
+            says=f"graph {number} {graph.phase}: {', '.join(said)}",
+            reasons=tuple(reasons),
+            line=first(line for one in newly for line in one.lines) or _line(graph),
+        )
 
 
 def _more_launches(before: GraphBaseline, counts: dict[str, int]) -> Iterator[str]:
@@ -187,11 +196,11 @@ def _more_bytes(before: GraphBaseline, now: int, tolerance: float) -> Iterator[s
         yield f"{now:,} bytes instead of {before.bytes:,}"
 
 
-def _newly_missed(before: GraphBaseline, graph: GraphManifest) -> list[Missed]:
+def _newly_missed(before: GraphBaseline, graph: GraphManifest, settings: Mapping[str, str]) -> list[Missed]:
     """Missed fusions that the baseline does not know, those that save most first."""
     known = Counter(before.missed)
     found = []
-    for one in missed_fusions(graph):
+    for one in missed_fusions(graph, settings):
         text = _text(graph, one)
         if known[text]:
             known[text] -= 1
@@ -207,17 +216,21 @@ def _line(graph: GraphManifest) -> UserLine | None:
 # Better
 
 
-def _tightened(before: GraphBaseline, graph: GraphManifest) -> GraphBaseline:
+def _tightened(baseline: Baseline, pairs: Iterable[tuple[GraphBaseline, GraphManifest]]) -> Baseline | None:
+    """None where nothing has improved."""
+    graphs = tuple(_smaller(before, _graph(graph)) for before, graph in pairs)
+    return baseline.model_copy(update={"graphs": graphs}) if graphs != baseline.graphs else None
+
+
+def _smaller(before: GraphBaseline, now: GraphBaseline) -> GraphBaseline:
     """The smaller of both, in each number; missed fusions that are gone leave it, new ones do not enter."""
-    now = _graph(graph)
     counts = {role: min(count, now.launches.get(role, 0)) for role, count in before.launches.items()}
     still = Counter(before.missed) & Counter(now.missed)
-    return before.model_copy(
-        update={
-            "launches": {role: count for role, count in counts.items() if count},
-            "bytes": min(before.bytes, now.bytes),
-            "missed": tuple(sorted(still.elements())),
-        }
+    return GraphBaseline(
+        phase=before.phase,
+        launches={role: count for role, count in counts.items() if count},
+        bytes=min(before.bytes, now.bytes),
+        missed=tuple(sorted(still.elements())),
     )
 
 
@@ -225,7 +238,7 @@ def _tightened(before: GraphBaseline, graph: GraphManifest) -> GraphBaseline:
 
 
 def write(baseline: Baseline, path: Path) -> None:
-    """As JSON, equal text for equal baselines. Raises OSError."""
+    """As JSON, equal text for equal baselines. Raises PreflightError for a file that cannot be written."""
     files.write(baseline, path)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import StrEnum
 
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import Frozen
-from tpcompile.fusion.manifest import total
+from tpcompile.fusion.manifest import total, total_of
 from tpcompile.fusion.records import Manifest, Totals
 
 
@@ -96,9 +95,4 @@ def has_dynamic_shapes(manifest: Manifest) -> bool:
 
 def totals(manifest: Manifest) -> Totals:
     """Of all graphs."""
-    return _sum(total(graph.launches) for graph in manifest.graphs)
-
-
-def _sum(parts: Iterable[Totals]) -> Totals:
-    every = list(parts)
-    return Totals(kernels=sum(one.kernels for one in every), bytes=sum(one.bytes for one in every))
+    return total_of(total(graph.launches) for graph in manifest.graphs)

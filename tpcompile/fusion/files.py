@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
 
-from tpcompile.errors import ConfigError
+from tpcompile.errors import ConfigError, PreflightError
 from tpcompile.evidence.records.base import Frozen
 
 R = TypeVar("R", bound=Frozen)
 
 
 def write(record: Frozen, path: Path) -> None:
-    """Raises OSError."""
+    """Raises PreflightError for a file that cannot be written."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(record.to_json(indent=1) + "\n")
-    partial.replace(path)
+    with writing(path):
+        partial.write_text(record.to_json(indent=1) + "\n")
+        partial.replace(path)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """One line, and not a stack, where the file cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise PreflightError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def read(model: type[R], path: Path, *, version: int, made_by: str) -> R:

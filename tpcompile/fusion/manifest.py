@@ -115,6 +115,12 @@ def total(launched: Iterable[Launch]) -> Totals:
     return Totals(kernels=len(counted), bytes=sum(one.bytes for one in counted if one.role not in _BY_TORCH))
 
 
+def total_of(parts: Iterable[Totals]) -> Totals:
+    """Of several graphs."""
+    every = list(parts)
+    return Totals(kernels=sum(one.kernels for one in every), bytes=sum(one.bytes for one in every))
+
+
 def total_before(decisions: Decisions) -> Totals:
     """The same if the scheduler had fused nothing."""
     nodes = [one for one in decisions.before if one.kind not in (*_NOT_LAUNCHED, "wait")]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tpcompile.errors import ConfigError
+from tpcompile.fusion import files
 from tpcompile.fusion.kinds import PLOT, Kind, kind_of, label, ops_text, size_text
-from tpcompile.fusion.manifest import total, total_before
+from tpcompile.fusion.manifest import total, total_before, total_of
 from tpcompile.fusion.records import Launch, Manifest, Role, Totals
 
 SUFFIXES = (".svg", ".png")
@@ -56,7 +57,8 @@ def write(named: Sequence[tuple[str, Manifest]], path: Path) -> None:
         for part, side in zip(_parts(figure, len(sides)), sides, strict=True):
             _draw(part, side, most=most, scale=scale)
         metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-        figure.savefig(path, metadata=metadata, dpi=_DPI)
+        with files.writing(path):
+            figure.savefig(path, metadata=metadata, dpi=_DPI)
 
 
 def _matplotlib() -> Any:
@@ -119,17 +121,12 @@ def _totals(manifest: Manifest) -> dict[str, Totals]:
     decisions = [graph.decisions for graph in manifest.graphs]
     known = [one for one in decisions if one is not None]
     if len(known) < len(decisions):
-        return {_LAUNCHED: _sum(launched)}
+        return {_LAUNCHED: total_of(launched)}
     return {
-        _PER_OP: _sum(one.ops for one in known),
-        _BEFORE: _sum(map(total_before, known)),
-        _LAUNCHED: _sum(launched),
+        _PER_OP: total_of(one.ops for one in known),
+        _BEFORE: total_of(map(total_before, known)),
+        _LAUNCHED: total_of(launched),
     }
-
-
-def _sum(found: Iterable[Totals]) -> Totals:
-    every = list(found)
-    return Totals(kernels=sum(one.kernels for one in every), bytes=sum(one.bytes for one in every))
 
 
 @dataclass(frozen=True)

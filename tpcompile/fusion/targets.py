@@ -45,7 +45,7 @@ def record(target: str, settings: Sequence[str] = (), *, nproc: int = 1, device:
     Collectives communicate nothing, so the numbers mean nothing; what Inductor generates is what rank 0 of a job gets.
     Raises ConfigError for a target that cannot be built.
     """
-    place = _place(device)
+    place = place_of(device)
     check_cpp_compiler("inductor", place)
     return _recorded(target, settings, nproc, _Compile(place, torch.compile, nullcontext()))
 
@@ -70,7 +70,7 @@ def record_variant(
 
     Raises ConfigError for a target that is compiled already.
     """
-    place = torch.device("cuda") if arch else _place(device)
+    place = torch.device("cuda") if arch else place_of(device)
     tensors = no_gpu.empty_tensors() if arch else nullcontext()
     generating = _generating(variant)
     how = _Compile(place, generating, tensors, variant)
@@ -79,7 +79,8 @@ def record_variant(
         return _recorded(target, settings, nproc, how)
 
 
-def _place(device: str) -> torch.device:
+def place_of(device: str) -> torch.device:
+    """`auto`, `cpu` or `cuda` -> the device of a job's only process. Raises PreflightError where there is none."""
     return choose_device(device, RankEnv(rank=0, world_size=1, local_rank=0, local_world_size=1))
 
 
@@ -88,16 +89,21 @@ def _generating(variant: Variant) -> Callable[[Any], Any]:
     return lambda program: torch.compile(program, backend=generating_backend(variant.graph_pass))
 
 
-def _recorded(target: str, settings: Sequence[str], nproc: int, how: _Compile) -> Manifest:
+def built_on(
+    device: torch.device, target: str, settings: Sequence[str], *, nproc: int, building: AbstractContextManager[Any]
+) -> targets.Target:
+    """The target as rank 0 builds it, inside of `local_ranks(nproc)`. Raises ConfigError where that cannot be."""
     wanted = config.load_target(target, settings)
+    mesh = init_device_mesh(device.type, (nproc,), mesh_dim_names=("tp",))
+    context = targets.TargetContext(rank=0, world_size=nproc, device=device, mesh=mesh, settings=wanted.settings)
+    build = targets.find(wanted)
+    with building:
+        return targets.target_of(wanted, build(context))
+
+
+def _recorded(target: str, settings: Sequence[str], nproc: int, how: _Compile) -> Manifest:
     with local_ranks(nproc):
-        mesh = init_device_mesh(how.device.type, (nproc,), mesh_dim_names=("tp",))
-        context = targets.TargetContext(
-            rank=0, world_size=nproc, device=how.device, mesh=mesh, settings=wanted.settings
-        )
-        build = targets.find(wanted)
-        with how.building:
-            built = targets.target_of(wanted, build(context))
+        built = built_on(how.device, target, settings, nproc=nproc, building=how.building)
         if how.variant is not None and built.is_compiled:
             raise ConfigError(f"{target} is compiled already; bisect compiles it itself, each time differently")
         program = built.program if built.is_compiled else how.compiled(built.program)

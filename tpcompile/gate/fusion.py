@@ -9,7 +9,7 @@ import torch
 from loguru import logger
 
 from tpcompile.config import JobConfig
-from tpcompile.errors import ConfigError
+from tpcompile.errors import ConfigError, PreflightError
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.fusion import baseline as baselines
 from tpcompile.fusion.baseline import Baseline, Outcome
@@ -62,8 +62,8 @@ class FusionCheck:
             return
         try:
             baselines.write(outcome.better, self.path)
-        except OSError as error:
-            logger.warning("{} asks for less than this run had, and cannot be written: {}", self.path, error.strerror)
+        except PreflightError as error:
+            logger.warning("this run is better than its baseline, which stays as it is: {}", error)
 
     def keep(self, session: CaptureSession, directory: RunDir, *, rank: int) -> None:
         """Write `rank_N/manifest.json`, for `tpcompile fusion`. Raises PreflightError when the disk is full."""

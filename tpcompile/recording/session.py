@@ -88,6 +88,7 @@ class CaptureSession:
         self._stack = ExitStack()
         self._given_roles = dict(groups or {})
         self._environment: dict[str, str] = {}
+        self._settings: dict[str, str] = {}
         self._roles: dict[str, str] = {}
         self._strings: dict[int, str] = {}
 
@@ -141,6 +142,7 @@ class CaptureSession:
         """Compare the settings of now with those of other ranks: for a program that changes them while it is built."""
         # Now and on this thread: torch keeps settings in context variables, and other threads see the defaults.
         self._environment = compat.environment()
+        self._settings = compat.compile_config()
 
     def know_groups(self, roles: Mapping[str, str]) -> None:
         """Roles of groups that were made after the session was: process-group name -> role."""
@@ -180,7 +182,7 @@ class CaptureSession:
         from tpcompile.fusion.recorder import manifest_of
 
         logged = [one for one in self._events_so_far() if one.name == FUSION and one.phase.startswith(phases)]
-        return manifest_of(logged, compat.compile_config())
+        return manifest_of(logged, self._settings)
 
     def _with_sources(self, compile_: CompileRecord) -> CompileRecord:
         found = foreign_ops([compile_])

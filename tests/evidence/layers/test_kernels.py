@@ -28,7 +28,7 @@ TWO = (launch("poi add relu"), launch("poi sin", **{"from": "poi add relu", "apa
 def test_a_kernel_that_is_two_on_one_rank_is_named_with_both_the_reason_and_the_users_line() -> None:
     found = only(lowered_to(*ONE), lowered_to(*TWO))
     assert (found.layer, found.cause, found.line) == (Layer.KERNELS, Cause.COMPILER_PASS, line(7))
-    assert found.title == f"poi add relu and poi sin are two kernels on rank 1: {LIMIT}"
+    assert found.title == f"poi add relu and poi sin are two launches on rank 1: {LIMIT}"
 
 
 def test_without_the_launches_the_text_of_the_code_is_all_there_is() -> None:
@@ -52,6 +52,14 @@ def test_launches_that_one_rank_does_not_know_are_not_compared() -> None:
 def test_a_template_on_one_rank_is_a_choice_by_timing() -> None:
     found = only(lowered_to(launch("extern_kernels.mm")), lowered_to(launch("tem mm")))
     assert (found.cause, found.is_choice) == (Cause.AUTOTUNE, True)
+
+
+def test_a_declared_difference_of_the_launches_declares_their_code() -> None:
+    why = (Layer.KERNELS, "launch :: poi", "rank 1 has an older driver")
+    (found,) = between(lowered_to(*ONE), lowered_to(*TWO), allowed=(why,))
+    assert found.cls == DivergenceClass.DECLARED
+    other = (Layer.KERNELS, "poi tan", "does not occur")
+    assert only(lowered_to(*ONE), lowered_to(*TWO), allowed=(other,)).cls == DivergenceClass.CONTENT
 
 
 def issuing(*ops: str) -> dict[str, Any]:

@@ -201,13 +201,14 @@ class _Layer:
         return self.layer != Layer.GUARDS or bool(self._followed.rows)
 
     @property
-    def is_made_from_lowered(self) -> bool:
-        """True for generated code whose lowered graph differs too."""
-        return self.layer == Layer.KERNELS and (Layer.LOWERED, self.phase) in self.whole.slot.differing
+    def is_made_from_above(self) -> bool:
+        """True for launches, and their code, whose lowered graph differs too; and for code whose launches differ."""
+        above = {(Layer.LOWERED, self.phase), (Layer.KERNELS, f"{self.phase}{LAUNCHES}")} - {self.key}
+        return self.layer == Layer.KERNELS and not above.isdisjoint(self.whole.slot.differing)
 
     def is_consequence(self, *, is_explained: bool) -> bool:
         """True where the code follows from its lowered graph, or from what a layer above explains."""
-        follows = is_explained or self.is_made_from_lowered
+        follows = is_explained or self.is_made_from_above
         return follows and not self.is_reordered
 
     @property

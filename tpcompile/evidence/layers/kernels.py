@@ -80,13 +80,13 @@ def _explain_launches(difference: Difference) -> Explanation:
 
 
 def _split(own: Items, groups: Groups) -> str:
-    """`poi add and poi relu are two kernels on rank 1: REASON`; empty where no launch of the same ranks says why."""
+    """`poi add and poi relu are two launches on rank 1: REASON`; empty where no launch of the same ranks says why."""
     for ranks, items in zip(groups, own, strict=True):
         launched = {item.says for item in items}
         split = first(item for item in items if item.notes.get("from") in launched)
         if split is not None:
             pair = f"{split.notes['from']} and {split.says}"
-            return f"{pair} are two kernels on {named_ranks(ranks)}: {split.notes['apart']}"
+            return f"{pair} are two launches on {named_ranks(ranks)}: {split.notes['apart']}"
     return ""
 
 

@@ -199,7 +199,7 @@ ADVICE: dict[Cause, str] = {
         "all ranks, or stop reading it in the compiled region; declare an intended difference in gate.allow."
     ),
     Cause.FUSION_REGRESSED: (
-        "Read why the pairs are two kernels, in `tpcompile fusion show` of the manifest.json of the rank. Where the "
+        "Read why the pairs are two launches, in `tpcompile fusion show` of the manifest.json of the rank. Where the "
         "change is intended, make the baseline again from that file with `tpcompile fusion baseline`."
     ),
     Cause.AUTOTUNE: (

@@ -31,7 +31,7 @@ _NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
 def certify(
     name: Annotated[str, typer.Argument(help="Name of the fast path.")],
     tp: Annotated[
-        str, typer.Option(metavar="SIZES", help="Numbers of ranks; one device is enough for all.")
+        str, typer.Option("--tp", metavar="SIZES", help="Numbers of ranks; one device is enough for all.")
     ] = "2,1,4,8",
     module: Annotated[
         str, typer.Option("--import", metavar="MODULE", help="Python module that declares the fast path and its cases.")

@@ -6,6 +6,7 @@ import copy
 import json
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,17 @@ from typing import Any
 import torch
 import typer
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
-from tpcompile import config
 from tpcompile.cli import ending
 from tpcompile.errors import ConfigError
 from tpcompile.fusion.recorder import FusionRecorder
 from tpcompile.fusion.records import Manifest, Role
+from tpcompile.fusion.targets import built_on, place_of
 from tpcompile.fusion.win.records import Measured, Side
 from tpcompile.gate import target as targets
 from tpcompile.numerics import measure
-from tpcompile.ranks.env import RankEnv, check_cpp_compiler, choose_device
+from tpcompile.ranks.env import check_cpp_compiler
 from tpcompile.torch_api import compiler
 from tpcompile.torch_api.simulated import local_ranks
 
@@ -100,12 +100,9 @@ class Program:
 
 def built(request: Request) -> Program:
     """Raises ConfigError for a target that cannot be built, or that compiles itself."""
-    place = choose_device(request.device, RankEnv(rank=0, world_size=1, local_rank=0, local_world_size=1))
+    place = place_of(request.device)
     check_cpp_compiler("inductor", place)
-    wanted = config.load_target(request.target, request.settings)
-    mesh = init_device_mesh(place.type, (1,), mesh_dim_names=("tp",))
-    context = targets.TargetContext(rank=0, world_size=1, device=place, mesh=mesh, settings=wanted.settings)
-    found = targets.target_of(wanted, targets.find(wanted)(context))
+    found = built_on(place, request.target, request.settings, nproc=1, building=nullcontext())
     if found.is_compiled:
         raise ConfigError(f"{request.target} calls torch.compile itself; return the program before it is compiled")
     return Program(found, place)
