@@ -216,7 +216,7 @@ class _Layer:
         """True when the code issues its collectives in a different order under equal graphs."""
         # Where a difference of collectives is declared, the code follows from it.
         is_own = self.layer == Layer.KERNELS and not self.differs(Layer.COLLECTIVES)
-        return is_own and is_reordered(self.items(self.layer, self.phase))
+        return is_own and is_reordered(self._own_items)
 
     @functools.cached_property
     def _seen(self) -> ByGroup[Seen]:
