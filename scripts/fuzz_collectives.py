@@ -284,7 +284,7 @@ def rank_main(cases: int, seed: int, broken: str) -> dict[str, int]:
         case = draw(rng, ranks)
         try:
             one_case(case, seed * 1_000_003 + number, groups, counts)
-        except Exception as error:
+        except Exception as error:  # of any kind: the case that failed is what is wanted
             raise RuntimeError(f"case {number}: {case}") from error
     dist.barrier()
     return dict(counts)

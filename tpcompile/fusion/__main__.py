@@ -109,7 +109,8 @@ def baseline(
     out: Annotated[Path, typer.Option("-o", "--out", help="File of the baseline; commit it.")],
 ) -> None:
     """Make what a manifest launches the limit of later ones, for `check` and `tpcompile gate --fusion-baseline`."""
-    found = baselines.baseline_of(manifests.read(manifest), made_with=" ".join(["tpcompile", "fusion", *sys.argv[1:]]))
+    command = " ".join(["tpcompile", "fusion", *sys.argv[1:]])
+    found = baselines.baseline_of(manifests.read(manifest), made_with=command)
     baselines.write(found, out)
     for number, graph in enumerate(found.graphs):
         counts = ", ".join(f"{count} {role}" for role, count in graph.launches.items())

@@ -30,6 +30,8 @@ class Change(StrEnum):
     """The same kernels with different code: tiling, size hints."""
 
 
+_BY_WEIGHT = (Change.NONE, Change.CODEGEN, Change.WRAPPER, Change.FUSION, Change.CHOICE)
+"""Classes of one graph; of several graphs, the last one here is the program's."""
 _ADVICE = {
     Change.NONE: "a difference in speed then comes from clocks, the library's algorithm, or an autotuned configuration",
     Change.OVERHEAD: "look at graph breaks and recompiles first: `tpcompile gate`, `tpcompile diagnose`",
@@ -212,14 +214,15 @@ def _why(now: Sequence[Launch], new: GraphManifest, settings: Mapping[str, str])
 def _class(missing: Sequence[str], added: Sequence[str], graphs: Sequence[GraphDiff]) -> Change:
     if missing or added:
         return Change.OVERHEAD
-    if any(map(_is_choice, graphs)):
+    return max(map(_class_of_graph, graphs), key=_BY_WEIGHT.index, default=Change.NONE)
+
+
+def _class_of_graph(one: GraphDiff) -> Change:
+    if _is_choice(one):
         return Change.CHOICE
-    structural = [one for one in graphs if one.removed or one.added]
-    if structural and not any(map(_has_kernels, structural)):
-        return Change.WRAPPER
-    if structural:
-        return Change.FUSION
-    return Change.CODEGEN if graphs else Change.NONE
+    if not one.removed and not one.added:
+        return Change.CODEGEN
+    return Change.FUSION if _has_kernels(one) else Change.WRAPPER
 
 
 def _has_kernels(one: GraphDiff) -> bool:

@@ -46,11 +46,8 @@ def write(named: Sequence[tuple[str, Manifest]], path: Path) -> None:
     check_suffix(path)
     matplotlib = _matplotlib()
     sides = [Side.of(name, manifest) for name, manifest in named]
-    most, scale = max(len(side.rows) for side in sides), _scale(sides)
-    if most > _MOST_ROWS:
-        raise ConfigError(
-            f"a plot holds {_MOST_ROWS} launches, and there are {most}; `tpcompile fusion show` lists them"
-        )
+    scale = _scale(sides)
+    most = _most_rows(sides)
     height_inches = _TOP_INCHES + _ROW_INCHES * most
     with matplotlib.rc_context(_FIXED):
         figure = matplotlib.figure.Figure(figsize=(_SIDE_INCHES * len(sides), height_inches), layout="constrained")
@@ -59,6 +56,15 @@ def write(named: Sequence[tuple[str, Manifest]], path: Path) -> None:
         metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
         with files.writing(path):
             figure.savefig(path, metadata=metadata, dpi=_DPI)
+
+
+def _most_rows(sides: Sequence[Side]) -> int:
+    most = max(len(side.rows) for side in sides)
+    if most > _MOST_ROWS:
+        raise ConfigError(
+            f"a plot holds {_MOST_ROWS} launches, and there are {most}; `tpcompile fusion show` lists them"
+        )
+    return most
 
 
 def _matplotlib() -> Any:

@@ -214,12 +214,13 @@ def _in_vain(found: Bisection) -> Iterator[Text]:
     others = list(filterfalse(found.helps, found.attempts))
     tried = [f"{one.kind} ({_change(found.fewer_kernels(one))})" for one in others if one.now]
     absent = [str(one.kind) for one in others if one.is_absent]
-    failed = [one for one in others if one.failed]
-    for start, kinds in (("taken out in vain", tried), ("not in this program", absent)):
-        if kinds:
-            yield Text(f"{start}: {', '.join(kinds)}")
-    for one in failed:
-        yield Text(f"could not be compiled without {one.kind}: {one.failed}", style="yellow")
+    if tried:
+        yield Text(f"taken out in vain: {', '.join(tried)}")
+    if absent:
+        yield Text(f"not in this program: {', '.join(absent)}")
+    for one in others:
+        if one.failed:
+            yield Text(f"could not be compiled without {one.kind}: {one.failed}", style="yellow")
 
 
 def _change(fewer: int) -> str:

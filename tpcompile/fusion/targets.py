@@ -107,7 +107,8 @@ def _recorded(target: str, settings: Sequence[str], nproc: int, how: _Compile) -
         if how.variant is not None and built.is_compiled:
             raise ConfigError(f"{target} is compiled already; bisect compiles it itself, each time differently")
         program = built.program if built.is_compiled else how.compiled(built.program)
-        with FusionRecorder() as recorder, how.building, _shapes(built.inputs, how.variant):
+        shapes = _shapes(built.inputs, how.variant)
+        with FusionRecorder() as recorder, how.building, shapes:
             targets.call_target(built, program, built.inputs)
         return recorder.manifest()
 

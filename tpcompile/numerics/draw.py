@@ -156,13 +156,14 @@ def _head_skews(module: nn.Module) -> dict[str, tuple[int, ...]]:
         prefix = f"{name}." if name else ""
         if isinstance(child, Attention):
             q_width, kv_width, _ = child.wqkv.layout.sizes
-            kv_skew = _kv_skew(kv_width // child.head_dim, child.qk_norm)
-            skews[f"{prefix}wqkv"] = (q_width // child.head_dim, kv_skew, 0)
+            num_q_heads = q_width // child.head_dim
+            num_kv_heads = kv_width // child.head_dim
+            skews[f"{prefix}wqkv"] = (num_q_heads, _kv_skew(num_kv_heads, child.qk_norm), 0)
         elif isinstance(child, CrossAttention):
-            q_width = child.wq.layout.sizes[0]
-            kv_width = child.wkv.layout.sizes[0]
-            skews[f"{prefix}wq"] = (q_width // child.head_dim,)
-            skews[f"{prefix}wkv"] = (_kv_skew(kv_width // child.head_dim, child.k_norm), 0)
+            num_q_heads = child.wq.layout.sizes[0] // child.head_dim
+            num_kv_heads = child.wkv.layout.sizes[0] // child.head_dim
+            skews[f"{prefix}wq"] = (num_q_heads,)
+            skews[f"{prefix}wkv"] = (_kv_skew(num_kv_heads, child.k_norm), 0)
     return skews
 
 

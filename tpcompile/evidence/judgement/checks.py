@@ -180,12 +180,13 @@ def refused_check(mode: str, found: Mapping[int, Sequence[Item]], *, statuses: I
     """The check of the custom ops and Triton kernels that each rank refused; `statuses` says why, by name."""
     subjects, statuses = _by_subject(found), tuple(statuses)
     used = ", ".join(name for name, status in statuses if status == "used")
+    observed = f"used: {used}" if used else "none refused"
     return make_check(
         mode,
         "",
         found,
         "only TP-aware ones",
-        ", ".join(subjects) or (f"used: {used}" if used else "none refused"),
+        ", ".join(subjects) or observed,
         details=[f"{name}: {status}" for name, status in statuses],
         on_failure=[
             *map(_places, subjects.values()),

@@ -204,6 +204,18 @@ def _side(
     program: Program, step: Callable[[], Any], manifest: Manifest | None, step_ms: list[float]
 ) -> tuple[Side, int]:
     """Also the compiled regions that a step enters."""
+    events, profiled_ms = _profiled(program, step)
+    regions = sum(event.name.startswith(_REGION) for event in events) // _PROFILED_STEPS
+    median_ms = sorted(step_ms)[len(step_ms) // 2]
+    if program.device.type == "cuda":
+        found = _on_gpu(events, step_ms, median_ms)
+    else:
+        found = _on_cpu(events, manifest, step_ms, profiled_ms)
+    return found, regions
+
+
+def _profiled(program: Program, step: Callable[[], Any]) -> tuple[list[Any], float]:
+    """The profiler's events of `_PROFILED_STEPS` steps, and milliseconds per step."""
     activities = [ProfilerActivity.CPU]
     if program.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -212,14 +224,7 @@ def _side(
         for _ in range(_PROFILED_STEPS):
             step()
         profiled_ms = (time.perf_counter() - began) * 1e3 / _PROFILED_STEPS
-    events = list(profiler.events() or ())
-    regions = sum(event.name.startswith(_REGION) for event in events) // _PROFILED_STEPS
-    median_ms = sorted(step_ms)[len(step_ms) // 2]
-    if program.device.type == "cuda":
-        found = _on_gpu(events, step_ms, median_ms)
-    else:
-        found = _on_cpu(events, manifest, step_ms, profiled_ms)
-    return found, regions
+    return list(profiler.events() or ()), profiled_ms
 
 
 def _on_gpu(events: list[Any], step_ms: list[float], median_ms: float) -> Side:
