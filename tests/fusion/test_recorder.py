@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor.choices import InductorChoices
 
 from tests.fusion import codegen
 from tests.fusion.zoo import ZOO
+from tpcompile.fusion.reasons import Boundary
 from tpcompile.fusion.recorder import FusionRecorder
 from tpcompile.fusion.records import Manifest
+from tpcompile.fusion.why_not import missed_fusions
 from tpcompile.torch_api import scheduling
 
 pytestmark = pytest.mark.slow
@@ -79,6 +82,18 @@ def test_what_is_compiled_for_the_cpu_beside_a_gpu_is_of_the_cpu(monkeypatch: py
         PROGRAM.step()()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert recorder.manifest().device == "cpu"
+
+
+@pytest.mark.parametrize("replaced", [True, False], ids=["replaced", "torch's own"])
+def test_a_pair_that_replaced_choices_refuse_in_silence_is_said_to_be_refused(
+    replaced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if replaced:
+        monkeypatch.setattr(InductorChoices, "can_fuse", staticmethod(lambda *_: False))
+    (graph,) = codegen.recorded(PROGRAM).graphs
+    boundaries = {one.reason.boundary for one in missed_fusions(graph)}
+    assert (Boundary.CHOICES in boundaries) == replaced
+    assert Boundary.NOT_TRIED not in boundaries
 
 
 # Torch moves

@@ -99,8 +99,12 @@ def test_of_several_tries_the_reason_is_not_the_order() -> None:
 
 @pytest.mark.parametrize(
     ("pairs", "boundary"),
-    [((pair(is_allowed=True),), Boundary.BACKEND), ((), Boundary.NOT_TRIED)],
-    ids=["silent", "not tried"],
+    [
+        ((pair(is_allowed=True),), Boundary.BACKEND),
+        ((pair(is_allowed=False),), Boundary.CHOICES),
+        ((), Boundary.NOT_TRIED),
+    ],
+    ids=["silent", "choices", "not tried"],
 )
 def test_what_was_refused_in_silence_and_what_was_not_tried_are_said(
     pairs: tuple[Pair, ...], boundary: Boundary

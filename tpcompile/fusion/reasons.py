@@ -31,6 +31,7 @@ class Boundary(StrEnum):
     MEMORY = "peak memory"
     TIMING = "timing"
     BACKEND = "backend, silent"
+    CHOICES = "choices, silent"
     NOT_TRIED = "not tried"
     UNKNOWN = "unknown reason"
 

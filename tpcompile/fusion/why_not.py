@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import chain, combinations, filterfalse
 
 from tpcompile.evidence.iterables import first
@@ -205,12 +205,22 @@ def _reason(
         return _STAGES
     if logged:
         return _in_memory(graph, both, _most_telling(logged))
-    was_allowed = any(pair.is_allowed for pair in pairs)
-    if was_allowed:
+    return _without_a_reason({pair.is_allowed for pair in pairs})
+
+
+def _without_a_reason(answers: Set[bool | None]) -> Reason:
+    """What refused a pair in silence; `answers` are those of the choices to its tries."""
+    if True in answers:
         return Reason(
             boundary=Boundary.BACKEND,
             text="the backend refused it without a reason",
             remedy="the C++ backend gives none; look at the same program on a GPU",
+        )
+    if False in answers:
+        return Reason(
+            boundary=Boundary.CHOICES,
+            text="the choices handler refused it without a reason, which torch's own never does",
+            remedy="look for what replaces InductorChoices.can_fuse, or sets a choices handler",
         )
     return Reason(
         boundary=Boundary.NOT_TRIED,
