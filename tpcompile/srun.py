@@ -25,9 +25,10 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
     if not needed.issubset(environ) or environ["SLURM_STEP_NUM_TASKS"] == "1":
         return {}
     tasks = _tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])
+    node = int(environ["SLURM_NODEID"])
     step = 100 * int(environ.get("SLURM_JOB_ID", "0")) + int(environ["SLURM_STEP_ID"])
     found = {name: environ[ours] for name, ours in names.items()} | {
-        "LOCAL_WORLD_SIZE": str(tasks[int(environ["SLURM_NODEID"])]),
+        "LOCAL_WORLD_SIZE": str(tasks[node]),
         "MASTER_ADDR": _first_node(environ["SLURM_STEP_NODELIST"]),
         "MASTER_PORT": str(_PORTS[step % len(_PORTS)]),
     }

@@ -122,7 +122,8 @@ def process_group(
     timeout = timedelta(seconds=timeout_s)
     store, _, _ = next(dist.rendezvous("env://", env.rank, env.world_size, timeout=timeout))
     place = {"rank": env.rank, "world_size": env.world_size}
-    missing = RankStore(dist.PrefixStore(prefix, store), **place).wait_for_ranks("started", timeout_s=start_timeout_s)
+    started = RankStore(dist.PrefixStore(prefix, store), **place)
+    missing = started.wait_for_ranks("started", timeout_s=start_timeout_s)
     if missing:
         raise PreflightError(f"{named_ranks(missing)} did not start within {start_timeout_s:g} s; see its own output")
     dist.init_process_group(

@@ -253,7 +253,8 @@ class CaptureSession:
             counted[where][key] = count
         found = []
         for name, phase in self._phases.items():
-            found.append(PhaseCounters(phase=name, calls=phase.calls, recompiles=recompiles[name], **counted[name]))
+            counters = PhaseCounters(phase=name, calls=phase.calls, recompiles=recompiles[name], **counted[name])
+            found.append(counters)
         return tuple(found)
 
     def _seen(self, found: Iterable[Item]) -> Seen:

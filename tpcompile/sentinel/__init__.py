@@ -10,10 +10,10 @@ listener.py         the store's log -> events
 timer.py            a clock and SIGTERM -> events
 store_log.py        messages <-> keys of the job's store
 messages.py         the records that ranks exchange
-snapshot.py         what this rank does
-flight.py           the same from the flight recorder and the stacks
-blackbox.py         the same of a process that aborted
-process.py          a rank's process: whether it is alive
+snapshot.py         the state of this rank, from its stacks, progress and collectives
+flight.py           collectives in flight, from torch's flight recorder, and the user's lines of the main thread
+blackbox.py         the stack that a process leaves when it aborts
+process.py          whether a rank's process is alive
 situation.py        the answers of all ranks, now and in the previous round
 history.py          the collectives of all ranks in one group, by number
 hang.py             a situation -> why the ranks do not progress: the first finding of its rules, which are in
@@ -25,7 +25,7 @@ refused_kernels.py  custom ops and Triton kernels that may not run on a shard ->
 exception_cause.py  an exception -> the rank whose end caused it
 alarms.py           what is wrong -> an alarm
 checks.py           what is wrong -> a failed check
-finding.py          what these rules return
+finding.py          the result of a rule of hang.py or comparison.py
 describe.py         the state of a rank -> text for a log or a finding
 settle.py           an alarm -> verdict, report, policy
 timeline.py         compiles, alarms and verdicts of this rank, with their times

@@ -250,7 +250,7 @@ class RaiseAlarm:
 
 @dataclass(frozen=True)
 class RaiseOneRank:
-    """The same for a position that a different rank passed."""
+    """Let all ranks settle what was compiled at a position that a different rank passed."""
 
     position: Position
     theirs: RankState

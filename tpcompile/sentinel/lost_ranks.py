@@ -57,7 +57,7 @@ def _aborted(gone: Lost, states: ByRank[RankState], says: str) -> Finding:
         return _unlike_sizes(gone, newest.first, says)
     strange = elsewhere if there else _deviating(states, newest)
     if strange:
-        return _met_with_another(gone, strange, states, says)
+        return _remaining_deviate(gone, strange, states, says)
     through = _through_with(gone, newest, states)
     if through is not None:
         return _unlike_sizes(gone, through, says)
@@ -81,7 +81,7 @@ def _through_with(gone: Lost, newest: ByRank[Issued], states: ByRank[RankState])
     return here.first if here and here.ranks == newest.ranks else None
 
 
-def _met_with_another(gone: Lost, strange: ByRank[Issued], states: ByRank[RankState], says: str) -> Finding:
+def _remaining_deviate(gone: Lost, strange: ByRank[Issued], states: ByRank[RankState], says: str) -> Finding:
     """The finding that blames remaining ranks: they issued a different collective than the dead rank."""
     issued = strange.first
     if _came_round_without(gone, issued, states[strange.ranks[0]]):

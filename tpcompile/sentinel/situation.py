@@ -23,7 +23,7 @@ _BECAME = {
 }
 """How a rank was lost -> the cause, and the text about the rank."""
 _SILENT = RankState(rank=-1, activity="", since_s=0.0)
-"""Stands for the state of a rank that did not answer in a round."""
+"""The state of a rank that did not answer in a round."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ _TENSOR_CAUSES = {
 _NAMED = _TENSOR_CAUSES.keys() - {ReasonKind.SIZE_BOUND, ReasonKind.DYNAMIC_MARK}
 """Properties of a tensor whose expected value the reason holds."""
 _NOTHING = CompileDigest(index=-1, compile_id="", phase="", frame="", layers=())
-"""Stands for the compile of a rank that made none."""
+"""The compile of a rank that made none."""
 _BESIDE = "It issues no collective, so no rank waits in it."
 _VALUE_KINDS = (ReasonKind.MODULE_INT, ReasonKind.NUMBER, ReasonKind.VALUE, ReasonKind.TRAINING)
 

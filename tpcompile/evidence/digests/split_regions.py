@@ -48,10 +48,11 @@ def splits_of(record: RankRecord) -> tuple[SplitCall, ...]:
     """
     failed = filter(None, map(_failed_frame, record.compiles))
     skipped = (*record.skipped, *failed)
-    if record.regions:
-        found = [_counted(count, record.compiles, skipped) for count in record.regions]
-        return tuple(filter(None, found))
-    return tuple(_from_stacks(record.compiles, skipped))
+    if not record.regions:
+        return tuple(_from_stacks(record.compiles, skipped))
+    found = [_counted(count, record.compiles, skipped) for count in record.regions]
+    splits = filter(None, found)
+    return tuple(splits)
 
 
 def runs_at(compile_: CompileRecord) -> UserLine | None:

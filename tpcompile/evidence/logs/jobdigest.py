@@ -140,7 +140,7 @@ class JobDigest:
 
 
 def text_digest(member: Member, compile_: LoggedCompile, number: int) -> CompileDigest:
-    """Digest of a compile whose text is equal on all ranks: the hash of the text stands for every layer of it."""
+    """Digest of a compile whose text is equal on all ranks: the hash of the text is the hash of each of its layers."""
     sha = member.text_key(compile_)
     issued = member.issued(compile_)
     seen = {_PARTS[name] for name in _PARTS.keys() & compile_.names}

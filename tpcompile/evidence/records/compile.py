@@ -107,7 +107,7 @@ class LaunchedGraph(Frozen):
 
     phase: str
     is_known: bool
-    """False where the launches could not be told from the code: code of a cache that was filled without a recorder."""
+    """False where the code does not show its launches: it is from a cache that was filled without a recorder."""
     launches: tuple[Item, ...] = ()
     """In order, without waits; the note `apart` says why a launch is not one with an earlier one, the note `from`."""
 

@@ -13,7 +13,7 @@ from tpcompile.evidence.records.compile import TaintKind
 
 
 class DivergenceClass(StrEnum):
-    """How bad a difference is."""
+    """Severity of a difference."""
 
     LABEL = "label only"
     """Equal content under different compile ids or in a different order; information."""
@@ -119,7 +119,7 @@ class Grade(StrEnum):
     CERTAIN = "certain"
     """Observed to differ, or torch's own read of the rank on a line that was traced; only this may be red."""
     LIKELY = "likely"
-    """A read of the rank that a trace may have passed by, or on an object nothing identifies."""
+    """A read of the rank that a trace may not have reached, or on an object nothing identifies."""
     POSSIBLE = "possible"
     """Only the name suggests it."""
 

@@ -22,7 +22,7 @@ class CheckId(StrEnum):
     AGREED = "agreed"
     NO_ERROR = "no error"
     MACHINE = "machine"
-    """The machine refused something to the program: a full disk."""
+    """The machine lacks what the program needs, such as room on a disk."""
     ARRIVED = "arrived"
     REPORTED = "reported"
     UNBROKEN = "unbroken"

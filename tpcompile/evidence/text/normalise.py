@@ -141,11 +141,11 @@ class GroupRoles:
 
     @property
     def items(self) -> tuple[tuple[str, str], ...]:
-        """(name, role) of all, those that were met included."""
+        """(name, role) of all, including those without a known role that were seen."""
         return tuple(self._roles.items())
 
     def meet(self, other: GroupRoles) -> None:
-        """Know what the other has met too."""
+        """Add the names that the other has seen."""
         self._roles |= other._roles
 
     def in_calls(self, text: str) -> str:

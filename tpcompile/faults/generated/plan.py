@@ -240,11 +240,13 @@ def _truth(program: Program, operator: Operator, source: Source, *, rank: int, w
         ranks = (frozenset[int](), *map(frozenset, sorted(domains)))
     else:
         ranks = _acceptable(operator.blame, rank, program.domain(rank, world_size=world_size))
+    lines = source.tagged(operator.tags) if operator.has_line else None
+    file = program.layers_in if operator.is_where_layers_are_called else ""
     return Truth(
         causes=operator.causes,
         ranks=ranks,
-        lines=source.tagged(operator.tags) if operator.has_line else None,
-        file=program.layers_in if operator.is_where_layers_are_called else "",
+        lines=lines,
+        file=file,
         trace=operator.trace,
         ends=operator.ends,
     )
