@@ -31,6 +31,25 @@ def test_a_kernel_that_is_two_on_one_rank_is_named_with_both_the_reason_and_the_
     assert found.title == f"poi add relu and poi sin are two launches on rank 1: {LIMIT}"
 
 
+def test_the_pair_is_one_of_the_ranks_with_more_launches() -> None:
+    """The larger kernels of the first rank are apart too, on every rank: by what runs between them."""
+    behind = {"from": "poi add relu sin", "apart": "library call: between them run 1 extern_kernels.mm"}
+    fused = [*ONE, launch("extern_kernels.mm"), launch("poi mul cos", **behind)]
+    rest = [launch("poi mul"), launch("poi cos", **{"from": "poi mul", "apart": LIMIT})]
+    found = only(lowered_to(*fused), lowered_to(*TWO, launch("extern_kernels.mm"), *rest))
+    assert found.title == f"poi add relu and poi sin are two launches on rank 1: {LIMIT}"
+
+
+def test_a_part_that_all_ranks_have_is_apart_from_one_that_only_some_have() -> None:
+    norm = launch("red norm")
+    fused = [norm, launch("red add norm")]
+    found = only(
+        lowered_to(*fused),
+        lowered_to(norm, launch("poi add"), launch("red norm", **{"from": "poi add", "apart": LIMIT})),
+    )
+    assert found.title == f"poi add and red norm are two launches on rank 1: {LIMIT}"
+
+
 def test_without_the_launches_the_text_of_the_code_is_all_there_is() -> None:
     """Negative control."""
     found = only(lowered_to(*ONE, is_known=False), lowered_to(*TWO, is_known=False))

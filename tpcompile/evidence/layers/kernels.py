@@ -75,19 +75,28 @@ def _explain_launches(difference: Difference) -> Explanation:
     hangs = is_reordered(difference.compile.items(Layer.KERNELS, difference.compile.phase))
     is_template = own.map(lambda items: any(_TEMPLATE.match(item.says) for item in items))
     cause = Cause.AUTOTUNE if is_template.differ() and not hangs else Cause.COMPILER_PASS
-    said = _split(own, difference.groups)
+    said = _split(difference.items, difference.groups)
     return Explanation(cause, Directness.LOWERED, difference.rows[0], headline=said, hangs=hangs)
 
 
-def _split(own: Items, groups: Groups) -> str:
-    """`poi add and poi relu are two launches on rank 1: REASON`; empty where no launch of the same ranks says why."""
-    for ranks, items in zip(groups, own, strict=True):
-        launched = {item.says for item in items}
-        split = first(item for item in items if item.notes.get("from") in launched)
+def _split(items: Items, groups: Groups) -> str:
+    """`poi add and poi relu are two launches on rank 1: REASON`; empty where no launch of the same ranks says why.
+
+    Of the groups with the most launches first: what is one kernel elsewhere is several there.
+    """
+    sides = zip(groups, items, items.own(), strict=True)
+    for ranks, launches, own in sorted(sides, key=lambda side: -len(side[1])):
+        split = _apart_from(own, own) or _apart_from(launches, own)
         if split is not None:
             pair = f"{split.notes['from']} and {split.says}"
             return f"{pair} are two launches on {named_ranks(ranks)}: {split.notes['apart']}"
     return ""
+
+
+def _apart_from(launches: Sequence[Item], earlier: Sequence[Item]) -> Item | None:
+    """The first of the launches that is kept apart from one of the earlier ones."""
+    names = {item.says for item in earlier}
+    return first(item for item in launches if item.notes.get("from") in names)
 
 
 def is_reordered(items: Items) -> bool:
