@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.forked import ROOT
+from tpcompile.fusion import no_gpu
 
 PROGRAM = """
 from tpcompile.fusion.no_gpu import pretend
@@ -25,6 +27,17 @@ with no_gpu.empty_tensors():
 print(torch.cuda.is_available(), torch.cuda.get_device_capability(), gradient.device, gradient.dtype)
 print(model[1].weight is model[0].weight, isinstance(model[0].weight, nn.Parameter))
 """
+
+
+def test_each_installed_torch_has_a_library_of_its_own(tmp_path: Path) -> None:
+    """Two environments with one version of torch: that of the first is of no use once the first is removed."""
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "version.py").write_text("__version__ = '2.13.0'")
+    first, second = map(no_gpu._library, folders)
+    assert first != second
+    assert no_gpu._library(folders[0]) == first
 
 
 @pytest.mark.slow

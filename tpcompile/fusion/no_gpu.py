@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib.util
+import os
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 from tpcompile.errors import ConfigError, PreflightError
 
 ARCHITECTURES = ("sm_90", "sm_80")
+_SOURCE = Path(__file__).with_name("no_gpu.cpp")
 
 
 def pretend(arch: str) -> None:
@@ -39,17 +41,21 @@ def _torch_folder() -> Path:
     return Path(spec.origin).parent
 
 
+def _library(folder: Path) -> Path:
+    """Where the library for the torch in that folder is; it finds torch's libraries there, and nowhere else."""
+    version = (folder / "version.py").read_text()
+    content = "\n".join([str(folder), version, _SOURCE.read_text()])
+    return Path(tempfile.gettempdir(), f"tpcompile_no_gpu_{hashlib.sha256(content.encode()).hexdigest()[:16]}.so")
+
+
 def _built(folder: Path) -> Path:
     """The library, built once for each torch."""
-    source = Path(__file__).with_name("no_gpu.cpp")
-    version = (folder / "version.py").read_text() + source.read_text()
-    name = f"tpcompile_no_gpu_{hashlib.sha256(version.encode()).hexdigest()[:16]}.so"
-    library = Path(tempfile.gettempdir(), name)
+    library = _library(folder)
     if library.exists():
         return library
     include = folder / "include"
-    partial = library.with_suffix(f".{id(library)}")
-    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(partial)]
+    partial = library.with_suffix(f".{os.getpid()}")
+    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{include}", str(_SOURCE), "-o", str(partial)]
     command += [f"-I{include / 'torch/csrc/api/include'}"]
     command += [f"-L{folder / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{folder / 'lib'}"]
     try:
