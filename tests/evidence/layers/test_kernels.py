@@ -11,8 +11,9 @@ from tpcompile.evidence.records.causes import Cause
 LIMIT = "size limit: the kernel would hold too many nodes; try: config.max_fusion_size (64)"
 
 
-def launch(says: str, **notes: str) -> Item:
-    return Item(kind=ItemKind.LAUNCH, about="launch", fields={"launch": says}, notes=notes, line=line(7))
+def launch(says: str, writes: int = 1, **notes: str) -> Item:
+    fields = {"launch": says, "writes": str(writes)}
+    return Item(kind=ItemKind.LAUNCH, about="launch", fields=fields, notes=notes, line=line(7))
 
 
 def lowered_to(*launches: Item, code: str = "", phase: str = "forward", is_known: bool = True) -> CompileRecord:
@@ -48,6 +49,13 @@ def test_a_part_that_all_ranks_have_is_apart_from_one_that_only_some_have() -> N
         lowered_to(norm, launch("poi add"), launch("red norm", **{"from": "poi add", "apart": LIMIT})),
     )
     assert found.title == f"poi add and red norm are two launches on rank 1: {LIMIT}"
+
+
+def test_a_kernel_that_writes_one_buffer_more_is_named_with_both_numbers() -> None:
+    """What runs behind it is apart from it on every rank, and explains nothing."""
+    behind = launch("extern_kernels.mm", **{"from": "poi add relu", "apart": "library call: it is one"})
+    found = only(lowered_to(launch("poi add relu"), behind), lowered_to(launch("poi add relu", writes=2), behind))
+    assert (found.title, found.line) == ("poi add relu: writes 1 / 2 buffers", line(7))
 
 
 def test_without_the_launches_the_text_of_the_code_is_all_there_is() -> None:

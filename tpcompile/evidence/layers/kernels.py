@@ -84,7 +84,9 @@ def _split(items: Items, groups: Groups) -> str:
 
     Of the groups with the most launches first: what is one kernel elsewhere is several there.
     """
-    sides = zip(groups, items, items.own(), strict=True)
+    common = set.intersection(*({item.says for item in launches} for launches in items))
+    own_items = items.only(lambda item: item.says not in common)
+    sides = zip(groups, items, own_items, strict=True)
     for ranks, launches, own in sorted(sides, key=lambda side: -len(side[1])):
         split = _apart_from(own, own) or _apart_from(launches, own)
         if split is not None:

@@ -70,6 +70,14 @@ def _kernel(row: Row) -> str:
     return f"{kernel}: " if kernel and not row.differs_in_note("kernel") else ""
 
 
+def _launches(row: Row) -> str:
+    """Two launches, or the numbers of buffers that one and the same writes."""
+    found = [item.says for item in row.present]
+    if differ(found):
+        return _values(row)
+    return f"{_cut(found[0])}: writes {_versus(row.values('writes'))} buffers"
+
+
 def _call(item: Item) -> str:
     """`mul(%1, 3)`; an input is named as such."""
     target, args = item.fields["target"], item.fields["args"]
@@ -176,5 +184,6 @@ _BETWEEN: Mapping[ItemKind, Callable[[Row], str]] = {
     ItemKind.GUARD: _guards,
     ItemKind.INPUT: _fields,
     ItemKind.COLLECTIVE: _fields,
+    ItemKind.LAUNCH: _launches,
 }
 """Kind -> the text of items about one thing that differ."""
