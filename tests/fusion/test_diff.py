@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -119,8 +120,15 @@ def test_launches_in_order_fit_into_100_columns(base: Manifest) -> None:
 
 
 def by_hand(*launches: Launch) -> Manifest:
-    graph = GraphManifest(compile_id="0/0", phase="forward", is_aligned=True, launches=launches, decisions=None)
-    return Manifest(torch="2.13.0", triton="", device="sm_90", settings={}, graphs=(graph,))
+    return of_graphs(launches)
+
+
+def of_graphs(*launches_of: tuple[Launch, ...]) -> Manifest:
+    graphs = []
+    for number, launches in enumerate(launches_of):
+        place = {"compile_id": f"{number}/0", "phase": "forward"}
+        graphs.append(GraphManifest(**place, is_aligned=True, launches=launches, decisions=None))
+    return Manifest(torch="2.13.0", triton="", device="sm_90", settings={}, graphs=tuple(graphs))
 
 
 def test_a_copy_more_between_the_same_kernels_is_work_of_the_wrapper() -> None:
@@ -128,6 +136,23 @@ def test_a_copy_more_between_the_same_kernels_is_work_of_the_wrapper() -> None:
     copy = Launch(role=Role.COPY, name="copy_", kind="copy")
     assert diff(by_hand(kernel), by_hand(kernel, copy)).change is Change.WRAPPER
     assert diff(by_hand(kernel), by_hand(kernel, kernel, copy)).change is Change.FUSION
+
+
+def test_of_several_graphs_the_class_that_says_most_is_the_programs() -> None:
+    kernel = Launch(role=Role.KERNEL, name="triton_poi_fused_add_0", kind="poi", ops=("aten.add",), source="a")
+    copy = Launch(role=Role.COPY, name="copy_", kind="copy")
+    call = Launch(role=Role.EXTERN, name="extern_kernels.mm", kind="extern_kernels")
+    template = Launch(role=Role.KERNEL, name="triton_tem_fused_mm_0", kind="tem")
+    from_least_to_most = [
+        (Change.NONE, (kernel,), (kernel,)),
+        (Change.CODEGEN, (kernel,), (kernel.model_copy(update={"source": "b"}),)),
+        (Change.WRAPPER, (kernel,), (kernel, copy)),
+        (Change.FUSION, (kernel,), (kernel, kernel)),
+        (Change.CHOICE, (call,), (template,)),
+    ]
+    for (_, *less), (change, *more) in pairwise(from_least_to_most):
+        for one, other in ((less, more), (more, less)):
+            assert diff(*map(of_graphs, one, other)).change is change
 
 
 def test_a_configuration_that_timing_chose_is_said_and_is_no_difference() -> None:

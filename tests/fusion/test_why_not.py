@@ -102,9 +102,10 @@ def test_of_several_tries_the_reason_is_not_the_order() -> None:
     [
         ((pair(is_allowed=True),), Boundary.BACKEND),
         ((pair(is_allowed=False),), Boundary.CHOICES),
+        ((pair(is_allowed=None),), Boundary.NOT_TRIED),
         ((), Boundary.NOT_TRIED),
     ],
-    ids=["silent", "choices", "not tried"],
+    ids=["silent", "choices", "choices not asked", "not tried"],
 )
 def test_what_was_refused_in_silence_and_what_was_not_tried_are_said(
     pairs: tuple[Pair, ...], boundary: Boundary

@@ -17,6 +17,7 @@ import torch
 from tests.fusion import codegen
 from tests.fusion.zoo import COLLECTIVES, ZOO, Program
 from tpcompile.fusion import manifest as manifests
+from tpcompile.fusion.reasons import Boundary
 from tpcompile.fusion.records import Manifest, Role
 from tpcompile.fusion.why_not import missed_fusions
 from tpcompile.fusion.wrapper import launches
@@ -104,6 +105,12 @@ def test_a_library_call_is_named_after_what_it_computes_not_after_what_made_its_
     forward = found["feed-forward"].graphs[0]
     calls = [launch for launch in forward.launches if launch.role is Role.EXTERN]
     assert all(set(launch.ops) <= {"aten.mm", "aten.addmm", "aten.add"} for launch in calls)
+
+
+def test_torchs_own_choices_refuse_no_pair_in_silence(found: dict[str, Manifest]) -> None:
+    missed = [one for manifest in found.values() for graph in manifest.graphs for one in missed_fusions(graph)]
+    assert len(missed) > 50
+    assert [one for one in missed if one.reason.boundary is Boundary.CHOICES] == []
 
 
 # The launches name their buffers in the generated code: the nodes that they were matched with write the same ones.

@@ -88,8 +88,7 @@ def _live_checks(live: Verdict | None) -> list[Check]:
 def _rules_of(run_dir: RunDir) -> Rules:
     """The rules of the run: of a sentinel or a check from `run.json`, of the gate from its configuration."""
     facts = run_dir.read_run()
-    kind = facts.get("kind", "")
-    make_rules = {SENTINEL: agree_rules, CAPTURED: capture_rules}.get(kind)
+    make_rules = {SENTINEL: agree_rules, CAPTURED: capture_rules}.get(facts.get("kind", ""))
     if make_rules is None:
         return gate_rules(run_dir.read_config())
     allowed = [(Layer(layer), contains, reason) for layer, contains, reason in facts["allowed"]]

@@ -139,7 +139,8 @@ class CausalLM(nn.Module):
             cache.check_room(total)
             cache.reset()
         is_key_BT = None if is_token_BS is None else F.pad(is_token_BS, (0, caches[0].max_len - length), value=True)
-        tokens, new_BS, start = [ids_BS], ids_BS, 0
+        tokens = [ids_BS]
+        new_BS, start = ids_BS, 0
         for _ in range(num_new_tokens):
             here = slice(start, start + new_BS.shape[1])
             positions_S = torch.arange(here.start, here.stop, device=ids_BS.device)

@@ -96,8 +96,7 @@ def _gathered(local: Tensor, placement: Placement) -> Tensor:
         return local.clone()
     with torch.no_grad():
         gathered = comm.all_gather(local.unsqueeze(0).contiguous(), dim=0)
-    shards = gathered.unbind(0)
-    return placement.spec.join(shards)
+    return placement.spec.join(gathered.unbind(0))
 
 
 def _check_fits(name: str, full: Tensor, spec: ShardSpec, parameter: nn.Parameter) -> None:

@@ -253,8 +253,7 @@ class CaptureSession:
             counted[where][key] = count
         found = []
         for name, phase in self._phases.items():
-            counters = PhaseCounters(phase=name, calls=phase.calls, recompiles=recompiles[name], **counted[name])
-            found.append(counters)
+            found.append(PhaseCounters(phase=name, calls=phase.calls, recompiles=recompiles[name], **counted[name]))
         return tuple(found)
 
     def _seen(self, found: Iterable[Item]) -> Seen:

@@ -51,6 +51,12 @@ def test_a_part_that_all_ranks_have_is_apart_from_one_that_only_some_have() -> N
     assert found.title == f"poi add and red norm are two launches on rank 1: {LIMIT}"
 
 
+def test_a_pair_that_only_some_ranks_have_comes_before_what_follows_a_kernel_on_all() -> None:
+    behind = launch("extern_kernels.mm", **{"from": "poi add relu", "apart": "library call: it is one"})
+    found = only(lowered_to(*ONE, launch("extern_kernels.mm")), lowered_to(TWO[0], behind, TWO[1]))
+    assert found.title == f"poi add relu and poi sin are two launches on rank 1: {LIMIT}"
+
+
 def test_a_kernel_that_writes_one_buffer_more_is_named_with_both_numbers() -> None:
     """What runs behind it is apart from it on every rank, and explains nothing."""
     behind = launch("extern_kernels.mm", **{"from": "poi add relu", "apart": "library call: it is one"})

@@ -51,8 +51,7 @@ def splits_of(record: RankRecord) -> tuple[SplitCall, ...]:
     if not record.regions:
         return tuple(_from_stacks(record.compiles, skipped))
     found = [_counted(count, record.compiles, skipped) for count in record.regions]
-    splits = filter(None, found)
-    return tuple(splits)
+    return tuple(filter(None, found))
 
 
 def runs_at(compile_: CompileRecord) -> UserLine | None:

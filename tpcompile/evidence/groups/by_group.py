@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Generic, Self, TypeVar
 
@@ -56,11 +57,11 @@ class Items(ByGroup[tuple[Item, ...]]):
         """The function applied to every item, in order."""
         return ByGroup(tuple(map(what, group)) for group in self)
 
-    def own(self) -> Items:
-        """Of each group the items that not all groups have."""
-        keys = self.each(lambda item: item.key)
+    def own(self, of: Callable[[Item], Hashable] = operator.attrgetter("key")) -> Items:
+        """Of each group the items that not all groups have, by default those with equal fields."""
+        keys = self.each(of)
         common = set(keys[0]).intersection(*keys)
-        return self.only(lambda item: item.key not in common)
+        return self.only(lambda item: of(item) not in common)
 
     def places(self) -> list[Row]:
         """One row per position."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import re
 from collections.abc import Iterator, Sequence
 
@@ -71,21 +72,19 @@ def _explain(difference: Difference) -> Explanation:
 
 def _explain_launches(difference: Difference) -> Explanation:
     """Launches that are one kernel on some ranks and several on others, with the reason."""
-    own = difference.items.own()
+    own = difference.items.own(of=operator.attrgetter("says"))
     hangs = is_reordered(difference.compile.items(Layer.KERNELS, difference.compile.phase))
     is_template = own.map(lambda items: any(_TEMPLATE.match(item.says) for item in items))
     cause = Cause.AUTOTUNE if is_template.differ() and not hangs else Cause.COMPILER_PASS
-    said = _split(difference.items, difference.groups)
+    said = _split(difference.items, own, difference.groups)
     return Explanation(cause, Directness.LOWERED, difference.rows[0], headline=said, hangs=hangs)
 
 
-def _split(items: Items, groups: Groups) -> str:
+def _split(items: Items, own_items: Items, groups: Groups) -> str:
     """`poi add and poi relu are two launches on rank 1: REASON`; empty where no launch of the same ranks says why.
 
     Of the groups with the most launches first: what is one kernel elsewhere is several there.
     """
-    common = set.intersection(*({item.says for item in launches} for launches in items))
-    own_items = items.only(lambda item: item.says not in common)
     sides = zip(groups, items, own_items, strict=True)
     for ranks, launches, own in sorted(sides, key=lambda side: -len(side[1])):
         split = _apart_from(own, own) or _apart_from(launches, own)
