@@ -12,7 +12,7 @@ LIMIT = "size limit: the kernel would hold too many nodes; try: config.max_fusio
 
 
 def launch(says: str, writes: int = 1, **notes: str) -> Item:
-    fields = {"launch": says, "writes": str(writes)}
+    fields = {"launch": says, "writes": "" if says.startswith("extern") else str(writes)}
     return Item(kind=ItemKind.LAUNCH, about="launch", fields=fields, notes=notes, line=line(7))
 
 
@@ -55,6 +55,12 @@ def test_a_pair_that_only_some_ranks_have_comes_before_what_follows_a_kernel_on_
     behind = launch("extern_kernels.mm", **{"from": "poi add relu", "apart": "library call: it is one"})
     found = only(lowered_to(*ONE, launch("extern_kernels.mm")), lowered_to(TWO[0], behind, TWO[1]))
     assert found.title == f"poi add relu and poi sin are two launches on rank 1: {LIMIT}"
+
+
+def test_a_library_call_behind_a_kernel_explains_nothing() -> None:
+    behind = launch("extern_kernels.mm", **{"from": "poi add relu", "apart": "library call: it is one"})
+    found = only(lowered_to(*ONE, launch("extern_kernels.mm")), lowered_to(TWO[0], launch("poi sin"), behind))
+    assert found.title == "launch: poi add relu sin / poi add relu"
 
 
 def test_a_kernel_that_writes_one_buffer_more_is_named_with_both_numbers() -> None:

@@ -87,7 +87,8 @@ def _split(items: Items, own_items: Items, groups: Groups) -> str:
     """
     sides = zip(groups, items, own_items, strict=True)
     for ranks, launches, own in sorted(sides, key=lambda side: -len(side[1])):
-        split = _apart_from(own, own) or _apart_from(launches, own)
+        kernels = [item for item in launches if item.fields["writes"]]  # a library call is apart on every rank
+        split = _apart_from(own, own) or _apart_from(kernels, own)
         if split is not None:
             pair = f"{split.notes['from']} and {split.says}"
             return f"{pair} are two launches on {named_ranks(ranks)}: {split.notes['apart']}"
