@@ -93,10 +93,10 @@ def test_a_wrong_mode_is_the_cause_where_no_other_wins() -> None:
     assert decide([mode(error_ratio=9.0), mode("reduce-overhead")]).cause is Cause.WRONG
 
 
-def measured(program: str, folder: Path) -> Measured:
+def measured(target: str, folder: Path, mode: str = "default", device: str = "cpu") -> Measured:
     """What the process of one mode measures, forked with torch."""
     asked, out = folder / "request.json", folder / "out.json"
-    request = {"target": f"tests.fusion.wins:{program}", "settings": [], "mode": "default", "device": "cpu"}
+    request = {"target": target, "settings": [], "mode": mode, "device": device}
     asked.write_text(json.dumps({**request, "rounds": 10, "out": str(out)}))
     environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
     ended = run_python(["-m", "tpcompile.fusion.win.measure", asked], environ=environ)
@@ -107,7 +107,12 @@ def measured(program: str, folder: Path) -> Measured:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "cause"),
-    [("broken", Cause.BREAKS), ("counting", Cause.RECOMPILES), ("wrong", Cause.WRONG), ("library", Cause.LIBRARY)],
+    [
+        ("repro.fusion.modes:broken", Cause.BREAKS),
+        ("repro.fusion.modes:counting", Cause.RECOMPILES),
+        ("repro.fusion.modes:library", Cause.LIBRARY),
+        ("tests.fusion.wins:wrong", Cause.WRONG),
+    ],
 )
 def test_programs_without_a_win_have_their_cause(program: str, cause: Cause, tmp_path: Path) -> None:
     found = measured(program, tmp_path)
@@ -115,8 +120,35 @@ def test_programs_without_a_win_have_their_cause(program: str, cause: Cause, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("program", "launches"), [("unbroken", (4, 1)), ("counting_in_tensor", (6, 2))])
+def test_repaired_programs_are_one_graph_and_fused(program: str, launches: tuple[int, int], tmp_path: Path) -> None:
+    found = measured(f"repro.fusion.modes:{program}", tmp_path)
+    assert (found.num_regions, found.num_breaks, found.num_recompiles) == (1, 0, 0)
+    assert (found.eager.launches, found.compiled.launches) == launches
+
+
+@pytest.mark.gpu(1)
+@pytest.mark.parametrize(
+    ("program", "mode", "cause"),
+    [
+        ("lengths", "reduce-overhead", Cause.SHAPES),
+        ("padded_lengths", "reduce-overhead", None),
+        ("small", "default", Cause.LAUNCHES),
+        ("small", "reduce-overhead", None),
+        ("library", "reduce-overhead", Cause.LIBRARY),
+        ("pointwise", "reduce-overhead", None),
+    ],
+)
+def test_on_a_gpu_each_cause_is_named_and_its_repair_wins(
+    program: str, mode: str, cause: Cause | None, tmp_path: Path
+) -> None:
+    found = measured(f"repro.fusion.modes:{program}", tmp_path, mode, "cuda")
+    assert decide([found]).cause is cause, found
+
+
+@pytest.mark.slow
 def test_thirty_passes_over_memory_that_become_one_are_a_win(tmp_path: Path) -> None:
-    found = measured("pointwise", tmp_path)
+    found = measured("repro.fusion.modes:pointwise", tmp_path)
     assert (found.eager.launches, found.compiled.launches, found.num_regions) == (30, 1, 1)
     assert decide([found]).is_win, found
 
