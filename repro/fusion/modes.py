@@ -41,12 +41,13 @@ class FeedForward(nn.Module):
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
         shapes = [(dim,), (dim,), (hidden, dim), (hidden,), (hidden, dim), (hidden,), (dim, hidden), (dim,)]
-        self.weights = nn.ParameterList(torch.randn(shape) / shape[-1] ** 0.5 for shape in shapes)
+        for number, shape in enumerate(shapes):
+            self.register_parameter(f"w{number}", nn.Parameter(torch.randn(shape) / shape[-1] ** 0.5))
 
     def forward(self, x: Tensor) -> Tensor:
         from repro.fusion import walk_through
 
-        found: Tensor = walk_through.feed_forward(x, *self.weights)
+        found: Tensor = walk_through.feed_forward(x, *self.parameters())
         return found
 
 

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.forked import PYTHONPATH, ROOT, run_python
+from tests.forked import PYTHONPATH, ROOT, Ended, run_python
 from tpcompile.fusion.win.decide import decide
 from tpcompile.fusion.win.records import Cause, Measured, Side
+
+REQUEST = {"settings": [], "mode": "default", "device": "cpu", "rounds": 10}
 
 
 def mode(name: str = "default", *, gain: float = 1.0, **changed: Any) -> Measured:
@@ -96,12 +98,26 @@ def test_a_wrong_mode_is_the_cause_where_no_other_wins() -> None:
 def measured(target: str, folder: Path, mode: str = "default", device: str = "cpu") -> Measured:
     """What the process of one mode measures, forked with torch."""
     asked, out = folder / "request.json", folder / "out.json"
-    request = {"target": target, "settings": [], "mode": mode, "device": device}
-    asked.write_text(json.dumps({**request, "rounds": 10, "out": str(out)}))
-    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
-    ended = run_python(["-m", "tpcompile.fusion.win.measure", asked], environ=environ)
+    asked.write_text(json.dumps(REQUEST | {"target": target, "mode": mode, "device": device, "out": str(out)}))
+    ended = measuring(asked)
     assert ended.returncode == 0, ended.stderr
     return Measured.model_validate_json(out.read_text())
+
+
+def measuring(asked: Path) -> Ended:
+    """The process of one mode."""
+    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(asked.parent / "cache")}
+    return run_python(["-m", "tpcompile.fusion.win.measure", asked], environ=environ)
+
+
+@pytest.mark.slow
+def test_what_the_program_raises_is_shown_and_no_bug_of_ours(tmp_path: Path) -> None:
+    asked = tmp_path / "request.json"
+    asked.write_text(json.dumps(REQUEST | {"target": "tests.fusion.wins:raising", "out": str(tmp_path / "out.json")}))
+    ended = measuring(asked)
+    assert ended.returncode == 2
+    assert "no such op here" in ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("error: tests.fusion.wins:raising raised ")
 
 
 @pytest.mark.slow

@@ -28,6 +28,11 @@ class WrongLater(nn.Module):
         return x * torch.where(self.calls > 5, 1.5, 2.0)
 
 
+class Raising(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise NotImplementedError("no such op here")
+
+
 def _target(module: nn.Module, ctx: TargetContext, *shape: int) -> tpcompile.Target:
     return tpcompile.Target(program=module.to(ctx.device), inputs=(torch.rand(shape, device=ctx.device),))
 
@@ -38,3 +43,7 @@ def wrong(ctx: TargetContext) -> tpcompile.Target:
 
 def wrong_later(ctx: TargetContext) -> tpcompile.Target:
     return _target(WrongLater(), ctx, 512, 1024)
+
+
+def raising(ctx: TargetContext) -> tpcompile.Target:
+    return _target(Raising(), ctx, 8)
