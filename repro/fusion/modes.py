@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -260,14 +261,18 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE", type=Path, help="write what was measured")
-    out = parser.parse_args().json
+    parser.add_argument("--only", default="", metavar="REGEX", help="programs whose name has a match")
+    arguments = parser.parse_args()
+    out = arguments.json
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    command = "python repro/fusion/modes.py --json FILE"
+    command = (
+        f"python repro/fusion/modes.py --json FILE {f'--only {arguments.only}' if arguments.only else ''}".rstrip()
+    )
     rows: dict[str, Any] = {}
     for case in CASES:
-        if case.needs_gpu and device == "cpu":
-            continue
         name = " ".join([case.target, *case.modes])
+        if not re.search(arguments.only, name) or (case.needs_gpu and device == "cpu"):
+            continue
         rows[name] = found = measured(case)
         print(name)
         modes = [Measured.model_validate(one) for one in found["modes"]]
