@@ -110,6 +110,22 @@ def measuring(asked: Path) -> Ended:
     return run_python(["-m", "tpcompile.fusion.win.measure", asked], environ=environ)
 
 
+def test_cuda_graphs_are_told_that_a_step_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, a forward with parameters and no backward is recorded anew in every call."""
+    import torch
+
+    from tpcompile import Target
+    from tpcompile.fusion.win.measure import Program
+
+    seen: list[str] = []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: seen.append("step"))
+    program = Program(Target(program=len, inputs=()), torch.device("cpu"), "it")
+    step = program.step(lambda: seen.append("program"))
+    step()
+    step()
+    assert seen == ["step", "program"] * 2
+
+
 @pytest.mark.slow
 def test_what_the_program_raises_is_shown_and_no_bug_of_ours(tmp_path: Path) -> None:
     asked = tmp_path / "request.json"

@@ -74,9 +74,14 @@ class Program:
         return replace(self, target=replace(self.target, program=program, inputs=inputs))
 
     def step(self, program: Any) -> Callable[[], Any]:
-        """A call that has ended on the device when it returns."""
+        """A call that has ended on the device when it returns.
+
+        CUDA graphs are told that a step begins: those of a forward whose backward never comes would be recorded anew
+        in every call.
+        """
 
         def call() -> Any:
+            torch.compiler.cudagraph_mark_step_begin()
             with raised_by(self.name):
                 result = targets.call_target(self.target, program, self.target.inputs)
                 self.finish()
