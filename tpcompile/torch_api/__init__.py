@@ -18,6 +18,7 @@ scheduled.py    nodes of Inductor's scheduler: what each reads, writes and compu
 scheduling.py   what Inductor's scheduler decides, as it decides it
 simulated.py    all ranks in one process
 symmetric.py    memory of a GPU that the other ranks of a group can write
+teardown.py     what must be done before a process group ends
 tested.py       the versions that all this was tested with
 watching.py     calls of compiled code and the flight recorder, as the sentinel sees them
 

@@ -1,0 +1,110 @@
+"""What ranks do in the tests of this folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests.profiles.recorder import Recorder
+from tpcompile.errors import DivergenceError
+from tpcompile.profiles import callables, run
+
+WAIT_S = 1.0
+"""Of a rank that does not come."""
+
+
+def summed(x: Tensor, factor: float = 1.0) -> Tensor:
+    y = x * factor
+    dist.all_reduce(y)
+    return y
+
+
+def profiled(profile: str, *, timeout_s: float = 60.0) -> Any:
+    """A callable whose graphs a recorder makes."""
+    callables.CudaGraphs = Recorder  # type: ignore[assignment,misc]
+    torch.cuda.is_available = lambda: True  # type: ignore[assignment]
+    return run(summed, profile, is_compiled=True, timeout_s=timeout_s)  # type: ignore[arg-type]
+
+
+def what_is_raised(call: Callable[[], object]) -> str:
+    """The text of a DivergenceError; empty for none."""
+    try:
+        call()
+    except DivergenceError as error:
+        return str(error)
+    return ""
+
+
+def different_profiles() -> str:
+    call = profiled(["graphed", "default"][dist.get_rank()])
+    return what_is_raised(lambda: call(torch.ones(2)))
+
+
+def different_signatures() -> list[str]:
+    rank = dist.get_rank()
+    call = profiled("graphed")
+    return [what_is_raised(lambda shape=shape: call(torch.ones(shape))) for shape in (2, 3 + rank)]
+
+
+def one_rank_captures() -> str:
+    """Rank 0 has a new shape, rank 1 none."""
+    call = profiled("graphed", timeout_s=WAIT_S)
+    call(torch.ones(2))
+    text = what_is_raised(lambda: call(torch.ones(3))) if dist.get_rank() == 0 else ""
+    dist.barrier()
+    return text
+
+
+def comes_late() -> str:
+    """Rank 1 comes when rank 0 has given up: it must not go on alone."""
+    call = profiled("graphed", timeout_s=WAIT_S)
+    if dist.get_rank() == 1:
+        dist.barrier()
+    text = what_is_raised(lambda: call(torch.ones(2)))
+    if dist.get_rank() == 0:
+        dist.barrier()
+    return text
+
+
+def has_died() -> str:
+    """Rank 1 gives the pid of a process that has ended, and never comes."""
+    if dist.get_rank() == 1:
+        ended = subprocess.Popen(["true"])
+        ended.wait()
+        os.getpid = lambda: ended.pid
+    call = profiled("graphed", timeout_s=3600.0)
+    text = what_is_raised(lambda: call(torch.ones(2))) if dist.get_rank() == 0 else ""
+    dist.barrier()
+    return text
+
+
+def equal_ranks() -> dict[str, Any]:
+    """A few calls of two signatures; how often the store was asked in those that are replays."""
+    rank = dist.get_rank()
+    call = profiled("graphed")
+    sums = [call(torch.full((size,), 1.0 + rank)).tolist() for size in (2, 3)]
+    store = call._steps._agreement._store._store
+    before = store.num_keys()
+    sums += [call(torch.full((size,), 2.0 + rank)).tolist() for size in (2, 3, 2)]
+    return {
+        "sums": sums, "captures": call.num_captures, "replays": call.num_replays, "keys": store.num_keys() - before,
+        "profile": call.profile,
+    }  # fmt: skip
+
+
+def destroys_group() -> list[bool]:
+    """Whether the graph lives before and after the end of the process group."""
+    call = profiled("graphed")
+    call(torch.ones(2))
+    (graph,) = call._call._recorder.graphs
+    seen = [graph.is_live]
+    dist.destroy_process_group()
+    seen.append(graph.is_live)
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # which the end of a rank destroys
+    return seen

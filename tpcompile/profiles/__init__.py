@@ -1,0 +1,18 @@
+"""How a compiled callable is run, by name: `tpcompile.run(program, profile=...)`, the same on all ranks.
+
+    default   torch.compile, one graph
+    graphed   the same, and all that a call launches, its collectives too, is one CUDA graph
+
+callables.py    program, profile -> the callable that `run` returns
+graphed.py      calls -> replays of the CUDA graph of their signature
+signature.py    arguments -> what a CUDA graph is made for, and the buffers that it reads
+gradients.py    a program -> the parameters whose gradients it may compute, and where those are
+cuda_graphs.py  a function -> its CUDA graph; the only module that needs CUDA
+release.py      CUDA graphs are released before a process group ends, and before Python does
+agreement.py    what each rank is about to run -> the same on all of them, or the ranks that differ
+chosen.py       the profiles of this process -> entries of its environment, which ranks compare
+"""
+
+from tpcompile.profiles.callables import Profiled, run
+
+__all__ = ["Profiled", "run"]

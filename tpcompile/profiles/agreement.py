@@ -1,0 +1,100 @@
+"""What each rank is about to run -> the same on all of them, or an error that names the ranks that differ.
+
+Through the store, never by a collective: ranks that run different profiles or capture at different calls would wait for
+each other in the collectives of what they run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch.distributed as dist
+
+from tpcompile.errors import DivergenceError
+from tpcompile.evidence.iterables import grouped
+from tpcompile.evidence.records import Frozen
+from tpcompile.evidence.text.ranks import named_ranks, ranks_text
+from tpcompile.ranks.liveness import process_state, this_host
+from tpcompile.ranks.store import RankStore
+
+_NUMBERS: Counter[str] = Counter()
+
+
+class Vote(Frozen):
+    """What a rank is about to run."""
+
+    program: str
+    profile: str
+    signature: str = ""
+    """Of the call that it captures; empty where it captures nothing."""
+
+
+class Agreement:
+    """The ranks of a group, which take the same steps with one callable; every rank makes one.
+
+    Steps are numbered. A rank that does not come to one within `timeout_s`, or whose process has ended, is named, to
+    itself too when it comes later.
+    """
+
+    def __init__(self, ranks: Sequence[int], *, timeout_s: float, store: dist.Store | None = None) -> None:
+        self._ranks, self._timeout_s = sorted(ranks), timeout_s
+        members = ranks_text(self._ranks)
+        _NUMBERS[members] += 1
+        self._store = RankStore.of_job(f"tpcompile/profiles/{members}/{_NUMBERS[members]}", store)
+        self._store.put(f"process/{self._store.rank}", {"pid": os.getpid(), "host": this_host()})
+        self._num_steps = 0
+
+    def agree(self, vote: Vote) -> None:
+        """Return when all ranks have come with the same vote; DivergenceError on all of them otherwise."""
+        self._num_steps += 1
+        store = self._store.under(f"step/{self._num_steps}")
+        store.put(f"vote/{store.rank}", vote.model_dump(mode="json"))
+        self._store.put(f"last/{store.rank}", {"step": self._num_steps, **vote.model_dump(mode="json")})
+        keys = {rank: f"vote/{rank}" for rank in self._ranks}
+        found, missing = store.gather(keys, timeout_s=self._timeout_s, stop_at="settled", gone=self._is_gone)
+        votes = {rank: Vote.model_validate(value) for rank, value in sorted(found.items())}
+        problem = store.put_first("settled", difference(votes) or self._absence(vote, missing))
+        if problem:
+            raise DivergenceError(problem)
+
+    def _is_gone(self, rank: int) -> bool:
+        process = self._store.peek(f"process/{rank}")
+        return process is not None and process_state(process["pid"], process["host"]) == "dead"
+
+    def _absence(self, vote: Vote, missing: Sequence[int]) -> str:
+        if not missing:
+            return ""
+        doing = f"runs {vote.program} under profile {vote.profile}"
+        if vote.signature:
+            doing = f"captures {vote.program} under profile {vote.profile} for {vote.signature}"
+        seen = "; ".join(f"rank {rank} {self._last_of(rank)}" for rank in missing)
+        limit = f"within {self._timeout_s:g} s"
+        return f"rank {self._store.rank} {doing}, and {named_ranks(missing)} did not come {limit}: {seen}"
+
+    def _last_of(self, rank: int) -> str:
+        if self._is_gone(rank):
+            return "has ended"
+        last = self._store.peek(f"last/{rank}")
+        if last is None:
+            return "has not called it"
+        what = f"profile {last['profile']}"
+        return f"was last seen at step {last['step']}, {what} {last['signature']}".rstrip()
+
+
+def difference(votes: Mapping[int, Vote]) -> str:
+    """What the ranks are about to run differently, with both values; empty for nothing."""
+    for name in Vote.model_fields:
+        groups = _by_value(votes, name)
+        if len(groups) > 1:
+            values = " / ".join(f"{value or 'none'} on {named_ranks(ranks)}" for value, ranks in groups.items())
+            program = next(iter(votes.values())).program
+            about = "different programs" if name == "program" else f"{program} has different {name}s"
+            return f"{about}: {values}; all ranks must make the same calls under the same profile"
+    return ""
+
+
+def _by_value(votes: Mapping[int, Vote], name: str) -> dict[str, list[int]]:
+    """Value of a field -> the ranks that have it."""
+    return grouped(votes, lambda rank: str(getattr(votes[rank], name)))
