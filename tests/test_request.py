@@ -39,7 +39,7 @@ def test_argparse_refuses_what_a_flag_does_not_take(arguments: tuple[str, ...]) 
 
 def test_a_field_of_request_and_configuration_has_one_type_and_one_default() -> None:
     shared = {field.name: field.default for field, _, _ in flags_of(RunRequest) if field.name in RunConfig.model_fields}
-    assert set(shared) == {"preset", "train", "device", "fault", "fault_rank"}
+    assert set(shared) == {"preset", "train", "profile", "device", "fault", "fault_rank"}
     del shared["preset"]  # without one, the device decides
     assert shared == {name: RunConfig.model_fields[name].default for name in shared}
     requested, configured = get_type_hints(RunRequest), get_type_hints(RunConfig)

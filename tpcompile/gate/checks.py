@@ -31,6 +31,8 @@ from tpcompile.fusion.baseline import Outcome
 from tpcompile.gate.measurements import Declared, GateFacts, GradientFactor, Schedule, TensorError
 
 FIRST, STEADY, RESIZED = "first", "steady", "resized"
+NUM_LENGTHS = 2
+"""Of the sequences in mode C: one CUDA graph each."""
 COMPARED = ("C", TARGET)
 """Modes in which all ranks must compile the same."""
 Judge = Callable[[Any, Sequence[RankDigest], Sequence[Divergence]], list[Check]]
@@ -101,6 +103,7 @@ def mode_c(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
         _errors(config, ranks, "C", "forward right", only="forward"),
         *([_errors(config, ranks, "C", "gradients right", only="grad")] if config.train else []),
         _errors(config, ranks, "C", "eager equals compiled", only="eager"),
+        *_replays(config, ranks),
         tp_aware("C", ranks),
         kept("C", ranks),
         *_fusion(config, ranks, "C"),
@@ -249,6 +252,24 @@ def _schedule(ranks: Ranks) -> Check:
         observed,
         on_failure=[f"compiled at {line}" for line in lines],
     )
+
+
+def _replays(config: RunConfig, ranks: Ranks) -> list[Check]:
+    """Under `graphed`, every call is a replay, of one CUDA graph for each length, and equals the compiled call."""
+    if config.profile != "graphed":
+        return []
+    replays = _facts(ranks).map(lambda facts: facts.replays)
+    wrong = replays.where(
+        lambda found: found.captures != NUM_LENGTHS or found.replays != found.calls or not found.calls
+    )
+    captures = values_text(replays.map(lambda found: found.captures), "CUDA graph")
+    calls = values_text(replays.map(lambda found: f"{found.replays} of {found.calls}"))
+    return [
+        make_check(
+            "C", "calls are replays", wrong, f"every call, of {NUM_LENGTHS} CUDA graphs", f"{calls} calls, {captures}"
+        ),
+        _errors(config, ranks, "C", "replays equal compiled calls", only="replayed"),
+    ]
 
 
 def _fusion(config: JobConfig, ranks: Ranks, mode: AnyMode) -> list[Check]:

@@ -30,6 +30,7 @@ def run(
     clone_outputs: bool = False,
     max_graphs: int = 8,
     timeout_s: float = 120.0,
+    name: str = "",
 ) -> Profiled:
     """Compile a module or function and run it under a profile; every rank of the group calls this alike.
 
@@ -51,6 +52,7 @@ def run(
     clone_outputs: return copies, which later calls leave alone.
     max_graphs: live CUDA graphs; the least recently used one goes for a new one.
     timeout_s: how long a rank waits for the others before it names them.
+    name: what messages call the program; by default its class or function.
 
     CUDA graphs are released by `close`, by the end of a `with`, before a process group is destroyed, and at exit; a
     captured communicator would wait for them for ever. Raises ConfigError for an unknown profile, for `graphed`
@@ -64,7 +66,7 @@ def run(
     if profile == "graphed" and not torch.cuda.is_available():
         raise ConfigError('profile="graphed" needs CUDA, which is not available here; use profile="default"')
     compiled = program if is_compiled else torch.compile(program, fullgraph=True, dynamic=dynamic)
-    steps = _Steps(label_of(program), profile, _agreement(group, timeout_s=timeout_s))
+    steps = _Steps(name or label_of(program), profile, _agreement(group, timeout_s=timeout_s))
     call = compiled
     if profile == "graphed":
         call = Graphed(
