@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.profiles.recorder import Recorder
 from tpcompile.errors import DivergenceError
-from tpcompile.profiles import callables, run
+from tpcompile.profiles import callables, chosen, run
 
 WAIT_S = 1.0
 """Of a rank that does not come."""
@@ -25,11 +25,11 @@ def summed(x: Tensor, factor: float = 1.0) -> Tensor:
     return y
 
 
-def profiled(profile: str, *, timeout_s: float = 60.0) -> Any:
+def profiled(profile: str, *, timeout_s: float = 60.0, program: Callable[..., Any] = summed) -> Any:
     """A callable whose graphs a recorder makes."""
     callables.CudaGraphs = Recorder  # type: ignore[assignment,misc]
-    torch.cuda.is_available = lambda: True  # type: ignore[assignment]
-    return run(summed, profile, is_compiled=True, timeout_s=timeout_s)  # type: ignore[arg-type]
+    callables.no_graphs = lambda group: ""
+    return run(program, profile, is_compiled=True, timeout_s=timeout_s, name="summed")  # type: ignore[arg-type]
 
 
 def what_is_raised(call: Callable[[], object]) -> str:
@@ -102,9 +102,36 @@ def destroys_group() -> list[bool]:
     """Whether the graph lives before and after the end of the process group."""
     call = profiled("graphed")
     call(torch.ones(2))
-    (graph,) = call._call._recorder.graphs
+    (graph,) = call._calls["graphed"]._recorder.graphs
     seen = [graph.is_live]
     dist.destroy_process_group()
     seen.append(graph.is_live)
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # which the end of a rank destroys
     return seen
+
+
+def measured() -> dict[str, Any]:
+    """`default` is slow on rank 1 only."""
+    rank = dist.get_rank()
+    layer = nn.Linear(1, 1, bias=False)
+
+    def program(x: Tensor) -> Tensor:
+        layer.weight.sum().backward()
+        return summed(x)
+
+    call = profiled("measured", program=program)
+    seconds = {"default": 1.0 + 2.0 * rank, "graphed": 2.0}
+    callables.timings = lambda calls, finish: {name: seconds[name] for name in calls if calls[name]() is not None}
+    total = call(torch.full((2,), 1.0 + rank))
+    return {
+        "profile": call.profile, "sum": total.tolist(), "environment": chosen.entries(without=[]),
+        "gradient": layer.weight.grad.flatten().tolist(),
+    }  # fmt: skip
+
+
+def only_candidate() -> tuple[str, dict[str, float], int]:
+    """On a machine without GPUs: what runs, its times, and how often the program was called."""
+    numbers = []
+    call = run(lambda x: numbers.append(0) or summed(x), is_compiled=True)
+    call(torch.ones(2))
+    return call.profile, call.measurement.slowest_ms, len(numbers)

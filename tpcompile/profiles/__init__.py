@@ -2,6 +2,7 @@
 
     default   torch.compile, one graph
     graphed   the same, and all that a call launches, its collectives too, is one CUDA graph
+    measured  whichever of them is faster, by the times of the first call on all ranks
 
 callables.py    program, profile -> the callable that `run` returns
 graphed.py      calls -> replays of the CUDA graph of their signature
@@ -10,6 +11,8 @@ gradients.py    a program -> the parameters whose gradients it may compute, and 
 cuda_graphs.py  a function -> its CUDA graph; the only module that needs CUDA
 release.py      CUDA graphs are released before a process group ends, and before Python does
 agreement.py    what each rank is about to run -> the same on all of them, or the ranks that differ
+measure.py      times of the candidates on every rank -> the one that all ranks run
+steps.py        what the ranks compare of one callable, and when
 chosen.py       the profiles of this process -> entries of its environment, which ranks compare
 """
 

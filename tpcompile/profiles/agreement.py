@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch.distributed as dist
 
@@ -48,16 +49,27 @@ class Agreement:
 
     def agree(self, vote: Vote) -> None:
         """Return when all ranks have come with the same vote; DivergenceError on all of them otherwise."""
+        self.share(vote, None, decide=lambda _: {})
+
+    def share(self, vote: Vote, value: Any, *, decide: Callable[[Mapping[int, Any]], dict[str, Any]]) -> dict[str, Any]:
+        """Exchange a JSON value with the vote; what one rank has decided from the values of all is the same on all.
+
+        Raises DivergenceError on all of them when votes differ, a rank does not come, or the decision is a `problem`.
+        """
         self._num_steps += 1
         store = self._store.under(f"step/{self._num_steps}")
-        store.put(f"vote/{store.rank}", vote.model_dump(mode="json"))
-        self._store.put(f"last/{store.rank}", {"step": self._num_steps, **vote.model_dump(mode="json")})
+        mine = vote.model_dump(mode="json")
+        store.put(f"vote/{store.rank}", {"vote": mine, "value": value})
+        self._store.put(f"last/{store.rank}", {"step": self._num_steps, **mine})
         keys = {rank: f"vote/{rank}" for rank in self._ranks}
         found, missing = store.gather(keys, timeout_s=self._timeout_s, stop_at="settled", gone=self._is_gone)
-        votes = {rank: Vote.model_validate(value) for rank, value in sorted(found.items())}
-        problem = store.put_first("settled", difference(votes) or self._absence(vote, missing))
-        if problem:
-            raise DivergenceError(problem)
+        votes = {rank: Vote.model_validate(one["vote"]) for rank, one in sorted(found.items())}
+        problem = difference(votes) or self._absence(vote, missing)
+        decided = {"problem": problem} if problem else decide({rank: found[rank]["value"] for rank in votes})
+        settled: dict[str, Any] = store.put_first("settled", decided)
+        if "problem" in settled:
+            raise DivergenceError(settled["problem"])
+        return settled
 
     def _is_gone(self, rank: int) -> bool:
         process = self._store.peek(f"process/{rank}")

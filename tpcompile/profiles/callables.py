@@ -12,16 +12,18 @@ from torch import nn
 
 from tpcompile.choices import Profile
 from tpcompile.errors import ConfigError
-from tpcompile.profiles import chosen
-from tpcompile.profiles.agreement import Agreement, Vote
+from tpcompile.profiles.agreement import Agreement
 from tpcompile.profiles.cuda_graphs import CudaGraphs
+from tpcompile.profiles.gradients import Gradients, modules_of
 from tpcompile.profiles.graphed import Graphed
+from tpcompile.profiles.measure import Measurement, timings
+from tpcompile.profiles.steps import Steps
 from tpcompile.ranks.groups import GroupLike, resolve_group
 
 
 def run(
     program: Callable[..., Any],
-    profile: Profile = "default",
+    profile: Profile = "measured",
     *,
     group: GroupLike = None,
     is_compiled: bool = False,
@@ -42,7 +44,8 @@ def run(
     3 times, captured, and replayed from then on. Tensors of the arguments are copied to buffers of the graph. The
     outputs are the same tensors at every call, overwritten by the next call of any signature. Weights may be written
     in place and must not be replaced. In training, the program is a whole step: it calls backward, zeroes gradients in
-    place or returns them, and leaves the optimizer out, which the warm-up would step as well.
+    place or returns them, and leaves the optimizer out, which the warm-up would step as well. `measured` times both at
+    the first call, in some fifty calls, and takes the one whose slowest rank is the fastest.
 
     group: whose ranks run it, as `tpcompile.collectives` takes one; None is all ranks of the job. Before the first
         call, and before each capture, they compare through the store what they run.
@@ -55,25 +58,27 @@ def run(
     name: what messages call the program; by default its class or function.
 
     CUDA graphs are released by `close`, by the end of a `with`, before a process group is destroyed, and at exit; a
-    captured communicator would wait for them for ever. Raises ConfigError for an unknown profile, for `graphed`
-    without CUDA, and for a program or arguments that cannot be captured; DivergenceError, on all ranks, where they run
-    different profiles or signatures, or where a rank does not come.
+    captured communicator would wait for them for ever. Raises ConfigError for an unknown profile, for `graphed` where
+    there are no GPUs with NCCL, and for a program or arguments that cannot be captured; DivergenceError, on all ranks,
+    where they run different profiles or signatures, or where a rank does not come.
     """
     if profile not in get_args(Profile):
         raise ConfigError(f"unknown profile {profile!r}; choose from {', '.join(get_args(Profile))}")
     if max_graphs < 1:
         raise ConfigError(f"max_graphs={max_graphs}; at least 1 graph must fit")
-    if profile == "graphed" and not torch.cuda.is_available():
-        raise ConfigError('profile="graphed" needs CUDA, which is not available here; use profile="default"')
+    found_group = resolve_group(group)
+    why_not = no_graphs(found_group)
+    if profile == "graphed" and why_not:
+        raise ConfigError(f'profile="graphed" needs GPUs with NCCL, and {why_not}; use profile="default"')
     compiled = program if is_compiled else torch.compile(program, fullgraph=True, dynamic=dynamic)
-    steps = _Steps(name or label_of(program), profile, _agreement(group, timeout_s=timeout_s))
-    call = compiled
-    if profile == "graphed":
-        call = Graphed(
+    steps = Steps(name or label_of(program), profile, _agreement(found_group, timeout_s=timeout_s))
+    calls: dict[str, Callable[..., Any]] = {"default": compiled}
+    if profile != "default" and not why_not:
+        calls["graphed"] = Graphed(
             compiled, CudaGraphs(), label=steps.label, agree=steps.capture, modules=program, static=static,
             clone_outputs=clone_outputs, max_graphs=max_graphs,
         )  # fmt: skip
-    return Profiled(call, steps)
+    return Profiled(program, calls, steps)
 
 
 def label_of(program: Callable[..., Any]) -> str:
@@ -84,16 +89,27 @@ def label_of(program: Callable[..., Any]) -> str:
     return getattr(program, "__qualname__", type(program).__name__).replace(".<locals>", "")
 
 
+def no_graphs(group: dist.ProcessGroup | None) -> str:
+    """Why no CUDA graph can hold the collectives of the group, None for all ranks; empty where one can."""
+    if not torch.cuda.is_available():
+        return "CUDA is not available here"
+    if not (dist.is_available() and dist.is_initialized()):
+        return ""
+    backends = dist.get_backend_config(group)
+    return "" if "cuda:nccl" in backends else f"the backends of the group are {backends}"
+
+
 class Profiled:
     """A program under a profile, called as the program itself; made by `tpcompile.run`."""
 
-    def __init__(self, call: Callable[..., Any], steps: _Steps) -> None:
-        self._call, self._steps = call, steps
+    def __init__(self, program: Callable[..., Any], calls: dict[str, Callable[..., Any]], steps: Steps) -> None:
+        self._program, self._calls, self._steps = program, calls, steps
+        self._call: Callable[..., Any] = self._begin
+        self.measurement: Measurement | None = None
+        """What `measured` has found, after the first call."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the program returns; under `graphed`, tensors that the next call overwrites."""
-        if not self._steps.has_begun:
-            self._begin()
         return self._call(*args, **kwargs)
 
     def __enter__(self) -> Self:
@@ -104,69 +120,66 @@ class Profiled:
 
     @property
     def profile(self) -> str:
-        """What it runs under."""
-        return self._steps.profile
+        """What it runs under; `measured` until the first call has chosen."""
+        return self._steps.runs_under
 
     @property
     def num_captures(self) -> int:
         """CUDA graphs that were captured so far."""
-        return self._call.num_captures if isinstance(self._call, Graphed) else 0
+        return sum(graphed.num_captures for graphed in self._graphed())
 
     @property
     def num_replays(self) -> int:
         """Calls that were replays of a CUDA graph."""
-        return self._call.num_replays if isinstance(self._call, Graphed) else 0
+        return sum(graphed.num_replays for graphed in self._graphed())
 
     def close(self) -> None:
         """Release its CUDA graphs; it must not be called again."""
         self._steps.close()
-        if isinstance(self._call, Graphed):
-            self._call.release()
-        self._call = _closed(self._steps.label)
+        for graphed in self._graphed():
+            graphed.release()
+        self._call = self._refuse
 
-    def _begin(self) -> None:
-        if not isinstance(self._call, Graphed):  # which compares each signature
-            self._steps.begin()
+    def _graphed(self) -> list[Graphed]:
+        return [call for call in self._calls.values() if isinstance(call, Graphed)]
+
+    def _begin(self, *args: Any, **kwargs: Any) -> Any:
+        """The first call."""
+        profile = self._steps.profile
+        if profile != "graphed":  # which compares every signature, the first too
+            self._steps.begin(candidates=list(self._calls))
+        if profile == "measured":
+            profile = self._measured(lambda call: call(*args, **kwargs))
+        self._call = self._calls[profile]
+        return self._call(*args, **kwargs)
+
+    def _measured(self, with_arguments: Callable[[Callable[..., Any]], Any]) -> str:
+        if len(self._calls) == 1:
+            (only,) = self._calls
+            self.measurement = self._steps.chose(Measurement(profile=only))
+            return only
+        gradients = Gradients(modules_of(self._program), self._steps.label)
+        calls = {name: lambda call=call: with_arguments(call) for name, call in self._calls.items()}
+        self.measurement = self._steps.choose(timings(calls, self._finish))
+        gradients.restore()
+        for name, call in self._calls.items():
+            if isinstance(call, Graphed) and name != self.measurement.profile:
+                call.release()
+        return self.measurement.profile
+
+    @staticmethod
+    def _finish() -> None:
+        """Wait for the device, where a clock stops."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    def _refuse(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise ConfigError(f"{self._steps.label} was closed; make a new one with tpcompile.run")
 
 
-class _Steps:
-    """What the ranks compare of one callable, and when."""
-
-    def __init__(self, label: str, profile: str, agreement: Agreement | None) -> None:
-        self.label, self.profile = label, profile
-        self.has_begun = False
-        self._agreement = agreement
-        self._choice = chosen.add(label, profile)
-
-    def begin(self) -> None:
-        """At the first call."""
-        self._agree(Vote(program=self.label, profile=self.profile))
-
-    def capture(self, signature: str) -> None:
-        """Before each capture."""
-        self._agree(Vote(program=self.label, profile=self.profile, signature=signature))
-
-    def close(self) -> None:
-        """No more steps."""
-        self._choice.is_open = False
-
-    def _agree(self, vote: Vote) -> None:
-        if self._agreement is not None:
-            self._agreement.agree(vote)
-        self.has_begun = True
-
-
-def _agreement(group: GroupLike, *, timeout_s: float) -> Agreement | None:
+def _agreement(group: dist.ProcessGroup | None, *, timeout_s: float) -> Agreement | None:
     """Of the ranks of the group; None for a process alone."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
-    found = resolve_group(group)
-    ranks = dist.get_process_group_ranks(found)
+    ranks = dist.get_process_group_ranks(group)
     return Agreement(ranks, timeout_s=timeout_s) if len(ranks) > 1 else None
-
-
-def _closed(label: str) -> Callable[..., Any]:
-    def refuse(*_args: Any, **_kwargs: Any) -> Any:
-        raise ConfigError(f"{label} was closed; make a new one with tpcompile.run")
-
-    return refuse
