@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.profiles import ranks
+from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.profiles.agreement import Vote, difference
 from tpcompile.testing import run_on_ranks
 
@@ -68,4 +69,5 @@ def test_graphs_are_released_before_a_process_group_is_destroyed() -> None:
 )
 def test_what_differs_is_said_with_its_values(theirs: dict[str, str], says: str) -> None:
     mine = Vote(program="mlp", profile="graphed", signature="(x)")
-    assert difference({0: mine, 1: mine.model_copy(update=theirs)}).partition(";")[0] == says
+    text, ranks = difference(ByRank({0: mine, 1: mine.model_copy(update=theirs)}))
+    assert (text.partition(";")[0], ranks) == (says, (1,) if says else ())

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch.distributed as dist
 
 from tpcompile.errors import DivergenceError
+from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.records import Frozen
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
@@ -63,12 +65,17 @@ class Agreement:
         self._store.put(f"last/{store.rank}", {"step": self._num_steps, **mine})
         keys = {rank: f"vote/{rank}" for rank in self._ranks}
         found, missing = store.gather(keys, timeout_s=self._timeout_s, stop_at="settled", gone=self._is_gone)
-        votes = {rank: Vote.model_validate(one["vote"]) for rank, one in sorted(found.items())}
-        problem = difference(votes) or self._absence(vote, missing)
-        decided = {"problem": problem} if problem else decide({rank: found[rank]["value"] for rank in votes})
+        votes = ByRank({rank: Vote.model_validate(one["vote"]) for rank, one in sorted(found.items())})
+        problem, ranks = difference(votes)
+        if missing and not problem:
+            problem, ranks = self._absence(vote, missing), missing
+        if problem:
+            decided = {"problem": problem, "ranks": list(ranks)}
+        else:
+            decided = decide({rank: found[rank]["value"] for rank in votes})
         settled: dict[str, Any] = store.put_first("settled", decided)
         if "problem" in settled:
-            raise DivergenceError(settled["problem"])
+            raise DivergenceError(settled["problem"], ranks=settled.get("ranks", ()))
         return settled
 
     def _is_gone(self, rank: int) -> bool:
@@ -76,8 +83,6 @@ class Agreement:
         return process is not None and process_state(process["pid"], process["host"]) == "dead"
 
     def _absence(self, vote: Vote, missing: Sequence[int]) -> str:
-        if not missing:
-            return ""
         doing = f"runs {vote.program} under profile {vote.profile}"
         if vote.signature:
             doing = f"captures {vote.program} under profile {vote.profile} for {vote.signature}"
@@ -95,18 +100,18 @@ class Agreement:
         return f"was last seen at step {last['step']}, {what} {last['signature']}".rstrip()
 
 
-def difference(votes: Mapping[int, Vote]) -> str:
-    """What the ranks are about to run differently, with both values; empty for nothing."""
+def difference(votes: ByRank[Vote]) -> tuple[str, tuple[int, ...]]:
+    """What the ranks are about to run differently, with both values, and the ranks unlike most; empty for nothing."""
+    program = votes.first.program
     for name in Vote.model_fields:
-        groups = _by_value(votes, name)
-        if len(groups) > 1:
-            values = " / ".join(f"{value or 'none'} on {named_ranks(ranks)}" for value, ranks in groups.items())
-            program = next(iter(votes.values())).program
+        values = votes.map(attrgetter(name))
+        odd = values.unlike_most(str)
+        if odd:
+            shown = [f"{value or 'none'} on {named_ranks(ranks)}" for value, ranks in _by_value(values).items()]
             about = "different programs" if name == "program" else f"{program} has different {name}s"
-            return f"{about}: {values}; all ranks must make the same calls under the same profile"
-    return ""
+            return f"{about}: {' / '.join(shown)}; all ranks must make the same calls under the same profile", odd
+    return "", ()
 
 
-def _by_value(votes: Mapping[int, Vote], name: str) -> dict[str, list[int]]:
-    """Value of a field -> the ranks that have it."""
-    return grouped(votes, lambda rank: str(getattr(votes[rank], name)))
+def _by_value(values: ByRank[str]) -> dict[str, list[int]]:
+    return grouped(values, lambda rank: values[rank])
