@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 from pathlib import Path
 from typing import get_type_hints
 
 import pytest
 
+from tpcompile.choices import Device
 from tpcompile.cli.gate import gate
 from tpcompile.config import RunConfig
+from tpcompile.errors import ConfigError
 from tpcompile.request import GateRequest, RunRequest, add_flags, flags_of
 
 
@@ -52,6 +55,22 @@ def test_the_command_takes_every_field_of_its_request() -> None:
     found = {name: parameter.default for name, parameter in parameters.items()}
     of_output = {"quiet": False, "json": False, "config_file": None, "context": inspect.Parameter.empty}
     assert found == fields | of_output
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "says"),
+    [
+        ({"profile": "graphed"}, "cpu", "profile=graphed needs a GPU for each rank, and the device is cpu"),
+        ({"profile": "graphed"}, "one_gpu", "the device is one_gpu"),
+        ({"profile": "measured", "mode": "A"}, "cpu", "profile=measured is of mode C, and the modes are A"),
+        ({"profile": "graphed", "target": "my_model:build"}, "cuda", "--profile is for the gate's own block"),
+    ],
+)
+def test_a_profile_that_cannot_run_is_refused_in_one_line(options: dict[str, str], device: Device, says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)) as caught:
+        RunRequest(**options).config(device)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+    assert RunRequest(profile="graphed", mode="all").config("cuda").profile == "graphed"
 
 
 @pytest.mark.parametrize(("device", "preset"), [("cpu", "cpu_smoke"), ("cuda", "wan14b")])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tests.profiles.recorder import Recorder
 from tpcompile.errors import ConfigError
+from tpcompile.profiles.gradients import modules_of
 from tpcompile.profiles.graphed import WARM_UPS, Graphed
 from tpcompile.profiles.release import release_all
 
@@ -18,7 +19,8 @@ from tpcompile.profiles.release import release_all
 def graphed(program: Callable[..., Any], **options: Any) -> tuple[Graphed, Recorder, list[str]]:
     """The callable, what it asked of the recorder, and the signatures that ranks would compare."""
     recorder, agreed = Recorder(), []
-    call = Graphed(program, recorder, label="program", **({"agree": agreed.append} | options))
+    defaults = {"agree": agreed.append, "modules": modules_of(program)}
+    call = Graphed(program, recorder, label="program", **(defaults | options))
     return call, recorder, agreed
 
 
@@ -182,7 +184,10 @@ def test_warm_up_calls_leave_no_trace_in_gradients_that_a_step_adds_to() -> None
             captured.append(layer.weight.grad.tolist())  # type: ignore[union-attr]
             return super().capture(call)
 
-    Graphed(lambda x: layer(x).sum().backward(), Watched(), label="step", agree=lambda _: None)(torch.ones(3, 2))
+    def step(x: Tensor) -> None:
+        layer(x).sum().backward()
+
+    Graphed(step, Watched(), label="step", agree=lambda _: None, modules=modules_of(step))(torch.ones(3, 2))
     assert captured == [[[7.0, 7.0]]]
 
 

@@ -31,8 +31,6 @@ from tpcompile.fusion.baseline import Outcome
 from tpcompile.gate.measurements import Declared, GateFacts, GradientFactor, Schedule, TensorError
 
 FIRST, STEADY, RESIZED = "first", "steady", "resized"
-NUM_LENGTHS = 2
-"""Of the sequences in mode C: one CUDA graph each."""
 COMPARED = ("C", TARGET)
 """Modes in which all ranks must compile the same."""
 Judge = Callable[[Any, Sequence[RankDigest], Sequence[Divergence]], list[Check]]
@@ -258,16 +256,17 @@ def _replays(config: RunConfig, ranks: Ranks) -> list[Check]:
     """Under `graphed`, every call is a replay, of one CUDA graph for each length, and equals the compiled call."""
     if config.profile != "graphed":
         return []
+    num_lengths = len({config.block.seq_len, config.resized_seq_len})
     replays = _facts(ranks).map(lambda facts: facts.replays)
-    wrong = replays.where(
-        lambda found: found.captures != NUM_LENGTHS or found.replays != found.calls or not found.calls
-    )
+    wrong = [
+        *replays.where(lambda found: found.captures != num_lengths),
+        *replays.where(lambda found: found.replays != found.calls or found.calls == 0),
+    ]
     captures = values_text(replays.map(lambda found: found.captures), "CUDA graph")
     calls = values_text(replays.map(lambda found: f"{found.replays} of {found.calls}"))
+    expected = f"every call, of {num_lengths} CUDA graphs"
     return [
-        make_check(
-            "C", "calls are replays", wrong, f"every call, of {NUM_LENGTHS} CUDA graphs", f"{calls} calls, {captures}"
-        ),
+        make_check("C", "calls are replays", sorted(set(wrong)), expected, f"{calls} calls, {captures}"),
         _errors(config, ranks, "C", "replays equal compiled calls", only="replayed"),
     ]
 

@@ -75,7 +75,7 @@ def run(
     calls: dict[str, Callable[..., Any]] = {"default": compiled}
     if profile != "default" and not why_not:
         calls["graphed"] = Graphed(
-            compiled, CudaGraphs(), label=steps.label, agree=steps.capture, modules=program, static=static,
+            compiled, CudaGraphs(), label=steps.label, agree=steps.capture, modules=modules_of(program), static=static,
             clone_outputs=clone_outputs, max_graphs=max_graphs,
         )  # fmt: skip
     return Profiled(program, calls, steps)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tpcompile.errors import ConfigError
 from tpcompile.profiles.cuda_graphs import Graph, Recorder
-from tpcompile.profiles.gradients import Gradients, modules_of
+from tpcompile.profiles.gradients import Gradients
 from tpcompile.profiles.release import follow
 from tpcompile.profiles.signature import (
     Key,
@@ -49,6 +49,7 @@ class Graphed:
     """Replays one CUDA graph per signature of its calls: shapes, strides, dtypes, devices, constants, modes.
 
     `agree(text)` is called before anything of a new signature runs; it raises where the ranks do not all come to it.
+    `modules` are those that the program calls.
     """
 
     def __init__(
@@ -58,13 +59,13 @@ class Graphed:
         *,
         label: str,
         agree: Callable[[str], None],
-        modules: Callable[..., Any] | None = None,
+        modules: tuple[nn.Module, ...] = (),
         static: Collection[int | str] = (),
         clone_outputs: bool = False,
         max_graphs: int = 8,
     ) -> None:
         self._program, self._recorder, self._label, self._agree = program, recorder, label, agree
-        self._modules = modules_of(modules or program)
+        self._modules = modules
         self._static, self._clone_outputs, self._max_graphs = frozenset(static), clone_outputs, max_graphs
         self._live: OrderedDict[Key, _Captured] = OrderedDict()
         """The least recently used first."""
