@@ -6,7 +6,8 @@ values-PRESET    replays equal compiled calls bit for bit, new shapes are captur
 end-HOW          a job with live graphs ends: by destroy_process_group, by its last line, by close; with a sentinel too
 killed-WHEN      a rank is killed in a capture or a replay: the job ends, and the sentinel names it
 differs-WHAT     a rank with a different profile or signature is named, with both values
-gate-HOW         the gate of mode C with --profile graphed, forward and training, and with a fault in the profile
+gate-HOW         the gate of mode C with --profile graphed, forward, training and with a fault in the profile; and with
+                 --profile max-autotune
 
 Parts run side by side. Prints a short table last; the log of a part that fails is printed whole before it, and is in
 the JSON. Exit status 0 when all parts are as they should be.
@@ -30,7 +31,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 VALUES, ENDS = "scripts/profiles/values.py", "scripts/profiles/ends.py"
 REPRO = "repro/tp_compile_repro.py"
-SIDE_BY_SIDE = 5
+SIDE_BY_SIDE = 6
 KILLED = 137
 """Exit status of `timeout -s KILL`: the part hung."""
 
@@ -57,6 +58,8 @@ def parts(out: Path) -> dict[str, Part]:
     for preset, replays in (("wan14b_8", 10_000), ("llama8b", 2_000)):
         arguments = (preset, str(replays), str(out / f"values-{preset}.json"))
         found[f"values-{preset}"] = Part(VALUES, arguments, limit_s=200)
+    tuned = ("--device", "cuda", "--preset", "wan14b_8", "--layers", "1", "--profile", "max-autotune")
+    found["gate-tuned"] = Part(REPRO, (*tuned, "--run-dir", str(out / "gate-tuned")), limit_s=230)
     found["gate-train"] = Part(REPRO, (*gate, "--train", "--run-dir", str(out / "gate-train")), limit_s=200)
     found["gate-forward"] = Part(REPRO, (*gate, "--run-dir", str(out / "gate-forward")), limit_s=200)
     fault = ("--device", "cuda", "--profile", "graphed", "--fault", "other_profile", "--preset", "cpu_smoke")

@@ -192,6 +192,8 @@ class RunConfig(JobConfig):
     def _check_profile(self) -> Self:
         if self.profile != "default" and "C" not in self.modes:
             raise ValueError(f"profile={self.profile} is of mode C, and the modes are {', '.join(self.modes)}; add C")
+        if self.profile == "max-autotune" and self.compile.backend != "inductor":
+            raise ValueError(f"profile=max-autotune needs compile.backend=inductor, and it is {self.compile.backend}")
         if self.profile == "graphed" and self.device in ("cpu", "one_gpu"):
             raise ValueError(
                 f"profile=graphed needs a GPU for each rank, and the device is {self.device}: collectives through the "

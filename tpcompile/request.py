@@ -59,7 +59,11 @@ class RunRequest:
     train: Annotated[bool, Flag("--train", "Run the backward pass as well.", is_of_block=True)] = False
     profile: Annotated[
         Profile,
-        Flag("--profile", "How mode C is run: graphed is a CUDA graph of the whole step.", is_of_block=True),
+        Flag(
+            "--profile",
+            "How mode C is run, see docs/profiles.md: graphed is a CUDA graph of the whole step.",
+            is_of_block=True,
+        ),
     ] = "default"
     dtype: Annotated[
         str | None, Flag("--dtype", "Dtype of the block: float32, bfloat16 or float64.", is_of_block=True)

@@ -10,10 +10,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._inductor.codecache import PersistentCache
+from torch._inductor.utils import run_and_get_code
 
 from tests.profiles.recorder import Recorder
 from tpcompile.errors import DivergenceError
-from tpcompile.profiles import callables, chosen, run
+from tpcompile.profiles import TUNED, callables, chosen, run
+from tpcompile.profiles.agreement import Agreement
+from tpcompile.profiles.tuned import Tuned
 
 WAIT_S = 1.0
 """Of a rank that does not come."""
@@ -135,3 +139,44 @@ def only_candidate() -> tuple[str, dict[str, float], int]:
     call = run(lambda x: numbers.append(0) or summed(x), is_compiled=True)
     call(torch.ones(2))
     return call.profile, call.measurement.slowest_ms, len(numbers)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    return torch.bmm(a, b).relu()
+
+
+def tuned() -> dict[str, bool]:
+    """Whether the code calls the library, when each rank times by itself, and when the first does it for all.
+
+    The clocks of the ranks prefer different candidates.
+    """
+
+    def times_of_this_rank(self: Any, choices: Any, op: str, inputs: str, timed_by: Any, **options: Any) -> Any:
+        order = list(range(len(choices)))
+        return dict(zip(choices, order if dist.get_rank() else reversed(order), strict=True))
+
+    PersistentCache.lookup = times_of_this_rank  # type: ignore[method-assign]
+    x = torch.ones(2, 16, 16)
+    found = {}
+    alone = torch.compile(product, options=TUNED)
+    with run(product, "max-autotune") as together:
+        for name, call in (("alone", alone), ("together", together)):
+            torch.compiler.reset()
+            _, (code,) = run_and_get_code(call, x, x)
+            found[name] = "extern_kernels.bmm(" in code
+    return found
+
+
+def asks_for_other_times() -> str:
+    """Rank 1 compiles a different product."""
+    x = torch.ones(2, 16 + 16 * dist.get_rank(), 16)
+    agreement = Agreement([0, 1], timeout_s=60.0)
+    return what_is_raised(lambda: Tuned(product, agreement)._share(f"bmm of {list(x.shape)}", ["a"], lambda: [1.0]))
+
+
+def first_rank_tunes_nothing() -> str:
+    agreement = Agreement([0, 1], timeout_s=WAIT_S)
+    call = Tuned(product, agreement)
+    text = what_is_raised(lambda: call._share("bmm", ["a"], lambda: [1.0])) if dist.get_rank() == 1 else ""
+    dist.barrier()
+    return text

@@ -21,7 +21,7 @@ def halved(x: Tensor) -> Tensor:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "profile": ({"profile": "fast"}, "unknown profile 'fast'; choose from default, graphed, measured"),
+    "profile": ({"profile": "fast"}, "unknown profile 'fast'; choose from default, graphed, max-autotune, measured"),
     "graphs": ({"profile": "graphed"}, "needs GPUs with NCCL, and CUDA is not available here; use profile="),
     "number": ({"max_graphs": 0}, "max_graphs=0; at least 1"),
     "group": ({"group": 3}, "group is a int"),

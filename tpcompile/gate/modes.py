@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpcompile import profiles
 from tpcompile.choices import Mode
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
 from tpcompile.config import RunConfig
@@ -58,6 +59,11 @@ class Run(Phases):
         self.finish_device()
         return result
 
+    def compile_for_profile(self, program: Any) -> Any:
+        """torch.compile as configured, with what the profile of the run asks of Inductor."""
+        options = {"options": profiles.TUNED} if self.config.profile == "max-autotune" else {}
+        return self.compile(program, **options)
+
     def profiled(self, program: Any, stack: TransformerStack) -> ProfiledStep:
         """The program under the profile of the run; the fault may have one rank take a different one."""
         profile = self.fault.profile(self.config.profile, self.context)
@@ -88,7 +94,7 @@ def mode_c(run: Run) -> None:
     stack = run.build(fault.comm(Collectives(run.group), context))
     run.choose_fast_paths(stack)
     program = fault.program(stack, context)
-    step = run.profiled(fault.compile(program, context, run.compile), stack)
+    step = run.profiled(fault.compile(program, context, run.compile_for_profile), stack)
     inputs = run.reference.inputs()
     with run.phase(f"C/{FIRST}", "compile and run", before=run.faulty(f"C/{FIRST}")):
         first = run.counted(lambda: step(inputs))

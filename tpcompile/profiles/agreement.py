@@ -78,6 +78,27 @@ class Agreement:
             raise DivergenceError(settled["problem"], ranks=settled.get("ranks", ()))
         return settled
 
+    def of_first_rank(self, key: str, asked: str, make: Callable[[], Any]) -> Any:
+        """What `make` returns on the first rank, JSON, on all ranks that ask for the same.
+
+        Raises DivergenceError on a rank that asks for something else, or whose first rank does not answer in time.
+        """
+        rank, first = self._store.rank, self._ranks[0]
+        if rank == first:
+            made = make()
+            self._store.put(key, {"asked": asked, "made": made})
+            return made
+        found, _ = self._store.gather({first: key}, timeout_s=self._timeout_s, gone=self._is_gone)
+        if not found:
+            raise DivergenceError(
+                f"rank {rank} waits for {key} of rank {first}, {asked}, which did not come within "
+                f"{self._timeout_s:g} s: rank {first} {self._last_of(first)}", ranks=[first],
+            )  # fmt: skip
+        if found[first]["asked"] != asked:
+            theirs = found[first]["asked"]
+            raise DivergenceError(f"{key} is {theirs} on rank {first} / {asked} on rank {rank}", ranks=[rank])
+        return found[first]["made"]
+
     def _is_gone(self, rank: int) -> bool:
         process = self._store.peek(f"process/{rank}")
         return process is not None and process_state(process["pid"], process["host"]) == "dead"

@@ -18,7 +18,9 @@ from tpcompile.profiles.gradients import Gradients, modules_of
 from tpcompile.profiles.graphed import Graphed
 from tpcompile.profiles.measure import Measurement, timings
 from tpcompile.profiles.steps import Steps
+from tpcompile.profiles.tuned import Tuned
 from tpcompile.ranks.groups import GroupLike, resolve_group
+from tpcompile.torch_api.autotuning import OPTIONS
 
 
 def run(
@@ -45,11 +47,13 @@ def run(
     outputs are the same tensors at every call, overwritten by the next call of any signature. Weights may be written
     in place and must not be replaced. In training, the program is a whole step: it calls backward, zeroes gradients in
     place or returns them, and leaves the optimizer out, which the warm-up would step as well. `measured` times both at
-    the first call, in some fifty calls, and takes the one whose slowest rank is the fastest.
+    the first call, in some fifty calls, and takes the one whose slowest rank is the fastest. `max-autotune` compiles
+    with kernels chosen by time, by the times of the first rank on all ranks; `graphed` may run what it returns.
 
     group: whose ranks run it, as `tpcompile.collectives` takes one; None is all ranks of the job. Before the first
         call, and before each capture, they compare through the store what they run.
-    is_compiled: the program calls torch.compile itself, as a whole step does.
+    is_compiled: the program calls torch.compile itself, as a whole step does; for `max-autotune` with
+        `options=tpcompile.profiles.TUNED`.
     dynamic: of torch.compile.
     static: positions and names of arguments whose tensors a graph reads and writes where they are, such as caches.
     clone_outputs: return copies, which later calls leave alone.
@@ -70,10 +74,14 @@ def run(
     why_not = no_graphs(found_group)
     if profile == "graphed" and why_not:
         raise ConfigError(f'profile="graphed" needs GPUs with NCCL, and {why_not}; use profile="default"')
-    compiled = program if is_compiled else torch.compile(program, fullgraph=True, dynamic=dynamic)
-    steps = Steps(name or label_of(program), profile, _agreement(found_group, timeout_s=timeout_s))
+    options = OPTIONS if profile == "max-autotune" else None
+    compiled = program if is_compiled else torch.compile(program, fullgraph=True, dynamic=dynamic, options=options)
+    agreement = _agreement(found_group, timeout_s=timeout_s)
+    steps = Steps(name or label_of(program), profile, agreement)
     calls: dict[str, Callable[..., Any]] = {"default": compiled}
-    if profile != "default" and not why_not:
+    if profile == "max-autotune":
+        calls = {profile: Tuned(compiled, agreement)}
+    elif profile != "default" and not why_not:
         calls["graphed"] = Graphed(
             compiled, CudaGraphs(), label=steps.label, agree=steps.capture, modules=modules_of(program), static=static,
             clone_outputs=clone_outputs, max_graphs=max_graphs,

@@ -1,5 +1,6 @@
 """Every private or moving name of torch that tpcompile uses, by subject, with the versions it was seen on.
 
+autotuning.py   what Inductor times in order to choose between kernels
 backends.py     backends and autotuning that the programs of tpcompile.faults wrap
 c10d.py         groups, and collectives as the eager wrappers issue them
 compiler.py     Dynamo, Inductor and the structured trace, as capture reads them
