@@ -1,0 +1,131 @@
+"""A task -> the processes of its ranks, which are asked together and answer in time, or are ended.
+
+A program whose ranks raise has failed; a rank that dies, or does not answer in time, is named.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from tpcompile.bench import worker
+from tpcompile.bench.worker import Task
+
+_SETTLED_S = 2.0
+"""After a rank has failed: a rank that died for its own reasons, or failed first, is seen within that time."""
+_CLOSED_S = 20.0
+"""To release graphs and destroy the process group."""
+_KILLED_S = 10.0
+
+
+class ProgramFailed(Exception):
+    """Some rank raised; in one line."""
+
+
+class RankLost(Exception):
+    """A rank died or hung; names it."""
+
+    def __init__(self, text: str, *, timed_out: bool = False) -> None:
+        super().__init__(text)
+        self.timed_out = timed_out
+
+
+class Ranks:
+    """All ranks of one program."""
+
+    def __init__(self, name: str, tasks: Sequence[Task], *, is_gpu: bool) -> None:
+        self.name, self._timeout_s = name, tasks[0].timeout_s
+        context = _context(is_gpu)
+        self._connections: list[Connection] = []
+        self._processes: list[Any] = []
+        for task in tasks:
+            own, theirs = context.Pipe()
+            process = context.Process(target=worker.main, args=(theirs, task))
+            process.start()
+            theirs.close()
+            self._connections.append(own)
+            self._processes.append(process)
+
+    def ask(self, request: Mapping[str, Any], *, during: str) -> list[dict[str, Any]]:
+        """Send all ranks a request and return their answers, by rank. Raises as `answers`."""
+        for connection in self._connections:
+            with suppress(OSError):  # it died: seen below
+                connection.send(dict(request))
+        return self.answers(during=during)
+
+    def answers(self, *, during: str) -> list[dict[str, Any]]:
+        """One answer of every rank. Raises ProgramFailed when one raised, RankLost when one died or hangs."""
+        found: dict[int, dict[str, Any]] = {}
+        deadline = time.monotonic() + self._timeout_s
+        while len(found) < len(self._connections):
+            missing = [rank for rank in range(len(self._connections)) if rank not in found]
+            found |= self._received(missing, max(0.0, deadline - time.monotonic()), during)
+            failed = {rank: answer["failed"] for rank, answer in found.items() if "failed" in answer}
+            if failed:
+                self._check_dead(found, during)
+                rank, why = next(iter(failed.items()))
+                raise ProgramFailed(f"rank {rank}: {why}")
+            if time.monotonic() > deadline:
+                late = ", ".join(str(rank) for rank in missing if rank not in found)
+                why = f"rank {late} did not answer within {self._timeout_s:g} s ({during}); see its log"
+                raise RankLost(f"{self.name}: {why}", timed_out=True)
+        return [found[rank] for rank in sorted(found)]
+
+    def close(self) -> None:
+        """Let the ranks leave; those that do not are killed."""
+        for connection in self._connections:
+            with suppress(OSError):
+                connection.send(None)
+        deadline = time.monotonic() + _CLOSED_S
+        for process in self._processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        self.kill()
+
+    def kill(self) -> None:
+        """End what still runs."""
+        for process in self._processes:
+            if process.is_alive():
+                process.kill()
+        for process in self._processes:
+            process.join(_KILLED_S)
+        for connection in self._connections:
+            connection.close()
+
+    def _received(self, missing: Sequence[int], timeout_s: float, during: str) -> dict[int, dict[str, Any]]:
+        """Answers that are there, or come first."""
+        by_connection = {self._connections[rank]: rank for rank in missing}
+        found = {}
+        for connection in wait(list(by_connection), timeout_s):
+            rank = by_connection[connection]
+            try:
+                found[rank] = connection.recv()
+            except (EOFError, ConnectionError):
+                raise self._lost(rank, during) from None
+        return found
+
+    def _check_dead(self, found: dict[int, dict[str, Any]], during: str) -> None:
+        """A rank that failed may have lost a peer that died: that one is the cause."""
+        deadline = time.monotonic() + _SETTLED_S
+        while (missing := self._missing(found)) and time.monotonic() < deadline:
+            found |= self._received(missing, max(0.0, deadline - time.monotonic()), during)
+
+    def _missing(self, found: Mapping[int, Any]) -> list[int]:
+        return [rank for rank in range(len(self._connections)) if rank not in found]
+
+    def _lost(self, rank: int, during: str) -> RankLost:
+        process = self._processes[rank]
+        process.join(_KILLED_S)
+        return RankLost(f"{self.name}: rank {rank} died, exit code {process.exitcode} ({during}); see its log")
+
+
+def _context(is_gpu: bool) -> Any:
+    """Forked from a process that has imported torch; never on a GPU, whose driver does not survive a fork."""
+    if is_gpu:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([worker.__name__])
+    return context

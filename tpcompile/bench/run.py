@@ -1,0 +1,294 @@
+"""Presets and names of programs -> a report: reference and floors, then all programs at once, which take turns."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tpcompile.bench.bound import bound
+from tpcompile.bench.names import Name, why_not
+from tpcompile.bench.processes import ProgramFailed, RankLost, Ranks
+from tpcompile.bench.records import Floors, Machine, Measured, Profile, Row
+from tpcompile.bench.worker import FLOORS, Task
+from tpcompile.config import RunConfig
+from tpcompile.ranks.env import hosted_store, local_variables
+
+_ROUND_MS = 60.0
+_FEWEST_CALLS, _MOST_CALLS = 3, 50
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is asked for, resolved."""
+
+    settings: Sequence[RunConfig]
+    names: Sequence[Name]
+    world_size: int
+    rounds: int
+    jobs: int
+    """Programs that are prepared at the same time."""
+    timeout_s: float
+    """For every answer of a rank."""
+    keeps_going: bool
+    """A program with a rank that died or hung becomes a row, like one that raised."""
+    logs: Path
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether every rank has a GPU of its own."""
+        return self.settings[0].device == "cuda"
+
+
+@dataclass
+class Entry:
+    """A program while it is measured."""
+
+    name: Name
+    row: Row
+    ranks: Ranks | None = None
+    """None when it cannot run, or has ended."""
+    rounds_ms: list[float] = field(default_factory=list)
+
+    def end(self, why: str) -> None:
+        """It failed: the others go on."""
+        if self.ranks is not None:
+            self.ranks.kill()
+        self.ranks = None
+        self.rounds_ms = []
+        self.row = Row(name=self.row.name, role=self.row.role, why_not=why)
+
+    def change(self, **fields: Any) -> None:
+        """Of its row."""
+        self.row = self.row.model_copy(update=fields)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A preset that has ended."""
+
+    measured: Measured | None
+    """None when not even the floors could be measured."""
+    machine: Machine | None
+    lost: RankLost | None
+    """What ended it early; no other preset follows."""
+
+
+def measured_presets(plan: Plan, say: Say) -> Iterator[Step]:
+    """One preset after the other, each in processes of its own; nothing is left running."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port: int = listener.getsockname()[1]
+    store = hosted_store(listener)
+    try:
+        for settings in plan.settings:
+            with TemporaryDirectory(prefix="tpcompile-bench-") as folder:
+                step = _Preset(plan, settings, Path(folder), port, say).run()
+            yield step
+            if step.lost is not None:
+                return
+    finally:
+        del store
+
+
+class _Preset:
+    """The programs of one preset."""
+
+    def __init__(self, plan: Plan, settings: RunConfig, folder: Path, port: int, say: Say) -> None:
+        self._plan, self._settings, self._folder, self._port, self._say = plan, settings, folder, port, say
+        self._began = time.monotonic()
+        self._entries = [Entry(name, Row(name=name.text, role=name.role, why_not=self._why(name))) for name in plan.names]
+
+    def run(self) -> Step:
+        """All steps."""
+        try:
+            floors, machine = self._floors()
+        except RankLost as lost:
+            return Step(None, None, lost)
+        lost = self._measure()
+        block, train = self._settings.block, self._settings.train
+        rates = {"tflops": floors.gemm_tflops, "gbytes_per_s": floors.copy_gbytes_per_s}
+        measured = Measured(
+            preset=self._settings.preset,
+            layers=block.num_layers,
+            tokens=block.batch * block.seq_len,
+            train=train,
+            dtype=block.dtype,
+            error_limit=self._settings.gate.error_ratio,
+            floors=floors,
+            bound=bound(block, tp=self._plan.world_size, train=train, **rates),
+            rows=tuple(entry.row.model_copy(update={"rounds_ms": tuple(entry.rounds_ms)}) for entry in self._entries),
+            ended_early="" if lost is None else str(lost),
+        )
+        return Step(measured, machine, lost)
+
+    def _measure(self) -> RankLost | None:
+        """Nothing is left running."""
+        try:
+            self._prepare()
+            self._rounds()
+            self._profiles()
+            self._close()
+        except RankLost as lost:
+            return lost
+        finally:
+            self._kill()
+        return None
+
+    # Steps
+
+    def _floors(self) -> tuple[Floors, Machine]:
+        """While nothing else is on the devices."""
+        self._tell("reference and floors")
+        ranks = self._start(FLOORS)
+        try:
+            answers = ranks.answers(during="reference and floors")
+        except ProgramFailed as failed:
+            ranks.kill()
+            raise RankLost(f"reference and floors: {failed}; see {self._plan.logs}") from None
+        except RankLost:
+            ranks.kill()
+            raise
+        ranks.close()
+        machine = Machine(**answers[0]["machine"], cores=os.cpu_count() or 1)
+        return Floors.model_validate(answers[0]["floors"]), machine
+
+    def _prepare(self) -> None:
+        """Together, then one by one those that time kernels while they compile."""
+        waiting = [entry for entry in self._entries if not entry.row.why_not]
+        together = [entry for entry in waiting if not entry.name.is_alone]
+        with ThreadPoolExecutor(self._plan.jobs) as pool:
+            futures = [pool.submit(self._prepare_one, entry) for entry in together]
+            done, pending = wait(futures, return_when=FIRST_EXCEPTION)
+            if pending:  # a rank was lost: end the others, so that their threads end
+                for future in pending:
+                    future.cancel()
+                self._kill()
+        for future in done:
+            future.result()
+        for entry in waiting:
+            if entry.name.is_alone:
+                self._prepare_one(entry)
+
+    def _prepare_one(self, entry: Entry) -> None:
+        with self._failing(entry):
+            entry.ranks = self._start(entry.name.text)
+            answers = entry.ranks.answers(during="compile and first calls")
+            regions = [answer["regions_per_call"] for answer in answers]
+            compile_s = [answer["compile_s"] for answer in answers if answer["compile_s"] is not None]
+            step_ms = max(answer["step_ms"] for answer in answers)
+            entry.change(
+                regions_per_call=None if None in regions else max(regions),
+                compile_s=max(compile_s, default=None),
+                calls_per_round=max(_FEWEST_CALLS, min(_MOST_CALLS, round(_ROUND_MS / step_ms))),
+                notes=tuple(answers[0]["notes"]),
+                **_worst(answers),
+            )
+            self._tell(f"{entry.name.text} is ready")
+
+    def _rounds(self) -> None:
+        """Programs take turns; each round begins with a different one."""
+        for number in range(self._plan.rounds):
+            self._tell(f"round {number + 1} of {self._plan.rounds}")
+            start = number % len(self._entries)
+            for entry in self._entries[start:] + self._entries[:start]:
+                if entry.ranks is None:
+                    continue
+                with self._failing(entry):
+                    answers = entry.ranks.ask({"round": entry.row.calls_per_round}, during=f"round {number + 1}")
+                    entry.rounds_ms.append(max(answer["ms"] for answer in answers))
+
+    def _profiles(self) -> None:
+        """Last: a profiler stays in a process. Outputs are compared again, after all calls."""
+        for entry in self._entries:
+            if entry.ranks is None:
+                continue
+            with self._failing(entry):
+                answers = entry.ranks.ask({"profile": True}, during="profile")
+                profiles = [Profile.model_validate(answer["profile"]) for answer in answers]
+                peaks = [answer["peak_bytes"] for answer in answers if answer["peak_bytes"] is not None]
+                entry.change(
+                    profile=min(profiles, key=lambda one: one.communication_ms or 0.0),
+                    peak_bytes=max(peaks, default=None),
+                    **_worst([{"error_ratio": entry.row.error_ratio, "worst": entry.row.worst}, *answers]),
+                )
+
+    # Processes
+
+    @contextmanager
+    def _failing(self, entry: Entry) -> Iterator[None]:
+        """A program that fails becomes a row; a rank that is lost ends the run, unless it goes on."""
+        try:
+            yield
+        except ProgramFailed as failed:
+            entry.end(str(failed))
+            self._tell(f"{entry.name.text} failed: {failed}")
+        except RankLost as lost:
+            entry.end(str(lost))
+            self._tell(str(lost))
+            if not self._plan.keeps_going:
+                raise
+
+    def _start(self, program: str) -> Ranks:
+        safe = "".join(letter if letter.isalnum() or letter in "+-_." else "-" for letter in program)
+        size = self._plan.world_size
+        tasks = [
+            Task(
+                program=program,
+                settings=self._settings.model_dump_json(),
+                folder=str(self._folder),
+                environ=local_variables(rank, size, self._port) | self._environ(safe),
+                prefix=f"bench/{self._settings.preset}/{program}",
+                log=str(self._plan.logs / f"{self._settings.preset}.{safe}.rank{rank}.log"),
+                timeout_s=self._plan.timeout_s,
+            )
+            for rank in range(size)
+        ]
+        return Ranks(program, tasks, is_gpu=self._plan.is_gpu)
+
+    def _environ(self, safe: str) -> dict[str, str]:
+        """Caches of its own: its compile seconds are those of an empty cache."""
+        caches = self._folder / "caches" / safe
+        return {
+            "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+            "TRITON_CACHE_DIR": str(caches / "triton"),
+        }
+
+    def _close(self) -> None:
+        """Let all programs leave."""
+        running = [entry.ranks for entry in self._entries if entry.ranks is not None]
+        if running:
+            with ThreadPoolExecutor(len(running)) as pool:
+                list(pool.map(Ranks.close, running))
+
+    def _kill(self) -> None:
+        for entry in self._entries:
+            if entry.ranks is not None:
+                entry.ranks.kill()
+
+    def _why(self, name: Name) -> str:
+        settings = self._settings
+        return why_not(
+            name,
+            settings.block,
+            is_gpu=self._plan.is_gpu,
+            backend=settings.compile.backend,
+            train=settings.train,
+            tp=self._plan.world_size,
+        )
+
+    def _tell(self, text: str) -> None:
+        self._say(f"{self._settings.preset} {time.monotonic() - self._began:6.1f} s: {text}")
+
+
+def _worst(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Error of the worst rank, or of the calls before."""
+    found = max(answers, key=lambda answer: answer["error_ratio"])
+    return {"error_ratio": found["error_ratio"], "worst": found["worst"]}
