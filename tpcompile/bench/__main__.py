@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -47,6 +48,7 @@ def bench(
             help="BASE[:VARIANT...], such as C:graphed, or package.module:function of your own. Repeatable. Default: all.",
         ),
     ] = None,
+    without: Annotated[list[str] | None, typer.Option(help="A program to leave out. Repeatable.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="In which all programs take turns.")] = 10,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of the preset.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -79,7 +81,7 @@ def bench(
     _set_threads(place, found, num_jobs * nproc)
     plan = Plan(
         settings=found,
-        names=[Name.of(text) for text in dict.fromkeys(programs or DEFAULT)],
+        names=_names(programs or DEFAULT, without or []),
         world_size=nproc,
         rounds=rounds,
         jobs=num_jobs,
@@ -123,6 +125,17 @@ def _run(plan: Plan, json_file: Path | None) -> tuple[Report, RankLost | None]:
 def _resolved(preset: str, layers: int | None, train: bool, settings: list[str], place: Device) -> config.RunConfig:
     overrides = [*settings, *([f"block.num_layers={layers}"] if layers else [])]
     return config.load(preset, overrides, train=train, device=place)
+
+
+def _names(programs: Sequence[str], without: Sequence[str]) -> list[Name]:
+    names = [Name.of(text) for text in dict.fromkeys(programs)]
+    left_out = {Name.of(text).text for text in without}
+    if unknown := sorted(left_out - {name.text for name in names}):
+        raise ConfigError(f"--without {unknown[0]}: no such program would run")
+    found = [name for name in names if name.text not in left_out]
+    if not found:
+        raise ConfigError("--without leaves no program")
+    return found
 
 
 def _place(asked: str, nproc: int) -> Device:

@@ -72,7 +72,7 @@ def _all_reduce(algorithm: str, size: int, group: dist.ProcessGroup, device: tor
     like = torch.zeros(padded // dtype.itemsize, device=device, dtype=dtype)
     try:
         us = _time_us(_summing(algorithm, like, group), device)
-    except RuntimeError as error:  # of a device or build without it; all ranks alike
+    except Exception as error:  # of a device or build without it; all ranks alike
         return AllReduce(algorithm=algorithm, size_bytes=size, us=None, why_not=str(error).partition("\n")[0])
     return AllReduce(algorithm=algorithm, size_bytes=size, us=us)
 

@@ -63,7 +63,14 @@ def _with_fast_paths(setup: Setup, *, ask_table: bool) -> Built:
     stack, settings = built.module, setup.settings
     selection = Selection(setup.group, ask_table=ask_table, timeout_s=settings.gate.store_timeout_s)
     block = settings.block
-    decisions = use_fast_paths(stack, selection, batch=block.batch, seq_len=block.seq_len, train=settings.train)
+    decisions = use_fast_paths(
+        stack,
+        selection,
+        batch=block.batch,
+        seq_len=block.seq_len,
+        train=settings.train,
+        wait_s=settings.gate.store_timeout_s,  # ranks compile for themselves, and are apart by as much
+    )
     used = [path for path, decision in decisions.items() if decision.is_used]
     if not used:
         reasons = "; ".join(f"{path}: {decision.why}" for path, decision in decisions.items())

@@ -59,10 +59,11 @@ def dtensor(setup: Setup, *, sequence_parallel: bool = False, **options: Any) ->
         parallelize_module(layer, mesh, plan, src_data_rank=None)
     if sequence_parallel:
         tokens, whole = (Shard(1), None, None), (Replicate(), None, None)
+        # On layers, not on the stack: hooks of the module that is compiled are regions of their own.
         enters = PrepareModuleInput(input_layouts=whole, desired_input_layouts=tokens, use_local_output=True)
-        parallelize_module(stack, mesh, enters)
+        parallelize_module(stack.layers[0], mesh, enters)
         leaves = PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())
-        parallelize_module(stack, mesh, leaves)
+        parallelize_module(stack.layers[-1], mesh, leaves)
     return Built(
         stack,
         setup.given.inputs[:3],

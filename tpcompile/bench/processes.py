@@ -6,14 +6,17 @@ A program whose ranks raise has failed; a rank that dies, or does not answer in 
 from __future__ import annotations
 
 import multiprocessing
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from tpcompile.bench import worker
 from tpcompile.bench.worker import Task
+from tpcompile.ranks.env import hosted_store, local_variables
 
 _SETTLED_S = 2.0
 """After a rank has failed: a rank that died for its own reasons, or failed first, is seen within that time."""
@@ -37,13 +40,18 @@ class RankLost(Exception):
 class Ranks:
     """All ranks of one program."""
 
-    def __init__(self, name: str, tasks: Sequence[Task], *, is_gpu: bool) -> None:
-        self.name, self._timeout_s = name, tasks[0].timeout_s
+    def __init__(self, tasks: Sequence[Task], *, is_gpu: bool) -> None:
+        self.name, self._timeout_s = tasks[0].program, tasks[0].timeout_s
         context = _context(is_gpu)
         self._connections: list[Connection] = []
         self._processes: list[Any] = []
-        for task in tasks:
+        # A store of its own: what programs agree on through it never meets.
+        listener = socket.create_server(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        self._store = hosted_store(listener)
+        for rank, task in enumerate(tasks):
             own, theirs = context.Pipe()
+            task = replace(task, environ={**task.environ, **local_variables(rank, len(tasks), port)})
             process = context.Process(target=worker.main, args=(theirs, task))
             process.start()
             theirs.close()

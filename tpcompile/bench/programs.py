@@ -21,8 +21,6 @@ from tpcompile.torch_api import symmetric
 
 _ONE_SHOT = {"_collective.auto_select": True, "_collective.one_shot_all_reduce_threshold_bytes": 1 << 30}
 _AUTOTUNED = {"max_autotune": True, "coordinate_descent_tuning": True}
-_WARM_CALLS = 3
-"""Before a capture, as graphs of torch.compile do."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +83,9 @@ def build(setup: Setup) -> Built:
 
 @dataclass
 class Program:
-    """What is called, timed and released."""
+    """What is timed, and released."""
 
-    built: Built
-    plain: Call
-    """Compiled, not captured."""
     call: Call
-    """What is timed."""
 
     def release(self) -> None:
         """Before the process group is destroyed."""
@@ -119,13 +113,11 @@ def compiled_call(setup: Setup, built: Built) -> Call:
     return within
 
 
-def captured(setup: Setup, built: Built, plain: Call) -> Program:
+def captured(setup: Setup, plain: Call) -> Program:
     """The warm program; as one CUDA graph where the name asks for it."""
     if GRAPHED not in setup.name.variants:
-        return Program(built, plain, plain)
-    for _ in range(_WARM_CALLS):
-        plain()
-    return Program(built, plain, GraphedCall(plain))
+        return Program(plain)
+    return Program(GraphedCall(plain))
 
 
 def _compile_options(setup: Setup, built: Built) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -19,7 +18,6 @@ from tpcompile.bench.processes import ProgramFailed, RankLost, Ranks
 from tpcompile.bench.records import Floors, Machine, Measured, Profile, Row
 from tpcompile.bench.worker import FLOORS, Task
 from tpcompile.config import RunConfig
-from tpcompile.ranks.env import hosted_store, local_variables
 
 _ROUND_MS = 60.0
 _FEWEST_CALLS, _MOST_CALLS = 3, 50
@@ -84,32 +82,49 @@ class Step:
 
 def measured_presets(plan: Plan, say: Say) -> Iterator[Step]:
     """One preset after the other, each in processes of its own; nothing is left running."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    port: int = listener.getsockname()[1]
-    store = hosted_store(listener)
+    floors = Ranks(tasks(plan, plan.settings[0], FLOORS, Path()), is_gpu=plan.is_gpu)
     try:
         for settings in plan.settings:
             with TemporaryDirectory(prefix="tpcompile-bench-") as folder:
-                step = _Preset(plan, settings, Path(folder), port, say).run()
+                step = _Preset(plan, settings, Path(folder), say).run(floors)
             yield step
             if step.lost is not None:
                 return
+        floors.close()
     finally:
-        del store
+        floors.kill()
+
+
+def tasks(plan: Plan, settings: RunConfig, program: str, folder: Path) -> list[Task]:
+    """Of all ranks of a program; caches of its own, so that its compile seconds are those of an empty cache."""
+    safe = "".join(letter if letter.isalnum() or letter in "+-_." else "-" for letter in program)
+    caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    return [
+        Task(
+            program=program,
+            settings=settings.model_dump_json(),
+            folder=str(folder),
+            environ={variable: str(folder / "caches" / safe / name) for variable, name in caches.items()},
+            log=str(plan.logs / f"{settings.preset}.{safe}.rank{rank}.log"),
+            timeout_s=plan.timeout_s,
+        )
+        for rank in range(plan.world_size)
+    ]
 
 
 class _Preset:
     """The programs of one preset."""
 
-    def __init__(self, plan: Plan, settings: RunConfig, folder: Path, port: int, say: Say) -> None:
-        self._plan, self._settings, self._folder, self._port, self._say = plan, settings, folder, port, say
+    def __init__(self, plan: Plan, settings: RunConfig, folder: Path, say: Say) -> None:
+        self._plan, self._settings, self._folder, self._say = plan, settings, folder, say
         self._began = time.monotonic()
+        self._is_over = False
         self._entries = [Entry(name, Row(name=name.text, role=name.role, why_not=self._why(name))) for name in plan.names]
 
-    def run(self) -> Step:
+    def run(self, floors_ranks: Ranks) -> Step:
         """All steps."""
         try:
-            floors, machine = self._floors()
+            floors, machine = self._floors(floors_ranks)
         except RankLost as lost:
             return Step(None, None, lost)
         lost = self._measure()
@@ -144,30 +159,26 @@ class _Preset:
 
     # Steps
 
-    def _floors(self) -> tuple[Floors, Machine]:
+    def _floors(self, ranks: Ranks) -> tuple[Floors, Machine]:
         """While nothing else is on the devices."""
-        self._tell("reference and floors")
-        ranks = self._start(FLOORS)
+        self._tell("floors and reference")
+        request = {"settings": self._settings.model_dump_json(), "folder": str(self._folder)}
         try:
-            answers = ranks.answers(during="reference and floors")
+            answers = ranks.ask(request, during="floors and reference")
         except ProgramFailed as failed:
-            ranks.kill()
-            raise RankLost(f"reference and floors: {failed}; see {self._plan.logs}") from None
-        except RankLost:
-            ranks.kill()
-            raise
-        ranks.close()
+            raise RankLost(f"floors and reference: {failed}; see {self._plan.logs}") from None
         machine = Machine(**answers[0]["machine"], cores=os.cpu_count() or 1)
         return Floors.model_validate(answers[0]["floors"]), machine
 
     def _prepare(self) -> None:
-        """Together, then one by one those that time kernels while they compile."""
+        """Compile together, then one by one what times kernels to choose between them; warm up one by one."""
         waiting = [entry for entry in self._entries if not entry.row.why_not]
         together = [entry for entry in waiting if not entry.name.is_alone]
         with ThreadPoolExecutor(self._plan.jobs) as pool:
-            futures = [pool.submit(self._prepare_one, entry) for entry in together]
+            futures = [pool.submit(self._compile, entry) for entry in together]
             done, pending = wait(futures, return_when=FIRST_EXCEPTION)
             if pending:  # a rank was lost: end the others, so that their threads end
+                self._is_over = True
                 for future in pending:
                     future.cancel()
                 self._kill()
@@ -175,23 +186,37 @@ class _Preset:
             future.result()
         for entry in waiting:
             if entry.name.is_alone:
-                self._prepare_one(entry)
+                self._compile(entry)
+        for entry in waiting:
+            self._warm(entry)
 
-    def _prepare_one(self, entry: Entry) -> None:
+    def _compile(self, entry: Entry) -> None:
         with self._failing(entry):
-            entry.ranks = self._start(entry.name.text)
-            answers = entry.ranks.answers(during="compile and first calls")
+            entry.ranks = Ranks(
+                tasks(self._plan, self._settings, entry.name.text, self._folder), is_gpu=self._plan.is_gpu
+            )
+            if self._is_over:
+                entry.ranks.kill()
+            answers = entry.ranks.answers(during="compile and first call")
+            seconds = [answer["compile_s"] for answer in answers if answer["compile_s"] is not None]
+            entry.change(compile_s=max(seconds, default=None), notes=tuple(answers[0]["notes"]))
+            self._tell(f"{entry.name.text} is compiled")
+
+    def _warm(self, entry: Entry) -> None:
+        if entry.ranks is None:
+            return
+        with self._failing(entry):
+            answers = entry.ranks.ask({"warm": True}, during="warm-up")
             regions = [answer["regions_per_call"] for answer in answers]
-            compile_s = [answer["compile_s"] for answer in answers if answer["compile_s"] is not None]
             step_ms = max(answer["step_ms"] for answer in answers)
+            if entry.row.compile_s is not None:
+                capture_s = max(answer["capture_s"] for answer in answers)
+                entry.change(compile_s=entry.row.compile_s + capture_s)
             entry.change(
                 regions_per_call=None if None in regions else max(regions),
-                compile_s=max(compile_s, default=None),
                 calls_per_round=max(_FEWEST_CALLS, min(_MOST_CALLS, round(_ROUND_MS / step_ms))),
-                notes=tuple(answers[0]["notes"]),
                 **_worst(answers),
             )
-            self._tell(f"{entry.name.text} is ready")
 
     def _rounds(self) -> None:
         """Programs take turns; each round begins with a different one."""
@@ -235,31 +260,6 @@ class _Preset:
             self._tell(str(lost))
             if not self._plan.keeps_going:
                 raise
-
-    def _start(self, program: str) -> Ranks:
-        safe = "".join(letter if letter.isalnum() or letter in "+-_." else "-" for letter in program)
-        size = self._plan.world_size
-        tasks = [
-            Task(
-                program=program,
-                settings=self._settings.model_dump_json(),
-                folder=str(self._folder),
-                environ=local_variables(rank, size, self._port) | self._environ(safe),
-                prefix=f"bench/{self._settings.preset}/{program}",
-                log=str(self._plan.logs / f"{self._settings.preset}.{safe}.rank{rank}.log"),
-                timeout_s=self._plan.timeout_s,
-            )
-            for rank in range(size)
-        ]
-        return Ranks(program, tasks, is_gpu=self._plan.is_gpu)
-
-    def _environ(self, safe: str) -> dict[str, str]:
-        """Caches of its own: its compile seconds are those of an empty cache."""
-        caches = self._folder / "caches" / safe
-        return {
-            "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
-            "TRITON_CACHE_DIR": str(caches / "triton"),
-        }
 
     def _close(self) -> None:
         """Let all programs leave."""

@@ -51,9 +51,7 @@ class Task:
     folder: str
     """Of the reference."""
     environ: Mapping[str, str]
-    """torchrun's variables and caches of its own."""
-    prefix: str
-    """Of the store: every program has a process group of its own."""
+    """Caches of its own, and torchrun's variables."""
     log: str
     """stdout and stderr of this rank."""
     timeout_s: float
@@ -67,22 +65,16 @@ def main(connection: Connection, task: Task) -> None:
         _serve(connection, task)
     except BaseException as error:
         _fail(connection, error)
-    _end(0)
 
 
 def _fail(connection: Connection, error: BaseException) -> NoReturn:
-    """At once: destroying the process group would wait for ranks that wait for this one."""
+    """At once: a clean end, or that of the process group, would wait for ranks that wait for this one."""
     traceback.print_exc()
     with suppress(OSError):  # the one that asked has ended
         connection.send({"failed": _line(error)})
-    _end(1)
-
-
-def _end(code: int) -> NoReturn:
-    """Without the interpreter's own clean-up: what is left of CUDA then may wait for a peer."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(1)
 
 
 def _line(error: BaseException) -> str:
@@ -101,17 +93,14 @@ def _write_output_to(path: Path) -> None:
 
 
 def _serve(connection: Connection, task: Task) -> None:
-    settings = config.parse(task.settings)
-    assert isinstance(settings, config.RunConfig), "the benchmark runs presets"
-    env = rank_env()
+    settings, env = _settings(task.settings), rank_env()
     device = choose_device(settings.device, env)
     if device.type == "cpu":
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # a forked process has those of its parent
-    with process_group(env, device, timeout_s=task.timeout_s, prefix=task.prefix) as group:
+    with process_group(env, device, timeout_s=task.timeout_s) as group:
         try:
             if task.program == FLOORS:
-                connection.send(_floors(settings, Path(task.folder), group, device))
-                connection.recv()
+                _answer_floors(connection, group, device)
             else:
                 given = Given.read(Path(task.folder), device)
                 _answer_all(connection, Setup(Name.of(task.program), settings, given, group, device))
@@ -121,18 +110,34 @@ def _serve(connection: Connection, task: Task) -> None:
 
 def _answer_all(connection: Connection, setup: Setup) -> None:
     served = _Served(setup)
-    connection.send(served.prepared())
+    connection.send(served.compiled())
     while request := connection.recv():
         connection.send(served.answer(request))
     served.release()
 
 
-def _floors(settings: config.RunConfig, folder: Path, group: Any, device: torch.device) -> dict[str, Any]:
-    """Rates first; then the reference, by one rank while the others wait to be closed."""
-    measured = floors.measure(settings.block, group, device)
-    if group.rank() == 0:
-        reference.write(settings, folder, device)
-    return {"floors": measured.model_dump(), "machine": _machine(device)}
+def _answer_floors(connection: Connection, group: Any, device: torch.device) -> None:
+    """For each preset rates first; then the reference, by one rank while the others wait for the next request."""
+    while request := connection.recv():
+        settings = _settings(request["settings"])
+        measured = floors.measure(settings.block, group, device)
+        if group.rank() == 0:
+            reference.write(settings, Path(request["folder"]), device)
+        _free(device)
+        connection.send({"floors": measured.model_dump(), "machine": _machine(device)})
+
+
+def _settings(text: str) -> config.RunConfig:
+    found = config.parse(text)
+    assert isinstance(found, config.RunConfig), "the benchmark runs presets"
+    return found
+
+
+def _free(device: torch.device) -> None:
+    """For the other programs."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _machine(device: torch.device) -> dict[str, str]:
@@ -161,42 +166,48 @@ class _Served:
 
     def __init__(self, setup: Setup) -> None:
         self._setup, self._device = setup, setup.device
+        self._built = build(setup)
+        _free(self._device)  # what was unsharded
+        self._plain = compiled_call(setup, self._built)
         self._program: Program | None = None
 
-    def prepared(self) -> dict[str, Any]:
-        """Build, compile, warm up, capture; compared once."""
-        setup = self._setup
-        built = build(setup)
-        gc.collect()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # what was unsharded, for the other programs
-        plain = compiled_call(setup, built)
-        first_s = self._seconds(plain)
-        regions = None if setup.name.base == "eager" else _regions(plain)
-        for _ in range(_WARM_CALLS):
-            plain()
-        began = time.perf_counter()
-        self._program = captured(setup, built, plain)
-        finish(self._device)
-        capture_s = time.perf_counter() - began if self._program.call is not plain else 0.0
-        step_s = min(self._seconds(self._program.call) for _ in range(3))
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
-        return {
-            "compile_s": None if setup.name.base == "eager" else first_s + capture_s,
-            "regions_per_call": regions,
-            "step_ms": step_s * 1e3,
-            "notes": list(built.notes),
-            **self._errors(),
-        }
+    def compiled(self) -> dict[str, Any]:
+        """The first call, while other programs compile."""
+        first_s = self._seconds(self._plain)
+        return {"compile_s": None if self._setup.name.base == "eager" else first_s, "notes": list(self._built.notes)}
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """`round`: the time of so many calls. `profile`: what the profiler sees, memory, and errors after all calls."""
-        assert self._program is not None, "prepared comes first"
+        """`warm`: calls, and the capture. `round`: the time of so many calls. `profile`: what is measured last."""
+        if "warm" in request:
+            return self._warmed()
         if "round" in request:
-            return {"ms": timed_ms(self._program.call, request["round"], self._device)}
+            return {"ms": timed_ms(self._of_program.call, request["round"], self._device)}
+        return self._profiled()
+
+    @property
+    def _of_program(self) -> Program:
+        assert self._program is not None, "a program is asked to warm up first"
+        return self._program
+
+    def _warmed(self) -> dict[str, Any]:
+        """While no other program runs: spinning kernels of several programs on one GPU take turns in milliseconds."""
+        regions = None if self._setup.name.base == "eager" else _regions(self._plain)
+        for _ in range(_WARM_CALLS):
+            self._plain()
+        began = time.perf_counter()
+        self._program = captured(self._setup, self._plain)
+        finish(self._device)
+        capture_s = time.perf_counter() - began
+        step_s = min(self._seconds(self._program.call) for _ in range(3))
+        errors = self._errors()
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        return {"capture_s": capture_s, "regions_per_call": regions, "step_ms": step_s * 1e3, **errors}
+
+    def _profiled(self) -> dict[str, Any]:
+        """What the profiler sees, memory, and errors after all calls."""
         peak = torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else None
-        seen = profiled(self._program.call, self._device)
+        seen = profiled(self._of_program.call, self._device)
         return {"profile": seen.model_dump(), "peak_bytes": peak, **self._errors()}
 
     def release(self) -> None:
@@ -208,10 +219,9 @@ class _Served:
 
     def _errors(self) -> dict[str, Any]:
         """Of one more call of what is timed."""
-        assert self._program is not None
-        results = self._program.call()
+        results = self._of_program.call()
         finish(self._device)
-        built = self._program.built
+        built = self._built
         if built.check is not None:
             built.check()
         ratio, worst = self._setup.given.error(_compared(results), built.slice_of, built.renamed)
