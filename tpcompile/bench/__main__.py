@@ -45,7 +45,7 @@ def bench(
         list[str] | None,
         typer.Option(
             "--program",
-            help="BASE[:VARIANT...], such as C:graphed, or package.module:function of your own. Repeatable. Default: all.",
+            help="BASE[:VARIANT...], such as C:graphed, or your own package.module:function. Repeatable. Default: all.",
         ),
     ] = None,
     without: Annotated[list[str] | None, typer.Option(help="A program to leave out. Repeatable.")] = None,

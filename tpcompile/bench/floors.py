@@ -29,17 +29,20 @@ def measure(block: BlockConfig, group: dist.ProcessGroup, device: torch.device) 
     dtype = getattr(torch, block.dtype)
     size = _SQUARE[device.type]
     large = _product(Shape("large", size, size, size), dtype, device)
-    moved = _COPY_BYTES[device.type]
-    source = torch.zeros(moved // 4, device=device)
-    target = torch.empty_like(source)
-    copy_us = _time_us(lambda: target.copy_(source), device)
-    del source, target
     return Floors(
         gemm_tflops=large.tflops,
-        copy_gbytes_per_s=2 * moved / copy_us / 1e3,
+        copy_gbytes_per_s=_copy_rate(device),
         products=tuple(_product(shape, dtype, device) for shape in products(block, group.size())),
         all_reduces=tuple(_all_reduces(block, group, device)),
     )
+
+
+def _copy_rate(device: torch.device) -> float:
+    """GB/s, read and written."""
+    num_bytes = _COPY_BYTES[device.type]
+    source = torch.zeros(num_bytes // 4, device=device)
+    target = torch.empty_like(source)
+    return 2 * num_bytes / _time_us(lambda: target.copy_(source), device) / 1e3
 
 
 def _product(shape: Shape, dtype: torch.dtype, device: torch.device) -> Product:

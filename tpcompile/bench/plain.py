@@ -1,8 +1,8 @@
 """Block configuration -> its mathematics as a plain module of torch.nn, which knows nothing of ranks.
 
-Peers parallelise it as their users would: by a DTensor plan, or by slices of the weights and hooks. It holds the numbers
-of the same full state dict; q, k and v are three linears, as in the models that DTensor plans are written for, or one
-packed linear, as in gpt-fast. No modulation, cross-attention, mask or dropout.
+Peers parallelise it as their users would: by a DTensor plan, or by slices of the weights and hooks. It holds the same
+numbers as our stack; q, k and v are three linears, as in the models that DTensor plans are written for, or one packed
+linear, as in gpt-fast. No modulation, cross-attention, mask or dropout.
 """
 
 # B batch, S sequence, D model width, H heads, E head size, R = E / 2 rotary pairs

@@ -43,7 +43,7 @@ def write(report: Report, path: Path) -> None:
 def _title(report: Report) -> str:
     machine = report.machine
     where = "" if machine is None else f"{machine.device}, torch {machine.torch}; "
-    return f"{where}{report.world_size} ranks; {report.command}"
+    return f"{where}{report.world_size} ranks"
 
 
 def _timed(measured: Measured) -> list[Row]:

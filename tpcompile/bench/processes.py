@@ -28,13 +28,18 @@ _KILLED_S = 10.0
 class ProgramFailed(Exception):
     """Some rank raised; in one line."""
 
+    def __init__(self, why: str, *, is_refusal: bool) -> None:
+        super().__init__(why)
+        self.is_refusal = is_refusal
+        """It cannot run here, and says so; otherwise it went wrong."""
+
 
 class RankLost(Exception):
     """A rank died or hung; names it."""
 
-    def __init__(self, text: str, *, timed_out: bool = False) -> None:
-        super().__init__(text)
-        self.timed_out = timed_out
+    def __init__(self, program: str, why: str, *, timed_out: bool = False) -> None:
+        super().__init__(f"{program}: {why}")
+        self.why, self.timed_out = why, timed_out
 
 
 class Ranks:
@@ -45,6 +50,8 @@ class Ranks:
         context = _context(is_gpu)
         self._connections: list[Connection] = []
         self._processes: list[Any] = []
+        self._passed: list[list[str]] = [[] for _ in tasks]
+        """What each rank has said that it is at, in order."""
         # A store of its own: what programs agree on through it never meets.
         listener = socket.create_server(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -58,29 +65,26 @@ class Ranks:
             self._connections.append(own)
             self._processes.append(process)
 
-    def ask(self, request: Mapping[str, Any], *, during: str) -> list[dict[str, Any]]:
+    def ask(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Send all ranks a request and return their answers, by rank. Raises as `answers`."""
         for connection in self._connections:
             with suppress(OSError):  # it died: seen below
                 connection.send(dict(request))
-        return self.answers(during=during)
+        return self.answers()
 
-    def answers(self, *, during: str) -> list[dict[str, Any]]:
+    def answers(self) -> list[dict[str, Any]]:
         """One answer of every rank. Raises ProgramFailed when one raised, RankLost when one died or hangs."""
         found: dict[int, dict[str, Any]] = {}
         deadline = time.monotonic() + self._timeout_s
-        while len(found) < len(self._connections):
-            missing = [rank for rank in range(len(self._connections)) if rank not in found]
-            found |= self._received(missing, max(0.0, deadline - time.monotonic()), during)
-            failed = {rank: answer["failed"] for rank, answer in found.items() if "failed" in answer}
+        while missing := self._missing(found):
+            found |= self._received(missing, deadline)
+            failed = {rank: answer for rank, answer in found.items() if "failed" in answer}
             if failed:
-                self._check_dead(found, during)
-                rank, why = next(iter(failed.items()))
-                raise ProgramFailed(f"rank {rank}: {why}")
-            if time.monotonic() > deadline:
-                late = ", ".join(str(rank) for rank in missing if rank not in found)
-                why = f"rank {late} did not answer within {self._timeout_s:g} s ({during}); see its log"
-                raise RankLost(f"{self.name}: {why}", timed_out=True)
+                self._check_dead(found)
+                rank, answer = next(iter(failed.items()))
+                raise ProgramFailed(f"rank {rank}: {answer['failed']}", is_refusal=answer["is_refusal"])
+            if time.monotonic() > deadline and self._missing(found):
+                raise RankLost(self.name, self._late(self._missing(found)), timed_out=True)
         return [found[rank] for rank in sorted(found)]
 
     def close(self) -> None:
@@ -103,31 +107,44 @@ class Ranks:
         for connection in self._connections:
             connection.close()
 
-    def _received(self, missing: Sequence[int], timeout_s: float, during: str) -> dict[int, dict[str, Any]]:
-        """Answers that are there, or come first."""
-        by_connection = {self._connections[rank]: rank for rank in missing}
-        found = {}
-        for connection in wait(list(by_connection), timeout_s):
-            rank = by_connection[connection]
+    def _received(self, missing: Sequence[int], deadline: float) -> dict[int, dict[str, Any]]:
+        """Answers that are there, or come first; none when a rank only says what it is at."""
+        ready = wait([self._connections[rank] for rank in missing], max(0.0, deadline - time.monotonic()))
+        found: dict[int, dict[str, Any]] = {}
+        for rank in (rank for rank in missing if self._connections[rank] in ready):
             try:
-                found[rank] = connection.recv()
+                message = self._connections[rank].recv()
             except (EOFError, ConnectionError):
-                raise self._lost(rank, during) from None
+                raise self._lost(rank) from None
+            if "at" in message:
+                self._passed[rank].append(message["at"])
+            else:
+                found[rank] = message
         return found
 
-    def _check_dead(self, found: dict[int, dict[str, Any]], during: str) -> None:
+    def _check_dead(self, found: Mapping[int, dict[str, Any]]) -> None:
         """A rank that failed may have lost a peer that died: that one is the cause."""
-        deadline = time.monotonic() + _SETTLED_S
+        found, deadline = dict(found), time.monotonic() + _SETTLED_S
         while (missing := self._missing(found)) and time.monotonic() < deadline:
-            found |= self._received(missing, max(0.0, deadline - time.monotonic()), during)
+            found |= self._received(missing, deadline)
 
     def _missing(self, found: Mapping[int, Any]) -> list[int]:
         return [rank for rank in range(len(self._connections)) if rank not in found]
 
-    def _lost(self, rank: int, during: str) -> RankLost:
+    def _late(self, missing: Sequence[int]) -> str:
+        """The rank that is behind all others first: those wait for it."""
+        behind = sorted(missing, key=lambda rank: len(self._passed[rank]))
+        places = "; ".join(f"rank {rank} in {self._place(rank)}" for rank in behind)
+        return f"no answer within {self._timeout_s:g} s: {places}; see their logs"
+
+    def _lost(self, rank: int) -> RankLost:
         process = self._processes[rank]
         process.join(_KILLED_S)
-        return RankLost(f"{self.name}: rank {rank} died, exit code {process.exitcode} ({during}); see its log")
+        why = f"rank {rank} died in {self._place(rank)}, exit code {process.exitcode}; see its log"
+        return RankLost(self.name, why)
+
+    def _place(self, rank: int) -> str:
+        return self._passed[rank][-1] if self._passed[rank] else "its start"
 
 
 def _context(is_gpu: bool) -> Any:

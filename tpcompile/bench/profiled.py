@@ -13,7 +13,9 @@ from tpcompile.bench.records import Profile
 from tpcompile.bench.step import Call, finish
 
 _STEPS = 3
-_COMMUNICATION = re.compile(r"nccl|one_shot|two_shot|multimem|symm_mem|all_reduce|allreduce|exchange|PtoP", re.IGNORECASE)
+_COMMUNICATION = re.compile(
+    r"nccl|one_shot|two_shot|multimem|symm_mem|all_reduce|allreduce|exchange|PtoP", re.IGNORECASE
+)
 """Kernels of collectives, the ones that also compute among them, and copies between GPUs."""
 _COPIES = ("Memcpy", "Memset")
 _NOT_KERNELS = ("Torch-Compiled Region", "##", "ProfilerStep")

@@ -49,20 +49,27 @@ def spread_ms(row: Row) -> float:
 
 def differs(row: Row, limit: float) -> bool:
     """Whether its outputs are not those of a single device; what has no communication is not asked."""
-    if row.role is Role.COMPUTE or row.why_not:
+    if row.role is Role.COMPUTE or not row.rounds_ms:
         return False
     return row.error_ratio is None or not row.error_ratio <= limit  # True for NaN
 
 
 def failures(measured: Measured) -> list[str]:
-    """What makes the run fail, in one line each: outputs that differ, and several regions where one is the contract."""
+    """What makes the run fail, in one line each.
+
+    Outputs that differ, several compiled regions where one is the contract, one of ours that went wrong: a peer may.
+    """
     found = []
     for row in measured.rows:
+        if row.has_failed and row.role is not Role.PEER:
+            found.append(f"{measured.preset} {row.name}: {row.why_not}")
         if differs(row, measured.error_limit):
             found.append(f"{measured.preset} {row.name}: {_difference(row, measured.error_limit)}, {row.worst}")
         has_one = Name.of(row.name).has_one_graph
         if has_one and row.regions_per_call not in (None, 1.0):
-            found.append(f"{measured.preset} {row.name}: a call enters {row.regions_per_call:g} compiled regions, not 1")
+            found.append(
+                f"{measured.preset} {row.name}: a call enters {row.regions_per_call:g} compiled regions, not 1"
+            )
     return found
 
 

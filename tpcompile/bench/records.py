@@ -42,6 +42,8 @@ class Row(Frozen):
     role: Role
     why_not: str = ""
     """Why it was not measured; empty when it was."""
+    has_failed: bool = False
+    """It went wrong, rather than being refused here."""
     rounds_ms: tuple[float, ...] = ()
     """Of each round the mean of its calls, on the slowest rank."""
     calls_per_round: int = 0

@@ -56,13 +56,13 @@ class Entry:
     """None when it cannot run, or has ended."""
     rounds_ms: list[float] = field(default_factory=list)
 
-    def end(self, why: str) -> None:
+    def end(self, why: str, *, has_failed: bool) -> None:
         """It failed: the others go on."""
         if self.ranks is not None:
             self.ranks.kill()
         self.ranks = None
         self.rounds_ms = []
-        self.row = Row(name=self.row.name, role=self.row.role, why_not=why)
+        self.row = Row(name=self.row.name, role=self.row.role, why_not=why, has_failed=has_failed)
 
     def change(self, **fields: Any) -> None:
         """Of its row."""
@@ -119,14 +119,16 @@ class _Preset:
         self._plan, self._settings, self._folder, self._say = plan, settings, folder, say
         self._began = time.monotonic()
         self._is_over = False
-        self._entries = [Entry(name, Row(name=name.text, role=name.role, why_not=self._why(name))) for name in plan.names]
+        self._entries = [
+            Entry(name, Row(name=name.text, role=name.role, why_not=self._why(name))) for name in plan.names
+        ]
 
     def run(self, floors_ranks: Ranks) -> Step:
         """All steps."""
         try:
             floors, machine = self._floors(floors_ranks)
-        except RankLost as lost:
-            return Step(None, None, lost)
+        except RankLost as none_measured:
+            return Step(None, None, none_measured)
         lost = self._measure()
         block, train = self._settings.block, self._settings.train
         rates = {"tflops": floors.gemm_tflops, "gbytes_per_s": floors.copy_gbytes_per_s}
@@ -164,9 +166,9 @@ class _Preset:
         self._tell("floors and reference")
         request = {"settings": self._settings.model_dump_json(), "folder": str(self._folder)}
         try:
-            answers = ranks.ask(request, during="floors and reference")
+            answers = ranks.ask(request)
         except ProgramFailed as failed:
-            raise RankLost(f"floors and reference: {failed}; see {self._plan.logs}") from None
+            raise RankLost(FLOORS, f"{failed}; see {self._plan.logs}") from None
         machine = Machine(**answers[0]["machine"], cores=os.cpu_count() or 1)
         return Floors.model_validate(answers[0]["floors"]), machine
 
@@ -178,7 +180,6 @@ class _Preset:
             futures = [pool.submit(self._compile, entry) for entry in together]
             done, pending = wait(futures, return_when=FIRST_EXCEPTION)
             if pending:  # a rank was lost: end the others, so that their threads end
-                self._is_over = True
                 for future in pending:
                     future.cancel()
                 self._kill()
@@ -197,7 +198,7 @@ class _Preset:
             )
             if self._is_over:
                 entry.ranks.kill()
-            answers = entry.ranks.answers(during="compile and first call")
+            answers = entry.ranks.answers()
             seconds = [answer["compile_s"] for answer in answers if answer["compile_s"] is not None]
             entry.change(compile_s=max(seconds, default=None), notes=tuple(answers[0]["notes"]))
             self._tell(f"{entry.name.text} is compiled")
@@ -206,7 +207,7 @@ class _Preset:
         if entry.ranks is None:
             return
         with self._failing(entry):
-            answers = entry.ranks.ask({"warm": True}, during="warm-up")
+            answers = entry.ranks.ask({"warm": True})
             regions = [answer["regions_per_call"] for answer in answers]
             step_ms = max(answer["step_ms"] for answer in answers)
             if entry.row.compile_s is not None:
@@ -227,7 +228,7 @@ class _Preset:
                 if entry.ranks is None:
                     continue
                 with self._failing(entry):
-                    answers = entry.ranks.ask({"round": entry.row.calls_per_round}, during=f"round {number + 1}")
+                    answers = entry.ranks.ask({"round": entry.row.calls_per_round})
                     entry.rounds_ms.append(max(answer["ms"] for answer in answers))
 
     def _profiles(self) -> None:
@@ -236,7 +237,7 @@ class _Preset:
             if entry.ranks is None:
                 continue
             with self._failing(entry):
-                answers = entry.ranks.ask({"profile": True}, during="profile")
+                answers = entry.ranks.ask({"profile": True})
                 profiles = [Profile.model_validate(answer["profile"]) for answer in answers]
                 peaks = [answer["peak_bytes"] for answer in answers if answer["peak_bytes"] is not None]
                 entry.change(
@@ -253,12 +254,16 @@ class _Preset:
         try:
             yield
         except ProgramFailed as failed:
-            entry.end(str(failed))
-            self._tell(f"{entry.name.text} failed: {failed}")
+            entry.end(str(failed), has_failed=not failed.is_refusal)
+            self._tell(f"{entry.name.text}: {failed}")
         except RankLost as lost:
-            entry.end(str(lost))
+            if self._is_over:  # ended with the others
+                entry.end("", has_failed=False)
+                return
+            self._is_over = not self._plan.keeps_going
+            entry.end(lost.why, has_failed=True)
             self._tell(str(lost))
-            if not self._plan.keeps_going:
+            if self._is_over:
                 raise
 
     def _close(self) -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 _WARM_CALLS = 2
-"""Before the clock of a round starts: the caches of the host and the clock of the GPU are then those of steady state."""
+"""Before the clock of a round starts: caches of the host and the frequency of the GPU are then those of many calls."""
 
 
 @dataclass

@@ -9,7 +9,7 @@ from rich.text import Text
 from tpcompile.bench.ratios import Ratio, best_peer, differs, failures, median_ms, ratios_of, spread_ms
 from tpcompile.bench.records import Machine, Measured, Role, Row
 
-_TIMED = f"{'program':25}{'ms':>9}{'+-':>7}{'tokens/s':>10}"
+_TIMED = f"{'ms':>9}{'+-':>7}{'tokens/s':>10}"
 _COUNTED = f"{'kernels':>9}{'launched':>9}{'exposed':>9}{'GiB':>6}{'compile':>8}{'regions':>8}"
 _RATIOS = f"{'x A':>8}{'x peer':>8}{'/ floor':>8}{'/ comp':>8}"
 _HEAD = f"{_TIMED}{_COUNTED}{_RATIOS}"
@@ -19,18 +19,21 @@ def lines(measured: Measured, machine: Machine, *, world_size: int) -> Iterator[
     """What is measured, a row for each program, the floors, and what fails the run."""
     kind = "forward and backward" if measured.train else "forward"
     yield Text(
-        f"{measured.preset}: {measured.layers} layers, {measured.tokens} tokens, {measured.dtype}, {kind}, tp {world_size}; "
-        f"{machine.device}, torch {machine.torch}",
+        f"{measured.preset}: {measured.layers} layers, {measured.tokens} tokens, {measured.dtype}, {kind}, "
+        f"tp {world_size}; {machine.device}, torch {machine.torch}",
         style="bold",
     )
-    yield Text(_HEAD, style="bold")
+    width = 2 + max(len(row.name) for row in measured.rows)
+    yield Text(f"{'program':{width}}{_HEAD}", style="bold")
     for row in measured.rows:
         if row.rounds_ms:
-            yield Text(_row(measured, row), style="red" if differs(row, measured.error_limit) else "")
+            yield Text(
+                f"{row.name:{width}}{_row(measured, row)}", style="red" if differs(row, measured.error_limit) else ""
+            )
             if differs(row, measured.error_limit):
                 yield Text(f"  outputs differ: {_error(row)}x the single-device error in {row.worst}", style="red")
         else:
-            yield Text(f"{row.name:25}  {row.why_not or 'not measured: the run ended before'}", style="dim")
+            yield Text(f"{row.name:{width}} {row.why_not or 'not measured: the run ended before'}", style="dim")
     yield from _floor_lines(measured)
     for row in measured.rows:
         for note in row.notes:
@@ -44,7 +47,7 @@ def lines(measured: Measured, machine: Machine, *, world_size: int) -> Iterator[
 def _row(measured: Measured, row: Row) -> str:
     ms = median_ms(row)
     ratios, profile = ratios_of(measured, row), row.profile
-    timed = f"{row.name:25}{ms:9.3f}{spread_ms(row):7.3f}{measured.tokens / ms * 1e3:10.0f}"
+    timed = f"{ms:9.3f}{spread_ms(row):7.3f}{measured.tokens / ms * 1e3:10.0f}"
     gib = None if row.peak_bytes is None else row.peak_bytes / 2**30
     counted = (
         f"{_number(profile.kernels, 9)}{_number(profile.launches, 9)}{_number(profile.exposed_ms, 9, 3)}"

@@ -1,7 +1,8 @@
 """In the process of a rank: a task and a connection -> one answer for every request, until it is closed.
 
-Answers are dicts: what was asked for, or `failed` with one line; the traceback goes to this rank's log. A rank whose
-program failed ends, and the one that started it ends the other ranks of that program.
+Answers are dicts: what was asked for, or `failed` with one line; the traceback goes to this rank's log. Before long
+steps a rank says what it is `at`, so that one that hangs can be named. A rank whose program failed ends, and the one
+that started it ends the other ranks of that program.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tpcompile.bench.profiled import profiled
 from tpcompile.bench.programs import Program, Setup, build, captured, compiled_call
 from tpcompile.bench.reference import COMPARED_LAYER, Given
 from tpcompile.bench.step import Call, Results, finish, timed_ms
-from tpcompile.errors import TpCompileError
+from tpcompile.errors import ConfigError, PreflightError, TpCompileError
 from tpcompile.ranks.env import choose_device, process_group, rank_env
 from tpcompile.recording import CaptureSession
 
@@ -71,7 +72,7 @@ def _fail(connection: Connection, error: BaseException) -> NoReturn:
     """At once: a clean end, or that of the process group, would wait for ranks that wait for this one."""
     traceback.print_exc()
     with suppress(OSError):  # the one that asked has ended
-        connection.send({"failed": _line(error)})
+        connection.send({"failed": _line(error), "is_refusal": isinstance(error, (ConfigError, PreflightError))})
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
@@ -93,6 +94,7 @@ def _write_output_to(path: Path) -> None:
 
 
 def _serve(connection: Connection, task: Task) -> None:
+    connection.send({"at": "the start of its process group"})
     settings, env = _settings(task.settings), rank_env()
     device = choose_device(settings.device, env)
     if device.type == "cpu":
@@ -109,9 +111,12 @@ def _serve(connection: Connection, task: Task) -> None:
 
 
 def _answer_all(connection: Connection, setup: Setup) -> None:
+    connection.send({"at": "the build of its program"})
     served = _Served(setup)
+    connection.send({"at": "compile and first call"})
     connection.send(served.compiled())
     while request := connection.recv():
+        connection.send({"at": f"the {next(iter(request))}"})
         connection.send(served.answer(request))
     served.release()
 
@@ -120,8 +125,10 @@ def _answer_floors(connection: Connection, group: Any, device: torch.device) -> 
     """For each preset rates first; then the reference, by one rank while the others wait for the next request."""
     while request := connection.recv():
         settings = _settings(request["settings"])
+        connection.send({"at": "floors"})
         measured = floors.measure(settings.block, group, device)
         if group.rank() == 0:
+            connection.send({"at": "the single-device reference"})
             reference.write(settings, Path(request["folder"]), device)
         _free(device)
         connection.send({"floors": measured.model_dump(), "machine": _machine(device)})
@@ -249,5 +256,3 @@ def _regions(call: Call) -> float:
     with CaptureSession() as session, session.phase("count"):
         call()
     return sum(count.entered for count in session.region_counts())
-
-
