@@ -32,7 +32,7 @@ def test_a_function_of_the_users_own_is_a_peer() -> None:
 
 @pytest.mark.parametrize("text", ["D", "C:fast", "C:graphed:graphed", "module:build", "package.module"])
 def test_an_unknown_name_is_refused_with_those_that_there_are(text: str) -> None:
-    with pytest.raises(ConfigError, match="dtensor_sp.*max-autotune"):
+    with pytest.raises(ConfigError, match=r"dtensor_sp.*max-autotune"):
         Name.of(text)
 
 

@@ -26,5 +26,5 @@ def test_a_plot_has_the_programs_of_all_presets_with_their_ratios(tmp_path: Path
 
 
 def test_another_suffix_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="svg or .png"):
+    with pytest.raises(ConfigError, match=r"svg or \.png"):
         plot.check(tmp_path / "plot.pdf")

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from tpcompile.bench import worker
@@ -45,25 +46,35 @@ class RankLost(Exception):
 class Ranks:
     """All ranks of one program."""
 
-    def __init__(self, tasks: Sequence[Task], *, is_gpu: bool) -> None:
-        self.name, self._timeout_s = tasks[0].program, tasks[0].timeout_s
-        context = _context(is_gpu)
-        self._connections: list[Connection] = []
-        self._processes: list[Any] = []
-        self._passed: list[list[str]] = [[] for _ in tasks]
+    def __init__(
+        self, name: str, connections: Sequence[Connection], processes: Sequence[BaseProcess], *, timeout_s: float
+    ) -> None:
+        self.name, self._timeout_s = name, timeout_s
+        self._connections, self._processes = connections, processes
+        self._passed: list[list[str]] = [[] for _ in connections]
         """What each rank has said that it is at, in order."""
-        # A store of its own: what programs agree on through it never meets.
+        self._store: object = None
+        """Served as long as this is there."""
+
+    @classmethod
+    def started(cls, tasks: Sequence[Task], *, is_gpu: bool) -> Ranks:
+        """New processes, with a store of their own: what programs agree on through it never meets."""
+        context = _context(is_gpu)
         listener = socket.create_server(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
-        self._store = hosted_store(listener)
+        store = hosted_store(listener)
+        connections, processes = [], []
         for rank, task in enumerate(tasks):
             own, theirs = context.Pipe()
             task = replace(task, environ={**task.environ, **local_variables(rank, len(tasks), port)})
             process = context.Process(target=worker.main, args=(theirs, task))
             process.start()
             theirs.close()
-            self._connections.append(own)
-            self._processes.append(process)
+            connections.append(own)
+            processes.append(process)
+        ranks = cls(tasks[0].program, connections, processes, timeout_s=tasks[0].timeout_s)
+        ranks._store = store
+        return ranks
 
     def ask(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Send all ranks a request and return their answers, by rank. Raises as `answers`."""
@@ -110,17 +121,20 @@ class Ranks:
     def _received(self, missing: Sequence[int], deadline: float) -> dict[int, dict[str, Any]]:
         """Answers that are there, or come first; none when a rank only says what it is at."""
         ready = wait([self._connections[rank] for rank in missing], max(0.0, deadline - time.monotonic()))
-        found: dict[int, dict[str, Any]] = {}
-        for rank in (rank for rank in missing if self._connections[rank] in ready):
-            try:
+        answers = {rank: self._answer_of(rank) for rank in missing if self._connections[rank] in ready}
+        return {rank: answer for rank, answer in answers.items() if answer is not None}
+
+    def _answer_of(self, rank: int) -> dict[str, Any] | None:
+        """What it has sent so far; None when that is only what it is at."""
+        try:
+            while self._connections[rank].poll():
                 message = self._connections[rank].recv()
-            except (EOFError, ConnectionError):
-                raise self._lost(rank) from None
-            if "at" in message:
+                if "at" not in message:
+                    return message
                 self._passed[rank].append(message["at"])
-            else:
-                found[rank] = message
-        return found
+        except (EOFError, ConnectionError):
+            raise self._lost(rank) from None
+        return None
 
     def _check_dead(self, found: Mapping[int, dict[str, Any]]) -> None:
         """A rank that failed may have lost a peer that died: that one is the cause."""

@@ -82,7 +82,7 @@ class Step:
 
 def measured_presets(plan: Plan, say: Say) -> Iterator[Step]:
     """One preset after the other, each in processes of its own; nothing is left running."""
-    floors = Ranks(tasks(plan, plan.settings[0], FLOORS, Path()), is_gpu=plan.is_gpu)
+    floors = Ranks.started(tasks(plan, plan.settings[0], FLOORS, Path()), is_gpu=plan.is_gpu)
     try:
         for settings in plan.settings:
             with TemporaryDirectory(prefix="tpcompile-bench-") as folder:
@@ -193,7 +193,7 @@ class _Preset:
 
     def _compile(self, entry: Entry) -> None:
         with self._failing(entry):
-            entry.ranks = Ranks(
+            entry.ranks = Ranks.started(
                 tasks(self._plan, self._settings, entry.name.text, self._folder), is_gpu=self._plan.is_gpu
             )
             if self._is_over:

@@ -231,7 +231,7 @@ class _Served:
         built = self._built
         if built.check is not None:
             built.check()
-        ratio, worst = self._setup.given.error(_compared(results), built.slice_of, built.renamed)
+        ratio, worst = self._setup.given.error(compared(results), built.slice_of, built.renamed)
         return {"error_ratio": ratio, "worst": worst}
 
     def _seconds(self, call: Call) -> float:
@@ -241,7 +241,7 @@ class _Served:
         return time.perf_counter() - began
 
 
-def _compared(results: Results) -> Results:
+def compared(results: Results) -> Results:
     """Gradients that are DTensors as full tensors: a collective, which all ranks call alike."""
     grads = results.grads
     if grads is None:
