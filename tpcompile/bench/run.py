@@ -209,11 +209,13 @@ class _Preset:
         with self._failing(entry):
             answers = entry.ranks.ask({"warm": True})
             regions = [answer["regions_per_call"] for answer in answers]
+            peaks = [answer["peak_bytes"] for answer in answers if answer["peak_bytes"] is not None]
             step_ms = max(answer["step_ms"] for answer in answers)
             if entry.row.compile_s is not None:
                 capture_s = max(answer["capture_s"] for answer in answers)
                 entry.change(compile_s=entry.row.compile_s + capture_s)
             entry.change(
+                peak_bytes=max(peaks, default=None),
                 regions_per_call=None if None in regions else max(regions),
                 calls_per_round=max(_FEWEST_CALLS, min(_MOST_CALLS, round(_ROUND_MS / step_ms))),
                 **_worst(answers),
@@ -239,10 +241,8 @@ class _Preset:
             with self._failing(entry):
                 answers = entry.ranks.ask({"profile": True})
                 profiles = [Profile.model_validate(answer["profile"]) for answer in answers]
-                peaks = [answer["peak_bytes"] for answer in answers if answer["peak_bytes"] is not None]
                 entry.change(
                     profile=min(profiles, key=lambda one: one.communication_ms or 0.0),
-                    peak_bytes=max(peaks, default=None),
                     **_worst([{"error_ratio": entry.row.error_ratio, "worst": entry.row.worst}, *answers]),
                 )
 
