@@ -85,6 +85,7 @@ def bench(
         world_size=nproc,
         rounds=rounds,
         jobs=num_jobs,
+        cores_per_rank=max(1, _num_cores() // nproc),
         timeout_s=timeout_s,
         keeps_going=keep_going,
         logs=_folder(logs),

@@ -31,6 +31,7 @@ from torch.distributed.tensor.parallel import (
 from tpcompile.bench.plain import Attention, Stack, plain_state
 from tpcompile.bench.programs import Built, Setup
 from tpcompile.collectives import api as collectives
+from tpcompile.errors import ConfigError
 from tpcompile.torch_api import symmetric
 
 Plan = dict[str, ParallelStyle]
@@ -102,7 +103,12 @@ def _block_plan(qk_norm: str, *, is_gated: bool, sequence_parallel: bool) -> Pla
 
 
 def async_tp(setup: Setup) -> Built:
-    """The sequence-parallel plan; Inductor splits its products and moves pieces through symmetric memory."""
+    """The sequence-parallel plan; Inductor splits its products and moves pieces through symmetric memory.
+
+    Raises ConfigError where torch would gather small shards by NVLink multicast.
+    """
+    if symmetric.has_multicast(setup.device):
+        raise ConfigError("it would use NVLink multicast; set TORCH_SYMM_MEM_DISABLE_MULTICAST=1")
     symmetric.enable(setup.group)
     return dtensor(setup, sequence_parallel=True, _micro_pipeline_tp=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from tpcompile.config import RunConfig
 from tpcompile.torch_api import symmetric
 
 _ONE_SHOT = {"_collective.auto_select": True, "_collective.one_shot_all_reduce_threshold_bytes": 1 << 30}
-_AUTOTUNED = {"max_autotune": True, "coordinate_descent_tuning": True}
+_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def _compile_options(setup: Setup, built: Built) -> dict[str, Any]:
     found: dict[str, Any] = {"backend": compile_config.backend, "dynamic": compile_config.dynamic}
     options = dict(built.options)
     if AUTOTUNED in setup.name.variants:
-        options |= _AUTOTUNED
+        options |= {"max_autotune": True, "compile_threads": int(os.environ[_THREADS])}
     if ONE_SHOT in setup.name.variants:
         options |= _ONE_SHOT
         symmetric.enable(setup.group)

@@ -34,6 +34,8 @@ class Plan:
     rounds: int
     jobs: int
     """Programs that are prepared at the same time."""
+    cores_per_rank: int
+    """Of a program that is compiled alone."""
     timeout_s: float
     """For every answer of a rank."""
     keeps_going: bool
@@ -95,7 +97,7 @@ def measured_presets(plan: Plan, say: Say) -> Iterator[Step]:
         floors.kill()
 
 
-def tasks(plan: Plan, settings: RunConfig, program: str, folder: Path) -> list[Task]:
+def tasks(plan: Plan, settings: RunConfig, program: str, folder: Path, **environ: str) -> list[Task]:
     """Of all ranks of a program; caches of its own, so that its compile seconds are those of an empty cache."""
     safe = "".join(letter if letter.isalnum() or letter in "+-_." else "-" for letter in program)
     caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
@@ -104,7 +106,7 @@ def tasks(plan: Plan, settings: RunConfig, program: str, folder: Path) -> list[T
             program=program,
             settings=settings.model_dump_json(),
             folder=str(folder),
-            environ={variable: str(folder / "caches" / safe / name) for variable, name in caches.items()},
+            environ=environ | {variable: str(folder / "caches" / safe / name) for variable, name in caches.items()},
             log=str(plan.logs / f"{settings.preset}.{safe}.rank{rank}.log"),
             timeout_s=plan.timeout_s,
         )
@@ -193,9 +195,10 @@ class _Preset:
 
     def _compile(self, entry: Entry) -> None:
         with self._failing(entry):
-            entry.ranks = Ranks.started(
-                tasks(self._plan, self._settings, entry.name.text, self._folder), is_gpu=self._plan.is_gpu
-            )
+            # Alone, it has all cores.
+            threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(self._plan.cores_per_rank)} if entry.name.is_alone else {}
+            started = tasks(self._plan, self._settings, entry.name.text, self._folder, **threads)
+            entry.ranks = Ranks.started(started, is_gpu=self._plan.is_gpu)
             if self._is_over:
                 entry.ranks.kill()
             answers = entry.ranks.answers()

@@ -5,6 +5,7 @@ distributed._symmetric_memory.empty          memory that rendezvous can map
 distributed._symmetric_memory.rendezvous     collective: the same allocation of every rank, mapped here
 distributed._symmetric_memory.enable_...     `enable_symm_mem_for_group`: Inductor may lower to it; deprecated in 2.13
 ops.symm_mem.one_shot_all_reduce, two_shot_  sums over the ranks by kernels that read the memory of all
+_SymmetricMemory.has_multicast_support       whether its ops may use NVLink multicast
 _SymmetricMemory.buffer_ptrs, offset         its address for each rank, as seen from this GPU; never multicast_ptr
 TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES     variable: ranks may share a GPU; see ranks.env.choose_device
 """
@@ -48,6 +49,13 @@ def zeros(num_words: int, *, group: Any, device: torch.device) -> Shared:
     dist.barrier(group=group)
     torch.cuda.synchronize(device)
     return Shared(words, [address + offset for address in handle.buffer_ptrs], handle)
+
+
+def has_multicast(device: torch.device) -> bool:
+    """Whether torch may use NVLink multicast; never with TORCH_SYMM_MEM_DISABLE_MULTICAST=1."""
+    from torch._C._distributed_c10d import _SymmetricMemory
+
+    return _SymmetricMemory.has_multicast_support(torch.autograd.DeviceType.CUDA, device.index)
 
 
 def enable(group: dist.ProcessGroup) -> None:
