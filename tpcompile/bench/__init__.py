@@ -20,6 +20,7 @@ floors.py       rates of this machine: matrix products, copies, all-reduces by s
 bound.py        a block's FLOPs and bytes, and rates -> the floor
 ratios.py       times of rounds -> medians and ratios
 records.py      the report as records, JSON on disk
+baseline.py     a report that was good -> what a later one must not exceed
 table.py        the report -> lines
 plot.py         the report -> an SVG or PNG
 """

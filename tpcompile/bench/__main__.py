@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from tpcompile import config, launch
-from tpcompile.bench import plot
+from tpcompile.bench import baseline, plot
 from tpcompile.bench.names import DEFAULT, Name
 from tpcompile.bench.processes import RankLost
 from tpcompile.bench.ratios import failures
@@ -61,6 +61,16 @@ def bench(
     ] = False,
     logs: Annotated[Path | None, typer.Option(help="Folder of the ranks' output. Default: runs/bench-TIME.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all rounds.")] = None,
+    baseline_file: Annotated[
+        Path | None,
+        typer.Option("--baseline", metavar="FILE", help="Fail where ours take more regions, kernels or launches."),
+    ] = None,
+    fail_on_times: Annotated[
+        bool, typer.Option(help="With --baseline: times fail, which otherwise only warn.")
+    ] = False,
+    write_baseline: Annotated[
+        Path | None, typer.Option("--write-baseline", metavar="FILE", help="Make this run the baseline, if it passes.")
+    ] = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Write an .svg or .png; needs the extra `plot`.")
     ] = None,
@@ -72,6 +82,12 @@ def bench(
     """
     if plot_file is not None:
         plot.check(plot_file)
+    # Files that cannot be read are refused before minutes are measured.
+    committed = None if baseline_file is None else baseline.read(baseline_file)
+    is_new = write_baseline is not None and not write_baseline.exists()
+    before = baseline.Baseline() if write_baseline is None or is_new else baseline.read(write_baseline)
+    if not programs:
+        programs = list(DEFAULT) if committed is None else committed.programs
     os.environ.update(_ALWAYS)
     place = _place(device, nproc)
     found = [_resolved(preset, layers, train, settings or [], place) for preset in presets or ["cpu_smoke"]]
@@ -81,7 +97,7 @@ def bench(
     _set_threads(place, found, num_jobs * nproc)
     plan = Plan(
         settings=found,
-        names=_names(programs or DEFAULT, without or []),
+        names=_names(programs, without or []),
         world_size=nproc,
         rounds=rounds,
         jobs=num_jobs,
@@ -96,7 +112,25 @@ def bench(
     if lost is not None:
         print(f"error: {lost}", file=sys.stderr)
         raise typer.Exit(ExitCode.TIMEOUT if lost.timed_out else ExitCode.FAIL)
-    raise typer.Exit(any(failures(one) for one in report.measured))
+    has_failed = any([failures(one) for one in report.measured])
+    if committed is not None:
+        has_failed |= _has_regressed(report, committed, fail_on_times=fail_on_times)
+    if write_baseline is not None and not has_failed:
+        write_baseline.write_text(baseline.written(before, report).to_json(indent=1) + "\n")
+    raise typer.Exit(has_failed)
+
+
+def _has_regressed(report: Report, committed: baseline.Baseline, *, fail_on_times: bool) -> bool:
+    """Whether something fails; what only warns is printed as well."""
+    has_failed = False
+    for measured in report.measured:
+        for found in baseline.regressions(baseline.case_of(committed, measured, report), measured):
+            is_failure = fail_on_times or not found.is_time
+            has_failed |= is_failure
+            style = "red" if is_failure else "yellow"
+            mark = "FAIL" if is_failure else "WARN"
+            console.stdout().print(f"{mark} {measured.preset} {found.text}", style=style, soft_wrap=True)
+    return has_failed
 
 
 def _run(plan: Plan, json_file: Path | None) -> tuple[Report, RankLost | None]:

@@ -226,8 +226,8 @@ class _Preset:
 
     def _rounds(self) -> None:
         """Programs take turns; each round begins with a different one."""
+        self._tell(f"{self._plan.rounds} rounds")
         for number in range(self._plan.rounds):
-            self._tell(f"round {number + 1} of {self._plan.rounds}")
             start = number % len(self._entries)
             for entry in self._entries[start:] + self._entries[:start]:
                 if entry.ranks is None:
@@ -238,6 +238,7 @@ class _Preset:
 
     def _profiles(self) -> None:
         """Last: a profiler stays in a process. Outputs are compared again, after all calls."""
+        self._tell("profiles")
         for entry in self._entries:
             if entry.ranks is None:
                 continue

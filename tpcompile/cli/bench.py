@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from typing import TextIO
 
 import typer
 
@@ -13,11 +15,16 @@ _MOST_S = 6 * 3600.0
 
 def bench(context: typer.Context) -> None:
     """Time compiled tensor-parallel programs, ours and others', side by side; `--help` says how."""
+    raise typer.Exit(run_bench(context.args))
+
+
+def run_bench(arguments: Sequence[str], *, stdout: TextIO | None = None) -> int:
+    """The exit code of a run with these arguments."""
     from tpcompile.errors import ExitCode
     from tpcompile.process_tree import run_tree
 
-    command = [sys.executable, "-m", "tpcompile.bench", *context.args]
-    outcome = run_tree(command, environ=os.environ, timeout_s=_MOST_S)
+    command = [sys.executable, "-m", "tpcompile.bench", *arguments]
+    outcome = run_tree(command, environ=os.environ, timeout_s=_MOST_S, stdout=stdout)
     if outcome.signal:
-        raise typer.Exit(128 + outcome.signal)
-    raise typer.Exit(ExitCode.TIMEOUT if outcome.timed_out else outcome.exit_code)
+        return 128 + outcome.signal
+    return ExitCode.TIMEOUT if outcome.timed_out else outcome.exit_code
