@@ -27,6 +27,7 @@ TRACES = ROOT / "tests/data/jobs/torch-2.13.0/cold_shared"
 
 ELSEWHERE = {
     "scripts/gate.sh": "makes an environment; the command that it ends in is run here",
+    "scripts/gate.sh --profile graphed": "needs GPUs; scripts/gpu_profiles.py runs the gate so",
     "scripts/test.sh": "makes an environment and runs these tests",
     "pip install -e .": "needs a package index; scripts/first_verdict.py does it",
     "tpcompile bench --preset wan14b_8 --nproc 2 --layers 4 --json bench.json --plot bench.svg": "2 GPUs; tests/bench",

@@ -48,7 +48,8 @@ def test_after_a_pass_the_benchmark_decides_on_the_same_preset(baseline: Path) -
     (ran,) = RAN
     assert ran == [
         "--baseline", str(baseline), "--preset", "cpu_smoke", "--nproc", "2", "--device", "cpu",
-        "--logs", "runs/x/bench", "--train", "--layers", "3", "--set", "gate.error_ratio=3", "--set", "block.dtype=float64",
+        "--logs", "runs/x/bench", "--train", "--layers", "3",
+        "--set", "gate.error_ratio=3", "--set", "block.dtype=float64",
     ]  # fmt: skip
 
 
