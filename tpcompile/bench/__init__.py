@@ -14,7 +14,7 @@ ours.py         eager, modes A, B and C, fast paths, compute only
 plain.py        the block's mathematics as a plain module of torch.nn, which peers parallelise
 peers.py        that module by DTensor plans and by hooks
 hf.py           Llama and Qwen3 of transformers under their own plan
-step.py         one call, timed; a call as one CUDA graph
+step.py         one call, timed
 profiled.py     events of the profiler -> kernels, launches, exposed communication
 floors.py       rates of this machine: matrix products, copies, all-reduces by size and algorithm
 bound.py        a block's FLOPs and bytes, and rates -> the floor

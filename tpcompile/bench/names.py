@@ -13,7 +13,7 @@ from tpcompile.errors import ConfigError
 GRAPHED, AUTOTUNED, ONE_SHOT = "graphed", "max-autotune", "one-shot"
 VARIANTS = {
     GRAPHED: "the whole step in one CUDA graph",
-    AUTOTUNED: "Inductor's max_autotune, each rank for itself",
+    AUTOTUNED: "kernels chosen by their times on the first rank, the same on all ranks",
     ONE_SHOT: "Inductor's one-shot all-reduce through symmetric memory",
 }
 ROLES = {

@@ -16,8 +16,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.bench.names import AUTOTUNED, GRAPHED, ONE_SHOT, Name
 from tpcompile.bench.reference import Given, Renamed, SliceOf
-from tpcompile.bench.step import Call, GraphedCall, forward_call, training_call
+from tpcompile.bench.step import Call, Results, forward_call, training_call
+from tpcompile.choices import Profile
 from tpcompile.config import RunConfig
+from tpcompile.profiles import TUNED, Profiled, run
 from tpcompile.torch_api import symmetric
 
 _ONE_SHOT = {"_collective.auto_select": True, "_collective.one_shot_all_reduce_threshold_bytes": 1 << 30}
@@ -82,18 +84,6 @@ def build(setup: Setup) -> Built:
     return builders.BUILDERS[name.base](setup)
 
 
-@dataclass
-class Program:
-    """What is timed, and released."""
-
-    call: Call
-
-    def release(self) -> None:
-        """Before the process group is destroyed."""
-        if isinstance(self.call, GraphedCall):
-            self.call.release()
-
-
 def compiled_call(setup: Setup, built: Built) -> Call:
     """A call of the program that the name asks for; nothing is compiled yet."""
     name, settings = setup.name, setup.settings
@@ -107,18 +97,32 @@ def compiled_call(setup: Setup, built: Built) -> Call:
         assert cotangent is not None, "a training run has a cotangent"
         call = training_call(program, built.module, built.inputs, cotangent)
 
-    def within() -> Any:
+    def within() -> Results:
         with built.around():
             return call()
 
-    return within
+    return _profiled(setup, within, "max-autotune") if AUTOTUNED in name.variants else within
 
 
-def captured(setup: Setup, plain: Call) -> Program:
-    """The warm program; as one CUDA graph where the name asks for it."""
+def captured(setup: Setup, plain: Call) -> Call:
+    """The warm program; as one CUDA graph where the name asks for it, captured here."""
     if GRAPHED not in setup.name.variants:
-        return Program(plain)
-    return Program(GraphedCall(plain))
+        return plain
+    graphed = _profiled(setup, plain, "graphed")
+    graphed()
+    return graphed
+
+
+def _profiled(setup: Setup, call: Call, profile: Profile) -> Profiled:
+    """Ours and peers alike; the call compiles what it calls, and reads its inputs where they are."""
+    return run(
+        call,
+        profile,
+        group=setup.group,
+        is_compiled=True,
+        timeout_s=setup.settings.gate.store_timeout_s,
+        name=setup.name.text,
+    )
 
 
 def _compile_options(setup: Setup, built: Built) -> dict[str, Any]:
@@ -126,7 +130,7 @@ def _compile_options(setup: Setup, built: Built) -> dict[str, Any]:
     found: dict[str, Any] = {"backend": compile_config.backend, "dynamic": compile_config.dynamic}
     options = dict(built.options)
     if AUTOTUNED in setup.name.variants:
-        options |= {"max_autotune": True, "compile_threads": int(os.environ[_THREADS])}
+        options |= TUNED | {"compile_threads": int(os.environ[_THREADS])}
     if ONE_SHOT in setup.name.variants:
         options |= _ONE_SHOT
         symmetric.enable(setup.group)

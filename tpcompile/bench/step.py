@@ -1,8 +1,7 @@
-"""A program and its inputs -> one call of it, the same as one CUDA graph, its results, and its time."""
+"""A program and its inputs -> one call of it, its results, and its time."""
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,34 +51,6 @@ def training_call(
         return Results(output.detach(), input_grad, dict(zip(named, grads, strict=True)))
 
     return call
-
-
-class GraphedCall:
-    """A warm call, captured once with its collectives; results are overwritten by the next replay.
-
-    Release it before the process group is destroyed: with live captured NCCL work that never returns.
-    """
-
-    def __init__(self, call: Call) -> None:
-        torch.cuda.synchronize()
-        dist.barrier()
-        torch.cuda.synchronize()
-        self._graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
-        # Of this thread only: the watchdog of NCCL queries events meanwhile.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._results: Results | None = call()
-
-    def __call__(self) -> Results:
-        """Replay."""
-        assert self._graph is not None and self._results is not None, "the graph was released"
-        self._graph.replay()
-        return self._results
-
-    def release(self) -> None:
-        """Drop the graph and what it captured."""
-        torch.cuda.synchronize()
-        self._graph = self._results = None
-        gc.collect()
 
 
 def finish(device: torch.device) -> None:

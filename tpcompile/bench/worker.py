@@ -28,10 +28,11 @@ from tpcompile import config
 from tpcompile.bench import floors, reference
 from tpcompile.bench.names import Name
 from tpcompile.bench.profiled import profiled
-from tpcompile.bench.programs import Program, Setup, build, captured, compiled_call
+from tpcompile.bench.programs import Setup, build, captured, compiled_call
 from tpcompile.bench.reference import COMPARED_LAYER, Given
 from tpcompile.bench.step import Call, Results, finish, timed_ms
 from tpcompile.errors import ConfigError, PreflightError, TpCompileError
+from tpcompile.profiles import Profiled
 from tpcompile.ranks.env import choose_device, process_group, rank_env
 from tpcompile.recording import CaptureSession
 
@@ -176,7 +177,7 @@ class _Served:
         self._built = build(setup)
         _free(self._device)  # what was unsharded
         self._plain = compiled_call(setup, self._built)
-        self._program: Program | None = None
+        self._timed: Call | None = None
 
     def compiled(self) -> dict[str, Any]:
         """The first call, while other programs compile."""
@@ -188,13 +189,14 @@ class _Served:
         if "warm" in request:
             return self._warmed()
         if "round" in request:
-            return {"ms": timed_ms(self._of_program.call, request["round"], self._device)}
+            return {"ms": timed_ms(self._call, request["round"], self._device)}
         return self._profiled()
 
     @property
-    def _of_program(self) -> Program:
-        assert self._program is not None, "a program is asked to warm up first"
-        return self._program
+    def _call(self) -> Call:
+        """What is timed."""
+        assert self._timed is not None, "a program is asked to warm up first"
+        return self._timed
 
     def _warmed(self) -> dict[str, Any]:
         """While no other program runs: spinning kernels of several programs on one GPU take turns in milliseconds."""
@@ -206,10 +208,10 @@ class _Served:
         for _ in range(_WARM_CALLS):
             self._plain()
         began = time.perf_counter()
-        self._program = captured(self._setup, self._plain)
+        self._timed = captured(self._setup, self._plain)
         finish(self._device)
         capture_s = time.perf_counter() - began
-        step_s = min(self._seconds(self._program.call) for _ in range(3))
+        step_s = min(self._seconds(self._call) for _ in range(3))
         # Now: the memory of a graph is not counted when it is replayed, and that of a comparison is not the program's.
         peak = torch.cuda.max_memory_allocated(self._device) if is_gpu else None
         numbers = {"capture_s": capture_s, "regions_per_call": regions, "step_ms": step_s * 1e3, "peak_bytes": peak}
@@ -217,19 +219,19 @@ class _Served:
 
     def _profiled(self) -> dict[str, Any]:
         """What the profiler sees, and errors after all calls."""
-        seen = profiled(self._of_program.call, self._device)
+        seen = profiled(self._call, self._device)
         return {"profile": seen.model_dump(), **self._errors()}
 
     def release(self) -> None:
-        """Graphs, before the group."""
-        if self._program is not None:
-            self._program.release()
-        self._program = None
+        """CUDA graphs, before the group is destroyed."""
+        for call in (self._timed, self._plain):
+            if isinstance(call, Profiled):
+                call.close()
         gc.collect()
 
     def _errors(self) -> dict[str, Any]:
         """Of one more call of what is timed."""
-        results = self._of_program.call()
+        results = self._call()
         finish(self._device)
         built = self._built
         if built.check is not None:
