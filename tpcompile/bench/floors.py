@@ -19,6 +19,9 @@ _SQUARE = {"cuda": 8192, "cpu": 512}
 _COPY_BYTES = {"cuda": 1 << 29, "cpu": 1 << 24}
 _SIZES = (4 << 10, 32 << 10, 256 << 10, 1 << 20, 8 << 20, 48 << 20)
 _SIZES_ON_CPU = (4 << 10, 256 << 10)
+EXCHANGE = "exchange with residual and RMSNorm"
+_EXCHANGED_TOKENS = 1024
+"""Larger sums are left to NCCL."""
 _CALLS_IN_GRAPH = 10
 _REPEATS = 5
 Call = Callable[[], object]
@@ -64,17 +67,43 @@ def _all_reduces(block: BlockConfig, group: dist.ProcessGroup, device: torch.dev
     for size in sizes:
         for algorithm in ("default", "one-shot", "two-shot"):
             yield _all_reduce(algorithm, size, group, device)
+    if block.norm == "rms" and tokens <= _EXCHANGED_TOKENS:
+        yield _exchange(block, group, device)
+
+
+def _exchange(block: BlockConfig, group: dist.ProcessGroup, device: torch.device) -> AllReduce:
+    """The kernel of ours that sums the block's activations, beside the residual add and the norm that it also does."""
+    dtype = getattr(torch, block.dtype)
+    tokens = block.batch * block.seq_len
+    size = tokens * block.dim * dtype.itemsize
+    x = torch.zeros(block.batch, block.seq_len, block.dim, device=device, dtype=dtype)
+    return _timed(EXCHANGE, size, lambda: _exchanging(x, tokens, group), device)
+
+
+def _exchanging(x: Tensor, tokens: int, group: dist.ProcessGroup) -> Call:
+    from tpcompile.fastpath.kernels.all import LAUNCHERS, ROW_WORDS  # imports Triton
+    from tpcompile.fastpath.kernels.exchange_memory import Exchange
+
+    name = "all_reduce_add_rms_norm"
+    row_words = ROW_WORDS[name](x.shape[-1], x.dtype, tokens)
+    exchange = Exchange.of_group(group, num_rows=tokens, row_words=row_words, device=x.device)
+    weight = torch.ones_like(x[0, 0])
+    return lambda: LAUNCHERS[name](x, x, weight, eps=1e-6, exchange=exchange)
 
 
 def _all_reduce(algorithm: str, size: int, group: dist.ProcessGroup, device: torch.device) -> AllReduce:
     """`default` is NCCL, or gloo on CPU."""
-    if algorithm != "default" and device.type != "cuda":
-        return AllReduce(algorithm=algorithm, size_bytes=size, us=None, why_not="needs GPUs")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     padded = -(-size // (16 * group.size())) * 16 * group.size()  # two-shot takes whole vectors of every rank
     like = torch.zeros(padded // dtype.itemsize, device=device, dtype=dtype)
+    return _timed(algorithm, size, lambda: _summing(algorithm, like, group), device)
+
+
+def _timed(algorithm: str, size: int, made: Callable[[], Call], device: torch.device) -> AllReduce:
+    if algorithm != "default" and device.type != "cuda":
+        return AllReduce(algorithm=algorithm, size_bytes=size, us=None, why_not="needs GPUs")
     try:
-        us = _time_us(_summing(algorithm, like, group), device)
+        us = _time_us(made(), device)
     except Exception as error:  # of a device or build without it; all ranks alike
         return AllReduce(algorithm=algorithm, size_bytes=size, us=None, why_not=str(error).partition("\n")[0])
     return AllReduce(algorithm=algorithm, size_bytes=size, us=us)

@@ -29,6 +29,7 @@ ONE_GRAPH = ("B", "C", "C+fast", "C+fast-all", "compute")
 DEFAULT = (
     "eager", "A", "B",
     "C", "C:graphed", "C:max-autotune:graphed", "C:one-shot:graphed", "C+fast", "C+fast:graphed",
+    "C+fast:one-shot:graphed", "C+fast-all:graphed", "C+fast-all:one-shot:graphed",
     "dtensor", "dtensor:graphed", "dtensor_sp", "dtensor_sp:graphed", "async_tp", "async_tp:graphed",
     "hooks", "hooks:graphed", "transformers", "transformers:graphed",
     "compute", "compute:graphed",
