@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -24,6 +24,7 @@ from tpcompile.choices import Device
 from tpcompile.cli import ending
 from tpcompile.errors import ConfigError, ExitCode, PreflightError
 from tpcompile.report import console
+from tpcompile.request import DEFAULT_PRESETS
 
 app = typer.Typer(
     add_completion=False,
@@ -37,7 +38,9 @@ _ALWAYS = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
 
 @app.command()
 def bench(
-    presets: Annotated[list[str] | None, typer.Option("--preset", help="Repeatable. Default: cpu_smoke.")] = None,
+    presets: Annotated[
+        list[str] | None, typer.Option("--preset", help="Repeatable. Default: wan14b on GPUs, else cpu_smoke.")
+    ] = None,
     nproc: Annotated[int, typer.Option(min=1, help="Ranks, each with a GPU of its own where there are GPUs.")] = 2,
     layers: Annotated[int | None, typer.Option(min=1, help="Blocks of the stack, instead of the preset's.")] = None,
     train: Annotated[bool, typer.Option(help="Forward and backward instead of forward.")] = False,
@@ -82,7 +85,8 @@ def bench(
     """
     if plot_file is not None:
         plot.check(plot_file)
-    # Files that cannot be read are refused before minutes are measured.
+    # Files that cannot be read or written are refused before minutes are measured.
+    _check_folders(json_file, plot_file, write_baseline)
     committed = None if baseline_file is None else baseline.read(baseline_file)
     is_new = write_baseline is not None and not write_baseline.exists()
     before = baseline.Baseline() if write_baseline is None or is_new else baseline.read(write_baseline)
@@ -90,9 +94,13 @@ def bench(
         programs = list(DEFAULT) if committed is None else committed.programs
     os.environ.update(_ALWAYS)
     place = _place(device, nproc)
-    found = [_resolved(preset, layers, train, settings or [], place) for preset in presets or ["cpu_smoke"]]
+    presets = presets or [DEFAULT_PRESETS[place]]
+    found = [_resolved(preset, layers, train, settings or [], place) for preset in presets]
     for one in found:
         one.check_tp(nproc)
+        if place == "cpu" and device == "auto" and one.block.dim >= launch.GPU_DIM:
+            size = f"preset {one.preset} (dim {one.block.dim}) is sized for GPUs, and there is no GPU here"
+            raise PreflightError(f"{size}; use --preset cpu_smoke, or --device cpu for a long run")
     num_jobs = jobs or max(1, _num_cores() // nproc)
     _set_threads(place, found, num_jobs * nproc)
     plan = Plan(
@@ -133,9 +141,16 @@ def _has_regressed(report: Report, committed: baseline.Baseline, *, fail_on_time
     return has_failed
 
 
+def _check_folders(*paths: Path | None) -> None:
+    for path in filter(None, paths):
+        if not path.parent.is_dir():
+            raise ConfigError(f"{path}: there is no folder {path.parent}; make it")
+
+
 def _run(plan: Plan, json_file: Path | None) -> tuple[Report, RankLost | None]:
     """The report, printed and written after each preset, and the rank that ended it early."""
     out, progress = console.stdout(), console.stderr()
+    progress.print(f"output of the ranks: {plan.logs}", style="dim", soft_wrap=True)
     report = Report(
         command=shlex.join(["tpcompile", "bench", *sys.argv[1:]]),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -173,15 +188,17 @@ def _names(programs: Sequence[str], without: Sequence[str]) -> list[Name]:
     return found
 
 
-def _place(asked: str, nproc: int) -> Device:
+def _place(asked: str, nproc: int) -> Literal["cpu", "cuda"]:
     """`cuda` or `cpu`. Raises PreflightError for more ranks than GPUs."""
     if asked not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"--device {asked}: choose auto, cpu or cuda")
     num_gpus = 0 if asked == "cpu" else launch.count_gpus()
     if asked == "cpu" or (asked == "auto" and not num_gpus):
         return "cpu"
+    if not num_gpus:
+        raise PreflightError("--device cuda: no GPU here (nvidia-smi -L, CUDA_VISIBLE_DEVICES); use --device cpu")
     if num_gpus < nproc:
-        raise PreflightError(f"{nproc} ranks but {num_gpus} GPUs; use --nproc {num_gpus or 1} or --device cpu")
+        raise PreflightError(f"{nproc} ranks but {num_gpus} GPUs; use --nproc {num_gpus} or --device cpu")
     return "cuda"
 
 
