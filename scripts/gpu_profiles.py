@@ -3,6 +3,7 @@
     python scripts/gpu_profiles.py --nproc 2 --json profiles.json [--only values-wan14b_8]
 
 values-PRESET    replays equal compiled calls bit for bit, new shapes are captured, 10,000 replays do not grow
+decode           generate with a replayed step: tokens of the eager model, and tokens per second
 end-HOW          a job with live graphs ends: by destroy_process_group, by its last line, by close; with a sentinel too
 killed-WHEN      a rank is killed in a capture or a replay: the job ends, and the sentinel names it
 differs-WHAT     a rank with a different profile or signature is named, with both values
@@ -60,6 +61,7 @@ def parts(out: Path) -> dict[str, Part]:
         found[f"values-{preset}"] = Part(VALUES, arguments, limit_s=200)
     tuned = ("--device", "cuda", "--preset", "wan14b_8", "--layers", "1", "--profile", "max-autotune")
     found["gate-tuned"] = Part(REPRO, (*tuned, "--run-dir", str(out / "gate-tuned")), limit_s=230)
+    found["decode"] = Part("scripts/profiles/decode.py", (str(out / "decode.json"),), limit_s=200)
     found["gate-train"] = Part(REPRO, (*gate, "--train", "--run-dir", str(out / "gate-train")), limit_s=200)
     found["gate-forward"] = Part(REPRO, (*gate, "--run-dir", str(out / "gate-forward")), limit_s=200)
     fault = ("--device", "cuda", "--profile", "graphed", "--fault", "other_profile", "--preset", "cpu_smoke")

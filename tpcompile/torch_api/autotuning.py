@@ -16,10 +16,6 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from torch._inductor import config
-from torch._inductor.codecache import PersistentCache
-from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-
 Share = Callable[[str, Sequence[str], Callable[[], list[float]]], list[float]]
 """(what is tuned, the candidates, what times them on this rank) -> ms of each candidate, the same on all ranks."""
 
@@ -52,7 +48,11 @@ def shared_timings(share: Share) -> Iterator[None]:
 
 @cache
 def _install() -> None:
-    """Once in a process."""
+    """Once in a process, before its first tuned compile: the two modules import Triton."""
+    from torch._inductor import config
+    from torch._inductor.codecache import PersistentCache
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
     lookup, benchmark = PersistentCache.lookup, CachingAutotuner.benchmark_all_configs
 
     def shared_lookup(self: Any, choices: Any, op: str, inputs: str, timed_by: Any, **options: Any) -> Any:
