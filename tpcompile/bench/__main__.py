@@ -33,7 +33,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _ALWAYS = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
-"""NVLink multicast stays off: it has hung machines that others shared."""
+"""NVLink multicast stays off, for all programs alike."""
 
 
 @app.command()
