@@ -20,6 +20,7 @@ from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.causal_lm import CausalLM, left_padded
 from tpcompile.nn.state import full_state_dict, gather_full, load_full_state_dict
 from tpcompile.profiles.graphed import Graphed
+from tpcompile.profiles.steps import Steps
 from tpcompile.testing import run_on_ranks
 
 BATCH, TOKENS, PROMPT, NEW = 2, 8, 3, 5
@@ -143,7 +144,7 @@ def generate(form: str, reference: dict[str, Any], comm: Collectives, *, is_comp
         for run in ("first", "second"):
             found[run] = model.generate(prompt, *tables, num_new_tokens=NEW, caches=caches)
             found[f"graphs {run}"] = stats["unique_graphs"]
-    step = Graphed(model.next_tokens, Recorder(), label="step", agree=lambda _: None, modules=(model,))
+    step = Graphed(model.next_tokens, Recorder(), label="step", ranks=Steps("step", "graphed", None), modules=(model,))
     caches = model.new_caches(BATCH, PROMPT + NEW)
     found["replayed"] = [
         model.generate(ids, *tables, num_new_tokens=NEW, caches=caches, step=step) for ids in (prompt, prompt[:, 1:])

@@ -14,7 +14,7 @@ from torch._inductor.codecache import PersistentCache
 from torch._inductor.utils import run_and_get_code
 
 from tests.profiles.recorder import Recorder
-from tpcompile.errors import DivergenceError
+from tpcompile.errors import ConfigError, DivergenceError
 from tpcompile.profiles import TUNED, callables, chosen, run
 from tpcompile.profiles.agreement import Agreement
 from tpcompile.profiles.tuned import Tuned
@@ -100,6 +100,19 @@ def equal_ranks() -> dict[str, Any]:
         "sums": sums, "captures": call.num_captures, "replays": call.num_replays, "keys": store.num_keys() - before,
         "profile": call.profile,
     }  # fmt: skip
+
+
+def one_rank_cannot_capture() -> str:
+    """Rank 1 runs out of memory in its capture: rank 0 must not replay alone."""
+    call = profiled("graphed")
+    if dist.get_rank() == 1:
+        # A real capture would not issue the collective of the program; that of the recorder does, on both ranks.
+        call._calls["graphed"]._recorder.capture = lambda program: (program(), torch.empty(1 << 60))
+    try:
+        call(torch.ones(2))
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def destroys_group() -> list[bool]:

@@ -40,7 +40,7 @@ def test_a_rank_that_does_not_come_is_named_with_what_it_did_last() -> None:
     assert nothing == ""
     assert text.startswith("rank 0 captures summed under profile graphed for (0: float32[3])")
     assert "rank 1 did not come within 1 s" in text
-    assert "rank 1 was last seen at step 1, profile graphed (0: float32[2])" in text
+    assert "rank 1 was last seen at step 2, profile graphed (0: float32[2])" in text
 
 
 def test_a_rank_that_comes_late_does_not_go_on_alone() -> None:
@@ -52,6 +52,12 @@ def test_a_rank_that_comes_late_does_not_go_on_alone() -> None:
 def test_a_rank_that_has_died_is_not_waited_for() -> None:
     text, _ = run_on_ranks(ranks.has_died, timeout_s=60)
     assert text.endswith("rank 1 has ended"), text
+
+
+def test_a_capture_that_fails_on_one_rank_is_an_error_on_all() -> None:
+    first, second = run_on_ranks(ranks.one_rank_cannot_capture)
+    assert first == second
+    assert first.startswith("summed cannot be captured: ") and first.endswith("(rank 1)")
 
 
 def test_graphs_are_released_before_a_process_group_is_destroyed() -> None:

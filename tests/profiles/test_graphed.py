@@ -19,9 +19,23 @@ from tpcompile.profiles.release import release_all
 def graphed(program: Callable[..., Any], **options: Any) -> tuple[Graphed, Recorder, list[str]]:
     """The callable, what it asked of the recorder, and the signatures that ranks would compare."""
     recorder, agreed = Recorder(), []
-    defaults = {"agree": agreed.append, "modules": modules_of(program)}
+    defaults = {"ranks": Alone(agreed), "modules": modules_of(program)}
     call = Graphed(program, recorder, label="program", **(defaults | options))
     return call, recorder, agreed
+
+
+class Alone:
+    """One rank, which keeps what it would tell the others."""
+
+    def __init__(self, agreed: list[str]) -> None:
+        self.agreed = agreed
+
+    def capture(self, signature: str) -> None:
+        self.agreed.append(signature)
+
+    def captured(self, problem: str) -> None:
+        if problem:
+            raise ConfigError(problem)
 
 
 def double(x: Tensor, *_rest: Any, **_options: Any) -> Tensor:
@@ -126,10 +140,11 @@ def test_a_released_callable_captures_again() -> None:
 
 
 def test_nothing_is_captured_where_the_ranks_do_not_agree() -> None:
-    def refuse(signature: str) -> None:
-        raise RuntimeError(signature)
+    class Differ(Alone):
+        def capture(self, signature: str) -> None:
+            raise RuntimeError(signature)
 
-    call, recorder, _ = graphed(double, agree=refuse)
+    call, recorder, _ = graphed(double, ranks=Differ([]))
     with pytest.raises(RuntimeError, match=r"float32\[2\]"):
         call(torch.ones(2))
     assert (recorder.num_warm_ups, call.num_live) == (0, 0)
@@ -187,7 +202,7 @@ def test_warm_up_calls_leave_no_trace_in_gradients_that_a_step_adds_to() -> None
     def step(x: Tensor) -> None:
         layer(x).sum().backward()
 
-    Graphed(step, Watched(), label="step", agree=lambda _: None, modules=modules_of(step))(torch.ones(3, 2))
+    Graphed(step, Watched(), label="step", ranks=Alone([]), modules=modules_of(step))(torch.ones(3, 2))
     assert captured == [[[7.0, 7.0]]]
 
 
@@ -255,3 +270,27 @@ def test_static_arguments_are_written_where_they_are() -> None:
 def test_values_that_are_nan_are_no_change_in_place() -> None:
     call, _, _ = graphed(double)
     assert call(torch.tensor([float("nan"), 1.0])).isnan().tolist() == [True, False]
+
+
+class NoCapture(Recorder):
+    def capture(self, call: Callable[[], Any]) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing\nCUDA kernel errors ...")
+
+
+def test_what_cuda_does_not_capture_is_told_to_the_ranks_and_refused_in_one_line() -> None:
+    call = Graphed(double, NoCapture(), label="program", ranks=Alone([]))
+    with pytest.raises(ConfigError, match=r"^program cannot be captured: operation not permitted[^\n]*$") as caught:
+        call(torch.ones(2))
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert call.num_live == 0
+
+
+def test_a_graph_of_this_rank_is_released_where_a_different_rank_has_none() -> None:
+    class OfTwo(Alone):
+        def captured(self, problem: str) -> None:
+            raise ConfigError("out of memory (rank 1)")
+
+    call, recorder, _ = graphed(double, ranks=OfTwo([]))
+    with pytest.raises(ConfigError, match="rank 1"):
+        call(torch.ones(2))
+    assert [graph.is_live for graph in recorder.graphs] == [False]

@@ -83,7 +83,7 @@ def run(
         calls = {profile: Tuned(compiled, agreement)}
     elif profile != "default" and not why_not:
         calls["graphed"] = Graphed(
-            compiled, CudaGraphs(), label=steps.label, agree=steps.capture, modules=modules_of(program), static=static,
+            compiled, CudaGraphs(), label=steps.label, ranks=steps, modules=modules_of(program), static=static,
             clone_outputs=clone_outputs, max_graphs=max_graphs,
         )  # fmt: skip
     return Profiled(program, calls, steps)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from tpcompile.errors import ConfigError
+from tpcompile.errors import ConfigError, TpCompileError
 from tpcompile.profiles.cuda_graphs import Graph, Recorder
 from tpcompile.profiles.gradients import Gradients
 from tpcompile.profiles.release import follow
@@ -45,10 +45,21 @@ class _Captured:
     outputs: Any
 
 
+class Ranks(Protocol):
+    """What the ranks tell each other of a capture; each call raises where they differ or one does not come."""
+
+    def capture(self, signature: str) -> None:
+        """Before anything of a new signature runs."""
+        ...
+
+    def captured(self, problem: str) -> None:
+        """Before the first replay; raises ConfigError on all ranks where one has a problem."""
+        ...
+
+
 class Graphed:
     """Replays one CUDA graph per signature of its calls: shapes, strides, dtypes, devices, constants, modes.
 
-    `agree(text)` is called before anything of a new signature runs; it raises where the ranks do not all come to it.
     `modules` are those that the program calls.
     """
 
@@ -58,13 +69,13 @@ class Graphed:
         recorder: Recorder,
         *,
         label: str,
-        agree: Callable[[str], None],
+        ranks: Ranks,
         modules: tuple[nn.Module, ...] = (),
         static: Collection[int | str] = (),
         clone_outputs: bool = False,
         max_graphs: int = 8,
     ) -> None:
-        self._program, self._recorder, self._label, self._agree = program, recorder, label, agree
+        self._program, self._recorder, self._label, self._ranks = program, recorder, label, ranks
         self._modules = modules
         self._static, self._clone_outputs, self._max_graphs = frozenset(static), clone_outputs, max_graphs
         self._live: OrderedDict[Key, _Captured] = OrderedDict()
@@ -106,7 +117,7 @@ class Graphed:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf], training: tuple[bool, ...]
     ) -> _Captured:
         check_arguments(leaves, self._label, self._recorder.device)
-        self._agree(text_of(leaves, training))
+        self._ranks.capture(text_of(leaves, training))
         self._make_room()
         inputs = [buffer_for(leaf) for leaf in leaves]
         copied = [(number, each) for number, each in enumerate(inputs) if _is_buffer(each, leaves[number])]
@@ -115,18 +126,36 @@ class Graphed:
         def call() -> Any:
             return self._program(*own_args, **own_kwargs)
 
+        made, failure = self._recorded(call, leaves, copied)
+        try:
+            self._ranks.captured("" if failure is None else self._says(failure))
+        except TpCompileError as error:
+            if made is not None:
+                made[0].release()
+            raise error from failure
+        assert made is not None, "no rank has a failure"
+        self.num_captures += 1
+        return _Captured(made[0], inputs, copied, made[1])
+
+    def _recorded(
+        self, call: Callable[[], Any], leaves: list[Leaf], copied: list[tuple[int, Tensor]]
+    ) -> tuple[tuple[Graph, Any] | None, Exception | None]:
+        """The graph and its outputs, and why it cannot be used, which the other ranks must hear before they replay."""
         gradients = Gradients(self._modules, self._label)
         self._check_outputs(self._recorder.warm_up(call, WARM_UPS))
         self._check_inputs(leaves, copied)
         gradients.restore()
-        graph, outputs = self._recorder.capture(call)
-        self.num_captures += 1
+        made = None
         try:
+            made = self._recorder.capture(call)
             gradients.check()
-        except ConfigError:
-            graph.release()
-            raise
-        return _Captured(graph, inputs, copied, outputs)
+        except (ConfigError, RuntimeError) as error:  # RuntimeError: of CUDA, for what a capture does not allow
+            return made, error
+        return made, None
+
+    def _says(self, failure: Exception) -> str:
+        text = str(failure).strip().partition("\n")[0]
+        return text if isinstance(failure, ConfigError) else f"{self._label} cannot be captured: {text}"
 
     def _make_room(self) -> None:
         if len(self._live) < self._max_graphs:

@@ -11,7 +11,10 @@ import weakref
 from functools import cache
 from typing import Protocol
 
+from tpcompile.sink import Sink
 from tpcompile.torch_api.teardown import before_shutdown
+
+logger = Sink("profiles")
 
 
 class Released(Protocol):
@@ -32,9 +35,12 @@ def follow(holder: Released) -> None:
 
 
 def release_all() -> None:
-    """Release the graphs of all holders."""
+    """Release the graphs of all holders; an error of a device that is lost must not keep the process from its end."""
     for holder in list(_HOLDERS):
-        holder.release()
+        try:
+            holder.release()
+        except RuntimeError as error:
+            logger.warning("a CUDA graph could not be released: {}", error)
 
 
 @cache

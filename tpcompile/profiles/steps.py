@@ -22,6 +22,7 @@ class Steps:
         self.runs_under = profile
         """What `measured` became, once it is chosen."""
         self._agreement = agreement
+        self._capturing = Vote(program=label, profile=profile)
         self._choice = chosen.add(label, profile)
 
     def begin(self, *, candidates: Sequence[str]) -> None:
@@ -30,7 +31,18 @@ class Steps:
 
     def capture(self, signature: str) -> None:
         """Before each capture."""
-        self._agree(Vote(program=self.label, profile=self.profile, signature=signature))
+        self._capturing = Vote(program=self.label, profile=self.profile, signature=signature)
+        self._agree(self._capturing)
+
+    def captured(self, problem: str) -> None:
+        """Before the first replay; raises ConfigError on all ranks where one has a problem."""
+        found = {0: problem}
+        if self._agreement is not None:
+            shared = self._agreement.share(self._capturing, problem, decide=lambda texts: {"problems": dict(texts)})
+            found = {int(rank): text for rank, text in shared["problems"].items()}
+        for rank, text in sorted(found.items()):
+            if text:
+                raise ConfigError(text if self._agreement is None else f"{text} (rank {rank})")
 
     def choose(self, timed: Timings) -> Measurement:
         """After a measurement: one choice for all ranks, by the times of all; part of the environment of the rank."""
