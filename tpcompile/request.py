@@ -145,6 +145,15 @@ class GateRequest(RunRequest):
     """A run, and how `tpcompile gate` launches it."""
 
     nproc: Annotated[int | None, Flag("--nproc", "Number of ranks; default: all GPUs, else 2.")] = None
+    performance: Annotated[
+        Path | None,
+        Flag(
+            "--performance",
+            "After a pass, fail where kernels or launches exceed this file of `tpcompile bench --write-baseline`.",
+            "FILE",
+            is_of_block=True,
+        ),
+    ] = None
     timeout_s: Annotated[float, Flag("--timeout-s", "Seconds until all ranks are killed, exit 124.", minimum=1)] = (
         3600.0
     )

@@ -13,7 +13,7 @@ from tpcompile.evidence.digests.digest import digest_compile
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.lines import BETWEEN, called_at, innermost_own, is_library, with_whole_path
 
-OF_PROGRAMS = {"cli", "faults", "nn", "numerics", "typecheck"}
+OF_PROGRAMS = {"bench", "cli", "faults", "nn", "numerics", "typecheck"}
 """Our packages whose lines are programs, or call them."""
 
 
