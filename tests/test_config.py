@@ -26,6 +26,12 @@ def test_wan14b_has_the_published_sizes() -> None:
     assert (block.dtype, block.head_dim) == ("bfloat16", 128)
 
 
+def test_fast_paths_are_off_as_the_page_writes_it() -> None:
+    assert config.load("cpu_smoke", ["compile.fast_paths=off"]).compile.fast_paths == "off"
+    with pytest.raises(ConfigError, match="fast_paths=True"):
+        config.load("cpu_smoke", ["compile.fast_paths=on"])
+
+
 def test_an_unknown_preset_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"unknown preset 'nope'; choose from .*cpu_smoke"):
         config.load("nope")

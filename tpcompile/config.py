@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tpcompile.block_args import BlockArgs
 from tpcompile.choices import TARGET, AnyMode, Device, Mode, Profile
@@ -52,6 +52,12 @@ class CompileConfig(Frozen):
     fast_paths: Literal["off", "measured", "all"] = "measured"
     """Fused kernels in the stack of mode C: none, those that were measured to be faster than Inductor's code on this
     GPU, or all that can run."""
+
+    @field_validator("fast_paths", mode="before")
+    @classmethod
+    def _read_off(cls, value: Any) -> Any:
+        """YAML reads `off` as false."""
+        return "off" if value is False else value
 
 
 class Allow(Frozen):
