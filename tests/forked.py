@@ -36,7 +36,7 @@ from tpcompile.pytest_plugin.session import Running
 
 TORCHRUN = ("-m", "torch.distributed.run")
 FORKED = (TORCHRUN[1], "tpcompile.fusion", "tpcompile.fusion.win", "tpcompile.fusion.win.measure")
-"""Modules that a command starts with `python -m`, or becomes, for their use of torch; a forked one has torch already."""
+"""Modules that a command starts with `python -m`, or becomes, since they use torch; a forked one has it already."""
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONPATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 """For a process that a test starts: this tree, and what the caller has there, a torch for example."""
