@@ -72,6 +72,13 @@ class DirectoryTakenError(ConfigError):
         super().__init__(f"{path} already holds a run; choose a different --run-dir or remove it")
 
 
+class TargetRaised(ConfigError):
+    """The program that the user gave raised, or torch as it compiled it: shown with the traceback of the exception."""
+
+    def __init__(self, target: str, error: Exception) -> None:
+        super().__init__(f"{target} raised {type(error).__name__}, above; it must run in eager and compile")
+
+
 class PreflightError(TpCompileError):
     """The machine lacks what the run needs."""
 

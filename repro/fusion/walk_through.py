@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
@@ -138,9 +140,14 @@ class Machine:
             no_gpu.pretend(arch)  # before torch is imported
         import torch
 
-        torch.compiler.config.force_disable_caches = True
         self.torch, self.has_gpu, self.arch = torch, device == "cuda" and not arch, arch
         self.device = torch.device(device)
+        if self.has_gpu:  # graphs are compiled anew; kernels that autotuning has compiled are not
+            self._cache = TemporaryDirectory()
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = self._cache.name
+            torch._inductor.config.fx_graph_cache = torch._functorch.config.enable_autograd_cache = False
+        else:
+            torch.compiler.config.force_disable_caches = True
 
     def inputs(self, program: Program) -> list[Any]:
         torch = self.torch

@@ -13,6 +13,8 @@ from tests.forked import ROOT, Ended, run_python
 from tpcompile.fusion.win.decide import decide
 from tpcompile.fusion.win.records import Cause, Measured, Side
 
+REQUEST = {"settings": [], "mode": "default", "device": "cpu", "rounds": 10}
+
 
 def mode(name: str = "default", *, gain: float = 1.0, **changed: Any) -> Measured:
     """A mode in which nothing is wrong; `gain` is its speed-up."""
@@ -91,21 +93,56 @@ def test_a_wrong_mode_is_the_cause_where_no_other_wins() -> None:
     assert decide([mode(error_ratio=9.0), mode("reduce-overhead")]).cause is Cause.WRONG
 
 
-def measured(program: str, folder: Path) -> Measured:
+def measured(target: str, folder: Path, mode: str = "default", device: str = "cpu") -> Measured:
     """What the process of one mode measures, forked with torch."""
     asked, out = folder / "request.json", folder / "out.json"
-    request = {"target": f"tests.fusion.wins:{program}", "settings": [], "mode": "default", "device": "cpu"}
-    asked.write_text(json.dumps({**request, "rounds": 10, "out": str(out)}))
-    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
-    ended = run_python(["-m", "tpcompile.fusion.win.measure", asked], environ=environ)
+    asked.write_text(json.dumps(REQUEST | {"target": target, "mode": mode, "device": device, "out": str(out)}))
+    ended = measuring(asked)
     assert ended.returncode == 0, ended.stderr
     return Measured.model_validate_json(out.read_text())
+
+
+def measuring(asked: Path) -> Ended:
+    """The process of one mode."""
+    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(asked.parent / "cache")}
+    return run_python(["-m", "tests.fusion.vectorised", asked], environ=environ)
+
+
+def test_cuda_graphs_are_told_that_a_step_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, a forward with parameters and no backward is recorded anew in every call."""
+    import torch
+
+    from tpcompile import Target
+    from tpcompile.fusion.win.measure import Program
+
+    seen: list[str] = []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: seen.append("step"))
+    program = Program(Target(program=len, inputs=()), torch.device("cpu"), "it")
+    step = program.step(lambda: seen.append("program"))
+    step()
+    step()
+    assert seen == ["step", "program"] * 2
+
+
+@pytest.mark.slow
+def test_what_the_program_raises_is_shown_and_no_bug_of_ours(tmp_path: Path) -> None:
+    asked = tmp_path / "request.json"
+    asked.write_text(json.dumps(REQUEST | {"target": "tests.fusion.wins:raising", "out": str(tmp_path / "out.json")}))
+    ended = measuring(asked)
+    assert ended.returncode == 2
+    assert "no such op here" in ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("error: tests.fusion.wins:raising raised ")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "cause"),
-    [("broken", Cause.BREAKS), ("counting", Cause.RECOMPILES), ("wrong", Cause.WRONG), ("library", Cause.LIBRARY)],
+    [
+        ("repro.fusion.modes:broken", Cause.BREAKS),
+        ("repro.fusion.modes:counting", Cause.RECOMPILES),
+        ("repro.fusion.modes:library", Cause.LIBRARY),
+        ("tests.fusion.wins:wrong", Cause.WRONG),
+    ],
 )
 def test_programs_without_a_win_have_their_cause(program: str, cause: Cause, tmp_path: Path) -> None:
     found = measured(program, tmp_path)
@@ -113,8 +150,35 @@ def test_programs_without_a_win_have_their_cause(program: str, cause: Cause, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("program", "launches"), [("unbroken", (4, 1)), ("counting_in_tensor", (6, 2))])
+def test_repaired_programs_are_one_graph_and_fused(program: str, launches: tuple[int, int], tmp_path: Path) -> None:
+    found = measured(f"repro.fusion.modes:{program}", tmp_path)
+    assert (found.num_regions, found.num_breaks, found.num_recompiles) == (1, 0, 0)
+    assert (found.eager.launches, found.compiled.launches) == launches
+
+
+@pytest.mark.gpu(1)
+@pytest.mark.parametrize(
+    ("program", "mode", "cause"),
+    [
+        ("lengths", "reduce-overhead", Cause.SHAPES),
+        ("padded_lengths", "reduce-overhead", None),
+        ("small", "default", Cause.LAUNCHES),
+        ("small", "reduce-overhead", None),
+        ("library", "reduce-overhead", Cause.LIBRARY),
+        ("pointwise", "reduce-overhead", None),
+    ],
+)
+def test_on_a_gpu_each_cause_is_named_and_its_repair_wins(
+    program: str, mode: str, cause: Cause | None, tmp_path: Path
+) -> None:
+    found = measured(f"repro.fusion.modes:{program}", tmp_path, mode, "cuda")
+    assert decide([found]).cause is cause, found
+
+
+@pytest.mark.slow
 def test_thirty_passes_over_memory_that_become_one_are_a_win(tmp_path: Path) -> None:
-    found = measured("pointwise", tmp_path)
+    found = measured("repro.fusion.modes:pointwise", tmp_path)
     assert (found.eager.launches, found.compiled.launches, found.num_regions) == (30, 1, 1)
     assert decide([found]).is_win, found
 

@@ -123,6 +123,7 @@ def started(folder: Path, source: str, *options: str) -> Iterator[subprocess.Pop
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite that runs behind `&` ignores it
     ) as session_:
         try:
             yield session_

@@ -8,7 +8,7 @@ import traceback
 
 import typer
 
-from tpcompile.errors import REFUSED_BY_MACHINE, ExitCode, TpCompileError
+from tpcompile.errors import REFUSED_BY_MACHINE, ExitCode, TargetRaised, TpCompileError
 from tpcompile.report.stdout import forgiving, open_missing
 
 
@@ -23,6 +23,8 @@ def run(app: typer.Typer, name: str) -> None:
             raise
         code = ExitCode.PASS  # click would exit with 1, although `tpcompile presets | head` has shown its lines
     except TpCompileError as error:
+        if isinstance(error, TargetRaised):
+            traceback.print_exception(error.__cause__)
         print(f"error: {error}", file=sys.stderr)
         code = error.exit_code
     except Exception as error:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from tpcompile import config
-from tpcompile.errors import ConfigError
+from tpcompile.errors import ConfigError, TargetRaised, TpCompileError
 from tpcompile.fusion import resources
 from tpcompile.fusion.recorder import FusionRecorder
 from tpcompile.fusion.records import Manifest
@@ -96,9 +96,19 @@ def built_on(
     wanted = config.load_target(target, settings)
     mesh = init_device_mesh(device.type, (nproc,), mesh_dim_names=("tp",))
     context = targets.TargetContext(rank=0, world_size=nproc, device=device, mesh=mesh, settings=wanted.settings)
-    build = targets.find(wanted)
-    with building:
-        return targets.target_of(wanted, build(context))
+    with building, raised_by(target):
+        return targets.target_of(wanted, targets.find(wanted)(context))
+
+
+@contextmanager
+def raised_by(target: str) -> Iterator[None]:
+    """What the user's code raises within is no bug of ours: TargetRaised."""
+    try:
+        yield
+    except TpCompileError:
+        raise
+    except Exception as error:
+        raise TargetRaised(target, error) from error
 
 
 def _recorded(target: str, settings: Sequence[str], nproc: int, how: _Compile) -> Manifest:
@@ -108,7 +118,7 @@ def _recorded(target: str, settings: Sequence[str], nproc: int, how: _Compile) -
             raise ConfigError(f"{target} is compiled already; bisect compiles it itself, each time differently")
         program = built.program if built.is_compiled else how.compiled(built.program)
         shapes = _shapes(built.inputs, how.variant)
-        with FusionRecorder() as recorder, how.building, shapes:
+        with FusionRecorder() as recorder, how.building, shapes, raised_by(target):
             targets.call_target(built, program, built.inputs)
         return recorder.manifest()
 

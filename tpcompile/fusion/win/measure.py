@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from tpcompile.cli import ending
-from tpcompile.errors import ConfigError
+from tpcompile.errors import ConfigError, TargetRaised
 from tpcompile.fusion.recorder import FusionRecorder
 from tpcompile.fusion.records import Manifest, Role
-from tpcompile.fusion.targets import built_on, place_of
+from tpcompile.fusion.targets import built_on, place_of, raised_by
 from tpcompile.fusion.win.records import Measured, Side
 from tpcompile.gate import target as targets
 from tpcompile.numerics import measure
@@ -62,6 +62,7 @@ class Program:
 
     target: targets.Target
     device: torch.device
+    name: str
 
     def copied(self, dtype: torch.dtype | None = None) -> Program:
         """With weights and inputs of its own; floating ones in `dtype`."""
@@ -70,14 +71,20 @@ class Program:
         if dtype is not None:
             program = program.to(dtype) if isinstance(program, nn.Module) else program
             inputs = measure.cast(inputs, dtype)
-        return Program(replace(self.target, program=program, inputs=inputs), self.device)
+        return replace(self, target=replace(self.target, program=program, inputs=inputs))
 
     def step(self, program: Any) -> Callable[[], Any]:
-        """A call that has ended on the device when it returns."""
+        """A call that has ended on the device when it returns.
+
+        CUDA graphs are told that a step begins: those of a forward whose backward never comes would be recorded anew
+        in every call.
+        """
 
         def call() -> Any:
-            result = targets.call_target(self.target, program, self.target.inputs)
-            self.finish()
+            torch.compiler.cudagraph_mark_step_begin()
+            with raised_by(self.name):
+                result = targets.call_target(self.target, program, self.target.inputs)
+                self.finish()
             return result
 
         return call
@@ -105,7 +112,7 @@ def built(request: Request) -> Program:
     found = built_on(place, request.target, request.settings, nproc=1, building=nullcontext())
     if found.is_compiled:
         raise ConfigError(f"{request.target} calls torch.compile itself; return the program before it is compiled")
-    return Program(found, place)
+    return Program(found, place, request.target)
 
 
 def measured(program: Program, request: Request) -> Measured:
@@ -177,7 +184,7 @@ def _exact(program: Program) -> _Exact:
     step = exactly.step(exactly.target.program)
     try:
         first, second = exactly.results(step), exactly.results(step)
-    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+    except TargetRaised:
         return _Exact()
     if not first:
         return _Exact()

@@ -25,7 +25,7 @@ def lines(measured: Sequence[Measured], advice: Advice) -> Iterator[Text]:
 
 def _row(one: Measured) -> str:
     ms, eager_ms = (statistics.median(side.step_ms) for side in (one.compiled, one.eager))
-    gain = f"{speedup(one):.2f}x +-{noise(one):.2f}"
+    gain = f"{speedup(one):.2f}x +-{noise(one):.0%}"
     kernels = f"{one.eager.launches} -> {one.compiled.launches}"
     error = "-" if one.error_ratio is None else f"{min(one.error_ratio, _MOST):.1f}x"
     cached = "-" if one.cached_s is None else f"{one.cached_s:.1f}"
