@@ -116,7 +116,7 @@ class _Tracing(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = list(_tensors((args, kwargs)))
-        line = line_of_frame(sys._getframe(1))
+        line: UserLine | None = line_of_frame(sys._getframe(1))
         sources = tuple(self._place_of(tensor, line) for tensor in given)
         out = func(*args, **kwargs)
         name = func._schema.name.replace("::", ".")
