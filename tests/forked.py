@@ -35,7 +35,9 @@ from tpcompile.pytest_plugin.files import STREAMS, Files, Job
 from tpcompile.pytest_plugin.session import Running
 
 TORCHRUN = ("-m", "torch.distributed.run")
-FORKED = (TORCHRUN[1], "tpcompile.fusion", "tpcompile.fusion.win", "tpcompile.fusion.win.measure")
+FORKED = (
+    TORCHRUN[1], "tpcompile.faults", "tpcompile.fusion", "tpcompile.fusion.win", "tpcompile.fusion.win.measure",
+)  # fmt: skip
 """Modules that a command starts with `python -m`, or becomes, since they use torch; a forked one has it already."""
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONPATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
