@@ -27,8 +27,12 @@ TRACES = ROOT / "tests/data/jobs/torch-2.13.0/cold_shared"
 
 ELSEWHERE = {
     "scripts/gate.sh": "makes an environment; the command that it ends in is run here",
+    "scripts/gate.sh --profile graphed": "needs GPUs; scripts/gpu_profiles.py runs the gate so",
     "scripts/test.sh": "makes an environment and runs these tests",
     "pip install -e .": "needs a package index; scripts/first_verdict.py does it",
+    "tpcompile bench --preset wan14b_8 --nproc 2 --layers 4 --json bench.json --plot bench.svg": "2 GPUs; tests/bench",
+    "tpcompile bench --preset wan14b_8 --nproc 2 --layers 4 --write-baseline performance.json": "2 GPUs; tests/bench",
+    "tpcompile gate --preset wan14b_8 --nproc 2 --layers 4 --performance performance.json": "2 GPUs; tests/cli",
     "tpcompile verify-win my_model:build": "a minute of CPU for each mode; tests/fusion/test_win.py runs it",
     "tpcompile gate --nproc 8 --mode C": "8 ranks; `tpcompile gate` is run below on 2",
     "torchrun --standalone --nproc-per-node 8 repro/tp_compile_repro.py --mode C": "8 ranks; tests/gate run it on 2",

@@ -31,12 +31,14 @@ _LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(#[^)]*)?\)")
 @cache
 def commands() -> dict[str, Any]:
     """Name of a subcommand -> its click command."""
+    from tpcompile.bench import __main__ as bench
     from tpcompile.fastpath.certify import __main__ as certify
     from tpcompile.faults import __main__ as faults
     from tpcompile.fusion import __main__ as fusion
     from tpcompile.fusion.win import __main__ as win
 
     found = dict(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
+    found["bench"] = typer.main.get_command(bench.app)
     found["certify"] = typer.main.get_command(certify.app)
     found["verify-win"] = typer.main.get_command(win.app)
     for name, app in {"faults": faults.app, "fusion": fusion.app}.items():

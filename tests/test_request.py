@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
+from tpcompile.choices import Device
 from tpcompile.cli.gate import gate
 from tpcompile.config import RunConfig
+from tpcompile.errors import ConfigError
 from tpcompile.request import GateRequest, RunRequest, add_flags, flags_of
 
 
@@ -39,7 +42,7 @@ def test_argparse_refuses_what_a_flag_does_not_take(arguments: tuple[str, ...]) 
 
 def test_a_field_of_request_and_configuration_has_one_type_and_one_default() -> None:
     shared = {field.name: field.default for field, _, _ in flags_of(RunRequest) if field.name in RunConfig.model_fields}
-    assert set(shared) == {"preset", "train", "device", "fault", "fault_rank"}
+    assert set(shared) == {"preset", "train", "profile", "device", "fault", "fault_rank"}
     del shared["preset"]  # without one, the device decides
     assert shared == {name: RunConfig.model_fields[name].default for name in shared}
     requested, configured = get_type_hints(RunRequest), get_type_hints(RunConfig)
@@ -52,6 +55,23 @@ def test_the_command_takes_every_field_of_its_request() -> None:
     found = {name: parameter.default for name, parameter in parameters.items()}
     of_output = {"quiet": False, "json": False, "config_file": None, "context": inspect.Parameter.empty}
     assert found == fields | of_output
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "says"),
+    [
+        ({"profile": "graphed"}, "cpu", "profile=graphed needs a GPU for each rank, and the device is cpu"),
+        ({"profile": "graphed"}, "one_gpu", "the device is one_gpu"),
+        ({"profile": "max-autotune", "overrides": ["compile.backend=eager"]}, "cpu", "needs compile.backend=inductor"),
+        ({"profile": "measured", "mode": "A"}, "cpu", "profile=measured is of mode C, and the modes are A"),
+        ({"profile": "graphed", "target": "my_model:build"}, "cuda", "--profile is for the gate's own block"),
+    ],
+)
+def test_a_profile_that_cannot_run_is_refused_in_one_line(options: dict[str, Any], device: Device, says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)) as caught:
+        RunRequest(**options).config(device)
+    assert "\n" not in str(caught.value)
+    assert RunRequest(profile="graphed", mode="all").config("cuda").profile == "graphed"
 
 
 @pytest.mark.parametrize(("device", "preset"), [("cpu", "cpu_smoke"), ("cuda", "wan14b")])

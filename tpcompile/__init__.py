@@ -4,6 +4,7 @@ capture, check   a program of your own: record what each rank compiles, compare 
 Target           a program of your own for `tpcompile gate --target`
 Sentinel         the watch over a running job
 preflight        the handshake before the first compile
+run              a compiled program under an execution profile: as it is, or as one CUDA graph
 collectives      collectives with a stated gradient, equal in eager and compiled
 nn               the tensor-parallel block the gate compiles, and its parts
 testing          a module of your own against itself on one device; ranks for tests
@@ -29,15 +30,17 @@ if TYPE_CHECKING:
     from tpcompile import collectives, nn, preflight, testing
     from tpcompile.checking import capture, check
     from tpcompile.gate.target import Target
+    from tpcompile.profiles import run
     from tpcompile.sentinel import Sentinel
 
-__all__ = ["Sentinel", "Target", "capture", "check", "collectives", "nn", "preflight", "testing"]
+__all__ = ["Sentinel", "Target", "capture", "check", "collectives", "nn", "preflight", "run", "testing"]
 
 _HOMES = {
     "Sentinel": "tpcompile.sentinel",
     "Target": "tpcompile.gate.target",
     "capture": "tpcompile.checking",
     "check": "tpcompile.checking",
+    "run": "tpcompile.profiles",
 }
 """Name -> the module that has it; the other names are modules."""
 

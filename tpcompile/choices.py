@@ -10,6 +10,8 @@ Mode = Literal["A", "B", "C"]
 TARGET: Literal["target"] = "target"
 """Stands for a mode where the gate runs a program of the user's own."""
 AnyMode = Literal["A", "B", "C", "target"]
+Profile = Literal["default", "graphed", "max-autotune", "measured"]
+"""How a compiled callable is run, see `tpcompile.profiles`."""
 ALL_MODES: tuple[Mode, ...] = ("A", "B", "C")
 Device = Literal["auto", "cpu", "cuda", "one_gpu"]
 """`auto` is CUDA when there is a GPU for every local rank; with `one_gpu` all ranks share one, through gloo."""

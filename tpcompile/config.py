@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tpcompile.block_args import BlockArgs
-from tpcompile.choices import TARGET, AnyMode, Device, Mode
+from tpcompile.choices import TARGET, AnyMode, Device, Mode, Profile
 from tpcompile.errors import ConfigError
 
 _TARGET = r"^[\w.]+:\w+$"
@@ -156,6 +156,8 @@ class RunConfig(JobConfig):
     modes: tuple[Mode, ...] = ("C",)
     train: bool = False
     """Forward and backward instead of forward only."""
+    profile: Profile = "default"
+    """Execution profile of mode C, see `tpcompile.profiles`; A and B run as they are."""
     seed: int = 0
     """Seed of weights and inputs, equal on all ranks."""
     fault: str = ""
@@ -183,6 +185,19 @@ class RunConfig(JobConfig):
             raise ValueError(
                 f"gate.resized_seq_len={self.resized_seq_len} is more than block.seq_len={self.block.seq_len}, the "
                 "tokens of the single-device reference; give fewer"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_profile(self) -> Self:
+        if self.profile != "default" and "C" not in self.modes:
+            raise ValueError(f"profile={self.profile} is of mode C, and the modes are {', '.join(self.modes)}; add C")
+        if self.profile == "max-autotune" and self.compile.backend != "inductor":
+            raise ValueError(f"profile=max-autotune needs compile.backend=inductor, and it is {self.compile.backend}")
+        if self.profile == "graphed" and self.device in ("cpu", "one_gpu"):
+            raise ValueError(
+                f"profile=graphed needs a GPU for each rank, and the device is {self.device}: collectives through the "
+                "host are in no CUDA graph; use --profile default"
             )
         return self
 

@@ -11,6 +11,7 @@ The text of an error says what is wrong, the numbers, and what to do.
 """
 
 import errno
+from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
 
@@ -51,6 +52,11 @@ class DivergenceError(TpCompileError):
     exit_code = ExitCode.FAIL
     run_dir: Path | None = None
     """Where the evidence is, if it was written."""
+
+    def __init__(self, text: str = "", *, ranks: Sequence[int] = ()) -> None:
+        """`ranks` are those to blame, where they are known."""
+        super().__init__(text)
+        self.ranks = tuple(ranks)
 
 
 class FastPathError(TpCompileError):

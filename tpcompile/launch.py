@@ -33,7 +33,7 @@ from tpcompile.report.show import Amount
 from tpcompile.report.torchrun_output import TorchrunLog
 from tpcompile.request import GateRequest, RunRequest
 
-_GPU_DIM = 1024
+GPU_DIM = 1024
 """Model dim from which on a block is not run on CPU by default."""
 
 
@@ -304,7 +304,7 @@ def _check_size(request: GateRequest, device: Device, config: JobConfig) -> None
     is_by_default = request.device == "auto" and device == "cpu"
     if not is_by_default or not isinstance(config, RunConfig):
         return
-    if config.block.dim >= _GPU_DIM:
+    if config.block.dim >= GPU_DIM:
         size = f"preset {config.preset} (dim {config.block.dim}) is sized for GPUs"
         raise PreflightError(
             f"{size}, and there is no GPU here; use --preset cpu_smoke, or --device cpu for a long run"

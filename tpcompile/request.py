@@ -15,7 +15,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
 
-from tpcompile.choices import ALL_MODES, Device, Mode
+from tpcompile.choices import ALL_MODES, Device, Mode, Profile
 
 if TYPE_CHECKING:
     from tpcompile.config import JobConfig
@@ -57,6 +57,14 @@ class RunRequest:
     ] = None
     layers: Annotated[int | None, Flag("--layers", "Number of blocks in the stack.", is_of_block=True)] = None
     train: Annotated[bool, Flag("--train", "Run the backward pass as well.", is_of_block=True)] = False
+    profile: Annotated[
+        Profile,
+        Flag(
+            "--profile",
+            "How mode C is run, see docs/profiles.md: graphed is a CUDA graph of the whole step.",
+            is_of_block=True,
+        ),
+    ] = "default"
     dtype: Annotated[
         str | None, Flag("--dtype", "Dtype of the block: float32, bfloat16 or float64.", is_of_block=True)
     ] = None
@@ -101,6 +109,7 @@ class RunRequest:
             overrides,
             modes=ALL_MODES if self.mode == "all" else (self.mode,),
             train=self.train,
+            profile=self.profile,
             device=device,
             fault=self.fault,
             fault_rank=self.fault_rank,
@@ -136,6 +145,15 @@ class GateRequest(RunRequest):
     """A run, and how `tpcompile gate` launches it."""
 
     nproc: Annotated[int | None, Flag("--nproc", "Number of ranks; default: all GPUs, else 2.")] = None
+    performance: Annotated[
+        Path | None,
+        Flag(
+            "--performance",
+            "After a pass, fail where kernels or launches exceed this file of `tpcompile bench --write-baseline`.",
+            "FILE",
+            is_of_block=True,
+        ),
+    ] = None
     timeout_s: Annotated[float, Flag("--timeout-s", "Seconds until all ranks are killed, exit 124.", minimum=1)] = (
         3600.0
     )

@@ -111,6 +111,12 @@ ALONE = {
         ranks=(1,),
         code='raise RuntimeError("injected: this rank gives up")',
     ),
+    "other_profile": Red(
+        check=CheckId.NO_ERROR.heading,
+        summary=r"TransformerStack has different profiles: default on rank 0 / measured on rank 1.*\(rank 1\)",
+        ranks=(1,),
+        divergence="profile of TransformerStack: default / measured",
+    ),
     "single_gpu_fast_path": Red(
         check="custom ops and Triton kernels",
         summary=r"FastPathError in phase C/eager: fast path injected_scale is not TP-aware .*; call plain_scale",

@@ -15,9 +15,12 @@ from torch.fx import GraphModule
 
 from examples.checkpoints import llama, num_layers, qwen3
 from tests.graphs import GraphCapture
+from tests.profiles.recorder import Recorder
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.causal_lm import CausalLM, left_padded
 from tpcompile.nn.state import full_state_dict, gather_full, load_full_state_dict
+from tpcompile.profiles.graphed import Graphed
+from tpcompile.profiles.steps import Steps
 from tpcompile.testing import run_on_ranks
 
 BATCH, TOKENS, PROMPT, NEW = 2, 8, 3, 5
@@ -141,6 +144,13 @@ def generate(form: str, reference: dict[str, Any], comm: Collectives, *, is_comp
         for run in ("first", "second"):
             found[run] = model.generate(prompt, *tables, num_new_tokens=NEW, caches=caches)
             found[f"graphs {run}"] = stats["unique_graphs"]
+    step = Graphed(model.next_tokens, Recorder(), label="step", ranks=Steps("step", "graphed", None), modules=(model,))
+    caches = model.new_caches(BATCH, PROMPT + NEW)
+    found["replayed"] = [
+        model.generate(ids, *tables, num_new_tokens=NEW, caches=caches, step=step) for ids in (prompt, prompt[:, 1:])
+    ]
+    found["shorter"] = model.generate(prompt[:, 1:], *tables, num_new_tokens=NEW, caches=caches)
+    found["captures"] = step.num_captures
     return found
 
 
@@ -282,6 +292,19 @@ def test_compiled_generation_is_two_graphs_for_any_number_of_calls(
         assert torch.equal(found["first"], references[form]["tokens"])
         assert torch.equal(found["second"], references[form]["tokens"])
         assert (found["graphs first"], found["graphs second"]) == (2, 2)
+
+
+@pytest.mark.parametrize("tp", RANKS)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_replayed_step_gives_the_same_tokens_and_one_capture_serves_prompts_of_any_length(
+    ranks: list[dict[Any, Any]], form: str, tp: int
+) -> None:
+    for rank in ranks:
+        found = rank[form, tp, "tokens"]
+        whole, shorter = found["replayed"]
+        assert torch.equal(whole, found["tokens"])
+        assert torch.equal(shorter, found["shorter"])
+        assert found["captures"] == 1
 
 
 @pytest.mark.parametrize("tp", RANKS)

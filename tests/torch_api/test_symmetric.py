@@ -19,7 +19,9 @@ def test_only_memory_of_a_gpu_can_be_shared() -> None:
 
 def test_torch_still_has_the_names() -> None:
     symm = pytest.importorskip("torch.distributed._symmetric_memory")
-    assert callable(symm.empty) and callable(symm.rendezvous)
+    assert callable(symm.empty) and callable(symm.rendezvous) and callable(symm.enable_symm_mem_for_group)
+    assert callable(torch._C._distributed_c10d._SymmetricMemory.has_multicast_support)
+    assert torch.ops.symm_mem.one_shot_all_reduce and torch.ops.symm_mem.two_shot_all_reduce_
     assert hasattr(torch._C._distributed_c10d._SymmetricMemory, "buffer_ptrs")
 
 

@@ -29,12 +29,19 @@ TP = 4
 
 
 def checked(
-    form: str, qk_norm: str, spoil: Callable[[Any], None] = lambda block: None, *, exchanging: bool = False
+    form: str,
+    qk_norm: str,
+    spoil: Callable[[Any], None] = lambda block: None,
+    *,
+    exchanging: bool = False,
+    num_layers: int = 1,
 ) -> Report:
+    """Of a stack whose last layer is spoiled."""
+
     def build(comm: Collectives) -> nn.Module:
-        stack = TransformerStack(config_of(form, qk_norm), comm, num_layers=1)
+        stack = TransformerStack(config_of(form, qk_norm), comm, num_layers=num_layers)
         use_plain_code(stack, exchanging=exchanging)
-        spoil(stack.layers[0])
+        spoil(stack.layers[-1])
         return stack
 
     return check_types(build, _inputs(form, qk_norm, "cpu"), tp=TP)
@@ -51,7 +58,31 @@ def test_the_form_with_both_exchanges_is_among_them() -> None:
     stack = TransformerStack(config_of("llama", "full"), Collectives(None), num_layers=1)
     use_plain_code(stack, exchanging=True)
     placed = [module.exchange is not None for module in stack.modules() if isinstance(module, HasExchange)]
-    assert placed == [True, True]
+    assert placed == [True] * 3, "the block, its entry and its attention"
+
+
+@pytest.mark.parametrize("form", ["llama", "wan"])
+def test_what_a_block_leaves_for_the_next_one_to_sum_is_clean(form: str) -> None:
+    report = checked(form, "full", exchanging=True, num_layers=2)
+    assert report.finding is None and report.num_ops > 0, str(report)
+
+
+ENTRIES = {
+    "reduced twice": ("double-reduce", lambda entry: twice(entry.exchange.all_reduce)),
+    "not reduced": ("bias-before-reduce", lambda entry: only_own(entry.exchange.all_reduce)),
+    "maximum": ("wrong-reduce-op", lambda entry: biggest(entry.exchange.all_reduce)),
+}
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_a_wrong_sum_between_two_blocks_is_found(name: str) -> None:
+    rule, spoiled = ENTRIES[name]
+
+    def spoil(layer: Any) -> None:
+        layer.entry.exchange = PlainExchange(spoiled(layer.entry))
+
+    report = checked("wan", "full", spoil, exchanging=True, num_layers=2)
+    assert report.finding is not None and report.finding.rule == rule, str(report)
 
 
 def test_most_forms_have_a_place_for_a_fast_path() -> None:

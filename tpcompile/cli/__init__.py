@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from tpcompile.cli import certify, compare, diagnose, ending, faults, fusion, gate, presets, verify_win, version
+from tpcompile.cli import bench, certify, compare, diagnose, ending, faults, fusion, gate, presets, verify_win, version
 
 app = typer.Typer(
     name="tpcompile",
@@ -20,6 +20,7 @@ app = typer.Typer(
 app.callback()(version.option)
 _PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
 """For commands whose arguments go to a process that imports torch."""
+app.command("bench", add_help_option=False, context_settings=_PASSED_ON)(bench.bench)
 app.command("certify", add_help_option=False, context_settings=_PASSED_ON)(certify.certify)
 app.command("gate")(gate.gate)
 app.command("compare")(compare.compare)

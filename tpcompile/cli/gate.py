@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tpcompile.errors import ExitCode
 from tpcompile.request import GateRequest, flags_of
+
+if TYPE_CHECKING:
+    from tpcompile.launch import Plan
 
 
 def gate(*, context: typer.Context, quiet: bool, json: bool, config_file: Path | None, **options: Any) -> None:
@@ -24,13 +29,46 @@ def gate(*, context: typer.Context, quiet: bool, json: bool, config_file: Path |
 
     _ = config_file  # read by `_set_defaults`, before the flags that it has defaults for
     request = GateRequest(**options).without_defaults_of_block(_from_file(context, options))
-    if request.nproc is None and launch.is_rank(os.environ):
+    is_launcher = request.nproc is not None or not launch.is_rank(os.environ)
+    _check_performance(request, is_launcher=is_launcher)
+    if not is_launcher:
         launch.become_rank(request, show.amount(quiet=quiet, json=json))
     logs.setup(rank=0)
     plan = launch.plan(request)
     if not (quiet or json):
         say(f"{plan.nproc} ranks on {plan.device}, {plan.config.title}, run directory {plan.run_dir}")
-    raise typer.Exit(launch.run(plan, console.stdout(), amount=show.amount(quiet=quiet, json=json)))
+    code = launch.run(plan, console.stdout(), amount=show.amount(quiet=quiet, json=json))
+    if request.performance is not None and code == ExitCode.PASS:
+        from tpcompile.cli.bench import run_bench
+
+        code = run_bench(_of_bench(request, plan), stdout=sys.stderr if json else None)
+    raise typer.Exit(code)
+
+
+def _check_performance(request: GateRequest, *, is_launcher: bool) -> None:
+    """Before a rank starts. Raises ConfigError where the benchmark cannot run what the gate runs."""
+    from tpcompile.errors import ConfigError
+
+    if request.performance is None:
+        return
+    if request.target is not None:
+        raise ConfigError("--performance is for the gate's own block; for a target there is `tpcompile verify-win`")
+    if not is_launcher:
+        raise ConfigError("--performance starts ranks of its own; run `tpcompile gate --nproc N` outside of the job")
+    if request.device == "one_gpu":
+        raise ConfigError("--performance needs a GPU for each rank, and with --device one_gpu they share one")
+    if not request.performance.exists():
+        raise ConfigError(f"--performance {request.performance}: no such file; make it by `tpcompile bench`")
+
+
+def _of_bench(request: GateRequest, plan: Plan) -> list[str]:
+    """The gate's preset in the same form, as arguments of `tpcompile bench`."""
+    found = ["--baseline", str(request.performance), "--preset", plan.config.preset]
+    found += ["--nproc", str(plan.nproc), "--device", plan.device, "--logs", str(plan.run_dir / "bench")]
+    found += ["--train"] if request.train else []
+    found += ["--layers", str(request.layers)] if request.layers is not None else []
+    overrides = [*(request.overrides or ()), *([f"block.dtype={request.dtype}"] if request.dtype else [])]
+    return found + [word for override in overrides for word in ("--set", override)]
 
 
 def _from_file(context: typer.Context, options: Iterable[str]) -> set[str]:

@@ -28,7 +28,7 @@ _MOST_ROWS = 3000
 """A PNG has at most 65,536 rows of pixels."""
 _PER_OP, _BEFORE, _LAUNCHED = "one kernel per op", "before fusion", "launched"
 _STAGES = {_PER_OP: "#BBBBBB", _BEFORE: "#888888", _LAUNCHED: "#333333"}
-_FIXED = {"svg.hashsalt": "tpcompile", "svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 8.0}
+FIXED = {"svg.hashsalt": "tpcompile", "svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 8.0}
 """Equal files for equal manifests; the words of an SVG stay text."""
 
 
@@ -44,12 +44,12 @@ def write(named: Sequence[tuple[str, Manifest]], path: Path) -> None:
     Raises ConfigError without matplotlib, or for more launches than a plot can hold.
     """
     check_suffix(path)
-    matplotlib = _matplotlib()
+    matplotlib = matplotlib_of()
     sides = [Side.of(name, manifest) for name, manifest in named]
     scale = _scale(sides)
     most = _most_rows(sides)
     height_inches = _TOP_INCHES + _ROW_INCHES * most
-    with matplotlib.rc_context(_FIXED):
+    with matplotlib.rc_context(FIXED):
         figure = matplotlib.figure.Figure(figsize=(_SIDE_INCHES * len(sides), height_inches), layout="constrained")
         for part, side in zip(_parts(figure, len(sides)), sides, strict=True):
             _draw(part, side, most=most, scale=scale)
@@ -67,7 +67,8 @@ def _most_rows(sides: Sequence[Side]) -> int:
     return most
 
 
-def _matplotlib() -> Any:
+def matplotlib_of() -> Any:
+    """The package with what plots use of it. Raises ConfigError where it is not installed."""
     try:
         import matplotlib.figure
         import matplotlib.patches
@@ -197,7 +198,7 @@ def _legend(axes: Any, rows: Sequence[Row]) -> None:
     """The kinds that there are, above the launches."""
     drawn = {kind_of(row.launch) for row in rows if row.launch is not None}
     shown = [kind for kind in Kind if kind in drawn]
-    handles = [_matplotlib().patches.Patch(color=PLOT[kind], label=str(kind)) for kind in shown]
+    handles = [matplotlib_of().patches.Patch(color=PLOT[kind], label=str(kind)) for kind in shown]
     axes.legend(
         handles=handles,
         loc="lower right",

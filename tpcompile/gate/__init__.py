@@ -3,6 +3,7 @@
 sequence.py   start-up, the modes in order, verdict, exit code
 modes.py      what modes A, B and C run, phase by phase
 target.py     the user's own program (--target), built and run phase by phase
+profiled.py   calls of mode C under the profile of the run
 phases.py     one phase on all ranks; what modes and targets share
 refusal.py    a run that cannot start -> one line, and a verdict for the launcher
 in_rank.py    flags of the gate in a rank that torchrun has started

@@ -101,6 +101,7 @@ def mode_c(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
         _errors(config, ranks, "C", "forward right", only="forward"),
         *([_errors(config, ranks, "C", "gradients right", only="grad")] if config.train else []),
         _errors(config, ranks, "C", "eager equals compiled", only="eager"),
+        *_replays(config, ranks),
         tp_aware("C", ranks),
         kept("C", ranks),
         *_fusion(config, ranks, "C"),
@@ -249,6 +250,25 @@ def _schedule(ranks: Ranks) -> Check:
         observed,
         on_failure=[f"compiled at {line}" for line in lines],
     )
+
+
+def _replays(config: RunConfig, ranks: Ranks) -> list[Check]:
+    """Under `graphed`, every call is a replay, of one CUDA graph for each length, and equals the compiled call."""
+    if config.profile != "graphed":
+        return []
+    num_lengths = len({config.block.seq_len, config.resized_seq_len})
+    replays = _facts(ranks).map(lambda facts: facts.replays)
+    wrong = [
+        *replays.where(lambda found: found.captures != num_lengths),
+        *replays.where(lambda found: found.replays != found.calls or found.calls == 0),
+    ]
+    captures = values_text(replays.map(lambda found: found.captures), "CUDA graph")
+    calls = values_text(replays.map(lambda found: f"{found.replays} of {found.calls}"))
+    expected = f"every call, of {num_lengths} CUDA graphs"
+    return [
+        make_check("C", "calls are replays", sorted(set(wrong)), expected, f"{calls} calls, {captures}"),
+        _errors(config, ranks, "C", "replays equal compiled calls", only="replayed"),
+    ]
 
 
 def _fusion(config: JobConfig, ranks: Ranks, mode: AnyMode) -> list[Check]:

@@ -72,6 +72,15 @@ class Schedule(Frozen):
         return f"{num_compiled} instead of {num_declared}; extra #{num_declared} {self.compiled[num_declared]}"
 
 
+class Replays(Frozen):
+    """Mode C under a profile: what its calls were."""
+
+    captures: int = 0
+    """CUDA graphs."""
+    replays: int = 0
+    calls: int = 0
+
+
 class Declared(Frozen):
     """What a target declares about itself."""
 
@@ -87,6 +96,7 @@ class GateFacts(Frozen):
     gradient_factor: GradientFactor = GradientFactor()
     schedule: Schedule = Schedule()
     declared: Declared = Declared()
+    replays: Replays = Replays()
     errors: tuple[TensorError, ...] = ()
     first_wrong: str = ""
     """The first module whose output is wrong."""

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpcompile import profiles
 from tpcompile.choices import Mode
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
 from tpcompile.config import RunConfig
@@ -21,6 +22,7 @@ from tpcompile.faults.injected import Fault, FaultContext
 from tpcompile.gate.checks import FIRST, RESIZED, STEADY
 from tpcompile.gate.measurements import GradientFactor, GraphBreaks, Schedule
 from tpcompile.gate.phases import RESIZED_CALLS, Phases
+from tpcompile.gate.profiled import ProfiledStep, replay_errors
 from tpcompile.gate.reference import Result, StackReference, build, call_once
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.nn.fast_paths import check_exchanges, use_fast_paths
@@ -47,11 +49,26 @@ class Run(Phases):
 
     def call_with(self, program: Any, stack: TransformerStack, inputs: BlockInputs) -> Result:
         """Call the program once on `inputs`; returns when the device is done."""
+        return self.counted(lambda: call_once(self.reference, program, stack, inputs))
+
+    def counted(self, call: Callable[[], Result]) -> Result:
+        """One call of the program on a shard; returns when the device is done."""
         self.session.count_call()
         with tp_region(self.group.size()):
-            result = call_once(self.reference, program, stack, inputs)
+            result = call()
         self.finish_device()
         return result
+
+    def compile_for_profile(self, program: Any) -> Any:
+        """torch.compile as configured, with what the profile of the run asks of Inductor."""
+        options = {"options": profiles.TUNED} if self.config.profile == "max-autotune" else {}
+        return self.compile(program, **options)
+
+    def profiled(self, program: Any, stack: TransformerStack) -> ProfiledStep:
+        """The program under the profile of the run; the fault may have one rank take a different one."""
+        profile = self.fault.profile(self.config.profile, self.context)
+        timeout_s = self.config.gate.store_timeout_s
+        return ProfiledStep(program, stack, self.reference, profile=profile, group=self.group, timeout_s=timeout_s)
 
     def build(self, comm: TpComm) -> TransformerStack:
         """This rank's stack."""
@@ -77,16 +94,19 @@ def mode_c(run: Run) -> None:
     stack = run.build(fault.comm(Collectives(run.group), context))
     run.choose_fast_paths(stack)
     program = fault.program(stack, context)
-    compiled = fault.compile(program, context, run.compile)
+    step = run.profiled(fault.compile(program, context, run.compile_for_profile), stack)
+    inputs = run.reference.inputs()
     with run.phase(f"C/{FIRST}", "compile and run", before=run.faulty(f"C/{FIRST}")):
-        first = run.call(compiled, stack)
+        first = run.counted(lambda: step(inputs))
     _keep_errors(run, "C", stack, first)
-    run.steady_calls("C", compiled, stack, before=run.faulty(f"C/{STEADY}"))
+    run.steady("C", lambda: run.counted(lambda: step(inputs)), before=run.faulty(f"C/{STEADY}"))
     with run.phase(f"C/{RESIZED}", f"{config.resized_seq_len} tokens", before=run.faulty(f"C/{RESIZED}")):
         for _ in range(RESIZED_CALLS):
-            run.call(compiled, stack, config.resized_seq_len)
+            run.counted(lambda: step(run.reference.inputs(config.resized_seq_len)))
     with run.phase("C/eager", "the same without compile"):
         eager = run.call(program, stack)
+        _compare_replays(run, step, stack)
+    step.close()
     check_exchanges(stack)
     apart = run.reference.difference(stack, first, eager)
     run.facts = run.facts.with_errors("C", {f"eager {name}": value for name, value in apart.items()})
@@ -154,6 +174,15 @@ class SiteRecorder(DisabledCollectives):
 def _keep_errors(run: Run, mode: Mode, stack: TransformerStack, got: Result, *, only_forward: bool = False) -> None:
     found = run.reference.errors(stack, got, only_forward=only_forward)
     run.facts = run.facts.with_errors(mode, found)
+
+
+def _compare_replays(run: Run, step: ProfiledStep, stack: TransformerStack) -> None:
+    if step.is_replayed:
+        with tp_region(run.group.size()):
+            errors = replay_errors(step, stack, run.reference)
+        run.finish_device()
+        run.facts = run.facts.with_errors("C", errors)
+    run.facts = run.facts.changed(replays=step.replays)
 
 
 def _find_first_wrong(run: Run, stack: TransformerStack) -> None:

@@ -44,10 +44,10 @@ class Phases:
         with self.session.phase(name):
             yield
 
-    def compile(self, program: Any) -> Any:
+    def compile(self, program: Any, **options: Any) -> Any:
         """torch.compile as configured; breaks are allowed so that they can be reported."""
         settings = self.config.compile
-        return torch.compile(program, backend=settings.backend, dynamic=settings.dynamic)
+        return torch.compile(program, backend=settings.backend, dynamic=settings.dynamic, **options)
 
     def steady(self, mode: AnyMode, call: Callable[[], object], *, before: Callable[[], object] = lambda: None) -> None:
         """The steady calls: nothing may compile; their median time is a fact."""

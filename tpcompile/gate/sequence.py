@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from tpcompile import logs
 from tpcompile.choices import TARGET
 from tpcompile.config import JobConfig, RunConfig, TargetConfig
-from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCompileError
+from tpcompile.errors import DirectoryTakenError, DivergenceError, ExitCode, PreflightError, TpCompileError
 from tpcompile.evidence.records import Check, CheckId, RankRecord, Status, UserLine, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text import normalise
@@ -375,7 +375,9 @@ class _Gate:
 
     def failure(self, error: BaseException) -> Check:
         """An exception of this rank as a failed check, with the user's line."""
-        place: dict[str, Any] = {"mode": self.config.modes[-1], "status": Status.FAIL, "ranks": (self.env.rank,)}
+        to_blame = error.ranks if isinstance(error, DivergenceError) else ()
+        ranks = to_blame or (self.env.rank,)
+        place: dict[str, Any] = {"mode": self.config.modes[-1], "status": Status.FAIL, "ranks": ranks}
         observed = refused(error)
         if observed:
             where = f"{observed} (phase {self.board.phase})"

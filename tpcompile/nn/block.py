@@ -17,6 +17,7 @@ from tpcompile.nn.attention import Attention, CrossAttention, KeysValues
 from tpcompile.nn.cache import KVCache
 from tpcompile.nn.dropout import Dropout
 from tpcompile.nn.fast_paths import Site
+from tpcompile.nn.linear import RowParallelLinear
 from tpcompile.nn.mlp import GeluMLP, SwiGLU
 from tpcompile.nn.modulation import Modulation, add_gated, modulate
 from tpcompile.nn.norm import LayerNorm, RMSNorm
@@ -60,6 +61,7 @@ class TransformerBlock(nn.Module):
         self.dim = args.dim
         self.fast_path: Callable[..., Any] | None = None
         self.exchange: Exchange | None = None
+        self.entry = Entry(args, comm)
         self.sequence_parallel = args.sequence_parallel
         self.attention_norm = _norm(args, comm, affine=args.norm_affine)
         self.attention = Attention(args, comm)
@@ -90,16 +92,23 @@ class TransformerBlock(nn.Module):
         *,
         cache: KVCache | None = None,
         positions_S: Tensor | None = None,
-    ) -> Tensor:
+        branch_BSD: Tensor | None = None,
+        following: Entry | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """[B, S, D], [S, E / 2], [S, E / 2] -> [B, S, D], replicated; sequence parallel: [s, B, D] -> [s, B, D].
 
-        Arguments as `BlockInputs`; `cache` and `positions_S` as `Attention`.
+        Arguments as `BlockInputs`; `cache` and `positions_S` as `Attention`. `branch_BSD` is what the block before has
+        left for the entry of this one to add, and `following` the entry that adds what this one leaves: then two
+        tensors are returned, x and that.
         """
         shift = scale = gate = mlp_shift = mlp_scale = mlp_gate = None
         if self.modulation is not None:
             assert modulation_B6D is not None, "a block with modulation needs modulation_B6D"
             shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulation(modulation_B6D)
-        h_BSD = _normed(self.attention_norm, x_BSD, shift, scale)
+        if branch_BSD is None:
+            h_BSD = _normed(self.attention_norm, x_BSD, shift, scale)
+        else:
+            x_BSD, h_BSD = self.entry(x_BSD, branch_BSD, self.attention_norm)
         options = {"mask": mask, "cache": cache, "positions_S": positions_S, "reduce": self.exchange is None}
         h_BSD = self.attention(h_BSD, cos_SR, sin_SR, **options)
         h_BSD = self.attention_dropout(h_BSD, seed)
@@ -108,7 +117,11 @@ class TransformerBlock(nn.Module):
             x_BSD = _joined(x_BSD, h_BSD, gate)
             h_BSD, gate = self.cross_attention(self.cross_norm(x_BSD), context), None
         x_BSD, h_BSD = self._joined_and_normed(x_BSD, h_BSD, gate, mlp_shift, mlp_scale)
-        return _joined(x_BSD, self.mlp_dropout(self.mlp(h_BSD, seed), seed), mlp_gate)
+        if following is None:
+            return _joined(x_BSD, self.mlp_dropout(self.mlp(h_BSD, seed), seed), mlp_gate)
+        if following.exchange is None:
+            return x_BSD, self.mlp(h_BSD, seed)
+        return _with_bias(x_BSD, self.mlp.down), self.mlp(h_BSD, seed, reduce=False)
 
     def site(self, batch: int, seq_len: int) -> Site | None:
         """The residual add before the MLP and the norm after it; where nothing is between, the all-reduce before."""
@@ -133,8 +146,8 @@ class TransformerBlock(nn.Module):
         return Site("add_modulated_norm", shapes, dtype=self.attention.wqkv.weight.dtype)
 
     def _adds_what_attention_sums(self) -> bool:
-        between = (self.attention.wo.bias is not None, self.attention_dropout.p > 0, self.cross_attention is not None)
-        return not (any(between) or self.sequence_parallel)
+        between = self.attention_dropout.p > 0 or self.cross_attention is not None
+        return not (between or self.sequence_parallel)
 
     def _joined_and_normed(
         self, x_BSD: Tensor, branch_BSD: Tensor, gate: Tensor | None, shift: Tensor | None, scale: Tensor | None
@@ -144,14 +157,22 @@ class TransformerBlock(nn.Module):
             x_BSD = _joined(x_BSD, branch_BSD, gate)
             return x_BSD, _normed(self.mlp_norm, x_BSD, shift, scale)
         if isinstance(self.mlp_norm, RMSNorm):
-            options = {} if self.exchange is None else {"exchange": self.exchange}
-            return self.fast_path(x_BSD, branch_BSD, self.mlp_norm.entered_weight(), eps=self.mlp_norm.eps, **options)
+            if self.exchange is not None:
+                x_BSD = _with_bias(x_BSD, self.attention.wo)
+            return _by_fast_path(self, x_BSD, branch_BSD, self.mlp_norm)
         assert shift is not None and scale is not None, "site() asks for a modulation"
         gates = torch.ones_like(scale) if gate is None else gate
         modulation = gates.squeeze(1), shift.squeeze(1), scale.squeeze(1)
         return self.fast_path(x_BSD, branch_BSD, *modulation, eps=self.mlp_norm.eps)
 
-    def declared(self, x_shape: Sequence[int], context_shape: Sequence[int], dtype: torch.dtype) -> Declared:
+    def declared(
+        self,
+        x_shape: Sequence[int],
+        context_shape: Sequence[int],
+        dtype: torch.dtype,
+        *,
+        following: Entry | None = None,
+    ) -> Declared:
         """Collectives for full shapes of the input and of the context, forward and backward apart."""
         batch = x_shape[1] if self.sequence_parallel else x_shape[0]
         total = Declared() if self.modulation is None else self.modulation.declared(batch, dtype)
@@ -160,7 +181,35 @@ class TransformerBlock(nn.Module):
         if self.cross_attention is not None and self.cross_norm is not None:
             total = total.then(self.cross_norm.declared(dtype))
             total = total.then(self.cross_attention.declared(x_shape, context_shape, dtype))
-        return total.then(self.mlp_norm.declared(dtype)).then(self.mlp.declared(x_shape, dtype))
+        reduce = following is None or following.exchange is None
+        return total.then(self.mlp_norm.declared(dtype)).then(self.mlp.declared(x_shape, dtype, reduce=reduce))
+
+
+class Entry(nn.Module):
+    """The place between two blocks: the residual add of the MLP of one, the all-reduce before it, the norm after it.
+
+    Blocks use it where `use_fast_paths` has put a fast path there; where it has not, each adds what its own MLP gives.
+    """
+
+    def __init__(self, args: BlockArgs, comm: TpComm) -> None:
+        super().__init__()
+        self.fast_path: Callable[..., Any] | None = None
+        self.exchange: Exchange | None = None
+        self._comm, self._dim, self._dtype = comm, args.dim, getattr(torch, args.dtype)
+        has_weight = args.norm == "rms" and args.norm_affine
+        self._is_place = has_weight and not (args.modulation or args.sequence_parallel or args.dropout)
+
+    def site(self, batch: int, seq_len: int) -> Site | None:
+        """The residual add and the norm, with the all-reduce before them."""
+        if not self._is_place:
+            return None
+        shapes = ((batch, seq_len, self._dim),)
+        exchanging = "all_reduce_add_rms_norm"
+        return Site("add_rms_norm", shapes, dtype=self._dtype, exchanging=exchanging, comm=self._comm)
+
+    def forward(self, x_BSD: Tensor, branch_BSD: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
+        """x + branch, summed over the ranks where there is an exchange, and its norm: twice [B, S, D]."""
+        return _by_fast_path(self, x_BSD, branch_BSD, norm)
 
 
 class TransformerStack(nn.Module):
@@ -193,13 +242,24 @@ class TransformerStack(nn.Module):
         """[B, S, D], [S, E / 2], [S, E / 2] -> [B, S, D], replicated; arguments as `BlockInputs`, a cache per block."""
         if self.sequence_parallel:
             x_BSD = self.comm.scatter(x_BSD.transpose(0, 1), dim=0, src="I")  # tokens sharded, before the batch
+        branch_BSD = None
         for i, layer in enumerate(self.layers):
             own = context if context is None or isinstance(context, Tensor) else context[i]
-            cache = None if caches is None else caches[i]
-            x_BSD = layer(x_BSD, cos_SR, sin_SR, modulation_B6D, own, mask, seed, cache=cache, positions_S=positions_S)
+            following = self._entry_after(i)
+            options = {"cache": None if caches is None else caches[i], "positions_S": positions_S}
+            options |= {"branch_BSD": branch_BSD, "following": following}
+            found = layer(x_BSD, cos_SR, sin_SR, modulation_B6D, own, mask, seed, **options)
+            x_BSD, branch_BSD = (found, None) if following is None else found
         if self.sequence_parallel:
             x_BSD = self.comm.all_gather(x_BSD, dim=0, dst="I").transpose(0, 1)  # tokens replicated
         return x_BSD
+
+    def _entry_after(self, number: int) -> Entry | None:
+        """That of the next block, where it has a fast path."""
+        if number + 1 == len(self.layers):
+            return None
+        entry: Entry = self.layers[number + 1].entry
+        return None if entry.fast_path is None else entry
 
     def project_context(self, context_BTD: Tensor) -> list[KeysValues]:
         """Keys and values of every block's cross-attention, to be passed as `context` in many calls."""
@@ -221,9 +281,9 @@ class TransformerStack(nn.Module):
         total = Declared()
         if self.sequence_parallel:
             total = scattered(shape, dtype, tp=self.comm.size, summed=False)
-        for layer in self.layers:
+        for i, layer in enumerate(self.layers):
             assert isinstance(layer, TransformerBlock), type(layer)
-            total = total.then(layer.declared(shape, context_shape, dtype))
+            total = total.then(layer.declared(shape, context_shape, dtype, following=self._entry_after(i)))
         if self.sequence_parallel:
             total = total.then(gathered(shape, dtype, tp=self.comm.size, dst="I"))
         return total.select(train=train)
@@ -243,3 +303,14 @@ def _normed(norm: nn.Module, x_BSD: Tensor, shift: Tensor | None, scale: Tensor 
 
 def _joined(x_BSD: Tensor, branch_BSD: Tensor, gate: Tensor | None) -> Tensor:
     return x_BSD + branch_BSD if gate is None else add_gated(x_BSD, branch_BSD, gate)
+
+
+def _by_fast_path(place: TransformerBlock | Entry, x_BSD: Tensor, branch_BSD: Tensor, norm: RMSNorm) -> Any:
+    assert place.fast_path is not None, "it is asked for where there is one"
+    options = {} if place.exchange is None else {"exchange": place.exchange}
+    return place.fast_path(x_BSD, branch_BSD, norm.entered_weight(), eps=norm.eps, **options)
+
+
+def _with_bias(x_BSD: Tensor, linear: RowParallelLinear) -> Tensor:
+    """The bias of a linear whose output an exchange sums, added to what the sum is added to: once, not on each rank."""
+    return x_BSD if linear.bias is None else x_BSD + linear.bias

@@ -4,7 +4,7 @@
 # v = V / tp columns of this rank; sequence parallel: s = S / tp, tokens before batch
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -107,6 +107,10 @@ class CausalLM(nn.Module):
         options = {"dtype": weight.dtype, "device": weight.device}
         return [KVCache(batch, max_len, self.cache_heads, self.head_dim, **options) for _ in self.stack.layers]
 
+    def next_tokens(self, ids_BS: Tensor, cos_SR: Tensor, sin_SR: Tensor, **options: Any) -> Tensor:
+        """Arguments as `forward` -> the likeliest token after the last, [B, 1] int64, equal on all ranks."""
+        return self.head.gather(self(ids_BS, cos_SR, sin_SR, last_only=True, **options)).argmax(-1)
+
     @torch.no_grad()
     def generate(
         self,
@@ -117,15 +121,17 @@ class CausalLM(nn.Module):
         num_new_tokens: int,
         is_token_BS: Tensor | None = None,
         caches: Sequence[KVCache] | None = None,
+        step: Callable[..., Tensor] | None = None,
     ) -> Tensor:
         """Continue every prompt with the likeliest tokens: [B, S] -> [B, S + num_new_tokens], equal on all ranks.
 
         One call for the prompt, then one per token; `model.compile()` before makes that two graphs, or one when the
-        prompt is one token, and passing the same `caches` again reuses them. Prompts of different length are padded on
-        the left, as `left_padded` does, and `is_token_BS` is False in the padding: no token looks there, and RoPE takes
-        differences of positions only. Nothing stops early. Tables cover T >= S + num_new_tokens positions. Raises
-        ConfigError when they do not, for padding elsewhere than on the left, when the caches are too short, and for a
-        sequence-parallel model.
+        prompt is one token, and passing the same `caches` again reuses them. `step` makes the calls for single tokens,
+        e.g. `tpcompile.run(model.next_tokens, "graphed")`, which captures a CUDA graph for each `caches`. Prompts of
+        different length are padded on the left, as `left_padded` does, and `is_token_BS` is False in the padding: no
+        token looks there, and RoPE takes differences of positions only. Nothing stops early. Tables cover
+        T >= S + num_new_tokens positions. Raises ConfigError when they do not, for padding elsewhere than on the left,
+        when the caches are too short, and for a sequence-parallel model.
         """
         _check_prompts(ids_BS, is_token_BS)
         batch, length = ids_BS.shape
@@ -139,18 +145,16 @@ class CausalLM(nn.Module):
             cache.check_room(total)
             cache.reset()
         is_key_BT = None if is_token_BS is None else F.pad(is_token_BS, (0, caches[0].max_len - length), value=True)
-        tokens = [ids_BS]
-        new_BS, start = ids_BS, 0
-        for _ in range(num_new_tokens):
-            here = slice(start, start + new_BS.shape[1])
-            positions_S = torch.arange(here.start, here.stop, device=ids_BS.device)
+        tokens_BT = F.pad(ids_BS, (0, num_new_tokens))
+        next_tokens, new_BS, start = self.next_tokens, ids_BS, 0
+        for stop in range(length, total):
+            here = slice(start, stop)
+            positions_S = torch.arange(start, stop, device=ids_BS.device)
             mask = None if is_key_BT is None else _mask_of_keys(is_key_BT, positions_S)
-            logits_B1v = self(
-                new_BS, cos_TR[here], sin_TR[here], mask=mask, caches=caches, positions_S=positions_S, last_only=True
-            )
-            new_BS, start = self.head.gather(logits_B1v).argmax(-1), here.stop
-            tokens.append(new_BS)
-        return torch.cat(tokens, 1)
+            new_BS = next_tokens(new_BS, cos_TR[here], sin_TR[here], mask=mask, caches=caches, positions_S=positions_S)
+            tokens_BT[:, stop : stop + 1] = new_BS  # copied: the next replay of a CUDA graph overwrites its outputs
+            next_tokens, start = step or self.next_tokens, stop
+        return tokens_BT
 
     def declared_loss(self, batch: int, seq_len: int, train: bool) -> tuple[Collective, ...]:
         """Collectives of `loss` for ids [batch, seq_len], forward then (if `train`) backward, in order."""

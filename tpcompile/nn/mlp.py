@@ -40,8 +40,9 @@ class _MLP(nn.Module):
         """The activation."""
         return Site(self.path, ((batch, seq_len, self.width),), dtype=self.dtype)
 
-    def _leave(self, h_BSf: Tensor, seed: Tensor | None) -> Tensor:
-        return self.down(self.dropout(h_BSf, seed))
+    def _leave(self, h_BSf: Tensor, seed: Tensor | None, *, reduce: bool) -> Tensor:
+        h_BSf = self.dropout(h_BSf, seed)
+        return self.down(h_BSf) if reduce else self.down.partial(h_BSf)
 
 
 class GeluMLP(_MLP):
@@ -54,14 +55,18 @@ class GeluMLP(_MLP):
         self.up = ColumnParallelLinear(args.dim, self.hidden, **self.options)
         self.down = RowParallelLinear(self.hidden, args.dim, **self.options)
 
-    def forward(self, x_BSD: Tensor, seed: Tensor | None = None) -> Tensor:
-        """[B, S, D] -> [B, S, D]; `seed` [1] int64 is needed when training with dropout."""
-        activation = self.fast_path or plain.gelu_tanh
-        return self._leave(activation(self.up(x_BSD)), seed)
+    def forward(self, x_BSD: Tensor, seed: Tensor | None = None, *, reduce: bool = True) -> Tensor:
+        """[B, S, D] -> [B, S, D]; this rank's part of it, without the bias, unless `reduce`.
 
-    def declared(self, x_shape: Sequence[int], dtype: torch.dtype) -> Declared:
+        `seed` [1] int64 is needed when training with dropout.
+        """
+        activation = self.fast_path or plain.gelu_tanh
+        return self._leave(activation(self.up(x_BSD)), seed, reduce=reduce)
+
+    def declared(self, x_shape: Sequence[int], dtype: torch.dtype, *, reduce: bool = True) -> Declared:
         """Collectives of this module for an input whose full shape is `x_shape`."""
-        return self.up.declared(x_shape, dtype).then(self.down.declared(x_shape, dtype))
+        entered = self.up.declared(x_shape, dtype)
+        return entered.then(self.down.declared(x_shape, dtype)) if reduce else entered
 
 
 class SwiGLU(_MLP):
@@ -74,11 +79,15 @@ class SwiGLU(_MLP):
         self.gate_up = PackedColumnLinear(args.dim, (self.hidden, self.hidden), **self.options)
         self.down = RowParallelLinear(self.hidden, args.dim, **self.options)
 
-    def forward(self, x_BSD: Tensor, seed: Tensor | None = None) -> Tensor:
-        """[B, S, D] -> [B, S, D]; `seed` [1] int64 is needed when training with dropout."""
-        activation = self.fast_path or plain.silu_mul
-        return self._leave(activation(*self.gate_up(x_BSD)), seed)
+    def forward(self, x_BSD: Tensor, seed: Tensor | None = None, *, reduce: bool = True) -> Tensor:
+        """[B, S, D] -> [B, S, D]; this rank's part of it, without the bias, unless `reduce`.
 
-    def declared(self, x_shape: Sequence[int], dtype: torch.dtype) -> Declared:
+        `seed` [1] int64 is needed when training with dropout.
+        """
+        activation = self.fast_path or plain.silu_mul
+        return self._leave(activation(*self.gate_up(x_BSD)), seed, reduce=reduce)
+
+    def declared(self, x_shape: Sequence[int], dtype: torch.dtype, *, reduce: bool = True) -> Declared:
         """Collectives of this module for an input whose full shape is `x_shape`."""
-        return self.gate_up.declared(x_shape, dtype).then(self.down.declared(x_shape, dtype))
+        entered = self.gate_up.declared(x_shape, dtype)
+        return entered.then(self.down.declared(x_shape, dtype)) if reduce else entered

@@ -22,6 +22,7 @@ from tpcompile.evidence.text.comments import stack_lines
 from tpcompile.fastpath import ban, selection
 from tpcompile.fastpath.use import Seen, Stack, uses
 from tpcompile.fusion.records import Manifest
+from tpcompile.profiles import chosen
 from tpcompile.recording.foreign import foreign_ops
 from tpcompile.recording.launches import Launches
 from tpcompile.recording.rank_reads import rank_reads
@@ -82,6 +83,8 @@ class CaptureSession:
         self._regions = RegionCounter() if count_regions else None
         self._records_fusion = records_fusion
         self._launches = Launches()
+        self._ended_profiles: list[chosen.Choice] = []
+        """Of callables that were closed before this session."""
         self._stacks: compat.Stacks = {}
         self._with_graph: set[str] = set()
         """Compiles that made a graph."""
@@ -94,6 +97,7 @@ class CaptureSession:
 
     def __enter__(self) -> CaptureSession:
         self.read_environment()
+        self._ended_profiles = chosen.closed()
         self._last_counters = compat.dynamo_counters()
         self._stack.enter_context(compat.tracing(compat.TraceHandler(self._receive)))
         self._stacks = self._stack.enter_context(compat.users_lines())
@@ -214,12 +218,13 @@ class CaptureSession:
         compiles = self.compiles()
         judged = self.judged(compiles, tp_size=world_size if tp_size is None else tp_size, tp_aware=tp_aware)
         kernels = ban.sources(judged.uses, self._launches.sources) | selection.choices()
+        profiles = chosen.entries(without=self._ended_profiles)
         return RankRecord(
             rank=rank,
             world_size=world_size,
             domain=domain,
             coordinate=rank if coordinate is None else coordinate,
-            environment=tuple(sorted({**self._environment, **kernels}.items())),
+            environment=tuple(sorted({**self._environment, **kernels, **profiles}.items())),
             groups=tuple(sorted(self._roles.items())),
             compiles=compiles,
             counters=self.counters(compiles),

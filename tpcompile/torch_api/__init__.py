@@ -1,5 +1,6 @@
 """Every private or moving name of torch that tpcompile uses, by subject, with the versions it was seen on.
 
+autotuning.py   what Inductor times in order to choose between kernels
 backends.py     backends and autotuning that the programs of tpcompile.faults wrap
 c10d.py         groups, and collectives as the eager wrappers issue them
 compiler.py     Dynamo, Inductor and the structured trace, as capture reads them
@@ -18,6 +19,7 @@ scheduled.py    nodes of Inductor's scheduler: what each reads, writes and compu
 scheduling.py   what Inductor's scheduler decides, as it decides it
 simulated.py    all ranks in one process
 symmetric.py    memory of a GPU that the other ranks of a group can write
+teardown.py     what must be done before a process group ends
 tested.py       the versions that all this was tested with
 watching.py     calls of compiled code and the flight recorder, as the sentinel sees them
 

@@ -3,12 +3,17 @@
 name                                         why
 distributed._symmetric_memory.empty          memory that rendezvous can map
 distributed._symmetric_memory.rendezvous     collective: the same allocation of every rank, mapped here
+distributed._symmetric_memory.enable_...     `enable_symm_mem_for_group`: Inductor may lower to it; deprecated in 2.13
+ops.symm_mem.one_shot_all_reduce, two_shot_  sums over the ranks by kernels that read the memory of all
+_SymmetricMemory.has_multicast_support       whether its ops may use NVLink multicast
 _SymmetricMemory.buffer_ptrs, offset         its address for each rank, as seen from this GPU; never multicast_ptr
 TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES     variable: ranks may share a GPU; see ranks.env.choose_device
 """
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,3 +49,34 @@ def zeros(num_words: int, *, group: Any, device: torch.device) -> Shared:
     dist.barrier(group=group)
     torch.cuda.synchronize(device)
     return Shared(words, [address + offset for address in handle.buffer_ptrs], handle)
+
+
+def has_multicast(device: torch.device) -> bool:
+    """Whether torch may use NVLink multicast; never with TORCH_SYMM_MEM_DISABLE_MULTICAST=1."""
+    from torch._C._distributed_c10d import _SymmetricMemory
+
+    return _SymmetricMemory.has_multicast_support(torch.autograd.DeviceType.CUDA, device.index)
+
+
+def enable(group: dist.ProcessGroup) -> None:
+    """Let Inductor's lowerings use symmetric memory among the ranks of a group; newer versions need no call."""
+    import torch.distributed._symmetric_memory as symm
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # 2.13 says that it is no longer needed
+        symm.enable_symm_mem_for_group(group.group_name)
+
+
+def all_reduce(algorithm: str, like: Tensor, group: dist.ProcessGroup) -> Callable[[], Tensor]:
+    """A sum over the ranks by `one-shot` or `two-shot`, of a buffer of its own as large as `like`; collective.
+
+    Never by multicast.
+    """
+    import torch.distributed._symmetric_memory as symm
+
+    buffer = symm.empty(like.numel(), dtype=like.dtype, device=like.device)
+    buffer.zero_()
+    symm.rendezvous(buffer, group)
+    if algorithm == "one-shot":
+        return lambda: torch.ops.symm_mem.one_shot_all_reduce(buffer, "sum", group.group_name)
+    return lambda: torch.ops.symm_mem.two_shot_all_reduce_(buffer, "sum", group.group_name)

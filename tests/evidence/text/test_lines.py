@@ -25,7 +25,7 @@ from tpcompile.evidence.text.lines import (
     with_whole_path,
 )
 
-OF_PROGRAMS = {"cli", "faults", "nn", "numerics", "typecheck"}
+OF_PROGRAMS = {"bench", "cli", "faults", "nn", "numerics", "typecheck"}
 """Our packages whose lines are programs, or call them."""
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from tpcompile.choices import Profile
 from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.faults.registry import Registry
 
@@ -41,6 +42,10 @@ def _compile(program: Any, context: FaultContext, compile_: Callable[[Any], Any]
     return compile_(program)
 
 
+def _same_profile(profile: Profile, context: FaultContext) -> Profile:
+    return profile
+
+
 def _no_phase(phase: str, context: FaultContext) -> None:
     return None
 
@@ -59,6 +64,8 @@ class Fault:
     """Wraps or edits the stack before it is compiled."""
     compile: Callable[[Any, FaultContext, Callable[[Any], Any]], Any] = _compile
     """Compiles the program, or returns it uncompiled."""
+    profile: Callable[[Profile, FaultContext], Profile] = _same_profile
+    """The profile that a rank takes, given that of the run."""
     phase: Callable[[str, FaultContext], None] = _no_phase
     """Called with a phase when it begins; `start` precedes the process group, `compiling` each compile of Dynamo."""
 

@@ -1,4 +1,4 @@
-"""Faults of the process: a rank that dies, never arrives, or does not compile."""
+"""Faults of the process: a rank that dies, never arrives, does not compile, or runs it differently."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tpcompile.choices import Profile
 from tpcompile.faults.injected.fault import FaultContext, injects
 
 
@@ -37,6 +38,14 @@ def raises(phase: str, context: FaultContext) -> None:
     """One rank raises between calls."""
     if phase == "C/steady" and context.is_target:
         raise RuntimeError("injected: this rank gives up")
+
+
+@injects("profile")
+def other_profile(profile: Profile, context: FaultContext) -> Profile:
+    """One rank runs under a different execution profile."""
+    if not context.is_target:
+        return profile
+    return "default" if profile == "measured" else "measured"
 
 
 @injects("compile")

@@ -1,0 +1,63 @@
+"""Ranks of a program: all answer, or the one that failed, died or is behind is named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from multiprocessing import Pipe
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tpcompile.bench.processes import ProgramFailed, RankLost, Ranks
+
+DEAD = object()
+FAILED = {"failed": "ValueError: no weights", "is_refusal": False}
+
+
+def ranks(*messages: list[Any]) -> Ranks:
+    """What each rank sends, before it dies or says no more; the limit is over at once."""
+    ours, kept = [], []
+    for sent in messages:
+        own, theirs = Pipe()
+        for message in sent:
+            if message is not DEAD:
+                theirs.send(message)
+        if DEAD in sent:
+            theirs.close()
+        kept.append(theirs)
+        ours.append(own)
+    processes = [SimpleNamespace(exitcode=-9, join=lambda timeout: None, theirs=theirs) for theirs in kept]
+    return Ranks("C", ours, processes, timeout_s=0.0)  # type: ignore[arg-type]
+
+
+def at(place: str) -> Mapping[str, str]:
+    return {"at": place}
+
+
+def test_answers_are_in_the_order_of_the_ranks() -> None:
+    assert ranks([at("build"), {"ms": 1}], [{"ms": 2}]).answers() == [{"ms": 1}, {"ms": 2}]
+
+
+def test_a_rank_that_is_behind_the_others_is_named_first() -> None:
+    with pytest.raises(RankLost) as lost:
+        ranks([at("build"), at("first call")], [at("build")]).answers()
+    assert lost.value.timed_out
+    assert str(lost.value) == "C: no answer within 0 s: rank 1 in build; rank 0 in first call; see their logs"
+
+
+def test_a_rank_that_died_is_named_with_its_place_and_code() -> None:
+    with pytest.raises(RankLost, match="rank 1 died in build, exit code -9") as lost:
+        ranks([at("build")], [at("build"), DEAD]).answers()
+    assert not lost.value.timed_out
+
+
+def test_a_program_whose_rank_raised_has_failed() -> None:
+    with pytest.raises(ProgramFailed, match="rank 1: ValueError: no weights") as failed:
+        ranks([{"ms": 1}], [FAILED]).answers()
+    assert not failed.value.is_refusal
+
+
+def test_a_rank_that_died_is_the_cause_of_a_failure_of_its_peer() -> None:
+    with pytest.raises(RankLost, match="rank 1 died"):
+        ranks([FAILED], [DEAD]).answers()

@@ -1,0 +1,193 @@
+"""A report that was good -> what a later one must not exceed: counts of a step, and times as multiples.
+
+One file for all GPUs: a case is a device, a torch release, ranks and a preset in its form. Times of a machine say
+nothing on the next, so that they are multiples of mode A and of the floor of the same run; and they move by themselves,
+so that they only warn, unless asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from tpcompile.bench.ratios import differs, ratios_of
+from tpcompile.bench.records import Machine, Measured, Report, Role, Row
+from tpcompile.errors import ConfigError
+from tpcompile.evidence.records.base import Frozen
+from tpcompile.fusion.diff import Change
+
+BASELINE_VERSION = 1
+TOLERANCE = 0.1
+"""Times may grow by this share: ratios of one machine move by a few percent between runs."""
+
+
+class Figures(Frozen):
+    """Of one program, a step."""
+
+    regions: float | None
+    kernels: int | None
+    """None on CPU."""
+    launches: int | None
+    of_a: float | None
+    """Multiple of the time of mode A; None where it was not measured beside it."""
+    of_floor: float | None
+
+
+class Case(Frozen):
+    """Where figures hold."""
+
+    device: str
+    torch: str
+    """Release, without the build."""
+    world_size: int
+    preset: str
+    layers: int
+    tokens: int
+    train: bool
+    made_with: str
+    """The command."""
+    programs: dict[str, Figures]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Where the figures hold."""
+        return tuple(value for name, value in self if name not in ("made_with", "programs"))
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        kind = "forward and backward" if self.train else "forward"
+        where = f"{self.device}, torch {self.torch}, {self.world_size} ranks"
+        return f"{where}, {self.preset}, {self.layers} layers, {self.tokens} tokens, {kind}"
+
+
+class Baseline(Frozen):
+    """The committed file."""
+
+    schema_version: int = BASELINE_VERSION
+    cases: tuple[Case, ...] = ()
+
+    @property
+    def programs(self) -> list[str]:
+        """Of all cases, and mode A, which their times are multiples of."""
+        named = (name for case in self.cases for name in case.programs)
+        return list(dict.fromkeys(("A", *named)))
+
+
+class Regression(Frozen):
+    """One program that exceeds its figures."""
+
+    program: str
+    change: Change
+    says: str
+    is_time: bool
+    """A time, which only warns unless asked."""
+
+    @property
+    def text(self) -> str:
+        """In one line, with what to look at first."""
+        return f"{self.program}: {self.change}: {self.says}"
+
+
+def read(path: Path) -> Baseline:
+    """Raises ConfigError for a file that is not there or no baseline."""
+    try:
+        return Baseline.model_validate_json(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is not there; make it with `tpcompile bench --write-baseline {path}`") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{path} is no baseline of the benchmark: {first['loc']}: {first['msg']}") from None
+
+
+def written(baseline: Baseline, report: Report) -> Baseline:
+    """With the cases of the report instead of those of the same key. Raises ConfigError for a run that is not whole."""
+    cases = {case.key: case for case in baseline.cases}
+    for measured in report.measured:
+        found = _case(measured, report)
+        cases[found.key] = found
+    return Baseline(cases=tuple(sorted(cases.values(), key=lambda case: json.dumps(case.key))))
+
+
+def case_of(baseline: Baseline, measured: Measured, report: Report) -> Case:
+    """The figures that hold for a preset of the report. Raises ConfigError where there are none."""
+    here = _case(measured, report)
+    for case in baseline.cases:
+        if case.key == here.key:
+            return case
+    known = "; ".join(case.title for case in baseline.cases) or "nothing"
+    raise ConfigError(f"no baseline for {here.title}; it has {known}. Add this one with --write-baseline")
+
+
+def regressions(case: Case, measured: Measured, *, tolerance: float = TOLERANCE) -> Iterator[Regression]:
+    """Programs of the case that were asked for in this run, one difference each: the first that explains the others."""
+    rows = {row.name: row for row in measured.rows}
+    for name, allowed in case.programs.items():
+        row = rows.get(name)
+        if row is None:
+            continue
+        if not row.rounds_ms or differs(row, measured.error_limit):
+            why = row.why_not or "outputs differ"
+            yield Regression(program=name, change=Change.OVERHEAD, says=f"not measured: {why}", is_time=False)
+            continue
+        found = _regression(name, allowed, _figures(measured, row), tolerance)
+        if found is not None:
+            yield found
+
+
+def _regression(name: str, allowed: Figures, now: Figures, tolerance: float) -> Regression | None:
+    """By cause: more regions, then more kernels, then more launches of as many kernels, then time alone."""
+    counts: Sequence[tuple[Change, str, float | None, float | None]] = (
+        (Change.OVERHEAD, "compiled regions a call", allowed.regions, now.regions),
+        (Change.FUSION, "kernels a step", allowed.kernels, now.kernels),
+        (Change.OVERHEAD, "launches of the host a step", allowed.launches, now.launches),
+    )
+    for change, what, before, after in counts:
+        if before is not None and after is not None and after > before:
+            return Regression(program=name, change=change, says=f"{before:g} -> {after:g} {what}", is_time=False)
+    times = (("of mode A", allowed.of_a, now.of_a), ("of the floor", allowed.of_floor, now.of_floor))
+    slower = [
+        f"{before:.3g} -> {after:.3g} {what}"
+        for what, before, after in times
+        if before is not None and after is not None and after > before * (1 + tolerance)
+    ]
+    if not slower:
+        return None
+    return Regression(program=name, change=Change.CHOICE, says=f"time {', '.join(slower)}", is_time=True)
+
+
+def _case(measured: Measured, report: Report) -> Case:
+    machine = _machine(report)
+    rows = [row for row in measured.rows if row.rounds_ms and row.role is Role.OURS]
+    return Case(
+        device=machine.device,
+        torch=machine.torch.partition("+")[0],
+        world_size=report.world_size,
+        preset=measured.preset,
+        layers=measured.layers,
+        tokens=measured.tokens,
+        train=measured.train,
+        made_with=report.command,
+        programs={row.name: _figures(measured, row) for row in rows},
+    )
+
+
+def _figures(measured: Measured, row: Row) -> Figures:
+    ratios = ratios_of(measured, row)
+    faster = ratios.faster_than_a.value
+    return Figures(
+        regions=row.regions_per_call,
+        kernels=row.profile.kernels,
+        launches=row.profile.launches,
+        of_a=None if faster is None else round(1 / faster, 4),
+        of_floor=None if ratios.of_floor.value is None else round(ratios.of_floor.value, 3),
+    )
+
+
+def _machine(report: Report) -> Machine:
+    if report.machine is None or any(one.ended_early for one in report.measured):
+        raise ConfigError("a baseline needs a whole run, and this one ended early")
+    return report.machine

@@ -1,0 +1,93 @@
+"""A report -> an SVG or PNG: per preset the time of each program against the floor, and a roofline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tpcompile.bench.ratios import differs, median_ms, ratios_of
+from tpcompile.bench.records import Measured, Report, Role, Row
+from tpcompile.fusion import files
+from tpcompile.fusion.plot import FIXED, check_suffix, matplotlib_of
+
+_COLORS = {Role.OURS: "#0072B2", Role.PEER: "#D55E00", Role.MODE: "#888888", Role.COMPUTE: "#009E73"}
+_SIDE_INCHES, _ROW_INCHES, _ROOF_INCHES, _OTHER_INCHES = 6.0, 0.22, 2.6, 1.6
+_DPI = 120
+_AROUND = 30.0
+"""The roofline is drawn so many times to both sides of its corner, and at least to the preset."""
+
+
+def check(path: Path) -> None:
+    """Raises ConfigError for a file that is neither SVG nor PNG, or without matplotlib: before an hour is measured."""
+    check_suffix(path)
+    matplotlib_of()
+
+
+def write(report: Report, path: Path) -> None:
+    """Presets side by side: bars of ms with the ratio to A, and FLOP/s against FLOPs per byte."""
+    matplotlib = matplotlib_of()
+    most = max(len(_timed(one)) for one in report.measured)
+    size = (_SIDE_INCHES * len(report.measured), _ROW_INCHES * most + _ROOF_INCHES + _OTHER_INCHES)
+    with matplotlib.rc_context(FIXED):
+        figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
+        grid = figure.add_gridspec(2, len(report.measured), height_ratios=[_ROW_INCHES * most + 0.5, _ROOF_INCHES])
+        for column, measured in enumerate(report.measured):
+            _draw_times(figure.add_subplot(grid[0, column]), measured)
+            _draw_roofline(figure.add_subplot(grid[1, column]), measured)
+        figure.suptitle(_title(report), x=0.01, horizontalalignment="left", fontweight="bold")
+        metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+        with files.writing(path):
+            figure.savefig(path, metadata=metadata, dpi=_DPI)
+
+
+def _title(report: Report) -> str:
+    machine = report.machine
+    where = "" if machine is None else f"{machine.device}, torch {machine.torch}; "
+    return f"{where}{report.world_size} ranks"
+
+
+def _timed(measured: Measured) -> list[Row]:
+    return [row for row in measured.rows if row.rounds_ms]
+
+
+def _draw_times(axes: Any, measured: Measured) -> None:
+    """On a logarithmic axis: A and the fastest are an order of magnitude apart."""
+    rows = _timed(measured)
+    colors = [_COLORS[row.role] for row in rows]
+    times = [median_ms(row) for row in rows]
+    axes.barh(range(len(rows)), times, color=colors, height=0.75)
+    for at, row in enumerate(rows):
+        axes.text(median_ms(row), at, f" {_label(measured, row)}", verticalalignment="center")
+    axes.axvline(measured.bound.ms, color="black", linestyle=":", linewidth=1)
+    axes.set_yticks(range(len(rows)), [row.name for row in rows])
+    axes.set_xscale("log")
+    axes.set_xlim(measured.bound.ms / 1.5, 4 * max(times, default=measured.bound.ms))
+    axes.invert_yaxis()
+    axes.set_title(f"{measured.preset}: ms, floor {measured.bound.ms:.3g} (dotted)", loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _label(measured: Measured, row: Row) -> str:
+    if differs(row, measured.error_limit):
+        return f"{median_ms(row):.3g}, outputs differ"
+    ratio = ratios_of(measured, row).faster_than_a.value
+    is_compared = ratio is not None and row.role is not Role.COMPUTE
+    return f"{median_ms(row):.3g}, {ratio:.1f}x A" if is_compared else f"{median_ms(row):.3g}"
+
+
+def _draw_roofline(axes: Any, measured: Measured) -> None:
+    """Of one rank: what programs reach, under the measured rates of copies and matrix products."""
+    floors, least = measured.floors, measured.bound
+    intensity = least.flops / least.weight_bytes
+    corner = floors.gemm_tflops * 1e3 / floors.copy_gbytes_per_s
+    low, high = min(intensity, corner) / _AROUND, max(intensity, corner) * _AROUND
+    axes.plot([low, corner, high], [low * floors.copy_gbytes_per_s / 1e3, *[floors.gemm_tflops] * 2], color="black")
+    for row in _timed(measured):
+        if row.role is not Role.MODE or row.name == "A":
+            reached = least.flops / median_ms(row) / 1e9
+            axes.plot(intensity, reached, "o", color=_COLORS[row.role], markersize=4)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("FLOPs per byte of weights")
+    axes.set_ylabel("TFLOP/s of a rank")
+    axes.spines[["top", "right"]].set_visible(False)

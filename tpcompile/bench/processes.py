@@ -1,0 +1,170 @@
+"""A task -> the processes of its ranks, which are asked together and answer in time, or are ended.
+
+A program whose ranks raise has failed; a rank that dies, or does not answer in time, is named.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from tpcompile.bench import worker
+from tpcompile.bench.worker import Task
+from tpcompile.ranks.env import hosted_store, local_variables
+
+_SETTLED_S = 2.0
+"""After a rank has failed: a rank that died for its own reasons, or failed first, is seen within that time."""
+_CLOSED_S = 20.0
+"""To release graphs and destroy the process group."""
+_KILLED_S = 10.0
+
+
+class ProgramFailed(Exception):
+    """Some rank raised; in one line."""
+
+    def __init__(self, why: str, *, is_refusal: bool) -> None:
+        super().__init__(why)
+        self.is_refusal = is_refusal
+        """It cannot run here, and says so; otherwise it went wrong."""
+
+
+class RankLost(Exception):
+    """A rank died or hung; names it."""
+
+    def __init__(self, program: str, why: str, *, timed_out: bool = False) -> None:
+        super().__init__(f"{program}: {why}")
+        self.why, self.timed_out = why, timed_out
+
+
+class Ranks:
+    """All ranks of one program."""
+
+    def __init__(
+        self, name: str, connections: Sequence[Connection], processes: Sequence[BaseProcess], *, timeout_s: float
+    ) -> None:
+        self.name, self._timeout_s = name, timeout_s
+        self._connections, self._processes = connections, processes
+        self._passed: list[list[str]] = [[] for _ in connections]
+        """What each rank has said that it is at, in order."""
+        self._store: object = None
+        """Served as long as this is there."""
+
+    @classmethod
+    def started(cls, tasks: Sequence[Task], *, is_gpu: bool) -> Ranks:
+        """New processes, with a store of their own: what programs agree on through it never meets."""
+        context = _context(is_gpu)
+        listener = socket.create_server(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        store = hosted_store(listener)
+        connections, processes = [], []
+        for rank, task in enumerate(tasks):
+            own, theirs = context.Pipe()
+            task = replace(task, environ={**task.environ, **local_variables(rank, len(tasks), port)})
+            process = context.Process(target=worker.main, args=(theirs, task))
+            process.start()
+            theirs.close()
+            connections.append(own)
+            processes.append(process)
+        ranks = cls(tasks[0].program, connections, processes, timeout_s=tasks[0].timeout_s)
+        ranks._store = store
+        return ranks
+
+    def ask(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Send all ranks a request and return their answers, by rank. Raises as `answers`."""
+        for connection in self._connections:
+            with suppress(OSError):  # it died: seen below
+                connection.send(dict(request))
+        return self.answers()
+
+    def answers(self) -> list[dict[str, Any]]:
+        """One answer of every rank. Raises ProgramFailed when one raised, RankLost when one died or hangs."""
+        found: dict[int, dict[str, Any]] = {}
+        deadline = time.monotonic() + self._timeout_s
+        while missing := self._missing(found):
+            found |= self._received(missing, deadline)
+            failed = {rank: answer for rank, answer in found.items() if "failed" in answer}
+            if failed:
+                self._check_dead(found)
+                rank, answer = next(iter(failed.items()))
+                raise ProgramFailed(f"rank {rank}: {answer['failed']}", is_refusal=answer["is_refusal"])
+            if time.monotonic() > deadline and self._missing(found):
+                raise RankLost(self.name, self._late(self._missing(found)), timed_out=True)
+        return [found[rank] for rank in sorted(found)]
+
+    def close(self) -> None:
+        """Let the ranks leave; those that do not are killed."""
+        for connection in self._connections:
+            with suppress(OSError):
+                connection.send(None)
+        deadline = time.monotonic() + _CLOSED_S
+        for process in self._processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        self.kill()
+
+    def kill(self) -> None:
+        """End what still runs."""
+        for process in self._processes:
+            if process.is_alive():
+                process.kill()
+        for process in self._processes:
+            process.join(_KILLED_S)
+        for connection in self._connections:
+            connection.close()
+
+    def _received(self, missing: Sequence[int], deadline: float) -> dict[int, dict[str, Any]]:
+        """Answers that are there, or come first; none when a rank only says what it is at."""
+        ready = wait([self._connections[rank] for rank in missing], max(0.0, deadline - time.monotonic()))
+        answers = {rank: self._answer_of(rank) for rank in missing if self._connections[rank] in ready}
+        return {rank: answer for rank, answer in answers.items() if answer is not None}
+
+    def _answer_of(self, rank: int) -> dict[str, Any] | None:
+        """What it has sent so far; None when that is only what it is at."""
+        try:
+            while self._connections[rank].poll():
+                message = self._connections[rank].recv()
+                if "at" not in message:
+                    return message
+                self._passed[rank].append(message["at"])
+        except (EOFError, ConnectionError):
+            raise self._lost(rank) from None
+        return None
+
+    def _check_dead(self, found: Mapping[int, dict[str, Any]]) -> None:
+        """A rank that failed may have lost a peer that died: that one is the cause."""
+        found, deadline = dict(found), time.monotonic() + _SETTLED_S
+        while (missing := self._missing(found)) and time.monotonic() < deadline:
+            found |= self._received(missing, deadline)
+
+    def _missing(self, found: Mapping[int, Any]) -> list[int]:
+        return [rank for rank in range(len(self._connections)) if rank not in found]
+
+    def _late(self, missing: Sequence[int]) -> str:
+        """The rank that is behind all others first: those wait for it."""
+        behind = sorted(missing, key=lambda rank: len(self._passed[rank]))
+        places = "; ".join(f"rank {rank} in {self._place(rank)}" for rank in behind)
+        return f"no answer within {self._timeout_s:g} s: {places}; see their logs"
+
+    def _lost(self, rank: int) -> RankLost:
+        process = self._processes[rank]
+        process.join(_KILLED_S)
+        why = f"rank {rank} died in {self._place(rank)}, exit code {process.exitcode}; see its log"
+        return RankLost(self.name, why)
+
+    def _place(self, rank: int) -> str:
+        return self._passed[rank][-1] if self._passed[rank] else "its start"
+
+
+def _context(is_gpu: bool) -> Any:
+    """Forked from a process that has imported torch; never on a GPU, whose driver does not survive a fork."""
+    if is_gpu:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([worker.__name__])
+    return context

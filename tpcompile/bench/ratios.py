@@ -1,0 +1,128 @@
+"""Rows of a preset -> medians, spreads, and ratios that were taken round by round between equal outputs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tpcompile.bench.names import Name
+from tpcompile.bench.records import Measured, Role, Row
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A median over rounds, or why there is none."""
+
+    value: float | None
+    least: float = 0.0
+    most: float = 0.0
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """Of one row."""
+
+    faster_than_a: Ratio
+    """Time of mode A over that of this program."""
+    faster_than_peer: Ratio
+    """Time of the fastest peer over that of this program."""
+    of_floor: Ratio
+    """Time of this program over the floor."""
+    of_compute: Ratio
+    """Time of this program over the fastest compute-only program."""
+
+
+def median_ms(row: Row) -> float:
+    """Over its rounds."""
+    return statistics.median(row.rounds_ms)
+
+
+def spread_ms(row: Row) -> float:
+    """Half of the range between the quartiles."""
+    if len(row.rounds_ms) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(row.rounds_ms, n=4, method="inclusive")
+    return (high - low) / 2
+
+
+def differs(row: Row, limit: float) -> bool:
+    """Whether its outputs are not those of a single device; what has no communication is not asked."""
+    if row.role is Role.COMPUTE or not row.rounds_ms:
+        return False
+    return row.error_ratio is None or not row.error_ratio <= limit  # True for NaN
+
+
+def failures(measured: Measured) -> list[str]:
+    """What makes the run fail, in one line each.
+
+    Outputs that differ, several compiled regions where one is the contract, one of ours that went wrong: a peer may.
+    """
+    found = []
+    for row in measured.rows:
+        if row.has_failed and row.role is not Role.PEER:
+            found.append(f"{measured.preset} {row.name}: {row.why_not}")
+        if differs(row, measured.error_limit):
+            found.append(f"{measured.preset} {row.name}: {_difference(row, measured.error_limit)}, {row.worst}")
+        has_one = Name.of(row.name).has_one_graph
+        if has_one and row.regions_per_call not in (None, 1.0):
+            found.append(
+                f"{measured.preset} {row.name}: a call enters {row.regions_per_call:g} compiled regions, not 1"
+            )
+    return found
+
+
+def ratios_of(measured: Measured, row: Row) -> Ratios:
+    """All ratios of a row that was measured."""
+    limit = measured.error_limit
+    a = next((one for one in measured.rows if one.name == "A" and one.rounds_ms), None)
+    computing = fastest([one for one in measured.rows if one.role is Role.COMPUTE])
+    return Ratios(
+        faster_than_a=_between(a, row, limit),
+        faster_than_peer=_between(best_peer(measured), row, limit),
+        of_floor=_to_floor(measured, row),
+        of_compute=_between(row, computing, limit),
+    )
+
+
+def best_peer(measured: Measured) -> Row | None:
+    """The fastest peer whose outputs are right."""
+    peers = [row for row in measured.rows if row.role is Role.PEER and not differs(row, measured.error_limit)]
+    return fastest(peers)
+
+
+def fastest(rows: Sequence[Row]) -> Row | None:
+    """By the median, of those that were measured."""
+    timed = [row for row in rows if row.rounds_ms]
+    return min(timed, key=median_ms, default=None)
+
+
+def _between(above: Row | None, below: Row | None, limit: float) -> Ratio:
+    """Time of `above` over that of `below`, in each round."""
+    if above is None or below is None:
+        return Ratio(None, why_not="-")
+    for row in (above, below):
+        if differs(row, limit):
+            return Ratio(None, why_not=_difference(row, limit))
+    pairs = list(zip(above.rounds_ms, below.rounds_ms, strict=False))
+    return _ratio([one / other for one, other in pairs])
+
+
+def _to_floor(measured: Measured, row: Row) -> Ratio:
+    if differs(row, measured.error_limit):
+        return Ratio(None, why_not=_difference(row, measured.error_limit))
+    floor_ms = measured.bound.ms
+    return _ratio([ms / floor_ms for ms in row.rounds_ms])
+
+
+def _ratio(values: Sequence[float]) -> Ratio:
+    if not values:
+        return Ratio(None, why_not="-")
+    return Ratio(statistics.median(values), min(values), max(values))
+
+
+def _difference(row: Row, limit: float) -> str:
+    if row.error_ratio is None:
+        return "outputs not compared"
+    return f"outputs differ: {row.error_ratio:.3g}x the single-device error, limit {limit:g}x"

@@ -1,0 +1,154 @@
+"""What a run of the benchmark measured, as frozen records: JSON in, JSON out."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from tpcompile.evidence.records.base import Frozen
+
+SCHEMA_VERSION = 1
+
+
+class Role(StrEnum):
+    """What a program is in the comparison."""
+
+    OURS = "ours"
+    MODE = "mode"
+    """Eager, A or B: where users come from."""
+    PEER = "peer"
+    COMPUTE = "compute"
+    """Without communication: its outputs are not those of the others, by design."""
+
+
+class Profile(Frozen):
+    """Of one step, by the profiler, on the rank that waited least; None of what a CPU has not."""
+
+    kernels: int | None = None
+    """Kernels that ran on the GPU."""
+    launches: int | None = None
+    """Calls of the host that started kernels, or a whole CUDA graph."""
+    busy_ms: float | None = None
+    """Time in which some kernel ran."""
+    communication_ms: float | None = None
+    """Time in which a kernel of a collective ran."""
+    exposed_ms: float | None = None
+    """The part of it in which no other kernel ran."""
+
+
+class Row(Frozen):
+    """One program."""
+
+    name: str
+    role: Role
+    why_not: str = ""
+    """Why it was not measured; empty when it was."""
+    has_failed: bool = False
+    """It went wrong, rather than being refused here."""
+    rounds_ms: tuple[float, ...] = ()
+    """Of each round the mean of its calls, on the slowest rank."""
+    calls_per_round: int = 0
+    regions_per_call: float | None = None
+    """Compiled regions that a call enters; None for eager."""
+    compile_s: float | None = None
+    """The first call, and the capture of a CUDA graph; programs are compiled at the same time."""
+    peak_bytes: int | None = None
+    """Of the caching allocator, weights included, largest rank; None on CPU."""
+    error_ratio: float | None = None
+    """Largest error of an output or gradient, as a multiple of that of a single device in the same dtype."""
+    worst: str = ""
+    """Where that is: the tensor and the rank."""
+    profile: Profile = Profile()
+    notes: tuple[str, ...] = ()
+    """What a reader of the row has to know, such as the fast paths that were chosen."""
+
+
+class AllReduce(Frozen):
+    """One size and algorithm."""
+
+    algorithm: str
+    size_bytes: int
+    us: float | None
+    """In a CUDA graph, on a GPU; None where it cannot run."""
+    why_not: str = ""
+
+
+class Product(Frozen):
+    """A matrix product [m, k] x [k, n] of the block, on one rank."""
+
+    name: str
+    m: int
+    n: int
+    k: int
+    us: float
+    tflops: float
+
+
+class Floors(Frozen):
+    """Rates of this machine, measured before the programs are started."""
+
+    gemm_tflops: float
+    """Of a large square matrix product in the dtype of the block."""
+    copy_gbytes_per_s: float
+    """Bytes read and bytes written."""
+    products: tuple[Product, ...] = ()
+    all_reduces: tuple[AllReduce, ...] = ()
+
+
+class Bound(Frozen):
+    """The least time that a step can take on one rank."""
+
+    flops: float
+    weight_bytes: int
+    flops_ms: float
+    """At the rate of the large matrix product."""
+    bytes_ms: float
+    """At the rate of the copy."""
+
+    @property
+    def ms(self) -> float:
+        """The floor: work and memory traffic overlap at best."""
+        return max(self.flops_ms, self.bytes_ms)
+
+
+class Measured(Frozen):
+    """One preset."""
+
+    preset: str
+    layers: int
+    tokens: int
+    """Of a call, all sequences together."""
+    train: bool
+    dtype: str
+    error_limit: float
+    floors: Floors
+    bound: Bound
+    rows: tuple[Row, ...]
+    ended_early: str = ""
+    """The rank that died or hung, and where; empty for a whole run."""
+
+
+class Machine(Frozen):
+    """Where it ran."""
+
+    device: str
+    """Name of the GPU, or `cpu`."""
+    cores: int
+    torch: str
+    triton: str
+    cuda: str
+    nccl: str
+    python: str
+    transformers: str
+
+
+class Report(Frozen):
+    """A whole run."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str
+    date: str
+    world_size: int
+    rounds: int
+    machine: Machine | None
+    """None when the run ended before it was asked."""
+    measured: tuple[Measured, ...]

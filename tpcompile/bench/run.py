@@ -1,0 +1,303 @@
+"""Presets and names of programs -> a report: reference and floors, then all programs at once, which take turns."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tpcompile.bench.bound import bound
+from tpcompile.bench.names import Name, why_not
+from tpcompile.bench.processes import ProgramFailed, RankLost, Ranks
+from tpcompile.bench.records import Floors, Machine, Measured, Profile, Row
+from tpcompile.bench.worker import FLOORS, Task
+from tpcompile.config import RunConfig
+
+_ROUND_MS = 60.0
+_FEWEST_CALLS, _MOST_CALLS = 3, 50
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is asked for, resolved."""
+
+    settings: Sequence[RunConfig]
+    names: Sequence[Name]
+    world_size: int
+    rounds: int
+    jobs: int
+    """Programs that are prepared at the same time."""
+    cores_per_rank: int
+    """Of a program that is compiled alone."""
+    timeout_s: float
+    """For every answer of a rank."""
+    keeps_going: bool
+    """A program with a rank that died or hung becomes a row, like one that raised."""
+    logs: Path
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether every rank has a GPU of its own."""
+        return self.settings[0].device == "cuda"
+
+
+@dataclass
+class Entry:
+    """A program while it is measured."""
+
+    name: Name
+    row: Row
+    ranks: Ranks | None = None
+    """None when it cannot run, or has ended."""
+    rounds_ms: list[float] = field(default_factory=list)
+
+    def end(self, why: str, *, has_failed: bool) -> None:
+        """It failed: the others go on."""
+        if self.ranks is not None:
+            self.ranks.kill()
+        self.ranks = None
+        self.rounds_ms = []
+        self.row = Row(name=self.row.name, role=self.row.role, why_not=why, has_failed=has_failed)
+
+    def change(self, **fields: Any) -> None:
+        """Of its row."""
+        self.row = self.row.model_copy(update=fields)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A preset that has ended."""
+
+    measured: Measured | None
+    """None when not even the floors could be measured."""
+    machine: Machine | None
+    lost: RankLost | None
+    """What ended it early; no other preset follows."""
+
+
+def measured_presets(plan: Plan, say: Say) -> Iterator[Step]:
+    """One preset after the other, each in processes of its own; nothing is left running."""
+    floors = Ranks.started(tasks(plan, plan.settings[0], FLOORS, Path()), is_gpu=plan.is_gpu)
+    try:
+        for settings in plan.settings:
+            with TemporaryDirectory(prefix="tpcompile-bench-") as folder:
+                step = _Preset(plan, settings, Path(folder), say).run(floors)
+            yield step
+            if step.lost is not None:
+                return
+        floors.close()
+    finally:
+        floors.kill()
+
+
+def tasks(plan: Plan, settings: RunConfig, program: str, folder: Path, **environ: str) -> list[Task]:
+    """Of all ranks of a program; caches of its own, so that its compile seconds are those of an empty cache."""
+    safe = "".join(letter if letter.isalnum() or letter in "+-_." else "-" for letter in program)
+    caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    return [
+        Task(
+            program=program,
+            settings=settings.model_dump_json(),
+            folder=str(folder),
+            environ=environ | {variable: str(folder / "caches" / safe / name) for variable, name in caches.items()},
+            log=str(plan.logs / f"{settings.preset}.{safe}.rank{rank}.log"),
+            timeout_s=plan.timeout_s,
+        )
+        for rank in range(plan.world_size)
+    ]
+
+
+class _Preset:
+    """The programs of one preset."""
+
+    def __init__(self, plan: Plan, settings: RunConfig, folder: Path, say: Say) -> None:
+        self._plan, self._settings, self._folder, self._say = plan, settings, folder, say
+        self._began = time.monotonic()
+        self._is_over = False
+        self._entries = [
+            Entry(name, Row(name=name.text, role=name.role, why_not=self._why(name))) for name in plan.names
+        ]
+
+    def run(self, floors_ranks: Ranks) -> Step:
+        """All steps."""
+        try:
+            floors, machine = self._floors(floors_ranks)
+        except RankLost as none_measured:
+            return Step(None, None, none_measured)
+        lost = self._measure()
+        block, train = self._settings.block, self._settings.train
+        rates = {"tflops": floors.gemm_tflops, "gbytes_per_s": floors.copy_gbytes_per_s}
+        measured = Measured(
+            preset=self._settings.preset,
+            layers=block.num_layers,
+            tokens=block.batch * block.seq_len,
+            train=train,
+            dtype=block.dtype,
+            error_limit=self._settings.gate.error_ratio,
+            floors=floors,
+            bound=bound(block, tp=self._plan.world_size, train=train, **rates),
+            rows=tuple(entry.row.model_copy(update={"rounds_ms": tuple(entry.rounds_ms)}) for entry in self._entries),
+            ended_early="" if lost is None else str(lost),
+        )
+        return Step(measured, machine, lost)
+
+    def _measure(self) -> RankLost | None:
+        """Nothing is left running."""
+        try:
+            self._prepare()
+            self._rounds()
+            self._profiles()
+            self._close()
+        except RankLost as lost:
+            return lost
+        finally:
+            self._kill()
+        return None
+
+    # Steps
+
+    def _floors(self, ranks: Ranks) -> tuple[Floors, Machine]:
+        """While nothing else is on the devices."""
+        self._tell("floors and reference")
+        request = {"settings": self._settings.model_dump_json(), "folder": str(self._folder)}
+        try:
+            answers = ranks.ask(request)
+        except ProgramFailed as failed:
+            raise RankLost(FLOORS, f"{failed}; see {self._plan.logs}") from None
+        machine = Machine(**answers[0]["machine"], cores=os.cpu_count() or 1)
+        return Floors.model_validate(answers[0]["floors"]), machine
+
+    def _prepare(self) -> None:
+        """Compile together, then one by one what times kernels to choose between them; warm up one by one."""
+        waiting = [entry for entry in self._entries if not entry.row.why_not]
+        together = [entry for entry in waiting if not entry.name.is_alone]
+        with ThreadPoolExecutor(self._plan.jobs) as pool:
+            futures = [pool.submit(self._compile, entry) for entry in together]
+            done, pending = wait(futures, return_when=FIRST_EXCEPTION)
+            if pending:  # a rank was lost: end the others, so that their threads end
+                for future in pending:
+                    future.cancel()
+                self._kill()
+        for future in done:
+            future.result()
+        for entry in waiting:
+            if entry.name.is_alone:
+                self._compile(entry)
+        for entry in waiting:
+            self._warm(entry)
+
+    def _compile(self, entry: Entry) -> None:
+        with self._failing(entry):
+            # Alone, it has all cores.
+            threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(self._plan.cores_per_rank)} if entry.name.is_alone else {}
+            started = tasks(self._plan, self._settings, entry.name.text, self._folder, **threads)
+            entry.ranks = Ranks.started(started, is_gpu=self._plan.is_gpu)
+            if self._is_over:
+                entry.ranks.kill()
+            answers = entry.ranks.answers()
+            seconds = [answer["compile_s"] for answer in answers if answer["compile_s"] is not None]
+            entry.change(compile_s=max(seconds, default=None), notes=tuple(answers[0]["notes"]))
+            self._tell(f"{entry.name.text} is compiled")
+
+    def _warm(self, entry: Entry) -> None:
+        if entry.ranks is None:
+            return
+        with self._failing(entry):
+            answers = entry.ranks.ask({"warm": True})
+            regions = [answer["regions_per_call"] for answer in answers]
+            peaks = [answer["peak_bytes"] for answer in answers if answer["peak_bytes"] is not None]
+            step_ms = max(answer["step_ms"] for answer in answers)
+            if entry.row.compile_s is not None:
+                capture_s = max(answer["capture_s"] for answer in answers)
+                entry.change(compile_s=entry.row.compile_s + capture_s)
+            entry.change(
+                peak_bytes=max(peaks, default=None),
+                regions_per_call=None if None in regions else max(regions),
+                calls_per_round=max(_FEWEST_CALLS, min(_MOST_CALLS, round(_ROUND_MS / step_ms))),
+                **_worst(answers),
+            )
+
+    def _rounds(self) -> None:
+        """Programs take turns; each round begins with a different one."""
+        self._tell(f"{self._plan.rounds} rounds")
+        for number in range(self._plan.rounds):
+            start = number % len(self._entries)
+            for entry in self._entries[start:] + self._entries[:start]:
+                if entry.ranks is None:
+                    continue
+                with self._failing(entry):
+                    answers = entry.ranks.ask({"round": entry.row.calls_per_round})
+                    entry.rounds_ms.append(max(answer["ms"] for answer in answers))
+
+    def _profiles(self) -> None:
+        """Last: a profiler stays in a process. Outputs are compared again, after all calls."""
+        self._tell("profiles")
+        for entry in self._entries:
+            if entry.ranks is None:
+                continue
+            with self._failing(entry):
+                answers = entry.ranks.ask({"profile": True})
+                profiles = [Profile.model_validate(answer["profile"]) for answer in answers]
+                entry.change(
+                    profile=min(profiles, key=lambda one: one.communication_ms or 0.0),
+                    **_worst([{"error_ratio": entry.row.error_ratio, "worst": entry.row.worst}, *answers]),
+                )
+
+    # Processes
+
+    @contextmanager
+    def _failing(self, entry: Entry) -> Iterator[None]:
+        """A program that fails becomes a row; a rank that is lost ends the run, unless it goes on."""
+        try:
+            yield
+        except ProgramFailed as failed:
+            entry.end(str(failed), has_failed=not failed.is_refusal)
+            self._tell(f"{entry.name.text}: {failed}")
+        except RankLost as lost:
+            if self._is_over:  # ended with the others
+                entry.end("", has_failed=False)
+                return
+            self._is_over = not self._plan.keeps_going
+            entry.end(lost.why, has_failed=True)
+            self._tell(str(lost))
+            if self._is_over:
+                raise
+
+    def _close(self) -> None:
+        """Let all programs leave."""
+        running = [entry.ranks for entry in self._entries if entry.ranks is not None]
+        if running:
+            with ThreadPoolExecutor(len(running)) as pool:
+                list(pool.map(Ranks.close, running))
+
+    def _kill(self) -> None:
+        for entry in self._entries:
+            if entry.ranks is not None:
+                entry.ranks.kill()
+
+    def _why(self, name: Name) -> str:
+        settings = self._settings
+        return why_not(
+            name,
+            settings.block,
+            is_gpu=self._plan.is_gpu,
+            backend=settings.compile.backend,
+            train=settings.train,
+            tp=self._plan.world_size,
+        )
+
+    def _tell(self, text: str) -> None:
+        self._say(f"{self._settings.preset} {time.monotonic() - self._began:6.1f} s: {text}")
+
+
+def _worst(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Error of the worst rank, or of the calls before."""
+    found = max(answers, key=lambda answer: answer["error_ratio"])
+    return {"error_ratio": found["error_ratio"], "worst": found["worst"]}

@@ -1,0 +1,82 @@
+"""A program and its inputs -> one call of it, its results, and its time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+_WARM_CALLS = 2
+"""Before the clock of a round starts: caches of the host and the frequency of the GPU are then those of many calls."""
+
+
+@dataclass
+class Results:
+    """Of one call."""
+
+    output: Tensor
+    input_grad: Tensor | None = None
+    grads: dict[str, Tensor] | None = None
+    """Of parameters, by name."""
+
+
+Call = Callable[[], Results]
+
+
+def forward_call(program: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Call:
+    """One forward pass."""
+
+    def call() -> Results:
+        with torch.no_grad():
+            return Results(program(*inputs))
+
+    return call
+
+
+def training_call(
+    program: Callable[..., Tensor], module: nn.Module, inputs: Sequence[Tensor], cotangent: Tensor
+) -> Call:
+    """Forward and backward: gradients of the first input and of all parameters, which are not accumulated."""
+    x, *rest = inputs
+    x = x.detach().clone().requires_grad_()
+    named = {name: one for name, one in module.named_parameters() if one.requires_grad}
+
+    def call() -> Results:
+        output = program(x, *rest)
+        input_grad, *grads = torch.autograd.grad(output, [x, *named.values()], cotangent, allow_unused=True)
+        return Results(output.detach(), input_grad, dict(zip(named, grads, strict=True)))
+
+    return call
+
+
+def finish(device: torch.device) -> None:
+    """Wait for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def timed_ms(call: Call, num_calls: int, device: torch.device) -> float:
+    """Mean ms of back-to-back calls, all ranks together: by CUDA events, or the host's clock on CPU."""
+    dist.barrier()
+    for _ in range(_WARM_CALLS):
+        call()
+    if device.type == "cuda":
+        return _between_events_ms(call, num_calls) / num_calls
+    began = time.perf_counter()
+    for _ in range(num_calls):
+        call()
+    return (time.perf_counter() - began) * 1e3 / num_calls
+
+
+def _between_events_ms(call: Call, num_calls: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(num_calls):
+        call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)

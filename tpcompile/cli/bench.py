@@ -1,0 +1,30 @@
+"""`tpcompile bench ARGUMENTS` -> `python -m tpcompile.bench ARGUMENTS`, which starts ranks; none is left running."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+import typer
+
+_MOST_S = 6 * 3600.0
+"""Each answer of a rank has a limit of its own, `--timeout-s`; this one is for all of them."""
+
+
+def bench(context: typer.Context) -> None:
+    """Time compiled tensor-parallel programs, ours and others', side by side; `--help` says how."""
+    raise typer.Exit(run_bench(context.args))
+
+
+def run_bench(arguments: Sequence[str], *, stdout: TextIO | None = None) -> int:
+    """The exit code of a run with these arguments."""
+    from tpcompile.errors import ExitCode
+    from tpcompile.process_tree import run_tree
+
+    command = [sys.executable, "-m", "tpcompile.bench", *arguments]
+    outcome = run_tree(command, environ=os.environ, timeout_s=_MOST_S, stdout=stdout)
+    if outcome.signal:
+        return 128 + outcome.signal
+    return ExitCode.TIMEOUT if outcome.timed_out else outcome.exit_code

@@ -1,0 +1,76 @@
+"""What the ranks compare of one callable, and when: at its first call, before a capture, after a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tpcompile.errors import ConfigError
+from tpcompile.profiles import chosen
+from tpcompile.profiles.agreement import Agreement, Vote
+from tpcompile.profiles.measure import Measurement, Timings, choose
+from tpcompile.sink import Sink
+
+logger = Sink("profiles")
+
+
+class Steps:
+    """Of a process alone, there is nothing to compare: `agreement` is None."""
+
+    def __init__(self, label: str, profile: str, agreement: Agreement | None) -> None:
+        self.label, self.profile = label, profile
+        self.runs_under = profile
+        """What `measured` became, once it is chosen."""
+        self._agreement = agreement
+        self._capturing = Vote(program=label, profile=profile)
+        self._choice = chosen.add(label, profile)
+
+    def begin(self, *, candidates: Sequence[str]) -> None:
+        """At the first call of `default` and `measured`; which profiles a rank can choose from is compared as well."""
+        self._agree(Vote(program=self.label, profile=self.profile, signature=f"candidates {', '.join(candidates)}"))
+
+    def capture(self, signature: str) -> None:
+        """Before each capture."""
+        self._capturing = Vote(program=self.label, profile=self.profile, signature=signature)
+        self._agree(self._capturing)
+
+    def captured(self, problem: str) -> None:
+        """Before the first replay; raises ConfigError on all ranks where one has a problem."""
+        found = {0: problem}
+        if self._agreement is not None:
+            shared = self._agreement.share(self._capturing, problem, decide=lambda texts: {"problems": dict(texts)})
+            found = {int(rank): text for rank, text in shared["problems"].items()}
+        for rank, text in sorted(found.items()):
+            if text:
+                raise ConfigError(text if self._agreement is None else f"{text} (rank {rank})")
+
+    def choose(self, timed: Timings) -> Measurement:
+        """After a measurement: one choice for all ranks, by the times of all; part of the environment of the rank."""
+        if self._agreement is None:
+            found = choose({0: timed})
+        else:
+            vote = Vote(program=self.label, profile=self.profile, signature="its measurement")
+            found = Measurement.model_validate(self._agreement.share(vote, timed, decide=_chosen))
+        return self.chose(found)
+
+    def chose(self, found: Measurement) -> Measurement:
+        """Keep what all ranks have chosen."""
+        self.runs_under = found.profile
+        self._choice.profile = f"{self.profile}: {found.profile}"
+        logger.debug("{} runs under {}", self.label, found.text)
+        return found
+
+    def close(self) -> None:
+        """No more steps."""
+        self._choice.is_open = False
+
+    def _agree(self, vote: Vote) -> None:
+        if self._agreement is not None:
+            self._agreement.agree(vote)
+
+
+def _chosen(timed: Mapping[int, Any]) -> dict[str, Any]:
+    try:
+        return choose(timed).model_dump(mode="json")
+    except ConfigError as error:
+        return {"problem": str(error)}
