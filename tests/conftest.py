@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests import forked
+from tests import compiler, forked
 from tpcompile.launch import count_gpus
 from tpcompile.pytest_plugin.files import RANK
 
@@ -36,6 +37,8 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # Ranks and pytest workers share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+COMPILED = compiler.install()
+"""What this process removes at its end."""
 
 ENVIRON = dict(os.environ)
 """What every test and rank finds; one that needs more sets it for itself."""
@@ -70,6 +73,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """What is frozen at the end of Python is never dropped, and Triton's bindings complain; a rank ends before that."""
     if RANK not in config.stash:
         gc.unfreeze()
+    if COMPILED is not None:
+        shutil.rmtree(COMPILED, ignore_errors=True)
 
 
 STARTERS = {"run_on_ranks", "run_python", "torchrun", "run_case", "fuzz"}

@@ -19,6 +19,7 @@ import stat
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ from tpcompile.pytest_plugin.files import STREAMS, Files, Job
 from tpcompile.pytest_plugin.session import Running
 
 TORCHRUN = ("-m", "torch.distributed.run")
+FORKED = (
+    TORCHRUN[1], "tpcompile.faults", "tpcompile.fusion", "tpcompile.fusion.win", "tpcompile.fusion.win.measure",
+)  # fmt: skip
+"""Modules that a command starts with `python -m`, or becomes, since they use torch; a forked one has it already."""
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONPATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 """For a process that a test starts: this tree, and what the caller has there, a torch for example."""
@@ -148,6 +153,7 @@ def play_job(job: Job, rank: int, variables: Mapping[str, str]) -> NoReturn:
     _die_with_parent()
     _reset_signals()
     subprocess.Popen = _Popen  # type: ignore[misc]
+    os.execv = _become_or_exec
     _play_command(job.arguments["command"])
 
 
@@ -169,25 +175,41 @@ class _Popen(subprocess.Popen):  # type: ignore[type-arg]
 
     def __init__(self, command: Any, **options: Any) -> None:
         words = [str(word) for word in command] if isinstance(command, Sequence) else []
-        if tuple(words[:3]) == (sys.executable, *TORCHRUN):
+        if _is_forked(words):
             variables = {**os.environ} if options.get("env") is None else dict(options["env"])
-            options["preexec_fn"] = functools.partial(_become_torchrun, words[1:], variables)
+            options["preexec_fn"] = functools.partial(_become_python, words[1:], variables)
         elif words[:2] == [sys.executable, "-c"] and _SERVER in words[2]:
             options["preexec_fn"] = functools.partial(_become_server, words[2])
         super().__init__(command, **options)
 
 
+def _is_forked(words: Sequence[str]) -> bool:
+    return list(words[:2]) == [sys.executable, "-m"] and words[2] in FORKED
+
+
+_EXECV = os.execv
+
+
+def _become_or_exec(path: str, command: Sequence[str]) -> NoReturn:
+    """Stands for `os.execv`, by which a command without torch becomes one with it."""
+    if _is_forked(command):
+        _play_command(command[1:])
+    _EXECV(path, command)
+
+
 def _become_server(code: str) -> NoReturn:
-    """As `_become_torchrun`."""
+    """As `_become_python`."""
     gc.enable()
     _close_on_exec()
     exec(code, {})
     os._exit(0)
 
 
-def _become_torchrun(command: list[str], environ: dict[str, str]) -> NoReturn:
+def _become_python(command: list[str], environ: dict[str, str]) -> NoReturn:
     """In the child, where `exec` would follow: it does not return."""
     gc.enable()
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False  # the parent's: a temporary folder, for example
     _close_on_exec()
     _become(environ, 1, 2)
     _play_command(command)

@@ -14,6 +14,7 @@ import sympy.tensor.tensor  # noqa: F401
 import torch
 import torch._functorch.aot_autograd
 import torch._inductor.codegen.cpp
+import torch._inductor.config
 import torch.distributed.device_mesh
 import torch.distributed.launcher.api
 import torch.distributed.tensor.parallel
@@ -26,6 +27,9 @@ import tpcompile.testing  # noqa: F401
 
 # After each compile Dynamo flushes the CPU's caches, 20 ms, to log how long the guards take.
 torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
+
+# Kernels without vector instructions take half the time in the C++ compiler.
+torch._inductor.config.cpp.simdlen = 1
 
 # A fork that ends need not take apart what it began with: torch's operators are unregistered one by one, for 0.1 s.
 for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]

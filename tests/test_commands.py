@@ -74,14 +74,16 @@ RUN = {
         "PASS (exit 0): 2 ranks", is_forked=True
     ),
     "tpcompile fusion record my_model:build --nproc 8 -o manifest.json": Run(
-        "written: manifest.json", smaller=("--nproc 8", "--nproc 2")
+        "written: manifest.json", smaller=("--nproc 8", "--nproc 2"), is_forked=True
     ),
     "tpcompile fusion record my_model:build --nproc 8 --arch sm_90 -o manifest.json": Run(
         "sm_90, 1 graphs", smaller=("--nproc 8", "--nproc 2")
     ),
     "tpcompile fusion show manifest.json --missed 3": Run("launches"),
     "tpcompile fusion explain manifest.json 0 1": Run("shared: buf"),
-    "tpcompile fusion bisect my_model:build --nproc 8": Run("as it is: ", smaller=("--nproc 8", "--nproc 2")),
+    "tpcompile fusion bisect my_model:build --nproc 8": Run(
+        "as it is: ", smaller=("--nproc 8", "--nproc 2"), is_forked=True
+    ),
     "tpcompile fusion diff manifest.json manifest.json": Run("the same kernels with the same code"),
     "tpcompile gate --target my_model:build --run-dir runs/good": Run(
         "PASS (exit 0)", smaller=INDUCTOR, is_forked=True

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.forked import PYTHONPATH, ROOT, Ended, run_python
+from tests.forked import ROOT, Ended, run_python
 from tpcompile.fusion.win.decide import decide
 from tpcompile.fusion.win.records import Cause, Measured, Side
 
@@ -107,7 +105,7 @@ def measured(target: str, folder: Path, mode: str = "default", device: str = "cp
 def measuring(asked: Path) -> Ended:
     """The process of one mode."""
     environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(asked.parent / "cache")}
-    return run_python(["-m", "tpcompile.fusion.win.measure", asked], environ=environ)
+    return run_python(["-m", "tests.fusion.vectorised", asked], environ=environ)
 
 
 def test_cuda_graphs_are_told_that_a_step_begins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,25 +183,19 @@ def test_thirty_passes_over_memory_that_become_one_are_a_win(tmp_path: Path) -> 
     assert decide([found]).is_win, found
 
 
-def verify(program: str, home: Path) -> subprocess.CompletedProcess[str]:
-    """The command, as a user calls it."""
-    environ = {"PATH": "/usr/bin:/bin:/usr/local/bin", "HOME": str(home), "PYTHONPATH": PYTHONPATH}
-    command = [sys.executable, "-m", "tpcompile", "verify-win", f"tests.fusion.wins:{program}", "--mode", "default"]
-    more = ["--no-cached", "--device", "cpu", "--rounds", "10"]
-    return subprocess.run(
-        [*command, *more], env=environ, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
-    )
+def verify(program: str) -> Ended:
+    """The command; its processes are forked with torch."""
+    command = ["-m", "tpcompile", "verify-win", f"tests.fusion.wins:{program}", "--mode", "default"]
+    return run_python([*command, "--no-cached", "--device", "cpu", "--rounds", "10"], cwd=ROOT)
 
 
 @pytest.mark.slow
-@pytest.mark.ranks
-def test_outputs_that_are_wrong_in_a_later_call_are_found_by_the_command(tmp_path: Path) -> None:
-    found = verify("wrong_later", tmp_path)
+def test_outputs_that_are_wrong_in_a_later_call_are_found_by_the_command() -> None:
+    found = verify("wrong_later")
     assert found.returncode == 1, found.stderr
     assert found.stdout.splitlines()[-1].startswith(f"eager: {Cause.WRONG}")
 
 
 @pytest.mark.slow
-@pytest.mark.ranks
-def test_a_target_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
-    assert verify("missing", tmp_path).returncode == 2
+def test_a_target_that_is_not_there_is_a_usage_error() -> None:
+    assert verify("missing").returncode == 2

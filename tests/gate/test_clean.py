@@ -48,7 +48,8 @@ JOBS: dict[str, dict[str, Any]] = {
 ON_ONE_RANK = ("llama_train", "all_modes")
 CACHES = ("cold", "split")
 BASELINES = forked.ROOT / "configs" / "fusion"
-SAME_LENGTH = ("gate.resized_seq_len=16", "gate.steady_calls=3")
+FEW_CALLS = "gate.steady_calls=3"
+SAME_LENGTH = ("gate.resized_seq_len=16", FEW_CALLS)
 """A second compile, after a change of the length, costs as much as the first."""
 RESIZED = ("wan_train", "all_modes")
 """Jobs whose length changes: with gradients and without, one of each style."""
@@ -66,7 +67,7 @@ def test_the_gate_on_cpus_is_green_where_torch_sees_gpus(tmp_path: Path) -> None
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
     jobs = {}
     for name, job in JOBS.items():
-        length = () if name in RESIZED else SAME_LENGTH
+        length = (FEW_CALLS,) if name in RESIZED else SAME_LENGTH
         jobs[name] = {**job, "overrides": [*AOT, *length, *job.get("overrides", ())], "device": "cpu"}
     return run_many(tmp_path_factory.mktemp("two"), jobs)
 

@@ -223,6 +223,8 @@ def _worker(references: dict[str, dict[str, Any]]) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for form, reference in references.items():
         for tp, comm in comms.items():
+            if tp == 1 and dist.get_rank() > 0:
+                continue  # all would compute the same
             found[form, tp, "plain"] = compare(form, reference, comm)
             found[form, tp, "sequence parallel"] = compare(form, reference, comm, sequence_parallel=True)
             is_compiled = (form, tp) in COMPILED_TOKENS and dist.get_rank() < 2
@@ -237,7 +239,8 @@ def _worker(references: dict[str, dict[str, Any]]) -> dict[Any, Any]:
     for form, is_sequence_parallel in COMPILED_LOSS if dist.get_rank() < 2 else ():
         options = {"sequence_parallel": is_sequence_parallel}
         found[form, "compiled"] = compiled(form, references[form], comms[2], **options)
-    found["rank as number"] = rank_as_number("qwen3", references["qwen3"], comms[2])
+    if dist.get_rank() < 2:
+        found["rank as number"] = rank_as_number("qwen3", references["qwen3"], comms[2])
     found["broken"] = break_weights("qwen3", references["qwen3"], comms[2])
     return found
 
@@ -252,13 +255,18 @@ def ranks(references: dict[str, dict[str, Any]]) -> list[dict[Any, Any]]:
     return run_on_ranks(_worker, references, world_size=4, timeout_s=240)
 
 
+def with_results(ranks: list[dict[Any, Any]], tp: int) -> list[dict[Any, Any]]:
+    """The ranks that have computed something of their own."""
+    return ranks[:1] if tp == 1 else ranks
+
+
 @pytest.mark.parametrize("layout", ["plain", "sequence parallel"])
 @pytest.mark.parametrize("tp", RANKS)
 @pytest.mark.parametrize("form", FORMS)
 def test_logits_loss_and_gradients_are_those_of_transformers(
     ranks: list[dict[Any, Any]], form: str, tp: int, layout: str
 ) -> None:
-    for found in ranks:
+    for found in with_results(ranks, tp):
         errors = found[form, tp, layout]
         assert {"logits", "loss", "model.layers.1.self_attn.k_proj.weight", "model.embed_tokens.weight"} <= set(errors)
         assert {name: error for name, error in errors.items() if not error < TOLERANCE} == {}
@@ -271,7 +279,7 @@ def test_greedy_tokens_are_those_of_transformers(
 ) -> None:
     expected = references[form]["tokens"]
     assert expected.shape == (BATCH, PROMPT + NEW)
-    for found in ranks:
+    for found in with_results(ranks, tp):
         assert torch.equal(found[form, tp, "tokens"]["tokens"], expected)
 
 
@@ -304,7 +312,7 @@ def test_a_replayed_step_gives_the_same_tokens_and_one_capture_serves_prompts_of
 def test_prompts_of_different_length_are_continued_as_each_alone(
     ranks: list[dict[Any, Any]], form: str, tp: int
 ) -> None:
-    for found in ranks:
+    for found in with_results(ranks, tp):
         padded = found[form, tp, "padded"]
         num_prompt = padded["ids"].shape[1]
         assert torch.equal(padded["together"][:, num_prompt:], padded["alone"])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.numerics.localise import wrong_op
-from tpcompile.numerics.traced import Trace, fingerprint, traced
+from tpcompile.numerics.traced import _TABLE_LENGTH, Trace, fingerprint, traced
 from tpcompile.numerics.wrong_op import as_text, sums_over_ranks
 from tpcompile.testing import run_on_ranks
 
@@ -153,6 +153,14 @@ def test_a_fingerprint_is_linear_and_tells_a_permutation() -> None:
     assert fingerprint(one) != pytest.approx(fingerprint(one.roll(1, 0)), rel=1e-2)
     size = (sum(each**2 for each in fingerprint(one)) / len(fingerprint(one))) ** 0.5
     assert 0.3 < size / float(one.norm()) < 3
+
+
+def test_a_fingerprint_is_the_same_with_signs_from_the_table_and_without() -> None:
+    short = torch.randn(_TABLE_LENGTH, generator=torch.Generator().manual_seed(0))
+    long = torch.cat((short, torch.zeros(3)))
+    assert fingerprint(long) == pytest.approx(fingerprint(short))
+    long[-1] = 1e3  # beyond the table a number counts as well
+    assert fingerprint(long) != pytest.approx(fingerprint(short), rel=1e-2)
 
 
 def test_what_an_op_writes_in_place_is_followed() -> None:

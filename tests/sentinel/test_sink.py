@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import io
+import os
+import subprocess
 import sys
 from typing import Any
 
@@ -14,13 +15,13 @@ import torch.distributed._functional_collectives as funcol
 from loguru import logger as loguru_logger
 from torch import Tensor
 
+from tests.forked import PYTHONPATH
 from tpcompile.sink import Sink
 from tpcompile.testing import run_on_ranks
 
 
-def _diverge(imported: str, sinks: str) -> str:
+def _diverge(sinks: str) -> str:
     """stderr of this rank while a rank constant is reported."""
-    importlib.import_module(imported)
     from tests.sentinel.ranks import Ranks
 
     if sinks == "none":
@@ -39,18 +40,28 @@ def _diverge(imported: str, sinks: str) -> str:
     return written.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("imported", "sinks"),
-    [("tpcompile.sentinel", "default"), ("tpcompile.gate", "default"), ("tpcompile.gate", "none")],
-)
-def test_a_warning_is_seen_once_whatever_is_imported(imported: str, sinks: str) -> None:
-    # Forked ranks have the whole package imported: a program that imports less than the gate is a new process.
-    start_method = None if imported == "tpcompile.gate" else "spawn"
-    texts = run_on_ranks(_diverge, imported, sinks, start_method=start_method)
+@pytest.mark.parametrize("sinks", ["default", "none"])
+def test_a_warning_is_seen_once_where_the_whole_package_is_imported(sinks: str) -> None:
+    texts = run_on_ranks(_diverge, sinks)
     lines = [line for text in texts for line in text.splitlines()]
     warnings = [line for line in lines if "rank divergence" in line]
     assert len(warnings) == 1, lines
     assert warnings[0].startswith("[rank ") and "WARNING: rank divergence: " in warnings[0]
+
+
+WARNING = """
+import tpcompile.sentinel
+from tpcompile.sink import Sink
+exec("Sink('sentinel').warning('seen {}', 1)", {"Sink": Sink, "__name__": "tpcompile.sentinel.anywhere"})
+"""
+
+
+@pytest.mark.slow
+def test_a_warning_is_seen_once_where_the_sentinel_alone_is_imported() -> None:
+    """A new process: those that are forked have the whole package, whose import could change the settings of loguru."""
+    command = [sys.executable, "-c", WARNING]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": PYTHONPATH}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "tpcompile sentinel, WARNING: seen 1\n")
 
 
 def test_a_program_that_enabled_the_package_gets_the_record_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,8 @@ sum over the ranks. Seen on torch 2.11.0 and 2.13.0: the weak dictionary of `tor
 
 from __future__ import annotations
 
-import traceback
+import functools
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,13 +17,15 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tpcompile.evidence.records import UserLine
-from tpcompile.evidence.text.lines import innermost, lines_of
+from tpcompile.evidence.text.lines import line_of_frame
 from tpcompile.torch_api.dispatch import AsyncCollectiveTensor, TorchDispatchMode, tree_flatten
 
 Fingerprint = tuple[float, ...]
 """Sums of a tensor under pseudo-random signs: they are about as large as its norm, also those of a difference."""
 
 NUM_SUMS = 8
+_TABLE_LENGTH = 2**16
+"""Elements whose signs are kept, 4 MiB a device."""
 _WAIT = "_c10d_functional.wait_tensor"
 _PENDING = ("_c10d_functional.", "c10d.")
 """Ops whose result is not there yet when they return."""
@@ -72,9 +75,19 @@ def traced(module: nn.Module, inputs: tuple[Any, ...], *, rank: int = 0, size: i
 def fingerprint(tensor: Tensor) -> Fingerprint:
     """Equal on all devices up to rounding."""
     numbers = tensor.detach().double().flatten()
-    place = torch.arange(numbers.numel(), device=numbers.device)
+    length = numbers.numel()
+    if length <= _TABLE_LENGTH:
+        return tuple((_table(numbers.device)[:, :length] @ numbers).tolist())
+    place = torch.arange(length, device=numbers.device)
     sums = [(numbers * _signs(place, number)).sum() for number in range(NUM_SUMS)]
     return tuple(torch.stack(sums).tolist())
+
+
+@functools.cache
+def _table(device: torch.device) -> Tensor:
+    """The signs of all sums for the first places: making them for each tensor takes longer than the sums."""
+    place = torch.arange(_TABLE_LENGTH, device=device)
+    return torch.stack([_signs(place, number) for number in range(NUM_SUMS)])
 
 
 def _signs(place: Tensor, number: int) -> Tensor:
@@ -103,7 +116,7 @@ class _Tracing(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = list(_tensors((args, kwargs)))
-        line = innermost(lines_of(traceback.extract_stack()[:-1]))
+        line: UserLine | None = line_of_frame(sys._getframe(1))
         sources = tuple(self._place_of(tensor, line) for tensor in given)
         out = func(*args, **kwargs)
         name = func._schema.name.replace("::", ".")

@@ -12,6 +12,7 @@ interpreter._convert_float               the conversion that truncates
 InterpreterBuilder.create_masked_load    what a volatile load calls
 InterpretedFunction.run                  what a launch calls
 interpreter._patch_lang                  what a launch, and each call of a function in it, does first
+jit.mangle_type                          what a launch asks of each argument; the first imports Gluon, for half a second
 
 `tests/torch_api/test_interpreted.py` fails when one of them moves.
 """
@@ -49,10 +50,14 @@ def like_gpus() -> None:
     """From here on, in this process: float32 rounded to bfloat16 as on GPUs, and no warnings of NaN and overflow.
 
     A launch patches Triton's language once, whatever it calls. With a number of warps that no GPU takes it raises
-    ValueError then. Raises PreflightError where numpy is not installed.
+    ValueError then. What a first launch imports is imported now: processes that are forked later share it. Raises
+    PreflightError where numpy is not installed.
     """
     interpreter = _interpreter().module
     import numpy as np
+    from triton.runtime.jit import mangle_type
+
+    mangle_type(torch.ones(1))
 
     np.seterr(all="ignore")
     interpreter._convert_float = _rounded

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,16 @@ import tpcompile
 from tests.evidence.samples import compiled, line
 from tpcompile.evidence.digests.digest import digest_compile
 from tpcompile.evidence.records import UserLine
-from tpcompile.evidence.text.lines import BETWEEN, called_at, innermost_own, is_library, with_whole_path
+from tpcompile.evidence.text.lines import (
+    BETWEEN,
+    called_at,
+    innermost,
+    innermost_own,
+    is_library,
+    line_of_frame,
+    lines_of,
+    with_whole_path,
+)
 
 OF_PROGRAMS = {"bench", "cli", "faults", "nn", "numerics", "typecheck"}
 """Our packages whose lines are programs, or call them."""
@@ -90,3 +102,25 @@ def test_a_cut_path_is_made_whole_where_one_file_fits() -> None:
     assert with_whole_path(cut, ["/home/me/app/model.py", "/home/me/other.py"]).file == "/home/me/app/model.py"
     assert with_whole_path(cut, ["/a/app/model.py", "/b/app/model.py"]) == cut
     assert with_whole_path(cut, ["/a/myapp/model.py", "/b/app/model.py"]).file == "/b/app/model.py"
+
+
+def test_the_line_of_a_frame_is_the_innermost_of_its_stack() -> None:
+    found: list[UserLine | None] = []
+
+    class Lazy:
+        @functools.cached_property
+        def value(self) -> None:
+            frame = sys._getframe(1)  # of functools, which the user's line below has called
+            found.extend((line_of_frame(frame), innermost(lines_of(traceback.extract_stack(frame)))))
+
+    Lazy().value  # noqa: B018
+    assert found[0] == found[1] and found[0] is not None
+    assert found[0].code == "Lazy().value  # noqa: B018"
+
+
+def test_where_no_line_is_the_users_the_frame_has_its_own() -> None:
+    outermost = sys._getframe()
+    while outermost.f_back is not None:
+        outermost = outermost.f_back
+    found = line_of_frame(outermost)
+    assert (found.file, found.line) == (outermost.f_code.co_filename, outermost.f_lineno)

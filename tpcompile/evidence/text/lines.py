@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Collection, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
+from types import FrameType
 
 from tpcompile.evidence.iterables import last
 from tpcompile.evidence.records import UserLine
@@ -79,6 +80,20 @@ def traceback_of(error: BaseException) -> list[UserLine]:
     if isinstance(error, SyntaxError) and error.filename:
         frames.append(traceback.FrameSummary(error.filename, error.lineno, "<module>", line=error.text))
     return lines_of(frames)
+
+
+def line_of_frame(frame: FrameType) -> UserLine:
+    """As `innermost` of the stack that ends in a frame, without reading the source of the others."""
+    for one, line in traceback.walk_stack(frame):
+        if not is_library_file(one.f_code.co_filename):
+            return _line(one, line)
+    return _line(frame, frame.f_lineno)
+
+
+def _line(frame: FrameType, number: int) -> UserLine:
+    file = frame.f_code.co_filename
+    code = linecache.getline(file, number, frame.f_globals).strip()
+    return UserLine(file=file, line=number, function=frame.f_code.co_name, code=code)
 
 
 def lines_of(frames: Iterable[traceback.FrameSummary]) -> list[UserLine]:
