@@ -24,7 +24,7 @@ from tpcompile.evidence.records import (
 )
 from tpcompile.fusion.baseline import Outcome, Regression
 from tpcompile.gate import checks as gate_checks
-from tpcompile.gate.measurements import GateFacts, GradientFactor, GraphBreaks, Replays, Schedule, TensorError
+from tpcompile.gate.measurements import GateFacts, GradientFactor, GraphBreaks, Schedule, TensorError
 
 OVERWRITES = "no in-place all-reduce clobbers a live buffer"
 CONFIG = load("cpu_smoke", modes=("A", "B", "C"), train=True)
@@ -105,37 +105,6 @@ def test_a_healthy_run_passes_every_check(mode: str) -> None:
     found = judge(mode, healthy(0), healthy(1))
     assert {c.status for c in found.values()} == {Status.PASS}
     assert all(c.mode == mode and c.expected and c.observed for c in found.values())
-
-
-GRAPHED = CONFIG.model_copy(update={"profile": "graphed"})
-REPLAYED = {"replays": Replays(captures=2, replays=15, calls=15), "errors": (*errors(), error("C", "replayed forward"))}
-
-
-def replayed(rank: int, **changes: Any) -> RankRecord:
-    """A healthy rank under the profile `graphed`; a keyword replaces one of its facts."""
-    return healthy(rank, facts=facts(**(REPLAYED | changes)))
-
-
-def test_a_run_under_graphed_passes_with_its_replays() -> None:
-    assert failed("C", replayed(0), replayed(1), config=GRAPHED) == {}
-    found = judge("C", replayed(0), replayed(1), config=GRAPHED)
-    assert found["calls are replays"].observed == "15 of 15 calls, 2 CUDA graphs"
-    assert "calls are replays" not in judge("C", healthy(0), healthy(1))
-
-
-@pytest.mark.parametrize(
-    "replays", [{"replays": 14}, {"captures": 3}, {"captures": 0, "replays": 0, "calls": 0}], ids=str
-)
-def test_calls_that_are_no_replays_fail(replays: dict[str, int]) -> None:
-    broken_rank = replayed(1, replays=REPLAYED["replays"].model_copy(update=replays))
-    assert failed("C", replayed(0), broken_rank, config=GRAPHED) == {"calls are replays": (1,)}
-
-
-def test_replays_that_differ_from_compiled_calls_or_were_not_compared_fail() -> None:
-    stale = replayed(1, errors=(*errors(), error("C", "replayed forward", WRONG)))
-    name = "replays equal compiled calls"
-    assert failed("C", replayed(0), stale, config=GRAPHED) == {name: (1,)}
-    assert failed("C", replayed(0), replayed(1, errors=errors()), config=GRAPHED) == {name: (1,)}
 
 
 def test_nothing_compiled_anywhere_has_its_own_name() -> None:
