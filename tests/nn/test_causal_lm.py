@@ -299,7 +299,7 @@ def test_compiled_generation_is_two_graphs_for_any_number_of_calls(
 def test_a_replayed_step_gives_the_same_tokens_and_one_capture_serves_prompts_of_any_length(
     ranks: list[dict[Any, Any]], form: str, tp: int
 ) -> None:
-    for rank in ranks:
+    for rank in with_results(ranks, tp):
         found = rank[form, tp, "tokens"]
         whole, shorter = found["replayed"]
         assert torch.equal(whole, found["tokens"])
