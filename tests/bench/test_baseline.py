@@ -32,7 +32,7 @@ def test_the_same_run_is_as_its_baseline() -> None:
     assert found(C) == []
 
 
-def profiled(**counts: int) -> Row:
+def profiled(**counts: int | None) -> Row:
     return row("C:graphed", 1.0, 1.0, profile=PROFILE.model_copy(update=counts))
 
 
@@ -41,6 +41,7 @@ def profiled(**counts: int) -> Row:
     [
         (row("C:graphed", 9.0, 9.0, regions_per_call=15.0), Change.OVERHEAD, "1 -> 15 compiled regions a call", False),
         (profiled(kernels=84), Change.FUSION, "80 -> 84 kernels a step", False),
+        (profiled(kernels=None), Change.FUSION, "80 -> an unknown number of kernels a step", False),
         (profiled(launches=80), Change.OVERHEAD, "1 -> 80 launches of the host a step", False),
         (row("C:graphed", 1.2, 1.2), Change.CHOICE, "time 0.125 -> 0.15 of mode A, 4 -> 4.8 of the floor", True),
         (row("C:graphed", 1.0, 1.0, error_ratio=9.0), Change.OVERHEAD, "not measured: outputs differ", False),
@@ -55,7 +56,14 @@ def test_a_change_has_the_class_of_its_cause_and_only_times_warn(
 
 def test_what_is_better_or_not_asked_for_is_no_regression() -> None:
     assert found(profiled(kernels=70)) == []
-    assert found(row("C", 5.0, 5.0)) == []
+    both = baseline.written(Baseline(), report(measured([A, C, row("C", 2.0, 2.0)])))
+    run = measured([A, C])
+    assert list(baseline.regressions(baseline.case_of(both, run, report(run)), run)) == []
+
+
+def test_a_run_with_no_program_of_the_baseline_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"nothing of NVIDIA H200.* is in this run; it has C:graphed"):
+        found(row("C", 5.0, 5.0))
 
 
 def test_other_cases_have_no_baseline_and_say_which_there_are() -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.bench.samples import MACHINE, measured, report, row
 from tpcompile.bench.ratios import best_peer, failures, median_ms, ratios_of, spread_ms
 from tpcompile.bench.records import Report
+from tpcompile.bench.run import in_turn
 from tpcompile.bench.table import lines
 
 A = row("A", 8.0, 4.0, regions_per_call=20.0)
@@ -22,6 +23,10 @@ def text(*rows: object) -> str:
 def test_a_ratio_is_the_median_of_those_of_the_rounds() -> None:
     ratio = ratios_of(measured([A, C]), C).faster_than_a
     assert (ratio.value, ratio.least, ratio.most) == (5.0, 2.0, 8.0)  # and not 6 / 1.5
+
+
+def test_each_round_begins_with_the_next_program() -> None:
+    assert ["".join(in_turn("abc", number)) for number in range(4)] == ["abc", "bca", "cab", "abc"]
 
 
 def test_the_best_peer_is_the_fastest_of_those_whose_outputs_are_right() -> None:

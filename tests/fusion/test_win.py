@@ -108,6 +108,14 @@ def measuring(asked: Path) -> Ended:
     return run_python(["-m", "tests.fusion.vectorised", asked], environ=environ)
 
 
+def test_noise_is_shown_as_a_part_of_the_speed_up() -> None:
+    from tpcompile.fusion.win.show import lines
+
+    noisy = mode(gain=2.0, step_ms=(0.25, 0.5, 0.5, 1.0) * 2)
+    shown = [str(line) for line in lines([noisy], decide([noisy]))]
+    assert "2.00x +-56%" in shown[1]
+
+
 def test_cuda_graphs_are_told_that_a_step_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it, a forward with parameters and no backward is recorded anew in every call."""
     import torch
@@ -131,6 +139,13 @@ def test_what_the_program_raises_is_shown_and_no_bug_of_ours(tmp_path: Path) -> 
     ended = measuring(asked)
     assert ended.returncode == 2
     assert "no such op here" in ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("error: tests.fusion.wins:raising raised ")
+
+
+@pytest.mark.slow
+def test_what_the_program_raises_ends_a_recording_as_well() -> None:
+    ended = run_python(["-m", "tpcompile.fusion", "record", "tests.fusion.wins:raising"])
+    assert ended.returncode == 2
     assert ended.stderr.splitlines()[-1].startswith("error: tests.fusion.wins:raising raised ")
 
 

@@ -123,12 +123,15 @@ def case_of(baseline: Baseline, measured: Measured, report: Report) -> Case:
 
 
 def regressions(case: Case, measured: Measured, *, tolerance: float = TOLERANCE) -> Iterator[Regression]:
-    """Programs of the case that were asked for in this run, one difference each: the first that explains the others."""
-    rows = {row.name: row for row in measured.rows}
-    for name, allowed in case.programs.items():
-        row = rows.get(name)
-        if row is None:
-            continue
+    """Programs of the case that were asked for in this run, one difference each: the first that explains the others.
+
+    Raises ConfigError where none of them was.
+    """
+    rows = {row.name: row for row in measured.rows if row.name in case.programs}
+    if not rows:
+        raise ConfigError(f"nothing of {case.title} is in this run; it has {', '.join(case.programs)}")
+    for name, row in rows.items():
+        allowed = case.programs[name]
         if not row.rounds_ms or differs(row, measured.error_limit):
             why = row.why_not or "outputs differ"
             yield Regression(program=name, change=Change.OVERHEAD, says=f"not measured: {why}", is_time=False)
@@ -146,8 +149,9 @@ def _regression(name: str, allowed: Figures, now: Figures, tolerance: float) -> 
         (Change.OVERHEAD, "launches of the host a step", allowed.launches, now.launches),
     )
     for change, what, before, after in counts:
-        if before is not None and after is not None and after > before:
-            return Regression(program=name, change=change, says=f"{before:g} -> {after:g} {what}", is_time=False)
+        if before is not None and (after is None or after > before):
+            seen = "an unknown number of" if after is None else f"{after:g}"
+            return Regression(program=name, change=change, says=f"{before:g} -> {seen} {what}", is_time=False)
     times = (("of mode A", allowed.of_a, now.of_a), ("of the floor", allowed.of_floor, now.of_floor))
     slower = [
         f"{before:.3g} -> {after:.3g} {what}"

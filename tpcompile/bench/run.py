@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 from tpcompile.bench.bound import bound
 from tpcompile.bench.names import Name, why_not
@@ -22,6 +22,7 @@ from tpcompile.config import RunConfig
 _ROUND_MS = 60.0
 _FEWEST_CALLS, _MOST_CALLS = 3, 50
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,8 +229,7 @@ class _Preset:
         """Programs take turns; each round begins with a different one."""
         self._tell(f"{self._plan.rounds} rounds")
         for number in range(self._plan.rounds):
-            start = number % len(self._entries)
-            for entry in self._entries[start:] + self._entries[:start]:
+            for entry in in_turn(self._entries, number):
                 if entry.ranks is None:
                     continue
                 with self._failing(entry):
@@ -295,6 +295,12 @@ class _Preset:
 
     def _tell(self, text: str) -> None:
         self._say(f"{self._settings.preset} {time.monotonic() - self._began:6.1f} s: {text}")
+
+
+def in_turn(entries: Sequence[T], number: int) -> Sequence[T]:
+    """All of them, in the order of this round: what is first pays for what the last of the round before has left."""
+    start = number % len(entries)
+    return [*entries[start:], *entries[:start]]
 
 
 def _worst(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
