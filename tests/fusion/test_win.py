@@ -89,6 +89,15 @@ def test_a_cause_of_the_program_is_looked_for_in_every_mode() -> None:
     assert decide([mode(), mode("reduce-overhead", busy_share=0.1)]).cause is Cause.UNKNOWN
 
 
+def test_a_mode_that_was_measured_and_did_not_win_is_not_advised() -> None:
+    waiting = mode(busy_share=0.3)
+    assert "use reduce-overhead" in decide([waiting]).says
+    advice = decide([waiting, mode("reduce-overhead", gain=0.9)])
+    assert advice.cause is Cause.LAUNCHES
+    assert "CUDA graphs do not help" in advice.says
+    assert "reduce-overhead" not in advice.says
+
+
 def test_a_wrong_mode_is_the_cause_where_no_other_wins() -> None:
     assert decide([mode(error_ratio=9.0), mode("reduce-overhead")]).cause is Cause.WRONG
 

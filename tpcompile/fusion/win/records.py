@@ -9,6 +9,7 @@ from tpcompile.evidence.records.base import Frozen
 EAGER = "eager"
 MODES = ("default", "reduce-overhead", "max-autotune")
 """From the one that costs least to the one that costs most."""
+WITH_CUDA_GRAPHS = MODES[1:]
 
 
 class Side(Frozen):
