@@ -81,11 +81,16 @@ def _is_launch_bound(one: Measured) -> bool:
     return one.compiled.busy_share is not None and one.compiled.busy_share < _BUSY_SHARE
 
 
+def _is_never_replayed(one: Measured) -> bool:
+    """Torch runs a graph without recording it when it sees a shape for the first time."""
+    return one.mode in WITH_CUDA_GRAPHS and one.num_not_recorded == 0 and one.compiled.num_replays == 0
+
+
 _Causes = tuple[tuple[Cause, Callable[[Measured], bool]], ...]
 _OF_PROGRAM: _Causes = (
     (Cause.RECOMPILES, lambda one: one.num_recompiles > 0),
     (Cause.BREAKS, lambda one: one.num_breaks > 0 or one.num_regions == 0),
-    (Cause.SHAPES, lambda one: one.num_rerecorded > 0),
+    (Cause.SHAPES, lambda one: one.num_rerecorded > 0 or _is_never_replayed(one)),
 )
 _OF_KERNELS: _Causes = (
     (Cause.LAUNCHES, _is_launch_bound),

@@ -23,6 +23,8 @@ class Side(Frozen):
     """Part of the time of all kernels that is in kernels which Inductor did not generate."""
     busy_share: float | None
     """Time of the kernels, as a part of a step; None on CPU."""
+    num_replays: int | None = None
+    """CUDA graphs that a step launches; None on CPU."""
 
 
 class Measured(Frozen):
