@@ -54,16 +54,52 @@ def test_a_rank_that_is_killed_ends_the_others_in_time_and_is_named(found: dict[
         assert waited["is_nan"] and 200 <= waiting < 205 and later < 5, waited  # once a wait has run out, nothing waits
 
 
-def test_what_a_rank_refuses_before_its_launch_is_named_by_its_peers(found: dict[str, Any]) -> None:
-    """In eager and in compiled code; without the store only the ranks are known."""
+def test_what_ranks_refuse_before_their_launch_is_named_by_the_rank_that_waits(found: dict[str, Any]) -> None:
+    """In eager and in compiled code; the wait has no limit. Without the store only the first rank is known."""
     right, eager, compiled = found["refused"]
     assert eager["raised"] == "all_reduce_norm: partial is torch.float16 and x torch.float32; they must be equal"
     assert compiled["raised"] == "all_reduce_norm: partial is [2, 24], and [1, 24] is needed"
-    assert right["raised"] == "" and right["alone"].startswith(f"ranks 1, 2 {LATE} 1 within 200 polls of rank 0")
+    assert right["raised"] == "" and re.fullmatch(
+        rf"rank [12] {REFUSED} 1 {BEFORE} 0 computed since is NaN", right["alone"]
+    )
     told = [f"rank {rank} raised FastPathError: {one['raised']}" for rank, one in ((1, eager), (2, compiled))]
-    assert right["check"] == right["end"] == "; ".join([right["alone"], *told])
-    assert "raised" not in right["alone"]
-    assert 200 <= right["looks"] < 206  # two late ranks, and one of them waited for
+    assert right["check"] == "; ".join([right["alone"], *told])
+
+
+REFUSED, BEFORE = "of the group refused exchange", "before its launch; what rank"
+REASONS = {
+    "q in float64": "fast path qk_norm_rope_exchange: q_BSd is float64; it takes float32, bfloat16, float16",
+    "q with gaps": "qk_exchange: q has stride 2 in its last dim; pass q.contiguous()",
+    "q that is wider": "qk_exchange: q is 32 wide and its weight [16]; pass this rank's slice",
+    "a partial sum in float16": "all_reduce_norm: partial is torch.float16 and x torch.float32; they must be equal",
+    "more rows than the exchange holds": "all_reduce_add_rms_norm: 12 rows of 24 words; the exchange holds 3 of 24",
+    "a wider partial sum, dense rows": "all_reduce_norm: partial is [3, 48], and [3, 24] is needed",
+    "compiled": "all_reduce_add_rms_norm: 12 rows of 24 words; the exchange holds 3 of 24",
+}
+
+
+@pytest.mark.parametrize("what", REASONS)
+def test_what_one_rank_refuses_ends_the_wait_of_its_peer_which_names_it(what: str, found: dict[str, Any]) -> None:
+    """The wait has no limit. Later calls do not wait, of this exchange or of a different one of the group."""
+    waits, refuses = found["one rank refuses"][what]
+    assert refuses["raised"] == REASONS[what]
+    named = (
+        rf"rank 1 {REFUSED} 2 {BEFORE} 0 computed since is NaN; rank 1 raised FastPathError: {re.escape(REASONS[what])}"
+    )
+    assert waits["raised"] == "" and all(re.fullmatch(named, check) for check in waits["checks"]), waits
+    assert all(waits["has_nan"]) and waits["looks"][1] == 2 * LOOKS_OF_A_CALL, waits
+    assert all(check.startswith(f"rank 1 {REFUSED} 2") for check in refuses["checks"]), refuses
+
+
+LOOKS_OF_A_CALL = 6
+"""Of one that does not wait, with three rows: whether a wait has ended, and the words."""
+
+
+def test_without_closing_the_peer_waits_to_the_limit(found: dict[str, Any]) -> None:
+    """A negative control: twice, since the second exchange is not closed either."""
+    waits, _ = found["one rank refuses and closes nothing"]
+    assert min(waits["looks"]) >= 200, waits
+    assert all(check.startswith(f"rank 1 {LATE} 2 within 200 polls of rank 0") for check in waits["checks"]), waits
 
 
 def test_what_all_ranks_refused_alike_is_not_blamed_for_a_later_wait(found: dict[str, Any]) -> None:
