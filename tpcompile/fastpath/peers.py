@@ -72,7 +72,7 @@ def failure() -> Exception | None:
 
 
 def check(exchange: Exchange) -> None:
-    """Raise FastPathError when a wait ran out or a rank refused, with what ranks of its group raised before a launch."""
+    """Raise FastPathError when a wait ran out or a rank refused, with what ranks raised before a launch."""
     try:
         exchange.check()
     except FastPathError as error:
@@ -127,7 +127,7 @@ def _refuse(exchange: Exchange | None, text: str) -> None:
 
 
 def _with_same_ranks(exchange: Exchange | None) -> list[Exchange]:
-    """The exchanges whose calls this rank no longer makes when it refused one of `exchange`: all, if it is not known."""
+    """The exchanges whose calls this rank no longer makes when it refused one of `exchange`, or of an unknown one."""
     joined = [live for live in _LIVE.values() if live.group is not None]
     return joined if exchange is None else [live for live in joined if live.group is exchange.group]
 

@@ -6,12 +6,12 @@ sets `_LATE` in the state of every rank, its own too, as if a wait had run out t
 polls, and `Exchange.check` raises. The first who sets it is kept, a wait that ran out or a rank that refused.
 
 **Order.** A peer that has seen a word begins its next kernel after that, and reads `_LATE` there: the word is released
-behind the exchange that set it, both at system scope. A peer that is still in an earlier exchange may see `_LATE` before
-words that are under way from a third rank, and computes with NaN too.
+behind the exchange that set it, both at system scope. A peer that is still in an earlier exchange may see `_LATE`
+before words that are under way from a third rank, and computes with NaN too.
 
-**Which words.** Those of epoch e + 1, e being what this rank has counted: it runs behind its own kernels, and no peer is
-further than e + 1. The slot is free, as it is for any kernel of e + 1 (see `exchange`). Rows that go out densely end by
-their flag; a value in two is NaN there, which is enough for a norm.
+**Which words.** Those of epoch e + 1, e being what this rank has counted: it runs behind its own kernels, and no peer
+is further than e + 1. The slot is free, as it is for any kernel of e + 1 (see `exchange`). Rows that go out densely end
+by their flag; a value in two is NaN there, which is enough for a norm.
 """
 
 from __future__ import annotations

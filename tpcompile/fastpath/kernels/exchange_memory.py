@@ -127,7 +127,7 @@ class Exchange:
         return replace(side, name=f"{group.group_name}/{number}")
 
     def close(self) -> None:
-        """End all waits for this rank, now and later, on every rank: `check` raises there, and what they compute is NaN.
+        """End all waits for this rank, now and later, on every rank: what they compute is NaN, and `check` raises.
 
         For a call that the peers make and this rank does not. The exchange cannot be used after that. Nothing is done
         when the peers cannot be reached: where `between` was given `num_words`.
