@@ -57,6 +57,7 @@ def qkv_pack_rmsnorm_rope(device: torch.device) -> Iterator[Refusal]:
     yield _float64(right, "qkv")
     yield _float64(right, "cos_SR")
     yield _spoiled(right, "a weight that is wider", q_weight_d=_vector(device, _WIDTH + 2))
+    yield _spoiled(right, "tables of fewer tokens", cos_SR=torch.ones(2, 4, device=device))
 
 
 def qk_head_norm_rope(device: torch.device) -> Iterator[Refusal]:

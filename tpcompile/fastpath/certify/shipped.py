@@ -23,6 +23,7 @@ from tpcompile.fastpath.certify.reasons import (
     EXCHANGE_EQUIVALENT,
     EXCHANGE_UNREACHED,
     QK_EXCHANGE_EQUIVALENT,
+    QKV_PACK_EQUIVALENT,
     UNREACHED,
 )
 from tpcompile.fastpath.certify.trials import Call, Case, PartialSum, trial
@@ -84,7 +85,12 @@ def _full_norms(tp: int, shapes: Iterable[Heads]) -> Iterator[Case]:
         yield _case(heads, tp, {**arguments, "counts": (q_part.size, kv_part.size)}, counts=counts)
 
 
-@trial("qkv_pack_rmsnorm_rope", refusals=refused.qkv_pack_rmsnorm_rope, equivalent=EQUIVALENT, unreached=UNREACHED)
+@trial(
+    "qkv_pack_rmsnorm_rope",
+    refusals=refused.qkv_pack_rmsnorm_rope,
+    equivalent=QKV_PACK_EQUIVALENT,
+    unreached=UNREACHED,
+)
 def qkv_pack_rmsnorm_rope(tp: int) -> Iterator[Case]:
     """q, k and v of one rank in one tensor."""
     for case in qk_norm_rope(tp):
