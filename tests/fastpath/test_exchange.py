@@ -18,6 +18,7 @@ from triton.compiler import ASTSource
 
 from tests.forked import run_python
 from tpcompile.errors import FastPathError
+from tpcompile.fastpath.kernels import closing
 from tpcompile.fastpath.kernels.all import all_reduce_norm, qk_exchange
 from tpcompile.fastpath.kernels.exchange_memory import Exchange, num_words
 
@@ -251,6 +252,14 @@ def test_words_are_read_and_written_by_strong_accesses_of_system_scope(
     assert "st.relaxed.sys.global.b64" in ptx and "multimem" not in ptx
 
 
+def test_a_refusal_is_written_before_the_words_that_end_waits_and_all_of_it_at_system_scope() -> None:
+    ptx = ptx_of(closing.close_kernel, {"NUM_RANKS": 2, "BLOCK": 512}, "*i64")
+    closes, words = "atom.global.acq_rel.sys.cas.b64", "atom.global.sys.release.exch.b64"
+    assert words_accessed(ptx) <= {"ld.param.b64", "ld.global.b64", closes, words} and "multimem" not in ptx
+    last_close, first_words = ptx.rindex(closes), ptx.index(words)
+    assert last_close < first_words and "bar.sync" in ptx[last_close:first_words]
+
+
 def test_words_of_a_row_lie_in_neighbouring_threads() -> None:
     """Whose stores go out together: with four words a thread, 64 rows took 19 us, and 8 us so."""
     compiled = compiled_of(all_reduce_norm.all_reduce_norm_kernel, WORDS, "*i32")
@@ -288,3 +297,18 @@ def test_check_names_all_ranks_that_one_wait_was_for() -> None:
     message = rf"ranks 1, 3 {LATE} {2**31 + 5} within \d+ polls of rank 0; .* Look at ranks 1, 3 first"
     with pytest.raises(FastPathError, match=message):
         exchange.check()
+
+
+def test_check_names_all_ranks_that_refused_a_call() -> None:
+    exchange = side(num_ranks=4)
+    exchange.state[2] = 7 << 32 | 0b1010 << closing.REFUSED_AT
+    with pytest.raises(FastPathError, match=rf"^ranks 1, 3 {REFUSED} 7 {BEFORE} 0 computed since is NaN$"):
+        exchange.check()
+
+
+def test_what_peers_cannot_reach_is_left_as_it_is() -> None:
+    """Made from addresses of words alone; the state of peers lies elsewhere."""
+    exchange = side()
+    exchange.close()
+    exchange.check()
+    assert not exchange.memory.any()
