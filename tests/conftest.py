@@ -36,6 +36,7 @@ GPUS = os.environ.setdefault(
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # Ranks and pytest workers share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["PYTHONPATH"] = os.pathsep.join([forked.STARTUP, *forked.CALLERS])
 
 COMPILED = compiler.install()
 """What this process removes at its end."""

@@ -37,15 +37,21 @@ from tpcompile.pytest_plugin.session import Running
 
 TORCHRUN = ("-m", "torch.distributed.run")
 FORKED = (
-    TORCHRUN[1], "tpcompile.faults", "tpcompile.fusion", "tpcompile.fusion.win", "tpcompile.fusion.win.measure",
+    TORCHRUN[1], "tpcompile.bench", "tpcompile.fastpath.certify", "tpcompile.faults", "tpcompile.fusion",
+    "tpcompile.fusion.win", "tpcompile.fusion.win.measure",
 )  # fmt: skip
 """Modules that a command starts with `python -m`, or becomes, since they use torch; a forked one has it already."""
 ROOT = Path(__file__).resolve().parents[1]
-PYTHONPATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+STARTUP = str(ROOT / "tests" / "startup")
+"""In PYTHONPATH: `sitecustomize` of every process that a test starts."""
+CALLERS = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", STARTUP)]
+PYTHONPATH = os.pathsep.join([str(ROOT), STARTUP, *CALLERS])
 """For a process that a test starts: this tree, and what the caller has there, a torch for example."""
 _JOB = "TPCOMPILE_TESTS_JOB"
 _SERVER = "from tpcompile.pytest_plugin.server import main"
 """In the code of the process that the ranks of a pytest session are forked from."""
+_WORKER = "import sys;exec(eval(sys.stdin.readline()))"
+"""The code of a worker of pytest-xdist, until it is sent its own."""
 _KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _SHOW_STACKS = signal.SIGUSR1
 _STACKS_S = 1.0
@@ -174,7 +180,7 @@ def _play_command(command: Sequence[str]) -> NoReturn:
 
 
 class _Popen(subprocess.Popen):  # type: ignore[type-arg]
-    """What the command starts; a torchrun, as of `tpcompile gate`, and the server of a pytest session are forked."""
+    """What the command starts; a torchrun, as of `tpcompile gate`, and workers and server of a session are forked."""
 
     def __init__(self, command: Any, **options: Any) -> None:
         words = [str(word) for word in command] if isinstance(command, Sequence) else []
@@ -183,6 +189,8 @@ class _Popen(subprocess.Popen):  # type: ignore[type-arg]
             options["preexec_fn"] = functools.partial(_become_python, words[1:], variables)
         elif words[:2] == [sys.executable, "-c"] and _SERVER in words[2]:
             options["preexec_fn"] = functools.partial(_become_server, words[2])
+        elif words[:1] == [sys.executable] and words[-1] == _WORKER:
+            options["preexec_fn"] = functools.partial(_become_worker, dict(options.get("env") or os.environ))
         super().__init__(command, **options)
 
 
@@ -205,6 +213,16 @@ def _become_server(code: str) -> NoReturn:
     gc.enable()
     _close_on_exec()
     exec(code, {})
+    os._exit(0)
+
+
+def _become_worker(environ: Mapping[str, str]) -> NoReturn:
+    """As `_become_python`."""
+    gc.enable()
+    _close_on_exec()
+    _become(environ, 1, 2)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    exec(_WORKER, {"__name__": "__main__"})
     os._exit(0)
 
 

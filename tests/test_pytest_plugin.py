@@ -34,7 +34,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory, summary: Path) -> Session:
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Session:
     files = {"healthy": source("healthy"), "documented": documented()}
-    return run_session(tmp_path_factory.mktemp("healthy"), files, "-n", "2", "-ra")
+    return run_session(tmp_path_factory.mktemp("healthy"), files, "-n", "2", "-ra", is_forked=True)
 
 
 def documented() -> str:
@@ -116,7 +116,7 @@ def test_in_actions_under_xdist_annotations_and_summary_are_the_same(tmp_path: P
     environ = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(found), "GITHUB_WORKSPACE": str(tmp_path)}
     chosen = ("rank_constant", "missing_collective")
     options = ("-n", "2", "-k", " or ".join(chosen))
-    session = run_session(tmp_path, {"faulty": source("faulty")}, *options, environ=environ)
+    session = run_session(tmp_path, {"faulty": source("faulty")}, *options, environ=environ, is_forked=True)
     lines = [line_of("faulty", FIVE[name]).partition(":")[2] for name in chosen]
     places = re.findall(r"^::error file=test_faulty.py,line=(\d+),", session.output, re.MULTILINE)
     assert sorted(places) == sorted(lines)

@@ -118,6 +118,12 @@ def last_lines(text: str) -> str:
     return "\n".join(text.splitlines()[-60:])
 
 
+def compare(run_dir: Path) -> tuple[int, str]:
+    """`tpcompile compare RUN` in a forked process: exit code and output."""
+    ended = forked.run_python(["-m", "tpcompile", "compare", run_dir], environ={**os.environ, "COLUMNS": "160"})
+    return ended.returncode, ended.stdout + ended.stderr
+
+
 def compare_offline(run_dir: Path) -> tuple[int, str]:
     """`tpcompile compare RUN` in a process that refuses to import torch: exit code and output."""
     command = [sys.executable, "-c", WITHOUT_TORCH, "compare", str(run_dir)]

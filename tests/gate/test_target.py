@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.forked import PYTHONPATH, ROOT, Ended, run_python, torchrun
-from tests.gate.runs import AOT, REPRO, GateRun, compare_offline, run_gate, run_many
+from tests.gate.runs import AOT, REPRO, GateRun, compare, run_gate, run_many
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.records import Check, CheckId, Status
 from tpcompile.evidence.rundir import RunDir
@@ -105,14 +105,14 @@ def test_a_healthy_program_passes_with_its_numbers_and_a_different_length(style:
     if style == "functional":  # a plan cannot be compiled with a dynamic length on torch 2.13
         asked.append("graph breaks after the change")
     assert {found[name].status for name in asked} == {Status.PASS}
-    assert compare_offline(run.run_dir)[0] == 0
+    assert compare(run.run_dir)[0] == 0
 
 
 def assert_named(run: GateRun, file: Path, line: int) -> None:
     """In the text, in JUnit, in the step summary, and as the first annotation."""
     assert run.exit_code == 1, run.judged.summary
     place = f"{file.name}:{line}"
-    code, text = compare_offline(run.run_dir)
+    code, text = compare(run.run_dir)
     assert code == 1 and place in text
     assert place in junit.render(run.judged)
     assert place in github.summary(run.judged).replace("\\", "")
@@ -236,7 +236,7 @@ def test_what_a_target_allows_is_in_the_run_directory(runs: dict[str, GateRun]) 
     assert run.exit_code == 0, run.judged.summary
     (allow,) = RunDir(run.run_dir).read_config().gate.allow
     assert allow.reason == "each rank scales its own input, on purpose"
-    assert compare_offline(run.run_dir)[0] == 0
+    assert compare(run.run_dir)[0] == 0
 
 
 @pytest.mark.parametrize("how", ENDINGS)

@@ -52,8 +52,8 @@ def run_session(
 ) -> Session:
     """Run the files, by their names without `test_` and `.py`, with the plugin and these arguments of pytest.
 
-    With `is_forked` the session and its server of ranks have torch already, which saves 10 s of CPU time; workers of
-    xdist are new interpreters in any case.
+    With `is_forked` the session, its workers and its server of ranks have torch already, which saves 10 s of CPU time;
+    test_one_server.py starts them as a user does.
     """
     for name, source in sources.items():
         file = f"test_{name}.py" if name != "conftest" else "conftest.py"

@@ -73,7 +73,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def under_xdist(folder: Path) -> Session:
-    return run_session(folder, {"from_the_server": FROM_THE_SERVER, "documented": documented()}, "-n", "2")
+    files = {"from_the_server": FROM_THE_SERVER, "documented": documented()}
+    return run_session(folder, files, "-n", "2", is_forked=True)
 
 
 @pytest.mark.usefixtures("under_xdist")
