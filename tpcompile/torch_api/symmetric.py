@@ -5,6 +5,7 @@ distributed._symmetric_memory.empty          memory that rendezvous can map
 distributed._symmetric_memory.rendezvous     collective: the same allocation of every rank, mapped here
 distributed._symmetric_memory.enable_...     `enable_symm_mem_for_group`: Inductor may lower to it; deprecated in 2.13
 ops.symm_mem.one_shot_all_reduce, two_shot_  sums over the ranks by kernels that read the memory of all
+ops.symm_mem.one_shot_all_reduce_copy, two_shot_all_reduce_out    the same into memory of this rank alone
 _SymmetricMemory.has_multicast_support       whether its ops may use NVLink multicast
 _SymmetricMemory.buffer_ptrs, offset         its address for each rank, as seen from this GPU; never multicast_ptr
 TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES     variable: ranks may share a GPU; see ranks.env.choose_device
@@ -80,3 +81,25 @@ def all_reduce(algorithm: str, like: Tensor, group: dist.ProcessGroup) -> Callab
     if algorithm == "one-shot":
         return lambda: torch.ops.symm_mem.one_shot_all_reduce(buffer, "sum", group.group_name)
     return lambda: torch.ops.symm_mem.two_shot_all_reduce_(buffer, "sum", group.group_name)
+
+
+def memory(num_bytes: int, *, group: dist.ProcessGroup, device: torch.device) -> Tensor:
+    """Collective: `num_bytes` of uint8 on every rank, for `one_shot` and `two_shot`."""
+    import torch.distributed._symmetric_memory as symm
+
+    words = symm.empty(num_bytes, dtype=torch.uint8, device=device)
+    symm.rendezvous(words, group)  # torch keeps the mappings with the memory
+    return words
+
+
+def one_shot(buffer: Tensor, x: Tensor, group_name: str) -> Tensor:
+    """Sum of `x` over the ranks, each of which reads the buffers of all; `buffer` is such memory as a tensor like `x`.
+
+    One kernel copies `x` into the buffer and waits for the other ranks before and after it reads.
+    """
+    return torch.ops.symm_mem.one_shot_all_reduce_copy(buffer, x, "sum", group_name)
+
+
+def two_shot(buffer: Tensor, out: Tensor, group_name: str) -> Tensor:
+    """Sum of `buffer` over the ranks, into `out`: each rank sums its part, and reads the other parts from its peers."""
+    return torch.ops.symm_mem.two_shot_all_reduce_out(buffer, "sum", group_name, out)

@@ -1,0 +1,94 @@
+"""`nccl`, `by_size` or a table -> options of torch.compile, and one line on it that the ranks compare."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpcompile.by_size.op import OP, chosen
+from tpcompile.by_size.table import NCCL, Table, shipped, shown
+from tpcompile.choices import AllReduce
+from tpcompile.errors import ConfigError
+from tpcompile.torch_api import c10d
+from tpcompile.torch_api.replaced_sums import OPTION, ReplacingPass
+
+CPU = "cpu"
+_NCCL_BACKEND = "cuda:nccl"
+
+
+def sums(setting: AllReduce | Table) -> Sums | None:
+    """How compiled graphs sum over ranks; None for `nccl`, which changes nothing. Raises ConfigError for others."""
+    if isinstance(setting, Table):
+        return Sums(setting)
+    if setting not in get_args(AllReduce):
+        known = ", ".join(get_args(AllReduce))
+        raise ConfigError(f"unknown all_reduce {setting!r}; choose from {known}, or give a tpcompile.by_size.Table")
+    return Sums(shipped()) if setting == "by_size" else None
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums by the rows of a table."""
+
+    table: Table
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of torch.compile, for the backend inductor."""
+        return {OPTION: ReplacingPass(OP, self)}
+
+    def text(self, group: dist.ProcessGroup | None) -> str:
+        """`by_size, table 1f0a...: two_shot to 8388608 bytes, nccl above (2 x NVIDIA H100)`; None is the job."""
+        found = group if group is not None else dist.group.WORLD
+        num_ranks = found.size() if found is not None else 1
+        gpu = gpu_of(_device())
+        rows = shown(self._rows(found, _device()))
+        return f"by_size, table {self.table.digest}: {rows} ({num_ranks} x {gpu})"
+
+    def rows_for(self, x: Tensor, group_name: str) -> str:
+        """The rows for a fake tensor; empty where NCCL sums all its sizes."""
+        group = c10d.group_of_name(group_name)
+        rows = self._rows(group, x.device)
+        is_known = all(isinstance(size, int) for size in x.shape)
+        if is_known and chosen(x, rows, group.size()) == NCCL:
+            return ""
+        return rows
+
+    def identity(self) -> tuple[str, ...]:
+        """The table, the GPU, and the rows of each group of this process by its name."""
+        device = _device()
+        of_groups = sorted(f"{name}={self._rows(group, device)}" for group, name in c10d.known_groups())
+        return (self.table.digest, gpu_of(device), *of_groups)
+
+    def _rows(self, group: Any, device: torch.device) -> str:
+        if group is None or not is_on_one_host(group) or not _has_nccl(group, device):
+            return ""
+        return self.table.rows(gpu_of(device), group.size())
+
+
+def gpu_of(device: torch.device) -> str:
+    """Its model; `cpu` for a CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else CPU
+
+
+def is_on_one_host(group: dist.ProcessGroup) -> bool:
+    """Whether torchrun's variables say so; False where they are not set."""
+    on_host = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    if on_host == 0:
+        return False
+    hosts = {rank // on_host for rank in dist.get_process_group_ranks(group)}
+    return len(hosts) == 1
+
+
+def _has_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:
+    return device.type != "cuda" or _NCCL_BACKEND in dist.get_backend_config(group)
+
+
+def _device() -> torch.device:
+    """Of this rank."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device(CPU)
