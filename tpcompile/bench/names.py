@@ -10,11 +10,12 @@ from tpcompile.bench.records import Role
 from tpcompile.config import BlockConfig
 from tpcompile.errors import ConfigError
 
-GRAPHED, AUTOTUNED, ONE_SHOT = "graphed", "max-autotune", "one-shot"
+GRAPHED, AUTOTUNED, ONE_SHOT, BY_SIZE = "graphed", "max-autotune", "one-shot", "by-size"
 VARIANTS = {
     GRAPHED: "the whole step in one CUDA graph",
     AUTOTUNED: "kernels chosen by their times on the first rank, the same on all ranks",
     ONE_SHOT: "Inductor's one-shot all-reduce through symmetric memory",
+    BY_SIZE: "each all-reduce by the algorithm that was measured to be fastest at its size",
 }
 ROLES = {
     "eager": Role.MODE, "A": Role.MODE, "B": Role.MODE,
@@ -28,8 +29,8 @@ ONE_GRAPH = ("B", "C", "C+fast", "C+fast-all", "compute")
 """A call of these enters one compiled region, or the run fails."""
 DEFAULT = (
     "eager", "A", "B",
-    "C", "C:graphed", "C:max-autotune:graphed", "C:one-shot:graphed", "C+fast", "C+fast:graphed",
-    "C+fast:one-shot:graphed", "C+fast-all:graphed", "C+fast-all:one-shot:graphed",
+    "C", "C:graphed", "C:max-autotune:graphed", "C:one-shot:graphed", "C:by-size:graphed", "C+fast", "C+fast:graphed",
+    "C+fast:one-shot:graphed", "C+fast:by-size:graphed", "C+fast-all:graphed", "C+fast-all:one-shot:graphed",
     "dtensor", "dtensor:graphed", "dtensor_sp", "dtensor_sp:graphed", "async_tp", "async_tp:graphed",
     "hooks", "hooks:graphed", "transformers", "transformers:graphed",
     "compute", "compute:graphed",
@@ -88,13 +89,15 @@ class Name:
 
 def why_not(name: Name, block: BlockConfig, *, is_gpu: bool, backend: str, train: bool, tp: int) -> str:
     """Why the program cannot run, in one line; empty when it may."""
-    if not is_gpu and (name.base == "async_tp" or {GRAPHED, ONE_SHOT} & set(name.variants)):
+    if {ONE_SHOT, BY_SIZE} <= set(name.variants):
+        return "one-shot and by-size are two settings of the same sums; give one"
+    if not is_gpu and (name.base == "async_tp" or {GRAPHED, ONE_SHOT, BY_SIZE} & set(name.variants)):
         return "needs GPUs"
     if name.base == "eager" and name.variants and name.variants != (GRAPHED,):
         return "eager compiles nothing; only eager:graphed is there"
     if name.base == "A" and GRAPHED in name.variants:
         return "mode A stands for code that breaks the graph at every collective; C:graphed is the fix"
-    if backend != "inductor" and ({AUTOTUNED, ONE_SHOT} & set(name.variants) or name.base == "async_tp"):
+    if backend != "inductor" and ({AUTOTUNED, ONE_SHOT, BY_SIZE} & set(name.variants) or name.base == "async_tp"):
         return f"needs Inductor, and compile.backend is {backend}"
     if ONE_SHOT in name.variants and block.batch * block.seq_len > ONE_SHOT_TOKENS:
         return f"one-shot is for up to {ONE_SHOT_TOKENS} tokens, and there are {block.batch * block.seq_len}"

@@ -23,6 +23,10 @@ OPTION = "post_grad_custom_post_pass"
 """Of torch.compile: where Inductor takes the pass."""
 
 
+_KEPT = ("val", "tensor_meta", "stack_trace", "nn_module_stack")
+"""What the new node takes over; the arguments that eager saw, which are there too, are those of a different op."""
+
+
 class Chooser(Protocol):
     """What decides which sums are replaced."""
 
@@ -65,7 +69,7 @@ class ReplacingPass(CustomGraphPass):
             return
         with start.graph.inserting_before(start):
             node = start.graph.call_function(self._op, (x, rows, group_name))
-        node.meta.update(wait.meta)
+        node.meta.update({key: wait.meta[key] for key in _KEPT if key in wait.meta})
         wait.replace_all_uses_with(node)
         start.graph.erase_node(wait)
         start.graph.erase_node(start)
