@@ -155,9 +155,13 @@ def cell_of(bench: Bench, found: list[dict[str, Any]]) -> Cell:
         num_ranks=bench.group.size(),
         rows=fastest_rows(times),
         measured=tuple(times),
-        command="torchrun --standalone --nproc-per-node N scripts/bench_all_reduce.py --json FILE --write TABLE",
+        command=f"{command_of(bench.group.size())} --write tpcompile/by_size/table.json",
         versions=versions(),
     )
+
+
+def command_of(num_ranks: int) -> str:
+    return f"torchrun --standalone --nproc-per-node {num_ranks} scripts/bench_all_reduce.py --json FILE"
 
 
 def versions() -> dict[str, str]:
@@ -190,9 +194,8 @@ def main() -> int:
     said(f"rows: {rows or 'nccl'}")
     checked = again(bench, rows, sorted([*SIZES, *BETWEEN]))
     if dist.get_rank() == 0:
-        command = f"torchrun --standalone --nproc-per-node {cell.num_ranks} scripts/bench_all_reduce.py --json FILE"
         report = {
-            "command": command, "gpu": cell.gpu, "num_ranks": cell.num_ranks, "versions": cell.versions,
+            "command": command_of(cell.num_ranks), "gpu": cell.gpu, "num_ranks": cell.num_ranks, "versions": cell.versions,
             "rows": rows, "measured": found, "again": checked,
         }  # fmt: skip
         given.json.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.forked import ROOT, torchrun
+from tests.forked import PYTHONPATH, ROOT, torchrun
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 JOB = "tests/by_size/on_gpus.py"
@@ -32,7 +32,7 @@ def on_gpus() -> dict[str, Any]:
     """torchrun is not forked here: the ranks use CUDA."""
     with TemporaryDirectory() as name:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", JOB, name]
-        environ = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+        environ = {**os.environ, "PYTHONPATH": PYTHONPATH, "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
         done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return alike(Path(name))

@@ -113,8 +113,8 @@ def rows_of(text: str) -> tuple[Row, ...]:
 def fastest_rows(measured: Iterable[Measured]) -> tuple[Row, ...]:
     """Rows that are not slower than NCCL at any measured size.
 
-    Sizes between two that were measured take the algorithm of the larger one if it is no slower than NCCL at the
-    smaller one, too.
+    A row holds from the size before it to its own: its algorithm is the fastest at its own size of those that beat NCCL
+    there and are no slower than NCCL at the size before, or NCCL.
     """
     kept: list[Row] = []
     before = None
@@ -130,13 +130,10 @@ def fastest_rows(measured: Iterable[Measured]) -> tuple[Row, ...]:
 
 
 def _fastest(one: Measured, before: Measured | None) -> Algorithm:
-    best = min(one.us, key=lambda name: one.us[name])
-    is_faster = one.us[NCCL] >= MIN_RATIO * one.us[best]
-    return best if is_faster and _is_no_slower(before, best) else NCCL
-
-
-def _is_no_slower(before: Measured | None, name: Algorithm) -> bool:
-    return before is None or before.us[name] <= before.us[NCCL]
+    faster = [name for name, us in one.us.items() if us * MIN_RATIO <= one.us[NCCL]]
+    if before is not None:
+        faster = [name for name in faster if before.us[name] <= before.us[NCCL]]
+    return min(faster, key=lambda name: one.us[name], default=NCCL)
 
 
 def _text(rows: Iterable[Row]) -> str:
