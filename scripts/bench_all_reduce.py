@@ -35,8 +35,8 @@ from tpcompile.by_size.table import MIN_RATIO, Cell, Measured, Table, fastest_ro
 from tpcompile.by_size.workspace import workspace_of
 from tpcompile.torch_api import c10d, symmetric
 
-SIZES = [4096 << step for step in range(14)] + [48 << 20]
-"""Bytes: 4 KiB to 32 MiB, and the 4680 tokens of wan14b."""
+SIZES = [64, 512] + [4096 << step for step in range(14)] + [48 << 20]
+"""Bytes: statistics of 8 and 64 tokens, 4 KiB to 32 MiB, and the 4680 tokens of wan14b."""
 BETWEEN = [3 << step for step in range(12, 24, 2)]
 CALLS = 20
 ROUNDS = 9
@@ -195,8 +195,8 @@ def main() -> int:
     checked = again(bench, rows, sorted([*SIZES, *BETWEEN]))
     if dist.get_rank() == 0:
         report = {
-            "command": command_of(cell.num_ranks), "gpu": cell.gpu, "num_ranks": cell.num_ranks, "versions": cell.versions,
-            "rows": rows, "measured": found, "again": checked,
+            "command": command_of(cell.num_ranks), "gpu": cell.gpu, "num_ranks": cell.num_ranks,
+            "versions": cell.versions, "rows": rows, "measured": found, "again": checked,
         }  # fmt: skip
         given.json.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
         if given.write is not None:
