@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._dynamo.utils import counters
-from torch._inductor.utils import run_and_get_code
+from torch._inductor.utils import fresh_cache, run_and_get_code
 
 import tpcompile
 from tests.by_size.rows import ON_CPU
@@ -84,7 +84,7 @@ def evidence() -> dict[str, Any]:
     """What a session records of a graph with the op: the all-reduce, the launches, and nothing that is refused."""
     torch.compiler.reset()
     call = tpcompile.run(summed, "default", all_reduce=ON_CPU, name="summed")
-    with CaptureSession(records_fusion=True) as session:
+    with fresh_cache(), CaptureSession(records_fusion=True) as session:
         call(torch.ones(SMALL))
         record = session.record(rank=dist.get_rank(), world_size=2)
     (compiled,) = record.compiles
@@ -108,7 +108,7 @@ def cached() -> list[tuple[int, int]]:
     """(hits, misses) of Inductor's cache: the same table again, then a different one."""
     found = []
     other = Table(cells=(ON_CPU.cells[0].model_copy(update={"rows": ON_CPU.cells[0].rows[:0]}),))
-    with torch._inductor.utils.fresh_cache():
+    with fresh_cache():
         for table in (ON_CPU, ON_CPU, other):
             torch.compiler.reset()
             counters.clear()

@@ -45,7 +45,7 @@ def test_what_is_recorded_has_the_all_reduce_the_launch_and_the_table() -> None:
         assert found["launches"] == ["torch.ops.tpcompile.all_reduce_by_size.default"]
         assert found["environment"] == f"by_size, table {ON_CPU.digest}: two_shot to 4096 bytes, nccl above (2 x cpu)"
         (line,) = found["groups"]
-        assert line.endswith("'4096:two_shot', group:group#0)"), line
+        assert line.endswith("'4096:two_shot', group:default_pg)"), line
 
 
 def test_code_is_reused_for_the_same_table_only() -> None:
