@@ -1,8 +1,9 @@
 """Python command -> how it ended, in a process forked from one that has imported torch; ranks of torchrun as well.
 
 The imports cost a process some 8 s of CPU time, a fork none. What a fork cannot show starts a fresh interpreter: a hash
-seed, what torch reads when it is imported, what a program itself imports. The launcher is torch's own either way: the
-agent, its store, error files, restarts and root cause are those of a real torchrun.
+seed, what torch reads when it is imported, what a program itself imports; and a command that sees GPUs, since the
+server of the forks has looked for them and found none. The launcher is torch's own either way: the agent, its store,
+error files, restarts and root cause are those of a real torchrun.
 """
 
 from __future__ import annotations
@@ -152,6 +153,8 @@ def play_job(job: Job, rank: int, variables: Mapping[str, str]) -> NoReturn:
     """The command itself."""
     _die_with_parent()
     _reset_signals()
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):
+        os.execv(sys.executable, [sys.executable, *job.arguments["command"]])
     subprocess.Popen = _Popen  # type: ignore[misc]
     os.execv = _become_or_exec
     _play_command(job.arguments["command"])

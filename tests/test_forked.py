@@ -102,3 +102,13 @@ def test_a_program_ends_with_the_code_and_the_words_it_exits_with(tmp_path: Path
     path.write_text("import os, sys; print(os.getcwd(), os.environ['SAID']); sys.exit(sys.argv[1])")
     ended = run_python([path, "no GPU"], environ={**os.environ, "SAID": "here"}, cwd=tmp_path)
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, f"{tmp_path} here\n", "no GPU\n")
+
+
+@pytest.mark.parametrize(("visible", "forked"), [("", True), ("0", False)])
+def test_a_program_that_sees_gpus_is_not_forked_from_a_server_that_sees_none(
+    tmp_path: Path, visible: str, forked: bool
+) -> None:
+    path = tmp_path / "torch.py"
+    path.write_text("import sys; print('torch._inductor' in sys.modules)")
+    ended = run_python([path], environ={**os.environ, "CUDA_VISIBLE_DEVICES": visible})
+    assert (ended.stdout, ended.stderr) == (f"{forked}\n", "")

@@ -44,7 +44,8 @@ class FeedForward(nn.Module):
         shapes = [(dim,), (dim,), (hidden, dim), (hidden,), (hidden, dim), (hidden,), (dim, hidden), (dim,)]
         for number, shape in enumerate(shapes):
             weight = torch.randn(shape, device=device) / shape[-1] ** 0.5
-            self.register_parameter(f"w{number}", nn.Parameter(weight))
+            # Inference: the wrapper that keeps what a backward needs costs as much as a kernel.
+            self.register_parameter(f"w{number}", nn.Parameter(weight, requires_grad=False))
 
     def forward(self, x: Tensor) -> Tensor:
         from repro.fusion import walk_through

@@ -20,7 +20,13 @@ def mode(name: str = "default", *, gain: float = 1.0, **changed: Any) -> Measure
     """A mode in which nothing is wrong; `gain` is its speed-up."""
     sides = {
         "eager": {"step_ms": (1.0,) * 8, "launches": 10, "library_share": 0.2, "busy_share": 0.9},
-        "compiled": {"step_ms": (1.0 / gain,) * 8, "launches": 4, "library_share": 0.2, "busy_share": 0.9},
+        "compiled": {
+            "step_ms": (1.0 / gain,) * 8,
+            "launches": 4,
+            "library_share": 0.2,
+            "busy_share": 0.9,
+            "num_replays": None,
+        },
     }
     sides["compiled"] |= {key: changed.pop(key) for key in list(changed) if key in sides["compiled"]}
     fields = {
@@ -87,6 +93,31 @@ def test_a_cause_of_the_program_is_looked_for_in_every_mode() -> None:
     """Only some have CUDA graphs."""
     assert decide([mode(), mode("reduce-overhead", num_rerecorded=30)]).cause is Cause.SHAPES
     assert decide([mode(), mode("reduce-overhead", busy_share=0.1)]).cause is Cause.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "cause"),
+    [
+        ("reduce-overhead", {"num_replays": 0}, Cause.SHAPES),
+        ("max-autotune", {"num_replays": 0}, Cause.SHAPES),
+        ("reduce-overhead", {"num_replays": 1}, Cause.UNKNOWN),
+        ("reduce-overhead", {"num_replays": 0, "num_not_recorded": 1}, Cause.UNKNOWN),
+        ("default", {"num_replays": 0}, Cause.UNKNOWN),
+    ],
+)
+def test_graphs_that_are_never_replayed_see_a_new_shape_in_every_call(
+    name: str, changed: dict[str, Any], cause: Cause
+) -> None:
+    assert decide([mode(), mode(name, **changed)]).cause is cause
+
+
+def test_a_mode_that_was_measured_and_did_not_win_is_not_advised() -> None:
+    waiting = mode(busy_share=0.3)
+    assert "use reduce-overhead" in decide([waiting]).says
+    advice = decide([waiting, mode("reduce-overhead", gain=0.9)])
+    assert advice.cause is Cause.LAUNCHES
+    assert "CUDA graphs do not help" in advice.says
+    assert "reduce-overhead" not in advice.says
 
 
 def test_a_wrong_mode_is_the_cause_where_no_other_wins() -> None:

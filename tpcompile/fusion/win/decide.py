@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from tpcompile.fusion.win.records import EAGER, Advice, Cause, Measured
+from tpcompile.fusion.win.records import EAGER, WITH_CUDA_GRAPHS, Advice, Cause, Measured
 
 ERROR_LIMIT = 2.5
 """As the gate's: the error against float64 may be so many times that of eager."""
@@ -21,7 +21,7 @@ def decide(measured: Sequence[Measured]) -> Advice:
     right = [one for one in measured if not is_wrong(one)]
     best = _cheapest_of_the_fastest(right)
     if best is None:
-        return _no_win(wrong[0], Cause.WRONG) if wrong else _no_win(*_reason(right))
+        return _no_win(wrong[0], Cause.WRONG, ()) if wrong else _no_win(*_reason(right), right)
     if best.error_ratio is None:
         return Advice(use=best.mode, cause=Cause.NOT_COMPARED, says=f"{_win(best, measured)}; {_UNCHECKED}")
     return Advice(use=best.mode, cause=None, says=_win(best, measured))
@@ -81,11 +81,16 @@ def _is_launch_bound(one: Measured) -> bool:
     return one.compiled.busy_share is not None and one.compiled.busy_share < _BUSY_SHARE
 
 
+def _is_never_replayed(one: Measured) -> bool:
+    """Torch runs a graph without recording it when it sees a shape for the first time."""
+    return one.mode in WITH_CUDA_GRAPHS and one.num_not_recorded == 0 and one.compiled.num_replays == 0
+
+
 _Causes = tuple[tuple[Cause, Callable[[Measured], bool]], ...]
 _OF_PROGRAM: _Causes = (
     (Cause.RECOMPILES, lambda one: one.num_recompiles > 0),
     (Cause.BREAKS, lambda one: one.num_breaks > 0 or one.num_regions == 0),
-    (Cause.SHAPES, lambda one: one.num_rerecorded > 0),
+    (Cause.SHAPES, lambda one: one.num_rerecorded > 0 or _is_never_replayed(one)),
 )
 _OF_KERNELS: _Causes = (
     (Cause.LAUNCHES, _is_launch_bound),
@@ -99,16 +104,21 @@ _TODO = {
     Cause.RECOMPILES: "run with TORCH_LOGS=recompiles, and make what the failing guard names constant or dynamic",
     Cause.BREAKS: "run with TORCH_LOGS=graph_breaks, and repair the first break",
     Cause.SHAPES: "pad inputs to a few fixed lengths, so that each CUDA graph is recorded once",
-    Cause.LAUNCHES: "the GPU waits for launches: make the batch larger, or use reduce-overhead",
+    Cause.LAUNCHES: "the GPU waits for launches: use reduce-overhead, or make the batch larger",
     Cause.LIBRARY: "nearly all time is in library calls: use a lower precision, or fewer and larger matmuls",
     Cause.UNCHANGED: "as many kernels as in eager: `tpcompile fusion record` lists what is not fused and why",
     Cause.UNKNOWN: "stay in eager: fewer kernels, and no less time",
 }
+_GRAPHS_DO_NOT_HELP = (
+    "the GPU waits for launches, and CUDA graphs do not help: make the batch larger, or call it under torch.no_grad()"
+)
 
 
-def _no_win(one: Measured, cause: Cause) -> Advice:
+def _no_win(one: Measured, cause: Cause, right: Sequence[Measured]) -> Advice:
     gain = "" if cause is Cause.WRONG else f" ({speedup(one):.2f}x in {one.mode})"
-    return Advice(use=EAGER, cause=cause, says=f"{EAGER}: {cause}{gain}: {_TODO[cause]}")
+    has_tried_graphs = any(each.mode in WITH_CUDA_GRAPHS for each in right)
+    todo = _GRAPHS_DO_NOT_HELP if cause is Cause.LAUNCHES and has_tried_graphs else _TODO[cause]
+    return Advice(use=EAGER, cause=cause, says=f"{EAGER}: {cause}{gain}: {todo}")
 
 
 def _win(best: Measured, measured: Sequence[Measured]) -> str:

@@ -41,6 +41,7 @@ _NO_WORK = frozenset({
 })  # fmt: skip
 """Leaf ops of eager code that move no data."""
 _REGION = "Torch-Compiled Region"
+_REPLAY = "cudaGraphLaunch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +246,7 @@ def _on_gpu(events: list[Any], step_ms: list[float], median_ms: float) -> Side:
         launches=len(kernels) // _PROFILED_STEPS,
         library_share=library_us / kernels_us if kernels_us else 0.0,
         busy_share=kernels_us / 1e3 / _PROFILED_STEPS / median_ms,
+        num_replays=sum(event.name == _REPLAY for event in events) // _PROFILED_STEPS,
     )
 
 

@@ -9,6 +9,7 @@ from tpcompile.evidence.records.base import Frozen
 EAGER = "eager"
 MODES = ("default", "reduce-overhead", "max-autotune")
 """From the one that costs least to the one that costs most."""
+WITH_CUDA_GRAPHS = MODES[1:]
 
 
 class Side(Frozen):
@@ -22,6 +23,8 @@ class Side(Frozen):
     """Part of the time of all kernels that is in kernels which Inductor did not generate."""
     busy_share: float | None
     """Time of the kernels, as a part of a step; None on CPU."""
+    num_replays: int | None = None
+    """CUDA graphs that a step launches; None on CPU."""
 
 
 class Measured(Frozen):
