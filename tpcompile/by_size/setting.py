@@ -44,11 +44,10 @@ class Sums:
 
     def text(self, group: dist.ProcessGroup | None) -> str:
         """`by_size, table 1f0a...: two_shot to 8388608 bytes, nccl above (2 x NVIDIA H100)`; None is the job."""
-        found = group if group is not None else dist.group.WORLD
-        num_ranks = found.size() if found is not None else 1
-        gpu = gpu_of(_device())
-        rows = shown(self._rows(found, _device()))
-        return f"by_size, table {self.table.digest}: {rows} ({num_ranks} x {gpu})"
+        found, device = group or dist.group.WORLD, _device()
+        rows = shown(self._rows(found, device))
+        place = f"{_size(found)} x {gpu_of(device)}"
+        return f"by_size, table {self.table.digest}: {rows} ({place})"
 
     def rows_for(self, x: Tensor, group_name: str) -> str:
         """The rows for a fake tensor; empty where NCCL sums all its sizes."""
@@ -78,11 +77,14 @@ def gpu_of(device: torch.device) -> str:
 
 def is_on_one_host(group: dist.ProcessGroup) -> bool:
     """Whether torchrun's variables say so; False where they are not set."""
-    on_host = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
-    if on_host == 0:
-        return False
-    hosts = {rank // on_host for rank in dist.get_process_group_ranks(group)}
-    return len(hosts) == 1
+    num_on_host = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    ranks = dist.get_process_group_ranks(group)
+    return num_on_host > 0 and min(ranks) // num_on_host == max(ranks) // num_on_host
+
+
+def _size(group: dist.ProcessGroup | None) -> int:
+    """1 for a process alone."""
+    return 1 if group is None else group.size()
 
 
 def _has_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:

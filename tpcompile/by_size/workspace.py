@@ -24,7 +24,7 @@ class Workspace:
     """Of one group and device."""
 
     def __init__(self, group: Any, device: torch.device) -> None:
-        self._group, self._device = group, device
+        self.group, self._device = group, device
         self._made: list[Tensor] = []
         """The last is the largest, and in use."""
         self._stream: Any = None
@@ -54,7 +54,7 @@ class Workspace:
                 "cannot grow while a CUDA graph is captured; call the program with this shape before the capture"
             )
         size = max(LEAST_BYTES, 1 << (num_bytes - 1).bit_length())
-        self._made.append(symmetric.memory(size, group=self._group, device=self._device))
+        self._made.append(symmetric.memory(size, group=self.group, device=self._device))
 
     def _take_turn(self) -> None:
         if self._device.type != "cuda":
@@ -68,10 +68,11 @@ class Workspace:
 
 def workspace_of(group_name: str, device: torch.device) -> Workspace:
     """The workspace of a group, the same at every call as long as the group exists."""
-    group = group_of_name(group_name)
-    known = _OF_GROUPS.get((group_name, device))
-    if known is None or known._group is not group:  # a later group may have the name of one that was destroyed
-        known = _OF_GROUPS[group_name, device] = Workspace(group, device)
+    key = (group_name, device)
+    new = Workspace(group_of_name(group_name), device)
+    known = _OF_GROUPS.setdefault(key, new)
+    if known.group is not new.group:  # a later group may have the name of one that was destroyed
+        known = _OF_GROUPS[key] = new
     return known
 
 

@@ -58,7 +58,7 @@ def run(
         `options=tpcompile.profiles.TUNED`.
     all_reduce: `by_size` sums over the ranks, in its compiled graphs, by the algorithm that was measured to be fastest
         at the size of the message on this GPU; a `tpcompile.by_size.Table` is one of your own. A program that is
-        compiled already must have `options=tpcompile.by_size.sums("by_size").options`.
+        compiled already must have been with the options of `tpcompile.by_size.sums(all_reduce)`.
     dynamic: of torch.compile.
     static: positions and names of arguments whose tensors a graph reads and writes where they are, such as caches.
     clone_outputs: return copies, which later calls leave alone.

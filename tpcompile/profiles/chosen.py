@@ -41,11 +41,11 @@ def entries(*, without: list[Choice]) -> dict[str, str]:
     Of several callables with one label, in the order they came.
     """
     ended = {id(choice) for choice in without}
+    open_ones = [choice for choice in list(_MADE) if id(choice) not in ended]
+    by_size = [choice for choice in open_ones if choice.all_reduce != "nccl"]
+    profiles = [(f"profile of {choice.label}", choice.profile) for choice in open_ones]
+    sums = [(f"all_reduce of {choice.label}", choice.all_reduce) for choice in by_size]
     found: dict[str, list[str]] = {}
-    for choice in list(_MADE):
-        if id(choice) in ended:
-            continue
-        found.setdefault(f"profile of {choice.label}", []).append(choice.profile)
-        if choice.all_reduce != "nccl":
-            found.setdefault(f"all_reduce of {choice.label}", []).append(choice.all_reduce)
+    for name, value in [*profiles, *sums]:
+        found.setdefault(name, []).append(value)
     return {name: ", ".join(values) for name, values in found.items()}
