@@ -53,7 +53,7 @@ def test_memory_that_a_graph_may_know_is_kept_when_it_grows(made: list[int]) -> 
 def test_it_does_not_grow_within_a_capture(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     space = Workspace(GROUP, CPU)
     space.view_like(torch.ones(4))
-    monkeypatch.setattr(workspace, "_is_capturing", lambda device: True)
+    monkeypatch.setattr(workspace, "is_capturing", lambda device: True)
     space.view_like(torch.ones(LEAST_BYTES // 4))
     with pytest.raises(ConfigError, match=r"all-reduce of 2097152 bytes .* workspace of 1048576 bytes.* captured"):
         space.view_like(torch.ones(LEAST_BYTES // 2))
@@ -84,7 +84,7 @@ class Stream:
 def test_a_call_on_a_different_stream_waits_for_the_call_before(monkeypatch: pytest.MonkeyPatch) -> None:
     space = Workspace(GROUP, torch.device("cuda", 0))
     first, second = Stream(), Stream()
-    monkeypatch.setattr(workspace, "_is_capturing", lambda device: False)
+    monkeypatch.setattr(workspace, "is_capturing", lambda device: False)
     for stream in (first, first, second, second):
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device, stream=stream: stream)
         space._take_turn()

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpcompile.by_size import in_flight
 from tpcompile.by_size.op import OP, chosen
 from tpcompile.by_size.table import NCCL, Table, shipped, shown
 from tpcompile.choices import AllReduce
@@ -40,12 +41,12 @@ class Sums:
     @property
     def options(self) -> dict[str, Any]:
         """Of torch.compile, for the backend inductor."""
-        return {OPTION: ReplacingPass(OP, self)}
+        return {OPTION: ReplacingPass(OP, self, pushing=(in_flight.START, in_flight.FINISH))}
 
     def text(self, group: dist.ProcessGroup | None) -> str:
         """`by_size, table 1f0a...: two_shot to 8388608 bytes, nccl above (2 x NVIDIA H100)`; None is the job."""
         found, device = group or dist.group.WORLD, _device()
-        rows = shown(self._rows(found, device))
+        rows = shown(self._rows(found, device), self._push_from(found, device))
         place = f"{_size(found)} x {gpu_of(device)}"
         return f"by_size, table {self.table.digest}: {rows} ({place})"
 
@@ -58,16 +59,26 @@ class Sums:
             return ""
         return rows
 
+    def pushes(self, x: Tensor, group_name: str) -> bool:
+        """Whether a sum of two ranks that has work beside it is sent by copy engines; not one of unknown size."""
+        least = self._push_from(c10d.group_of_name(group_name), x.device)
+        is_known = all(isinstance(size, int) for size in x.shape)
+        return least is not None and is_known and x.numel() * x.itemsize >= least
+
     def identity(self) -> tuple[str, ...]:
         """The table, the GPU, and the rows of each group of this process by its name."""
         device = _device()
-        of_groups = sorted(f"{name}={self._rows(group, device)}" for group, name in c10d.known_groups())
+        of_groups = sorted(
+            f"{name}={self._rows(group, device)} {self._push_from(group, device)}"
+            for group, name in c10d.known_groups()
+        )
         return (self.table.digest, gpu_of(device), *of_groups)
 
     def _rows(self, group: Any, device: torch.device) -> str:
-        if group is None or not is_on_one_host(group) or not _has_nccl(group, device):
-            return ""
-        return self.table.rows(gpu_of(device), group.size())
+        return self.table.rows(gpu_of(device), group.size()) if _can_share(group, device) else ""
+
+    def _push_from(self, group: Any, device: torch.device) -> int | None:
+        return self.table.push_from(gpu_of(device), group.size()) if _can_share(group, device) else None
 
 
 def gpu_of(device: torch.device) -> str:
@@ -85,6 +96,10 @@ def is_on_one_host(group: dist.ProcessGroup) -> bool:
 def _size(group: dist.ProcessGroup | None) -> int:
     """1 for a process alone."""
     return 1 if group is None else group.size()
+
+
+def _can_share(group: Any, device: torch.device) -> bool:
+    return group is not None and is_on_one_host(group) and _has_nccl(group, device)
 
 
 def _has_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:

@@ -18,6 +18,8 @@ MIN_RATIO = 1.03
 DTYPES = ("bfloat16", "float32")
 """Element types that torch's kernels for symmetric memory sum."""
 _VECTOR_BYTES = 16
+_PAIR = 2
+"""Ranks of a group whose messages may be pushed: with more, each rank would send its whole message to each other."""
 _FILE = Path(__file__).with_name("table.json")
 
 
@@ -43,6 +45,8 @@ class Cell(Frozen):
     num_ranks: int
     rows: tuple[Row, ...]
     """By size; larger messages are NCCL's."""
+    push_from_bytes: int | None = None
+    """Messages of two ranks that are in flight beside other work are sent by copy engines from this size on."""
     measured: tuple[Measured, ...] = ()
     command: str = ""
     versions: dict[str, str] = {}
@@ -76,10 +80,15 @@ class Table(Frozen):
                 return _text(cell.rows)
         return ""
 
+    def push_from(self, gpu: str, num_ranks: int) -> int | None:
+        """`push_from_bytes` of the cell; None where there is no cell, and for more than two ranks."""
+        found = [cell.push_from_bytes for cell in self.cells if (cell.gpu, cell.num_ranks) == (gpu, num_ranks)]
+        return found[0] if found and num_ranks == _PAIR else None
+
     @property
     def digest(self) -> str:
         """Hash of all rows: equal for tables that choose alike."""
-        chosen = [(cell.gpu, cell.num_ranks, _text(cell.rows)) for cell in self.cells]
+        chosen = [(cell.gpu, cell.num_ranks, _text(cell.rows), cell.push_from_bytes or 0) for cell in self.cells]
         return hashlib.sha256(json.dumps(sorted(chosen)).encode()).hexdigest()[:12]
 
 
@@ -140,7 +149,10 @@ def _text(rows: Iterable[Row]) -> str:
     return " ".join(f"{row.up_to_bytes}:{row.algorithm}" for row in rows)
 
 
-def shown(rows: str) -> str:
-    """For people: `two_shot to 8388608 bytes, nccl above`."""
+def shown(rows: str, push_from: int | None = None) -> str:
+    """For people: `two_shot to 8388608 bytes, nccl above, in flight pushed from 1048576 bytes on`."""
     parts = [f"{row.algorithm} to {row.up_to_bytes} bytes" for row in rows_of(rows)]
-    return ", ".join([*parts, "nccl above"]) if parts else "nccl"
+    parts.append("nccl above" if parts else "nccl")
+    if push_from is not None:
+        parts.append(f"in flight pushed from {push_from} bytes on")
+    return ", ".join(parts)

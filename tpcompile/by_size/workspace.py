@@ -48,11 +48,7 @@ class Workspace:
         return self._made[-1][:num_bytes].view(x.dtype).view(x.shape)
 
     def _grow(self, num_bytes: int) -> None:
-        if _is_capturing(self._device):
-            raise ConfigError(
-                f"an all-reduce of {num_bytes} bytes does not fit into the workspace of {self.size_bytes} bytes, which "
-                "cannot grow while a CUDA graph is captured; call the program with this shape before the capture"
-            )
+        check_may_grow(num_bytes, self.size_bytes, self._device)
         size = max(LEAST_BYTES, 1 << (num_bytes - 1).bit_length())
         self._made.append(symmetric.memory(size, group=self.group, device=self._device))
 
@@ -62,7 +58,7 @@ class Workspace:
         stream = torch.cuda.current_stream(self._device)
         last, self._stream = self._stream, stream
         is_first = last is None or last == stream
-        if not (is_first or _is_capturing(self._device)):  # what is captured does not run yet
+        if not (is_first or is_capturing(self._device)):  # what is captured does not run yet
             stream.wait_event(last.record_event())
 
 
@@ -76,5 +72,15 @@ def workspace_of(group_name: str, device: torch.device) -> Workspace:
     return known
 
 
-def _is_capturing(device: torch.device) -> bool:
+def check_may_grow(num_bytes: int, size_bytes: int, device: torch.device) -> None:
+    """Raise ConfigError while a CUDA graph is captured: memory of `size_bytes` is too small for a message."""
+    if is_capturing(device):
+        raise ConfigError(
+            f"an all-reduce of {num_bytes} bytes does not fit into the workspace of {size_bytes} bytes, which cannot "
+            "grow while a CUDA graph is captured; call the program with this shape before the capture"
+        )
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether the current stream of a GPU is."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

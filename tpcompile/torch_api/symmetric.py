@@ -7,6 +7,7 @@ distributed._symmetric_memory.enable_...     `enable_symm_mem_for_group`: Induct
 ops.symm_mem.one_shot_all_reduce, two_shot_  sums over the ranks by kernels that read the memory of all
 ops.symm_mem.one_shot_all_reduce_copy, two_shot_all_reduce_out    the same into memory of this rank alone
 _SymmetricMemory.has_multicast_support       whether its ops may use NVLink multicast
+handle.get_buffer, put_signal, wait_signal   memory of a peer as a tensor; a flag of a peer, and of this rank
 _SymmetricMemory.buffer_ptrs, offset         its address for each rank, as seen from this GPU; never multicast_ptr
 TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES     variable: ranks may share a GPU; see ranks.env.choose_device
 """
@@ -21,6 +22,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+_MEET_MS = 600_000
+"""As the timeout of a process group: after it the GPU of the rank that waits reports an error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +94,31 @@ def memory(num_bytes: int, *, group: dist.ProcessGroup, device: torch.device) ->
     words = symm.empty(num_bytes, dtype=torch.uint8, device=device)
     symm.rendezvous(words, group)  # torch keeps the mappings with the memory
     return words
+
+
+class PeerMemory:
+    """Memory of both ranks of a pair: each writes that of the other by copy engines, which take no multiprocessor.
+
+    Collective: both ranks make it. One thing at a time is done with it, on one stream.
+    """
+
+    def __init__(self, num_bytes: int, *, group: dist.ProcessGroup, device: torch.device) -> None:
+        import torch.distributed._symmetric_memory as symm
+
+        self.own = symm.empty(num_bytes, dtype=torch.uint8, device=device)
+        self._handle = symm.rendezvous(self.own, group)
+        self._peer = 1 - group.rank()
+        self._of_peer = self._handle.get_buffer(self._peer, (num_bytes,), torch.uint8)
+
+    def push(self, x: Tensor, start: int) -> None:
+        """Copy `x`, dense, into the peer's memory from byte `start` on."""
+        flat = x.view(-1).view(torch.uint8)
+        self._of_peer[start : start + flat.numel()].copy_(flat, non_blocking=True)
+
+    def meet(self, channel: int) -> None:
+        """Let what is queued here go on when the peer has come to the same place; what it pushed before is there."""
+        self._handle.put_signal(self._peer, channel=channel, timeout_ms=_MEET_MS)
+        self._handle.wait_signal(self._peer, channel=channel, timeout_ms=_MEET_MS)
 
 
 def one_shot(buffer: Tensor, x: Tensor, group_name: str) -> Tensor:
