@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpcompile.by_size.workspace import check_may_grow
+from tpcompile.by_size.workspace import check_may_grow, is_capturing
 from tpcompile.torch_api import c10d, symmetric
 
 _LEAST_BYTES = 1 << 20
@@ -34,11 +34,11 @@ def start(x: Tensor, after: list[Tensor], slot: int, num_slots: int, meets: bool
     A collective: both ranks make equal calls in the same order. `meets` in the first start of a call. Raises
     ConfigError where memory would have to grow while a CUDA graph is captured.
     """
-    if symmetric.can_share(x.device):
-        _slots_of(group_name, x.device).start(x, slot, num_slots, meets=meets)
+    _slots_of(group_name, x.device).start(x, slot, num_slots, meets=meets)
     return x.new_empty(0)
 
 
+@start.register_kernel("cpu")
 @start.register_fake
 def _(x: Tensor, after: list[Tensor], slot: int, num_slots: int, meets: bool, group_name: str) -> Tensor:
     return x.new_empty(0)
@@ -47,8 +47,11 @@ def _(x: Tensor, after: list[Tensor], slot: int, num_slots: int, meets: bool, gr
 @torch.library.custom_op("tpcompile::all_reduce_push_finish", mutates_args=())
 def finish(started: Tensor, x: Tensor, after: list[Tensor], slot: int, num_slots: int, group_name: str) -> Tensor:
     """The sum of both ranks' `x`. On a CPU the functional all-reduce, here."""
-    if symmetric.can_share(x.device):
-        return _slots_of(group_name, x.device).finish(x, slot, num_slots)
+    return _slots_of(group_name, x.device).finish(x, slot, num_slots)
+
+
+@finish.register_kernel("cpu")
+def _(started: Tensor, x: Tensor, after: list[Tensor], slot: int, num_slots: int, group_name: str) -> Tensor:
     return c10d.end(*c10d.functional_sum(x, group_name))
 
 
@@ -71,11 +74,13 @@ class Slots:
         """Bytes of a slot, and the memory; the last is in use. A CUDA graph keeps what it was captured with."""
         self._stream = torch.cuda.Stream(device, priority=-1)  # its small kernels come before those of a product
         self._arrived: dict[int, torch.cuda.Event] = {}
+        self._last: Any = None
+        """Stream of the last call."""
 
     def start(self, x: Tensor, slot: int, num_slots: int, *, meets: bool) -> None:
         """Queue the copy, behind all that is queued on the current stream."""
         slot_bytes, memory = self._memory_for(x.numel() * x.itemsize, num_slots)
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._wait_for_calls(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             if meets:
                 memory.meet(channel=0)
@@ -91,6 +96,14 @@ class Slots:
         begin = slot * slot_bytes
         received = memory.own[begin : begin + num_bytes].view(x.dtype).view(x.shape)
         return x + received
+
+    def _wait_for_calls(self, stream: Any) -> None:
+        """The copies wait for what is queued on the stream of this call, and of the call before."""
+        last, self._last = self._last, stream
+        self._stream.wait_stream(stream)
+        is_same = last in (None, stream)
+        if not (is_same or is_capturing(self._device)):  # what is captured does not run yet
+            self._stream.wait_stream(last)
 
     def _memory_for(self, num_bytes: int, num_slots: int) -> tuple[int, symmetric.PeerMemory]:
         slot_bytes, memory = self._made[-1] if self._made else (0, None)

@@ -24,10 +24,15 @@ def all_reduce_by_size(x: Tensor, rows: str, group_name: str) -> Tensor:
     sums every size. Raises ConfigError where the workspace would have to grow while a CUDA graph is captured.
     """
     num_ranks = c10d.group_of_name(group_name).size()
-    algorithm = chosen(x, rows, num_ranks) if symmetric.can_share(x.device) else NCCL
+    algorithm = chosen(x, rows, num_ranks)
     if algorithm == NCCL:
         return c10d.end(*c10d.functional_sum(x, group_name))
     return _through_workspace(_aligned(x), algorithm, group_name)
+
+
+@all_reduce_by_size.register_kernel("cpu")
+def _(x: Tensor, rows: str, group_name: str) -> Tensor:
+    return c10d.end(*c10d.functional_sum(x, group_name))
 
 
 @all_reduce_by_size.register_fake

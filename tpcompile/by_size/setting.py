@@ -26,10 +26,15 @@ def sums(setting: AllReduce | Table) -> Sums | None:
     """How compiled graphs sum over ranks; None for `nccl`, which changes nothing. Raises ConfigError for others."""
     if isinstance(setting, Table):
         return Sums(setting)
-    if setting not in get_args(AllReduce):
-        known = ", ".join(get_args(AllReduce))
-        raise ConfigError(f"unknown all_reduce {setting!r}; choose from {known}, or give a tpcompile.by_size.Table")
+    _check(setting)
     return Sums(shipped()) if setting == "by_size" else None
+
+
+def _check(setting: str) -> None:
+    known = get_args(AllReduce)
+    if setting not in known:
+        names = ", ".join(known)
+        raise ConfigError(f"unknown all_reduce {setting!r}; choose from {names}, or give a tpcompile.by_size.Table")
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,13 @@ class Table(Frozen):
         Path(path).write_text(f"{self.to_json(indent=1)}\n")
 
     def with_cell(self, cell: Cell) -> Table:
-        """The table with this cell in place of what it has for that GPU and number of ranks."""
+        """The table with this cell in place of what it has for that GPU and number of ranks.
+
+        What it has on messages in flight is kept, if the cell says nothing on them.
+        """
         others = [one for one in self.cells if (one.gpu, one.num_ranks) != (cell.gpu, cell.num_ranks)]
+        if cell.push_from_bytes is None:
+            cell = cell.model_copy(update={"push_from_bytes": self.push_from(cell.gpu, cell.num_ranks)})
         cells = sorted([*others, cell], key=lambda one: (one.gpu, one.num_ranks))
         return Table(cells=tuple(cells))
 

@@ -55,11 +55,10 @@ class Workspace:
     def _take_turn(self) -> None:
         if self._device.type != "cuda":
             return
-        stream = torch.cuda.current_stream(self._device)
-        last, self._stream = self._stream, stream
-        is_first = last is None or last == stream
-        if not (is_first or is_capturing(self._device)):  # what is captured does not run yet
-            stream.wait_event(last.record_event())
+        last, self._stream = self._stream, torch.cuda.current_stream(self._device)
+        is_same = last in (None, self._stream)
+        if not (is_same or is_capturing(self._device)):  # what is captured does not run yet
+            self._stream.wait_event(last.record_event())
 
 
 def workspace_of(group_name: str, device: torch.device) -> Workspace:

@@ -18,6 +18,12 @@ class Choice:
     """How its graphs sum over ranks."""
     is_open: bool = True
 
+    def add_to(self, found: dict[str, list[str]]) -> None:
+        """Its entries, behind those of callables with the same label."""
+        found.setdefault(f"profile of {self.label}", []).append(self.profile)
+        if self.all_reduce != "nccl":
+            found.setdefault(f"all_reduce of {self.label}", []).append(self.all_reduce)
+
 
 _MADE: deque[Choice] = deque(maxlen=_MAX_KEPT)
 """Of this process, the newest last."""
@@ -41,11 +47,8 @@ def entries(*, without: list[Choice]) -> dict[str, str]:
     Of several callables with one label, in the order they came.
     """
     ended = {id(choice) for choice in without}
-    open_ones = [choice for choice in list(_MADE) if id(choice) not in ended]
-    by_size = [choice for choice in open_ones if choice.all_reduce != "nccl"]
-    profiles = [(f"profile of {choice.label}", choice.profile) for choice in open_ones]
-    sums = [(f"all_reduce of {choice.label}", choice.all_reduce) for choice in by_size]
     found: dict[str, list[str]] = {}
-    for name, value in [*profiles, *sums]:
-        found.setdefault(name, []).append(value)
+    for choice in list(_MADE):
+        if id(choice) not in ended:
+            choice.add_to(found)
     return {name: ", ".join(values) for name, values in found.items()}

@@ -29,8 +29,8 @@ _NOT_RUN = ("get_index", "constant")
 """Calls in the body of a loop that are not computed for an element."""
 _EXCHANGES = frozenset({"_c10d_functional", "c10d", "symm_mem"})
 """Namespaces of ops that communicate; those of the last are plain library calls for Inductor."""
-_BY_SIZE = "tpcompile.all_reduce_by_size."
-"""The op of ours that is nothing but a collective."""
+_ALL_REDUCES = "tpcompile.all_reduce_"
+"""The ops of ours that are nothing but a collective."""
 
 
 def generated_nodes() -> list[Any]:
@@ -130,7 +130,7 @@ def _extern_kind(buffer: Any) -> str:
 def _exchanges(overload: Any) -> bool:
     """False for None, too."""
     is_of_torch = getattr(overload, "namespace", "") in _EXCHANGES
-    return is_of_torch or str(overload).startswith(_BY_SIZE)
+    return is_of_torch or str(overload).startswith(_ALL_REDUCES)
 
 
 # Ops

@@ -16,7 +16,7 @@ from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 
 _ISSUED = re.compile(
-    r"torch\.ops\.(?:_c10d_functional\.(?!wait_tensor)|tpcompile\.(?=all_reduce_by_size))"
+    r"torch\.ops\.(?:_c10d_functional\.(?!wait_tensor)|tpcompile\.(?=all_reduce_))"
     r"(\w+?)_?(?:\.default)?\((?:[^,]*)((?:, [^,]*)*)\)"
 )
 _VIEW = re.compile(r"reinterpret_tensor\([^()]*(?:\([^()]*\)[^()]*)*\)")
