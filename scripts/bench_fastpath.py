@@ -32,7 +32,7 @@ from tpcompile.recording import CaptureSession
 
 TOKENS = {"": (8, 64, 256, 1024, 4680), "train": (256, 4680)}
 ON_ONE_GPU = "qkv_pack_rmsnorm_rope"
-"""Refused on shards: at tp 1 alone, and without a backward."""
+"""Refused on shards: at tp 1 alone."""
 WIDTHS = {
     "add_rms_norm": (4096, 5120),
     "add_modulated_norm": (4096, 5120),
@@ -115,7 +115,7 @@ def cells(name: str) -> Iterator[Bench]:
         for tokens in lengths:
             for width in WIDTHS.get(name, ()):
                 yield Bench(name, tokens, None, width=width, variant=train)
-            if name in WIDTHS or (name == ON_ONE_GPU and train):
+            if name in WIDTHS:
                 continue
             for tp in (1,) if name == ON_ONE_GPU else (1, 2, 4, 8):
                 yield Bench(name, tokens, tp, (40, 40), variant=_joined("interleaved", train))

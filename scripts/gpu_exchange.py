@@ -1,4 +1,4 @@
-"""The exchange kernels on GPUs: every output of many replays under skew, and a rank that does not arrive.
+"""The exchange kernels on GPUs: every output of many replays under skew, a rank that does not arrive, one that refuses.
 
     python scripts/gpu_exchange.py OUT.json                                  # ranks are streams of one GPU
     torchrun --standalone --nproc-per-node 2 scripts/gpu_exchange.py OUT.json --two
@@ -14,11 +14,19 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
-from exchange_ranks import DRY, NUM_SETS, OPS, Part, Place, Rank, agreed, job, run_parts
+import torch.distributed as dist
+from exchange_ranks import DRY, NUM_SETS, OPS, Graph, Part, Place, Rank, agreed, job, on, run_parts
+
+from tpcompile.errors import FastPathError
+from tpcompile.fastpath import peers
+from tpcompile.fastpath.kernels.exchange_memory import LIMIT_S, Exchange, polls_in
 
 
 def replayed(place: Place, ranks: list[Rank], *, replays: int, limit_s: float, seed: int = 0) -> dict[str, Any]:
@@ -88,6 +96,71 @@ def absent(place: Place, op: str, size: int) -> dict[str, Any]:
     return found
 
 
+MOST_S = 2.0
+"""From when a rank has refused to the end of the wait for it."""
+UNCLOSED = "eager, closing nothing"
+HOWS = ("eager", "replay", "capture", "compiled", UNCLOSED)
+"""What rank 1 refuses while rank 0 waits: an eager call, while rank 0 makes one or replays a graph; a call that it
+captures; one that is too large, in compiled code. The last is a control: the wait runs to its limit."""
+
+
+def refusing(place: Place, op: str, how: str) -> dict[str, Any]:
+    """Rank 1 refuses the call after 20 replays: rank 0 must end soon, and name it with its reason."""
+    max_polls = 2**24 if how == UNCLOSED else polls_in(LIMIT_S)
+    (rank,) = job(place, op, 2, tokens=8, dtype=torch.bfloat16, max_polls=max_polls)
+    replayed(place, [rank], replays=20, limit_s=10)
+    with mock.patch.object(Exchange, "close", lambda _: None) if how == UNCLOSED else nullcontext():
+        place.meet()
+        started = time.monotonic()
+        raised = refused(rank, how) if place.group.rank() == 1 else awaited(rank, how)
+        place.synchronize()
+        seconds = round(time.monotonic() - started, 3)
+    place.meet()
+    message = failure_of(lambda: peers.check(rank.exchange))
+    found: list[Any] = [None, None]
+    dist.all_gather_object(found, {"seconds": seconds, "raised": raised, "check": message}, group=place.control)
+    waits, refuses = found
+    is_named = f"rank 1 raised FastPathError: {refuses['raised']}" in waits["check"]
+    is_soon = waits["seconds"] - refuses["seconds"] < MOST_S
+    if not refuses["raised"] or not is_named or is_soon == (how == UNCLOSED):
+        raise AssertionError(f"not ended in time, or not named: {found}")
+    return {"waited_s": waits["seconds"], "refused_s": refuses["seconds"], "message": waits["check"]}
+
+
+def awaited(rank: Rank, how: str) -> str:
+    """Two calls or a replay of a rank that has right input."""
+    with on(rank.stream):
+        if how == "replay":
+            rank.graph.replay()
+        else:
+            rank.compared()
+    return ""
+
+
+def refused(rank: Rank, how: str) -> str:
+    """What the rank raises that has wrong input."""
+    call = rank.calls[0]
+    first, *rest = call.args
+    wrong = partial(call.func, first.double(), *rest, **call.keywords)
+    if how == "capture":
+        return failure_of(lambda: Graph(wrong, rank.stream))
+    if how == "compiled":
+        size = first.shape[-2] + 1
+        tokens = [given[..., :1, :].repeat_interleave(size, -2) if given.dim() > 1 else given for given in call.args]
+        too_large = partial(call.func, *tokens, **call.keywords)
+        return failure_of(torch.compile(lambda: too_large(), fullgraph=True, dynamic=False))
+    with on(rank.stream):
+        return failure_of(wrong)
+
+
+def failure_of(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except FastPathError as error:
+        return str(error)
+    return ""
+
+
 def proofs(place: Place, arguments: argparse.Namespace) -> Iterator[Part]:
     sizes = [1] if DRY else [2, 4, 8] if place.group is None else [place.group.size()]
     replays = arguments.replays
@@ -119,6 +192,11 @@ def proofs(place: Place, arguments: argparse.Namespace) -> Iterator[Part]:
     yield "proof: 4 groups, 2 of each kernel, at once", lambda: several(place, sizes[0], replays=few, limit_s=8)
     for op in OPS:
         yield f"absent rank: {op} tp {sizes[-1]}", lambda op=op: absent(place, op, sizes[-1])
+    if place.group is None:
+        return
+    for op in OPS:
+        for how in HOWS:
+            yield f"rank that refuses: {op}, {how}", lambda op=op, how=how: refusing(place, op, how)
 
 
 if __name__ == "__main__":

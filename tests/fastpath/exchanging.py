@@ -26,7 +26,7 @@ from tpcompile.fastpath import plain
 from tpcompile.fastpath.certify.at_once import between, shared_words
 from tpcompile.fastpath.certify.children import in_children
 from tpcompile.fastpath.kernels import all_reduce_norm, exchange, qk_exchange
-from tpcompile.fastpath.kernels.exchange_memory import Exchange, num_words
+from tpcompile.fastpath.kernels.exchange_memory import Exchange, num_shared, num_words
 from tpcompile.torch_api import interpreted
 
 SIZE = 8
@@ -169,7 +169,7 @@ def on_ranks(size: int, run: Ranks, *rows: dict[str, int], cpu_s: float = 40.0, 
     """What `run` gives on each rank, with one exchange for each of `rows`; a string where it failed."""
     sides = []
     for each in rows:
-        memories = [shared_words(num_words(size, **each), torch.device("cpu")) for _ in range(size)]
+        memories = [shared_words(num_shared(size, **each), torch.device("cpu")) for _ in range(size)]
         sides.append(between(memories, **each, **limits))
     calls = [partial(_rank, run, rank, [side[rank] for side in sides]) for rank in range(size)]
     return [ended.failure or ended.result for ended in in_children(calls, jobs=size, cpu_s=cpu_s)]

@@ -23,6 +23,7 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder
 
 from tests.fastpath.exchanging import (
+    DENSE,
     EPS,
     SCENARIOS,
     TOLERANCE,
@@ -103,33 +104,99 @@ def hosted_store() -> Iterator[None]:
         os.waitpid(pid, 0)
 
 
+def in_a_job(rank: int, size: int, exchanges: list[Exchange]) -> list[Exchange]:
+    """The exchanges as those of a process group, whose store `hosted_store` serves."""
+    client = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
+    dist.init_process_group("gloo", store=client, rank=rank, world_size=size)
+    return [replace(side, group=dist.group.WORLD, name=str(number)) for number, side in enumerate(exchanges)]
+
+
+def meet(told: Tensor, rank: int) -> None:
+    """Wait until all ranks have written a number into shared memory."""
+    told[rank] = 1
+    deadline = time.monotonic() + 60
+    while not told.all() and time.monotonic() < deadline:
+        time.sleep(1e-3)
+
+
 @scenario("refused")
 def _refused() -> list[Any]:
     """Rank 1 passes a wrong dtype in eager, rank 2 a wrong width in compiled code; rank 0 is right, and waits."""
     data, told = Rows(3, tokens=1), shared_words(3, torch.device("cpu"))
 
     def run(rank: int, exchanges: list[Exchange]) -> dict[str, Any]:
-        client = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
-        dist.init_process_group("gloo", store=client, rank=rank, world_size=3)
-        side = replace(exchanges[0], group=dist.group.WORLD)
+        (side,) = in_a_job(rank, 3, exchanges)
         call, _ = data.call(rank, 0)
         x, partial_D, weight = call.args
         bad = (partial_D, partial_D.half(), torch.cat((partial_D, partial_D)))[rank]
         step = partial(all_reduce_norm.all_reduce_add_rms_norm, eps=EPS, exchange=side)
         run_step = torch.compile(step, backend="aot_eager") if rank == 2 else step
-        counted = Survivors(torch.ones(3), rank)
-        found = {"raised": failure_of(lambda: run_step(x, bad, weight)), "looks": counted.looks}
-        told[rank] = 1
-        while not told.all():
-            time.sleep(1e-3)
-        return found | {
-            "alone": checked(side),
-            "check": failure_of(lambda: peers.check(side)),
-            "end": str(peers.failure()),
+        raised = failure_of(lambda: run_step(x, bad, weight))
+        meet(told, rank)
+        return {"raised": raised, "alone": checked(side), "check": failure_of(lambda: peers.check(side))}
+
+    with hosted_store():
+        return on_ranks(3, run, data.rows, max_polls=ENDLESS)
+
+
+ENDLESS = 2**40
+"""Polls."""
+QK, WORDS, DENSE_ROWS = Heads([2, 2], [1, 1]), Rows(2), Rows(2, least_rows=DENSE, dtype="bfloat16")
+SPOILED = {
+    "q in float64": (QK, lambda q, *rest: (q.double(), *rest)),
+    "q with gaps": (QK, lambda q, *rest: (q.repeat_interleave(2, -1)[..., ::2], *rest)),
+    "q that is wider": (QK, lambda q, *rest: (torch.cat((q, q), -1), *rest)),
+    "a partial sum in float16": (WORDS, lambda x, part, weight: (x, part.half(), weight)),
+    "more rows than the exchange holds": (WORDS, lambda x, part, weight: (x.tile(4, 1), part.tile(4, 1), weight)),
+    "a wider partial sum, dense rows": (DENSE_ROWS, lambda x, part, weight: (x, part.tile(2), weight)),
+}
+"""What rank 1 alone gets wrong -> its data, and its arguments made of the right ones."""
+
+
+def spoiled(what: str, *, max_polls: int, closes: bool = True, compiles: bool = False) -> list[Any]:
+    """Rank 1 refuses the second call, rank 0 makes it and two more, of this exchange and of a second one."""
+    data, spoil = SPOILED[what]
+    told = shared_words(2, torch.device("cpu"))
+
+    def run(rank: int, exchanges: list[Exchange]) -> dict[str, Any]:
+        first, second = in_a_job(rank, 2, exchanges)
+        call, wanted = data.call(rank, 0)
+        for side in (first, second):
+            assert off(call(exchange=side), wanted) < TOLERANCE[data.dtype] and not checked(side)
+        if not closes:
+            Exchange.close = lambda _side: None  # type: ignore[method-assign]
+        bad: Any = partial(call.func, *spoil(*call.args), **call.keywords) if rank == 1 else call
+        if compiles and rank == 1:
+            bad = torch.compile(bad, backend="aot_eager", fullgraph=True, dynamic=False)
+        counted = Survivors(torch.ones(2), rank)
+        outputs: list[Any] = []
+        raised = failure_of(lambda: outputs.append(bad(exchange=first)))
+        looks = counted.looks
+        if rank == 0:
+            outputs += [call(exchange=first), call(exchange=second)]
+        meet(told, rank)
+        return {
+            "raised": raised,
+            "looks": [looks, counted.looks - looks],
+            "has_nan": [any(bool(x.isnan().any()) for x in each) for each in outputs],
+            "is_nan": [all(bool(x.isnan().all()) for x in each) for each in outputs],
+            "checks": [failure_of(partial(peers.check, side)) for side in (first, second)],
         }
 
     with hosted_store():
-        return on_ranks(3, run, data.rows, max_polls=200)
+        return on_ranks(2, run, data.rows, data.rows, max_polls=max_polls)
+
+
+@scenario("one rank refuses")
+def _one_rank_refuses() -> dict[str, list[Any]]:
+    found = {what: spoiled(what, max_polls=ENDLESS) for what in SPOILED}
+    wrong_when_compiled = "more rows than the exchange holds"
+    return found | {"compiled": spoiled(wrong_when_compiled, max_polls=ENDLESS, compiles=True)}
+
+
+@scenario("one rank refuses and closes nothing")
+def _closes_nothing() -> list[Any]:
+    return spoiled("a partial sum in float16", max_polls=200, closes=False)
 
 
 @scenario("refused alike")
@@ -138,18 +205,14 @@ def _refused_alike() -> list[Any]:
     data, done = Rows(3, tokens=1), shared_words(3, torch.device("cpu"))
 
     def run(rank: int, exchanges: list[Exchange]) -> dict[str, Any]:
-        client = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
-        dist.init_process_group("gloo", store=client, rank=rank, world_size=3)
-        side = replace(exchanges[0], group=dist.group.WORLD)
+        (side,) = in_a_job(rank, 3, exchanges)
         call, _ = data.call(rank, 0)
         x, partial_D, weight = call.args
         bad = torch.cat((partial_D, partial_D)) if rank == 2 else partial_D.double()
         refused = failure_of(lambda: all_reduce_norm.all_reduce_add_rms_norm(x, bad, weight, eps=EPS, exchange=side))
         if rank != 1:
             call(exchange=side)
-        done[rank] = 1
-        while not done.all():
-            time.sleep(1e-3)
+        meet(done, rank)
         return {"refused": refused, "count": side.turns.count, "check": failure_of(lambda: peers.check(side))}
 
     with hosted_store():

@@ -181,7 +181,7 @@ def in_this_process(calls: list[Callable[[], Any]], **_: Any) -> list[Ended]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tp": "none"}, "is declared tp=none: there is nothing to certify"),
+        ({"tp": "none"}, "is declared tp=none, so it is refused on shards: certify it with --tp 1"),
         ({}, "has no cases: declare them with @trial\\('norm'\\)"),
     ],
 )

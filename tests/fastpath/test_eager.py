@@ -176,3 +176,14 @@ def test_on_a_gpu_a_kernel_is_refused_before_its_launch_and_inductors_run(tmp_pa
     assert ended.returncode == 0, ended.stderr
     assert value == "2.0"  # launched once, outside
     assert len([line for line in refused if "double" in line and "program.py" in line]) == 2, ended.stdout
+
+
+def test_the_kernel_that_ends_waits_for_a_refused_call_may_run() -> None:
+    """It is no fast path; without its name in the list it is refused like any other kernel."""
+    from tpcompile.fastpath import eager
+    from tpcompile.fastpath.kernels.closing import close_kernel
+
+    ban = eager._Ban(2, frozenset({eager._CLOSES}))
+    ban.check_launch(close_kernel)
+    with pytest.raises(FastPathError, match=r"closing\.close_kernel was launched at .* it is not registered"):
+        eager._Ban(2, frozenset()).check_launch(close_kernel)

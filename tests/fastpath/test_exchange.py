@@ -18,6 +18,7 @@ from triton.compiler import ASTSource
 
 from tests.forked import run_python
 from tpcompile.errors import FastPathError
+from tpcompile.fastpath.kernels import closing
 from tpcompile.fastpath.kernels.all import all_reduce_norm, qk_exchange
 from tpcompile.fastpath.kernels.exchange_memory import Exchange, num_words
 
@@ -54,16 +55,52 @@ def test_a_rank_that_is_killed_ends_the_others_in_time_and_is_named(found: dict[
         assert waited["is_nan"] and 200 <= waiting < 205 and later < 5, waited  # once a wait has run out, nothing waits
 
 
-def test_what_a_rank_refuses_before_its_launch_is_named_by_its_peers(found: dict[str, Any]) -> None:
-    """In eager and in compiled code; without the store only the ranks are known."""
+def test_what_ranks_refuse_before_their_launch_is_named_by_the_rank_that_waits(found: dict[str, Any]) -> None:
+    """In eager and in compiled code; the wait has no limit. Without the store only the first rank is known."""
     right, eager, compiled = found["refused"]
     assert eager["raised"] == "all_reduce_norm: partial is torch.float16 and x torch.float32; they must be equal"
     assert compiled["raised"] == "all_reduce_norm: partial is [2, 24], and [1, 24] is needed"
-    assert right["raised"] == "" and right["alone"].startswith(f"ranks 1, 2 {LATE} 1 within 200 polls of rank 0")
+    assert right["raised"] == "" and re.fullmatch(
+        rf"rank [12] {REFUSED} 1 {BEFORE} 0 computed since is NaN", right["alone"]
+    )
     told = [f"rank {rank} raised FastPathError: {one['raised']}" for rank, one in ((1, eager), (2, compiled))]
-    assert right["check"] == right["end"] == "; ".join([right["alone"], *told])
-    assert "raised" not in right["alone"]
-    assert 200 <= right["looks"] < 206  # two late ranks, and one of them waited for
+    assert right["check"] == "; ".join([right["alone"], *told])
+
+
+REFUSED, BEFORE = "of the group refused exchange", "before its launch; what rank"
+REASONS = {
+    "q in float64": "fast path qk_norm_rope_exchange: q_BSd is float64; it takes float32, bfloat16, float16",
+    "q with gaps": "qk_exchange: q has stride 2 in its last dim; pass q.contiguous()",
+    "q that is wider": "qk_exchange: q is 32 wide and its weight [16]; pass this rank's slice",
+    "a partial sum in float16": "all_reduce_norm: partial is torch.float16 and x torch.float32; they must be equal",
+    "more rows than the exchange holds": "all_reduce_add_rms_norm: 12 rows of 24 words; the exchange holds 3 of 24",
+    "a wider partial sum, dense rows": "all_reduce_norm: partial is [3, 48], and [3, 24] is needed",
+    "compiled": "all_reduce_add_rms_norm: 12 rows of 24 words; the exchange holds 3 of 24",
+}
+
+
+@pytest.mark.parametrize("what", REASONS)
+def test_what_one_rank_refuses_ends_the_wait_of_its_peer_which_names_it(what: str, found: dict[str, Any]) -> None:
+    """The wait has no limit. Later calls do not wait, of this exchange or of a different one of the group."""
+    waits, refuses = found["one rank refuses"][what]
+    assert refuses["raised"] == REASONS[what]
+    named = (
+        rf"rank 1 {REFUSED} 2 {BEFORE} 0 computed since is NaN; rank 1 raised FastPathError: {re.escape(REASONS[what])}"
+    )
+    assert waits["raised"] == "" and all(re.fullmatch(named, check) for check in waits["checks"]), waits
+    assert all(waits["has_nan"]) and waits["looks"][1] == 2 * LOOKS_OF_A_CALL, waits
+    assert all(check.startswith(f"rank 1 {REFUSED} 2") for check in refuses["checks"]), refuses
+
+
+LOOKS_OF_A_CALL = 6
+"""Of one that does not wait, with three rows: whether a wait has ended, and the words."""
+
+
+def test_without_closing_the_peer_waits_to_the_limit(found: dict[str, Any]) -> None:
+    """A negative control: twice, since the second exchange is not closed either."""
+    waits, _ = found["one rank refuses and closes nothing"]
+    assert min(waits["looks"]) >= 200, waits
+    assert all(check.startswith(f"rank 1 {LATE} 2 within 200 polls of rank 0") for check in waits["checks"]), waits
 
 
 def test_what_all_ranks_refused_alike_is_not_blamed_for_a_later_wait(found: dict[str, Any]) -> None:
@@ -215,6 +252,14 @@ def test_words_are_read_and_written_by_strong_accesses_of_system_scope(
     assert "st.relaxed.sys.global.b64" in ptx and "multimem" not in ptx
 
 
+def test_a_refusal_is_written_before_the_words_that_end_waits_and_all_of_it_at_system_scope() -> None:
+    ptx = ptx_of(closing.close_kernel, {"NUM_RANKS": 2, "BLOCK": 512}, "*i64")
+    closes, words = "atom.global.acq_rel.sys.cas.b64", "atom.global.sys.release.exch.b64"
+    assert words_accessed(ptx) <= {"ld.param.b64", "ld.global.b64", closes, words} and "multimem" not in ptx
+    last_close, first_words = ptx.rindex(closes), ptx.index(words)
+    assert last_close < first_words and "bar.sync" in ptx[last_close:first_words]
+
+
 def test_words_of_a_row_lie_in_neighbouring_threads() -> None:
     """Whose stores go out together: with four words a thread, 64 rows took 19 us, and 8 us so."""
     compiled = compiled_of(all_reduce_norm.all_reduce_norm_kernel, WORDS, "*i32")
@@ -252,3 +297,18 @@ def test_check_names_all_ranks_that_one_wait_was_for() -> None:
     message = rf"ranks 1, 3 {LATE} {2**31 + 5} within \d+ polls of rank 0; .* Look at ranks 1, 3 first"
     with pytest.raises(FastPathError, match=message):
         exchange.check()
+
+
+def test_check_names_all_ranks_that_refused_a_call() -> None:
+    exchange = side(num_ranks=4)
+    exchange.state[2] = 7 << 32 | 0b1010 << closing.REFUSED_AT
+    with pytest.raises(FastPathError, match=rf"^ranks 1, 3 {REFUSED} 7 {BEFORE} 0 computed since is NaN$"):
+        exchange.check()
+
+
+def test_what_peers_cannot_reach_is_left_as_it_is() -> None:
+    """Made from addresses of words alone; the state of peers lies elsewhere."""
+    exchange = side()
+    exchange.close()
+    exchange.check()
+    assert not exchange.memory.any()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,16 +25,18 @@ LATE = "rank 1 of the group did not arrive"
 class Followed:
     """An exchange whose wait has run out, or not."""
 
-    group = None
     name = ""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, text: str, group: Any = None) -> None:
+        self.text, self.group, self.is_closed = text, group, False
         self.state, self.turns = torch.zeros(1), Turns()
 
     def check(self) -> None:
         if self.text:
             raise FastPathError(self.text)
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 def ended(text: str, other: BaseException | None = None) -> tuple[str, list[str]]:
@@ -93,6 +96,18 @@ def test_a_call_is_counted_once_whether_it_is_refused_before_its_launch_or_in_it
     assert (exchange.turns.count, exchange.turns.refused) == (3, {2, 3})
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_refusal_closes_the_exchanges_of_its_group(is_known: bool) -> None:
+    """Of every group where the exchange is not known: a copy of its state was passed."""
+    refused, same, other = (Followed("", group) for group in ("tp", "tp", "dp"))
+    for exchange in (refused, same, other):
+        peers.follow(exchange)
+    state = refused.state if is_known else refused.state.clone()
+    with pytest.raises(FastPathError), peers.launching(state):
+        raise FastPathError("wrong")
+    assert [refused.is_closed, same.is_closed, other.is_closed] == [True, True, not is_known]
+
+
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
@@ -138,6 +153,25 @@ def test_a_call_on_a_different_stream_waits_for_the_one_before(captures: bool, m
             pass
     waits = ["other waits for what one has been given", "one waits for what other has been given"]
     assert done == ([] if captures else waits)
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_what_closes_runs_behind_the_calls_so_far_and_never_in_a_capture(
+    captures: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    one, other, new = (Stream(name, done) for name in ("one", "other", "new"))
+    turns, entered = Turns(), []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: one)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _device: new)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: entered.append(stream) or nullcontext())
+    with turns.launch(CUDA):
+        pass
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: other)
+    with turns.behind(CUDA):
+        pass
+    assert (entered, done) == (([new], []) if captures else ([other], ["other waits for what one has been given"]))
 
 
 @pytest.mark.parametrize(("wait_s", "limits"), [(5.0, {"max_polls": 25_000_000}), (None, {})])

@@ -8,7 +8,7 @@ import json
 import os
 import tempfile
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,13 +18,12 @@ import torch
 
 from tpcompile.fastpath import registered
 from tpcompile.fastpath.certificate import MAX_RATIO
-from tpcompile.fastpath.certify import proof, trial
+from tpcompile.fastpath.certify import proof
 from tpcompile.fastpath.certify.children import in_children
 from tpcompile.fastpath.certify.measure import Prepared, Setting, prepared
 from tpcompile.fastpath.certify.mutate import ArgumentMutation, Mutation, SourceMutation
 from tpcompile.fastpath.certify.shipped import HEADS
-from tpcompile.fastpath.certify.trials import Case, trial_of
-from tpcompile.nn.sharding import ShardSpec
+from tpcompile.fastpath.certify.trials import trial_of
 
 FIRST, GROUPED, _, STRIDED, *_ = (heads.name for heads in HEADS)
 FAR = "rows 2^30 elements apart"
@@ -121,7 +120,7 @@ FAULTS = [
     Fault("missing tail", "silu_mul", TOKENS, "silu_mul_op", "triton.cdiv(width, block)", "max(width // block, 1)"),
     Fault("wrong stride", QK, STRIDED, "qk_sums", "*q_BSd.stride()[:2]", "*q_BSd.contiguous().stride()[:2]"),
     Fault("wrong stride", HEAD, STRIDED, "qk_head_norm", "*k_BSc.stride()[:2]", "*k_BSc.contiguous().stride()[:2]"),
-    Fault("wrong stride", PACK, STRIDED, "qkv_pack", "*qkv.stride()[:2]", "*q_BSd.contiguous().stride()[:2]", tp=1),
+    Fault("wrong stride", PACK, STRIDED, "qkv_pack", "*q_BSd.stride()[:2]", "*q_BSd.contiguous().stride()[:2]", tp=1),
     Fault("wrong stride", ADD, TOKENS, "add_norm", "x_D.contiguous(), branch_D.contiguous()", "x_D, branch_D"),
     Fault("wrong stride", ADALN, TOKENS, "modulated_norm", "gate_BD.stride(0), shift", "gate_BD.shape[1], shift"),
     Fault("wrong stride", "silu_mul", TOKENS, "silu_mul_op", "ups_f.stride(0), BLOCK", "width, BLOCK"),
@@ -130,21 +129,6 @@ FAULTS = [
     Fault("2^31 elements in 32 bits", PACK, FAR, "qkv_pack_kernel", INT64, "tl.program_id(0)", tp=1),
     Fault("a replica of k counted twice", QK, GROUPED, argument=ONE_REPLICA, tp=4),
 ]
-
-
-@trial(PACK)
-def packed(tp: int) -> Iterator[Case]:
-    """On one rank; it is refused on shards."""
-    for case in trial_of(QK).cases(1):
-        given = dict(case.arguments)
-        q, k = given.pop("q_BSd"), given.pop("k_BSc")
-        given.pop("counts")
-        whole = ShardSpec()
-        place = next(iter(case.memory.values()), None)
-        yield Case(
-            name=case.name, arguments={"qkv": torch.cat((q, k, k), -1), **given}, outputs=(whole, whole, whole),
-            wide=case.wide, constant=case.constant, memory={"qkv": place} if place else {}, forward_only=True,
-        )  # fmt: skip
 
 
 def case_of(fault: Fault) -> Prepared:

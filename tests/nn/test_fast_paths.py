@@ -76,19 +76,19 @@ def test_each_place_is_asked_for_its_own_shapes_and_gets_the_fast_path() -> None
     config = config_of("wan", "full")
     stack, answers = stack_of(config), Answers(is_used=True)
     decisions = use_fast_paths(stack, answers, batch=2, seq_len=6, train=True)  # type: ignore[arg-type]
-    assert set(decisions) == set(answers.asked) == {"qk_norm_rope", "add_rms_norm", "gelu_tanh"}
+    assert set(decisions) == set(answers.asked) == {"qkv_pack_rmsnorm_rope", "add_rms_norm", "gelu_tanh"}
     width, pairs = config.dim, config.head_dim // 2
-    assert answers.asked["qk_norm_rope"] == ((2, 6, width), (2, 6, width), (6, pairs), F64, "train")
+    assert answers.asked["qkv_pack_rmsnorm_rope"] == ((2, 6, width), (2, 6, width), (6, pairs), F64, "train")
     assert answers.asked["add_rms_norm"] == ((2, 6, width), F64, "train")
     assert answers.asked["gelu_tanh"] == ((2, 6, config.ffn_dim), F64, "train")
-    assert [layer.attention.fast_path.__name__ for layer in stack.layers] == ["qk_norm_rope"] * len(stack.layers)
+    assert [layer.attention.takes_packed for layer in stack.layers] == [True] * len(stack.layers)
     answers = Answers(is_used=False)
     use_fast_paths(stack, answers, batch=2, seq_len=6, train=False)  # type: ignore[arg-type]
     assert all(layer.fast_path is None and layer.attention.fast_path is None for layer in stack.layers)
     assert {"qkv_pack_rmsnorm_rope", "qk_norm_rope"} <= set(answers.asked)  # one rank: that for one GPU, then the other
 
 
-def test_on_one_rank_attention_takes_the_kernel_for_one_gpu_in_inference() -> None:
+def test_on_one_rank_attention_takes_the_kernel_for_one_gpu() -> None:
     pytest.importorskip("triton")
     config = config_of("wan", "full")
     stack, answers = stack_of(config), Answers(is_used=True)
@@ -96,8 +96,9 @@ def test_on_one_rank_attention_takes_the_kernel_for_one_gpu_in_inference() -> No
     attention = stack.layers[0].attention
     assert (attention.fast_path.__name__, attention.takes_packed) == ("qkv_pack_rmsnorm_rope", True)
     assert answers.asked["qkv_pack_rmsnorm_rope"] == (*((2, 6, config.dim),) * 2, (6, config.head_dim // 2), F64, "")
+    answers = Answers(is_used=True, group=SimpleNamespace(size=lambda: 2))
     use_fast_paths(stack, answers, batch=2, seq_len=6, train=True)  # type: ignore[arg-type]
-    assert (attention.fast_path.__name__, attention.takes_packed) == ("qk_norm_rope", False)  # it has a backward
+    assert (attention.fast_path.__name__, attention.takes_packed) == ("qk_norm_rope", False)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case[1] == "full"], ids="-".join)

@@ -17,6 +17,9 @@ from tpcompile.fastpath.use import IN_EAGER, TORCH_NAMESPACES, Use
 from tpcompile.torch_api import launches
 from tpcompile.torch_api.dispatch import TorchDispatchMode
 
+_CLOSES = "tpcompile.fastpath.kernels.closing.close_kernel"
+"""Launched for a call that was refused; it computes nothing."""
+
 
 @contextmanager
 def ban_in_eager(size: int, *, tp_aware: Iterable[str] = ()) -> Iterator[None]:
@@ -30,7 +33,7 @@ def ban_in_eager(size: int, *, tp_aware: Iterable[str] = ()) -> Iterator[None]:
         if size == 1:
             yield
             return
-        ban = _Ban(size, frozenset(tp_aware))
+        ban = _Ban(size, frozenset({*tp_aware, _CLOSES}))
         with launches.seen(ban.check_launch), ban:
             yield
 

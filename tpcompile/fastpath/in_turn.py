@@ -52,6 +52,21 @@ class Turns:
         finally:
             self._lock.release()
 
+    @contextmanager
+    def behind(self, device: torch.device) -> Iterator[None]:
+        """What is launched inside runs now, behind the calls so far.
+
+        In a capture, on a stream that is not captured; before a capture torch waits for the device.
+        """
+        if device.type != "cuda":
+            yield
+            return
+        is_capturing = torch.cuda.is_current_stream_capturing()
+        stream = torch.cuda.Stream(device) if is_capturing else torch.cuda.current_stream(device)
+        self._wait_for_last(stream)
+        with torch.cuda.stream(stream):
+            yield
+
     def refuse(self) -> None:
         """Count a call that was refused before it got to `launch`."""
         self.count += 1

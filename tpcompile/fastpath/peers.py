@@ -1,8 +1,8 @@
 """A rank that refuses a call whose kernels wait for each other -> the same error, by its text, on its peers.
 
-The peers have launched and wait to the limit of their exchange. What the rank raised goes through the store, once and
-only then, so `check` can name it beside the rank that did not arrive. It goes with the number of the call: a call that
-all ranks refused alike explains nothing.
+What the rank raised goes through the store, once and only then. If its peers do not refuse the same call, it closes the
+exchanges of their group: kernels that wait for it end, and `check` raises with its text. It goes with the number of the
+call: a call that all ranks refused alike closes nothing and explains nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from tpcompile.ranks.store import RankStore
 
 _TIMEOUT_S = 5.0
 """To connect to the store."""
+_ALIKE_S = 0.5
+"""How long a rank that refused a call looks whether its peers do."""
 
 
 class Exchange(Protocol):
@@ -43,7 +45,10 @@ class Exchange(Protocol):
         """What its kernels are given."""
 
     def check(self) -> None:
-        """Raise FastPathError when a wait ran out."""
+        """Raise FastPathError when a wait ran out, or a rank has closed it."""
+
+    def close(self) -> None:
+        """End all waits for this rank, on every rank."""
 
 
 _LIVE: weakref.WeakValueDictionary[int, Exchange] = weakref.WeakValueDictionary()
@@ -67,7 +72,7 @@ def failure() -> Exception | None:
 
 
 def check(exchange: Exchange) -> None:
-    """Raise FastPathError when a wait ran out, with what ranks of its group raised before a launch."""
+    """Raise FastPathError when a wait ran out or a rank refused, with what ranks raised before a launch."""
     try:
         exchange.check()
     except FastPathError as error:
@@ -83,10 +88,10 @@ def calling(exchange: Exchange | None) -> Iterator[None]:
         yield
     except FastPathError as error:
         if exchange is None:
-            _publish("", 0, str(error))
+            _refuse(None, str(error))
         elif exchange.turns.count == before:
             exchange.turns.refuse()
-            _publish(exchange.name, exchange.turns.count, str(error))
+            _refuse(exchange, str(error))
         raise
 
 
@@ -104,18 +109,43 @@ def launching(state: Tensor | None) -> Iterator[None]:
             with exchange.turns.launch(state.device):
                 yield
     except FastPathError as error:
-        if exchange is None:
-            _publish("", 0, str(error))
-        else:
-            _publish(exchange.name, exchange.turns.count, str(error))
+        _refuse(exchange, str(error))
         raise
 
 
-def _publish(name: str, number: int, text: str) -> None:
-    """Under the name of an exchange, empty where it is not known; with the number of the call."""
+def _refuse(exchange: Exchange | None, text: str) -> None:
+    """Publish what this rank raised, and let no peer wait for it; `exchange` is None where it is not known."""
     store = _store()
-    if store is not None:
-        store.put(f"{store.rank}/{name}", {"number": number, "text": text})
+    if exchange is not None and store is not None:
+        _publish(store, exchange.name, exchange.turns.count, text)
+        if _is_refused_by_all(store, exchange):
+            return
+    for live in _with_same_ranks(exchange):
+        if live is not exchange and store is not None:
+            _publish(store, live.name, live.turns.count + 1, text)
+        live.close()
+
+
+def _with_same_ranks(exchange: Exchange | None) -> list[Exchange]:
+    """The exchanges whose calls this rank no longer makes when it refused one of `exchange`, or of an unknown one."""
+    joined = [live for live in _LIVE.values() if live.group is not None]
+    return joined if exchange is None else [live for live in joined if live.group is exchange.group]
+
+
+def _publish(store: RankStore, name: str, number: int, text: str) -> None:
+    """Under the name of an exchange, the last refusal; and that there is one with the number of the call."""
+    store.put(f"{store.rank}/{name}", {"number": number, "text": text})
+    store.put(f"{store.rank}/{name}/{number}", True)
+
+
+def _is_refused_by_all(store: RankStore, exchange: Exchange) -> bool:
+    """Whether all ranks of its group refuse the call that this rank refused: looks until they do, for a short time."""
+    if exchange.group is None:
+        return False
+    ranks = dist.get_process_group_ranks(exchange.group)
+    keys = {rank: f"{rank}/{exchange.name}/{exchange.turns.count}" for rank in ranks}
+    _, missing = store.gather(keys, timeout_s=_ALIKE_S)
+    return not missing
 
 
 def _refusals(exchange: Exchange) -> dict[int, str]:
@@ -125,7 +155,7 @@ def _refusals(exchange: Exchange) -> dict[int, str]:
         return {}
     found = {}
     for rank in dist.get_process_group_ranks(exchange.group):
-        refusal = store.peek(f"{rank}/{exchange.name}") or store.peek(f"{rank}/")
+        refusal = store.peek(f"{rank}/{exchange.name}")
         if refusal is not None and refusal["number"] not in exchange.turns.refused:
             found[rank] = refusal["text"]
     return found

@@ -36,7 +36,7 @@ class Site:
     exchanging: str = ""
     """Name of the fast path that sums over the ranks within its kernel as well: on GPUs, without a backward."""
     alone: str = ""
-    """Name of the fast path for a group of one rank, whose tensors are no shards: without a backward."""
+    """Name of the fast path for a group of one rank, whose tensors are no shards."""
     comm: TpComm | None = None
     """What the module sums with."""
 
@@ -176,12 +176,10 @@ class _Deciding:
         return ""
 
     def special(self, site: Site) -> str:
-        """The first choice in a group of this size, without a backward; empty when there is none."""
-        if self.train:
-            return ""
+        """The first choice in a group of this size; empty when there is none."""
         if _size(self.selection.group) == 1:
             return site.alone
-        can_exchange = bool(site.exchanging) and symmetric.can_share(self.device)
+        can_exchange = bool(site.exchanging) and symmetric.can_share(self.device) and not self.train
         return site.exchanging if can_exchange else ""
 
     def exchange_of(self, path: str, site: Site) -> Exchange | None:

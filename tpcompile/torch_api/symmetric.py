@@ -50,10 +50,15 @@ def zeros(num_words: int, *, group: Any, device: torch.device) -> Shared:
     words.zero_()
     handle = symm.rendezvous(words, group)
     offset = getattr(handle, "offset", 0)
+    meet(group, device)
+    return Shared(words, [address + offset for address in handle.buffer_ptrs], handle)
+
+
+def meet(group: Any, device: torch.device) -> None:
+    """Collective: what any rank has launched before is done when this returns on any rank."""
     torch.cuda.synchronize(device)
     dist.barrier(group=group)
     torch.cuda.synchronize(device)
-    return Shared(words, [address + offset for address in handle.buffer_ptrs], handle)
 
 
 def has_multicast(device: torch.device) -> bool:

@@ -69,10 +69,12 @@ def certify(
     On a GPU the mutations are not run: what the cases see is taken from a certificate of the same source that was made
     without one. `num_mutations` takes that many, evenly spread; None all. `is_for_more_cases` takes those that no case
     caught in that certificate, when cases were added and none was changed. Raises ConfigError for a path that is not
-    registered, has no cases, is not TP-aware, or has no such certificate; DivergenceError when a case fails, with the
-    case, the tensor and the numbers.
+    registered, has no cases, or has no such certificate, and for more than one rank when it is not TP-aware;
+    DivergenceError when a case fails, with the case, the tensor and the numbers.
     """
     path = find(name)
+    if path.tp == TpSupport.NONE and set(tp_sizes) != {1}:
+        raise ConfigError(f"fast path {name} is declared tp=none, so it is refused on shards: certify it with --tp 1")
     trial = trial_of(name)
     settings = _settings(path, tp_sizes)
     on_gpu = torch.cuda.is_available()
@@ -113,13 +115,11 @@ def certify(
 
 
 def find(name: str) -> FastPath:
-    """The registered fast path; ConfigError when there is none, or none that is right on shards."""
+    """The registered fast path; ConfigError when there is none."""
     path = registered().get(name)
     if path is None:
         known = ", ".join(sorted(registered())) or "none"
         raise ConfigError(f"no fast path is called {name} (registered: {known}); import the module that declares it")
-    if path.tp == TpSupport.NONE:
-        raise ConfigError(f"fast path {name} is declared tp=none: there is nothing to certify, it is refused on shards")
     return path
 
 

@@ -5,6 +5,8 @@ Patterns of `Trial.equivalent` and `Trial.unreached`.
 
 from __future__ import annotations
 
+_WARPS = "any number of warps gives the same"
+
 EQUIVALENT = {
     "launchable(*_kernel) -> *_kernel": "how torch.compile is shown the kernel: the same kernel runs",
     "wrap_triton(kernel) -> kernel": "how torch.compile is shown the kernel: the same kernel runs",
@@ -19,6 +21,14 @@ EQUIVALENT = {
     "pairs < PAIRS_PER_HEAD -> pairs <= PAIRS_PER_HEAD": "the pair beyond the head is masked where it is used",
 }
 
+_EITHER_HALF = "one program takes q and one k, whichever does which"
+QKV_PACK_EQUIVALENT = {
+    **EQUIVALENT,
+    "warps_of(q_width) // 2 -> *": _WARPS,
+    "block_of(elements) -> elements": _WARPS,
+    "*tl.program_id(1) == 0*": _EITHER_HALF,
+}
+
 _FAR = "takes outputs of 2^31 elements"
 UNREACHED = {"tl.program_id(0).to(tl.int64) -> *": _FAR}
 
@@ -26,7 +36,6 @@ _SUM = "a place is the sum of both"
 _BITS = "the same bits"
 _WIDENED = "Triton widens it where it meets a wider number"
 _GRID = "any grid gives the same"
-_WARPS = "any number of warps gives the same"
 _BOTH_LATE = "both differ alike"
 _MORE_THAN_0 = "more than 0 alike"
 

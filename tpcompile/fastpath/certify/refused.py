@@ -50,6 +50,16 @@ def qk_norm_rope(device: torch.device) -> Iterator[Refusal]:
     yield from _of_heads(device, {**weights, "counts": (_WIDTH, _WIDTH)}, weight="q_weight_d")
 
 
+def qkv_pack_rmsnorm_rope(device: torch.device) -> Iterator[Refusal]:
+    heads = _heads(device, {"q_weight_d": _vector(device), "k_weight_c": _vector(device)})
+    parts = [heads.pop("q_BSd"), *[heads.pop("k_BSc")] * 2]
+    right = {"qkv": torch.cat(parts, -1), **heads}
+    yield _float64(right, "qkv")
+    yield _float64(right, "cos_SR")
+    yield _spoiled(right, "a weight that is wider", q_weight_d=_vector(device, _WIDTH + 2))
+    yield _spoiled(right, "tables of fewer tokens", cos_SR=torch.ones(2, 4, device=device))
+
+
 def qk_head_norm_rope(device: torch.device) -> Iterator[Refusal]:
     weights = {"q_weight_E": _vector(device, 8), "k_weight_E": _vector(device, 8)}
     yield from _of_heads(device, weights, weight="q_weight_E")

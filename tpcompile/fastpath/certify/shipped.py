@@ -23,6 +23,7 @@ from tpcompile.fastpath.certify.reasons import (
     EXCHANGE_EQUIVALENT,
     EXCHANGE_UNREACHED,
     QK_EXCHANGE_EQUIVALENT,
+    QKV_PACK_EQUIVALENT,
     UNREACHED,
 )
 from tpcompile.fastpath.certify.trials import Call, Case, PartialSum, trial
@@ -82,6 +83,32 @@ def _full_norms(tp: int, shapes: Iterable[Heads]) -> Iterator[Case]:
         arguments["k_weight_c"] = _weight(kv_part.size)
         counts = (q_part.size * q_part.replicas, kv_part.size * kv_part.replicas)
         yield _case(heads, tp, {**arguments, "counts": (q_part.size, kv_part.size)}, counts=counts)
+
+
+@trial(
+    "qkv_pack_rmsnorm_rope",
+    refusals=refused.qkv_pack_rmsnorm_rope,
+    equivalent=QKV_PACK_EQUIVALENT,
+    unreached=UNREACHED,
+)
+def qkv_pack_rmsnorm_rope(tp: int) -> Iterator[Case]:
+    """q, k and v of one rank in one tensor."""
+    for case in qk_norm_rope(tp):
+        arguments = dict(case.arguments)
+        q_BSd, k_BSc = arguments.pop("q_BSd"), arguments.pop("k_BSc")
+        del arguments["counts"]
+        memory = {name: place for name, place in case.memory.items() if name in arguments}
+        if "q_BSd" in case.memory:
+            memory["qkv"] = case.memory["q_BSd"]
+        yield Case(
+            name=case.name,
+            arguments={"qkv": torch.cat((q_BSd, k_BSc, k_BSc.flip(-1)), -1), **arguments},
+            outputs=(ShardSpec(), ShardSpec(), ShardSpec()),
+            wide=case.wide,
+            constant=case.constant,
+            memory=memory,
+            forward_only=case.forward_only,
+        )
 
 
 @trial("qk_head_norm_rope", refusals=refused.qk_head_norm_rope, equivalent=EQUIVALENT, unreached=UNREACHED)
