@@ -21,7 +21,7 @@ from torch._inductor.utils import run_and_get_code
 
 import tpcompile
 from tpcompile import collectives
-from tpcompile.by_size import Table, sums
+from tpcompile.by_size import Table, in_flight, sums
 from tpcompile.by_size.op import OP
 from tpcompile.by_size.setting import gpu_of
 from tpcompile.by_size.table import Cell, Row
@@ -164,6 +164,33 @@ def trained(device: torch.device) -> dict[str, Any]:
     return {"close": all(close), "ops": ops, "alloc_id": any("alloc_id" in code for code in codes)}
 
 
+def beside(x: Tensor) -> Tensor:
+    """Eight sums in two rounds, two of them in flight at a time: twice the sum of `x`."""
+    for _ in range(2):
+        summed = [collectives.all_reduce_start(half * 1, group=dist.group.WORLD) for half in x.chunk(2)]
+        again = [collectives.all_reduce_start(one.wait() / 2, group=dist.group.WORLD) for one in summed]
+        x = torch.cat([one.wait() for one in again])
+    return x
+
+
+def pushed(device: torch.device) -> dict[str, Any]:
+    """Sums in flight by copy engines, of changing values, while ranks are apart by up to a millisecond."""
+    torch.compiler.reset()
+    cell = Cell(gpu=gpu_of(device), num_ranks=2, rows=(), push_from_bytes=SMALL)
+    profile = "graphed" if IS_GPU else "default"
+    step = tpcompile.run(beside, profile, all_reduce=Table(cells=(cell,)), clone_outputs=True, dynamic=False)
+    rank, right = dist.get_rank(), []
+    for call in range(REPLAYS if IS_GPU else 3):
+        if IS_GPU and (call + rank) % 3 == 0:
+            torch.cuda._sleep(100_000 * (1 + call % 7))
+        tokens = 512 if call % 5 == 4 else 256
+        y = step(torch.full((tokens, 256), float(rank + call % 50), dtype=torch.bfloat16, device=device))
+        right.append(bool((y == 2 * sum(other + call % 50 for other in range(2))).all()))
+    KEPT.append(step)
+    ops = [str(key[0]) for key in in_flight._OF_GROUPS]
+    return {"right": all(right), "calls": len(right), "groups with memory": len(ops)}
+
+
 def two_groups(device: torch.device) -> dict[str, Any]:
     """A second group with the same ranks has a workspace of its own."""
     torch.compiler.reset()
@@ -203,8 +230,8 @@ def multicast(device: torch.device) -> bool:
 
 
 CHECKS: dict[str, Callable[[torch.device], Any]] = {
-    "values": values, "in turns": in_turns, "graphed": graphed, "trained": trained, "two groups": two_groups,
-    "grown in a capture": grown_in_a_capture, "multicast": multicast,
+    "values": values, "in turns": in_turns, "graphed": graphed, "pushed": pushed, "trained": trained,
+    "two groups": two_groups, "grown in a capture": grown_in_a_capture, "multicast": multicast,
 }  # fmt: skip
 if __name__ == "__main__":
     main()
