@@ -32,6 +32,12 @@ def test_fast_paths_are_off_as_the_page_writes_it() -> None:
         config.load("cpu_smoke", ["compile.fast_paths=on"])
 
 
+def test_sums_by_size_are_inductors() -> None:
+    with pytest.raises(ConfigError, match=r"^all_reduce=by_size needs backend=inductor, and it is eager$"):
+        config.load("cpu_smoke", ["compile.all_reduce=by_size", "compile.backend=eager"])
+    assert config.load("cpu_smoke", ["compile.all_reduce=by_size"]).compile.all_reduce == "by_size"
+
+
 def test_an_unknown_preset_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"unknown preset 'nope'; choose from .*cpu_smoke"):
         config.load("nope")
@@ -55,6 +61,7 @@ def test_an_unknown_preset_lists_the_known_ones() -> None:
         ("gate.error_ratio=1", r"gate\.error_ratio=1: .*greater than 1"),
         ("gate.store_timeout_s=0", r"gate\.store_timeout_s=0"),
         ("compile.backend=cudagraphs", r"compile\.backend='cudagraphs'"),
+        ("compile.all_reduce=one_shot", r"compile\.all_reduce='one_shot'"),
         ("block.dim", "write key=value"),
         ("=3", "write key=value"),
         ("", "write key=value"),

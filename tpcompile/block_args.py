@@ -50,6 +50,9 @@ class BlockArgs(BaseModel):
     """When tp does not divide kv heads or ffn_dim: refuse, or fill the last ranks up with heads of zeros."""
     sequence_parallel: bool = False
     """Between the linears, activations are sharded over tokens, [S / tp, B, D], instead of replicated."""
+    halves: bool = False
+    """Between attentions the tokens go in two halves, so that all-reduces of one run beside the work on the other; for
+    inference."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Probability of dropping an element of the MLP's hidden activations and of each residual branch."""
 
@@ -61,6 +64,18 @@ class BlockArgs(BaseModel):
             raise ValueError(f"num_heads={self.num_heads} is not divisible by num_kv_heads={self.num_kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head size {self.head_dim} is odd; RoPE rotates pairs")
+        return self
+
+    @model_validator(mode="after")
+    def _halves_fit(self) -> Self:
+        others = {
+            "sequence_parallel": self.sequence_parallel,
+            "cross_attention": self.cross_attention,
+            "dropout": self.dropout > 0,
+        }
+        found = [name for name, is_on in others.items() if is_on]
+        if self.halves and found:
+            raise ValueError(f"halves is not there with {', '.join(found)}; leave one out")
         return self
 
     @property

@@ -12,6 +12,8 @@ TARGET: Literal["target"] = "target"
 AnyMode = Literal["A", "B", "C", "target"]
 Profile = Literal["default", "graphed", "max-autotune", "measured"]
 """How a compiled callable is run, see `tpcompile.profiles`."""
+AllReduce = Literal["nccl", "by_size"]
+"""How compiled graphs sum over ranks, see `tpcompile.by_size`."""
 ALL_MODES: tuple[Mode, ...] = ("A", "B", "C")
 Device = Literal["auto", "cpu", "cuda", "one_gpu"]
 """`auto` is CUDA when there is a GPU for every local rank; with `one_gpu` all ranks share one, through gloo."""

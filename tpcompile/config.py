@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tpcompile.block_args import BlockArgs
-from tpcompile.choices import TARGET, AnyMode, Device, Mode, Profile
+from tpcompile.choices import TARGET, AllReduce, AnyMode, Device, Mode, Profile
 from tpcompile.errors import ConfigError
 
 _TARGET = r"^[\w.]+:\w+$"
@@ -53,11 +53,21 @@ class CompileConfig(Frozen):
     """Fused kernels in the stack of mode C: none, those that were measured to be faster than Inductor's code on this
     GPU, or all that can run."""
 
+    all_reduce: AllReduce = "nccl"
+    """Sums over the ranks in compiled graphs of mode C: all by NCCL, or each by the algorithm that was measured to be
+    fastest at its size on this GPU; needs the backend `inductor`."""
+
     @field_validator("fast_paths", mode="before")
     @classmethod
     def _read_off(cls, value: Any) -> Any:
         """YAML reads `off` as false."""
         return "off" if value is False else value
+
+    @model_validator(mode="after")
+    def _check_all_reduce(self) -> Self:
+        if self.all_reduce == "by_size" and self.backend != "inductor":
+            raise ValueError(f"all_reduce=by_size needs backend=inductor, and it is {self.backend}")
+        return self
 
 
 class Allow(Frozen):
@@ -295,7 +305,7 @@ def _one_line(kind: type[JobConfig], error: ValidationError) -> str:
         section = ".".join(parents) or "the top level"
         return f"unknown config key {key!r}; {section} has {', '.join(_keys(kind, parents))}"
     message = first["msg"].removeprefix("Value error, ")
-    if path in ([], ["block"]):  # a check over several fields names them itself
+    if path in ([], ["block"], ["compile"]):  # a check over several fields names them itself
         return message
     return f"{'.'.join(path)}={first['input']!r}: {message}"
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from tpcompile import config
 from tpcompile.bench import reference
 from tpcompile.bench.names import Name
-from tpcompile.bench.programs import Setup, build
+from tpcompile.bench.programs import Setup, build, compiled_call
 from tpcompile.bench.reference import Given
 from tpcompile.bench.step import forward_call, training_call
 from tpcompile.bench.worker import compared
@@ -36,3 +36,17 @@ def errors(programs: list[str], preset: str, overrides: list[str], train: bool, 
             results = compared(call())
         found[program] = given.error(results, built.slice_of, built.renamed)[0]
     return found
+
+
+def compiled(program: str, folder: str) -> tuple[float, tuple[str, ...]]:
+    """The error of the compiled program, and what its row says."""
+    settings = config.load("cpu_smoke", ["block.num_layers=1"], device="cpu")
+    if dist.get_rank() == 0:
+        reference.write(settings, Path(folder), CPU)
+    dist.barrier()
+    given, group = Given.read(Path(folder), CPU), dist.group.WORLD
+    assert group is not None
+    setup = Setup(Name.of(program), settings, given, group, CPU)
+    built = build(setup)
+    results = compiled_call(setup, built)()
+    return given.error(compared(results), built.slice_of, built.renamed)[0], built.notes

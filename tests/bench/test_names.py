@@ -46,6 +46,8 @@ def test_all_defaults_are_names_and_most_of_them_run_on_gpus() -> None:
     [
         ("C:graphed", "cpu_smoke", {"is_gpu": False}, "needs GPUs"),
         ("C:one-shot:graphed", "wan14b", {}, "4680"),
+        ("C:one-shot:by-size", "wan14b_8", {}, "two settings of the same sums"),
+        ("C:by-size", "wan14b_8", {"is_gpu": False}, "needs GPUs"),
         ("A:graphed", "wan14b_8", {}, "breaks the graph"),
         ("async_tp", "wan14b_8", {"backend": "aot_eager"}, "needs Inductor"),
         ("dtensor", "wan21_14b", {}, "norm=layer"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench import on_ranks
+from tpcompile.by_size.table import shipped
 from tpcompile.ranks.processes import run_on_ranks
 
 LIMIT = 2.5
@@ -43,3 +44,10 @@ def test_transformers_computes_the_same_under_its_own_plan(qk_norm: str, tmp_pat
     overrides = [f"block.qk_norm={qk_norm}"]
     for found in run_on_ranks(on_ranks.errors, ["transformers"], "llama_smoke", overrides, False, str(tmp_path)):
         assert found["transformers"] <= LIMIT
+
+
+@pytest.mark.slow
+def test_by_size_is_a_setting_of_the_compile_and_its_row_names_the_table(tmp_path: Path) -> None:
+    for error, notes in run_on_ranks(on_ranks.compiled, "C:by-size", str(tmp_path)):
+        assert error <= LIMIT
+        assert notes == (f"by_size, table {shipped().digest}: nccl (2 x cpu)",)

@@ -117,6 +117,18 @@ ALONE = {
         ranks=(1,),
         divergence="profile of TransformerStack: default / measured",
     ),
+    "other_all_reduce": Red(
+        check=CheckId.NO_ERROR.heading,
+        summary=r"different settings of all_reduce: nccl on rank 0 / by_size, table \w+: nccl .*on rank 1.*\(rank 1\)",
+        ranks=(1,),
+        divergence=r"all_reduce of TransformerStack: .*by_size, table \w+: nccl \(2 x cpu\)",
+    ),
+    "other_table": Red(
+        check=CheckId.NO_ERROR.heading,
+        summary=r"settings of all_reduce: by_size, table (\w+): .* on rank 0 / by_size, table (?!\1)\w+: .* on rank 1",
+        ranks=(1,),
+        divergence=r"all_reduce of TransformerStack: by_size, table (\w+): .* / by_size, table (?!\1)\w+",
+    ),
     "single_gpu_fast_path": Red(
         check="custom ops and Triton kernels",
         summary=r"FastPathError in phase C/eager: fast path injected_scale is not TP-aware .*; call plain_scale",

@@ -10,26 +10,29 @@ from tpcompile.bench.records import Role
 from tpcompile.config import BlockConfig
 from tpcompile.errors import ConfigError
 
-GRAPHED, AUTOTUNED, ONE_SHOT = "graphed", "max-autotune", "one-shot"
+GRAPHED, AUTOTUNED, ONE_SHOT, BY_SIZE = "graphed", "max-autotune", "one-shot", "by-size"
 VARIANTS = {
     GRAPHED: "the whole step in one CUDA graph",
     AUTOTUNED: "kernels chosen by their times on the first rank, the same on all ranks",
     ONE_SHOT: "Inductor's one-shot all-reduce through symmetric memory",
+    BY_SIZE: "each all-reduce by the algorithm that was measured to be fastest at its size",
 }
 ROLES = {
     "eager": Role.MODE, "A": Role.MODE, "B": Role.MODE,
     "C": Role.OURS, "C+fast": Role.OURS, "C+fast-all": Role.OURS,
+    "C+halves": Role.OURS, "C+halves+fast-all": Role.OURS,
     "dtensor": Role.PEER, "dtensor_sp": Role.PEER, "async_tp": Role.PEER, "hooks": Role.PEER, "transformers": Role.PEER,
     "compute": Role.COMPUTE,
 }  # fmt: skip
 PLAIN_PEERS = ("dtensor", "dtensor_sp", "async_tp", "hooks")
 """Those that are made of the plain module."""
-ONE_GRAPH = ("B", "C", "C+fast", "C+fast-all", "compute")
+ONE_GRAPH = ("B", "C", "C+fast", "C+fast-all", "C+halves", "C+halves+fast-all", "compute")
 """A call of these enters one compiled region, or the run fails."""
 DEFAULT = (
     "eager", "A", "B",
-    "C", "C:graphed", "C:max-autotune:graphed", "C:one-shot:graphed", "C+fast", "C+fast:graphed",
-    "C+fast:one-shot:graphed", "C+fast-all:graphed", "C+fast-all:one-shot:graphed",
+    "C", "C:graphed", "C:max-autotune:graphed", "C:one-shot:graphed", "C:by-size:graphed", "C+fast", "C+fast:graphed",
+    "C+fast:one-shot:graphed", "C+fast:by-size:graphed", "C+fast-all:graphed", "C+fast-all:one-shot:graphed",
+    "C+halves:graphed", "C+halves:by-size:graphed", "C+halves+fast-all:by-size:graphed",
     "dtensor", "dtensor:graphed", "dtensor_sp", "dtensor_sp:graphed", "async_tp", "async_tp:graphed",
     "hooks", "hooks:graphed", "transformers", "transformers:graphed",
     "compute", "compute:graphed",
@@ -88,19 +91,29 @@ class Name:
 
 def why_not(name: Name, block: BlockConfig, *, is_gpu: bool, backend: str, train: bool, tp: int) -> str:
     """Why the program cannot run, in one line; empty when it may."""
-    if not is_gpu and (name.base == "async_tp" or {GRAPHED, ONE_SHOT} & set(name.variants)):
+    if {ONE_SHOT, BY_SIZE} <= set(name.variants):
+        return "one-shot and by-size are two settings of the same sums; give one"
+    if not is_gpu and (name.base == "async_tp" or {GRAPHED, ONE_SHOT, BY_SIZE} & set(name.variants)):
         return "needs GPUs"
     if name.base == "eager" and name.variants and name.variants != (GRAPHED,):
         return "eager compiles nothing; only eager:graphed is there"
     if name.base == "A" and GRAPHED in name.variants:
         return "mode A stands for code that breaks the graph at every collective; C:graphed is the fix"
-    if backend != "inductor" and ({AUTOTUNED, ONE_SHOT} & set(name.variants) or name.base == "async_tp"):
+    if backend != "inductor" and ({AUTOTUNED, ONE_SHOT, BY_SIZE} & set(name.variants) or name.base == "async_tp"):
         return f"needs Inductor, and compile.backend is {backend}"
     if ONE_SHOT in name.variants and block.batch * block.seq_len > ONE_SHOT_TOKENS:
         return f"one-shot is for up to {ONE_SHOT_TOKENS} tokens, and there are {block.batch * block.seq_len}"
+    if name.base.startswith("C+halves") and (others := _not_in_halves(block, train=train)):
+        return f"halves is not there with {', '.join(others)}"
     if name.base in (*PLAIN_PEERS, "transformers"):
         return _why_no_peer(name.base, block, train=train, tp=tp)
     return ""
+
+
+def _not_in_halves(block: BlockConfig, *, train: bool) -> list[str]:
+    forms = {"sequence_parallel": block.sequence_parallel, "cross_attention": block.cross_attention}
+    forms |= {"dropout": block.dropout > 0, "training": train}
+    return [form for form, is_on in forms.items() if is_on]
 
 
 def _why_no_peer(base: str, block: BlockConfig, *, train: bool, tp: int) -> str:

@@ -14,9 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from tpcompile.bench.names import AUTOTUNED, GRAPHED, ONE_SHOT, Name
+from tpcompile.bench.names import AUTOTUNED, BY_SIZE, GRAPHED, ONE_SHOT, Name
 from tpcompile.bench.reference import Given, Renamed, SliceOf
 from tpcompile.bench.step import Call, Results, forward_call, training_call
+from tpcompile.by_size import sums
 from tpcompile.choices import Profile
 from tpcompile.config import RunConfig
 from tpcompile.profiles import TUNED, Profiled, run
@@ -121,6 +122,7 @@ def _profiled(setup: Setup, call: Call, profile: Profile) -> Profiled:
         group=setup.group,
         is_compiled=True,
         timeout_s=setup.settings.gate.store_timeout_s,
+        all_reduce="by_size" if BY_SIZE in setup.name.variants else "nccl",
         name=setup.name.text,
     )
 
@@ -134,6 +136,10 @@ def _compile_options(setup: Setup, built: Built) -> dict[str, Any]:
     if ONE_SHOT in setup.name.variants:
         options |= _ONE_SHOT
         symmetric.enable(setup.group)
+    by_size = sums("by_size" if BY_SIZE in setup.name.variants else "nccl")
+    if by_size is not None:
+        options |= by_size.options
+        built.notes += (by_size.text(setup.group),)
     if options:
         found["options"] = options
     return found

@@ -16,7 +16,7 @@ _TRITON = re.compile(r"triton_(?P<kind>[a-z]{3})_fused")
 _FUNCTIONS = re.compile(r"call|partition_\d+")
 """Functions of the generated code that launch."""
 _EXTERN = ("extern_kernels.", "aten.", "inductor_ops.", "torch.ops.")
-_COLLECTIVE = re.compile(r"torch\.ops\.(?:_c10d_functional|symm_mem|c10d)\.(?P<op>\w+)")
+_COLLECTIVE = re.compile(r"torch\.ops\.(?:_c10d_functional|symm_mem|c10d|tpcompile(?=\.all_reduce_))\.(?P<op>\w+)")
 _FILLS = frozenset({"copy_", "zero_", "fill_"})
 _COMPUTES = frozenset({"sum", "to"})
 """Methods of a buffer by which the wrapper itself does work."""

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpcompile import profiles
-from tpcompile.choices import Mode
+from tpcompile.by_size import Table, sums
+from tpcompile.choices import AllReduce, Mode
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
 from tpcompile.config import RunConfig
 from tpcompile.fastpath import Selection, tp_region
@@ -27,6 +27,7 @@ from tpcompile.gate.reference import Result, StackReference, build, call_once
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.nn.fast_paths import check_exchanges, use_fast_paths
 from tpcompile.numerics.counting import collective_text
+from tpcompile.profiles.callables import options_of
 
 
 @dataclass
@@ -60,15 +61,24 @@ class Run(Phases):
         return result
 
     def compile_for_profile(self, program: Any) -> Any:
-        """torch.compile as configured, with what the profile of the run asks of Inductor."""
-        options = {"options": profiles.TUNED} if self.config.profile == "max-autotune" else {}
-        return self.compile(program, **options)
+        """torch.compile as configured, with what the profile of the run and the sums ask of Inductor."""
+        if self.config.compile.backend != "inductor":
+            return self.compile(program)
+        return self.compile(program, options=options_of(self.config.profile, sums(self.all_reduce)))
+
+    @property
+    def all_reduce(self) -> AllReduce | Table:
+        """How its graphs sum over ranks; the fault may have one rank do it differently."""
+        return self.fault.all_reduce(self.config.compile.all_reduce, self.context)
 
     def profiled(self, program: Any, stack: TransformerStack) -> ProfiledStep:
         """The program under the profile of the run; the fault may have one rank take a different one."""
         profile = self.fault.profile(self.config.profile, self.context)
         timeout_s = self.config.gate.store_timeout_s
-        return ProfiledStep(program, stack, self.reference, profile=profile, group=self.group, timeout_s=timeout_s)
+        return ProfiledStep(
+            program, stack, self.reference,
+            profile=profile, all_reduce=self.all_reduce, group=self.group, timeout_s=timeout_s,
+        )  # fmt: skip
 
     def build(self, comm: TpComm) -> TransformerStack:
         """This rank's stack."""

@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from tpcompile import profiles
-from tpcompile.choices import Profile
+from tpcompile.by_size import Table
+from tpcompile.choices import AllReduce, Profile
 from tpcompile.config import BlockConfig
 from tpcompile.gate.measurements import Replays
 from tpcompile.gate.reference import Result, StackReference, call_once
@@ -30,6 +31,7 @@ class ProfiledStep:
         reference: StackReference,
         *,
         profile: Profile,
+        all_reduce: AllReduce | Table,
         group: GroupLike,
         timeout_s: float,
     ) -> None:
@@ -41,7 +43,7 @@ class ProfiledStep:
 
         self._run = profiles.run(
             step, profile, group=group, is_compiled=True, clone_outputs=True, timeout_s=timeout_s,
-            name=type(stack).__name__,
+            name=type(stack).__name__, all_reduce=all_reduce,
         )  # fmt: skip
         self._num_calls = 0
 

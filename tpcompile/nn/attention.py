@@ -108,7 +108,22 @@ class Attention(nn.Module):
         `mask` broadcasts to [B, 1, S, T], True where a query may look, or is added to the logits when it is float. With
         a `cache` the S tokens are at `positions_S` [S] int64, and look at all cached tokens up to their own.
         """
-        q_BShE, k_BSgE, v_BSgE = self._projected(x_BSD, cos_SR, sin_SR)
+        qkv_BSp = self.wqkv.packed(x_BSD)
+        o_BSd = self.attended(qkv_BSp, cos_SR, sin_SR, mask=mask, cache=cache, positions_S=positions_S)
+        return self.wo(o_BSd) if reduce else self.wo.partial(o_BSd)
+
+    def attended(
+        self,
+        qkv_BSp: Tensor,
+        cos_SR: Tensor,
+        sin_SR: Tensor,
+        *,
+        mask: Tensor | None = None,
+        cache: KVCache | None = None,
+        positions_S: Tensor | None = None,
+    ) -> Tensor:
+        """This rank's q, k and v side by side -> its heads' outputs side by side, [B, S, H * E / tp]."""
+        q_BShE, k_BSgE, v_BSgE = self._projected(qkv_BSp, cos_SR, sin_SR)
         causal = self.causal
         if cache is not None:
             assert positions_S is not None, "a cache needs the positions of the tokens"
@@ -117,8 +132,7 @@ class Attention(nn.Module):
         elif causal and mask is not None:
             mask, causal = _both(_causal_mask(q_BShE.shape[1], q_BShE.device), mask), False
         o_BShE = attend(q_BShE, (k_BSgE, v_BSgE), mask=mask, causal=causal, grouped=self.grouped)
-        o_BSd = _tokens_first(o_BShE, self.sequence_parallel).flatten(2)
-        return self.wo(o_BSd) if reduce else self.wo.partial(o_BSd)
+        return _tokens_first(o_BShE, self.sequence_parallel).flatten(2)
 
     def declared(self, x_shape: Sequence[int], dtype: torch.dtype, *, reduce: bool = True) -> Declared:
         """Collectives for an input whose full shape is `x_shape`; none for what an exchange sums."""
@@ -127,15 +141,14 @@ class Attention(nn.Module):
             total = total.then(self.qk_norm.declared(x_shape, dtype))
         return total.then(self.wo.declared(x_shape, dtype)) if reduce else total
 
-    def _projected(self, x_BSD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _projected(self, qkv_BSp: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v, of which q and k are normalised and rotated: [B, S, h, E], and twice [B, S, g, E]."""
         if self.takes_packed:
             assert isinstance(self.qk_norm, DistributedQKNorm) and self.fast_path is not None
             layout = {"interleaved": self.interleaved}
-            qkv = self.wqkv.packed(x_BSD)
-            q_BhSE, k_BgSE, v_BgSE = self.qk_norm.packed(qkv, cos_SR, sin_SR, self.fast_path, **layout)
+            q_BhSE, k_BgSE, v_BgSE = self.qk_norm.packed(qkv_BSp, cos_SR, sin_SR, self.fast_path, **layout)
             return q_BhSE.transpose(1, 2), k_BgSE.transpose(1, 2), v_BgSE.transpose(1, 2)
-        q_BSd, k_BSc, v_BSc = self.wqkv(x_BSD)
+        q_BSd, k_BSc, v_BSc = qkv_BSp.split(self.wqkv.local_parts, dim=-1)
         return *self._rotated(q_BSd, k_BSc, cos_SR, sin_SR), self._heads(v_BSc)
 
     def _rotated(self, q_BSd: Tensor, k_BSc: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor, Tensor]:

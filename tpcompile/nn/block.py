@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from tpcompile.block_args import BlockArgs
 from tpcompile.collectives.strategies import TpComm
+from tpcompile.errors import ConfigError
 from tpcompile.evidence.records import Collective
 from tpcompile.nn.attention import Attention, CrossAttention, KeysValues
 from tpcompile.nn.cache import KVCache
 from tpcompile.nn.dropout import Dropout
 from tpcompile.nn.fast_paths import Site
+from tpcompile.nn.halves import declared_halves, lengths, through_halves
 from tpcompile.nn.linear import RowParallelLinear
 from tpcompile.nn.mlp import GeluMLP, SwiGLU
 from tpcompile.nn.modulation import Modulation, add_gated, modulate
@@ -59,6 +61,7 @@ class TransformerBlock(nn.Module):
         site = layer * _SITES_PER_BLOCK
         self.tp_size = comm.size
         self.dim = args.dim
+        self.in_halves = args.halves
         self.fast_path: Callable[..., Any] | None = None
         self.exchange: Exchange | None = None
         self.entry = Entry(args, comm)
@@ -101,12 +104,9 @@ class TransformerBlock(nn.Module):
         left for the entry of this one to add, and `following` the entry that adds what this one leaves: then two
         tensors are returned, x and that.
         """
-        shift = scale = gate = mlp_shift = mlp_scale = mlp_gate = None
-        if self.modulation is not None:
-            assert modulation_B6D is not None, "a block with modulation needs modulation_B6D"
-            shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulation(modulation_B6D)
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulated(modulation_B6D)
         if branch_BSD is None:
-            h_BSD = _normed(self.attention_norm, x_BSD, shift, scale)
+            h_BSD = self.normed_for_attention(x_BSD, shift, scale)
         else:
             x_BSD, h_BSD = self.entry(x_BSD, branch_BSD, self.attention_norm)
         options = {"mask": mask, "cache": cache, "positions_S": positions_S, "reduce": self.exchange is None}
@@ -116,18 +116,35 @@ class TransformerBlock(nn.Module):
             assert context is not None, "a block with cross-attention needs a context"
             x_BSD = _joined(x_BSD, h_BSD, gate)
             h_BSD, gate = self.cross_attention(self.cross_norm(x_BSD), context), None
-        x_BSD, h_BSD = self._joined_and_normed(x_BSD, h_BSD, gate, mlp_shift, mlp_scale)
+        x_BSD, h_BSD = self.joined_and_normed(x_BSD, h_BSD, gate, mlp_shift, mlp_scale)
         if following is None:
             return _joined(x_BSD, self.mlp_dropout(self.mlp(h_BSD, seed), seed), mlp_gate)
         if following.exchange is None:
             return x_BSD, self.mlp(h_BSD, seed)
         return _with_bias(x_BSD, self.mlp.down), self.mlp(h_BSD, seed, reduce=False)
 
+    def modulated(self, modulation_B6D: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Shift, scale and gate of attention, then of the MLP; six times None without a modulation."""
+        if self.modulation is None:
+            return (None,) * 6
+        assert modulation_B6D is not None, "a block with modulation needs modulation_B6D"
+        six: tuple[Tensor, ...] = self.modulation(modulation_B6D)
+        return six
+
+    def normed_for_attention(self, x_BSD: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:
+        """What attention reads."""
+        return _normed(self.attention_norm, x_BSD, shift, scale)
+
+    def joined(self, x_BSD: Tensor, branch_BSD: Tensor, gate: Tensor | None) -> Tensor:
+        """x + branch * gate."""
+        return _joined(x_BSD, branch_BSD, gate)
+
     def site(self, batch: int, seq_len: int) -> Site | None:
         """The residual add before the MLP and the norm after it; where nothing is between, the all-reduce before."""
+        tokens = lengths(seq_len)[0] if self.in_halves else seq_len
         if self.modulation is None:
-            return self._site_of_rms_norm(batch, seq_len)
-        return self._site_of_modulated_norm(batch, seq_len)
+            return self._site_of_rms_norm(batch, tokens)
+        return self._site_of_modulated_norm(batch, tokens)
 
     def _site_of_rms_norm(self, batch: int, seq_len: int) -> Site | None:
         if not isinstance(self.mlp_norm, RMSNorm) or self.mlp_norm.weight is None:
@@ -147,12 +164,12 @@ class TransformerBlock(nn.Module):
 
     def _adds_what_attention_sums(self) -> bool:
         between = self.attention_dropout.p > 0 or self.cross_attention is not None
-        return not (between or self.sequence_parallel)
+        return not (between or self.sequence_parallel or self.in_halves)
 
-    def _joined_and_normed(
+    def joined_and_normed(
         self, x_BSD: Tensor, branch_BSD: Tensor, gate: Tensor | None, shift: Tensor | None, scale: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """x + branch * gate, and its norm."""
+        """x + branch * gate, and the norm of it for the MLP."""
         if self.fast_path is None:
             x_BSD = _joined(x_BSD, branch_BSD, gate)
             return x_BSD, _normed(self.mlp_norm, x_BSD, shift, scale)
@@ -197,7 +214,7 @@ class Entry(nn.Module):
         self.exchange: Exchange | None = None
         self._comm, self._dim, self._dtype = comm, args.dim, getattr(torch, args.dtype)
         has_weight = args.norm == "rms" and args.norm_affine
-        self._is_place = has_weight and not (args.modulation or args.sequence_parallel or args.dropout)
+        self._is_place = has_weight and not (args.modulation or args.sequence_parallel or args.dropout or args.halves)
 
     def site(self, batch: int, seq_len: int) -> Site | None:
         """The residual add and the norm, with the all-reduce before them."""
@@ -224,6 +241,7 @@ class TransformerStack(nn.Module):
         self.comm = comm
         self.dim = args.dim
         self.sequence_parallel = args.sequence_parallel
+        self.in_halves = args.halves
         self.layers = nn.ModuleList(TransformerBlock(args, comm, layer=i) for i in range(num_layers))
 
     def forward(
@@ -240,6 +258,8 @@ class TransformerStack(nn.Module):
         positions_S: Tensor | None = None,
     ) -> Tensor:
         """[B, S, D], [S, E / 2], [S, E / 2] -> [B, S, D], replicated; arguments as `BlockInputs`, a cache per block."""
+        if self.in_halves and caches is None:
+            return through_halves(self.layers, x_BSD, cos_SR, sin_SR, modulation_B6D, mask)
         if self.sequence_parallel:
             x_BSD = self.comm.scatter(x_BSD.transpose(0, 1), dim=0, src="I")  # tokens sharded, before the batch
         branch_BSD = None
@@ -281,9 +301,14 @@ class TransformerStack(nn.Module):
         total = Declared()
         if self.sequence_parallel:
             total = scattered(shape, dtype, tp=self.comm.size, summed=False)
+        if self.in_halves and train:
+            raise ConfigError("halves is for inference; leave it out, or train=False")
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, TransformerBlock), type(layer)
-            total = total.then(layer.declared(shape, context_shape, dtype, following=self._entry_after(i)))
+            if self.in_halves:
+                total = total.then(declared_halves(layer, shape, dtype))
+            else:
+                total = total.then(layer.declared(shape, context_shape, dtype, following=self._entry_after(i)))
         if self.sequence_parallel:
             total = total.then(gathered(shape, dtype, tp=self.comm.size, dst="I"))
         return total.select(train=train)

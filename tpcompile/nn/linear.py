@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tpcompile.collectives.asynchronous import Pending
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.nn.sharding import Declared, Part, ShardSpec, entered, gathered, reduced, scattered
@@ -155,6 +156,12 @@ class RowParallelLinear(nn.Module):
             return y_O if self.bias is None else y_O + self.comm.copy_to_tp(self.bias)
         y_O = self.comm.all_reduce(y_O, dst="I")  # partial -> replicated
         return y_O if self.bias is None else y_O + self.bias
+
+    def start(self, x_i: Tensor) -> Pending:
+        """`forward` of the replicated form with its sum in flight: `wait()` gives [..., O], once."""
+        summed = self.comm.all_reduce_start(self.partial(x_i), dst="I")
+        bias = self.bias
+        return summed if bias is None else Pending(lambda: summed.wait() + bias)
 
     def partial(self, x_i: Tensor) -> Tensor:
         """What this rank adds to the sum, without the bias."""

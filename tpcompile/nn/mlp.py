@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from tpcompile.block_args import BlockArgs
+from tpcompile.collectives.asynchronous import Pending
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.fastpath import plain
 from tpcompile.nn.dropout import Dropout
 from tpcompile.nn.fast_paths import Site
+from tpcompile.nn.halves import lengths
 from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear
 from tpcompile.nn.sharding import Declared, Part
 
@@ -30,6 +32,7 @@ class _MLP(nn.Module):
         self.hidden = Part(args.ffn_dim, padded=args.uneven == "pad", align=8)
         self.width = self.hidden.share(comm.size)
         self.dtype = getattr(torch, args.dtype)
+        self.in_halves = args.halves
         self.fast_path: Callable[..., Any] | None = None
         self.options = {
             "bias": args.bias, "comm": comm, "dtype": self.dtype, "sequence_parallel": args.sequence_parallel,
@@ -38,7 +41,12 @@ class _MLP(nn.Module):
 
     def site(self, batch: int, seq_len: int) -> Site:
         """The activation."""
-        return Site(self.path, ((batch, seq_len, self.width),), dtype=self.dtype)
+        tokens = lengths(seq_len)[0] if self.in_halves else seq_len
+        return Site(self.path, ((batch, tokens, self.width),), dtype=self.dtype)
+
+    def start(self, x_BSD: Tensor) -> Pending:
+        """`forward` with its sum in flight, without dropout: `wait()` gives [B, S, D], once."""
+        return self.down.start(self.hidden_of(x_BSD))
 
     def _leave(self, h_BSf: Tensor, seed: Tensor | None, *, reduce: bool) -> Tensor:
         h_BSf = self.dropout(h_BSf, seed)
@@ -60,8 +68,12 @@ class GeluMLP(_MLP):
 
         `seed` [1] int64 is needed when training with dropout.
         """
+        return self._leave(self.hidden_of(x_BSD), seed, reduce=reduce)
+
+    def hidden_of(self, x_BSD: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, F / tp]."""
         activation = self.fast_path or plain.gelu_tanh
-        return self._leave(activation(self.up(x_BSD)), seed, reduce=reduce)
+        return activation(self.up(x_BSD))
 
     def declared(self, x_shape: Sequence[int], dtype: torch.dtype, *, reduce: bool = True) -> Declared:
         """Collectives of this module for an input whose full shape is `x_shape`."""
@@ -84,8 +96,12 @@ class SwiGLU(_MLP):
 
         `seed` [1] int64 is needed when training with dropout.
         """
+        return self._leave(self.hidden_of(x_BSD), seed, reduce=reduce)
+
+    def hidden_of(self, x_BSD: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, F / tp]."""
         activation = self.fast_path or plain.silu_mul
-        return self._leave(activation(*self.gate_up(x_BSD)), seed, reduce=reduce)
+        return activation(*self.gate_up(x_BSD))
 
     def declared(self, x_shape: Sequence[int], dtype: torch.dtype, *, reduce: bool = True) -> Declared:
         """Collectives of this module for an input whose full shape is `x_shape`."""

@@ -23,6 +23,7 @@ from tpcompile.ranks.liveness import process_state, this_host
 from tpcompile.ranks.store import RankStore
 
 _NUMBERS: Counter[str] = Counter()
+_PLURALS = {"profile": "profiles", "all_reduce": "settings of all_reduce", "signature": "signatures"}
 
 
 class Vote(Frozen):
@@ -30,6 +31,8 @@ class Vote(Frozen):
 
     program: str
     profile: str
+    all_reduce: str = "nccl"
+    """How its graphs sum over ranks, with the table."""
     signature: str = ""
     """Of the call that it captures; empty where it captures nothing."""
 
@@ -125,11 +128,11 @@ def difference(votes: ByRank[Vote]) -> tuple[str, tuple[int, ...]]:
     """What the ranks are about to run differently, with both values, and the ranks unlike most; empty for nothing."""
     program = votes.first.program
     for name in Vote.model_fields:
+        about = "different programs" if name == "program" else f"{program} has different {_PLURALS[name]}"
         values = votes.map(attrgetter(name))
         odd = values.unlike_most(str)
         if odd:
             shown = [f"{value or 'none'} on {named_ranks(ranks)}" for value, ranks in _by_value(values).items()]
-            about = "different programs" if name == "program" else f"{program} has different {name}s"
             return f"{about}: {' / '.join(shown)}; all ranks must make the same calls under the same profile", odd
     return "", ()
 

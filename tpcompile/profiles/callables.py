@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tpcompile.choices import Profile
+from tpcompile.by_size import Sums, Table, sums
+from tpcompile.choices import AllReduce, Profile
 from tpcompile.errors import ConfigError
 from tpcompile.profiles.agreement import Agreement
 from tpcompile.profiles.cuda_graphs import CudaGraphs
@@ -29,6 +30,7 @@ def run(
     *,
     group: GroupLike = None,
     is_compiled: bool = False,
+    all_reduce: AllReduce | Table = "nccl",
     dynamic: bool | None = None,
     static: Collection[int | str] = (),
     clone_outputs: bool = False,
@@ -54,6 +56,9 @@ def run(
         call, and before each capture, they compare through the store what they run.
     is_compiled: the program calls torch.compile itself, as a whole step does; for `max-autotune` with
         `options=tpcompile.profiles.TUNED`.
+    all_reduce: `by_size` sums over the ranks, in its compiled graphs, by the algorithm that was measured to be fastest
+        at the size of the message on this GPU; a `tpcompile.by_size.Table` is one of your own. A program that is
+        compiled already must have been with the options of `tpcompile.by_size.sums(all_reduce)`.
     dynamic: of torch.compile.
     static: positions and names of arguments whose tensors a graph reads and writes where they are, such as caches.
     clone_outputs: return copies, which later calls leave alone.
@@ -74,10 +79,12 @@ def run(
     why_not = no_graphs(found_group)
     if profile == "graphed" and why_not:
         raise ConfigError(f'profile="graphed" needs GPUs with NCCL, and {why_not}; use profile="default"')
-    options = OPTIONS if profile == "max-autotune" else None
+    found_sums = sums(all_reduce)
+    options = options_of(profile, found_sums)
     compiled = program if is_compiled else torch.compile(program, fullgraph=True, dynamic=dynamic, options=options)
     agreement = _agreement(found_group, timeout_s=timeout_s)
-    steps = Steps(name or label_of(program), profile, agreement)
+    summed = found_sums.text(found_group) if found_sums is not None else "nccl"
+    steps = Steps(name or label_of(program), profile, agreement, all_reduce=summed)
     calls: dict[str, Callable[..., Any]] = {"default": compiled}
     if profile == "max-autotune":
         calls = {profile: Tuned(compiled, agreement)}
@@ -87,6 +94,13 @@ def run(
             clone_outputs=clone_outputs, max_graphs=max_graphs,
         )  # fmt: skip
     return Profiled(program, calls, steps)
+
+
+def options_of(profile: str, found: Sums | None) -> dict[str, Any] | None:
+    """What a profile and sums ask of Inductor; None for nothing."""
+    tuned = OPTIONS if profile == "max-autotune" else {}
+    summed = found.options if found is not None else {}
+    return {**tuned, **summed} or None
 
 
 def label_of(program: Callable[..., Any]) -> str:

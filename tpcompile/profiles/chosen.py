@@ -14,16 +14,24 @@ class Choice:
 
     label: str
     profile: str
+    all_reduce: str = "nccl"
+    """How its graphs sum over ranks."""
     is_open: bool = True
+
+    def add_to(self, found: dict[str, list[str]]) -> None:
+        """Its entries, behind those of callables with the same label."""
+        found.setdefault(f"profile of {self.label}", []).append(self.profile)
+        if self.all_reduce != "nccl":
+            found.setdefault(f"all_reduce of {self.label}", []).append(self.all_reduce)
 
 
 _MADE: deque[Choice] = deque(maxlen=_MAX_KEPT)
 """Of this process, the newest last."""
 
 
-def add(label: str, profile: str) -> Choice:
+def add(label: str, profile: str, *, all_reduce: str = "nccl") -> Choice:
     """A callable that was made."""
-    choice = Choice(label, profile)
+    choice = Choice(label, profile, all_reduce)
     _MADE.append(choice)
     return choice
 
@@ -34,10 +42,13 @@ def closed() -> list[Choice]:
 
 
 def entries(*, without: list[Choice]) -> dict[str, str]:
-    """`profile of LABEL` -> its profile; of several callables with one label, the profiles in the order they came."""
+    """`profile of LABEL` -> its profile, and `all_reduce of LABEL` where that is not NCCL's.
+
+    Of several callables with one label, in the order they came.
+    """
     ended = {id(choice) for choice in without}
     found: dict[str, list[str]] = {}
     for choice in list(_MADE):
         if id(choice) not in ended:
-            found.setdefault(f"profile of {choice.label}", []).append(choice.profile)
-    return {name: ", ".join(profiles) for name, profiles in found.items()}
+            choice.add_to(found)
+    return {name: ", ".join(values) for name, values in found.items()}

@@ -17,21 +17,22 @@ logger = Sink("profiles")
 class Steps:
     """Of a process alone, there is nothing to compare: `agreement` is None."""
 
-    def __init__(self, label: str, profile: str, agreement: Agreement | None) -> None:
+    def __init__(self, label: str, profile: str, agreement: Agreement | None, *, all_reduce: str = "nccl") -> None:
         self.label, self.profile = label, profile
+        self._vote = Vote(program=label, profile=profile, all_reduce=all_reduce)
         self.runs_under = profile
         """What `measured` became, once it is chosen."""
         self._agreement = agreement
-        self._capturing = Vote(program=label, profile=profile)
-        self._choice = chosen.add(label, profile)
+        self._capturing = self._vote
+        self._choice = chosen.add(label, profile, all_reduce=all_reduce)
 
     def begin(self, *, candidates: Sequence[str]) -> None:
         """At the first call of `default` and `measured`; which profiles a rank can choose from is compared as well."""
-        self._agree(Vote(program=self.label, profile=self.profile, signature=f"candidates {', '.join(candidates)}"))
+        self._agree(self._of(f"candidates {', '.join(candidates)}"))
 
     def capture(self, signature: str) -> None:
         """Before each capture."""
-        self._capturing = Vote(program=self.label, profile=self.profile, signature=signature)
+        self._capturing = self._of(signature)
         self._agree(self._capturing)
 
     def captured(self, problem: str) -> None:
@@ -49,8 +50,8 @@ class Steps:
         if self._agreement is None:
             found = choose({0: timed})
         else:
-            vote = Vote(program=self.label, profile=self.profile, signature="its measurement")
-            found = Measurement.model_validate(self._agreement.share(vote, timed, decide=_chosen))
+            shared = self._agreement.share(self._of("its measurement"), timed, decide=_chosen)
+            found = Measurement.model_validate(shared)
         return self.chose(found)
 
     def chose(self, found: Measurement) -> Measurement:
@@ -63,6 +64,9 @@ class Steps:
     def close(self) -> None:
         """No more steps."""
         self._choice.is_open = False
+
+    def _of(self, signature: str) -> Vote:
+        return self._vote.model_copy(update={"signature": signature})
 
     def _agree(self, vote: Vote) -> None:
         if self._agreement is not None:

@@ -115,6 +115,11 @@ def begin_all_reduce(x: Tensor, op: str, group: Any, *, later: bool = False) -> 
     return send_all_reduce(x, all_reduce_options(op, later=later), group)
 
 
+def functional_sum(x: Tensor, group_name: str) -> tuple[Tensor, Any]:
+    """`x` -> its contiguous sum over the ranks in flight and its work, as compiled code issues it."""
+    return ops.all_reduce(x.contiguous(), "sum", group_name), FUNCTIONAL
+
+
 def begin_all_gather(x: Tensor, group: Any, *, later: bool = False) -> tuple[Tensor, Any]:
     """Dense `x` [n, ...] -> [n * group size, ...] in flight and its work."""
     if is_functional():

@@ -29,6 +29,8 @@ _NOT_RUN = ("get_index", "constant")
 """Calls in the body of a loop that are not computed for an element."""
 _EXCHANGES = frozenset({"_c10d_functional", "c10d", "symm_mem"})
 """Namespaces of ops that communicate; those of the last are plain library calls for Inductor."""
+_ALL_REDUCES = "tpcompile.all_reduce_"
+"""The ops of ours that are nothing but a collective."""
 
 
 def generated_nodes() -> list[Any]:
@@ -118,12 +120,17 @@ def _extern_kind(buffer: Any) -> str:
         return "print"
     if isinstance(buffer, _ir._WaitKernel):
         return "wait"
-    overload = getattr(buffer, "op_overload", None)
-    if isinstance(buffer, _ir._CollectiveKernel) or getattr(overload, "namespace", "") in _EXCHANGES:
+    if isinstance(buffer, _ir._CollectiveKernel) or _exchanges(getattr(buffer, "op_overload", None)):
         return "collective"
     if isinstance(buffer, _ir.DeviceCopy):
         return "copy"
     return "triton" if isinstance(buffer, _ir.UserDefinedTritonKernel) else "extern"
+
+
+def _exchanges(overload: Any) -> bool:
+    """False for None, too."""
+    is_of_torch = getattr(overload, "namespace", "") in _EXCHANGES
+    return is_of_torch or str(overload).startswith(_ALL_REDUCES)
 
 
 # Ops

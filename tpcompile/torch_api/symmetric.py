@@ -5,7 +5,9 @@ distributed._symmetric_memory.empty          memory that rendezvous can map
 distributed._symmetric_memory.rendezvous     collective: the same allocation of every rank, mapped here
 distributed._symmetric_memory.enable_...     `enable_symm_mem_for_group`: Inductor may lower to it; deprecated in 2.13
 ops.symm_mem.one_shot_all_reduce, two_shot_  sums over the ranks by kernels that read the memory of all
+ops.symm_mem.one_shot_all_reduce_copy, two_shot_all_reduce_out    the same into memory of this rank alone
 _SymmetricMemory.has_multicast_support       whether its ops may use NVLink multicast
+handle.get_buffer, put_signal, wait_signal   memory of a peer as a tensor; a flag of a peer, and of this rank
 _SymmetricMemory.buffer_ptrs, offset         its address for each rank, as seen from this GPU; never multicast_ptr
 TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES     variable: ranks may share a GPU; see ranks.env.choose_device
 """
@@ -20,6 +22,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+_MEET_MS = 600_000
+"""As the timeout of a process group: after it the GPU of the rank that waits reports an error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,3 +90,50 @@ def all_reduce(algorithm: str, like: Tensor, group: dist.ProcessGroup) -> Callab
     if algorithm == "one-shot":
         return lambda: torch.ops.symm_mem.one_shot_all_reduce(buffer, "sum", group.group_name)
     return lambda: torch.ops.symm_mem.two_shot_all_reduce_(buffer, "sum", group.group_name)
+
+
+def memory(num_bytes: int, *, group: dist.ProcessGroup, device: torch.device) -> Tensor:
+    """Collective: `num_bytes` of uint8 on every rank, for `one_shot` and `two_shot`."""
+    import torch.distributed._symmetric_memory as symm
+
+    words = symm.empty(num_bytes, dtype=torch.uint8, device=device)
+    symm.rendezvous(words, group)  # torch keeps the mappings with the memory
+    return words
+
+
+class PeerMemory:
+    """Memory of both ranks of a pair: each writes that of the other by copy engines, which take no multiprocessor.
+
+    Collective: both ranks make it. One thing at a time is done with it, on one stream.
+    """
+
+    def __init__(self, num_bytes: int, *, group: dist.ProcessGroup, device: torch.device) -> None:
+        import torch.distributed._symmetric_memory as symm
+
+        self.own = symm.empty(num_bytes, dtype=torch.uint8, device=device)
+        self._handle = symm.rendezvous(self.own, group)
+        self._peer = 1 - group.rank()
+        self._of_peer = self._handle.get_buffer(self._peer, (num_bytes,), torch.uint8)
+
+    def push(self, x: Tensor, start: int) -> None:
+        """Copy `x`, dense, into the peer's memory from byte `start` on."""
+        flat = x.view(-1).view(torch.uint8)
+        self._of_peer[start : start + flat.numel()].copy_(flat, non_blocking=True)
+
+    def meet(self, channel: int) -> None:
+        """Let what is queued here go on when the peer has come to the same place; what it pushed before is there."""
+        self._handle.put_signal(self._peer, channel=channel, timeout_ms=_MEET_MS)
+        self._handle.wait_signal(self._peer, channel=channel, timeout_ms=_MEET_MS)
+
+
+def one_shot(buffer: Tensor, x: Tensor, group_name: str) -> Tensor:
+    """Sum of `x` over the ranks, each of which reads the buffers of all; `buffer` is such memory as a tensor like `x`.
+
+    One kernel copies `x` into the buffer and waits for the other ranks before and after it reads.
+    """
+    return torch.ops.symm_mem.one_shot_all_reduce_copy(buffer, x, "sum", group_name)
+
+
+def two_shot(buffer: Tensor, out: Tensor, group_name: str) -> Tensor:
+    """Sum of `buffer` over the ranks, into `out`: each rank sums its part, and reads the other parts from its peers."""
+    return torch.ops.symm_mem.two_shot_all_reduce_out(buffer, "sum", group_name, out)

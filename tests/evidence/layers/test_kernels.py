@@ -112,6 +112,19 @@ def test_collectives_in_a_different_order_are_a_hang_whatever_is_fused() -> None
     assert only(first, lowered_to(*TWO, **issuing(*pair))).cls == DivergenceClass.CONTENT
 
 
+def by_size(*buffers: str) -> dict[str, Any]:
+    op = "torch.ops.tpcompile.all_reduce_by_size.default"
+    issued = "torch.ops._c10d_functional.all_gather_into_tensor.default(buf9, 2, 'tp')"
+    return {"code": "\n".join(f"{op}({one}, '64:two_shot', 'tp')" if one != "gather" else issued for one in buffers)}
+
+
+def test_a_sum_by_size_is_a_collective_of_the_generated_code() -> None:
+    first = lowered_to(*ONE, **by_size("buf0", "gather"))
+    assert only(first, lowered_to(*TWO, **by_size("gather", "buf0"))).cls == DivergenceClass.COLLECTIVES
+    assert only(first, lowered_to(*TWO, **by_size("gather"))).cls == DivergenceClass.COLLECTIVES
+    assert only(first, lowered_to(*TWO, **by_size("buf7", "gather"))).cls == DivergenceClass.CONTENT
+
+
 def test_the_backward_follows_the_forward() -> None:
     def both(launches: tuple[Item, ...]) -> CompileRecord:
         graphs = [LaunchedGraph(phase=phase, is_known=True, launches=launches) for phase in ("forward", "backward")]

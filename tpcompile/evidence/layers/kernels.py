@@ -15,7 +15,10 @@ from tpcompile.evidence.records import CompileRecord, Item, ItemKind, Kernel, La
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 
-_ISSUED = re.compile(r"torch\.ops\._c10d_functional\.(?!wait_tensor)(\w+?)_?(?:\.default)?\((?:[^,]*)((?:, [^,]*)*)\)")
+_ISSUED = re.compile(
+    r"torch\.ops\.(?:_c10d_functional\.(?!wait_tensor)|tpcompile\.(?=all_reduce_))"
+    r"(\w+?)_?(?:\.default)?\((?:[^,]*)((?:, [^,]*)*)\)"
+)
 _VIEW = re.compile(r"reinterpret_tensor\([^()]*(?:\([^()]*\)[^()]*)*\)")
 """A view of a buffer; its offset may depend on the rank."""
 _BUFFER = re.compile(r"\b(?:buf|arg)\d\w*")

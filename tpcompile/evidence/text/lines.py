@@ -19,8 +19,8 @@ from tpcompile.evidence.records import UserLine
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 BETWEEN = (
-    "collectives", "evidence", "fastpath", "fusion", "gate", "preflight", "profiles", "pytest_plugin", "ranks",
-    "recording", "report", "sentinel", "torch_api",
+    "by_size", "collectives", "evidence", "fastpath", "fusion", "gate", "preflight", "profiles", "pytest_plugin",
+    "ranks", "recording", "report", "sentinel", "torch_api",
 )  # fmt: skip
 """Our packages that run between the user's line and torch; the lines of all others count as the user's."""
 _FORMER = ("dist", "parity", "capture")

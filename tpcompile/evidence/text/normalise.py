@@ -29,7 +29,8 @@ _NESTING = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 """Bracket -> by how much it changes the depth."""
 _SYMBOL = re.compile(r"\b(zu?f|[su])(\d+)\b(?!\[)")  # `u8[4]` is a dtype, not a symbol
 _FUNCTIONAL_GROUP = re.compile(
-    r"(torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem|_dtensor)\.[\w.]+\(.*?,\s*)(['\"])([^'\"]*)\2\)"
+    r"(torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem|_dtensor|tpcompile\.all_reduce_\w+)\.[\w.]+"
+    r"\(.*?,\s*)(['\"])([^'\"]*)\2\)"
 )
 
 

@@ -7,7 +7,7 @@ triton_kernel.py  the Triton kernels of these faults, imported only when they ar
 fast_path.py      fast paths that are wrong on shards, imported only when used: a declaration is for the whole process
 calls.py          how attention calls its fast path: under no_grad, other rotary tables, other statistics
 collectives.py    how collectives are issued: a different reduce op, dropped result, double copy, local norm
-process.py        the process itself: killed, never arrives, does not compile, other profile
+process.py        the process itself: killed, never arrives, does not compile, other profile or sums
 """
 
 from __future__ import annotations

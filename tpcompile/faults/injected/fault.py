@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from tpcompile.choices import Profile
+from tpcompile.by_size import Table
+from tpcompile.choices import AllReduce, Profile
 from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.faults.registry import Registry
 
@@ -46,6 +47,10 @@ def _same_profile(profile: Profile, context: FaultContext) -> Profile:
     return profile
 
 
+def _same_sums(all_reduce: AllReduce, context: FaultContext) -> AllReduce | Table:
+    return all_reduce
+
+
 def _no_phase(phase: str, context: FaultContext) -> None:
     return None
 
@@ -66,6 +71,8 @@ class Fault:
     """Compiles the program, or returns it uncompiled."""
     profile: Callable[[Profile, FaultContext], Profile] = _same_profile
     """The profile that a rank takes, given that of the run."""
+    all_reduce: Callable[[AllReduce, FaultContext], AllReduce | Table] = _same_sums
+    """How the graphs of a rank sum over ranks, given the setting of the run."""
     phase: Callable[[str, FaultContext], None] = _no_phase
     """Called with a phase when it begins; `start` precedes the process group, `compiling` each compile of Dynamo."""
 

@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tpcompile.choices import Profile
+from tpcompile.by_size import Table
+from tpcompile.by_size.table import Cell, Row
+from tpcompile.choices import AllReduce, Profile
 from tpcompile.faults.injected.fault import FaultContext, injects
 
 
@@ -46,6 +48,22 @@ def other_profile(profile: Profile, context: FaultContext) -> Profile:
     if not context.is_target:
         return profile
     return "default" if profile == "measured" else "measured"
+
+
+@injects("all_reduce")
+def other_all_reduce(all_reduce: AllReduce, context: FaultContext) -> AllReduce:
+    """One rank sums by size where the others use NCCL, or the other way round."""
+    if not context.is_target:
+        return all_reduce
+    return "nccl" if all_reduce == "by_size" else "by_size"
+
+
+@injects("all_reduce")
+def other_table(all_reduce: AllReduce, context: FaultContext) -> AllReduce | Table:
+    """All ranks sum by size, one with a different table."""
+    if not context.is_target:
+        return "by_size"
+    return Table(cells=(Cell(gpu="injected", num_ranks=2, rows=(Row(up_to_bytes=4096, algorithm="one_shot"),)),))
 
 
 @injects("compile")

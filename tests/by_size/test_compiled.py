@@ -1,0 +1,74 @@
+"""Compiled graphs: which sums become the op, that they are right, what is recorded of them, and when code is reused."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.by_size import ranks
+from tests.by_size.rows import ON_CPU
+from tpcompile.by_size.setting import sums
+from tpcompile.by_size.table import shipped
+from tpcompile.errors import ConfigError
+from tpcompile.testing import run_on_ranks
+
+pytestmark = pytest.mark.slow
+
+
+@cache
+def ops() -> dict[str, dict[str, Any]]:
+    first, second = run_on_ranks(ranks.all_ops)
+    assert first == second
+    return dict(first)
+
+
+def test_a_sum_that_a_row_holds_becomes_the_op() -> None:
+    assert ops()["small"] == {"op": 1, "nccl": 0, "right": True}
+
+
+@pytest.mark.parametrize("name", ["large", "odd", "double", "max"])
+def test_all_other_sums_stay_as_they_are(name: str) -> None:
+    assert ops()[name] == {"op": 0, "nccl": 1, "right": True}
+
+
+def test_code_for_all_sizes_chooses_when_it_runs() -> None:
+    for found in run_on_ranks(ranks.dynamic_sizes):
+        assert found == {"rows": 1, "op": 1, "right": [True] * 4}
+
+
+def test_what_is_recorded_has_the_all_reduce_the_launch_and_the_table() -> None:
+    for found in run_on_ranks(ranks.evidence):
+        assert found["collectives"] == [("all_reduce", "sum", True, True)]
+        assert (found["breaks"], found["refused"]) == (0, [])
+        assert found["launches"] == ["torch.ops.tpcompile.all_reduce_by_size.default"]
+        assert found["environment"] == f"by_size, table {ON_CPU.digest}: two_shot to 4096 bytes, nccl above (2 x cpu)"
+        (line,) = found["groups"]
+        assert line.endswith("'4096:two_shot', group:default_pg)"), line
+
+
+def test_code_is_reused_for_the_same_table_only() -> None:
+    for found in run_on_ranks(ranks.cached):
+        assert found == [(0, 1), (1, 0), (0, 1)]
+
+
+def test_ranks_with_different_settings_are_named_before_they_compile() -> None:
+    for text in run_on_ranks(ranks.different_settings):
+        assert text.startswith(
+            f"summed has different settings of all_reduce: by_size, table {ON_CPU.digest}: two_shot to 4096 bytes, "
+            "nccl above (2 x cpu) on rank 0 / nccl on rank 1"
+        ), text
+
+
+def test_a_gpu_or_hosts_that_the_table_does_not_have_use_nccl_and_say_so() -> None:
+    for found in run_on_ranks(ranks.texts):
+        assert found["shipped"] == f"by_size, table {shipped().digest}: nccl (2 x cpu)"
+        assert found["own"].endswith("two_shot to 4096 bytes, nccl above (2 x cpu)")
+        assert found["two hosts"] == f"by_size, table {ON_CPU.digest}: nccl (2 x cpu)"
+
+
+def test_an_unknown_setting_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"unknown all_reduce 'fast'; choose from nccl, by_size, or give"):
+        sums("fast")  # type: ignore[arg-type]
+    assert sums("nccl") is None

@@ -1,0 +1,116 @@
+"""`nccl`, `by_size` or a table -> options of torch.compile, and one line on it that the ranks compare."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpcompile.by_size import in_flight
+from tpcompile.by_size.op import OP, chosen
+from tpcompile.by_size.table import NCCL, Table, shipped, shown
+from tpcompile.choices import AllReduce
+from tpcompile.errors import ConfigError
+from tpcompile.torch_api import c10d
+from tpcompile.torch_api.replaced_sums import OPTION, ReplacingPass
+
+CPU = "cpu"
+_NCCL_BACKEND = "cuda:nccl"
+
+
+def sums(setting: AllReduce | Table) -> Sums | None:
+    """How compiled graphs sum over ranks; None for `nccl`, which changes nothing. Raises ConfigError for others."""
+    if isinstance(setting, Table):
+        return Sums(setting)
+    _check(setting)
+    return Sums(shipped()) if setting == "by_size" else None
+
+
+def _check(setting: str) -> None:
+    known = get_args(AllReduce)
+    if setting not in known:
+        names = ", ".join(known)
+        raise ConfigError(f"unknown all_reduce {setting!r}; choose from {names}, or give a tpcompile.by_size.Table")
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums by the rows of a table."""
+
+    table: Table
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of torch.compile, for the backend inductor."""
+        return {OPTION: ReplacingPass(OP, self, pushing=(in_flight.START, in_flight.FINISH))}
+
+    def text(self, group: dist.ProcessGroup | None) -> str:
+        """`by_size, table 1f0a...: two_shot to 8388608 bytes, nccl above (2 x NVIDIA H100)`; None is the job."""
+        found, device = group or dist.group.WORLD, _device()
+        rows = shown(self._rows(found, device), self._push_from(found, device))
+        place = f"{_size(found)} x {gpu_of(device)}"
+        return f"by_size, table {self.table.digest}: {rows} ({place})"
+
+    def rows_for(self, x: Tensor, group_name: str) -> str:
+        """The rows for a fake tensor; empty where NCCL sums all its sizes."""
+        group = c10d.group_of_name(group_name)
+        rows = self._rows(group, x.device)
+        is_known = all(isinstance(size, int) for size in x.shape)
+        if is_known and chosen(x, rows, group.size()) == NCCL:
+            return ""
+        return rows
+
+    def pushes(self, x: Tensor, group_name: str) -> bool:
+        """Whether a sum of two ranks that has work beside it is sent by copy engines; not one of unknown size."""
+        least = self._push_from(c10d.group_of_name(group_name), x.device)
+        is_known = all(isinstance(size, int) for size in x.shape)
+        return least is not None and is_known and x.numel() * x.itemsize >= least
+
+    def identity(self) -> tuple[str, ...]:
+        """The table, the GPU, and the rows of each group of this process by its name."""
+        device = _device()
+        of_groups = sorted(
+            f"{name}={self._rows(group, device)} {self._push_from(group, device)}"
+            for group, name in c10d.known_groups()
+        )
+        return (self.table.digest, gpu_of(device), *of_groups)
+
+    def _rows(self, group: Any, device: torch.device) -> str:
+        return self.table.rows(gpu_of(device), group.size()) if _can_share(group, device) else ""
+
+    def _push_from(self, group: Any, device: torch.device) -> int | None:
+        return self.table.push_from(gpu_of(device), group.size()) if _can_share(group, device) else None
+
+
+def gpu_of(device: torch.device) -> str:
+    """Its model; `cpu` for a CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else CPU
+
+
+def is_on_one_host(group: dist.ProcessGroup) -> bool:
+    """Whether torchrun's variables say so; False where they are not set."""
+    num_on_host = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    ranks = dist.get_process_group_ranks(group)
+    return num_on_host > 0 and min(ranks) // num_on_host == max(ranks) // num_on_host
+
+
+def _size(group: dist.ProcessGroup | None) -> int:
+    """1 for a process alone."""
+    return 1 if group is None else group.size()
+
+
+def _can_share(group: Any, device: torch.device) -> bool:
+    return group is not None and is_on_one_host(group) and _has_nccl(group, device)
+
+
+def _has_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:
+    return device.type != "cuda" or _NCCL_BACKEND in dist.get_backend_config(group)
+
+
+def _device() -> torch.device:
+    """Of this rank."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device(CPU)

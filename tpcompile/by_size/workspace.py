@@ -1,0 +1,85 @@
+"""A group -> memory through which its ranks sum messages, which all GPUs of the group map.
+
+One for each group, for the calls of one stream at a time: a call on a different stream than the call before waits for
+that on the device. A CUDA graph keeps the addresses of its capture, so memory that was too small is kept when larger
+memory replaces it, and none is made within a capture.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpcompile.errors import ConfigError
+from tpcompile.torch_api import symmetric
+from tpcompile.torch_api.c10d import group_of_name
+
+LEAST_BYTES = 1 << 20
+_OF_GROUPS: dict[tuple[str, torch.device], Workspace] = {}
+
+
+class Workspace:
+    """Of one group and device."""
+
+    def __init__(self, group: Any, device: torch.device) -> None:
+        self.group, self._device = group, device
+        self._made: list[Tensor] = []
+        """The last is the largest, and in use."""
+        self._stream: Any = None
+        """Of the last call."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Largest message that it holds."""
+        return self._made[-1].numel() if self._made else 0
+
+    def view_like(self, x: Tensor) -> Tensor:
+        """The beginning of the memory as a contiguous tensor like `x`.
+
+        Collective where it is too small: all ranks make larger memory. Raises ConfigError, on all of them, where that
+        is within a capture.
+        """
+        num_bytes = x.numel() * x.itemsize
+        if num_bytes > self.size_bytes:
+            self._grow(num_bytes)
+        self._take_turn()
+        return self._made[-1][:num_bytes].view(x.dtype).view(x.shape)
+
+    def _grow(self, num_bytes: int) -> None:
+        check_may_grow(num_bytes, self.size_bytes, self._device)
+        size = max(LEAST_BYTES, 1 << (num_bytes - 1).bit_length())
+        self._made.append(symmetric.memory(size, group=self.group, device=self._device))
+
+    def _take_turn(self) -> None:
+        if self._device.type != "cuda":
+            return
+        last, self._stream = self._stream, torch.cuda.current_stream(self._device)
+        is_same = last in (None, self._stream)
+        if not (is_same or is_capturing(self._device)):  # what is captured does not run yet
+            self._stream.wait_event(last.record_event())
+
+
+def workspace_of(group_name: str, device: torch.device) -> Workspace:
+    """The workspace of a group, the same at every call as long as the group exists."""
+    key = (group_name, device)
+    new = Workspace(group_of_name(group_name), device)
+    known = _OF_GROUPS.setdefault(key, new)
+    if known.group is not new.group:  # a later group may have the name of one that was destroyed
+        known = _OF_GROUPS[key] = new
+    return known
+
+
+def check_may_grow(num_bytes: int, size_bytes: int, device: torch.device) -> None:
+    """Raise ConfigError while a CUDA graph is captured: memory of `size_bytes` is too small for a message."""
+    if is_capturing(device):
+        raise ConfigError(
+            f"an all-reduce of {num_bytes} bytes does not fit into the workspace of {size_bytes} bytes, which cannot "
+            "grow while a CUDA graph is captured; call the program with this shape before the capture"
+        )
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether the current stream of a GPU is."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
