@@ -58,8 +58,6 @@ _STACKS_S = 1.0
 _POLL_S = 0.02
 _KILLED_S = 10.0
 """A process that was killed is gone by then."""
-
-
 _CONFIG: list[pytest.Config] = []
 
 
