@@ -1,4 +1,4 @@
-"""Faults that a reviewer planted around fast paths, without knowledge of the checks, and right code written otherwise.
+"""Faults that a reviewer planted around fast paths, knowing the page of fast paths, and right code written otherwise.
 
 What the type check does not see is listed in docs/fastpath.md with what does.
 """

@@ -108,22 +108,24 @@ class Attention(nn.Module):
         `mask` broadcasts to [B, 1, S, T], True where a query may look, or is added to the logits when it is float. With
         a `cache` the S tokens are at `positions_S` [S] int64, and look at all cached tokens up to their own.
         """
-        qkv_BSp = self.wqkv.packed(x_BSD)
-        o_BSd = self.attended(qkv_BSp, cos_SR, sin_SR, mask=mask, cache=cache, positions_S=positions_S)
+        q_BShE, k_BSgE, v_BSgE = self._projected(self.wqkv.packed(x_BSD), cos_SR, sin_SR)
+        o_BSd = self._attended(q_BShE, k_BSgE, v_BSgE, mask=mask, cache=cache, positions_S=positions_S)
         return self.wo(o_BSd) if reduce else self.wo.partial(o_BSd)
 
-    def attended(
+    def attended(self, qkv_BSp: Tensor, cos_SR: Tensor, sin_SR: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """This rank's q, k and v side by side -> its heads' outputs side by side, [B, S, H * E / tp]."""
+        return self._attended(*self._projected(qkv_BSp, cos_SR, sin_SR), mask=mask)
+
+    def _attended(
         self,
-        qkv_BSp: Tensor,
-        cos_SR: Tensor,
-        sin_SR: Tensor,
+        q_BShE: Tensor,
+        k_BSgE: Tensor,
+        v_BSgE: Tensor,
         *,
         mask: Tensor | None = None,
         cache: KVCache | None = None,
         positions_S: Tensor | None = None,
     ) -> Tensor:
-        """This rank's q, k and v side by side -> its heads' outputs side by side, [B, S, H * E / tp]."""
-        q_BShE, k_BSgE, v_BSgE = self._projected(qkv_BSp, cos_SR, sin_SR)
         causal = self.causal
         if cache is not None:
             assert positions_S is not None, "a cache needs the positions of the tokens"
