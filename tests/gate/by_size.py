@@ -5,14 +5,14 @@ torchrun ... tests/gate/by_size.py FOLDER
 
 from __future__ import annotations
 
-from tests.by_size.rows import ON_CPU
+from tests.by_size.rows import IN_FLIGHT
 from tests.gate import many
 from tpcompile.by_size import setting
 
 
 def main() -> None:
     """Run the jobs."""
-    setting.shipped = lambda: ON_CPU
+    setting.shipped = lambda: IN_FLIGHT
     many.main()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.by_size.rows import ON_CPU
+from tests.by_size.rows import IN_FLIGHT
 from tests.gate.runs import GateRun, run_many
 from tpcompile.evidence.records import Status
 from tpcompile.evidence.rundir import RunDir
@@ -17,6 +17,8 @@ TARGET = Path(__file__).parent / "by_size.py"
 OP = "torch.ops.tpcompile.all_reduce_by_size.default("
 DECLARED = "collectives as declared by the block"
 BY_SIZE = ["compile.all_reduce=by_size", "gate.steady_calls=3", "gate.resized_seq_len=16", "block.num_layers=1"]
+HALVES = ["block.halves=true"]
+PUSHED = ("all_reduce_push_start.default(", "all_reduce_push_finish.default(")
 RED = {
     "dropped_result": (DECLARED, "its result dropped"),
     "double_copy": ("gradients right", "declared backward all_reduce"),
@@ -32,6 +34,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
         jobs[name or "clean"] = {
             "preset": "cpu_smoke", "device": "cpu", "train": True, "fault": name, "overrides": BY_SIZE,
         }  # fmt: skip
+    for name in ("", "dropped_result"):
+        jobs[f"halves {name}".strip()] = {
+            "preset": "cpu_smoke", "device": "cpu", "train": False, "fault": name, "overrides": [*BY_SIZE, *HALVES],
+        }  # fmt: skip
     return run_many(tmp_path_factory.mktemp("by_size"), jobs, target=TARGET)
 
 
@@ -43,7 +49,9 @@ def test_a_right_block_is_green_and_every_rank_ran_the_op_forward_and_backward(r
         with_op = {kernel.phase for kernel in compiled.kernels if OP in kernel.code}
         assert with_op == {"forward", "backward"}
         assert {one.op for one in compiled.collectives} == {"all_reduce"}
-        assert dict(record.environment)["all_reduce of TransformerStack"].startswith(f"by_size, table {ON_CPU.digest}")
+        assert dict(record.environment)["all_reduce of TransformerStack"].startswith(
+            f"by_size, table {IN_FLIGHT.digest}"
+        )
 
 
 @pytest.mark.parametrize("name", RED)
@@ -52,3 +60,20 @@ def test_what_is_wrong_with_a_sum_is_named_as_before(runs: dict[str, GateRun], n
     assert runs[name].judged.status == Status.FAIL
     assert check in runs[name].failed()
     assert says in runs[name].judged.summary
+
+
+def test_a_block_in_halves_is_green_and_its_sums_are_pushed(runs: dict[str, GateRun]) -> None:
+    run = runs["halves"]
+    assert run.judged.status == Status.PASS, run.judged.summary
+    for record in RunDir(run.run_dir).read_records():
+        (compiled,) = [one for one in record.compiles if one.phase == "C/first"]
+        code = "".join(kernel.code for kernel in compiled.kernels)
+        assert [code.count(op) for op in PUSHED] == [4, 4]
+        assert [one.op for one in compiled.collectives] == ["all_reduce"] * 5
+
+
+def test_a_dropped_sum_of_a_block_in_halves_is_named(runs: dict[str, GateRun]) -> None:
+    run = runs["halves dropped_result"]
+    assert run.judged.status == Status.FAIL
+    assert DECLARED in run.failed()
+    assert "its result dropped" in run.judged.summary
