@@ -52,7 +52,7 @@ class BlockArgs(BaseModel):
     """Between the linears, activations are sharded over tokens, [S / tp, B, D], instead of replicated."""
     halves: bool = False
     """Between attentions the tokens go in two halves, so that all-reduces of one run beside the work on the other; for
-    inference."""
+    inference. Calls with caches, and of one token, stay whole."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Probability of dropping an element of the MLP's hidden activations and of each residual branch."""
 
@@ -68,15 +68,19 @@ class BlockArgs(BaseModel):
 
     @model_validator(mode="after")
     def _halves_fit(self) -> Self:
+        if self.halves and self.not_in_halves:
+            raise ValueError(f"halves is not there with {', '.join(self.not_in_halves)}; leave one out")
+        return self
+
+    @property
+    def not_in_halves(self) -> list[str]:
+        """Options of this block that `halves` cannot be used with."""
         others = {
             "sequence_parallel": self.sequence_parallel,
             "cross_attention": self.cross_attention,
             "dropout": self.dropout > 0,
         }
-        found = [name for name, is_on in others.items() if is_on]
-        if self.halves and found:
-            raise ValueError(f"halves is not there with {', '.join(found)}; leave one out")
-        return self
+        return [name for name, is_on in others.items() if is_on]
 
     @property
     def head_dim(self) -> int:

@@ -113,6 +113,12 @@ def in_turn(x: Tensor, ends: tuple[int, ...]) -> Tensor:
     return torch.stack([ops.wait_tensor(pending[number]) for number in ends]) + beside
 
 
+def five_at_a_time(x: Tensor) -> Tensor:
+    pending = [ops.all_reduce(x * number, "sum", "0") for number in range(5)]
+    beside = x.sin()
+    return torch.stack([ops.wait_tensor(one) for one in pending]) + beside
+
+
 def pushed(function: Any, chooser: Always) -> Graph:
     graph = graph_of(function)
     ReplacingPass(OP, chooser, pushing=(START, FINISH))(graph)
@@ -127,7 +133,7 @@ def arguments(graph: Graph, op: Any, first: int) -> list[Any]:
 def test_sums_in_flight_are_pushed_each_behind_the_op_before() -> None:
     graph = pushed(lambda x: in_turn(in_turn(x, (0, 1)).sum(0), (0, 1)), Always())
     assert arguments(graph, START, 2) == [(0, 4, True), (1, 4, False), (2, 4, False), (3, 4, False)]
-    assert arguments(graph, FINISH, 3) == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    assert arguments(graph, FINISH, 3) == [(0,), (1,), (2,), (3,)]
     made = [node for node in graph.nodes if node.target in (START, FINISH)]
     for before, node in itertools.pairwise(made):
         assert before in node.args[1 if node.target is START else 2]
@@ -147,12 +153,13 @@ def test_a_sum_ends_behind_the_last_product_beside_it() -> None:
     ("function", "chooser"),
     [
         (lambda x: in_turn(x, (1, 0)), Always()),
+        (five_at_a_time, Always()),
         (lambda x: in_turn(x, (0, 1)), Always(pushes=False)),
         (read_before, Always()),
         (lambda x: waited(x), Always("")),
     ],
 )
-def test_sums_that_end_in_a_different_order_or_have_nothing_beside_them_are_not_pushed(
+def test_sums_that_end_in_a_different_order_are_too_many_or_have_nothing_beside_them_are_not_pushed(
     function: Any, chooser: Always
 ) -> None:
     graph = pushed(function, chooser)

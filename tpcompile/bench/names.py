@@ -103,17 +103,11 @@ def why_not(name: Name, block: BlockConfig, *, is_gpu: bool, backend: str, train
         return f"needs Inductor, and compile.backend is {backend}"
     if ONE_SHOT in name.variants and block.batch * block.seq_len > ONE_SHOT_TOKENS:
         return f"one-shot is for up to {ONE_SHOT_TOKENS} tokens, and there are {block.batch * block.seq_len}"
-    if name.base.startswith("C+halves") and (others := _not_in_halves(block, train=train)):
-        return f"halves is not there with {', '.join(others)}"
+    if name.base.startswith("C+halves") and (block.not_in_halves or train):
+        return f"halves is not there with {', '.join(block.not_in_halves) or 'training'}"
     if name.base in (*PLAIN_PEERS, "transformers"):
         return _why_no_peer(name.base, block, train=train, tp=tp)
     return ""
-
-
-def _not_in_halves(block: BlockConfig, *, train: bool) -> list[str]:
-    forms = {"sequence_parallel": block.sequence_parallel, "cross_attention": block.cross_attention}
-    forms |= {"dropout": block.dropout > 0, "training": train}
-    return [form for form, is_on in forms.items() if is_on]
 
 
 def _why_no_peer(base: str, block: BlockConfig, *, train: bool, tp: int) -> str:

@@ -1,7 +1,7 @@
 """An all-reduce of two ranks in flight, by copy engines: a kernel of NCCL waits for a place beside matrix products.
 
     pushed = all_reduce_push_start(x, after, slot, num_slots, meets, group)
-    y = all_reduce_push_finish(pushed, x, after, slot, num_slots, group)
+    y = all_reduce_push_finish(pushed, x, after, slot, group)
 
 Each rank copies its `x` into memory of its peer on a stream of its own, and the finish adds what the peer has sent: the
 same bits on both ranks. `after` are results that must be there before: they put the ops of a graph into one order, and
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpcompile.by_size.workspace import check_may_grow, is_capturing
+from tpcompile.by_size.workspace import check_may_grow, is_capturing, of_group
 from tpcompile.torch_api import c10d, symmetric
 
 _LEAST_BYTES = 1 << 20
@@ -45,18 +45,18 @@ def _(x: Tensor, after: list[Tensor], slot: int, num_slots: int, meets: bool, gr
 
 
 @torch.library.custom_op("tpcompile::all_reduce_push_finish", mutates_args=())
-def finish(started: Tensor, x: Tensor, after: list[Tensor], slot: int, num_slots: int, group_name: str) -> Tensor:
+def finish(started: Tensor, x: Tensor, after: list[Tensor], slot: int, group_name: str) -> Tensor:
     """The sum of both ranks' `x`. On a CPU the functional all-reduce, here."""
-    return _slots_of(group_name, x.device).finish(x, slot, num_slots)
+    return _slots_of(group_name, x.device).finish(x, slot)
 
 
 @finish.register_kernel("cpu")
-def _(started: Tensor, x: Tensor, after: list[Tensor], slot: int, num_slots: int, group_name: str) -> Tensor:
+def _(started: Tensor, x: Tensor, after: list[Tensor], slot: int, group_name: str) -> Tensor:
     return c10d.end(*c10d.functional_sum(x, group_name))
 
 
 @finish.register_fake
-def _(started: Tensor, x: Tensor, after: list[Tensor], slot: int, num_slots: int, group_name: str) -> Tensor:
+def _(started: Tensor, x: Tensor, after: list[Tensor], slot: int, group_name: str) -> Tensor:
     return torch.empty_like(x)
 
 
@@ -65,7 +65,7 @@ FINISH = torch.ops.tpcompile.all_reduce_push_finish.default
 
 
 class Slots:
-    """The memory of a group and device, the stream of its copies, and when each slot has arrived."""
+    """The memory of a group and device, the stream of its copies, and what is in flight."""
 
     def __init__(self, group: Any, device: torch.device) -> None:
         self.group = group
@@ -73,28 +73,29 @@ class Slots:
         self._made: list[tuple[int, symmetric.PeerMemory]] = []
         """Bytes of a slot, and the memory; the last is in use. A CUDA graph keeps what it was captured with."""
         self._stream = torch.cuda.Stream(device, priority=-1)  # its small kernels come before those of a product
-        self._arrived: dict[int, torch.cuda.Event] = {}
+        self._arriving: dict[int, tuple[torch.cuda.Event, Tensor]] = {}
+        """Slot -> when its message is there, and where: later messages may be in larger memory."""
         self._last: Any = None
         """Stream of the last call."""
 
     def start(self, x: Tensor, slot: int, num_slots: int, *, meets: bool) -> None:
         """Queue the copy, behind all that is queued on the current stream."""
-        slot_bytes, memory = self._memory_for(x.numel() * x.itemsize, num_slots)
+        num_bytes = x.numel() * x.itemsize
+        slot_bytes, memory = self._memory_for(num_bytes, num_slots)
+        begin = slot * slot_bytes
+        received = memory.own[begin : begin + num_bytes].view(x.dtype).view(x.shape)
         self._wait_for_calls(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             if meets:
                 memory.meet(channel=0)
-            memory.push(x, slot * slot_bytes)
+            memory.push(x, begin)
             memory.meet(channel=1 + slot)
-            self._arrived[slot] = self._stream.record_event()
+            self._arriving[slot] = self._stream.record_event(), received
 
-    def finish(self, x: Tensor, slot: int, num_slots: int) -> Tensor:
+    def finish(self, x: Tensor, slot: int) -> Tensor:
         """`x` and what the peer has sent."""
-        num_bytes = x.numel() * x.itemsize
-        slot_bytes, memory = self._memory_for(num_bytes, num_slots)
-        torch.cuda.current_stream(self._device).wait_event(self._arrived.pop(slot))
-        begin = slot * slot_bytes
-        received = memory.own[begin : begin + num_bytes].view(x.dtype).view(x.shape)
+        arrived, received = self._arriving.pop(slot)
+        torch.cuda.current_stream(self._device).wait_event(arrived)
         return x + received
 
     def _wait_for_calls(self, stream: Any) -> None:
@@ -110,7 +111,6 @@ class Slots:
         if memory is not None and num_bytes <= slot_bytes and memory.own.numel() >= num_slots * slot_bytes:
             return slot_bytes, memory
         check_may_grow(num_bytes, slot_bytes, self._device)
-        torch.cuda.synchronize(self._device)  # what is in flight is in the memory of before
         slot_bytes = max(_LEAST_BYTES, 1 << (num_bytes - 1).bit_length(), slot_bytes)
         made = symmetric.PeerMemory(num_slots * slot_bytes, group=self.group, device=self._device)
         self._made.append((slot_bytes, made))
@@ -118,8 +118,4 @@ class Slots:
 
 
 def _slots_of(group_name: str, device: torch.device) -> Slots:
-    group = c10d.group_of_name(group_name)
-    known = _OF_GROUPS.get((group_name, device))
-    if known is None or known.group is not group:  # a later group may have the name of one that was destroyed
-        known = _OF_GROUPS[group_name, device] = Slots(group, device)
-    return known
+    return of_group(_OF_GROUPS, group_name, device, Slots)

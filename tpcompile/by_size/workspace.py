@@ -7,7 +7,8 @@ memory replaces it, and none is made within a capture.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,15 @@ from tpcompile.torch_api import symmetric
 from tpcompile.torch_api.c10d import group_of_name
 
 LEAST_BYTES = 1 << 20
+
+
+class OfGroup(Protocol):
+    """What belongs to one group."""
+
+    group: Any
+
+
+T = TypeVar("T", bound=OfGroup)
 _OF_GROUPS: dict[tuple[str, torch.device], Workspace] = {}
 
 
@@ -63,12 +73,17 @@ class Workspace:
 
 def workspace_of(group_name: str, device: torch.device) -> Workspace:
     """The workspace of a group, the same at every call as long as the group exists."""
-    key = (group_name, device)
-    new = Workspace(group_of_name(group_name), device)
-    known = _OF_GROUPS.setdefault(key, new)
-    if known.group is not new.group:  # a later group may have the name of one that was destroyed
-        known = _OF_GROUPS[key] = new
-    return known
+    return of_group(_OF_GROUPS, group_name, device, Workspace)
+
+
+def of_group(
+    known: dict[tuple[str, torch.device], T], group_name: str, device: torch.device, make: Callable[..., T]
+) -> T:
+    """What is known of a group and device; made, from both, at first."""
+    group, found = group_of_name(group_name), known.get((group_name, device))
+    if found is None or found.group is not group:  # a later group may have the name of one that was destroyed
+        found = known[group_name, device] = make(group, device)
+    return found
 
 
 def check_may_grow(num_bytes: int, size_bytes: int, device: torch.device) -> None:

@@ -258,7 +258,7 @@ class TransformerStack(nn.Module):
         positions_S: Tensor | None = None,
     ) -> Tensor:
         """[B, S, D], [S, E / 2], [S, E / 2] -> [B, S, D], replicated; arguments as `BlockInputs`, a cache per block."""
-        if self.in_halves and caches is None:
+        if self.in_halves and caches is None and x_BSD.shape[1] > 1:
             return through_halves(self.layers, x_BSD, cos_SR, sin_SR, modulation_B6D, mask)
         if self.sequence_parallel:
             x_BSD = self.comm.scatter(x_BSD.transpose(0, 1), dim=0, src="I")  # tokens sharded, before the batch

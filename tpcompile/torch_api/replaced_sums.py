@@ -30,6 +30,9 @@ _KEPT = ("val", "tensor_meta", "stack_trace", "nn_module_stack")
 
 
 _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
+"""Work that takes long enough to hide a sum."""
+_MOST_IN_FLIGHT = 4
+"""Sums of a group at a time that are pushed: each takes the memory of two messages."""
 
 
 class Chooser(Protocol):
@@ -52,7 +55,7 @@ class ReplacingPass(CustomGraphPass):
     """Replaces sums of contiguous tensors by `op(x, rows, group name)`, and those in flight by two ops.
 
     Of `pushing`, the first takes (x, results that come before, slot, number of slots, whether it is the first, group
-    name), the second (what the first gives, x, results that come before, slot, number of slots, group name); see
+    name), the second (what the first gives, x, results that come before, slot, group name): see
     `tpcompile.by_size.in_flight`.
     """
 
@@ -99,11 +102,15 @@ class ReplacingPass(CustomGraphPass):
         return found
 
     def _push(self, graph: Graph, sums: list[_InFlight]) -> None:
-        """Each op behind the one before it; nothing where sums do not end in the order of their starts."""
+        """Each op behind the one before it.
+
+        Nothing where sums do not end in the order of their starts, or too many are in flight.
+        """
         ends = [one.ends_at for one in sums]
-        if ends != sorted(ends):
+        num_in_flight = max(sum(other.is_open_behind(one.starts_at) for other in sums) for one in sums)
+        if ends != sorted(ends) or num_in_flight > _MOST_IN_FLIGHT:
             return
-        num_slots = 2 * max(sum(other.is_open_behind(one.starts_at) for other in sums) for one in sums)
+        num_slots = 2 * num_in_flight
         moments = [(one.starts_at, number, True) for number, one in enumerate(sums)]
         moments += [(one.ends_at, number, False) for number, one in enumerate(sums)]
         started: dict[int, Node] = {}
@@ -111,15 +118,15 @@ class ReplacingPass(CustomGraphPass):
         for _, number, is_start in sorted(moments):
             start, wait = sums[number].start, sums[number].wait
             x, _, group_name = start.args
-            slots = (number % num_slots, num_slots)
+            slot = number % num_slots
             if is_start:
                 with graph.inserting_before(start):
-                    made = _like(start, self._pushing[0], (x, before, *slots, number == 0, group_name))
+                    made = _like(start, self._pushing[0], (x, before, slot, num_slots, number == 0, group_name))
                 made.meta["val"] = made.meta["val"].new_empty(0)
                 started[number] = made
             else:
                 after = [*before, *_product_before(wait, start)]
-                made = _put_in_place_of(wait, self._pushing[1], (started[number], x, after, *slots, group_name))
+                made = _put_in_place_of(wait, self._pushing[1], (started[number], x, after, slot, group_name))
                 graph.erase_node(start)
             before = [made]
 
