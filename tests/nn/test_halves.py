@@ -42,6 +42,13 @@ class NotSummed(Collectives):
         return Pending(lambda: x)
 
 
+class OwnAllReduce(Collectives):
+    """A subclass that replaces the sum, and says nothing of one in flight."""
+
+    def all_reduce(self, x: Tensor, dst: Any = "I") -> Tensor:
+        return x
+
+
 def config_in_halves(name: str) -> BlockConfig:
     form, changed = CASES[name]
     options = config_of(form, "full").model_dump() | changed | {"halves": True}
@@ -86,6 +93,7 @@ def everything() -> dict[str, Any]:
     return {
         "errors": {name: error_of(name) for name in CASES},
         "in place": error_of("wan", DisabledCollectives),
+        "own": error_of("wan", OwnAllReduce),
         "not summed": error_of("wan", NotSummed),
         "compiled": compiled(),
     }
@@ -112,6 +120,7 @@ def test_a_sum_that_is_not_made_is_seen() -> None:
 @pytest.mark.slow
 def test_collectives_without_an_asynchronous_form_are_complete_at_the_start() -> None:
     assert seen()["in place"] < 1e-12
+    assert seen()["own"] > 0.1
 
 
 @pytest.mark.slow
