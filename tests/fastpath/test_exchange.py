@@ -87,7 +87,7 @@ def test_what_one_rank_refuses_ends_the_wait_of_its_peer_which_names_it(what: st
     named = (
         rf"rank 1 {REFUSED} 2 {BEFORE} 0 computed since is NaN; rank 1 raised FastPathError: {re.escape(REASONS[what])}"
     )
-    assert waits["raised"] == "" and all(re.fullmatch(named, check) for check in waits["checks"]), waits
+    assert waits["raised"] == "" and all(re.fullmatch(named, check) for check in waits["checks"]), waits["checks"]
     assert all(waits["has_nan"]) and waits["looks"][1] == 2 * LOOKS_OF_A_CALL, waits
     assert all(check.startswith(f"rank 1 {REFUSED} 2") for check in refuses["checks"]), refuses
 
@@ -100,7 +100,7 @@ def test_without_closing_the_peer_waits_to_the_limit(found: dict[str, Any]) -> N
     """A negative control: twice, since the second exchange is not closed either."""
     waits, _ = found["one rank refuses and closes nothing"]
     assert min(waits["looks"]) >= 200, waits
-    assert all(check.startswith(f"rank 1 {LATE} 2 within 200 polls of rank 0") for check in waits["checks"]), waits
+    assert all(check.startswith(f"rank 1 {LATE} 2 within 200 polls of rank 0") for check in waits["checks"]), waits["checks"]
 
 
 def test_what_all_ranks_refused_alike_is_not_blamed_for_a_later_wait(found: dict[str, Any]) -> None:

@@ -19,8 +19,8 @@ from tpcompile.errors import FastPathError
 from tpcompile.fastpath.in_turn import Turns
 from tpcompile.ranks.store import RankStore
 
-_TIMEOUT_S = 5.0
-"""To connect to the store."""
+_TIMEOUT_S = 30.0
+"""To connect to the store, which a busy machine may not answer for seconds: without it, peers have no reason."""
 _ALIKE_S = 0.5
 """How long a rank that refused a call looks whether its peers do."""
 
