@@ -100,7 +100,7 @@ def test_without_closing_the_peer_waits_to_the_limit(found: dict[str, Any]) -> N
     """A negative control: twice, since the second exchange is not closed either."""
     waits, _ = found["one rank refuses and closes nothing"]
     assert min(waits["looks"]) >= 200, waits
-    assert all(check.startswith(f"rank 1 {LATE} 2 within 200 polls of rank 0") for check in waits["checks"]), waits["checks"]
+    assert all(check.startswith(f"rank 1 {LATE} 2 within 200 polls of rank 0") for check in waits["checks"]), waits
 
 
 def test_what_all_ranks_refused_alike_is_not_blamed_for_a_later_wait(found: dict[str, Any]) -> None:
