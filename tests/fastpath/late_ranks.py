@@ -156,7 +156,7 @@ SPOILED = {
 def spoiled(what: str, *, max_polls: int, closes: bool = True, compiles: bool = False) -> list[Any]:
     """Rank 1 refuses the second call, rank 0 makes it and two more, of this exchange and of a second one."""
     data, spoil = SPOILED[what]
-    told = shared_words(2, torch.device("cpu"))
+    refused, told = (shared_words(2, torch.device("cpu")) for _ in range(2))
 
     def run(rank: int, exchanges: list[Exchange]) -> dict[str, Any]:
         first, second = in_a_job(rank, 2, exchanges)
@@ -172,6 +172,7 @@ def spoiled(what: str, *, max_polls: int, closes: bool = True, compiles: bool = 
         outputs: list[Any] = []
         raised = failure_of(lambda: outputs.append(bad(exchange=first)))
         looks = counted.looks
+        meet(refused, rank)  # the first exchange is closed before the second, for which rank 0 would wait until then
         if rank == 0:
             outputs += [call(exchange=first), call(exchange=second)]
         meet(told, rank)
