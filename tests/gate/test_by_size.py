@@ -18,7 +18,7 @@ OP = "torch.ops.tpcompile.all_reduce_by_size.default("
 DECLARED = "collectives as declared by the block"
 BY_SIZE = ["compile.all_reduce=by_size", "gate.steady_calls=3", "gate.resized_seq_len=16", "block.num_layers=1"]
 HALVES = ["block.halves=true"]
-PUSHED = ("all_reduce_push_start.default(", "all_reduce_push_finish.default(")
+PUSHED = ("all_reduce_push_start.default(", "all_reduce_push_receive.default(")
 RED = {
     "dropped_result": (DECLARED, "its result dropped"),
     "double_copy": ("gradients right", "declared backward all_reduce"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -136,12 +137,29 @@ def test_each_sum_has_a_product_beside_it_that_comes_before_its_end() -> None:
     """But for the last of all, and for the first of the halves that attention leaves, which has one of the other."""
     found = seen()["compiled"]
     assert found["error"] < 1e-12
-    marks = {"_push_start.default(": "s", "_push_finish.default(": "f", "extern_kernels.": "p"}
+    marks = {"_push_start.default(": "s", "_push_receive.default(": "f", "extern_kernels.": "p"}
     lines = [line for line in found["code"].splitlines() if " = async" not in line and "assert_" not in line]
     events = "".join(mark for line in lines for text, mark in marks.items() if text in line)
     assert events.replace("pp", "p").count("s") == 8
     assert events.endswith("spsfppsfppsff"), events
     assert "spsfppsfppsfpf" in events, events
+
+
+@pytest.mark.slow
+def test_one_kernel_adds_what_was_received_to_what_follows_and_none_reads_it_after_the_release() -> None:
+    """Nor does a later result take its memory, to which the peer may write by then."""
+    code = str(seen()["compiled"]["code"])
+    *received, _last = re.findall(r"(buf\d+) = .*_push_receive\.default\(", code)
+    assert len(received) == code.count("_push_release.default(") == 7
+    for name in received:
+        (part,) = re.findall(rf"(buf\d+) = {name}\n", code)
+        kernel, release, gone = [
+            line.strip()
+            for line in code.splitlines()
+            if re.search(rf"\b{part}\b", line) and not re.search(rf"assert_|{part} = {name}$", line)
+        ]
+        assert kernel.startswith("cpp_fused_") and "add" in kernel, kernel
+        assert re.search(rf"_push_release\.default\(buf\d+, \[{part}\]\)", release) and gone == f"del {part}"
 
 
 @pytest.mark.parametrize(

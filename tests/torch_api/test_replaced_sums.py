@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -12,9 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tpcompile.by_size.in_flight import FINISH, START
 from tpcompile.by_size.op import OP
-from tpcompile.torch_api.replaced_sums import OPTION, ReplacingPass, ops
+from tpcompile.torch_api.pushed_sums import ops
+from tpcompile.torch_api.replaced_sums import OPTION, ReplacingPass
 
 X = torch.ones(4, 8)
 
@@ -22,15 +21,15 @@ X = torch.ones(4, 8)
 class Always:
     """Replaces every sum that the pass asks about."""
 
-    def __init__(self, rows: str = "64:one_shot", *, pushes: bool = True) -> None:
-        self.rows, self.can_push = rows, pushes
+    def __init__(self, rows: str = "64:one_shot") -> None:
+        self.rows = rows
 
     def rows_for(self, x: Tensor, group_name: str) -> str:
         assert group_name == "0"
         return self.rows
 
     def pushes(self, x: Tensor, group_name: str) -> bool:
-        return self.can_push
+        return False
 
     def identity(self) -> str:
         return self.rows
@@ -104,64 +103,3 @@ def test_torch_still_has_the_option() -> None:
     from torch._inductor import config
 
     assert hasattr(config, OPTION)
-
-
-def in_turn(x: Tensor, ends: tuple[int, ...]) -> Tensor:
-    """Two sums in flight that end in this order."""
-    pending = [ops.all_reduce(part, "sum", "0") for part in (x * 2, x * 3)]
-    beside = x.sin()
-    return torch.stack([ops.wait_tensor(pending[number]) for number in ends]) + beside
-
-
-def five_at_a_time(x: Tensor) -> Tensor:
-    pending = [ops.all_reduce(x * number, "sum", "0") for number in range(5)]
-    beside = x.sin()
-    return torch.stack([ops.wait_tensor(one) for one in pending]) + beside
-
-
-def pushed(function: Any, chooser: Always) -> Graph:
-    graph = graph_of(function)
-    ReplacingPass(OP, chooser, pushing=(START, FINISH))(graph)
-    graph.lint()
-    return graph
-
-
-def arguments(graph: Graph, op: Any, first: int) -> list[Any]:
-    return [node.args[first:-1] for node in graph.find_nodes(op="call_function", target=op)]
-
-
-def test_sums_in_flight_are_pushed_each_behind_the_op_before() -> None:
-    graph = pushed(lambda x: in_turn(in_turn(x, (0, 1)).sum(0), (0, 1)), Always())
-    assert arguments(graph, START, 2) == [(0, 4, True), (1, 4, False), (2, 4, False), (3, 4, False)]
-    assert arguments(graph, FINISH, 3) == [(0,), (1,), (2,), (3,)]
-    made = [node for node in graph.nodes if node.target in (START, FINISH)]
-    for before, node in itertools.pairwise(made):
-        assert before in node.args[1 if node.target is START else 2]
-
-
-def test_a_sum_ends_behind_the_last_product_beside_it() -> None:
-    def beside_a_product(x: Tensor) -> Tensor:
-        pending = ops.all_reduce(x, "sum", "0")
-        product = x @ x.t()
-        return ops.wait_tensor(pending).sum() + product
-
-    (finish,) = pushed(beside_a_product, Always()).find_nodes(op="call_function", target=FINISH)
-    assert [node.target for node in finish.args[2]] == [START, torch.ops.aten.mm.default]
-
-
-@pytest.mark.parametrize(
-    ("function", "chooser"),
-    [
-        (lambda x: in_turn(x, (1, 0)), Always()),
-        (five_at_a_time, Always()),
-        (lambda x: in_turn(x, (0, 1)), Always(pushes=False)),
-        (read_before, Always()),
-        (lambda x: waited(x), Always("")),
-    ],
-)
-def test_sums_that_end_in_a_different_order_are_too_many_or_have_nothing_beside_them_are_not_pushed(
-    function: Any, chooser: Always
-) -> None:
-    graph = pushed(function, chooser)
-    assert graph.find_nodes(op="call_function", target=START) == []
-    assert graph.find_nodes(op="call_function", target=ops.all_reduce.default) != []

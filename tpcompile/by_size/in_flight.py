@@ -1,16 +1,27 @@
 """An all-reduce of two ranks in flight, by copy engines: a kernel of NCCL waits for a place beside matrix products.
 
     pushed = all_reduce_push_start(x, after, slot, num_slots, meets, group)
-    y = all_reduce_push_finish(pushed, x, after, slot, group)
+    part = all_reduce_push_receive(pushed, x, after, slot, group)
+    y = x + part[: x.numel()].view(x.shape)
+    released = all_reduce_push_release(h, after)
 
-Each rank copies its `x` into memory of its peer on a stream of its own, and the finish adds what the peer has sent: the
-same bits on both ranks. `after` are results that must be there before: they put the ops of a graph into one order, and
-each finish behind the work that hides it, which no pass of a compiler can change.
+Each rank copies its `x` into memory of its peer on a stream of its own. What the peer has sent is not copied again:
+`part` is the memory itself, and the addition belongs to the kernel that the compiler makes of it and of what follows.
+Both ranks add the same two numbers, and have the same bits. `h` is what that kernel writes: `y`, or something through
+which alone `y` is read. So no kernel behind the release reads `part`.
+
+`after` are results that must be there before: they put the ops of a graph into one order, and each receive behind the
+work that hides it, which no pass of a compiler can change.
 
 Memory. Slot `slot` of `num_slots` holds one message. A rank may write it when its peer has read what was there. With at
-most m sums in flight, finished in the order of their starts, and `num_slots` >= 2 m taken in turn: between starts i and
-i + 2 m of a slot lies start i + m, which the peer makes after it has finished i, and which this rank finishes before it
-starts i + 2 m. The first start of a call meets the peer: all that was before on the peer's stream is over then.
+most m sums in flight, released in the order of their starts, and `num_slots` >= 2 m taken in turn: between starts i and
+i + 2 m of a slot lies start i + m, which the peer makes after it has released i, and whose message this rank releases
+before it starts i + 2 m. The copies of a start wait for all kernels that were launched before it. The first start of a
+call meets the peer: all that was before on the peer's stream is over then.
+
+A compiler takes the memory of a result that is read no more for a later one of the same size, or of 95 % of it. The
+peer may write to `part` by then, so `part` is longer than `x` by an eighth and a few elements: no other result has that
+size.
 """
 
 from __future__ import annotations
@@ -22,6 +33,7 @@ from torch import Tensor
 
 from tpcompile.by_size.workspace import check_may_grow, is_capturing, of_group
 from tpcompile.torch_api import c10d, symmetric
+from tpcompile.torch_api.pushed_sums import Pushing
 
 _LEAST_BYTES = 1 << 20
 _OF_GROUPS: dict[tuple[str, torch.device], Slots] = {}
@@ -29,7 +41,7 @@ _OF_GROUPS: dict[tuple[str, torch.device], Slots] = {}
 
 @torch.library.custom_op("tpcompile::all_reduce_push_start", mutates_args=())
 def start(x: Tensor, after: list[Tensor], slot: int, num_slots: int, meets: bool, group_name: str) -> Tensor:
-    """Send `x`, contiguous, to the other rank of the group -> what the finish is given, [0].
+    """Send `x`, contiguous, to the other rank of the group -> what the receive is given, [0].
 
     A collective: both ranks make equal calls in the same order. `meets` in the first start of a call. Raises
     ConfigError where memory would have to grow while a CUDA graph is captured.
@@ -44,24 +56,47 @@ def _(x: Tensor, after: list[Tensor], slot: int, num_slots: int, meets: bool, gr
     return x.new_empty(0)
 
 
-@torch.library.custom_op("tpcompile::all_reduce_push_finish", mutates_args=())
-def finish(started: Tensor, x: Tensor, after: list[Tensor], slot: int, group_name: str) -> Tensor:
-    """The sum of both ranks' `x`. On a CPU the functional all-reduce, here."""
-    return _slots_of(group_name, x.device).finish(x, slot)
+@torch.library.custom_op("tpcompile::all_reduce_push_receive", mutates_args=())
+def receive(started: Tensor, x: Tensor, after: list[Tensor], slot: int, group_name: str) -> Tensor:
+    """The other rank's `x`, flat, [received_size(x)] with anything behind it. On a CPU an all-gather, here."""
+    return _slots_of(group_name, x.device).receive(slot)
 
 
-@finish.register_kernel("cpu")
+@receive.register_kernel("cpu")
 def _(started: Tensor, x: Tensor, after: list[Tensor], slot: int, group_name: str) -> Tensor:
-    return c10d.end(*c10d.functional_sum(x, group_name))
+    group = c10d.group_of_name(group_name)
+    gathered = c10d.end(*c10d.functional_gather(x.reshape(1, -1), group))
+    part = x.new_zeros(received_size(x))
+    part[: x.numel()] = gathered[1 - group.rank()]
+    return part
 
 
-@finish.register_fake
+@receive.register_fake
 def _(started: Tensor, x: Tensor, after: list[Tensor], slot: int, group_name: str) -> Tensor:
-    return torch.empty_like(x)
+    return x.new_empty(received_size(x))
 
 
-START = torch.ops.tpcompile.all_reduce_push_start.default
-FINISH = torch.ops.tpcompile.all_reduce_push_finish.default
+@torch.library.custom_op("tpcompile::all_reduce_push_release", mutates_args=())
+def release(read: Tensor, after: list[Tensor]) -> Tensor:
+    """What was received is read no more, once `read` is there -> what the next op is behind, [0]."""
+    return read.new_empty(0)
+
+
+@release.register_fake
+def _(read: Tensor, after: list[Tensor]) -> Tensor:
+    return read.new_empty(0)
+
+
+def received_size(x: Tensor) -> int:
+    """Elements of what is received for `x`; see the end of this module's docstring."""
+    return x.numel() + x.numel() // 8 + 8
+
+
+OPS = Pushing(
+    start=torch.ops.tpcompile.all_reduce_push_start.default,
+    receive=torch.ops.tpcompile.all_reduce_push_receive.default,
+    release=torch.ops.tpcompile.all_reduce_push_release.default,
+)
 
 
 class Slots:
@@ -80,10 +115,10 @@ class Slots:
 
     def start(self, x: Tensor, slot: int, num_slots: int, *, meets: bool) -> None:
         """Queue the copy, behind all that is queued on the current stream."""
-        num_bytes = x.numel() * x.itemsize
+        num_bytes = received_size(x) * x.itemsize
         slot_bytes, memory = self._memory_for(num_bytes, num_slots)
         begin = slot * slot_bytes
-        received = memory.own[begin : begin + num_bytes].view(x.dtype).view(x.shape)
+        received = memory.own[begin : begin + num_bytes].view(x.dtype)
         self._wait_for_calls(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             if meets:
@@ -92,11 +127,11 @@ class Slots:
             memory.meet(channel=1 + slot)
             self._arriving[slot] = self._stream.record_event(), received
 
-    def finish(self, x: Tensor, slot: int) -> Tensor:
-        """`x` and what the peer has sent."""
+    def receive(self, slot: int) -> Tensor:
+        """What the peer has sent, once it is there."""
         arrived, received = self._arriving.pop(slot)
         torch.cuda.current_stream(self._device).wait_event(arrived)
-        return x + received
+        return received
 
     def _wait_for_calls(self, stream: Any) -> None:
         """The copies wait for what is queued on the stream of this call, and of the call before."""

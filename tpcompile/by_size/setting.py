@@ -46,7 +46,7 @@ class Sums:
     @property
     def options(self) -> dict[str, Any]:
         """Of torch.compile, for the backend inductor."""
-        return {OPTION: ReplacingPass(OP, self, pushing=(in_flight.START, in_flight.FINISH))}
+        return {OPTION: ReplacingPass(OP, self, pushing=in_flight.OPS)}
 
     def text(self, group: dist.ProcessGroup | None) -> str:
         """`by_size, table 1f0a...: two_shot to 8388608 bytes, nccl above (2 x NVIDIA H100)`; None is the job."""

@@ -120,10 +120,15 @@ def functional_sum(x: Tensor, group_name: str) -> tuple[Tensor, Any]:
     return ops.all_reduce(x.contiguous(), "sum", group_name), FUNCTIONAL
 
 
+def functional_gather(x: Tensor, group: Any) -> tuple[Tensor, Any]:
+    """`x` [n, ...] -> [n * group size, ...] in flight and its work, likewise."""
+    return ops.all_gather_into_tensor(x.contiguous(), group.size(), group.group_name), FUNCTIONAL
+
+
 def begin_all_gather(x: Tensor, group: Any, *, later: bool = False) -> tuple[Tensor, Any]:
     """Dense `x` [n, ...] -> [n * group size, ...] in flight and its work."""
     if is_functional():
-        return ops.all_gather_into_tensor(x, group.size(), group.group_name), FUNCTIONAL
+        return functional_gather(x, group)
     return send_all_gather(x, gathered_shape(x, group), group, later=later)
 
 

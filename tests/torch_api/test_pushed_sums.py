@@ -1,0 +1,192 @@
+"""Graphs with ops in place of a sum in flight: their order, what is read until when, and which sums stay."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tpcompile.by_size.in_flight import OPS, received_size
+from tpcompile.torch_api.pushed_sums import ops, push
+
+START, RECEIVE, RELEASE = OPS
+aten = torch.ops.aten
+cast = torch.ops.prims.convert_element_type.default
+"""As Inductor has it in its graphs."""
+
+
+def graph_of(function: Callable[[Tensor], Any], dtype: torch.dtype = torch.float32) -> Graph:
+    mode = FakeTensorMode()
+    graph: Graph = make_fx(function)(mode.from_tensor(torch.ones(4, 8, dtype=dtype))).graph
+    return graph
+
+
+def pushed(function: Callable[[Tensor], Any], dtype: torch.dtype = torch.float32) -> Graph:
+    graph = graph_of(function, dtype)
+    push(graph, OPS, lambda x, group_name: group_name == "0")
+    graph.lint()
+    return graph
+
+
+def calls(graph: Graph, op: Any) -> list[Node]:
+    return list(graph.find_nodes(op="call_function", target=op))
+
+
+def arguments(graph: Graph, op: Any, first: int) -> list[Any]:
+    return [node.args[first:-1] for node in calls(graph, op)]
+
+
+def in_turn(x: Tensor, ends: tuple[int, ...] = (0, 1)) -> Tensor:
+    """Two sums in flight that end in this order, and are read at the end."""
+    pending = [ops.all_reduce(part, "sum", "0") for part in (x * 2, x * 3)]
+    beside = x.sin()
+    return torch.stack([ops.wait_tensor(pending[number]) for number in ends]) + beside
+
+
+def five_at_a_time(x: Tensor) -> Tensor:
+    pending = [ops.all_reduce(x * number, "sum", "0") for number in range(5)]
+    beside = x.sin()
+    return torch.stack([ops.wait_tensor(one) for one in pending]) + beside
+
+
+def read_before(x: Tensor) -> Any:
+    pending = ops.all_reduce(x, "sum", "0")
+    return ops.wait_tensor(pending), pending
+
+
+def with_nothing_beside(x: Tensor) -> Tensor:
+    return ops.wait_tensor(ops.all_reduce(x, "sum", "0"))
+
+
+def test_each_op_is_behind_the_one_before() -> None:
+    graph = pushed(lambda x: in_turn(in_turn(x).sum(0)))
+    assert arguments(graph, START, 2) == [(0, 4, True), (1, 4, False), (2, 4, False), (3, 4, False)]
+    assert arguments(graph, RECEIVE, 3) == [(0,), (1,), (2,), (3,)]
+    assert len(calls(graph, RELEASE)) == 3 and not calls(graph, ops.all_reduce.default)
+    made = [node for node in graph.nodes if node.target in OPS]
+    place_of_after = {START: 1, RECEIVE: 2, RELEASE: 1}
+    for before, node in itertools.pairwise(made):
+        assert before in node.args[place_of_after[node.target]]
+
+
+def test_a_sum_ends_behind_the_last_product_beside_it() -> None:
+    def beside_a_product(x: Tensor) -> Tensor:
+        pending = ops.all_reduce(x, "sum", "0")
+        product = x @ x.t()
+        return ops.wait_tensor(pending).sum() + product
+
+    (receive,) = calls(pushed(beside_a_product), RECEIVE)
+    assert [node.target for node in receive.args[2]] == [START, aten.mm.default]
+
+
+def one_sum(behind: Callable[[Tensor, Tensor], Any]) -> Callable[[Tensor], Any]:
+    """A sum with work beside it, and what is made of both; then one more, behind which nothing is released."""
+
+    def function(x: Tensor) -> Any:
+        pending = ops.all_reduce(x, "sum", "0")
+        beside = x.sin()
+        found = behind(ops.wait_tensor(pending), beside)
+        last = ops.all_reduce(x * 3, "sum", "0")
+        return found, beside.cos(), ops.wait_tensor(last)
+
+    return function
+
+
+def norm(x: Tensor) -> Tensor:
+    return x * x.float().square().mean(-1, keepdim=True).rsqrt().to(x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("behind", "read", "dtype"),
+    [
+        (lambda y, x: norm((y * x).view(8, 4) + 1), "add", "float32"),
+        (lambda y, x: norm(cast(cast(y, torch.float32) * x + 1, torch.bfloat16)), "convert", "bfloat16"),
+        (lambda y, x: cast(y + x, torch.float64).sum(), "add", "bfloat16"),
+        (lambda y, x: (y.relu(), y + x), "add", "float32"),
+        (lambda y, x: y @ x.t(), "add", "float32"),
+        (lambda y, x: y[:, :1] * x.sum(), "add", "float32"),
+        (lambda y, x: y.exp().expand(3, 4, 8) + 1, "exp", "float32"),
+    ],
+    ids=["residual", "through float32", "not the wider", "two readers", "product", "a part of it", "broadcast"],
+)
+def test_a_release_is_behind_what_alone_reads_the_sum(behind: Any, read: str, dtype: str) -> None:
+    """The smallest of the results through which alone it is read; where two read it, the sum itself."""
+    graph = pushed(one_sum(behind), getattr(torch, dtype))
+    (receive, _), (release,) = calls(graph, RECEIVE), calls(graph, RELEASE)
+    found = release.args[0]
+    assert found.name.startswith(read) and release.prev is found and release.args[1] == [receive]
+    assert found.meta["val"].dtype == getattr(torch, dtype)
+    behind_it = set(itertools.takewhile(lambda node: node is not release, reversed(graph.nodes)))
+    assert not any(reads(node, receive, found) for node in behind_it)
+
+
+def reads(node: Node, received: Node, through: Node) -> bool:
+    """Whether a node is computed from what was received in a different way than through that node."""
+    if node is through:
+        return False
+    return node is received or any(
+        reads(one, received, through) for one in node.all_input_nodes if one.target not in OPS or one is received
+    )
+
+
+def test_the_walk_over_inputs_sees_a_reader_past_the_release() -> None:
+    """The control of the test above."""
+    graph = pushed(one_sum(lambda y, x: (y.relu(), y + x)))
+    (receive, _), (release,), (relu,) = (calls(graph, op) for op in (RECEIVE, RELEASE, aten.relu.default))
+    other = calls(graph, aten.add.Tensor)[1]
+    assert reads(relu, receive, other) and not reads(relu, receive, release.args[0])
+
+
+def test_what_is_received_has_a_size_of_its_own_and_the_sum_the_meta_of_the_wait() -> None:
+    """Inductor takes the memory of a result for one of 95 % of its size, and the peer would write there."""
+    graph = graph_of(one_sum(lambda y, x: norm(y + x)))
+    wait, _ = calls(graph, ops.wait_tensor.default)
+    wait.meta["stack_trace"], value = "the user's line", wait.meta["val"]
+    push(graph, OPS, lambda *_: True)
+    receive, part = calls(graph, RECEIVE)[0], calls(graph, aten.view.default)[0]
+    (total,) = part.users
+    assert receive.meta["val"].shape == (received_size(value),) == (44,) and part.meta["val"].shape == (4, 8)
+    assert value.numel() < 0.95 * received_size(value)
+    assert total.meta["val"] is value
+    assert total.meta["stack_trace"] == receive.meta["stack_trace"] == "the user's line"
+
+
+def read_in_a_different_order(x: Tensor) -> Tensor:
+    """The first sum is read last: the releases would not be in the order of the starts."""
+    pending = [ops.all_reduce(part, "sum", "0") for part in (x * 2, x * 3)]
+    beside = x.sin()
+    first, second = (ops.wait_tensor(one) for one in pending)
+    late = (second + 1).sum() + beside
+    return (first + 1).sum() + late
+
+
+def test_sums_that_are_read_in_a_different_order_are_written_where_they_end() -> None:
+    graph = pushed(read_in_a_different_order)
+    (release,), part = calls(graph, RELEASE), calls(graph, aten.view.default)[0]
+    assert list(part.users) == [release.args[0]]
+
+
+@pytest.mark.parametrize(
+    ("function", "group"),
+    [
+        (lambda x: in_turn(x, (1, 0)), "0"),
+        (five_at_a_time, "0"),
+        (lambda x: in_turn(x), "1"),
+        (read_before, "0"),
+        (with_nothing_beside, "0"),
+    ],
+    ids=["other order", "five", "other group", "read before", "nothing beside"],
+)
+def test_sums_that_end_in_a_different_order_are_too_many_or_have_nothing_beside_them_stay(
+    function: Any, group: str
+) -> None:
+    graph = graph_of(function)
+    push(graph, OPS, lambda x, group_name: group_name == group)
+    assert not calls(graph, START) and calls(graph, ops.all_reduce.default)

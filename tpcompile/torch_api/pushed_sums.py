@@ -1,0 +1,201 @@
+"""Sums of a graph that have work beside them -> ops that send, receive and release what two ranks exchange.
+
+    pending = all_reduce(x, "sum", group)       pushed = START(x, before, slot, number of slots, is the first, group)
+    work                                        work
+    y = wait_tensor(pending)                    part = RECEIVE(pushed, x, [before, work], slot, group)
+                                                y = x + part[: x.numel()].view(x.shape)
+    h = f(y)                                    h = f(y)
+                                                RELEASE(h, before)
+
+`h` is the last result through which alone `y` is read, by pointwise ops: Inductor writes it, since an op takes it, and
+makes one kernel of the addition and `f`. `before` is the one of these ops before, so no pass can change their order.
+What they do is in `tpcompile.by_size.in_flight`.
+
+    name                                    why
+    ops._c10d_functional.all_reduce, wait_tensor    what is replaced
+    torch.Tag.pointwise                     of the ops between `y` and `h`
+    Node.meta["val"]                        fake tensors of the graph
+
+Seen on torch 2.11.0 and 2.13.0; `tests/torch_api/test_pushed_sums.py` fails when one of the names moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+ops = torch.ops._c10d_functional
+aten = torch.ops.aten
+_PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
+"""Work that takes long enough to hide a sum."""
+_VIEWS = (aten.view.default, aten.reshape.default)
+_MOST_IN_FLIGHT = 4
+"""Sums of a group at a time that are pushed: each takes the memory of two messages."""
+_KEPT = ("val", "tensor_meta", "stack_trace", "nn_module_stack")
+"""What the new node takes over; the arguments that eager saw, which are there too, are those of a different op."""
+
+
+class Pushing(NamedTuple):
+    """The ops, as above."""
+
+    start: Callable[..., Tensor]
+    receive: Callable[..., Tensor]
+    release: Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A sum with work beside it: its start, its wait and the last node by which it is read, and their places."""
+
+    start: Node
+    wait: Node
+    read: Node
+    starts_at: int
+    ends_at: int
+    read_at: int
+
+    def is_open_behind(self, place: int) -> bool:
+        """Whether it is in flight, or not yet read, behind the node at that place."""
+        return self.starts_at <= place < self.read_at
+
+    def read_at_once(self) -> InFlight:
+        """The same, which is read where it ends."""
+        return replace(self, read=self.wait, read_at=self.ends_at)
+
+
+def push(graph: Graph, pushing: Pushing, is_wanted: Callable[[Tensor, str], bool]) -> None:
+    """Replace, in place, the sums in flight of the groups for which `is_wanted(fake tensor, group name)`.
+
+    Those of a group stay as they are where they do not end in the order of their starts, or too many are in flight.
+    """
+    for sums in _in_flight(graph, is_wanted).values():
+        for each in (sums, [one.read_at_once() for one in sums]):
+            if _take_turns(each):
+                _put(graph, each, pushing)
+                break
+
+
+def _in_flight(graph: Graph, is_wanted: Callable[[Tensor, str], bool]) -> dict[str, list[InFlight]]:
+    """By group, in the order of their starts."""
+    place = {node: number for number, node in enumerate(graph.nodes)}
+    found: dict[str, list[InFlight]] = {}
+    for start in graph.find_nodes(op="call_function", target=ops.all_reduce.default):
+        wait, value, group_name = _only_wait(start), summed(start), str(start.args[2])
+        if wait is not None and value is not None and is_wanted(value, group_name):
+            read = _read_through(wait)
+            one = InFlight(start, wait, read, place[start], place[wait], place[read])
+            found.setdefault(group_name, []).append(one)
+    return found
+
+
+def _take_turns(sums: list[InFlight]) -> bool:
+    """Whether they end and are read in the order of their starts, few at a time."""
+    ends, reads = [one.ends_at for one in sums], [one.read_at for one in sums]
+    return ends == sorted(ends) and reads == sorted(reads) and _most_open(sums) <= _MOST_IN_FLIGHT
+
+
+def _most_open(sums: list[InFlight]) -> int:
+    return max(sum(other.is_open_behind(one.starts_at) for other in sums) for one in sums)
+
+
+def _put(graph: Graph, sums: list[InFlight], pushing: Pushing) -> None:
+    """Each op behind the one before it."""
+    nodes, num_slots = list(graph.nodes), 2 * _most_open(sums)
+    moments = [(one.starts_at, number, "start") for number, one in enumerate(sums)]
+    moments += [(one.ends_at, number, "receive") for number, one in enumerate(sums)]
+    moments += [(one.read_at, number, "release") for number, one in enumerate(sums)]
+    started: dict[int, Node] = {}
+    total: dict[Node, Node] = {}
+    before: list[Node] = []
+    for place, number, kind in sorted(moments)[:-1]:  # nothing is behind the last release
+        one, slot = sums[number], number % num_slots
+        x, _, group_name = one.start.args
+        if kind == "start":
+            arguments = (x, before, slot, num_slots, number == 0, group_name)
+            made = started[number] = _before(one.start, one.start, pushing.start, arguments)
+        elif kind == "receive":
+            after = [*before, *_product_before(one.wait, one.start)]
+            made = _before(one.wait, one.wait, pushing.receive, (started[number], x, after, slot, group_name))
+            total[one.wait] = _sum_of(one, made)
+        else:
+            read = total.get(one.read, one.read)
+            made = _before(nodes[place + 1], read, pushing.release, (read, before))
+        before = [made]
+
+
+def _sum_of(one: InFlight, received: Node) -> Node:
+    """The sum in place of the wait for it."""
+    x, wait = one.start.args[0], one.wait
+    value = wait.meta["val"]
+    flat = _before(wait, wait, aten.slice.Tensor, (received, 0, 0, value.numel()))
+    part = _before(wait, wait, aten.view.default, (flat, list(value.shape)))
+    made = put_in_place_of(wait, aten.add.Tensor, (x, part))
+    wait.graph.erase_node(one.start)
+    return made
+
+
+def _read_through(wait: Node) -> Node:
+    """The last node by which the sum is read, or the one before that is smaller: it is written to memory."""
+    node = smallest = wait
+    while len(node.users) == 1 and _is_pointwise(following := next(iter(node.users)), node):
+        node = following
+        if node.meta["val"].itemsize <= smallest.meta["val"].itemsize:
+            smallest = node
+    return smallest
+
+
+def _is_pointwise(node: Node, given: Node) -> bool:
+    """Whether the node is computed from as many elements of another one by one."""
+    value, target = node.meta.get("val"), node.target
+    is_one = isinstance(value, Tensor) and value.numel() == given.meta["val"].numel()
+    is_op = isinstance(target, torch._ops.OpOverload)
+    return is_one and is_op and (torch.Tag.pointwise in target.tags or target in _VIEWS)
+
+
+def summed(start: Node) -> Tensor | None:
+    """The fake tensor that is summed; None for a different reduction, and for one that is not contiguous."""
+    x, reduce_op, _ = start.args
+    value = x.meta["val"] if isinstance(x, Node) and reduce_op == "sum" else None
+    return value if value is not None and value.is_contiguous() else None
+
+
+def _product_before(wait: Node, start: Node) -> list[Node]:
+    """The last matrix product between the two: it hides the sum, if the wait does not come before it."""
+    node = wait.prev
+    while node is not start:
+        if node.target in _PRODUCTS:
+            return [node]
+        node = node.prev
+    return []
+
+
+def _only_wait(start: Node) -> Node | None:
+    """The wait for a collective that nothing else reads, and that has work beside it."""
+    users = list(start.users)
+    is_wait = len(users) == 1 and users[0].op == "call_function" and users[0].target == ops.wait_tensor.default
+    return users[0] if is_wait and users[0] is not start.next else None
+
+
+def _before(place: Node, like: Node, op: Callable[..., Any], arguments: tuple[Any, ...]) -> Node:
+    """A call of an op before `place`, with the line of `like`."""
+    with place.graph.inserting_before(place):
+        made: Node = place.graph.call_function(op, arguments)
+    made.meta.update({key: like.meta[key] for key in _KEPT[2:] if key in like.meta})
+    made.meta["val"] = op(*map_arg(arguments, lambda node: node.meta["val"]))
+    return made
+
+
+def put_in_place_of(wait: Node, op: Callable[..., Tensor], arguments: tuple[Any, ...]) -> Node:
+    """A call of an op whose result is that of the wait."""
+    with wait.graph.inserting_before(wait):
+        made: Node = wait.graph.call_function(op, arguments)
+    made.meta.update({key: wait.meta[key] for key in _KEPT if key in wait.meta})
+    wait.replace_all_uses_with(made)
+    wait.graph.erase_node(wait)
+    return made
