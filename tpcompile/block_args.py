@@ -53,6 +53,9 @@ class BlockArgs(BaseModel):
     halves: bool = False
     """Between attentions the tokens go in two halves, so that all-reduces of one run beside the work on the other; for
     inference. Calls with caches, and of one token, stay whole."""
+    attention_backend: Literal["auto", "flash", "cudnn", "efficient", "math"] = "auto"
+    """What computes attention. `auto` leaves it to the torch of each rank, by its settings, GPU and shapes; a name is
+    the same on all ranks, or an error. float64, in which references compute, is left to torch."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Probability of dropping an element of the MLP's hidden activations and of each residual branch."""
 

@@ -16,20 +16,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tpcompile.block_args import BlockArgs
 from tpcompile.collectives.strategies import TpComm
+from tpcompile.errors import ConfigError
 from tpcompile.fastpath.plain import rotate
 from tpcompile.nn.cache import KVCache
 from tpcompile.nn.fast_paths import Site
 from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear
 from tpcompile.nn.norm import DistributedQKNorm, DistributedRMSNorm, PerHeadQKNorm, PerHeadRMSNorm
 from tpcompile.nn.sharding import Declared, Part
+from tpcompile.torch_api.compiler import sdpa_choice
 
 if TYPE_CHECKING:
     from tpcompile.fastpath.kernels.exchange_memory import Exchange  # imports Triton
 
 KeysValues = tuple[Tensor, Tensor]
+_BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,7 @@ class Attention(nn.Module):
         dtype = getattr(torch, args.dtype)
         self.head_dim = args.head_dim
         self.causal = args.causal
+        self.backend = args.attention_backend
         self.interleaved = args.rope == "interleaved"
         self.grouped = heads.q.share(comm.size) != heads.kv.share(comm.size)
         self.sequence_parallel = args.sequence_parallel
@@ -133,7 +141,7 @@ class Attention(nn.Module):
             mask, causal = _both(cache.mask(positions_S), mask), False
         elif causal and mask is not None:
             mask, causal = _both(_causal_mask(q_BShE.shape[1], q_BShE.device), mask), False
-        o_BShE = attend(q_BShE, (k_BSgE, v_BSgE), mask=mask, causal=causal, grouped=self.grouped)
+        o_BShE = attend(q_BShE, (k_BSgE, v_BSgE), mask=mask, causal=causal, grouped=self.grouped, backend=self.backend)
         return _tokens_first(o_BShE, self.sequence_parallel).flatten(2)
 
     def declared(self, x_shape: Sequence[int], dtype: torch.dtype, *, reduce: bool = True) -> Declared:
@@ -181,6 +189,7 @@ class CrossAttention(nn.Module):
         heads = HeadLayout.of(args, comm.size)
         dtype = getattr(torch, args.dtype)
         self.head_dim = args.head_dim
+        self.backend = args.attention_backend
         self.grouped = heads.q.share(comm.size) != heads.kv.share(comm.size)
         self.sequence_parallel = args.sequence_parallel
         options = {"bias": args.bias, "comm": comm, "dtype": dtype}
@@ -205,7 +214,7 @@ class CrossAttention(nn.Module):
         if self.q_norm is not None:
             q_BSd = self.q_norm(q_BSd)
         q_BShE = _tokens_first(q_BSd.unflatten(-1, (-1, self.head_dim)), self.sequence_parallel)
-        o_BShE = attend(q_BShE, keys_values, mask=mask, causal=False, grouped=self.grouped)
+        o_BShE = attend(q_BShE, keys_values, mask=mask, causal=False, grouped=self.grouped, backend=self.backend)
         return self.wo(_tokens_first(o_BShE, self.sequence_parallel).flatten(2))
 
     def declared(self, x_shape: Sequence[int], context_shape: Sequence[int], dtype: torch.dtype) -> Declared:
@@ -219,13 +228,36 @@ class CrossAttention(nn.Module):
         return total.then(self.wo.declared(x_shape, dtype))
 
 
-def attend(q_BShE: Tensor, keys_values: KeysValues, *, mask: Tensor | None, causal: bool, grouped: bool) -> Tensor:
-    """softmax(q k / sqrt(E)) v per head: [B, S, h, E], [B, T, g, E] twice -> [B, S, h, E]."""
-    q_BhSE, k_BgTE, v_BgTE = (t.transpose(1, 2) for t in (q_BShE, *keys_values))
-    o_BhSE = F.scaled_dot_product_attention(
-        q_BhSE, k_BgTE, v_BgTE, attn_mask=mask, is_causal=causal, enable_gqa=grouped
-    )
+def attend(
+    q_BShE: Tensor, keys_values: KeysValues, *, mask: Tensor | None, causal: bool, grouped: bool, backend: str = "auto"
+) -> Tensor:
+    """softmax(q k / sqrt(E)) v per head: [B, S, h, E], [B, T, g, E] twice -> [B, S, h, E].
+
+    `backend` as in BlockArgs. Raises ConfigError for one that cannot take these tensors; compiled code, RuntimeError.
+    """
+    qkv = tuple(t.transpose(1, 2) for t in (q_BShE, *keys_values))
+    options = {"attn_mask": mask, "is_causal": causal, "enable_gqa": grouped}
+    if backend == "auto" or q_BShE.dtype == torch.float64:
+        return F.scaled_dot_product_attention(*qkv, **options).transpose(1, 2)
+    with sdpa_kernel(_BACKENDS[backend]):
+        if not torch.compiler.is_compiling():
+            _check_backend(backend, qkv, options)
+        o_BhSE = F.scaled_dot_product_attention(*qkv, **options)
     return o_BhSE.transpose(1, 2)
+
+
+def _check_backend(backend: str, qkv: tuple[Tensor, ...], options: dict[str, Any]) -> None:
+    """While no other backend is allowed."""
+    try:
+        found = sdpa_choice(*qkv, **options)
+    except RuntimeError:  # none can
+        found = ""
+    if found != _BACKENDS[backend].name:
+        q, k, _ = qkv
+        raise ConfigError(
+            f"attention_backend={backend} cannot take {q.dtype} {list(q.shape)} and {list(k.shape)} on {q.device.type}"
+            f"{' with a mask' if options['attn_mask'] is not None else ''}; choose a different one, or auto"
+        )
 
 
 def _norm(args: BlockArgs, width: Part, comm: TpComm, dtype: torch.dtype) -> DistributedRMSNorm | PerHeadRMSNorm | None:
