@@ -52,7 +52,7 @@ def test_an_unknown_preset_lists_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("block.nope=1", r"unknown config key 'nope'; block has batch, bias"),
+        ("block.nope=1", r"unknown config key 'nope'; block has attention_backend, batch"),
         ("nope=1", r"unknown config key 'nope'; the top level has block, compile"),
         ("nope.deep=1", r"unknown config key 'nope'"),
         ("block.dim=0", r"block\.dim=0: .*greater than 0"),

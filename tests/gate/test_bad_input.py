@@ -138,7 +138,7 @@ def test_only_one_rank_prints_the_line(tmp_path: Path, capsys: Capture, monkeypa
     ("arguments", "line"),
     [
         (["--preset", "nope"], "unknown preset 'nope'; choose from cpu_smoke"),
-        (["--set", "block.nope=1"], "unknown config key 'nope'; block has batch, bias"),
+        (["--set", "block.nope=1"], "unknown config key 'nope'; block has attention_backend, batch"),
         (["--set", "block.dim"], "--set 'block.dim': write key=value"),
         (["--set", "block.dim=[1"], "--set 'block.dim=[1': the value is not YAML"),
         (["--layers", "0"], "block.num_layers=0: Input should be greater than 0"),
