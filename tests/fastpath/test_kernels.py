@@ -150,7 +150,9 @@ def apply(q_width: int = 32, cos: Tensor = TABLES["cos_SR"], q_weight: Tensor | 
 def checked_ops() -> int:
     """In an interpreting process: schema, fake, autograd of every op; compiled code with a length that changes."""
     from tpcompile.fastpath.kernels.all import activation, qk_head_norm, qk_norm, qkv_pack, token_norm
+    from tpcompile.torch_api import interpreted
 
+    interpreted.like_gpus()
     x = torch.randn(2, 3, 32)
     ops: list[tuple[Any, tuple[Any, ...]]] = [
         (qk_norm.qk_sums, (x, x)),
