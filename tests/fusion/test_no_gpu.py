@@ -44,6 +44,7 @@ def ended(folder: Path) -> dict[str, dict[str, Any]]:
     }
     words = {name: [str(word) for word in command] for name, command in commands.items()}
     environ = {"PATH": "/usr/bin:/bin:/usr/local/bin", "HOME": str(folder), "CUDA_VISIBLE_DEVICES": ""}
+    environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # workers would import torch and have nothing to compile
     done = subprocess.run(
         [sys.executable, "-m", "tests.fusion.without_gpu", json.dumps(words)],
         env=environ | {"PYTHONPATH": PYTHONPATH}, capture_output=True, text=True, timeout=850, check=False,
