@@ -37,8 +37,8 @@ from tpcompile.pytest_plugin.session import Running
 
 TORCHRUN = ("-m", "torch.distributed.run")
 FORKED = (
-    TORCHRUN[1], "tpcompile.bench", "tpcompile.fastpath.certify", "tpcompile.faults", "tpcompile.fusion",
-    "tpcompile.fusion.win", "tpcompile.fusion.win.measure",
+    TORCHRUN[1], "tpcompile.bench", "tpcompile.fastpath.certify", "tpcompile.faults", "tpcompile.faults.tree",
+    "tpcompile.fusion", "tpcompile.fusion.win", "tpcompile.fusion.win.measure",
 )  # fmt: skip
 """Modules that a command starts with `python -m`, or becomes, since they use torch; a forked one has it already."""
 ROOT = Path(__file__).resolve().parents[1]

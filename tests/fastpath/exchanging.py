@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest import mock
 
 os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is declared
 
@@ -246,7 +247,7 @@ def _equal() -> dict[str, Any]:
 @scenario("repeated")
 def _repeated() -> list[Any]:
     kinds = (Heads([2, 1, 1], [1, 1, 1], tokens=1), Rows(3, width=8, tokens=1), Rows(3, width=8, least_rows=DENSE))
-    run = repeated(*kinds, times=15, delays_of=partial(Skew, most_s=0.02))
+    run = repeated(*kinds, times=8, delays_of=partial(Skew, most_s=0.02))
     return on_ranks(3, run, *(each.rows for each in kinds))
 
 
@@ -275,10 +276,12 @@ def broken(name: str, function: Any, before: str, after: str) -> None:
         lines = source.replace(before, after).split("\n", 1)[1]  # without the decorator
         exec(compile(lines, file, "exec"), function.fn.__globals__ | {}, made)
         function.fn.__code__ = made[function.fn.__name__].__code__
+        interpreted.forget(function.fn)
         try:
             return _under_skew()
         finally:
             function.fn.__code__ = right
+            interpreted.rewrite([function.fn])
 
     SCENARIOS[f"broken: {name}"] = run
 
@@ -298,20 +301,19 @@ def failure_of(call: Callable[[], Any]) -> str:
 
 @scenario("certified")
 def _certified() -> dict[str, Any]:
-    """Cases and the first of two mutations, by ranks that run at once."""
-    from tpcompile.fastpath.certify import certify, shipped
+    """Cases in one dtype and the first of two mutations, by ranks that run at once."""
+    from tpcompile.fastpath.certify import certify, proof, shipped
 
     assert shipped.all_reduce_add_rms_norm
-    proved = certify("all_reduce_add_rms_norm", tp_sizes=(2,), num_mutations=2)
+    settings = [proof.Setting(2, torch.bfloat16, torch.device("cpu"))]
+    with mock.patch.object(proof, "_settings", return_value=settings):
+        proved = certify("all_reduce_add_rms_norm", num_mutations=2)
     return {"cases": proved.num_cases, "caught": proved.power.caught}
 
 
 @scenario("ops")
 def _ops() -> int:
-    """Schema and fake of both ops, and one graph for lengths that change.
-
-    Last, because kernels that have run in this process are kept by the interpreter, which then sees no mutation.
-    """
+    """Schema and fake of both ops, and one graph for lengths that change."""
     memory = shared_words(num_words(1, num_rows=8, row_words=32), torch.device("cpu"))
     (side,) = between([memory], num_rows=8, row_words=32)
     data = Heads([2], [1], tokens=2)

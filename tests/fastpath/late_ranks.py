@@ -8,8 +8,8 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -35,10 +35,11 @@ from tests.fastpath.exchanging import (
     on_ranks,
     scenario,
 )
-from tpcompile.fastpath import peers
+from tpcompile.fastpath import peers, registered
 from tpcompile.fastpath.certify.at_once import shared_words
 from tpcompile.fastpath.kernels import all_reduce_norm, exchange
 from tpcompile.fastpath.kernels.exchange_memory import Exchange
+from tpcompile.torch_api import interpreted
 
 
 class Survivors:
@@ -114,8 +115,12 @@ def in_a_job(rank: int, size: int, exchanges: list[Exchange]) -> list[Exchange]:
 def meet(told: Tensor, rank: int) -> None:
     """Wait until all ranks have written a number into shared memory."""
     told[rank] = 1
+    wait_until(lambda: bool(told.all()))
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
-    while not told.all() and time.monotonic() < deadline:
+    while not is_so() and time.monotonic() < deadline:
         time.sleep(1e-3)
 
 
@@ -223,15 +228,19 @@ def _refused_alike() -> list[Any]:
 
 @scenario("two threads")
 def _two_threads() -> list[Any]:
-    """A second thread calls while a kernel of the first waits for a peer that does not come."""
-    data = Rows(2, tokens=1)
+    """A second thread calls while a kernel of the first waits for a peer, which comes once that call has ended."""
+    data, ended = Rows(2, tokens=1), shared_words(1, torch.device("cpu"))
 
     def run(rank: int, exchanges: list[Exchange]) -> list[str]:
-        if rank == 1:
-            return []
         call, _ = data.call(rank, 0)
+        calls = partial(failure_of, partial(call, exchange=exchanges[0]))
+        if rank == 1:
+            wait_until(lambda: bool(ended[0]))
+            return [calls()]
         with ThreadPoolExecutor(2) as pool:
-            found = [pool.submit(failure_of, partial(call, exchange=exchanges[0])) for _ in range(2)]
+            found = [pool.submit(calls) for _ in range(2)]
+            wait(found, return_when=FIRST_COMPLETED)
+            ended[0] = 1
             return sorted(each.result() for each in found)
 
     return on_ranks(2, run, data.rows, max_polls=5000)
@@ -239,7 +248,10 @@ def _two_threads() -> list[Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    torch.compiler.reset()  # imports Dynamo, as the first call of a custom op does, before ranks are forked
+    torch.compiler.reset()  # imports Dynamo, as the first call of a custom op does
+    interpreted.like_gpus()  # and what a first launch does, before ranks are forked
+    for name in ("qk_norm_rope_exchange", "all_reduce_add_rms_norm"):
+        interpreted.rewrite(registered()[name].source.functions)
     found = {}
     for name, run in SCENARIOS.items():
         started = os.times()

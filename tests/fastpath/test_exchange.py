@@ -136,7 +136,7 @@ def test_ops_keep_what_torch_asks_of_an_op_and_compile_once_for_all_lengths(foun
 
 
 def test_they_are_certified_by_ranks_that_run_at_once(found: dict[str, Any]) -> None:
-    assert found["certified"] == {"cases": 18, "caught": 1.0}
+    assert found["certified"] == {"cases": 6, "caught": 1.0}
 
 
 TABLES = (torch.ones(3, 8), torch.zeros(3, 8))

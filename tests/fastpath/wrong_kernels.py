@@ -149,7 +149,8 @@ def passes(fault: Fault, known: Prepared, mutation: Mutation | None, folder: str
 
 def report(faults: Sequence[Fault], cpu_s: float = 20.0) -> None:
     """Print which kernels pass the cases of the faults, right and wrong, as JSON."""
-    proof._prepare()
+    for path in {fault.path for fault in faults}:
+        proof._prepare(registered()[path])
     known = {(fault.path, fault.case, fault.tp, fault.dtype): fault for fault in faults}
     cases = {key: case_of(fault) for key, fault in known.items()}
     with tempfile.TemporaryDirectory() as folder:

@@ -18,22 +18,34 @@ from tpcompile.errors import DirectoryTakenError
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.faults import __main__, injected, run
 from tpcompile.faults.case import CASES
-from tpcompile.faults.judge import Outcome
+from tpcompile.faults.judge import Outcome, Result
+from tpcompile.faults.matrix import Matrix
 from tpcompile.faults.run import run_case, torchrun_with
 from tpcompile.faults.sweep import sweep
 from tpcompile.gate.replay import replay
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["stride", "getrank_constant", "reduce_op"])
-def test_a_planted_fault_is_named_in_seconds(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    if name != "stride":  # one as users start it
-        request.getfixturevalue("forked_ranks")
-    result = run_case(CASES.find(name), tmp_path)
+@pytest.mark.parametrize("name", ["getrank_constant", "reduce_op"])
+def test_a_planted_fault_is_named_in_seconds(name: str, tmp_path: Path, forked_ranks: None) -> None:
+    check_named(run_case(CASES.find(name), tmp_path), tmp_path / name)
+
+
+def check_named(result: Result, folder: Path) -> None:
     assert (result.outcome, result.why) == (Outcome.NAMED, "")
     assert result.seconds is not None and result.seconds < 10
-    left = RunDir(tmp_path / name / "run")
+    left = RunDir(folder / "run")
     assert replay(left) == left.read_verdict()  # `tpcompile compare` says the same of what a sentinel left
+
+
+@pytest.mark.slow
+def test_the_command_starts_ranks_of_their_own_and_names_their_fault(tmp_path: Path) -> None:
+    """Up to torchrun its processes are forked; ranks are new ones, since a shell sets the variables of each."""
+    matrix = tmp_path / "matrix.json"
+    ended = run_python(["-m", "tpcompile.faults", "run", "stride", "--run-dir", tmp_path / "kept", "--json", matrix])
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (result,) = Matrix.model_validate_json(matrix.read_text()).results
+    check_named(result, tmp_path / "kept" / "stride")
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from tests.sentinel.simulated import Call, Die, Eager, Job, Op, Pause
 from tpcompile.sentinel import protocol
 from tpcompile.sentinel.events import Compared, PeerPassed
 
-NUM_HISTORIES = int(os.environ.get("NUM_HISTORIES", 4_000))
+NUM_HISTORIES = int(os.environ.get("NUM_HISTORIES", 2_000))
 Programs = list[list[Op]]
 
 
@@ -132,7 +132,7 @@ SKIPS = [skips_a_batch, skips_the_optimizer]
 
 
 def test_long_loops_of_ranks_that_run_the_same_end_in_peace() -> None:
-    for seed in range(NUM_HISTORIES // 80):
+    for seed in range(NUM_HISTORIES // 40):
         draw = random.Random(seed)
         programs = long_loop(draw, ranks=draw.choice((2, 3)))
         if seed % 2:
@@ -144,7 +144,7 @@ def test_long_loops_of_ranks_that_run_the_same_end_in_peace() -> None:
 def test_a_call_left_out_in_a_long_loop_names_the_rank_while_the_loop_runs(
     plant: Callable[[list[Op], random.Random], None],
 ) -> None:
-    for seed in range(NUM_HISTORIES // 80):
+    for seed in range(NUM_HISTORIES // 40):
         draw = random.Random(seed)
         programs = long_loop(draw, ranks=2)
         odd = draw.randrange(2)

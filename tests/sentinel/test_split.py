@@ -55,7 +55,7 @@ def run(poisoned: tuple[int, ...], hears: bool) -> dict[str, Any]:
     torch.manual_seed(0)
     step = torch.compile(Stack(), backend="eager", fullgraph=True)
     with ranks.sentinel(policy="warn") as sentinel:
-        for _ in range(300):
+        for _ in range(300 if poisoned == (1,) and hears else 200):
             step(torch.ones(2, 4))
             if sentinel.findings:
                 break

@@ -125,3 +125,16 @@ def test_without_numpy_the_error_says_what_to_install(monkeypatch: pytest.Monkey
     interpreted._interpreter.cache_clear()
     with pytest.raises(PreflightError, match="pip install numpy"):
         interpreted.like_gpus()
+
+
+def test_a_kernel_is_read_once_until_it_is_said_that_its_code_has_changed(
+    interpreter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, function = interpreter.InterpretedFunction(twice), twice
+    monkeypatch.setitem(globals(), "twice", kernel)
+    interpreted.rewrite([function, four_times])
+    known = interpreter.InterpretedFunction.rewritten_fn[function]
+    assert kernel.rewrite() is known
+    interpreted.forget(function)
+    assert kernel.rewrite() is not known
+    interpreted.forget(function)

@@ -12,6 +12,7 @@ interpreter._convert_float               the conversion that truncates
 InterpreterBuilder.create_masked_load    what a volatile load calls
 InterpretedFunction.run                  what a launch calls
 interpreter._patch_lang                  what a launch, and each call of a function in it, does first
+InterpretedFunction.rewrite              what a first launch does with the source of each function, and keeps
 jit.mangle_type                          what a launch asks of each argument; the first imports Gluon, for half a second
 
 `tests/torch_api/test_interpreted.py` fails when one of them moves.
@@ -21,7 +22,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import time
+from collections.abc import Iterable
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -63,6 +67,22 @@ def like_gpus() -> None:
     interpreter._convert_float = _rounded
     interpreter.InterpretedFunction.run = _run_with_warps
     interpreter._patch_lang = _patch_once
+
+
+def rewrite(functions: Iterable[FunctionType]) -> None:
+    """Do now what a first launch does with the kernels among these functions: processes that are forked share it."""
+    kind = _interpreter().module.InterpretedFunction
+    for function in functions:
+        kernel = function.__globals__.get(function.__name__)
+        if isinstance(kernel, kind):
+            kernel.rewrite()
+
+
+def forget(function: FunctionType) -> None:
+    """Read the source of a kernel again at its next launch: its code has changed."""
+    module = sys.modules.get("triton.runtime.interpreter")
+    if module is not None:
+        module.InterpretedFunction.rewritten_fn.pop(function, None)
 
 
 def patient() -> None:

@@ -159,7 +159,7 @@ def places(text: str) -> list[int]:
     """Where to cut a log: around the start of every record, and in between."""
     starts = [match.start() for match in re.finditer(r"^V\d{4} ", text, re.MULTILINE)]
     around = {start + by for start in starts for by in (-1, 0, 1)}
-    between = range(0, len(text), max(1, len(text) // 60))
+    between = range(0, len(text), max(1, len(text) // 30))
     return sorted(place for place in around.union(between) if 0 <= place < len(text) - 1)
 
 

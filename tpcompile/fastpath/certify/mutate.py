@@ -22,6 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from tpcompile.fastpath.certify.trials import Case
+from tpcompile.torch_api.interpreted import forget
 
 _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub,
@@ -63,6 +64,7 @@ class SourceMutation:
         module = compile(file.read_text(), str(file), "exec", dont_inherit=True)
         self.function.__code__ = _code_of(module, self.function.__name__)
         linecache.checkcache(str(file))
+        forget(self.function)
 
 
 @dataclass(frozen=True)

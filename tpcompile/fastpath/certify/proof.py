@@ -79,7 +79,7 @@ def certify(
     settings = _settings(path, tp_sizes)
     on_gpu = torch.cuda.is_available()
     known_power = _known_power(path) if on_gpu or is_for_more_cases else None
-    _prepare()
+    _prepare(path)
     known = prepared(path, ((case, setting) for setting in settings for case in trial.cases(setting.tp)))
     if not known:
         raise ConfigError(f"fast path {name} has no cases for tp {', '.join(map(str, tp_sizes))}")
@@ -240,7 +240,7 @@ def _spoiled(trial: Trial, mutation: ArgumentMutation) -> Trial:
     return replace(trial, on_ranks=on_ranks)
 
 
-def _prepare() -> None:
+def _prepare(path: FastPath) -> None:
     """One thread, because children are forked, all of torch imported before, and bfloat16 rounded as on GPUs.
 
     A backward comes first: once tracing has put a fake GPU where there is none, autograd would start a thread for it,
@@ -250,9 +250,10 @@ def _prepare() -> None:
     torch.ones((), requires_grad=True).backward()
     torch.compiler.reset()  # imports Dynamo, as the first call of a custom op does
     if device_kind() == "interpreter":
-        from tpcompile.torch_api.interpreted import like_gpus
+        from tpcompile.torch_api import interpreted
 
-        like_gpus()
+        interpreted.like_gpus()
+        interpreted.rewrite(path.source.functions)
 
 
 def _order(ratio: float) -> float:
