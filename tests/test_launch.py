@@ -346,7 +346,8 @@ def became(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
 
 
 @pytest.mark.slow
-def test_an_unknown_fault_is_refused_before_the_start(tmp_path: Path) -> None:
+def test_an_unknown_fault_is_refused_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "subprocess", SimpleNamespace(**{**vars(subprocess), "run": in_a_fork}))
     request = GateRequest(device="cpu", run_dir=tmp_path / "run", fault="rank_constnat")
     with pytest.raises(ConfigError, match=r"unknown fault 'rank_constnat'.*rank_constant"):
         launch.plan(request)

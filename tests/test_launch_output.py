@@ -15,7 +15,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from tests.forked import PYTHONPATH
+from tests.forked import PYTHONPATH, run_python
 from tests.gate.runs import leftovers
 from tests.test_launch import a_plan, became, run
 from tpcompile import launch
@@ -23,14 +23,23 @@ from tpcompile.errors import ExitCode, PreflightError
 from tpcompile.evidence.records import Verdict
 from tpcompile.evidence.rundir import RunDir
 
+UNDER_TORCHRUN = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from tests.test_launch import a_plan
+from tpcompile import launch
+launch.run(a_plan(Path(sys.argv[1]), sys.argv[2], torchrun=True), Console())
+"""
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("behaviour", "is_shown"), [("red", False), ("refused", False), ("silent_error", True)])
-def test_torchruns_report_is_shown_only_where_no_rank_reported(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], behaviour: str, is_shown: bool
-) -> None:
-    run(a_plan(tmp_path, behaviour, torchrun=True))
-    log, err = tmp_path / "run" / "logs" / "torchrun.log", capfd.readouterr().err
+def test_torchruns_report_is_shown_only_where_no_rank_reported(tmp_path: Path, behaviour: str, is_shown: bool) -> None:
+    program = tmp_path / "under_torchrun.py"
+    program.write_text(UNDER_TORCHRUN)
+    ended = run_python([program, tmp_path, behaviour], environ={**os.environ, "PYTHONPATH": PYTHONPATH})
+    log, err = tmp_path / "run" / "logs" / "torchrun.log", ended.stderr
     assert "ChildFailedError" in log.read_text()
     assert ("ChildFailedError" in err) is is_shown
     assert (f"torchrun's own report: {log}" in err) is not is_shown
