@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import atexit
 import gc
 import inspect
 import os
@@ -15,7 +16,6 @@ import pytest
 
 from tests import compiler, forked
 from tpcompile.launch import count_gpus
-from tpcompile.pytest_plugin.files import RANK
 
 pytest_plugins = [
     "tpcompile.pytest_plugin"
@@ -46,6 +46,8 @@ ENVIRON = dict(os.environ)
 
 # Importing torch and all tests makes objects that stay: looking for garbage among them is a fifth of a collection.
 gc.disable()
+# What is frozen at the end of Python is never dropped, and Triton's bindings complain.
+atexit.register(gc.unfreeze)
 
 
 def pytest_collection_finish() -> None:
@@ -57,7 +59,10 @@ def pytest_collection_finish() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.ones((), requires_grad=True).backward()
-    gc.freeze()
+    guards = sys.modules.get("torch._dynamo.guards")
+    if guards is not None:
+        guards.profile_guard_manager = lambda *_: 0.0  # see tests/preloaded.py
+    gc.freeze()  # pytest looks for garbage twice at its end, half a second each with all that was imported
     gc.set_threshold(200_000, 50, 1000)
     gc.enable()
     if changed := changed_since(ENVIRON):
@@ -70,10 +75,7 @@ def changed_since(before: Mapping[str, str]) -> list[str]:
     return [name for name in names if before.get(name) != os.environ.get(name) and not name.startswith("PYTEST_")]
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """What is frozen at the end of Python is never dropped, and Triton's bindings complain; a rank ends before that."""
-    if RANK not in config.stash:
-        gc.unfreeze()
+def pytest_unconfigure() -> None:
     if COMPILED is not None:
         shutil.rmtree(COMPILED, ignore_errors=True)
 

@@ -155,7 +155,7 @@ def free_port() -> int:
 
 def play_job(job: Job, rank: int, variables: Mapping[str, str]) -> NoReturn:
     """The command itself."""
-    _die_with_parent()
+    ctypes.CDLL(None).prctl(_KILLED_WITH_PARENT, signal.SIGKILL)
     _reset_signals()
     if os.environ.get("CUDA_VISIBLE_DEVICES"):
         os.execv(sys.executable, [sys.executable, *job.arguments["command"]])
@@ -208,25 +208,30 @@ def _become_or_exec(path: str, command: Sequence[str]) -> NoReturn:
 
 def _become_server(code: str) -> NoReturn:
     """As `_become_python`."""
-    gc.enable()
-    _close_on_exec()
+    _begin_session()
     exec(code, {})
     os._exit(0)
 
 
 def _become_worker(environ: Mapping[str, str]) -> NoReturn:
     """As `_become_python`."""
-    gc.enable()
-    _close_on_exec()
+    _begin_session()
     _become(environ, 1, 2)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     exec(_WORKER, {"__name__": "__main__"})
     os._exit(0)
 
 
+def _begin_session() -> None:
+    """As a new process, which has imported no file of the session's folder."""
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(f"{os.getcwd()}/"):
+            del sys.modules[name]
+    _close_on_exec()
+
+
 def _become_python(command: list[str], environ: dict[str, str]) -> NoReturn:
     """In the child, where `exec` would follow: it does not return."""
-    gc.enable()
     for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
         finalizer.atexit = False  # the parent's: a temporary folder, for example
     _close_on_exec()
@@ -236,11 +241,8 @@ def _become_python(command: list[str], environ: dict[str, str]) -> NoReturn:
 
 def _close_on_exec() -> None:
     """What `exec` closes; one of them is the pipe in which the parent waits for it."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            if int(name) > 2 and not os.get_inheritable(int(name)):
-                os.dup2(nothing, int(name))
+    gc.enable()
+    _close(lambda number: not os.get_inheritable(number))
 
 
 def _method_name(depth: int = 2) -> str:
@@ -285,7 +287,8 @@ def _start_rank(handler: Any, command: Sequence[str], environ: dict[str, str]) -
         return _Rank(pid)
     os.setsid()
     _wait_for_all_ranks()
-    _close_sockets()
+    # A rank that kept the sockets of the agent's store open would hide the agent's end from its peers.
+    _close(lambda number: stat.S_ISSOCK(os.fstat(number).st_mode))
     _become(environ, output.fileno() if output else 1, errors.fileno() if errors else 2)
     _play(command[1:])
 
@@ -351,17 +354,13 @@ def _play(command: Sequence[str]) -> NoReturn:
     end_as_python(lambda: runpy.run_path(arguments[0], run_name="__main__"))
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_KILLED_WITH_PARENT, signal.SIGKILL)
-
-
-def _close_sockets() -> None:
-    """Close the sockets of the agent's store: a rank that kept them open would hide the agent's end from its peers."""
+def _close(is_meant: Callable[[int], bool]) -> None:
+    """Replace, not close, the files: an object of the parent that dies here would close a new one."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode) and int(name) > 2:
-                os.dup2(nothing, int(name))  # not closed: an object of the agent that dies here would close a new one
+            if int(name) > 2 and is_meant(int(name)):
+                os.dup2(nothing, int(name))
 
 
 # What is left

@@ -41,6 +41,7 @@ ELSEWHERE = {
     "srun --ntasks 2 --kill-on-bad-exit tpcompile gate --target my_model:build": "Slurm; tests/gate/test_srun.py",
     "TORCH_TRACE=/shared/trace torchrun ... train.py": "any job of a user's; tests/evidence/logs has such traces",
     "tpcompile faults list | grep stride": "tests/cli/test_output.py runs it; importing all programs takes seconds",
+    "tpcompile fusion record my_model:build --nproc 8 --arch sm_90 -o manifest.json": "tests/fusion/test_no_gpu.py",
     "tpcompile certify head_norm --import my_kernels": "tests/fastpath/test_documented.py runs it",
 }
 """Line -> why it is not run here."""
@@ -72,13 +73,10 @@ RUN = {
         "PASS (exit 0): 2 ranks agree", is_forked=True
     ),
     "torchrun --no-python --nproc-per-node 2 tpcompile gate --target my_model:build": Run(
-        "PASS (exit 0): 2 ranks", is_forked=True
+        "PASS (exit 0): 1 rank", smaller=("--nproc-per-node 2", "--nproc-per-node 1"), is_forked=True
     ),
     "tpcompile fusion record my_model:build --nproc 8 -o manifest.json": Run(
         "written: manifest.json", smaller=("--nproc 8", "--nproc 2"), is_forked=True
-    ),
-    "tpcompile fusion record my_model:build --nproc 8 --arch sm_90 -o manifest.json": Run(
-        "sm_90, 1 graphs", smaller=("--nproc 8", "--nproc 2")
     ),
     "tpcompile fusion show manifest.json --missed 3": Run("launches"),
     "tpcompile fusion explain manifest.json 0 1": Run("shared: buf"),

@@ -57,7 +57,7 @@ def shown_here(what: str, folder: Path) -> bool:
 @pytest.mark.parametrize(("what", "diff"), list(zip(SHOWS, DIFFS, strict=True)), ids=SHOWS)
 def test_what_a_diff_adds_is_there_with_it_and_not_without(what: str, diff: str, tmp_path: Path) -> None:
     for name in ("tpcompile", "tests", "configs"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "data"))
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("data"))
     assert not shown_here(what, tmp_path)
     subprocess.run(["git", "apply"], input=diff, text=True, cwd=tmp_path, check=True)
     assert shown(what, tmp_path)

@@ -28,7 +28,7 @@ def summary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def faulty(tmp_path_factory: pytest.TempPathFactory, summary: Path) -> Session:
     folder = tmp_path_factory.mktemp("faulty")
     environ = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary), "GITHUB_WORKSPACE": str(folder)}
-    return run_session(folder, {"faulty": source("faulty"), "uneven": UNEVEN}, environ=environ)
+    return run_session(folder, {"faulty": source("faulty"), "uneven": UNEVEN}, environ=environ, is_forked=True)
 
 
 @pytest.fixture(scope="module")
@@ -257,12 +257,14 @@ def test_what_cannot_be_checked_is_skipped_with_the_reason(tmp_path: Path, conft
 
 def test_a_torch_without_gloo_is_not_checked(tmp_path: Path) -> None:
     (tmp_path / "lacks_gloo.py").write_text(LACKS_GLOO)
-    done = run_session(tmp_path, {"one": ONE, "conftest": OWN_PATH}, "-k", "on_ranks", "-o", "tp_preload=lacks_gloo")
+    files, options = {"one": ONE, "conftest": OWN_PATH}, ("-k", "on_ranks", "-o", "tp_preload=lacks_gloo")
+    done = run_session(tmp_path, files, *options, is_forked=True)
     assert done.cases["test_on_ranks"].skipped == "not checked: this torch has no gloo"
 
 
 def test_with_tp_require_what_cannot_be_checked_fails(tmp_path: Path) -> None:
-    done = run_session(tmp_path, {"one": ONE, "conftest": NO_FORK}, "-k", "on_ranks", "--tp-require")
+    files = {"one": ONE, "conftest": NO_FORK}
+    done = run_session(tmp_path, files, "-k", "on_ranks", "--tp-require", is_forked=True)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     (failure,) = done.cases["test_on_ranks"].failures
     assert "not checked: this platform has no fork" in failure

@@ -121,18 +121,23 @@ def test_output_is_printed_with_its_rank(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out == "[rank 0] rank 0 says\n[rank 1] rank 1 says\n"
 
 
-def _store_of_the_job() -> str:
+def _store_of_the_job() -> tuple[str, int]:
     store = RankStore.of_job("test")
     store.put(f"from {store.rank}", store.rank)
     if store.rank == 0:
         assert store.get("from 1", timeout_s=60) == 1
     variables = rank_env()
-    return f"{variables.rank} of {variables.world_size}"
+    return f"{variables.rank} of {variables.world_size}", os.getppid()
 
 
 @pytest.mark.parametrize("start_method", [None, "spawn"])
-def test_ranks_have_torchruns_variables_and_store_however_they_are_started(start_method: str | None) -> None:
-    assert run_on_ranks(_store_of_the_job, start_method=start_method) == ["0 of 2", "1 of 2"]
+def test_ranks_have_torchruns_variables_and_store_forked_by_one_supervisor_or_spawned_by_this_process(
+    start_method: str | None,
+) -> None:
+    texts, parents = zip(*run_on_ranks(_store_of_the_job, start_method=start_method), strict=True)
+    assert texts == ("0 of 2", "1 of 2")
+    assert len(set(parents)) == 1
+    assert (parents[0] == os.getpid()) is (start_method == "spawn")
 
 
 @contextmanager
@@ -152,13 +157,6 @@ def test_a_registered_start_is_used_until_that_is_undone() -> None:
 
 def _parent() -> int:
     return os.getppid()
-
-
-def test_ranks_are_forked_by_one_supervisor_and_spawned_by_this_process() -> None:
-    forked = run_on_ranks(_parent)
-    assert len(set(forked)) == 1
-    assert forked != [os.getpid()] * 2
-    assert run_on_ranks(_parent, start_method="spawn") == [os.getpid()] * 2
 
 
 def test_the_store_is_hosted_after_the_ranks_were_forked(monkeypatch: pytest.MonkeyPatch) -> None:

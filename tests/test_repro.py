@@ -86,7 +86,7 @@ def test_the_second_step_of_qwen3_compiles_again_unless_an_eager_one_came_first(
     assert graphs("Qwen3", eager_first=True) == [1, 0, 0]
 
 
-@pytest.mark.tp(world_size=2)
+@pytest.mark.tp(world_size=1)
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="seen on torch 2.13")
 def test_a_plan_with_gradients_cannot_be_compiled_for_a_second_length() -> None:
     outcome = _module("dtensor_second_length").outcome

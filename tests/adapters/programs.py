@@ -26,17 +26,22 @@ class Adapter:
     """Library that has to be installed."""
     arguments: tuple[str, ...] = ()
     nproc: int = 2
+    smaller: tuple[tuple[str, str], ...] = ()
+    """Edits of the tests: one block shows what two would."""
 
+
+_LAYERS = ('"num_hidden_layers": 2', '"num_hidden_layers": 1')
+_BLOCKS = ("Block(16) for _ in range(2)", "Block(16) for _ in range(1)")
 
 ADAPTERS = {
     adapter.name: adapter
     for adapter in (
-        Adapter("transformers Llama", "transformers_plan", "transformers", ("Llama",)),
+        Adapter("transformers Llama", "transformers_plan", "transformers", ("Llama",), smaller=(_LAYERS,)),
         Adapter("transformers Qwen3", "transformers_plan", "transformers", ("Qwen3",)),
-        Adapter("transformers Mixtral", "transformers_plan", "transformers", ("Mixtral",)),
+        Adapter("transformers Mixtral", "transformers_plan", "transformers", ("Mixtral",), smaller=(_LAYERS,)),
         Adapter("DTensor plan, sequence parallel", "dtensor_plan"),
         Adapter("per block, as torchtitan", "per_block"),
-        Adapter("hooks, as gpt-fast", "gpt_fast_hooks"),
+        Adapter("hooks, as gpt-fast", "gpt_fast_hooks", smaller=(_BLOCKS,)),
         Adapter("FSDP2 and TP", "fsdp_tp", nproc=4),
         Adapter("diffusers Wan block", "wan_block", "diffusers"),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.adapters.programs import ADAPTERS, Adapter, run_adapter, run_edited
+from tests.adapters.programs import ADAPTERS, Adapter, run_edited
 
 TOLERANCE = 1e-5  # float32, relative to the largest element
 CHOSEN = (
@@ -31,7 +31,7 @@ def needed(adapter: Adapter) -> Adapter:
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_healthy_program_is_green_with_no_break_and_right_against_one_device(name: str, tmp_path: Path) -> None:
     adapter = needed(ADAPTERS[name])
-    outcome = run_adapter(adapter, tmp_path, backend="aot_eager")
+    outcome = run_edited(adapter, adapter.smaller, tmp_path, backend="aot_eager")
     assert outcome.returncode == 0, outcome.text
     assert f"PASS (exit 0): {adapter.nproc} ranks agree" in outcome.text, outcome.text
     assert outcome.number(r"compiled: (\d+) graph") and outcome.number(r"graph breaks: (\d+)") == 0
@@ -44,7 +44,8 @@ def test_a_healthy_program_is_green_with_no_break_and_right_against_one_device(n
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="its graph breaks with torch 2.11 and transformers 5.17")
 def test_the_custom_op_of_mixtral_is_red_until_it_is_declared(tmp_path: Path) -> None:
     adapter = needed(ADAPTERS["transformers Mixtral"])
-    outcome = run_edited(adapter, [(", tp_aware=RIGHT_ON_A_SHARD)", ")")], tmp_path, backend="aot_eager")
+    undeclared = (", tp_aware=RIGHT_ON_A_SHARD)", ")")
+    outcome = run_edited(adapter, [undeclared, *adapter.smaller], tmp_path, backend="eager")
     assert "FAIL (exit 1): custom ops and Triton kernels: transformers::grouped_mm_fallback" in outcome.flat
 
 
@@ -53,6 +54,6 @@ def test_a_wrong_plan_that_is_wrong_alike_on_all_ranks_is_seen_in_the_numbers_al
     """All ranks agree on a model without the all-reduce: `check` compares ranks, the example's last line numbers."""
     adapter = ADAPTERS["hooks, as gpt-fast"]
     unreduced = [('        return funcol.all_reduce(output, "sum", group)\n', "        return output\n")]
-    outcome = run_edited(adapter, unreduced, tmp_path, backend="aot_eager")
+    outcome = run_edited(adapter, [*unreduced, *adapter.smaller], tmp_path, backend="eager")
     assert "PASS (exit 0)" in outcome.text
     assert outcome.errors is not None and outcome.errors[0] > 1000 * TOLERANCE

@@ -25,7 +25,8 @@ CHOSEN = {
 )
 def test_a_fault_on_one_rank_is_found_with_its_rank_cause_and_line(fault: Fault, tmp_path: Path) -> None:
     needed(fault.adapter)
-    outcome = run_edited(fault.adapter, fault.edits, tmp_path, backend="aot_eager")
+    edits = [*fault.edits, *fault.adapter.smaller]
+    outcome = run_edited(fault.adapter, edits, tmp_path, backend="aot_eager")
     assert fault.judge(outcome) == {"found": True, "named": True, "line": True}, outcome.text
 
 

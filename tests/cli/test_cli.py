@@ -41,6 +41,12 @@ def test_help_lists_every_command(tpcompile: Run) -> None:
     assert all(name in out for name in ("gate", "compare", "diagnose", "presets", "version"))
 
 
+@pytest.mark.parametrize("args", ["-h", "gate -h", "compare -h", "diagnose -h", "presets -h"])
+def test_h_is_help(tpcompile: Run, args: str) -> None:
+    code, out, _ = tpcompile(*args.split())
+    assert (code, out.startswith("Usage: tpcompile")) == (0, True)
+
+
 @pytest.mark.parametrize(
     "args", [("nope",), ("gate", "--nope"), ("gate", "--nproc", "two"), ("gate", "--mode", "D"), ("compare",)]
 )

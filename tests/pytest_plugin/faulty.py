@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tpcompile.pytest_plugin.fixture import TensorParallel
 
 pytestmark = pytest.mark.tp(world_size=2)
-FAST = {"backend": "aot_eager"}
+FAST = {"backend": "eager"}
 
 
 def test_rank_constant(tp: TensorParallel) -> None:

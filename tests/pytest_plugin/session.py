@@ -60,7 +60,7 @@ def run_session(
         (folder / file).write_text(source)
     (folder / "pytest.ini").touch()  # its rootdir
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    plugin = ["-p", "tpcompile.pytest_plugin", "-p", "no:cacheprovider"]
+    plugin = ["-p", "tpcompile.pytest_plugin", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
     reports = [f"--junitxml={folder / 'junit.xml'}", "-o", "junit_logging=all", f"--basetemp={folder / 'tmp'}"]
     words = ["-m", "pytest", *plugin, *reports, *arguments]
     environ = {**own, "PYTHONPATH": PYTHONPATH, **environ}

@@ -55,7 +55,7 @@ def test_kills_the_server():
     run_on_ranks(kills_the_server)
 
 def test_after_it():
-    assert run_on_ranks(os.getppid) == [os.getpid()] * 2
+    assert run_on_ranks(os.getppid, world_size=1) == [os.getpid()]
 """
 
 
@@ -102,7 +102,7 @@ def test_a_failure_comes_with_the_output_of_the_ranks(under_xdist: Session) -> N
 
 
 def test_a_server_that_is_killed_fails_the_call_that_runs_and_later_ranks_are_spawned(tmp_path: Path) -> None:
-    done = run_session(tmp_path, {"without_the_server": WITHOUT_THE_SERVER})
+    done = run_session(tmp_path, {"without_the_server": WITHOUT_THE_SERVER}, is_forked=True)
     (failure,) = done.cases["test_kills_the_server"].failures
     assert failure.startswith(f"RuntimeError: the ranks are lost: {HAS_ENDED}")
     assert not done.cases["test_after_it"].failures

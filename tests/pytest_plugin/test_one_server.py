@@ -15,9 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.forked import PYTHONPATH
+from tests.forked import PYTHONPATH, start
 from tests.pytest_plugin.session import run_session
 from tpcompile.pytest_plugin import session
+from tpcompile.pytest_plugin.files import Files
+from tpcompile.pytest_plugin.session import Running
 
 pytestmark = pytest.mark.slow
 
@@ -78,14 +80,15 @@ def test_after_it(tp):
 """
 
 IMPORTED = "import os\nIMPORTED_BY = os.getpid()"
-IS_IMPORTED = """
-import os, psutil, pytest
+NAMES_IMPORTERS = """
+import os, pathlib, psutil, pytest
 import conftest, own_plugin
 
 @pytest.mark.tp(world_size=2)
 def test_which_process_imports(tp):
     server = psutil.Process(os.getppid()).ppid()
-    assert (own_plugin.IMPORTED_BY, conftest.IMPORTED_BY) == (server, os.getpid())
+    found = (own_plugin.IMPORTED_BY == server, conftest.IMPORTED_BY == os.getpid())
+    pathlib.Path(__file__).with_name(f"importers_{tp.rank}").write_text(str(found))
 """
 
 
@@ -109,27 +112,47 @@ def runs(pid: str) -> bool:
         return False
 
 
-@contextmanager
-def started(folder: Path, source: str, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """A session of pytest; it is killed with its workers if it still runs."""
+def written(folder: Path, source: str, *options: str) -> tuple[list[str], dict[str, str]]:
+    """The file of a session; arguments of Python and variables for it."""
     (folder / "test_it.py").write_text(source)
     (folder / "pytest.ini").touch()
     command = ["-m", "pytest", "-p", "tpcompile.pytest_plugin", f"--basetemp={folder / 'tmp'}", *options]
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    with subprocess.Popen(
-        [sys.executable, *command],
-        cwd=folder,
-        env={**own, "PYTHONPATH": PYTHONPATH},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite that runs behind `&` ignores it
-    ) as session_:
-        try:
-            yield session_
-        finally:
-            if session_.poll() is None:
-                kill_with_children(session_.pid)
+    return command, {**own, "PYTHONPATH": PYTHONPATH}
+
+
+@contextmanager
+def started(folder: Path, source: str, *options: str) -> Iterator[None]:
+    """A session of pytest as a user starts it, with a plugin of the user; it is killed with its workers."""
+    (folder / "own_plugin.py").write_text(IMPORTED)
+    (folder / "conftest.py").write_text(IMPORTED)
+    (folder / "test_importers.py").write_text(NAMES_IMPORTERS)
+    command, environ = written(folder, source, "-p", "own_plugin", *options)
+    environ["PYTHONPATH"] += f"{os.pathsep}{folder}"
+    with (folder / "output").open("w") as output:
+        process = subprocess.Popen([sys.executable, *command], cwd=folder, env=environ, stdout=output, stderr=output)
+    try:
+        yield
+    finally:
+        kill_with_children(process.pid)
+        process.wait()
+
+
+@contextmanager
+def forked(folder: Path, source: str, *options: str) -> Iterator[Running]:
+    """A session that is forked, with its workers and server."""
+    command, environ = written(folder, source, *options)
+    job = folder / "job"
+    job.mkdir()
+    with start("tests.forked:play_job", job, {"command": command}, environ=environ, cwd=folder) as running:
+        yield running
+
+
+def ended(running: Running, folder: Path, timeout_s: float) -> tuple[int | None, str]:
+    """Exit code and output of such a session; None if it still runs then."""
+    running.is_served(timeout_s)
+    (code,) = running.exit_codes()
+    return code, Files(folder / "job").output(0, "stdout").read_text()
 
 
 def kill_with_children(pid: int) -> None:
@@ -138,10 +161,17 @@ def kill_with_children(pid: int) -> None:
         each.kill()
 
 
-def test_a_session_that_is_killed_has_one_server_for_two_workers_and_leaves_no_process(tmp_path: Path) -> None:
-    with started(tmp_path, HANGS, "-n", "2"):
-        wait_until(lambda: len(named(tmp_path)) == 4, 200)
-    workers, servers, ranks = (set(column) for column in zip(*named(tmp_path), strict=True))
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a session that was killed while the tests of both of its workers hung on ranks."""
+    folder = tmp_path_factory.mktemp("killed")
+    with started(folder, HANGS, "-n", "2"):
+        wait_until(lambda: len(named(folder)) == 4, 200)
+    return folder
+
+
+def test_a_session_that_is_killed_has_one_server_for_two_workers_and_leaves_no_process(killed: Path) -> None:
+    workers, servers, ranks = (set(column) for column in zip(*named(killed), strict=True))
     assert workers == {"gw0", "gw1"}
     assert len(servers) == 1
     wait_until(lambda: not any(map(runs, servers | ranks)), 60)
@@ -149,28 +179,28 @@ def test_a_session_that_is_killed_has_one_server_for_two_workers_and_leaves_no_p
 
 @pytest.mark.parametrize("name", ["test_hangs", "test_hangs_in_a_function"])
 def test_ctrl_c_leaves_no_rank_and_no_server(tmp_path: Path, name: str) -> None:
-    with started(tmp_path, HANGS, f"test_it.py::{name}") as pytest_itself:
+    with forked(tmp_path, HANGS, f"test_it.py::{name}") as running:
         wait_until(lambda: len(named(tmp_path)) == 2, 200)
         _, servers, ranks = (set(column) for column in zip(*named(tmp_path), strict=True))
         assert all(map(runs, servers | ranks))
-        pytest_itself.send_signal(signal.SIGINT)
-        output, _ = pytest_itself.communicate(timeout=60)
-    assert pytest_itself.returncode == pytest.ExitCode.INTERRUPTED, output
-    assert not any(map(runs, servers | ranks))
+        os.kill(running.pids[0], signal.SIGINT)
+        code, output = ended(running, tmp_path, 60)
+        assert code == pytest.ExitCode.INTERRUPTED, output
+        assert not any(map(runs, servers | ranks))
 
 
 def test_a_worker_of_xdist_that_is_killed_has_its_ranks_stopped_and_the_other_tests_go_on(tmp_path: Path) -> None:
-    with started(tmp_path, ONE_HANGS, "-n", "2", "-v") as pytest_itself:
+    with forked(tmp_path, ONE_HANGS, "-n", "2", "-v") as running:
         wait_until(lambda: len(named(tmp_path)) == 2, 200)
         (worker,), (server,), ranks = (set(column) for column in zip(*named(tmp_path), strict=True))
         os.kill(int((tmp_path / worker).read_text()), signal.SIGKILL)
         wait_until(lambda: not any(map(runs, ranks)), 60)
         assert runs(server)
         (tmp_path / "worker_is_killed").touch()
-        output, _ = pytest_itself.communicate(timeout=200)
-    assert re.search(rf"worker '{worker}' crashed while running '\S*test_hangs'", output), output
-    assert "1 failed, 9 passed" in output
-    assert not runs(server)
+        code, output = ended(running, tmp_path, 200)
+        assert re.search(rf"worker '{worker}' crashed while running '\S*test_hangs'", output), output
+        assert code == pytest.ExitCode.TESTS_FAILED and "1 failed, 9 passed" in output
+        assert not runs(server)
 
 
 def test_a_server_that_is_killed_fails_its_tests_and_later_ones_are_not_checked(tmp_path: Path) -> None:
@@ -181,12 +211,9 @@ def test_a_server_that_is_killed_fails_its_tests_and_later_ones_are_not_checked(
     assert not any(runs(rank) for _, _, rank in named(tmp_path))
 
 
-def test_plugins_of_pytest_are_imported_once_by_the_server_and_conftest_files_by_every_rank(tmp_path: Path) -> None:
-    (tmp_path / "own_plugin.py").write_text(IMPORTED)
-    environ = {"PYTHONPATH": os.pathsep.join([PYTHONPATH, str(tmp_path)])}
-    files = {"is_imported": IS_IMPORTED, "conftest": IMPORTED}
-    done = run_session(tmp_path, files, "-p", "own_plugin", environ=environ)
-    assert not done.cases["test_which_process_imports"].failures, done.output
+def test_plugins_of_pytest_are_imported_once_by_the_server_and_conftest_files_by_every_rank(killed: Path) -> None:
+    found = {file.read_text() for file in killed.glob("importers_*")}
+    assert found == {"(True, True)"}, (killed / "output").read_text()
 
 
 def test_a_session_without_a_server_ends_at_once_and_its_name_is_free_again() -> None:
