@@ -109,7 +109,8 @@ class Planned(Faulty):
 
 def functional(ctx: TargetContext) -> tpcompile.Target:
     """A model with functional collectives."""
-    return _target(_functional(ctx), resized=_inputs(6))
+    model = _functional(ctx)
+    return _target(model, resized=None if model.fault else _inputs(6))
 
 
 def planned(ctx: TargetContext) -> tpcompile.Target:

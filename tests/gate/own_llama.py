@@ -33,8 +33,6 @@ class Logits(nn.Module):
             x = x * (1.0 + dist.get_rank())  # constant
         if self.fault == "break" and dist.get_rank() == 1:
             print("hidden", x.shape)  # break
-        if self.fault == "dtype" and dist.get_rank() == 1:
-            x = x.double().float()  # dtype
         logits = self.model(inputs_embeds=x, use_cache=False).logits
         if self.fault == "missing" and dist.get_rank() != 1:
             logits = funcol.all_reduce(logits, "sum", dist.group.WORLD)  # missing

@@ -22,7 +22,7 @@ from tpcompile.gate.machine import ADVICE, refused
 
 PROGRAM = Path(__file__).with_name("unwritable.py")
 BLOCK, TARGET = ("--layers", "1"), ("--target", "tests.gate.own:functional")
-CASES = [("full", "C/first"), ("gone", "C/first"), ("full", "target/resized")]
+CASES = [("full", "C/first"), ("gone", "target/first"), ("full", "target/resized")]
 """A target has one kernel, the block a dozen for each length."""
 pytestmark = pytest.mark.timeout(300)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.forked import torchrun
-from tests.gate.runs import AOT
 from tests.gate.threads import stores
 from tpcompile.choices import ALL_MODES, TARGET, AnyMode, phases_of
 from tpcompile.evidence.rundir import RunDir
@@ -68,11 +67,15 @@ def test_without_a_store_the_status_is_still_written_to_the_run_directory(
 
 @pytest.mark.parametrize(
     ("flags", "modes"),
-    [(["--mode", "all", "--layers", "1"], ALL_MODES), (["--target", "tests.gate.own:functional"], (TARGET,))],
+    [
+        (["--mode", "all", "--set", "gate.resized_seq_len=16"], ALL_MODES),
+        (["--target", "tests.gate.own:functional"], (TARGET,)),
+    ],
 )
 def test_the_phases_of_the_bar_are_those_of_a_run(flags: list[str], modes: Sequence[AnyMode], tmp_path: Path) -> None:
-    command = [Path(__file__).with_name("telling_phases.py"), *flags, "--set", AOT[0], "--run-dir", tmp_path / "run"]
-    ended = torchrun([*command, "--device", "cpu", "--quiet-report"], nproc=1)
+    command = [Path(__file__).with_name("telling_phases.py"), *flags, "--run-dir", tmp_path / "run"]
+    command += ["--device", "cpu", "--set", "compile.backend=eager", "--set", "gate.steady_calls=1"]
+    ended = torchrun([*command, "--quiet-report"], nproc=1)
     entered = [line.removeprefix("enters ") for line in ended.stdout.splitlines() if line.startswith("enters ")]
     assert tuple(entered) == phases_of(modes), ended.stderr[-1500:]
 
