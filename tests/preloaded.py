@@ -21,7 +21,6 @@ import torch.distributed.device_mesh
 import torch.distributed.launcher.api
 import torch.distributed.tensor.parallel
 import triton.experimental.gluon  # noqa: F401
-from torch._dynamo.funcname_cache import get_funcname
 
 import tests.forked  # noqa: F401
 import tpcompile.faults.generated.forked
@@ -30,11 +29,9 @@ import tpcompile.preflight
 import tpcompile.sentinel
 import tpcompile.testing  # noqa: F401
 from tpcompile import config
-from tpcompile.collectives import api
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.block import TransformerStack
 from tpcompile.numerics.draw import draw_inputs
-from tpcompile.torch_api import c10d
 
 MADV_COLLAPSE = 25
 HUGE_PAGE = 1 << 21
@@ -47,10 +44,6 @@ torch._dynamo.funcname_cache._add_file = lambda filename: torch._dynamo.funcname
 
 # Kernels without vector instructions take half the time in the C++ compiler.
 torch._inductor.config.cpp.simdlen = 1
-
-# Dynamo reads a file for the names of its functions when it traces the first of them, in every rank.
-for module in (torch.nn.modules.module, torch.nn.modules.linear, torch.distributed._functional_collectives, api, c10d):
-    get_funcname(module.__file__, 1)
 
 # A fork that ends need not take apart what it began with: torch's operators are unregistered one by one, for 0.1 s.
 for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
