@@ -74,10 +74,12 @@ def compiled() -> dict[str, Any]:
     full = draw_stack_weights(config, seed=0, dtype=torch.float64, device="cpu")
     inputs = draw_inputs(config, seed=1, device="cpu", dtype=torch.float64, seq_len=config.seq_len)
     stack, capture = build(config, Collectives(dist.group.WORLD), full), GraphCapture()
-    declared = stack.declared_collectives(config.batch, config.seq_len, config.dtype, train=False)
+    layer_0 = {name: weight for name, weight in full.items() if name.startswith("layers.0.")}
+    one_layer = build(config.model_copy(update={"num_layers": 1}), stack.comm, layer_0)
+    declared = one_layer.declared_collectives(config.batch, config.seq_len, config.dtype, train=False)
     with torch.no_grad(), fresh_cache():
         torch.compiler.reset()
-        torch.compile(stack, backend=capture, fullgraph=True)(*inputs)
+        torch.compile(one_layer, backend=capture, fullgraph=True)(*inputs)
         torch.compiler.reset()
         pushing = torch.compile(stack, fullgraph=True, dynamic=False, options=Sums(PUSHING).options)
         found, (code,) = run_and_get_code(pushing, *inputs)

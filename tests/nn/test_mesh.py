@@ -78,13 +78,14 @@ def _errors(stack: nn.Module, plain: nn.Module, expected: dict[str, Tensor]) -> 
 
 
 def _graphs(mesh: DeviceMesh) -> list[tuple[str, str]]:
-    """Graphs of a compiled step over the mesh's TP group, which has a different name on every data-parallel rank."""
+    """Graphs of a compiled MLP over the mesh's TP group, which has a different name on every data-parallel rank."""
     config, capture = config_of("wan", "full", num_layers=1), GraphCapture()
     torch._dynamo.reset()
     full = draw_stack_weights(config, seed=0, dtype=torch.float64, device="cpu")
     stack = build(config, Collectives(mesh.get_group("tp")), full)
     name = mesh.get_group("tp").group_name
-    _loss(torch.compile(stack, backend=capture, fullgraph=True), _batch(config, 0)).backward()
+    compiled = torch.compile(stack.layers[0].mlp, backend=capture, fullgraph=True)
+    compiled(_batch(config, 0).x_BSD.requires_grad_()).sum().backward()
     return [(kind, text.replace(f"'{name}'", "'tp'")) for kind, text in capture.texts]
 
 
