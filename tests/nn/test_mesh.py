@@ -17,7 +17,7 @@ from tests.nn.test_block import build, config_of
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
 from tpcompile.nn.block import BlockInputs, TransformerStack
-from tpcompile.nn.state import load_full_state_dict, local_slice_of
+from tpcompile.nn.state import load_full_state_dict, local_slices_of
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
 from tpcompile.testing import run_on_ranks
 
@@ -69,11 +69,11 @@ def _dp_errors(mesh: DeviceMesh, config: BlockConfig, *, sums_over: str) -> dict
 
 def _errors(stack: nn.Module, plain: nn.Module, expected: dict[str, Tensor]) -> dict[str, float]:
     found = {}
+    wanted = local_slices_of(expected, module=plain)
     for name, parameter in stack.named_parameters():
         assert parameter.grad is not None, name
         grad = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
-        wanted = local_slice_of(name, expected[name], module=plain)
-        found[name] = ((grad - wanted).norm() / expected[name].norm()).item()
+        found[name] = ((grad - wanted[name]).norm() / expected[name].norm()).item()
     return found
 
 
