@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,8 +34,9 @@ def summed(x: Tensor) -> Tensor:
     return torch.relu(collectives.all_reduce(x * 2, group=dist.group.WORLD)) + 1
 
 
-def largest(x: Tensor) -> Tensor:
-    return collectives.all_reduce(x * 2, group=dist.group.WORLD, op="max") + 1
+def product(x: Tensor, op: str = "sum") -> Tensor:
+    """Without kernels of Inductor, which the C++ compiler would take seconds for."""
+    return collectives.all_reduce(x @ x.t(), group=dist.group.WORLD, op=op)
 
 
 def beside_work(x: Tensor) -> Tensor:
@@ -45,11 +47,11 @@ def beside_work(x: Tensor) -> Tensor:
 
 
 FORMS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...], torch.dtype]] = {
-    "small": (summed, SMALL, torch.float32),
-    "large": (summed, LARGE, torch.float32),
-    "odd": (summed, ODD, torch.float32),
-    "double": (summed, SMALL, torch.float64),
-    "max": (largest, SMALL, torch.float32),
+    "small": (product, SMALL, torch.float32),
+    "large": (product, LARGE, torch.float32),
+    "odd": (product, ODD, torch.float32),
+    "double": (product, SMALL, torch.float64),
+    "max": (partial(product, op="max"), SMALL, torch.float32),
 }
 
 

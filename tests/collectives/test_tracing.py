@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -11,12 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._dynamo import lookup_backend
 from torch.distributed.device_mesh import init_device_mesh
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
-from tests.collectives.forms import FORMS, x_shape
+from tests.collectives.forms import COLUMNS, FORMS, x_shape
 from tests.graphs import GraphCapture
 from tpcompile.collectives import api as tp
 from tpcompile.collectives import asynchronous as later
@@ -25,13 +27,20 @@ from tpcompile.collectives.strategies import Collectives, DisabledCollectives, I
 from tpcompile.errors import TpCompileError
 from tpcompile.testing import run_on_ranks
 
-# Tracing dim 1 of every form would double the cost: compiled values have it once for each kind of move. Left out too
+# Tracing dim 1 of every form would double the cost: compiled forms have it once for each kind of move. Left out too
 # is what another form traces to but for the name of its reduction; eager values have every form (test_gradients.py).
-TRACED = [name for name in FORMS if not name.endswith("dim 1") and " min " not in name and "start avg" not in name]
-EVEN = [name for name in TRACED if FORMS[name].even]
 MOVED = ["all_gather R dim 1", "scatter R dim 1", "reduce_scatter dim 1", "all_to_all dim 1"]
-COMPILED = TRACED + MOVED
-BACKENDS = ("eager", "aot_eager", "inductor")
+TRACED = [
+    name for name in FORMS if not name.endswith("dim 1") and " min " not in name and "start avg" not in name
+] + MOVED
+SHARDS = {
+    "even": [name for name in TRACED if FORMS[name].even],
+    "uneven": [name for name in TRACED if not FORMS[name].even],
+}
+"""Forms that are traced together."""
+# Around the collective of uneven shards are slices and copies, which Inductor compiles for moves of even ones as well.
+BACKENDS = {"even": ("eager", "aot", "inductor"), "uneven": ("eager", "aot")}
+WEIGHT = torch.linspace(-1, 1, COLUMNS * COLUMNS, dtype=torch.float64).view(COLUMNS, COLUMNS)
 
 
 def _input(name: str) -> Tensor:
@@ -41,71 +50,73 @@ def _input(name: str) -> Tensor:
 
 
 def _all_forms(xs: list[Tensor], group: Any, names: list[str]) -> list[Tensor]:
-    return [FORMS[name].call(x * 2, group).sin() for name, x in zip(names, xs, strict=True)]
+    """Of products, which need no kernel that Inductor has to compile."""
+    return [FORMS[name].call(x @ WEIGHT, group) for name, x in zip(names, xs, strict=True)]
 
 
-class _Backends:
-    """A torch.compile backend: what Dynamo traced, compiled by every backend; `chosen` says which one runs."""
+class _Backends(GraphCapture):
+    """A torch.compile backend: what Dynamo traced, compiled in several ways; `chosen` says which one runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self.names = names
         self.chosen = ""
 
     def __call__(self, graph: GraphModule, inputs: Sequence[Any]) -> Any:
-        compiled = {name: torch._dynamo.lookup_backend(name)(deepcopy(graph), inputs) for name in BACKENDS}
+        ways = {"eager": lambda graph, _: graph, "aot": super().__call__, "inductor": lookup_backend("inductor")}
+        compiled = {name: ways[name](deepcopy(graph), inputs) for name in self.names}
         return lambda *args: compiled[self.chosen](*args)
 
 
-def _values_and_gradients() -> dict[str, dict[str, tuple[Tensor, Tensor]]]:
-    """All forms in one graph, traced once: in eager, and by every backend."""
+def _compiled(names: list[str], ways: Sequence[str]) -> dict[str, Any]:
+    """Forms in one graph, traced once: values and gradients in eager and by every backend, texts and collectives."""
     torch._dynamo.reset()
-    backends = _Backends()
+    backends = _Backends(ways)
     compiled = torch.compile(_all_forms, backend=backends, fullgraph=True)
-    found = {"": _value_and_gradient(_all_forms)}
-    for backends.chosen in BACKENDS:
-        found[backends.chosen] = _value_and_gradient(compiled)
-    return found
+    values = {"": _value_and_gradient(_all_forms, names)}
+    for backends.chosen in ways:
+        values[backends.chosen] = _value_and_gradient(compiled, names)
+    ops = {phase: [row[1] for row in backends.collectives if row[0] == phase] for phase in ("forward", "backward")}
+    return {"values": values, "texts": backends.texts, "ops": ops}
 
 
-def _value_and_gradient(fn: Callable[..., list[Tensor]]) -> dict[str, tuple[Tensor, Tensor]]:
-    xs = [_input(name) for name in COMPILED]
-    ys = fn(xs, dist.group.WORLD, COMPILED)
+def _value_and_gradient(fn: Callable[..., list[Tensor]], names: list[str]) -> dict[str, tuple[Tensor, Tensor]]:
+    xs = [_input(name) for name in names]
+    ys = fn(xs, dist.group.WORLD, names)
     sum((y * y).sum() for y in ys).backward()
-    return {name: (y.detach(), x.grad) for name, y, x in zip(COMPILED, ys, xs, strict=True)}
+    return {name: (y.detach(), x.grad) for name, y, x in zip(names, ys, xs, strict=True)}
 
 
-def _graphs(name: str) -> dict[str, Any]:
-    torch._dynamo.reset()
-    capture, group = GraphCapture(), dist.group.WORLD
-    x = _input(name)
-    torch.compile(lambda x: FORMS[name].call(x, group), backend=capture, fullgraph=True)(x).sum().backward()
-    ops = {phase: tuple(row[1] for row in capture.collectives if row[0] == phase) for phase in ("forward", "backward")}
-    return {"texts": capture.texts, "ops": ops}
-
-
-def _other_tracers(name: str) -> dict[str, str]:
-    group, form = dist.group.WORLD, FORMS[name]
+def _other_tracers(names: list[str]) -> dict[str, str]:
+    group = dist.group.WORLD
 
     class Module(torch.nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return form.call(x, group)
+        def forward(self, xs: list[Tensor]) -> list[Tensor]:
+            return call(xs)
 
-    def call(x: Tensor) -> Tensor:
-        return form.call(x, group)
+    def call(xs: list[Tensor]) -> list[Tensor]:
+        return [FORMS[name].call(x, group) for name, x in zip(names, xs, strict=True)]
 
-    def step(x: Tensor) -> Any:
-        return torch.autograd.grad(form.call(x * 1, group).sum(), x)
+    def step(xs: list[Tensor]) -> Any:
+        return torch.autograd.grad(sum(y.sum() for y in call([x * 1 for x in xs])), xs)
 
-    plain = _input(name).detach()
+    xs = [_input(name) for name in names]
+    plain = [x.detach() for x in xs]
     texts = {mode: make_fx(call, tracing_mode=mode)(plain).code for mode in ("real", "symbolic")}
-    texts["gradient"] = make_fx(step, tracing_mode="fake")(_input(name)).code
+    texts["gradient"] = make_fx(step, tracing_mode="fake")(xs).code
     exported = torch.export.export(Module(), (plain,), strict=False)
     texts["export"] = str(exported.graph)
-    assert torch.equal(exported.module()(plain), call(plain))
+    assert all(torch.equal(a, b) for a, b in zip(exported.module()(plain), call(plain), strict=True))
     return texts
 
 
-def _checkpointed(compiled: bool) -> bool:
-    """Forward is issued again in the backward, on all ranks alike, and the gradient stays."""
+def _ops(text: str) -> list[str]:
+    """Functional collectives in order."""
+    return [op for op in re.findall(r"_c10d_functional\.(\w+)\.default", text) if op != "wait_tensor"]
+
+
+def _checkpointed() -> list[Tensor]:
+    """Forward is issued again in the backward, on all ranks alike: gradients without that, in eager, and compiled."""
 
     def region(x: Tensor) -> Tensor:
         y = tp.all_reduce(tp.copy_to_tp(x, group=group).sin(), group=group, dst="R")
@@ -117,13 +128,13 @@ def _checkpointed(compiled: bool) -> bool:
         return keep(region, x, use_reentrant=False) if keep is checkpoint else region(x)
 
     group, gradients = dist.group.WORLD, []
-    for keep in (checkpoint, None):
-        torch._dynamo.reset()
+    torch._dynamo.reset()
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    for fn, keep in ((step, None), (step, checkpoint), (compiled, checkpoint)):
         x = _input("all_reduce sum I")
-        fn = torch.compile(step, backend="aot_eager", fullgraph=True) if compiled else step
         fn(x, keep).sum().backward()
         gradients.append(x.grad)
-    return torch.equal(gradients[0], gradients[1])
+    return gradients
 
 
 def _differentiated_twice(name: str) -> str:
@@ -178,8 +189,7 @@ def _spelled(group: Any) -> list[tuple[str, str]]:
     capture = GraphCapture()
 
     def step(x: Tensor) -> Tensor:
-        y = tp.all_reduce(x, group=group, dst="R").sin()
-        return tp.all_gather_single(y, dim=0, group=group, dst="I")
+        return tp.all_reduce(x, group=group, dst="R").sin()
 
     x = _input("all_reduce sum I")
     y = torch.compile(step, backend=capture, fullgraph=True)(x)
@@ -268,10 +278,9 @@ def _modes() -> dict[str, Any]:
 def _worker() -> dict[str, Any]:
     warnings.simplefilter("ignore")
     return {
-        "values": _values_and_gradients(),
-        "graphs": {name: _graphs(name) for name in TRACED},
-        "tracers": {name: _other_tracers(name) for name in TRACED},
-        "checkpoint": [_checkpointed(compiled) for compiled in (False, True)],
+        "compiled": {shards: _compiled(names, BACKENDS[shards]) for shards, names in SHARDS.items()},
+        "tracers": {shards: _other_tracers(names) for shards, names in SHARDS.items()},
+        "checkpoint": _checkpointed(),
         "twice": {name: _differentiated_twice(name) for name in FORMS},
         "once": {name: _first_order_only(name) for name in FORMS},
         "overlap": _overlap(),
@@ -287,46 +296,50 @@ def ranks() -> list[dict[str, Any]]:
     return run_on_ranks(_worker, timeout_s=280)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_values_and_gradients_equal_eager(ranks: list[dict[str, Any]], backend: str) -> None:
+@pytest.mark.parametrize(("shards", "backend"), [(shards, name) for shards in SHARDS for name in BACKENDS[shards]])
+def test_values_and_gradients_equal_eager(ranks: list[dict[str, Any]], shards: str, backend: str) -> None:
     for r in ranks:
-        eager, wrong = r["values"][""], []
-        for name, pair in r["values"][backend].items():
+        values = r["compiled"][shards]["values"]
+        eager, wrong = values[""], []
+        for name, pair in values[backend].items():
             close = [torch.allclose(a, b, rtol=1e-12, atol=1e-14) for a, b in zip(pair, eager[name], strict=True)]
             wrong += [] if all(close) else [name]
         assert wrong == []
 
 
-@pytest.mark.parametrize("name", TRACED)
-def test_each_is_one_graph_with_the_stated_ops(ranks: list[dict[str, Any]], name: str) -> None:
-    form = FORMS[name]
+@pytest.mark.parametrize("shards", SHARDS)
+def test_all_are_one_graph_with_the_stated_ops(ranks: list[dict[str, Any]], shards: str) -> None:
+    forms = [FORMS[name] for name in SHARDS[shards]]
     for r in ranks:
-        kinds = [kind for kind, _ in r["graphs"][name]["texts"]]
-        assert kinds == ["dynamo", "forward", "backward"]
-        assert r["graphs"][name]["ops"] == {"forward": form.forward, "backward": form.backward}
+        found = r["compiled"][shards]
+        assert [kind for kind, _ in found["texts"]] == ["dynamo", "forward", "backward"]
+        assert found["ops"]["forward"] == [op for form in forms for op in form.forward]
+        assert found["ops"]["backward"] == [op for form in reversed(forms) for op in form.backward]
 
 
-@pytest.mark.parametrize("name", EVEN)
-def test_graphs_are_equal_on_all_ranks(ranks: list[dict[str, Any]], name: str) -> None:
-    assert ranks[0]["graphs"][name]["texts"] == ranks[1]["graphs"][name]["texts"]
-    assert ranks[0]["tracers"][name] == ranks[1]["tracers"][name]
+def test_graphs_of_even_shards_are_equal_on_all_ranks(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[0]["compiled"]["even"]["texts"] == ranks[1]["compiled"]["even"]["texts"]
+    assert ranks[0]["tracers"]["even"] == ranks[1]["tracers"]["even"]
 
 
 def test_graphs_of_uneven_shards_differ_and_the_comparison_sees_it(ranks: list[dict[str, Any]]) -> None:
-    name = "all_gather uneven R dim 0"
-    assert ranks[0]["graphs"][name]["texts"] != ranks[1]["graphs"][name]["texts"]
+    assert ranks[0]["compiled"]["uneven"]["texts"] != ranks[1]["compiled"]["uneven"]["texts"]
 
 
-@pytest.mark.parametrize("name", TRACED)
-def test_make_fx_and_export_hold_the_functional_op(ranks: list[dict[str, Any]], name: str) -> None:
-    for tracer, text in ranks[0]["tracers"][name].items():
-        assert all(f"{op}.default" in text for op in FORMS[name].forward), tracer
+@pytest.mark.parametrize("shards", SHARDS)
+def test_make_fx_and_export_hold_the_functional_ops(ranks: list[dict[str, Any]], shards: str) -> None:
+    forms = [FORMS[name] for name in SHARDS[shards]]
+    forward = [op for form in forms for op in form.forward]
+    backward = [op for form in reversed(forms) for op in form.backward]
+    for tracer, text in ranks[0]["tracers"][shards].items():
+        assert _ops(text) == forward + (backward if tracer == "gradient" else []), tracer
         assert "c10d.allreduce_" not in text and "AsyncCollectiveTensor" not in text
-    assert all(f"{op}.default" in ranks[0]["tracers"][name]["gradient"] for op in FORMS[name].backward)
 
 
 def test_activation_checkpointing_keeps_the_gradient_eager_and_compiled(ranks: list[dict[str, Any]]) -> None:
-    assert [r["checkpoint"] for r in ranks] == [[True, True]] * 2
+    for r in ranks:
+        kept, *recomputed = r["checkpoint"]
+        assert [torch.equal(gradient, kept) for gradient in recomputed] == [True, True]
 
 
 @pytest.mark.parametrize("name", FORMS)

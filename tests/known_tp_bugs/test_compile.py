@@ -18,18 +18,12 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from tests.graphs import GraphCapture
 from tests.known_tp_bugs.criteria import IS_OLD, compiled_once, errors_of, wrong
 from tests.known_tp_bugs.job import Found
+from tests.numerics.modules import NormedMLP, inputs
 from tpcompile.collectives.strategies import Collectives
-from tpcompile.config import BlockConfig
-from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.sharding import Part, ShardSpec
-from tpcompile.numerics.draw import draw_inputs
 from tpcompile.numerics.reference import Reference
 
 NUM_BUGS = 22
-BLOCK = BlockConfig(
-    style="wan", dim=64, num_heads=8, num_kv_heads=8, ffn_dim=96, num_layers=1, qk_norm="full", bias=True,
-    causal=False, eps=1e-6, batch=2, seq_len=8, dtype="float32",
-)  # fmt: skip
 
 
 def rank_print(x: Tensor) -> Tensor:
@@ -85,16 +79,16 @@ def _keep_collectives(_: Any, op: Any, *__: Any, **___: Any) -> CheckpointPolicy
 
 
 class Checkpointed(nn.Module):
-    """A stack that is recomputed in the backward pass; with `keeps`, all of it but the collectives."""
+    """An MLP that is recomputed in the backward pass; with `keeps`, all of it but the collectives."""
 
     def __init__(self, comm: Collectives, *, keeps: bool) -> None:
         super().__init__()
-        self.inner = TransformerStack(BLOCK, comm, num_layers=BLOCK.num_layers)
+        self.inner = NormedMLP(comm)
         contexts = functools.partial(create_selective_checkpoint_contexts, _keep_collectives)
         self.options: dict[str, Any] = {"context_fn": contexts} if keeps else {}
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return checkpoint(self.inner, *inputs, use_reentrant=False, **self.options)
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False, **self.options)
 
 
 def checkpointing(comm: Collectives) -> dict[str, Any]:
@@ -102,17 +96,13 @@ def checkpointing(comm: Collectives) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, keeps in (("all recomputed", False), ("collectives kept", True)):
         torch._dynamo.reset()
-        reference = Reference(
-            lambda comm, keeps=keeps: Checkpointed(comm, keeps=keeps),
-            lambda dtype: draw_inputs(BLOCK, seed=1, device="cpu", dtype=dtype, seq_len=BLOCK.seq_len)[:3],
-            dtype=torch.float32, differentiate=["input"],
-        )  # fmt: skip
+        reference = Reference(functools.partial(Checkpointed, keeps=keeps), inputs, dtype=torch.float32)
         capture, module = GraphCapture(), reference.place(comm)
         errors = errors_of(reference, comm, module=module, backend=capture)
         with CommDebugMode() as eager:
             errors |= {f"eager {name}": error for name, error in errors_of(reference, comm, module=module).items()}
         found[name] = {"errors": errors, "traced": capture.collectives, "eager": eager.get_total_counts()}
-        declared = module.inner.declared_collectives(BLOCK.batch, BLOCK.seq_len, BLOCK.dtype, train=True)
+        declared = module.inner.declared(torch.float32).select(train=True)
         found["declared"] = [(c.phase, c.op, c.reduce_op, c.dtype, c.shape) for c in declared]
     return found
 

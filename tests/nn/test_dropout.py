@@ -23,7 +23,7 @@ SHAPE = (4, 8, 12)
 P = 0.3
 F32, BF16 = torch.float32, torch.bfloat16
 # (backend, sharded dim, dtype); one compile by Inductor, in the dtype where its rounding could differ from eager's.
-CASES = [(None, None, F32), (None, 0, F32), (None, 2, F32), ("aot_eager", None, F32), ("aot_eager", 2, F32)]
+CASES = [(None, None, F32), (None, 0, F32), (None, 2, F32), ("aot_eager", None, F32), ("captured", 2, F32)]
 CASES += [("inductor", 1, BF16)]
 
 
@@ -226,7 +226,9 @@ def _through(comm: Any, backend: Any, dim: int | None, dtype: torch.dtype = F32)
     frames = torch._dynamo.utils.counters["stats"]
     frames.clear()
     drop = Dropout(P, site=3, comm=comm, sharded_dim=dim)
-    run = torch.compile(drop, backend=backend, fullgraph=True) if backend else drop
+    capture = GraphCapture()
+    compiler = capture if backend == "captured" else backend
+    run = torch.compile(drop, backend=compiler, fullgraph=True) if backend else drop
     x = _input(dtype) if dim is None else _input(dtype).chunk(comm.size, dim)[comm.rank]
     results = []
     for seed in (1, -(2**40)):
@@ -234,17 +236,11 @@ def _through(comm: Any, backend: Any, dim: int | None, dtype: torch.dtype = F32)
         y = run(leaf, _seed(seed))
         y.sum().backward()
         results += [y.detach(), leaf.grad]
-    return {"results": results, "graphs": frames.get("unique_graphs", 0)}
+    return {"results": results, "graphs": frames.get("unique_graphs", 0), "texts": capture.texts}
 
 
 def _input(dtype: torch.dtype) -> Tensor:
     return torch.randn(SHAPE, generator=torch.Generator().manual_seed(3)).to(dtype)
-
-
-def _captured(comm: Any) -> list[tuple[str, str]]:
-    capture = GraphCapture()
-    _through(comm, capture, dim=2)
-    return capture.texts
 
 
 def _torch_drops(seed: int) -> Tensor:
@@ -258,11 +254,12 @@ def _worker() -> dict[str, Any]:
     drawn = torch.rand(64)
     again = seed_ranks(5, comm)
     same_numbers = torch.equal(drawn, torch.rand(64))
+    runs = {case: _through(comm, *case) for case in CASES}
     return {
-        "runs": {case: _through(comm, *case) for case in CASES},
+        "runs": runs,
         "one device": {dtype: _through(ALONE, None, None, dtype)["results"] for dtype in (F32, BF16)},
-        "graphs": _captured(comm),
-        "graphs of a number": _captured(NumberRank(comm.group)),
+        "graphs": runs["captured", 2, F32]["texts"],
+        "graphs of a number": _through(NumberRank(comm.group), "captured", 2)["texts"],
         "torch, one seed": _torch_drops(0),
         "torch, own seed": _torch_drops(own_seed),
         "seeds": (own_seed, again, same_numbers, drawn),
@@ -288,7 +285,7 @@ def test_two_ranks_drop_what_one_device_drops_in_every_backend(ranks: list[dict[
 def test_a_new_seed_does_not_compile_again(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
         assert {case[0]: run["graphs"] for case, run in found["runs"].items()} == {
-            None: 0, "aot_eager": 1, "inductor": 1,
+            None: 0, "aot_eager": 1, "captured": 1, "inductor": 1,
         }  # fmt: skip
 
 

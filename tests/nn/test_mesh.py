@@ -17,7 +17,7 @@ from tests.nn.test_block import build, config_of
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
 from tpcompile.nn.block import BlockInputs, TransformerStack
-from tpcompile.nn.state import load_full_state_dict, local_slice_of
+from tpcompile.nn.state import load_full_state_dict, local_slices_of
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
 from tpcompile.testing import run_on_ranks
 
@@ -69,22 +69,23 @@ def _dp_errors(mesh: DeviceMesh, config: BlockConfig, *, sums_over: str) -> dict
 
 def _errors(stack: nn.Module, plain: nn.Module, expected: dict[str, Tensor]) -> dict[str, float]:
     found = {}
+    wanted = local_slices_of(expected, module=plain)
     for name, parameter in stack.named_parameters():
         assert parameter.grad is not None, name
         grad = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
-        wanted = local_slice_of(name, expected[name], module=plain)
-        found[name] = ((grad - wanted).norm() / expected[name].norm()).item()
+        found[name] = ((grad - wanted[name]).norm() / expected[name].norm()).item()
     return found
 
 
 def _graphs(mesh: DeviceMesh) -> list[tuple[str, str]]:
-    """Graphs of a compiled step over the mesh's TP group, which has a different name on every data-parallel rank."""
+    """Graphs of a compiled MLP over the mesh's TP group, which has a different name on every data-parallel rank."""
     config, capture = config_of("wan", "full", num_layers=1), GraphCapture()
     torch._dynamo.reset()
     full = draw_stack_weights(config, seed=0, dtype=torch.float64, device="cpu")
     stack = build(config, Collectives(mesh.get_group("tp")), full)
     name = mesh.get_group("tp").group_name
-    _loss(torch.compile(stack, backend=capture, fullgraph=True), _batch(config, 0)).backward()
+    compiled = torch.compile(stack.layers[0].mlp, backend=capture, fullgraph=True)
+    compiled(_batch(config, 0).x_BSD.requires_grad_()).sum().backward()
     return [(kind, text.replace(f"'{name}'", "'tp'")) for kind, text in capture.texts]
 
 

@@ -15,7 +15,7 @@ from tests.numerics.modules import LinearPair, NormedMLP, inputs
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives
 from tpcompile.testing import NumericsReport, check_numerics, run_on_ranks
 
-COMPILED_FAULTS = ("funcol gradient", "identity norm gradient", "dropped result", "wrong order", "one too many")
+COMPILED_FAULTS = ("funcol gradient", "dropped result", "one too many")
 
 
 class NotReduced(Collectives):
@@ -47,9 +47,8 @@ def check(fault: str = "", group: Any = None, **options: Any) -> NumericsReport:
 def _worker_2() -> dict[str, NumericsReport]:
     world = dist.group.WORLD
     found = {
-        "clean": check(group=world, dtypes=("float32", "bfloat16")),
+        "clean": check(group=world),
         "modes": check(group=world, strategies=(InPlaceCollectives, DisabledCollectives)),
-        "inductor": check(group=world, programs=("inductor",)),
         "B with gradients": check(group=world, strategies=(InPlaceCollectives,), programs=("eager",), backward=True),
         "nothing compiled": check_numerics(Hidden, inputs=inputs, group=world, programs=("aot_eager",)),
         "not reduced": check_numerics(
@@ -63,7 +62,7 @@ def _worker_2() -> dict[str, NumericsReport]:
 def _worker_4() -> dict[str, NumericsReport]:
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     return {
-        "four": check(group=dist.group.WORLD),
+        "four": check(group=dist.group.WORLD, programs=("eager",)),
         "pair": check(group=pairs[dist.get_rank() // 2], programs=("eager",)),
     }
 
@@ -83,7 +82,7 @@ def failures(report: NumericsReport) -> dict[str, str]:
     return {what: how for program in report.programs for what, how in program.failures(report.limit).items()}
 
 
-@pytest.mark.parametrize("name", ["clean", "modes", "inductor"])
+@pytest.mark.parametrize("name", ["clean", "modes"])  # with Inductor: test_documented.py
 def test_clean_module_agrees_on_two_ranks(ranks: list[dict[str, NumericsReport]], name: str) -> None:
     ranks[0][name].raise_on_failure()
 
@@ -135,9 +134,7 @@ def test_gradients_of_mode_b_are_wrong_in_eager(ranks: list[dict[str, NumericsRe
     ("fault", "named"),
     [
         ("funcol gradient", "grad up.weight"),
-        ("identity norm gradient", "grad up.weight"),
         ("dropped result", "forward"),
-        ("wrong order", "collectives"),
         ("one too many", "collectives"),
     ],
 )

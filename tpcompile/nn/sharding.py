@@ -308,9 +308,10 @@ def _spec_of(layout: Layout, parameter: Tensor, comm: TpComm | None) -> ShardSpe
 
 
 def _check_has_ranks(name: str, parameter: Tensor, placement: Placement) -> None:
+    if placement.comm is not None:
+        return
     full_shape = placement.spec.full_shape(parameter.shape)
-    is_shard = full_shape != tuple(parameter.shape)
-    if is_shard and placement.comm is None:
+    if full_shape != tuple(parameter.shape):
         raise ConfigError(
             f"{name} is a shard, {tuple(parameter.shape)} of {full_shape}, over ranks that are not known; keep the "
             "Collectives that the module was built with in self.comm, or pass comm="

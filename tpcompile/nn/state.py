@@ -76,7 +76,19 @@ def local_slice_of(
 
     Raises ConfigError for a name that is not a parameter of `module`.
     """
-    return _taken(full, _placement(name, placements_of(module, layouts=layouts, comm=comm)))
+    return local_slices_of({name: full}, module=module, layouts=layouts, comm=comm)[name]
+
+
+def local_slices_of(
+    full: Mapping[str, Tensor],
+    *,
+    module: nn.Module,
+    layouts: Mapping[str, Layout] | None = None,
+    comm: TpComm | None = None,
+) -> dict[str, Tensor]:
+    """`local_slice_of` every one of these, with the layouts read once."""
+    placements = placements_of(module, layouts=layouts, comm=comm)
+    return {name: _taken(tensor, _placement(name, placements)) for name, tensor in full.items()}
 
 
 def _placement(name: str, placements: Mapping[str, Placement]) -> Placement:

@@ -92,9 +92,7 @@ def _all_ranks(reference: Reference, comm: Collectives, demands: Demands) -> lis
 def _spread_module(reference: Reference, comm: Collectives) -> nn.Module:
     """A module whose parameters hold every rank's slice; buffers are replicated."""
     module = reference.place(comm)
-    slices = _spread(
-        lambda: {name: reference.slice_of(name, full, module, comm) for name, full in reference.full.items()}, comm
-    )
+    slices = _spread(lambda: reference.slices_of(reference.full, module, comm), comm)
     for name, tensor in slices.items():
         owner, _, leaf = name.rpartition(".")
         setattr(module.get_submodule(owner), leaf, nn.Parameter(tensor))

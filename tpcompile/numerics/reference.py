@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.nn.sharding import Layout, Part, ShardSpec
-from tpcompile.nn.state import load_full_state_dict, local_slice_of
+from tpcompile.nn.state import load_full_state_dict, local_slices_of
 from tpcompile.numerics import measure
 from tpcompile.numerics.draw import Values, draw_normal, draw_weights
 from tpcompile.numerics.measure import Errors, named_tensors
@@ -92,9 +92,9 @@ class Reference:
         """This rank's module, with its slices of the weights; all ranks of the group call it."""
         return self._placed(comm, self.dtype)
 
-    def slice_of(self, name: str, full: Tensor, module: nn.Module, comm: TpComm | None) -> Tensor:
-        """This rank's slice of a parameter, or of a tensor of its shape."""
-        return local_slice_of(name, full, module=module, layouts=self.layouts, comm=comm)
+    def slices_of(self, full: Mapping[str, Tensor], module: nn.Module, comm: TpComm | None) -> dict[str, Tensor]:
+        """This rank's slices of parameters, or of tensors of their shapes."""
+        return local_slices_of(full, module=module, layouts=self.layouts, comm=comm)
 
     def inputs_for(self, comm: TpComm) -> Any:
         """This rank's arguments."""
@@ -165,9 +165,9 @@ class Reference:
             found[name] = self._part(name, single, comm), self._part(name, exact, comm)
         if only_forward:
             return found
-        for name, exact in self.exact.grads.items():
-            single_part = self._grad_part(name, self.single.grads[name], module, comm)
-            found[f"grad {name}"] = single_part, self._grad_part(name, exact, module, comm)
+        single_parts = self._grad_parts(self.single.grads, module, comm)
+        for name, exact_part in self._grad_parts(self.exact.grads, module, comm).items():
+            found[f"grad {name}"] = single_parts[name], exact_part
         return found
 
     def single_device(self, dtype: torch.dtype) -> nn.Module:
@@ -239,10 +239,10 @@ class Reference:
             layout = ShardSpec(dim=dim, parts=(Part(full.shape[dim]),))
         return layout.take(full, rank=comm.rank, size=comm.size)
 
-    def _grad_part(self, name: str, full: Tensor, module: nn.Module, comm: TpComm | None) -> Tensor:
-        if name in self.differentiated:
-            return self._part(name, full, comm)
-        return self.slice_of(name, full, module, comm)
+    def _grad_parts(self, grads: Mapping[str, Tensor], module: nn.Module, comm: TpComm | None) -> dict[str, Tensor]:
+        of_inputs = {name: self._part(name, full, comm) for name, full in grads.items() if name in self.differentiated}
+        of_weights = {name: full for name, full in grads.items() if name not in of_inputs}
+        return of_inputs | self.slices_of(of_weights, module, comm)
 
 
 def run_once(
