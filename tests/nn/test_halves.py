@@ -159,7 +159,7 @@ def test_each_sum_has_a_product_beside_it_that_comes_before_its_end() -> None:
 @pytest.mark.slow
 def test_one_kernel_adds_what_was_received_to_what_follows_and_none_reads_it_after_the_release() -> None:
     """Nor does a later result take its memory, to which the peer may write by then."""
-    code = str(seen()["compiled"]["code"])
+    code = str(seen()["pushed"]["code"])
     *received, _last = re.findall(r"(buf\d+) = .*_push_receive\.default\(", code)
     assert len(received) == code.count("_push_release.default(") == 7
     for name in received:
