@@ -6,7 +6,7 @@
 #   scripts/test.sh tests/evidence -k guards         all lint, some tests
 #   scripts/test.sh --torch 2.11 tests/evidence      tests only, with a different torch in a venv of its own
 #
-# TPCOMPILE_TEST_WORKERS   processes that run tests side by side (default: cores + 1, 24 at most; 0: no xdist)
+# TPCOMPILE_TEST_WORKERS   processes that run tests side by side (default: cores + 2, 24 at most; 0: no xdist)
 set -euo pipefail
 
 # shellcheck source=scripts/venv.sh
@@ -47,8 +47,8 @@ print("python", platform.python_version(), *(f"{n} {version(n)}" for n in ("torc
 unset PYTHONDONTWRITEBYTECODE
 options=()
 if [ -n "$fast" ]; then options+=(-m "not ranks and not slow"); fi
-# One more than cores: a test that waits for its ranks leaves a core idle.
-default_workers="$("$VENV_PYTHON" -c 'import os; print(min(len(os.sched_getaffinity(0)) + 1, 24))')"
+# Two more than cores: a test that waits for its ranks leaves a core idle.
+default_workers="$("$VENV_PYTHON" -c 'import os; print(min(len(os.sched_getaffinity(0)) + 2, 24))')"
 workers="${TPCOMPILE_TEST_WORKERS:-$default_workers}"
 # A file stays on one worker: its tests share what its fixtures have compiled.
 if has_modules "$VENV_PYTHON" xdist && [ "$workers" -gt 1 ]; then options+=(-n "$workers" --dist loadfile); fi

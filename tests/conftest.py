@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -91,7 +92,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that start ranks, by themselves or by a fixture; files with the longest tests come first."""
+    """Mark the tests that start ranks, by themselves or by a fixture; files with the longest tests come first.
+
+    Those of a folder are apart: they compute alike or wait alike, and cores are idle while all workers wait.
+    """
     for item in items:
         if not isinstance(item, pytest.Function):
             continue
@@ -104,7 +108,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
         lengths[item.path] = max(lengths[item.path], 2 if "slow" in marks else int("ranks" in marks))
-    items.sort(key=lambda item: -lengths[item.path])  # a worker that is left with one of them at the end works alone
+    # A worker that is left with a long one at the end works alone.
+    items.sort(key=lambda item: (-lengths[item.path], crc32(str(item.path.relative_to(forked.ROOT)).encode())))
 
 
 def starts_ranks(functions: Iterable[Any]) -> bool:
