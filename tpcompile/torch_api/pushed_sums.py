@@ -75,10 +75,15 @@ def push(graph: Graph, pushing: Pushing, is_wanted: Callable[[Tensor, str], bool
     Those of a group stay as they are where they do not end in the order of their starts, or too many are in flight.
     """
     for sums in _in_flight(graph, is_wanted).values():
-        for each in (sums, [one.read_at_once() for one in sums]):
-            if _take_turns(each):
-                _put(graph, each, pushing)
-                break
+        fitting = _fitting(sums)
+        if fitting is not None:
+            _put(graph, fitting, pushing)
+
+
+def _fitting(sums: list[InFlight]) -> list[InFlight] | None:
+    """As they are, or read where they end; None when they take turns in neither form."""
+    forms = (sums, [one.read_at_once() for one in sums])
+    return next((form for form in forms if _take_turns(form)), None)
 
 
 def _in_flight(graph: Graph, is_wanted: Callable[[Tensor, str], bool]) -> dict[str, list[InFlight]]:
@@ -186,7 +191,7 @@ def _before(place: Node, like: Node, op: Callable[..., Any], arguments: tuple[An
     """A call of an op before `place`, with the line of `like`."""
     with place.graph.inserting_before(place):
         made: Node = place.graph.call_function(op, arguments)
-    made.meta.update({key: like.meta[key] for key in _KEPT[2:] if key in like.meta})
+    _take_over(made, like, _KEPT[2:])
     made.meta["val"] = op(*map_arg(arguments, lambda node: node.meta["val"]))
     return made
 
@@ -195,7 +200,12 @@ def put_in_place_of(wait: Node, op: Callable[..., Tensor], arguments: tuple[Any,
     """A call of an op whose result is that of the wait."""
     with wait.graph.inserting_before(wait):
         made: Node = wait.graph.call_function(op, arguments)
-    made.meta.update({key: wait.meta[key] for key in _KEPT if key in wait.meta})
+    _take_over(made, wait, _KEPT)
     wait.replace_all_uses_with(made)
     wait.graph.erase_node(wait)
     return made
+
+
+def _take_over(made: Node, like: Node, keys: tuple[str, ...]) -> None:
+    """What is known of a node."""
+    made.meta.update({key: like.meta[key] for key in keys if key in like.meta})
