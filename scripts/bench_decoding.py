@@ -2,7 +2,7 @@
 
     python scripts/bench_decoding.py --nproc 2 --json FILE [--layers 32] [--programs ours:graphed,transformers]
 
-eager                          ours, every layer by itself: its tokens are what the others' are compared with
+eager                          ours in eager mode: its tokens are what the others' are compared with
 ours, ours:graphed, ours:graphed:by-size
                                ours compiled; single tokens by `tpcompile.run(model.next_tokens, "graphed")`
 transformers, transformers:reduce-overhead
@@ -81,8 +81,10 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     unknown = set(arguments.programs.split(",")) - set(PROGRAMS)
-    if unknown or arguments.new < 2:
-        parser.error(f"unknown programs: {', '.join(unknown)}" if unknown else "--new must be at least 2")
+    if unknown:
+        parser.error(f"unknown programs: {', '.join(sorted(unknown))}; choose from {', '.join(PROGRAMS)}")
+    if arguments.new < 2 or arguments.rounds < 1:
+        parser.error(f"--new {arguments.new} --rounds {arguments.rounds}: at least 2 new tokens and 1 round")
     return arguments
 
 
@@ -135,7 +137,7 @@ class Program:
             self._process.kill()
 
     def leave(self) -> None:
-        """Let the ranks go home."""
+        """Tell the ranks to exit."""
         if not self.why_not:
             self._store.set(f"{self.name}/go/end", "")
             try:

@@ -227,19 +227,19 @@ def _begin_session() -> None:
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", None)).startswith(f"{os.getcwd()}/"):
             del sys.modules[name]
-    _close_on_exec()
+    close_on_exec()
 
 
 def _become_python(command: list[str], environ: dict[str, str]) -> NoReturn:
     """In the child, where `exec` would follow: it does not return."""
     for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
         finalizer.atexit = False  # the parent's: a temporary folder, for example
-    _close_on_exec()
+    close_on_exec()
     _become(environ, 1, 2)
     _play_command(command)
 
 
-def _close_on_exec() -> None:
+def close_on_exec() -> None:
     """What `exec` closes; one of them is the pipe in which the parent waits for it."""
     gc.enable()
     _close(lambda number: not os.get_inheritable(number))

@@ -14,7 +14,7 @@ from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker, util
 from typing import Any
 
-from tests.forked import _close_on_exec
+from tests.forked import close_on_exec
 from tpcompile.bench import processes
 
 
@@ -25,7 +25,7 @@ def _fork(_path: object, command: Sequence[str], kept: Sequence[int]) -> int:
         return pid
     for file in kept:
         os.set_inheritable(file, True)
-    _close_on_exec()
+    close_on_exec()
     with suppress(SystemExit):
         exec(command[-1], {})
     os._exit(0)
@@ -39,7 +39,7 @@ def _start() -> None:
 
 
 def _stop() -> None:
-    """Wait for what was forked, which ends when this process does, but later."""
+    """Wait for what was forked, which ends when this process does, but later; Python has no public name for that."""
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
 

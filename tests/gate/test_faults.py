@@ -265,7 +265,8 @@ def test_compare_of_a_red_run_ends_with_1_and_needs_no_torch(shared: dict[str, G
 def test_fault_that_ends_the_process_is_named_and_leaves_nothing_running(name: str, tmp_path: Path) -> None:
     wait_s = 8 if "8 s" in ALONE[name].summary or name == "never_arrives" else 120
     settings = (EAGER[0], SAME_LENGTH, NO_NORM, f"gate.store_timeout_s={wait_s}")
-    run = run_gate(tmp_path / "run", "--fault", name, *(word for setting in settings for word in ("--set", setting)))
+    start = run_fresh_gate if name == "killed" else run_gate
+    run = start(tmp_path / "run", "--fault", name, *(word for setting in settings for word in ("--set", setting)))
     assert run.exit_code == 1, run.stderr  # torchrun knows no other
     check_named(run, ALONE[name])
     assert run.left_running == ()

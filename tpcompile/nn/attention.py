@@ -247,7 +247,7 @@ def attend(
 
 
 def _check_backend(backend: str, qkv: tuple[Tensor, ...], options: dict[str, Any]) -> None:
-    """While no other backend is allowed."""
+    """Called where `sdpa_kernel` allows this backend alone."""
     try:
         found = sdpa_choice(*qkv, **options)
     except RuntimeError:  # none can

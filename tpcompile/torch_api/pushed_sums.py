@@ -72,7 +72,7 @@ class InFlight:
 def push(graph: Graph, pushing: Pushing, is_wanted: Callable[[Tensor, str], bool]) -> None:
     """Replace, in place, the sums in flight of the groups for which `is_wanted(fake tensor, group name)`.
 
-    Those of a group stay as they are where they do not end in the order of their starts, or too many are in flight.
+    Those of a group stay as they are where they are not read in the order of their starts, or too many are in flight.
     """
     for sums in _in_flight(graph, is_wanted).values():
         fitting = _fitting(sums)
@@ -100,9 +100,9 @@ def _in_flight(graph: Graph, is_wanted: Callable[[Tensor, str], bool]) -> dict[s
 
 
 def _take_turns(sums: list[InFlight]) -> bool:
-    """Whether they end and are read in the order of their starts, few at a time."""
-    ends, reads = [one.ends_at for one in sums], [one.read_at for one in sums]
-    return ends == sorted(ends) and reads == sorted(reads) and _most_open(sums) <= _MOST_IN_FLIGHT
+    """Whether they are read in the order of their starts, few at a time."""
+    reads = [one.read_at for one in sums]
+    return reads == sorted(reads) and _most_open(sums) <= _MOST_IN_FLIGHT
 
 
 def _most_open(sums: list[InFlight]) -> int:
