@@ -106,10 +106,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("ranks")
     lengths: dict[Path, int] = defaultdict(int)
     for item in items:
-        marks = {mark.name for mark in item.iter_markers()}
-        lengths[item.path] = max(lengths[item.path], 2 if "slow" in marks else int("ranks" in marks))
+        lengths[item.path] = max(lengths[item.path], length_of(item))
     # A worker that is left with a long one at the end works alone.
     items.sort(key=lambda item: (-lengths[item.path], crc32(str(item.path.relative_to(forked.ROOT)).encode())))
+
+
+def length_of(item: pytest.Item) -> int:
+    """Seconds of its file where a mark `long(seconds)` says so; else 2 for slow tests, 1 for those that start ranks."""
+    long = item.get_closest_marker("long")
+    if long is not None:
+        return int(long.args[0])
+    marks = {mark.name for mark in item.iter_markers()}
+    return 2 if "slow" in marks else int("ranks" in marks)
 
 
 def starts_ranks(functions: Iterable[Any]) -> bool:

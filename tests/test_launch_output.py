@@ -105,6 +105,8 @@ from pathlib import Path
 from rich.console import Console
 from tests.test_launch import a_plan
 from tpcompile import launch, process_tree
+
+pytestmark = pytest.mark.long(35)
 if sys.argv[2] == "unwatched":
     process_tree._watched = lambda launch_id: nullcontext()
 launch.run(a_plan(Path(sys.argv[1]), "hang", torchrun=True), Console())

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import forked
-from tests.conftest import GPUS, changed_since, starts_ranks
+from tests.conftest import GPUS, changed_since, length_of, starts_ranks
 from tpcompile import testing
 from tpcompile.launch import count_gpus
 
@@ -26,6 +26,13 @@ def test_pytest_looks_into_every_folder_with_tests(pytestconfig: pytest.Config) 
     folders = {part for path in TESTS.rglob("test_*.py") for part in path.relative_to(TESTS).parts[:-1]}
     assert "collectives" in folders
     assert not [folder for folder in folders if any(fnmatch(folder, pattern) for pattern in left_out)]
+
+
+def test_files_that_take_longest_begin_first(request: pytest.FixtureRequest) -> None:
+    lengths: dict[Path, int] = {}
+    for item in request.session.items:
+        lengths[item.path] = max(lengths.get(item.path, 0), length_of(item))
+    assert list(lengths.values()) == sorted(lengths.values(), reverse=True)
 
 
 def waits(tree: ast.Module) -> Iterator[tuple[int, float]]:

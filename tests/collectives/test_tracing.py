@@ -27,6 +27,8 @@ from tpcompile.collectives.strategies import Collectives, DisabledCollectives, I
 from tpcompile.errors import TpCompileError
 from tpcompile.testing import run_on_ranks
 
+pytestmark = pytest.mark.long(30)
+
 # Tracing dim 1 of every form would double the cost: compiled forms have it once for each kind of move. Left out too
 # is what another form traces to but for the name of its reduction; eager values have every form (test_gradients.py).
 MOVED = ["all_gather R dim 1", "scatter R dim 1", "reduce_scatter dim 1", "all_to_all dim 1"]

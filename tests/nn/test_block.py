@@ -18,6 +18,8 @@ from tpcompile.nn.state import load_full_state_dict, local_slices_of
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
 from tpcompile.testing import run_on_ranks
 
+pytestmark = pytest.mark.long(25)
+
 FORMS: dict[str, dict[str, Any]] = {
     "wan": {"style": "wan", "bias": True, "causal": False, "num_kv_heads": 8},
     "llama": {"style": "llama", "bias": False, "causal": True, "num_kv_heads": 4},
