@@ -23,6 +23,8 @@ from tpcompile.errors import PreflightError
 from tpcompile.evidence.records import Verdict
 from tpcompile.evidence.rundir import RunDir
 
+pytestmark = pytest.mark.long(35)
+
 UNDER_TORCHRUN = """
 import sys
 from pathlib import Path
@@ -105,8 +107,6 @@ from pathlib import Path
 from rich.console import Console
 from tests.test_launch import a_plan
 from tpcompile import launch, process_tree
-
-pytestmark = pytest.mark.long(35)
 if sys.argv[2] == "unwatched":
     process_tree._watched = lambda launch_id: nullcontext()
 launch.run(a_plan(Path(sys.argv[1]), "hang", torchrun=True), Console())
