@@ -61,17 +61,21 @@ def message(value: float, size: int = 16) -> Tensor:
     return torch.full((size,), value)
 
 
+def send(slots: Slots, x: Tensor, slot: int = 0, num_slots: int = 4, *, meets: bool = True) -> None:
+    slots.start(x, [x], slot, num_slots, meets=meets)
+
+
 def test_each_slot_has_its_own_message_and_the_first_meets_the_peer(slots: Slots) -> None:
     for slot in range(2):
-        slots.start(message(slot + 1.0), slot, 4, meets=slot == 0)
+        send(slots, message(slot + 1.0), slot, meets=slot == 0)
     assert [slots.receive(slot)[:16].unique().item() for slot in range(2)] == [10.0, 20.0]
     (memory,) = Memory.made
     assert memory.met == [0, 1, 2]
 
 
 def test_a_message_in_flight_is_read_where_it_arrives_when_memory_has_grown(slots: Slots) -> None:
-    slots.start(message(1.0), 0, 4, meets=True)
-    slots.start(message(2.0, size=640), 1, 4, meets=False)
+    send(slots, message(1.0))
+    send(slots, message(2.0, size=640), 1, meets=False)
     assert len(Memory.made) == 2
     assert slots.receive(0)[:16].unique().item() == 10.0
     assert slots.receive(1)[:640].unique().item() == 20.0
@@ -79,7 +83,7 @@ def test_a_message_in_flight_is_read_where_it_arrives_when_memory_has_grown(slot
 
 def test_memory_is_made_for_more_slots_and_not_for_smaller_messages(slots: Slots) -> None:
     for num_slots, size, made in ((2, 16, 1), (2, 8, 1), (4, 8, 2), (2, 16, 2)):
-        slots.start(message(1.0, size), 0, num_slots, meets=True)
+        send(slots, message(1.0, size), num_slots=num_slots)
         slots.receive(0)
         assert len(Memory.made) == made
 
@@ -87,4 +91,4 @@ def test_memory_is_made_for_more_slots_and_not_for_smaller_messages(slots: Slots
 def test_memory_does_not_grow_in_a_capture(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workspace, "is_capturing", lambda device: True)
     with pytest.raises(ConfigError, match="an all-reduce of 104 bytes does not fit into the workspace of 0 bytes"):
-        slots.start(message(1.0), 0, 4, meets=True)
+        send(slots, message(1.0))

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tpcompile.by_size.in_flight import OPS, received_size
 from tpcompile.torch_api.pushed_sums import ops, push
 
-START, RECEIVE, RELEASE = OPS
+START, PRODUCT, RECEIVE, RELEASE = OPS
 aten = torch.ops.aten
 cast = torch.ops.prims.convert_element_type.default
 """As Inductor has it in its graphs."""

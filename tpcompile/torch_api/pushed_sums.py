@@ -7,6 +7,12 @@
     h = f(y)                                    h = f(y)
                                                 RELEASE(h, before)
 
+A sum starts behind the product that it is of. Where no other product is beside it, x = a @ b and its start are one:
+
+    x = a @ b                               x = PRODUCT(a, b, before, slot, number of slots, is the first, group)
+    y = wait_tensor(all_reduce(x, ...))     part = RECEIVE(x, x, before, slot, group)
+                                            y = x + part
+
 `h` is the last result through which alone `y` is read, by pointwise ops: Inductor writes it, since an op takes it, and
 makes one kernel of the addition and `f`. `before` is the one of these ops before, so no pass can change their order.
 What they do is in `tpcompile.by_size.in_flight`.
@@ -45,13 +51,17 @@ class Pushing(NamedTuple):
     """The ops, as above."""
 
     start: Callable[..., Tensor]
+    product: Callable[..., Tensor]
     receive: Callable[..., Tensor]
     release: Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
 class InFlight:
-    """A sum with work beside it: its start, its wait and the last node by which it is read, and their places."""
+    """A sum with work beside it: its start, its wait and the last node by which it is read, and their places.
+
+    `product` is what is summed, where the sum can be in flight only beside that.
+    """
 
     start: Node
     wait: Node
@@ -59,6 +69,7 @@ class InFlight:
     starts_at: int
     ends_at: int
     read_at: int
+    product: Node | None = None
 
     def is_open_behind(self, place: int) -> bool:
         """Whether it is in flight, or not yet read, behind the node at that place."""
@@ -88,15 +99,48 @@ def _fitting(sums: list[InFlight]) -> list[InFlight] | None:
 
 def _in_flight(graph: Graph, is_wanted: Callable[[Tensor, str], bool]) -> dict[str, list[InFlight]]:
     """By group, in the order of their starts."""
+    waits = {}
+    for start in graph.find_nodes(op="call_function", target=ops.all_reduce.default):
+        wait, value = _only_wait(start), summed(start)
+        if wait is not None and value is not None and is_wanted(value, str(start.args[2])):
+            waits[start] = wait
+    is_in_flight = {start: wait is not start.next for start, wait in waits.items()}
+    for start in waits:
+        _raise(start)
     place = {node: number for number, node in enumerate(graph.nodes)}
     found: dict[str, list[InFlight]] = {}
-    for start in graph.find_nodes(op="call_function", target=ops.all_reduce.default):
-        wait, value, group_name = _only_wait(start), summed(start), str(start.args[2])
-        if wait is not None and value is not None and is_wanted(value, group_name):
-            read = _read_through(wait)
-            one = InFlight(start, wait, read, place[start], place[wait], place[read])
-            found.setdefault(group_name, []).append(one)
+    for start in sorted(waits, key=place.__getitem__):
+        wait, read = waits[start], _read_through(waits[start])
+        product = None if _product_before(wait, start) else _product_of(start)
+        if product or is_in_flight[start] or _product_before(wait, start):
+            one = InFlight(start, wait, read, place[start], place[wait], place[read], product)
+            found.setdefault(str(start.args[2]), []).append(one)
     return found
+
+
+def _raise(start: Node) -> None:
+    """Put it right behind what is summed, with the views between."""
+    moved = [start]
+    x = start.args[0]
+    while _is_view(x):
+        moved.append(x)
+        x = x.args[0]
+    if x.op == "call_function":
+        for node in moved:
+            x.append(node)
+
+
+def _product_of(start: Node) -> Node | None:
+    """The product that is summed, where nothing else reads it."""
+    x = start.args[0]
+    while _is_view(x):
+        x = x.args[0]
+    return x if x.target is aten.mm.default and len(x.users) == 1 else None
+
+
+def _is_view(node: Node) -> bool:
+    """Read by one node only."""
+    return node.target in _VIEWS and len(node.users) == 1
 
 
 def _take_turns(sums: list[InFlight]) -> bool:
@@ -122,8 +166,7 @@ def _put(graph: Graph, sums: list[InFlight], pushing: Pushing) -> None:
         one, slot = sums[number], number % num_slots
         x, _, group_name = one.start.args
         if kind == "start":
-            arguments = (x, before, slot, num_slots, number == 0, group_name)
-            made = started[number] = _before(one.start, one.start, pushing.start, arguments)
+            made = started[number] = _started(one, pushing, (before, slot, num_slots, number == 0, group_name))
         elif kind == "receive":
             after = [*before, *_product_before(one.wait, one.start)]
             made = _before(one.wait, one.wait, pushing.receive, (started[number], x, after, slot, group_name))
@@ -132,6 +175,13 @@ def _put(graph: Graph, sums: list[InFlight], pushing: Pushing) -> None:
             read = total.get(one.read, one.read)
             made = _before(nodes[place + 1], read, pushing.release, (read, before))
         before = [made]
+
+
+def _started(one: InFlight, pushing: Pushing, arguments: tuple[Any, ...]) -> Node:
+    """The op that sends what is summed, in place of the product where that is part of it."""
+    if one.product is None:
+        return _before(one.start, one.start, pushing.start, (one.start.args[0], *arguments))
+    return put_in_place_of(one.product, pushing.product, (*one.product.args, *arguments))
 
 
 def _sum_of(one: InFlight, received: Node) -> Node:
@@ -181,10 +231,10 @@ def _product_before(wait: Node, start: Node) -> list[Node]:
 
 
 def _only_wait(start: Node) -> Node | None:
-    """The wait for a collective that nothing else reads, and that has work beside it."""
+    """The wait for a collective that nothing else reads."""
     users = list(start.users)
     is_wait = len(users) == 1 and users[0].op == "call_function" and users[0].target == ops.wait_tensor.default
-    return users[0] if is_wait and users[0] is not start.next else None
+    return users[0] if is_wait else None
 
 
 def _before(place: Node, like: Node, op: Callable[..., Any], arguments: tuple[Any, ...]) -> Node:

@@ -49,10 +49,10 @@ class ReplacingPass(CustomGraphPass):
 
     def __call__(self, graph: Graph) -> None:
         """Edit the graph in place."""
-        for start in graph.find_nodes(op="call_function", target=ops.all_reduce.default):
-            self._replace(start)
         if self._pushing is not None:
             push(graph, self._pushing, self._chooser.pushes)
+        for start in graph.find_nodes(op="call_function", target=ops.all_reduce.default):
+            self._replace(start)
 
     def uuid(self) -> Any:
         """Code is cached for these files, the ops and what the chooser decides."""
