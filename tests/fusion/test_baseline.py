@@ -145,6 +145,19 @@ def test_a_file_is_a_baseline_or_one_line_says_why_not(tmp_path: Path) -> None:
             baselines.read(path)
 
 
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+@pytest.mark.parametrize("preset", ["llama8b", "wan14b", "wan14b_256", "wan14b_8", "wan21_14b"])
+def test_each_preset_for_gpus_has_a_baseline_that_says_how_it_was_made(preset: str) -> None:
+    assert (CONFIGS / f"{preset}.yaml").exists()
+    (path,) = (CONFIGS / "fusion").glob(f"{preset}-*sm_90.json")
+    found = baselines.read(path)
+    assert (found.torch, found.device) == ("2.11.0", "sm_90")
+    assert f"--preset {preset} " in found.made_with and "/" not in found.made_with.split("RUN")[0]
+    assert all(graph.launches["kernel"] and graph.bytes for graph in found.graphs)
+
+
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match=r"cannot write .*nowhere/fusion.json: No such file or directory"):
         baselines.write(baseline_of(ONE), tmp_path / "nowhere" / "fusion.json")
