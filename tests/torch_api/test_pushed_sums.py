@@ -17,6 +17,7 @@ from tpcompile.by_size.in_flight import OPS, received_size
 from tpcompile.torch_api.pushed_sums import ops, push
 
 START, PRODUCT, RECEIVE, RELEASE = OPS
+PLACE_OF_AFTER = {START: 1, PRODUCT: 2, RECEIVE: 0, RELEASE: 1}
 aten = torch.ops.aten
 cast = torch.ops.prims.convert_element_type.default
 """As Inductor has it in its graphs."""
@@ -71,9 +72,8 @@ def test_each_op_is_behind_the_one_before() -> None:
     assert arguments(graph, RECEIVE, 3) == [(0,), (1,), (2,), (3,)]
     assert len(calls(graph, RELEASE)) == 3 and not calls(graph, ops.all_reduce.default)
     made = [node for node in graph.nodes if node.target in OPS]
-    place_of_after = {START: 1, RECEIVE: 2, RELEASE: 1}
     for before, node in itertools.pairwise(made):
-        assert before in node.args[place_of_after[node.target]]
+        assert before in node.args[PLACE_OF_AFTER[node.target]]
 
 
 def test_a_sum_ends_behind_the_last_product_beside_it() -> None:
@@ -83,7 +83,67 @@ def test_a_sum_ends_behind_the_last_product_beside_it() -> None:
         return ops.wait_tensor(pending).sum() + product
 
     (receive,) = calls(pushed(beside_a_product), RECEIVE)
-    assert [node.target for node in receive.args[2]] == [START, aten.mm.default]
+    assert [node.target for node in receive.args[0]] == [START, aten.mm.default]
+
+
+def product_and_sum(x: Tensor, weight: Tensor) -> Tensor:
+    return ops.wait_tensor(ops.all_reduce((x @ weight).view(2, 2, 8), "sum", "0"))
+
+
+def test_a_product_with_nothing_beside_its_sum_and_its_start_are_one() -> None:
+    graph = pushed(lambda x: product_and_sum(product_and_sum(x, x.t() @ x).view(4, 8), x.t() @ x))
+    weights = calls(graph, aten.mm.default)
+    first, second = calls(graph, PRODUCT)
+    assert (first.args[1:2], second.args[1:2]) == ((weights[0],), (weights[1],)) and len(weights) == 2
+    assert [node.args[3:] for node in (first, second)] == [(0, 2, True, "0"), (1, 2, False, "0")]
+    received = calls(graph, RECEIVE)
+    assert [node.args[1:4] for node in received] == [(32, torch.float32, 0), (32, torch.float32, 1)]
+    assert not calls(graph, START) and not calls(graph, ops.all_reduce.default)
+    (total, _) = calls(graph, aten.add.Tensor)
+    assert total.args[0].args[0] is first and total.meta["val"].shape == (2, 2, 8)
+    made = [node for node in graph.nodes if node.target in OPS]
+    for before, node in itertools.pairwise(made):
+        assert node.args[PLACE_OF_AFTER[node.target]] == [before]
+
+
+def test_a_product_that_is_read_twice_stays_with_its_sum() -> None:
+    def function(x: Tensor) -> Any:
+        product = x @ x.t()
+        return ops.wait_tensor(ops.all_reduce(product, "sum", "0")), product
+
+    graph = pushed(function)
+    assert calls(graph, ops.all_reduce.default) and not calls(graph, PRODUCT)
+
+
+def backward(x: Tensor) -> Any:
+    """The gradients of an input and of a weight, in the order of autograd: the sum is asked for behind both."""
+    of_input = x @ (x.t() @ x)
+    of_weight = x.t() @ x.sin()
+    return ops.wait_tensor(ops.all_reduce(of_input.view(2, 2, 8), "sum", "0")), of_weight
+
+
+def test_a_sum_starts_behind_its_product_with_the_product_that_follows_beside_it() -> None:
+    graph = pushed(backward)
+    (start,), (receive,) = calls(graph, START), calls(graph, RECEIVE)
+    _, of_input, of_weight = calls(graph, aten.mm.default)
+    assert start.prev.args[0] is of_input
+    assert receive.args[0] == [start, of_weight]
+
+
+def test_each_op_is_reached_in_one_way() -> None:
+    """torch 2.11 writes out what a new op is computed from, and that from what; two ways are 2^n after n ops."""
+    graph = pushed(lambda x: in_turn(in_turn(product_and_sum(x, x.t() @ x).view(4, 8)).sum(0)))
+    made = [node for node in graph.nodes if node.target in OPS]
+    assert {node.target for node in made} == set(OPS) and num_ways(made[-1], made[0]) == 1
+    receive = next(node for node in made if node.target is RECEIVE)
+    receive.args = ([*receive.args[0], made[0]], *receive.args[1:])
+    assert num_ways(made[-1], made[0]) == 2
+
+
+def num_ways(node: Node, first: Node) -> int:
+    if node is first:
+        return 1
+    return sum(num_ways(one, first) for one in node.args[PLACE_OF_AFTER[node.target]] if one.target in OPS)
 
 
 def one_sum(behind: Callable[[Tensor, Tensor], Any]) -> Callable[[Tensor], Any]:
@@ -152,8 +212,8 @@ def test_what_is_received_has_a_size_of_its_own_and_the_sum_the_meta_of_the_wait
     push(graph, OPS, lambda *_: True)
     receive, part = calls(graph, RECEIVE)[0], calls(graph, aten.view.default)[0]
     (total,) = part.users
-    assert receive.meta["val"].shape == (received_size(value),) == (44,) and part.meta["val"].shape == (4, 8)
-    assert value.numel() < 0.95 * received_size(value)
+    assert receive.meta["val"].shape == (received_size(value.numel()),) == (44,) and part.meta["val"].shape == (4, 8)
+    assert value.numel() < 0.95 * received_size(value.numel())
     assert total.meta["val"] is value
     assert total.meta["stack_trace"] == receive.meta["stack_trace"] == "the user's line"
 

@@ -1,7 +1,7 @@
 """An all-reduce of two ranks in flight, by copy engines: a kernel of NCCL waits for a place beside matrix products.
 
-    pushed = all_reduce_push_start(x, after, slot, num_slots, meets, group)
-    part = all_reduce_push_receive(pushed, x, after, slot, group)
+    started = all_reduce_push_start(x, after, slot, num_slots, meets, group)
+    part = all_reduce_push_receive(after, x.numel(), x.dtype, slot, group)
     y = x + part[: x.numel()].view(x.shape)
     released = all_reduce_push_release(h, after)
 
@@ -16,7 +16,8 @@ Both ranks add the same two numbers, and have the same bits. `h` is what that ke
 which alone `y` is read. So no kernel behind the release reads `part`.
 
 `after` are results that must be there before: they put the ops of a graph into one order, and each receive behind the
-work that hides it, which no pass of a compiler can change.
+work that hides it, which no pass of a compiler can change. Each op is given the one before in `after` alone: torch 2.11
+writes out what a new op is computed from, which would double with each op that is reached in two ways.
 
 Memory. Slot `slot` of `num_slots` holds one message. A rank may write it when its peer has read what was there. With at
 most m sums in flight, released in the order of their starts, and `num_slots` >= 2 m taken in turn: between starts i and
@@ -47,11 +48,13 @@ _TILE_HEIGHT, _TILE_WIDTH = 256, 128
 _UNIT = 128
 """Rows of a part are a multiple of it."""
 _OF_GROUPS: dict[tuple[str, torch.device], Slots] = {}
+_GATHERED: dict[tuple[str, int], Tensor] = {}
+"""On CPUs: group and slot -> what has come and is not received yet."""
 
 
 @torch.library.custom_op("tpcompile::all_reduce_push_start", mutates_args=())
 def start(x: Tensor, after: list[Tensor], slot: int, num_slots: int, meets: bool, group_name: str) -> Tensor:
-    """Send `x`, contiguous, to the other rank of the group -> what the receive is given, [0].
+    """Send `x`, contiguous, to the other rank of the group, until its receive -> what the next op is behind, [0].
 
     A collective: both ranks make equal calls in the same order. `meets` in the first start of a call. Raises
     ConfigError where memory would have to grow while a CUDA graph is captured.
@@ -61,6 +64,11 @@ def start(x: Tensor, after: list[Tensor], slot: int, num_slots: int, meets: bool
 
 
 @start.register_kernel("cpu")
+def _(x: Tensor, after: list[Tensor], slot: int, num_slots: int, meets: bool, group_name: str) -> Tensor:
+    _gather(x, slot, group_name)
+    return x.new_empty(0)
+
+
 @start.register_fake
 def _(x: Tensor, after: list[Tensor], slot: int, num_slots: int, meets: bool, group_name: str) -> Tensor:
     return x.new_empty(0)
@@ -78,7 +86,9 @@ def product(
 
 @product.register_kernel("cpu")
 def _(a: Tensor, b: Tensor, after: list[Tensor], slot: int, num_slots: int, meets: bool, group_name: str) -> Tensor:
-    return a @ b
+    x = a @ b
+    _gather(x, slot, group_name)
+    return x
 
 
 @product.register_fake
@@ -87,23 +97,22 @@ def _(a: Tensor, b: Tensor, after: list[Tensor], slot: int, num_slots: int, meet
 
 
 @torch.library.custom_op("tpcompile::all_reduce_push_receive", mutates_args=())
-def receive(started: Tensor, x: Tensor, after: list[Tensor], slot: int, group_name: str) -> Tensor:
-    """The other rank's `x`, flat, [received_size(x)] with anything behind it. On a CPU an all-gather, here."""
-    return _slots_of(group_name, x.device).receive(slot)
+def receive(after: list[Tensor], num_elements: int, dtype: torch.dtype, slot: int, group_name: str) -> Tensor:
+    """What the other rank has sent, flat, [received_size] with anything behind it.
+
+    On a CPU the start gathers it.
+    """
+    return _slots_of(group_name, after[0].device).receive(slot)
 
 
 @receive.register_kernel("cpu")
-def _(started: Tensor, x: Tensor, after: list[Tensor], slot: int, group_name: str) -> Tensor:
-    group = c10d.group_of_name(group_name)
-    gathered = c10d.end(*c10d.functional_gather(x.reshape(1, -1), group))
-    part = x.new_zeros(received_size(x))
-    part[: x.numel()] = gathered[1 - group.rank()]
-    return part
+def _(after: list[Tensor], num_elements: int, dtype: torch.dtype, slot: int, group_name: str) -> Tensor:
+    return _GATHERED.pop((group_name, slot))
 
 
 @receive.register_fake
-def _(started: Tensor, x: Tensor, after: list[Tensor], slot: int, group_name: str) -> Tensor:
-    return x.new_empty(received_size(x))
+def _(after: list[Tensor], num_elements: int, dtype: torch.dtype, slot: int, group_name: str) -> Tensor:
+    return after[0].new_empty(received_size(num_elements), dtype=dtype)
 
 
 @torch.library.custom_op("tpcompile::all_reduce_push_release", mutates_args=())
@@ -117,9 +126,17 @@ def _(read: Tensor, after: list[Tensor]) -> Tensor:
     return read.new_empty(0)
 
 
-def received_size(x: Tensor) -> int:
-    """Elements of what is received for `x`; see the end of this module's docstring."""
-    return x.numel() + x.numel() // 8 + 8
+def _gather(x: Tensor, slot: int, group_name: str) -> None:
+    """Keep the part of the other rank for the receive."""
+    group = c10d.group_of_name(group_name)
+    gathered = c10d.end(*c10d.functional_gather(x.reshape(1, -1), group))
+    part = _GATHERED[group_name, slot] = x.new_zeros(received_size(x.numel()))
+    part[: x.numel()] = gathered[1 - group.rank()]
+
+
+def received_size(num_elements: int) -> int:
+    """Elements of what is received for so many; see the end of this module's docstring."""
+    return num_elements + num_elements // 8 + 8
 
 
 def heights(num_rows: int, width: int, num_multiprocessors: int) -> list[int]:
@@ -167,7 +184,7 @@ class Slots:
 
     def start(self, x: Tensor, parts: Iterable[Tensor], slot: int, num_slots: int, *, meets: bool) -> None:
         """Queue copies of `x`, in parts that follow each other, each behind all that is on the current stream then."""
-        num_bytes = received_size(x) * x.itemsize
+        num_bytes = received_size(x.numel()) * x.itemsize
         slot_bytes, memory = self._memory_for(num_bytes, num_slots)
         begin = slot * slot_bytes
         received = memory.own[begin : begin + num_bytes].view(x.dtype)

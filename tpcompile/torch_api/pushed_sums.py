@@ -1,8 +1,8 @@
 """Sums of a graph that have work beside them -> ops that send, receive and release what two ranks exchange.
 
-    pending = all_reduce(x, "sum", group)       pushed = START(x, before, slot, number of slots, is the first, group)
+    pending = all_reduce(x, "sum", group)       started = START(x, before, slot, number of slots, is the first, group)
     work                                        work
-    y = wait_tensor(pending)                    part = RECEIVE(pushed, x, [before, work], slot, group)
+    y = wait_tensor(pending)                    part = RECEIVE([before, work], elements, dtype, slot, group)
                                                 y = x + part[: x.numel()].view(x.shape)
     h = f(y)                                    h = f(y)
                                                 RELEASE(h, before)
@@ -10,7 +10,7 @@
 A sum starts behind the product that it is of. Where no other product is beside it, x = a @ b and its start are one:
 
     x = a @ b                               x = PRODUCT(a, b, before, slot, number of slots, is the first, group)
-    y = wait_tensor(all_reduce(x, ...))     part = RECEIVE(x, x, before, slot, group)
+    y = wait_tensor(all_reduce(x, ...))     part = RECEIVE([before], elements, dtype, slot, group)
                                             y = x + part
 
 `h` is the last result through which alone `y` is read, by pointwise ops: Inductor writes it, since an op takes it, and
@@ -159,17 +159,18 @@ def _put(graph: Graph, sums: list[InFlight], pushing: Pushing) -> None:
     moments = [(one.starts_at, number, "start") for number, one in enumerate(sums)]
     moments += [(one.ends_at, number, "receive") for number, one in enumerate(sums)]
     moments += [(one.read_at, number, "release") for number, one in enumerate(sums)]
-    started: dict[int, Node] = {}
     total: dict[Node, Node] = {}
     before: list[Node] = []
     for place, number, kind in sorted(moments)[:-1]:  # nothing is behind the last release
         one, slot = sums[number], number % num_slots
-        x, _, group_name = one.start.args
+        group_name = one.start.args[2]
         if kind == "start":
-            made = started[number] = _started(one, pushing, (before, slot, num_slots, number == 0, group_name))
+            made = _started(one, pushing, (before, slot, num_slots, number == 0, group_name))
         elif kind == "receive":
             after = [*before, *_product_before(one.wait, one.start)]
-            made = _before(one.wait, one.wait, pushing.receive, (started[number], x, after, slot, group_name))
+            value = one.wait.meta["val"]
+            arguments = (after, value.numel(), value.dtype, slot, group_name)
+            made = _before(one.wait, one.wait, pushing.receive, arguments)
             total[one.wait] = _sum_of(one, made)
         else:
             read = total.get(one.read, one.read)
