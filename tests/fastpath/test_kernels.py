@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.forked import run_python
 from tpcompile.errors import FastPathError
 from tpcompile.evidence.records import value_item
-from tpcompile.fastpath import ban, certificate, registered, tp_region
+from tpcompile.fastpath import ban, certificate, plain, registered, tp_region
 from tpcompile.fastpath.kernels.all import activation, linear_gelu, qk_head_norm, qk_norm, qkv_pack, token_norm
 from tpcompile.fastpath.use import Use
 from tpcompile.testing import run_on_ranks
@@ -81,6 +81,16 @@ def test_the_single_gpu_kernel_is_refused_on_shards_only() -> None:
     arguments = (torch.ones(1, 3, 48), torch.ones(16), torch.ones(16), *TABLES.values())
     with tp_region(2), pytest.raises(FastPathError, match=r"not TP-aware .*; call qkv_pack there"):
         qkv_pack.qkv_pack_rmsnorm_rope(*arguments, eps=1e-6)
+
+
+def test_the_product_with_gelu_runs_without_a_gpu_and_has_no_backward() -> None:
+    x, weight, bias = torch.randn(2, 3, 8), torch.randn(6, 8), torch.linspace(-4, 4, 6)
+    expected = plain.linear_gelu_tanh(x, weight, bias)
+    compiled = torch.compile(linear_gelu.linear_gelu_tanh, backend="aot_eager", fullgraph=True)
+    for call in (linear_gelu.linear_gelu_tanh, compiled):
+        torch.testing.assert_close(call(x, weight, bias), expected)
+    with pytest.raises(RuntimeError, match="but no autograd formula was registered"):
+        linear_gelu.linear_gelu_tanh(x, weight.requires_grad_(), bias).sum().backward()
 
 
 def qk(size: int = 32, **changes: Any) -> dict[str, Any]:
