@@ -38,8 +38,11 @@ WIDTHS = {
     "add_modulated_norm": (4096, 5120),
     "gelu_tanh": (13824, 6912, 3456, 1728),
     "silu_mul": (14336, 7168, 3584, 1792),
+    "linear_gelu_tanh": (13824, 6912, 3456, 1728),
 }
 """Of wan14b and llama8b, the MLPs at tp 1, 2, 4 and 8."""
+WITH_PRODUCT, DIM = "linear_gelu_tanh", 5120
+"""From rows of so many features, those of wan14b."""
 DTYPE = torch.bfloat16
 ROUNDS = 15
 ROUND_US = 2000.0
@@ -77,6 +80,10 @@ class Bench:
     def arguments(self) -> dict[str, Any]:
         """Arguments of the launcher and of the plain code."""
         rows, tokens = {"device": "cuda", "dtype": DTYPE}, self.tokens
+        if self.path == WITH_PRODUCT:
+            weight_fI = torch.randn(self.width, DIM, **rows) / DIM**0.5
+            bias_f = torch.randn(self.width, **rows)
+            return {"x_I": torch.randn(1, tokens, DIM, **rows), "weight_fI": weight_fI, "bias_f": bias_f}
         if self.width:
             names = _activations(self.path)
             parts = torch.randn(1, tokens, len(names) * self.width, **rows).chunk(len(names), -1)
@@ -105,6 +112,8 @@ class Bench:
         if self.path == ON_ONE_GPU:
             widths = (arguments[name].shape[0] for name in ("q_weight_d", "k_weight_c"))
             return [*(torch.Size((1, self.tokens, width)) for width in widths), arguments["cos_SR"].shape]
+        if self.path == WITH_PRODUCT:
+            return [torch.Size((1, self.tokens, width)) for width in (DIM, self.width)]
         names = ("q_BSd", "k_BSc", "cos_SR") if self.heads[0] else tuple(_activations(self.path))[:1]
         return [arguments[name].shape for name in names]
 
@@ -112,6 +121,8 @@ class Bench:
 def cells(name: str) -> Iterator[Bench]:
     """All shapes of a fast path."""
     for train, lengths in TOKENS.items():
+        if train and not registered()[name].autograd:
+            continue
         for tokens in lengths:
             for width in WIDTHS.get(name, ()):
                 yield Bench(name, tokens, None, width=width, variant=train)

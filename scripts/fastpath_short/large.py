@@ -80,6 +80,11 @@ CALLS: dict[str, Callable[[int], dict[str, Any]]] = {
     "add_rms_norm": lambda rows: tokens_of(rows, "x_D", "branch_D") | {"weight_D": weight(WIDTH), "eps": EPS},
     "add_modulated_norm": modulated,
     "gelu_tanh": lambda rows: tokens_of(rows, "x_f"),
+    "linear_gelu_tanh": lambda rows: {
+        "x_I": randn(rows, SIZE),
+        "weight_fI": randn(WIDTH, SIZE),
+        "bias_f": weight(WIDTH),
+    },
     "silu_mul": lambda rows: tokens_of(rows, "gate_f", "up_f"),
     "all_reduce_add_rms_norm": lambda rows: (
         tokens_of(rows, "x_D", "partial_D")

@@ -93,6 +93,37 @@ def test_the_power_counts_what_changes_nothing_apart_from_what_no_case_reaches()
     assert made(power=power).refusal("0123") == ""
 
 
+FEW = {"launches_kernels": False}
+"""Of a launcher that only calls a library."""
+
+
+@pytest.mark.parametrize(
+    ("fields", "mutations", "survivors", "why"),
+    [
+        (FEW, 8, (), ""),
+        (FEW, 8, (FAR, FAR, KNOWN), ""),
+        (
+            FEW,
+            8,
+            (SURVIVOR,),
+            "87.5% of the 8 that the cases can reach (0 more change nothing); with fewer than 20 mut",
+        ),
+        (FEW, 6, (FAR, KNOWN), "its certificate has 4 mutations that the cases can reach; of a call of a library at "),
+        (FEW, 0, (), "its certificate has 0 mutations that the cases can reach"),
+        (FEW, 20, (SURVIVOR,), ""),  # as many as others have: their rule
+        (FEW, 20, (SURVIVOR, SURVIVOR), "at least 95% are required"),
+        ({}, 8, (), "its certificate has 8 mutations; at least 20 are required"),
+    ],
+    ids=["all caught", "all reached", "one missed", "few reached", "none", "many", "many missed", "kernels"],
+)
+def test_a_library_call_may_have_few_mutations_if_the_cases_catch_all_that_they_reach(
+    fields: dict[str, Any], mutations: int, survivors: tuple[Survivor, ...], why: str
+) -> None:
+    power = Power(device="interpreter", num_mutations=mutations, survivors=survivors)
+    refusal = made(power=power, **fields).refusal("0123")
+    assert why in refusal and bool(why) == bool(refusal)
+
+
 def test_it_is_for_the_numbers_of_ranks_and_the_dtypes_that_its_cases_had(path: FastPath) -> None:
     certificate.write(made(source=source(path)), path)
     assert certificate.uncertified(path, tp=2, dtypes=["float32"]) == ""

@@ -262,6 +262,30 @@ def test_every_place_of_a_function_is_mutated_with_its_line() -> None:
     assert any(change.endswith("torch.sqrt(total / 8 + eps)") for change in found)
 
 
+def library_gelu(x: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+ERF = "torch.nn.functional.gelu(x, approximate='tanh') -> torch.nn.functional.gelu(x)"
+
+
+def test_of_a_library_call_each_option_is_left_out() -> None:
+    changes = [mutation.change for mutation in source_mutations({library_gelu}, of_options=True)]  # type: ignore[arg-type]
+    assert changes == [ERF]
+    assert not list(source_mutations({library_gelu}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("at", "missed"), [(-3.0, []), (50.0, [ERF])], ids=["near -3", "where GELU is x"])
+def test_a_library_call_is_tried_without_its_options(at: float, missed: list[str]) -> None:
+    """GELU with erf in place of tanh: it differs by 11 % near -3, which a case must have."""
+    x = at + torch.linspace(-0.1, 0.1, 200, dtype=torch.float64)
+    fast_path("norm", replaces=library_gelu, tp="pointwise", dtypes=(torch.bfloat16,))(library_gelu)
+    trial("norm")(lambda tp: [Case(name="all", arguments={"x": x}, outputs=(ShardSpec(),))])
+    proved = certify("norm", tp_sizes=(1,))
+    assert [survivor.change for survivor in proved.power.survivors] == missed
+    assert not proved.launches_kernels
+
+
 def test_what_a_caller_gets_wrong_is_tried_too() -> None:
     (case,) = cases(2)
     changes = {mutation.place: mutation for mutation in argument_mutations(case)}

@@ -14,13 +14,15 @@ from torch import Tensor
 from tests.forked import run_python
 from tpcompile.errors import FastPathError
 from tpcompile.evidence.records import value_item
-from tpcompile.fastpath import ban, certificate, registered, tp_region
-from tpcompile.fastpath.kernels.all import activation, qk_head_norm, qk_norm, qkv_pack, token_norm
+from tpcompile.fastpath import ban, certificate, plain, registered, tp_region
+from tpcompile.fastpath.kernels.all import activation, linear_gelu, qk_head_norm, qk_norm, qkv_pack, token_norm
 from tpcompile.fastpath.use import Use
 from tpcompile.testing import run_on_ranks
 
 CERTIFIED = ("qk_norm_rope", "qk_head_norm_rope", "add_rms_norm", "add_modulated_norm", "gelu_tanh", "silu_mul")
 EXCHANGED = ("qk_norm_rope_exchange", "all_reduce_add_rms_norm")
+LIBRARY = ("linear_gelu_tanh",)
+"""Calls of a library, which launch no Triton kernel."""
 TABLES = {"cos_SR": torch.ones(3, 8), "sin_SR": torch.zeros(3, 8)}
 
 
@@ -33,7 +35,19 @@ def test_it_is_certified_for_its_source_and_its_cases_see_mistakes(name: str) ->
     assert (proved.tp_sizes, proved.dtypes) == ((1, 2, 4, 8), ("float32", "bfloat16", "float16"))
     power = proved.power
     assert power.num_wrong >= 20 and power.caught >= 0.95 and power.caught_of_reached == 1.0
-    assert all(survivor.reason for survivor in power.survivors)
+    assert all(survivor.reason for survivor in power.survivors) and proved.launches_kernels
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_a_library_call_is_certified_with_every_mutation_caught_that_the_cases_reach(name: str) -> None:
+    path = registered()[name]
+    for tp in (2, 4, 8):
+        assert certificate.uncertified(path, tp=tp) == ""
+    (proved,) = (one for one in certificate.certificates_of(path) if one.device == "interpreter")
+    assert (proved.tp_sizes, proved.dtypes) == ((1, 2, 4, 8), ("float32", "bfloat16", "float16"))
+    power = proved.power
+    assert power.num_reached >= 10 and power.caught_of_reached == 1.0
+    assert all(survivor.reason for survivor in power.survivors) and not proved.launches_kernels
 
 
 @pytest.mark.parametrize("name", CERTIFIED + EXCHANGED)
@@ -55,9 +69,9 @@ for name in NAMES:
 @pytest.mark.slow
 def test_on_two_ranks_they_are_proved_again_in_the_interpreter(tmp_path: Path) -> None:
     program = tmp_path / "prove.py"
-    program.write_text(PROVE.replace("NAMES", repr(CERTIFIED)))
+    program.write_text(PROVE.replace("NAMES", repr(CERTIFIED + LIBRARY)))
     done = run_python([program], environ={**os.environ, "TRITON_INTERPRET": "1"}, timeout_s=280)
-    assert done.stdout.splitlines() == [f"{name}: 1.0" for name in CERTIFIED], done.stdout + done.stderr
+    assert done.stdout.splitlines() == [f"{name}: 1.0" for name in CERTIFIED + LIBRARY], done.stdout + done.stderr
 
 
 def test_the_single_gpu_kernel_is_refused_on_shards_only() -> None:
@@ -67,6 +81,16 @@ def test_the_single_gpu_kernel_is_refused_on_shards_only() -> None:
     arguments = (torch.ones(1, 3, 48), torch.ones(16), torch.ones(16), *TABLES.values())
     with tp_region(2), pytest.raises(FastPathError, match=r"not TP-aware .*; call qkv_pack there"):
         qkv_pack.qkv_pack_rmsnorm_rope(*arguments, eps=1e-6)
+
+
+def test_the_product_with_gelu_runs_without_a_gpu_and_has_no_backward() -> None:
+    x, weight, bias = torch.randn(2, 3, 8), torch.randn(6, 8), torch.linspace(-4, 4, 6)
+    expected = plain.linear_gelu_tanh(x, weight, bias)
+    compiled = torch.compile(linear_gelu.linear_gelu_tanh, backend="aot_eager", fullgraph=True)
+    for call in (linear_gelu.linear_gelu_tanh, compiled):
+        torch.testing.assert_close(call(x, weight, bias), expected)
+    with pytest.raises(RuntimeError, match="but no autograd formula was registered"):
+        linear_gelu.linear_gelu_tanh(x, weight.requires_grad_(), bias).sum().backward()
 
 
 def qk(size: int = 32, **changes: Any) -> dict[str, Any]:
@@ -125,8 +149,29 @@ def qk(size: int = 32, **changes: Any) -> dict[str, Any]:
             lambda: activation.silu_mul_op(torch.ones(2, 4), torch.ones(2, 3)),
             r"silu_mul: gate is \[2, 4\] and up \[2, 3\]; they must be equal",
         ),
+        (
+            lambda: linear_gelu.linear_gelu(torch.ones(2, 4), torch.ones(3, 4), torch.ones(1)),
+            r"linear_gelu: x is 4 wide, weight and bias are \[3, 4\] and \[1\]; \[f, 4\] and \[f\] are needed",
+        ),
+        (
+            lambda: linear_gelu.linear_gelu(torch.ones(2, 4), torch.ones(3, 4).bfloat16(), torch.ones(3)),
+            "linear_gelu: tensors are torch.bfloat16, torch.float32; all must be float32, bfloat16 or float16",
+        ),
     ],
-    ids=["CPU", "dtype", "stride", "width", "weight", "tables", "head weight", "branch", "modulation", "gate and up"],
+    ids=[
+        "CPU",
+        "dtype",
+        "stride",
+        "width",
+        "weight",
+        "tables",
+        "head weight",
+        "branch",
+        "modulation",
+        "gate and up",
+        "one bias",
+        "weight dtype",
+    ],
 )
 def test_bad_input_is_one_line_before_a_launch(
     call: Callable[[], Any], message: str, monkeypatch: pytest.MonkeyPatch
@@ -146,7 +191,7 @@ def apply(q_width: int = 32, cos: Tensor = TABLES["cos_SR"], q_weight: Tensor | 
 
 def checked_ops() -> int:
     """In an interpreting process: schema, fake, autograd of every op; compiled code with a length that changes."""
-    from tpcompile.fastpath.kernels.all import activation, qk_head_norm, qk_norm, qkv_pack, token_norm
+    from tpcompile.fastpath.kernels.all import activation, linear_gelu, qk_head_norm, qk_norm, qkv_pack, token_norm
     from tpcompile.torch_api import interpreted
 
     interpreted.like_gpus()
@@ -168,6 +213,8 @@ def checked_ops() -> int:
         tests = ("test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_dynamic")
         leaves = [each.clone().requires_grad_() if isinstance(each, Tensor) else each for each in arguments]
         torch.library.opcheck(op, tuple(leaves), test_utils=tests)
+    forward = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(linear_gelu.linear_gelu, (x, torch.ones(4, 32), torch.ones(4)), test_utils=forward)
     return len(ops)
 
 

@@ -20,7 +20,7 @@ STEP = 1 if len(os.sched_getaffinity(0)) >= 8 else 8
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("module", "arguments", "number"),
-    [("wrong_kernels", (), 42), ("wrong_exchanges", (str(STEP),), len(range(0, EXCHANGES, STEP)))],
+    [("wrong_kernels", (), 46), ("wrong_exchanges", (str(STEP),), len(range(0, EXCHANGES, STEP)))],
 )
 def test_every_named_fault_is_caught_and_the_right_kernels_pass_the_same_cases(
     module: str, arguments: tuple[str, ...], number: int

@@ -64,6 +64,8 @@ def next_slice(name: str) -> ArgumentMutation:
 ONE_REPLICA = ArgumentMutation("counts", "a replica of k counted twice", lambda counts: (counts[0], counts[1] // 2))
 QK, HEAD, PACK = "qk_norm_rope", "qk_head_norm_rope", "qkv_pack_rmsnorm_rope"
 ADD, ADALN = "add_rms_norm", "add_modulated_norm"
+LINEAR, BIASED = "linear_gelu_tanh", f"{TOKENS}, biases from -4"
+TANH, ERF = 'approximate="tanh"', 'approximate="none"'
 EPS, CAST = " + tl.cast(eps, tl.float32))", ".to(tl.float32)"
 OUTSIDE = ") + tl.cast(eps, tl.float32)"
 INT64 = "tl.program_id(0).to(tl.int64)"
@@ -127,6 +129,10 @@ FAULTS = [
     Fault("2^31 elements in 32 bits", QK, FAR, "qk_apply_kernel", INT64, "tl.program_id(0)", tp=1),
     Fault("2^31 elements in 32 bits", HEAD, FAR, "qk_head_norm_kernel", INT64, "tl.program_id(0)", tp=1),
     Fault("2^31 elements in 32 bits", PACK, FAR, "qkv_pack_kernel", INT64, "tl.program_id(0)", tp=1),
+    Fault("weight of the next rank", LINEAR, BIASED, argument=next_slice("weight_fI")),
+    Fault("GELU with erf", LINEAR, BIASED, "gelu_of_product", TANH, ERF),
+    Fault("GELU with erf", LINEAR, f"{TOKENS}, biases from -3.2", "gelu_of_product", TANH, ERF, dtype=BF16),
+    Fault("the form of a CPU", LINEAR, BIASED, "gelu_of_product", "x_NI.is_cuda", "True"),
     Fault("a replica of k counted twice", QK, GROUPED, argument=ONE_REPLICA, tp=4),
 ]
 

@@ -88,6 +88,48 @@ def test_each_place_is_asked_for_its_own_shapes_and_gets_the_fast_path() -> None
     assert {"qkv_pack_rmsnorm_rope", "qk_norm_rope"} <= set(answers.asked)  # one rank: that for one GPU, then the other
 
 
+@pytest.mark.parametrize(
+    ("form", "train", "expected"),
+    [
+        ("wan", False, "linear_gelu_tanh"),
+        ("wan", True, "gelu_tanh"),  # it has no backward
+        ("no bias", False, "gelu_tanh"),
+        ("sequence parallel", False, "gelu_tanh"),
+    ],
+)
+def test_the_up_projection_and_gelu_are_one_fast_path(form: str, train: bool, expected: str) -> None:
+    pytest.importorskip("triton")
+    config = config_of("wan" if form == "no bias" else form, "full")
+    config = config.model_copy(update={"bias": form != "no bias"})
+    stack, answers = stack_of(config), Answers(is_used=True)
+    use_fast_paths(stack, answers, batch=2, seq_len=6, train=train)  # type: ignore[arg-type]
+    mlp = stack.layers[0].mlp
+    assert (mlp.fast_path.__name__, mlp.takes_product) == (expected, expected == "linear_gelu_tanh")
+    if mlp.takes_product:
+        assert answers.asked[expected] == ((2, 6, config.dim), (2, 6, config.ffn_dim), F64, "")
+    assert {"gelu_tanh", "linear_gelu_tanh"} & set(answers.asked) == {expected}
+
+
+def test_where_the_product_is_not_chosen_gelu_alone_is_asked_for() -> None:
+    pytest.importorskip("triton")
+    stack, answers = stack_of(config_of("wan", "full")), Answers(is_used=False)
+    use_fast_paths(stack, answers, batch=2, seq_len=6, train=False)  # type: ignore[arg-type]
+    assert {"gelu_tanh", "linear_gelu_tanh"} <= set(answers.asked)
+    assert stack.layers[0].mlp.fast_path is None and not stack.layers[0].mlp.takes_product
+
+
+@pytest.mark.parametrize("form", ["wan", "uneven", "dropout"])
+def test_the_up_projection_with_gelu_computes_the_same(form: str) -> None:
+    config = config_of(form, "full")
+    stack, other = stack_of(config), stack_of(config)
+    for layer in other.layers:
+        layer.mlp.fast_path, layer.mlp.takes_product = plain.linear_gelu_tanh, True
+    for expected, found in zip(results(stack, config), results(other, config), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    other.layers[0].mlp.fast_path = lambda *given: torch.nn.functional.gelu(torch.nn.functional.linear(*given))
+    assert not torch.allclose(results(stack, config)[0], results(other, config)[0], rtol=1e-12, atol=1e-12)
+
+
 def test_on_one_rank_attention_takes_the_kernel_for_one_gpu() -> None:
     pytest.importorskip("triton")
     config = config_of("wan", "full")
@@ -194,7 +236,7 @@ def exchange_in(folder: Path) -> Callable[..., Any]:
 
 EXCHANGED = {
     "llama": ["all_reduce_add_rms_norm", "qk_norm_rope_exchange", "silu_mul"],
-    "wan": ["all_reduce_add_rms_norm", "gelu_tanh", "qk_norm_rope_exchange"],  # with biases
+    "wan": ["all_reduce_add_rms_norm", "linear_gelu_tanh", "qk_norm_rope_exchange"],  # with biases
 }
 """Form of the block -> its fast paths. The first has one layer and is called at two lengths, the second has two."""
 

@@ -76,14 +76,22 @@ def test_each_op_is_behind_the_one_before() -> None:
         assert before in node.args[PLACE_OF_AFTER[node.target]]
 
 
-def test_a_sum_ends_behind_the_last_product_beside_it() -> None:
+@pytest.mark.parametrize(
+    ("multiply", "op"),
+    [
+        (lambda x: x @ x.t(), aten.mm.default),
+        (lambda x: aten._addmm_activation(x[0, :4], x, x.t(), use_gelu=True), aten._addmm_activation.default),
+    ],
+    ids=["mm", "with an epilogue"],
+)
+def test_a_sum_ends_behind_the_last_product_beside_it(multiply: Callable[[Tensor], Tensor], op: Any) -> None:
     def beside_a_product(x: Tensor) -> Tensor:
         pending = ops.all_reduce(x, "sum", "0")
-        product = x @ x.t()
+        product = multiply(x)
         return ops.wait_tensor(pending).sum() + product
 
     (receive,) = calls(pushed(beside_a_product), RECEIVE)
-    assert [node.target for node in receive.args[0]] == [START, aten.mm.default]
+    assert [node.target for node in receive.args[0]] == [START, op]
 
 
 def product_and_sum(x: Tensor, weight: Tensor) -> Tensor:

@@ -25,6 +25,8 @@ MIN_MUTATIONS = 20
 """Fewest mutations that change what is computed."""
 MIN_CAUGHT = 0.95
 """Least share of those that the cases must catch."""
+MIN_LIBRARY_MUTATIONS = 5
+"""Fewest mutations that the cases reach, where no Triton kernel is launched and they catch every one of them."""
 _CERTIFIED: set[tuple[Path, str, int, tuple[str, ...]]] = set()
 """(file, source, ranks, dtypes) that are known to be certified, so that an eager call does not read files each time."""
 
@@ -120,6 +122,8 @@ class Certificate(Frozen):
     worst: Worst
     limit: float = MAX_RATIO
     power: Power
+    launches_kernels: bool = True
+    """False when it only calls a library: its source is short, so it may have few mutations if all are caught."""
 
     @property
     def is_of_gpu(self) -> bool:
@@ -144,10 +148,27 @@ class Certificate(Frozen):
         """Why the results prove too little; empty when they are sufficient."""
         if not self.worst.ratio <= min(self.limit, MAX_RATIO):
             return f"its certificate has an error of {self.worst.ratio:.3g} times the plain code's in {self.worst.case}"
+        if not self.launches_kernels and self.power.num_wrong < MIN_MUTATIONS:
+            return self._weakness_of_few()
         if self.power.num_wrong < MIN_MUTATIONS:
             return f"its certificate has {self.power.num_wrong} mutations; at least {MIN_MUTATIONS} are required"
         if self.power.caught < MIN_CAUGHT:
             return f"in its certificate {self.power}; at least {MIN_CAUGHT:.0%} are required"
+        return ""
+
+    def _weakness_of_few(self) -> str:
+        """Why fewer mutations than `MIN_MUTATIONS` prove too little of a library call; empty when they do not."""
+        power = self.power
+        if power.num_reached < MIN_LIBRARY_MUTATIONS:
+            return (
+                f"its certificate has {power.num_reached} mutations that the cases can reach; of a call of a library "
+                f"at least {MIN_LIBRARY_MUTATIONS} are required"
+            )
+        if power.caught_of_reached < 1.0:
+            return (
+                f"in its certificate {power}; with fewer than {MIN_MUTATIONS} mutations, the cases must catch all that "
+                "they can reach"
+            )
         return ""
 
     def __str__(self) -> str:

@@ -1,6 +1,7 @@
 """Plain code of norms, rotary embedding, modulation, activations: what the block runs, and what fast paths replace."""
 
-# B batch, S sequence, D normalised width, h heads, E head size, R = E / 2 rotary pairs, f hidden features
+# B batch, S sequence, D normalised width, h heads, E head size, R = E / 2 rotary pairs,
+# I input features, f hidden features
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -124,6 +125,11 @@ def add_modulated_norm(
 def gelu_tanh(x_f: Tensor) -> Tensor:
     """GELU in its tanh form."""
     return F.gelu(x_f, approximate="tanh")
+
+
+def linear_gelu_tanh(x_I: Tensor, weight_fI: Tensor, bias_f: Tensor) -> Tensor:
+    """Linear with a bias, then `gelu_tanh`."""
+    return gelu_tanh(F.linear(x_I, weight_fI, bias_f))
 
 
 def silu_mul(gate_f: Tensor, up_f: Tensor) -> Tensor:

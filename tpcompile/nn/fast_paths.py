@@ -39,6 +39,8 @@ class Site:
     """Name of the fast path for a group of one rank, whose tensors are no shards."""
     comm: TpComm | None = None
     """What the module sums with."""
+    forward_only: Site | None = None
+    """The place of a fast path without a backward, which is preferred where nothing is trained."""
 
 
 @runtime_checkable
@@ -63,6 +65,13 @@ class TakesPacked(HasSite, Protocol):
     """A module with a fast path for one GPU, which takes q, k and v as one projection."""
 
     takes_packed: bool
+
+
+@runtime_checkable
+class TakesProduct(HasSite, Protocol):
+    """A module whose `forward_only` fast path includes the matrix product before its place."""
+
+    takes_product: bool
 
 
 @dataclass(frozen=True)
@@ -101,6 +110,8 @@ def use_fast_paths(
         module.fast_path = _launcher(path) if path else None
         if isinstance(module, TakesPacked):
             module.takes_packed = bool(path) and path == site.alone
+        if isinstance(module, TakesProduct):
+            module.takes_product = site.forward_only is not None and path == site.forward_only.path
         if isinstance(module, HasExchange):
             module.exchange = deciding.exchange_of(path, site)
     return deciding.decisions
@@ -166,6 +177,10 @@ class _Deciding:
 
     def path_at(self, site: Site) -> str:
         """The fast path that all ranks decided for at this place; empty for plain code."""
+        if site.forward_only is not None and not self.train:
+            path = self.path_at(site.forward_only)
+            if path:
+                return path
         parts = [site.variant, "train"] if self.train else [site.variant]
         variant = ", ".join(filter(None, parts))
         for path in filter(None, (self.special(site), site.path)):

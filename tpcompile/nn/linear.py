@@ -8,7 +8,7 @@ Weights are allocated, not initialised: fill them with `tpcompile.nn.state.load_
 # ... the leading dims: B, S; sequence parallel: s, B with s = S / tp at the outer ends, S, B between the linears
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,9 @@ from tpcompile.collectives.asynchronous import Pending
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.nn.sharding import Declared, Part, ShardSpec, entered, gathered, reduced, scattered
+
+Product = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Input, weight and bias -> output: `F.linear`, or a fast path that does more."""
 
 
 class _ColumnLinear(nn.Module):
@@ -59,7 +62,7 @@ class _ColumnLinear(nn.Module):
                 total = total.then(entered((num_shared,), dtype, group="tp_replicas"))
         return total
 
-    def _project(self, x_I: Tensor) -> Tensor:
+    def _project(self, x_I: Tensor, product: Callable[..., Tensor] = F.linear) -> Tensor:
         if self.sequence_parallel:
             x_I = self.comm.all_gather(x_I, dim=0, dst="R")  # tokens sharded -> replicated, partial gradient
         else:
@@ -68,7 +71,7 @@ class _ColumnLinear(nn.Module):
         if self.replicas > 1 and torch.is_grad_enabled():
             weight = self._shared(weight)
             bias = bias if bias is None else self._shared(bias)
-        return F.linear(x_I, weight, bias)
+        return product(x_I, weight, bias)
 
     def _shared(self, rows: Tensor) -> Tensor:
         """The replicated parts enter a region of their own: each replica sees a part of their gradient."""
@@ -99,6 +102,10 @@ class ColumnParallelLinear(_ColumnLinear):
     def forward(self, x_I: Tensor) -> Tensor:
         """[..., I] -> [..., O / tp]; sequence parallel: [s, B, I] -> [S, B, O / tp]."""
         return self._project(x_I)
+
+    def multiplied(self, x_I: Tensor, product: Product) -> Tensor:
+        """As `forward`, with `product` in place of `F.linear`."""
+        return self._project(x_I, product)
 
 
 class PackedColumnLinear(_ColumnLinear):

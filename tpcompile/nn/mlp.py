@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -61,6 +62,7 @@ class GeluMLP(_MLP):
     def __init__(self, args: BlockArgs, comm: TpComm, *, site: int = 0) -> None:
         super().__init__(args, comm, site=site)
         self.up = ColumnParallelLinear(args.dim, self.hidden, **self.options)
+        self.takes_product = False
         self.down = RowParallelLinear(self.hidden, args.dim, **self.options)
 
     def forward(self, x_BSD: Tensor, seed: Tensor | None = None, *, reduce: bool = True) -> Tensor:
@@ -70,8 +72,19 @@ class GeluMLP(_MLP):
         """
         return self._leave(self.hidden_of(x_BSD), seed, reduce=reduce)
 
+    def site(self, batch: int, seq_len: int) -> Site:
+        """The activation; with the up projection, which must have a bias, where tokens are not sharded."""
+        site = super().site(batch, seq_len)
+        if self.up.bias is None or self.up.sequence_parallel:
+            return site
+        (hidden,) = site.shapes
+        entered = (*hidden[:-1], self.up.weight.shape[1])
+        return replace(site, forward_only=Site("linear_gelu_tanh", (entered, hidden), dtype=self.dtype))
+
     def hidden_of(self, x_BSD: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, F / tp]."""
+        if self.takes_product and self.fast_path is not None:
+            return self.up.multiplied(x_BSD, self.fast_path)
         activation = self.fast_path or plain.gelu_tanh
         return activation(self.up(x_BSD))
 

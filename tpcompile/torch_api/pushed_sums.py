@@ -38,7 +38,7 @@ from torch.fx.node import map_arg
 
 ops = torch.ops._c10d_functional
 aten = torch.ops.aten
-_PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
+_PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten._addmm_activation.default)
 """Work that takes long enough to hide a sum."""
 _VIEWS = (aten.view.default, aten.reshape.default)
 _MOST_IN_FLIGHT = 4

@@ -91,15 +91,18 @@ class ArgumentMutation:
 Mutation = SourceMutation | ArgumentMutation
 
 
-def source_mutations(functions: Iterable[FunctionType]) -> Iterator[SourceMutation]:
-    """All single changes of the functions, in the order of their files and lines."""
+def source_mutations(functions: Iterable[FunctionType], *, of_options: bool = False) -> Iterator[SourceMutation]:
+    """All single changes of the functions, in the order of their files and lines.
+
+    With `of_options` each option of each call is left out, too: what a library computes depends on them.
+    """
     for function in sorted(functions, key=lambda f: (f.__code__.co_filename, f.__code__.co_firstlineno)):
         lines, first = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
         if not isinstance(tree, ast.FunctionDef):
             continue
         tree.decorator_list = []
-        for place, changed in _changes(tree):
+        for place, changed in itertools.chain(_changes(tree), _without_options(tree) if of_options else ()):
             mutated = _with(tree, place, changed)
             line = first + place.lineno - 1
             yield SourceMutation(function, mutated, line, f"{ast.unparse(place)} -> {_text(changed)}")
@@ -122,6 +125,16 @@ def _changes(tree: ast.FunctionDef) -> Iterator[tuple[Any, ast.AST | None]]:
     """(node, what replaces it); None deletes a statement."""
     for node in _walked(tree):
         yield from ((node, changed) for changed in _changed(node))
+
+
+def _without_options(tree: ast.FunctionDef) -> Iterator[tuple[Any, ast.AST]]:
+    """(call, the call without one of its keywords); masks are left out anyway."""
+    for node in _walked(tree):
+        keywords = node.keywords if isinstance(node, ast.Call) else []
+        for keyword in keywords:
+            rest = [other for other in keywords if other is not keyword]
+            if keyword.arg != "mask":
+                yield node, ast.Call(node.func, node.args, rest)
 
 
 def _walked(node: ast.AST) -> Iterator[Any]:

@@ -111,6 +111,7 @@ def certify(
         num_cases=len(results),
         worst=worst,
         power=power,
+        launches_kernels=bool(path.source.kernels),
     )
 
 
@@ -165,7 +166,7 @@ def _results(path: FastPath, trial: Trial, known: Iterable[Prepared]) -> Iterato
 
 
 def _mutations(path: FastPath, trial: Trial, settings: Sequence[Setting]) -> Iterator[Mutation]:
-    yield from source_mutations(path.source.functions)
+    yield from source_mutations(path.source.functions, of_options=not path.source.kernels)
     largest = max(setting.tp for setting in settings)
     yield from argument_mutations(next(iter(trial.cases(min(2, largest)))))
 

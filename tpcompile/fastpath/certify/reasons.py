@@ -32,6 +32,10 @@ QKV_PACK_EQUIVALENT = {
 _FAR = "takes outputs of 2^31 elements"
 UNREACHED = {"tl.program_id(0).to(tl.int64) -> *": _FAR}
 
+LIBRARY_UNREACHED = {
+    "torch.ops.aten._addmm_activation(*": "the interpreter has no GPU; on one, the same cases run this call",
+}
+
 _SUM = "a place is the sum of both"
 _BITS = "the same bits"
 _WIDENED = "Triton widens it where it meets a wider number"

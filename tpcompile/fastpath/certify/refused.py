@@ -45,6 +45,15 @@ def silu_mul(device: torch.device) -> Iterator[Refusal]:
     yield _spoiled(right, "an up projection that is wider", up_f=_rows(device, _WIDTH + 2))
 
 
+def linear_gelu_tanh(device: torch.device) -> Iterator[Refusal]:
+    right = {"x_I": _rows(device), "weight_fI": torch.ones(8, _WIDTH, device=device), "bias_f": _vector(device, 8)}
+    yield _spoiled(right, "all in float64", **{name: value.double() for name, value in right.items()})
+    yield _spoiled(right, "a bias in float64", bias_f=right["bias_f"].double())
+    yield _spoiled(right, "a weight that is wider", weight_fI=torch.ones(8, _WIDTH + 2, device=device))
+    yield _spoiled(right, "one bias for all", bias_f=_vector(device, 1))
+    yield _spoiled(right, "a bias for each token", bias_f=torch.ones(6, 8, device=device))
+
+
 def qk_norm_rope(device: torch.device) -> Iterator[Refusal]:
     weights = {"q_weight_d": _vector(device), "k_weight_c": _vector(device)}
     yield from _of_heads(device, {**weights, "counts": (_WIDTH, _WIDTH)}, weight="q_weight_d")

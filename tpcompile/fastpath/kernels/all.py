@@ -3,6 +3,7 @@
 from tpcompile.fastpath.kernels import (
     activation,
     all_reduce_norm,
+    linear_gelu,
     qk_exchange,
     qk_head_norm,
     qk_norm,
@@ -15,6 +16,7 @@ __all__ = [
     "ROW_WORDS",
     "activation",
     "all_reduce_norm",
+    "linear_gelu",
     "qk_exchange",
     "qk_head_norm",
     "qk_norm",
@@ -30,6 +32,7 @@ LAUNCHERS = {
     "add_modulated_norm": token_norm.add_modulated_norm,
     "gelu_tanh": activation.gelu_tanh,
     "silu_mul": activation.silu_mul,
+    "linear_gelu_tanh": linear_gelu.linear_gelu_tanh,
     "qk_norm_rope_exchange": qk_exchange.qk_norm_rope_exchange,
     "all_reduce_add_rms_norm": all_reduce_norm.all_reduce_add_rms_norm,
 }
