@@ -4,15 +4,15 @@
 
 eager                          ours in eager mode: its tokens are what the others' are compared with
 ours, ours:graphed, ours:graphed:by-size
-                               ours compiled; single tokens by `tpcompile.run(model.next_tokens, "graphed")`
+                               ours compiled; single tokens by `tpcompile.run`, e.g. as CUDA graphs
 transformers, transformers:reduce-overhead
                                its plan `tp_plan="auto"`, a static cache, and a compiled step of `generate` in that mode
 
-All have the same weights, drawn by transformers with one seed. Each program is in processes of its own, which are asked
-in turn; a round is a prompt and all new tokens, and the same prompt with one new token: the rate is that of the tokens
-between. In bfloat16 a rounding can decide between two tokens; `equal` counts those before the first that differs, and
-`--dtype float32` is the comparison of greedy tokens. Exit status 1 when a program of ours fails, or when its tokens
-differ in float32.
+All have the same weights, which each rank draws one parameter at a time (decoding_ranks.py). Each program is in
+processes of its own: they compile at the same time, warm up one by one, and are asked in turn. A round is a prompt and
+all new tokens, and the same prompt with one new token: the rate is that of the tokens between. In bfloat16 a rounding
+can decide between two tokens; `equal` counts those before the first that differs, and `--dtype float32` is the
+comparison of greedy tokens. Exit status 1 when a program of ours fails, or when its tokens differ in float32.
 """
 
 from __future__ import annotations
@@ -20,55 +20,34 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
-
-import tpcompile
-from tpcompile.collectives.strategies import Collectives
-from tpcompile.fastpath import tp_region
-from tpcompile.nn.causal_lm import CausalLM
-from tpcompile.nn.state import load_full_state_dict
-from tpcompile.ranks.env import choose_device, process_group, rank_env
+from tpcompile.bench.processes import ProgramFailed, RankLost, Ranks
+from tpcompile.bench.run import in_turn
+from tpcompile.bench.worker import Task
 
 ROOT = Path(__file__).resolve().parents[1]
-WORKER = "worker"
+SERVER = "scripts.decoding_ranks:serve"
+BEGAN = time.monotonic()
 EAGER = "eager"
 PROGRAMS = (
     EAGER, "ours", "ours:graphed", "ours:graphed:by-size", "transformers", "transformers:reduce-overhead",
 )  # fmt: skip
-LLAMA_8B = {
-    "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
-    "vocab_size": 128256, "rms_norm_eps": 1e-5, "eos_token_id": None, "bos_token_id": None, "pad_token_id": None,
-}  # fmt: skip
-SMALL = {
-    "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 64,
-}  # fmt: skip
-Generate = Callable[[int], Tensor]
-"""Number of new tokens -> prompt and new tokens."""
-
-
-def main() -> int:
-    if sys.argv[1:2] == [WORKER]:
-        return worker(argparse.Namespace(**json.loads(sys.argv[2])))
-    return launcher(parsed())
 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--backend", choices=("inductor", "eager"), default="inductor", help="of torch.compile")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--small", action="store_true", help="a model of a few thousand parameters")
@@ -77,140 +56,163 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--programs", default=",".join(PROGRAMS))
-    parser.add_argument("--timeout-s", type=float, default=300.0)
+    parser.add_argument("--timeout-s", type=float, default=150.0, help="for each answer of a rank")
+    parser.add_argument("--logs", type=Path, help="folder of the ranks' output; default: a new one")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     unknown = set(arguments.programs.split(",")) - set(PROGRAMS)
     if unknown:
         parser.error(f"unknown programs: {', '.join(sorted(unknown))}; choose from {', '.join(PROGRAMS)}")
-    if arguments.new < 2 or arguments.rounds < 1:
-        parser.error(f"--new {arguments.new} --rounds {arguments.rounds}: at least 2 new tokens and 1 round")
+    if arguments.new < 3 or arguments.rounds < 1:
+        parser.error(f"--new {arguments.new} --rounds {arguments.rounds}: at least 3 new tokens and 1 round")
     return arguments
 
 
-# The process that asks
+def main(arguments: argparse.Namespace) -> int:
+    """Start all programs, then rounds in turn; a table, JSON, and whether ours are right."""
+    sys.path.append(str(ROOT))  # of the ranks as well: `examples`, `scripts`
+    names = [EAGER, *(name for name in arguments.programs.split(",") if name != EAGER)]
+    logs = arguments.logs or Path(tempfile.mkdtemp(prefix="bench-decoding-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    say(f"output of the ranks: {logs}")
+    share_cores(len(names) * arguments.nproc)
+    programs = [Program(name) for name in names]
+    try:
+        at_once(programs, lambda program: program.start(arguments, logs))
+        for program in programs:
+            program.warm()
+        say(memory_line([program.row for program in programs]))
+        for number in range(arguments.rounds):
+            for program in in_turn(programs, number):
+                program.round(arguments)
+        code = reported(programs, arguments)
+        at_once(programs, lambda program: program.end(Ranks.close))
+    finally:
+        for program in programs:
+            program.end(Ranks.kill)
+    return code
+
+
+def say(text: str) -> None:
+    """With the seconds since this process began."""
+    print(f"{time.monotonic() - BEGAN:6.1f} s  {text}", flush=True)
+
+
+def share_cores(num_processes: int) -> None:
+    """Of processes that compile at the same time."""
+    threads = str(max(1, len(os.sched_getaffinity(0)) // num_processes))
+    for variable in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
+        os.environ.setdefault(variable, threads)
+
+
+def at_once(programs: Sequence[Program], step: Callable[[Program], None]) -> None:
+    with ThreadPoolExecutor(len(programs)) as pool:
+        list(pool.map(step, programs))
 
 
 class Program:
-    """The ranks of one, under torchrun."""
+    """The ranks of one, and its row; one that fails says why, and the others go on."""
 
-    def __init__(self, name: str, arguments: argparse.Namespace, store: dist.TCPStore, logs: Path) -> None:
-        self.name, self._store, self._timeout_s = name, store, arguments.timeout_s
-        self.log = logs / f"{name.replace(':', '-')}.log"
-        given = {**vars(arguments), "json": None, "program": name, "turns": store.port}
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.nproc)]
-        paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        with self.log.open("w") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, *torchrun, __file__, WORKER, json.dumps(given)],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
-            )
-        self.rows: list[dict[str, float]] = []
-        self.why_not = ""
+    def __init__(self, name: str) -> None:
+        self.row: dict[str, Any] = {"name": name, "why_not": ""}
+        self.tokens: list[list[int]] = []
+        self.machine: dict[str, str] = {}
+        self._ranks: Ranks | None = None
+        self._rounds: list[dict[str, float]] = []
+        self._rates: list[float] = []
 
-    def answer(self, key: str) -> Any:
-        """What rank 0 has said; None, and `why_not`, when the program has ended or is late."""
-        deadline = time.monotonic() + self._timeout_s
-        while not self._store.check([f"{self.name}/{key}"]):
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.why_not = self._reason()
-                self.end()
-                return None
-            time.sleep(0.05)
-        return json.loads(self._store.get(f"{self.name}/{key}"))
+    def start(self, arguments: argparse.Namespace, logs: Path) -> None:
+        """Build, compile and call it, while others do."""
+        name: str = self.row["name"]
+        task = {
+            "program": name, "settings": json.dumps({**vars(arguments), "json": None, "logs": None}), "environ": {},
+            "timeout_s": arguments.timeout_s, "server": SERVER,
+        }  # fmt: skip
+        paths = [logs / f"{name.replace(':', '-')}.rank{rank}.log" for rank in range(arguments.nproc)]
+        tasks = [Task(**task, log=str(path)) for path in paths]
+        self._ranks = Ranks.started(tasks, is_gpu=arguments.device == "cuda", at=self._say)
+        with self._failing() as ranks:
+            answer = ranks.answers()[0]
+            self.machine = answer.pop("machine")
+            self.row |= answer
+            self._say("is compiled")
 
-    def ask(self, number: int) -> None:
-        """For one round."""
-        self._store.set(f"{self.name}/go/{number}", "")
-        found = self.answer(f"round/{number}")
-        if found is not None:
-            self.rows.append(found)
+    def warm(self) -> None:
+        """Capture it and take its tokens, while no other program runs."""
+        if self._is_over:
+            return
+        with self._failing() as ranks:
+            answer = ranks.ask({"warm": True})[0]
+            self.tokens = answer.pop("tokens")
+            self.row |= answer | {"ready_s": time.monotonic() - BEGAN}
+            self._say("is ready")
 
-    def end(self) -> None:
-        """Torchrun ends its ranks."""
-        self._process.terminate()
+    def round(self, arguments: argparse.Namespace) -> None:
+        """By the slowest rank."""
+        if self._is_over:
+            return
+        with self._failing() as ranks:
+            answers = ranks.ask({"round": True})
+            times = {name: max(answer[name] for answer in answers) for name in answers[0]}
+            self._rounds.append(times)
+            self._rates.append(arguments.batch * (arguments.new - 1) / (times["all_s"] - times["first_s"]))
+            self._say(f"{self._rates[-1]:.1f} tokens/s")
+
+    def summed_up(self, expected: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """Its row, with how many tokens equal the expected ones; None where there are none to compare with."""
+        if self._is_over:
+            return {name: self.row[name] for name in ("name", "why_not")}
+        return self.row | {
+            "tokens_per_s": statistics.median(self._rates),
+            "spread": [min(self._rates), max(self._rates)],
+            "prompt_ms": statistics.median(times["first_s"] for times in self._rounds) * 1e3,
+            "equal": equal_tokens(self.tokens, expected) if expected else None,
+        }
+
+    def end(self, how: Callable[[Ranks], None]) -> None:
+        if self._ranks is not None:
+            how(self._ranks)
+
+    @property
+    def _is_over(self) -> bool:
+        return bool(self.row["why_not"])
+
+    @contextmanager
+    def _failing(self) -> Iterator[Ranks]:
+        assert self._ranks is not None, "it was started"
         try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+            yield self._ranks
+        except (ProgramFailed, RankLost) as error:
+            self.row["why_not"] = str(error)
+            self._say(str(error))
+            self._ranks.kill()
 
-    def leave(self) -> None:
-        """Tell the ranks to exit."""
-        if not self.why_not:
-            self._store.set(f"{self.name}/go/end", "")
-            try:
-                self._process.wait(60)
-            except subprocess.TimeoutExpired:
-                self.why_not = "its ranks did not end"
-                self.end()
-
-    def _reason(self) -> str:
-        """The last error in its log."""
-        if self._process.poll() is None:
-            return f"no answer within {self._timeout_s:.0f} s"
-        error = first_error(self.log.read_text(errors="replace"))
-        return error or f"it ended with {self._process.returncode}"
+    def _say(self, text: str) -> None:
+        say(f"{self.row['name']}: {text}")
 
 
-def first_error(log: str) -> str:
-    """The last line of the first traceback of a rank; empty when there is none."""
-    found = re.search(r"^(?:\[rank\d+\]: )?((?:\w+\.)*\w+Error: .*)$", log, re.MULTILINE)
-    return found[1][:300] if found else ""
-
-
-def launcher(arguments: argparse.Namespace) -> int:
-    """Start one program after the other, then rounds in turn; a table, JSON, and whether ours are right."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    wanted = arguments.programs.split(",")
-    names = [EAGER, *(name for name in wanted if name != EAGER)]
-    with tempfile.TemporaryDirectory() as folder:
-        programs, ready = [], {}
-        try:
-            for name in names:
-                programs.append(Program(name, arguments, store, Path(folder)))
-                ready[name] = programs[-1].answer("ready")
-                print(f"{name}: {programs[-1].why_not or 'ready'}", flush=True)
-            for number in range(arguments.rounds):
-                for program in programs[number % len(programs) :] + programs[: number % len(programs)]:
-                    if not program.why_not:
-                        program.ask(number)
-            for program in programs:
-                program.leave()
-        finally:
-            for program in programs:
-                program.end()
-    rows = [row_of(program, ready[program.name], ready[EAGER], arguments) for program in programs]
-    report = {"command": " ".join(["python", *sys.argv]), "machine": machine(arguments, ready[EAGER]), "rows": rows}
+def reported(programs: Sequence[Program], arguments: argparse.Namespace) -> int:
+    """Print and write; 1 when ours are wrong."""
+    eager = programs[0]
+    rows = [program.summed_up(eager.tokens) for program in programs]
     for row in rows:
         print(shown(row))
     if arguments.json:
+        fields = ("nproc", "layers", "dtype", "batch", "prompt", "new", "rounds", "backend")
+        machine = {name: getattr(arguments, name) for name in fields} | eager.machine
+        report = {"command": " ".join(["python", *sys.argv]), "machine": machine, "rows": rows}
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-    ours = [row for row in rows if not row["name"].startswith("transformers")]
-    is_exact = arguments.dtype == "float32"
-    return int(any(row["why_not"] or (is_exact and row["equal"] < arguments.new) for row in ours))
+    return int(any(is_wrong(row, arguments) for row in rows))
 
 
-def row_of(program: Program, ready: Any, eager: Any, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Of the table."""
-    row: dict[str, Any] = {"name": program.name, "why_not": program.why_not}
-    if program.why_not or not program.rows:
-        return row
-    per_s = [arguments.batch * (arguments.new - 1) / (one["all_s"] - one["first_s"]) for one in program.rows]
-    row |= {
-        "tokens_per_s": statistics.median(per_s),
-        "spread": [min(per_s), max(per_s)],
-        "prompt_ms": statistics.median(one["first_s"] for one in program.rows) * 1e3,
-        "peak_gb": ready["peak_gb"],
-        "notes": ready["notes"],
-    }
-    if eager is not None:
-        row["equal"] = equal_tokens(ready["tokens"], eager["tokens"])
-    return row
+def is_wrong(row: Mapping[str, Any], arguments: argparse.Namespace) -> bool:
+    """Ours has failed, or has tokens of its own where a rounding is no excuse."""
+    if row["name"].startswith("transformers"):
+        return False
+    return bool(row["why_not"]) or (arguments.dtype == "float32" and row["equal"] != arguments.new)
 
 
-def equal_tokens(found: list[list[int]], expected: list[list[int]]) -> int:
+def equal_tokens(found: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> int:
     """New tokens before the first that differs, of the sequence in which that comes first."""
     return min(
         next((at for at, (one, other) in enumerate(zip(*pair, strict=True)) if one != other), len(pair[0]))
@@ -218,172 +220,24 @@ def equal_tokens(found: list[list[int]], expected: list[list[int]]) -> int:
     )
 
 
-def shown(row: dict[str, Any]) -> str:
-    if "tokens_per_s" not in row:
+def memory_line(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The peak of each, and what all of them hold on the first GPU."""
+    found = [row for row in rows if row.get("peak_gb") is not None]
+    if not found:
+        return "memory: not measured"
+    peaks = ", ".join(f"{row['name']} {row['peak_gb']:.2f}" for row in found)
+    used, total = max(row["device_gb"] for row in found)
+    return f"memory, peak in GB: {peaks}; all hold {used:.1f} of {total:.1f} GB"
+
+
+def shown(row: Mapping[str, Any]) -> str:
+    if row["why_not"]:
         return f"{row['name']:30} {row['why_not']}"
-    equal = row.get("equal", "-")
-    return f"{row['name']:30} {row['tokens_per_s']:9.1f} tokens/s  prompt {row['prompt_ms']:8.2f} ms  equal {equal}"
-
-
-def machine(arguments: argparse.Namespace, ready: Any) -> dict[str, Any]:
-    fields = ("nproc", "layers", "dtype", "batch", "prompt", "new", "rounds")
-    return {name: getattr(arguments, name) for name in fields} | (ready["machine"] if ready else {})
-
-
-# The ranks
-
-
-def worker(arguments: argparse.Namespace) -> int:
-    """Answer rounds until the end."""
-    env = rank_env()
-    device = choose_device(arguments.device, env)
-    turns = dist.TCPStore("127.0.0.1", arguments.turns, is_master=False, timeout=timedelta(seconds=3600))
-    name, is_first = arguments.program, env.rank == 0
-
-    def say(key: str, value: Any) -> None:
-        if is_first:
-            turns.set(f"{name}/{key}", json.dumps(value))
-
-    with process_group(env, device, timeout_s=arguments.timeout_s) as group, tp_region(group.size()), torch.no_grad():
-        generate, end, notes = built(name, arguments, group, device)
-        for count in (1, arguments.new, arguments.new):  # compiled, captured, replayed
-            tokens = generate(count)
-        finish(device)
-        peak = torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else None
-        new = tokens[:, arguments.prompt :].tolist()
-        say("ready", {"tokens": new, "peak_gb": peak, "notes": notes, "machine": versions(device)})
-        number = 0
-        while not is_over(turns, name, number):
-            first_s, all_s = (seconds(generate, count, device) for count in (1, arguments.new))
-            say(f"round/{number}", {"first_s": first_s, "all_s": all_s})
-            number += 1
-        end()
-    return 0
-
-
-def is_over(turns: dist.TCPStore, name: str, number: int) -> bool:
-    """Wait for the next round, or for the end."""
-    while True:
-        if turns.check([f"{name}/go/{number}"]):
-            return False
-        if turns.check([f"{name}/go/end"]):
-            return True
-        time.sleep(1e-3)
-
-
-def seconds(generate: Generate, count: int, device: torch.device) -> float:
-    finish(device)
-    dist.barrier()
-    began = time.perf_counter()
-    generate(count)
-    finish(device)
-    return time.perf_counter() - began
-
-
-def finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def versions(device: torch.device) -> dict[str, str]:
-    import transformers
-
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return {"device": name, "torch": torch.__version__, "transformers": transformers.__version__}
-
-
-def built(
-    name: str, arguments: argparse.Namespace, group: Any, device: torch.device
-) -> tuple[Generate, Callable[[], None], str]:
-    """A program, what ends it, and what is to be known of it."""
-    from transformers import LlamaConfig
-
-    length = arguments.prompt + arguments.new
-    sizes = SMALL if arguments.small else LLAMA_8B
-    config = LlamaConfig(**sizes, num_hidden_layers=arguments.layers, max_position_embeddings=length)
-    generator = torch.Generator().manual_seed(1)
-    prompt = torch.randint(config.vocab_size, (arguments.batch, arguments.prompt), generator=generator).to(device)
-    if name.startswith("transformers"):
-        return theirs(name, config, arguments, group, prompt)
-    return ours(name, config, arguments, group, prompt)
-
-
-def drawn(config: Any, dtype: str, device: torch.device) -> Any:
-    """The whole model of transformers: the same weights in all programs."""
-    from transformers import LlamaForCausalLM
-
-    torch.manual_seed(0)
-    with device:
-        return LlamaForCausalLM._from_config(config, dtype=getattr(torch, dtype)).eval()
-
-
-def ours(
-    name: str, config: Any, arguments: argparse.Namespace, group: Any, prompt: Tensor
-) -> tuple[Generate, Callable[[], None], str]:
-    from examples.checkpoints import llama
-
-    device = prompt.device
-    with torch.device("meta"):
-        args = llama.block_args(config, dtype=arguments.dtype)
-        sizes = {"num_layers": arguments.layers, "vocab_size": config.vocab_size}
-        model = CausalLM(args, Collectives(group), **sizes)
-    model.to_empty(device=device)
-    whole = drawn(config, arguments.dtype, device)
-    load_full_state_dict(model, llama.key_map(config).to_full(whole.state_dict()))
-    del whole
-    empty_cache(device)
-    length = arguments.prompt + arguments.new
-    tables = llama.rope_tables(config, length, device=device)
-    caches = model.new_caches(arguments.batch, length)
-    step: Any = None
-    if name != EAGER:
-        all_reduce: Any = "by_size" if name.endswith("by-size") else "nccl"
-        profile: Any = "graphed" if ":graphed" in name else "default"
-        step = tpcompile.run(
-            model.next_tokens, profile, group=group, all_reduce=all_reduce, dynamic=False, timeout_s=arguments.timeout_s
-        )
-
-    def generate(count: int) -> Tensor:
-        return model.generate(prompt, *tables, num_new_tokens=count, caches=caches, step=step)
-
-    return generate, step.close if step is not None else lambda: None, "prompts in eager"
-
-
-def theirs(
-    name: str, config: Any, arguments: argparse.Namespace, group: Any, prompt: Tensor
-) -> tuple[Generate, Callable[[], None], str]:
-    from transformers import CompileConfig
-    from transformers.distributed.configuration_utils import DistributedConfig
-
-    model = drawn(config, arguments.dtype, prompt.device)
-    settings, _, mesh = model.prepare_distribute_model(DistributedConfig(tp_plan="auto", tp_size=group.size()))
-    model = model.maybe_distribute_model(model, settings, mesh)
-    empty_cache(prompt.device)
-    mode = name.partition(":")[2] or "default"
-    compiled = CompileConfig(mode=mode, fullgraph=True, dynamic=False)
-    compiled._compile_all_devices = True
-    mask = torch.ones_like(prompt)
-
-    def generate(count: int) -> Tensor:
-        found: Tensor = model.generate(
-            prompt,
-            attention_mask=mask,
-            max_new_tokens=count,
-            min_new_tokens=count,
-            do_sample=False,
-            cache_implementation="static",
-            compile_config=compiled,
-        )
-        return found
-
-    return generate, lambda: None, f"generate, compile mode {mode}"
-
-
-def empty_cache(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
+    return (
+        f"{row['name']:30} {row['tokens_per_s']:9.1f} tokens/s  prompt {row['prompt_ms']:8.2f} ms  regions "
+        f"{row['regions_per_token']}  equal {row['equal']}"
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(parsed()))

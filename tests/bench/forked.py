@@ -1,4 +1,4 @@
-"""`python -m tests.bench.forked ARGUMENTS`: `python -m tpcompile ARGUMENTS`, whose server of ranks is forked from it.
+"""`python -m tests.bench.forked MODULE ARGUMENTS`: as `python -m MODULE ARGUMENTS`, its server of ranks forked from it.
 
 A new interpreter would import torch once more.
 """
@@ -9,6 +9,7 @@ import atexit
 import functools
 import os
 import runpy
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker, util
@@ -53,4 +54,4 @@ def _context(is_gpu: bool, context_of: Any = processes._context) -> Any:
 if __name__ == "__main__":
     util.spawnv_passfds = _fork
     processes._context = _context
-    runpy.run_module("tpcompile", run_name="__main__", alter_sys=True)
+    runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)

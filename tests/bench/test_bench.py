@@ -16,7 +16,17 @@ OWN = "tests.bench.programs"
 
 def bench(*programs: str, folder: Path) -> tuple[int, str, Report]:
     """Exit code, output, report; no process is left running."""
-    command = ["-m", "tests.bench.forked", "bench", *QUICK, "--logs", folder / "logs", "--json", folder / "report.json"]
+    command = [
+        "-m",
+        "tests.bench.forked",
+        "tpcompile",
+        "bench",
+        *QUICK,
+        "--logs",
+        folder / "logs",
+        "--json",
+        folder / "report.json",
+    ]
     ended = run_python([*command, *(word for name in programs for word in ("--program", name))])
     assert ended.left_running == ()
     report = Report.model_validate_json((folder / "report.json").read_text())

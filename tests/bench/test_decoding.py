@@ -1,17 +1,74 @@
-"""scripts/bench_decoding.py: what it says of tokens and of a program that failed; the whole runs by hand, on GPUs."""
+"""scripts/bench_decoding.py: a small model on two ranks, and what is wrong with a row; large ones by hand, on GPUs."""
 
 from __future__ import annotations
 
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from scripts.bench_decoding import equal_tokens, first_error
+from scripts.bench_decoding import equal_tokens, is_wrong, memory_line
+from tests.forked import run_python
 
-LOG = """W1126 torch/distributed/run.py: Setting OMP_NUM_THREADS
-[rank1]: Traceback (most recent call last):
-[rank1]:     raise ConfigError(f"the profile needs {what}")
-[rank1]: tpcompile.errors.ConfigError: the profile needs GPUs
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-"""
+NEW = 4
+QUICK = ("--device", "cpu", "--small", "--layers", "1", "--backend", "eager", "--prompt", "4", "--new", str(NEW))
+PROGRAMS = ("eager", "ours", "transformers")
+
+
+def decoding(module: str, folder: Path) -> tuple[int, str, dict[str, dict[str, Any]]]:
+    """Exit code, output, rows; no process is left running."""
+    given = ("--dtype", "float32", "--programs", ",".join(PROGRAMS), "--rounds", "2", "--logs", folder / "logs")
+    file = folder / "report.json"
+    ended = run_python(["-m", "tests.bench.forked", module, *QUICK, *given, "--json", file])
+    assert ended.left_running == ()
+    output = ended.stdout + ended.stderr
+    assert file.is_file(), output
+    return ended.returncode, output, {row["name"]: row for row in json.loads(file.read_text())["rows"]}
+
+
+@pytest.mark.slow
+def test_all_programs_have_the_tokens_of_eager_and_one_region_per_token(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    code, output, rows = decoding("scripts.bench_decoding", tmp_path)
+    assert code == 0, output
+    assert {name: (row["equal"], row["regions_per_token"]) for name, row in rows.items()} == {
+        "eager": (NEW, 0), "ours": (NEW, 1), "transformers": (NEW, 1),
+    }  # fmt: skip
+    for name, row in rows.items():
+        assert row["ready_s"] > 0 and row["tokens_per_s"] > 0
+        stages = [line.split(f"{name}: ")[1] for line in output.splitlines() if f" s  {name}: " in line]
+        assert stages[1:5] == ["the build of its program", "compile and first call", "is compiled", "the warm"]
+        assert sum("tokens/s" in stage for stage in stages) == 2
+
+
+@pytest.mark.slow
+def test_different_tokens_of_ours_fail_the_run_and_a_rank_that_dies_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    code, output, rows = decoding("tests.bench.decoding", tmp_path)
+    assert code == 1, output
+    assert rows["ours"]["equal"] < NEW == rows["eager"]["equal"]
+    assert rows["transformers"]["why_not"] == "transformers: rank 1 died in the round, exit code -9; see its log"
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "dtype", "wrong"),
+    [
+        ("ours", {}, "float32", False),
+        ("ours", {"equal": NEW - 1}, "float32", True),
+        ("ours", {"equal": None}, "float32", True),
+        ("ours", {"equal": NEW - 1}, "bfloat16", False),
+        ("ours", {"why_not": "rank 1 died"}, "bfloat16", True),
+        ("transformers", {"why_not": "rank 1 died"}, "float32", False),
+        ("transformers", {"equal": 0}, "float32", False),
+    ],
+)
+def test_only_ours_can_be_wrong_and_tokens_only_where_no_rounding_decides(
+    name: str, changed: dict[str, Any], dtype: str, wrong: bool
+) -> None:
+    row = {"name": name, "why_not": "", "equal": NEW} | changed
+    assert is_wrong(row, argparse.Namespace(dtype=dtype, new=NEW)) is wrong
 
 
 @pytest.mark.parametrize(
@@ -21,6 +78,10 @@ def test_equal_tokens_end_at_the_first_that_differs_in_any_sequence(found: list[
     assert equal_tokens(found, [[1, 2, 3], [4, 5, 6]]) == number
 
 
-def test_the_reason_of_a_failure_is_the_end_of_the_first_traceback_and_no_source_line() -> None:
-    assert first_error(LOG) == "tpcompile.errors.ConfigError: the profile needs GPUs"
-    assert first_error("all is well") == ""
+def test_memory_is_that_of_each_program_and_the_most_that_was_in_use() -> None:
+    first = {"name": "eager", "peak_gb": 8.25, "device_gb": (9.5, 80.0)}
+    last = {"name": "ours", "peak_gb": 8.5, "device_gb": (19.5, 80.0)}
+    assert memory_line([first, {"name": "transformers"}, last]) == (
+        "memory, peak in GB: eager 8.25, ours 8.50; all hold 19.5 of 80.0 GB"
+    )
+    assert memory_line([{"name": "eager", "peak_gb": None}]) == "memory: not measured"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing import Pipe
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ DEAD = object()
 FAILED = {"failed": "ValueError: no weights", "is_refusal": False}
 
 
-def ranks(*messages: list[Any]) -> Ranks:
+def ranks(*messages: list[Any], hears: Callable[[str], None] = lambda place: None) -> Ranks:
     """What each rank sends, before it dies or says no more; the limit is over at once."""
     ours, kept = [], []
     for sent in messages:
@@ -28,7 +28,7 @@ def ranks(*messages: list[Any]) -> Ranks:
         kept.append(theirs)
         ours.append(own)
     processes = [SimpleNamespace(exitcode=-9, join=lambda timeout: None, theirs=theirs) for theirs in kept]
-    return Ranks("C", ours, processes, timeout_s=0.0)  # type: ignore[arg-type]
+    return Ranks("C", ours, processes, timeout_s=0.0, at=hears)  # type: ignore[arg-type]
 
 
 def at(place: str) -> Mapping[str, str]:
@@ -61,3 +61,10 @@ def test_a_program_whose_rank_raised_has_failed() -> None:
 def test_a_rank_that_died_is_the_cause_of_a_failure_of_its_peer() -> None:
     with pytest.raises(RankLost, match="rank 1 died"):
         ranks([FAILED], [DEAD]).answers()
+
+
+def test_a_place_is_heard_when_all_ranks_are_there() -> None:
+    heard: list[str] = []
+    at_first = [at("build"), at("first call"), {"ms": 1}]
+    ranks(at_first, [at("build"), {"ms": 2}], hears=heard.append).answers()
+    assert heard == ["build"]

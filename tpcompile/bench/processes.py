@@ -8,7 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
@@ -43,13 +43,23 @@ class RankLost(Exception):
         self.why, self.timed_out = why, timed_out
 
 
+def _silent(_place: str) -> None:
+    pass
+
+
 class Ranks:
-    """All ranks of one program."""
+    """All ranks of one program; `at` hears what they are at, as soon as all of them are."""
 
     def __init__(
-        self, name: str, connections: Sequence[Connection], processes: Sequence[BaseProcess], *, timeout_s: float
+        self,
+        name: str,
+        connections: Sequence[Connection],
+        processes: Sequence[BaseProcess],
+        *,
+        timeout_s: float,
+        at: Callable[[str], None] = _silent,
     ) -> None:
-        self.name, self._timeout_s = name, timeout_s
+        self.name, self._timeout_s, self._at = name, timeout_s, at
         self._connections, self._processes = connections, processes
         self._passed: list[list[str]] = [[] for _ in connections]
         """What each rank has said that it is at, in order."""
@@ -57,7 +67,7 @@ class Ranks:
         """Served as long as this is there."""
 
     @classmethod
-    def started(cls, tasks: Sequence[Task], *, is_gpu: bool) -> Ranks:
+    def started(cls, tasks: Sequence[Task], *, is_gpu: bool, at: Callable[[str], None] = _silent) -> Ranks:
         """New processes, with a store of their own: what programs agree on through it never meets."""
         context = _context(is_gpu)
         listener = socket.create_server(("127.0.0.1", 0))
@@ -72,7 +82,7 @@ class Ranks:
             theirs.close()
             connections.append(own)
             processes.append(process)
-        ranks = cls(tasks[0].program, connections, processes, timeout_s=tasks[0].timeout_s)
+        ranks = cls(tasks[0].program, connections, processes, timeout_s=tasks[0].timeout_s, at=at)
         ranks._store = store
         return ranks
 
@@ -131,10 +141,16 @@ class Ranks:
                 message = self._connections[rank].recv()
                 if "at" not in message:
                     return message
-                self._passed[rank].append(message["at"])
+                self._pass(rank, message["at"])
         except (EOFError, ConnectionError):
             raise self._lost(rank) from None
         return None
+
+    def _pass(self, rank: int, place: str) -> None:
+        passed = self._passed[rank]
+        passed.append(place)
+        if min(map(len, self._passed)) == len(passed):
+            self._at(place)
 
     def _check_dead(self, found: Mapping[int, dict[str, Any]]) -> None:
         """A rank that failed may have lost a peer that died: that one is the cause."""

@@ -8,20 +8,22 @@ that started it ends the other ranks of that program.
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import platform
 import sys
 import time
 import traceback
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from tpcompile import config
@@ -49,14 +51,32 @@ class Task:
     program: str
     """A name, or `FLOORS`."""
     settings: str
-    """JSON of a RunConfig."""
-    folder: str
+    """JSON of what serves it; of `serve`, a RunConfig."""
+    folder: str = ""
     """Of the reference."""
     environ: Mapping[str, str]
     """Caches of its own, and torchrun's variables."""
     log: str
     """stdout and stderr of this rank."""
     timeout_s: float
+    server: str = "tpcompile.bench.worker:serve"
+    """`module:function` that is called with the connection and this task, and answers."""
+
+
+class Served(Protocol):
+    """A program of this rank that was built."""
+
+    def compiled(self) -> dict[str, Any]:
+        """The first answer, after the first call."""
+        ...
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """To each request."""
+        ...
+
+    def release(self) -> None:
+        """What must end before the process group does."""
+        ...
 
 
 def main(connection: Connection, task: Task) -> None:
@@ -64,7 +84,8 @@ def main(connection: Connection, task: Task) -> None:
     os.environ.update(task.environ)
     _write_output_to(Path(task.log))
     try:
-        _serve(connection, task)
+        module, _, function = task.server.partition(":")
+        getattr(importlib.import_module(module), function)(connection, task)
     except BaseException as error:
         _fail(connection, error)
 
@@ -94,26 +115,37 @@ def _write_output_to(path: Path) -> None:
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
 
 
-def _serve(connection: Connection, task: Task) -> None:
+def serve(connection: Connection, task: Task) -> None:
+    """A program of `tpcompile bench`, or its floors."""
+    settings = _settings(task.settings)
+    with in_group(connection, task, device=settings.device) as (group, device):
+        if task.program == FLOORS:
+            _answer_floors(connection, group, device)
+        else:
+            given = Given.read(Path(task.folder), device)
+            setup = Setup(Name.of(task.program), settings, given, group, device)
+            answer_all(connection, lambda: _Served(setup))
+
+
+@contextmanager
+def in_group(connection: Connection, task: Task, *, device: str) -> Iterator[tuple[dist.ProcessGroup, torch.device]]:
+    """The process group of the program's ranks and this rank's device; what is raised there ends the process."""
     connection.send({"at": "the start of its process group"})
-    settings, env = _settings(task.settings), rank_env()
-    device = choose_device(settings.device, env)
-    if device.type == "cpu":
+    env = rank_env()
+    chosen = choose_device(device, env)
+    if chosen.type == "cpu":
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # a forked process has those of its parent
-    with process_group(env, device, timeout_s=task.timeout_s) as group:
+    with process_group(env, chosen, timeout_s=task.timeout_s) as group:
         try:
-            if task.program == FLOORS:
-                _answer_floors(connection, group, device)
-            else:
-                given = Given.read(Path(task.folder), device)
-                _answer_all(connection, Setup(Name.of(task.program), settings, given, group, device))
+            yield group, chosen
         except BaseException as error:
             _fail(connection, error)
 
 
-def _answer_all(connection: Connection, setup: Setup) -> None:
+def answer_all(connection: Connection, build: Callable[[], Served]) -> None:
+    """Build a program, call it, and answer requests until the connection is closed."""
     connection.send({"at": "the build of its program"})
-    served = _Served(setup)
+    served = build()
     connection.send({"at": "compile and first call"})
     connection.send(served.compiled())
     while request := connection.recv():
@@ -131,8 +163,8 @@ def _answer_floors(connection: Connection, group: Any, device: torch.device) -> 
         if group.rank() == 0:
             connection.send({"at": "the single-device reference"})
             reference.write(settings, Path(request["folder"]), device)
-        _free(device)
-        connection.send({"floors": measured.model_dump(), "machine": _machine(device)})
+        free(device)
+        connection.send({"floors": measured.model_dump(), "machine": machine(device)})
 
 
 def _settings(text: str) -> config.RunConfig:
@@ -141,14 +173,15 @@ def _settings(text: str) -> config.RunConfig:
     return found
 
 
-def _free(device: torch.device) -> None:
+def free(device: torch.device) -> None:
     """For the other programs."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
-def _machine(device: torch.device) -> dict[str, str]:
+def machine(device: torch.device) -> dict[str, str]:
+    """The device and the versions that are used on it."""
     is_gpu = device.type == "cuda"
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if is_gpu else "-"
     return {
@@ -175,14 +208,14 @@ class _Served:
     def __init__(self, setup: Setup) -> None:
         self._setup, self._device = setup, setup.device
         self._built = build(setup)
-        _free(self._device)  # what was unsharded
+        free(self._device)  # what was unsharded
         self._plain = compiled_call(setup, self._built)
         self._timed: Call | None = None
 
     def compiled(self) -> dict[str, Any]:
         """The first call, while other programs compile."""
         first_s = self._seconds(self._plain)
-        _free(self._device)
+        free(self._device)
         return {"compile_s": None if self._setup.name.base == "eager" else first_s, "notes": list(self._built.notes)}
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,10 +241,10 @@ class _Served:
     def _warmed(self) -> dict[str, Any]:
         """While no other program runs: spinning kernels of several programs on one GPU take turns in milliseconds."""
         is_gpu = self._device.type == "cuda"
-        _free(self._device)
+        free(self._device)
         if is_gpu:
             torch.cuda.reset_peak_memory_stats(self._device)
-        regions = None if self._setup.name.base == "eager" else _regions(self._plain)
+        entered = None if self._setup.name.base == "eager" else regions(self._plain)
         for _ in range(_WARM_CALLS):
             self._plain()
         began = time.perf_counter()
@@ -221,9 +254,9 @@ class _Served:
         step_s = min(self._seconds(self._call) for _ in range(3))
         # Now: the memory of a graph is not counted when it is replayed, and that of a comparison is not the program's.
         peak = torch.cuda.max_memory_allocated(self._device) if is_gpu else None
-        numbers = {"capture_s": capture_s, "regions_per_call": regions, "step_ms": step_s * 1e3, "peak_bytes": peak}
+        numbers = {"capture_s": capture_s, "regions_per_call": entered, "step_ms": step_s * 1e3, "peak_bytes": peak}
         numbers |= self._errors()
-        _free(self._device)
+        free(self._device)
         return numbers
 
     def _profiled(self) -> dict[str, Any]:
@@ -265,7 +298,7 @@ def compared(results: Results) -> Results:
     return Results(results.output, results.input_grad, full)
 
 
-def _regions(call: Call) -> float:
+def regions(call: Callable[[], Any]) -> float:
     """Compiled regions that a warm call enters."""
     with CaptureSession() as session, session.phase("count"):
         call()
