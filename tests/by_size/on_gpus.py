@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ SMALL, LARGE = 64 << 10, 4 << 20
 """Bytes up to which one-shot and two-shot sum; NCCL above."""
 SHAPES = {"one_shot": (8, 256), "two_shot": (256, 1024), "nccl": (2048, 2048)}
 DTYPES = (torch.bfloat16, torch.float32)
+WIDTH = (1 << 16) if IS_GPU else 256
+"""Of products whose rows are sent in parts: 256 rows of it are two tiles for each multiprocessor."""
 REPLAYS = 300 if IS_GPU else 30
 MANY = 4096 if IS_GPU else 8
 """Tokens of a message for which the workspace grows; without GPUs there is none."""
@@ -176,18 +179,25 @@ def beside(x: Tensor) -> Tensor:
     return x
 
 
-def pushed(device: torch.device) -> dict[str, Any]:
+def of_products(x: Tensor) -> Tensor:
+    """Two sums of products, one after the other, each row on its way while the next are computed: twice that of `x`."""
+    for _ in range(2):
+        x = collectives.all_reduce(x[:, :64] @ x.new_full((64, WIDTH), 1 / 64), group=dist.group.WORLD)
+    return x
+
+
+def pushed(device: torch.device, program: Callable[[Tensor], Tensor] = beside, width: int = 256) -> dict[str, Any]:
     """Sums in flight by copy engines, of changing values, while ranks are apart by up to a millisecond."""
     torch.compiler.reset()
     cell = Cell(gpu=gpu_of(device), num_ranks=2, rows=(), push_from_bytes=SMALL)
     profile = "graphed" if IS_GPU else "default"
-    step = tpcompile.run(beside, profile, all_reduce=Table(cells=(cell,)), clone_outputs=True, dynamic=False)
+    step = tpcompile.run(program, profile, all_reduce=Table(cells=(cell,)), clone_outputs=True, dynamic=False)
     rank, right = dist.get_rank(), []
     for call in range(REPLAYS if IS_GPU else 3):
         if IS_GPU and (call + rank) % 3 == 0:
             torch.cuda._sleep(100_000 * (1 + call % 7))
         tokens = 512 if call % 5 == 4 else 256
-        y = step(torch.full((tokens, 256), float(rank + call % 50), dtype=torch.bfloat16, device=device))
+        y = step(torch.full((tokens, width), float(rank + call % 50), dtype=torch.bfloat16, device=device))
         right.append(bool((y == 2 * sum(other + call % 50 for other in range(2))).all()))
     KEPT.append(step)
     ops = [str(key[0]) for key in in_flight._OF_GROUPS]
@@ -233,7 +243,8 @@ def multicast(device: torch.device) -> bool:
 
 
 CHECKS: dict[str, Callable[[torch.device], Any]] = {
-    "values": values, "in turns": in_turns, "graphed": graphed, "pushed": pushed, "trained": trained,
+    "values": values, "in turns": in_turns, "graphed": graphed, "pushed": pushed,
+    "pushed products": partial(pushed, program=of_products, width=WIDTH), "trained": trained,
     "two groups": two_groups, "grown in a capture": grown_in_a_capture, "multicast": multicast,
 }  # fmt: skip
 if __name__ == "__main__":

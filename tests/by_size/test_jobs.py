@@ -78,13 +78,15 @@ def test_on_gpus_replays_stay_right_when_the_workspace_grows_after_their_capture
     assert all(seen["right"])
 
 
-def test_sums_in_flight_are_right() -> None:
-    assert on_cpus()["pushed"] == {"right": True, "calls": 3, "groups with memory": 0}
+@pytest.mark.parametrize("form", ["pushed", "pushed products"])
+def test_sums_in_flight_are_right(form: str) -> None:
+    assert on_cpus()[form] == {"right": True, "calls": 3, "groups with memory": 0}
 
 
 @pytest.mark.gpu(2)
-def test_on_gpus_sums_in_flight_by_copy_engines_are_right_also_while_ranks_are_apart() -> None:
-    assert on_gpus()["pushed"] == {"right": True, "calls": 300, "groups with memory": 1}
+@pytest.mark.parametrize("form", ["pushed", "pushed products"])
+def test_on_gpus_sums_in_flight_by_copy_engines_are_right_also_while_ranks_are_apart(form: str) -> None:
+    assert on_gpus()[form] == {"right": True, "calls": 300, "groups with memory": 1}
 
 
 @pytest.mark.gpu(2)

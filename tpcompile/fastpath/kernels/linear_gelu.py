@@ -3,6 +3,7 @@
 # I input features, f hidden features of this rank
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from tpcompile.errors import FastPathError
@@ -11,6 +12,9 @@ from tpcompile.fastpath.declare import fast_path
 from tpcompile.fastpath.kernels.op import DTYPES, kernel_op
 from tpcompile.fastpath.registry import TpSupport
 from tpcompile.torch_api.epilogues import gelu_of_product
+
+_CERTIFIED = (torch.bfloat16, torch.float16)
+"""In float32 its GELU has 12 times the error of the plain code, seen on an H100 near -3."""
 
 
 @kernel_op("tpcompile::linear_gelu")
@@ -43,7 +47,7 @@ def _(x_I: Tensor, weight_fI: Tensor, bias_f: Tensor) -> Tensor:
     return x_I.new_empty(*x_I.shape[:-1], weight_fI.shape[0])
 
 
-@fast_path("linear_gelu_tanh", replaces=plain.linear_gelu_tanh, tp=TpSupport.PER_TOKEN, dtypes=DTYPES)
+@fast_path("linear_gelu_tanh", replaces=plain.linear_gelu_tanh, tp=TpSupport.PER_TOKEN, dtypes=_CERTIFIED)
 def linear_gelu_tanh(x_I: Tensor, weight_fI: Tensor, bias_f: Tensor) -> Tensor:
     """As `plain.linear_gelu_tanh`, in one kernel."""
     return linear_gelu(x_I, weight_fI, bias_f)
