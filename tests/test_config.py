@@ -38,12 +38,6 @@ def test_sums_by_size_are_inductors() -> None:
     assert config.load("cpu_smoke", ["compile.all_reduce=by_size"]).compile.all_reduce == "by_size"
 
 
-def test_halves_are_for_inference() -> None:
-    with pytest.raises(ConfigError, match=r"^block.halves is for inference; set train=false, or block.halves=false$"):
-        config.load("cpu_smoke", ["block.halves=true", "train=true"])
-    assert config.load("cpu_smoke", ["block.halves=true", "train=false"]).block.halves
-
-
 def test_an_unknown_preset_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"unknown preset 'nope'; choose from .*cpu_smoke"):
         config.load("nope")

@@ -50,9 +50,6 @@ class BlockArgs(BaseModel):
     """When tp does not divide kv heads or ffn_dim: refuse, or fill the last ranks up with heads of zeros."""
     sequence_parallel: bool = False
     """Between the linears, activations are sharded over tokens, [S / tp, B, D], instead of replicated."""
-    halves: bool = False
-    """Between attentions the tokens go in two halves, so that all-reduces of one run beside the work on the other; for
-    inference. Calls with caches, and of one token, stay whole."""
     attention_backend: Literal["auto", "flash", "cudnn", "efficient", "math"] = "auto"
     """What computes attention. `auto` leaves it to the torch of each rank, by its settings, GPU and shapes; a name is
     the same on all ranks, or an error. float64, in which references compute, is left to torch."""
@@ -68,22 +65,6 @@ class BlockArgs(BaseModel):
         if self.head_dim % 2:
             raise ValueError(f"head size {self.head_dim} is odd; RoPE rotates pairs")
         return self
-
-    @model_validator(mode="after")
-    def _halves_fit(self) -> Self:
-        if self.halves and self.not_in_halves:
-            raise ValueError(f"halves is not there with {', '.join(self.not_in_halves)}; leave one out")
-        return self
-
-    @property
-    def not_in_halves(self) -> list[str]:
-        """Options of this block that `halves` cannot be used with."""
-        others = {
-            "sequence_parallel": self.sequence_parallel,
-            "cross_attention": self.cross_attention,
-            "dropout": self.dropout > 0,
-        }
-        return [name for name, is_on in others.items() if is_on]
 
     @property
     def head_dim(self) -> int:

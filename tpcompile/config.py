@@ -205,12 +205,6 @@ class RunConfig(JobConfig):
         return self
 
     @model_validator(mode="after")
-    def _check_halves(self) -> Self:
-        if self.block.halves and self.train:
-            raise ValueError("block.halves is for inference; set train=false, or block.halves=false")
-        return self
-
-    @model_validator(mode="after")
     def _check_profile(self) -> Self:
         if self.profile != "default" and "C" not in self.modes:
             raise ValueError(f"profile={self.profile} is of mode C, and the modes are {', '.join(self.modes)}; add C")

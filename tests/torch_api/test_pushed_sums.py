@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -123,18 +124,21 @@ def test_a_product_that_is_read_twice_stays_with_its_sum() -> None:
     assert calls(graph, ops.all_reduce.default) and not calls(graph, PRODUCT)
 
 
-def backward(x: Tensor) -> Any:
-    """The gradients of an input and of a weight, in the order of autograd: the sum is asked for behind both."""
-    of_input = x @ (x.t() @ x)
-    of_weight = x.t() @ x.sin()
+def backward(x: Tensor, *, weight_first: bool) -> Any:
+    """The gradients of an input and of a weight; the sum of the first is asked for behind both."""
+    grad, weight = x.sin(), x.t() @ x
+    of_weight = x.t() @ grad if weight_first else None
+    of_input = grad @ weight.t()
+    of_weight = x.t() @ grad if of_weight is None else of_weight
     return ops.wait_tensor(ops.all_reduce(of_input.view(2, 2, 8), "sum", "0")), of_weight
 
 
-def test_a_sum_starts_behind_its_product_with_the_product_that_follows_beside_it() -> None:
-    graph = pushed(backward)
+@pytest.mark.parametrize("weight_first", [False, True])
+def test_a_sum_starts_behind_its_product_with_the_product_of_the_weights_gradient_beside_it(weight_first: bool) -> None:
+    graph = pushed(partial(backward, weight_first=weight_first))
     (start,), (receive,) = calls(graph, START), calls(graph, RECEIVE)
     _, of_input, of_weight = calls(graph, aten.mm.default)
-    assert start.prev.args[0] is of_input
+    assert start.prev.args[0] is of_input and of_weight.meta["val"].shape == (8, 8)
     assert receive.args[0] == [start, of_weight]
 
 

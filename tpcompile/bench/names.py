@@ -20,19 +20,17 @@ VARIANTS = {
 ROLES = {
     "eager": Role.MODE, "A": Role.MODE, "B": Role.MODE,
     "C": Role.OURS, "C+fast": Role.OURS, "C+fast-all": Role.OURS,
-    "C+halves": Role.OURS, "C+halves+fast-all": Role.OURS,
     "dtensor": Role.PEER, "dtensor_sp": Role.PEER, "async_tp": Role.PEER, "hooks": Role.PEER, "transformers": Role.PEER,
     "compute": Role.COMPUTE,
 }  # fmt: skip
 PLAIN_PEERS = ("dtensor", "dtensor_sp", "async_tp", "hooks")
 """Those that are made of the plain module."""
-ONE_GRAPH = ("B", "C", "C+fast", "C+fast-all", "C+halves", "C+halves+fast-all", "compute")
+ONE_GRAPH = ("B", "C", "C+fast", "C+fast-all", "compute")
 """A call of these enters one compiled region, or the run fails."""
 DEFAULT = (
     "eager", "A", "B",
     "C", "C:graphed", "C:max-autotune:graphed", "C:one-shot:graphed", "C:by-size:graphed", "C+fast", "C+fast:graphed",
     "C+fast:one-shot:graphed", "C+fast:by-size:graphed", "C+fast-all:graphed", "C+fast-all:one-shot:graphed",
-    "C+halves:graphed", "C+halves:by-size:graphed", "C+halves+fast-all:by-size:graphed",
     "dtensor", "dtensor:graphed", "dtensor_sp", "dtensor_sp:graphed", "async_tp", "async_tp:graphed",
     "hooks", "hooks:graphed", "transformers", "transformers:graphed",
     "compute", "compute:graphed",
@@ -103,8 +101,6 @@ def why_not(name: Name, block: BlockConfig, *, is_gpu: bool, backend: str, train
         return f"needs Inductor, and compile.backend is {backend}"
     if ONE_SHOT in name.variants and block.batch * block.seq_len > ONE_SHOT_TOKENS:
         return f"one-shot is for up to {ONE_SHOT_TOKENS} tokens, and there are {block.batch * block.seq_len}"
-    if name.base.startswith("C+halves") and (block.not_in_halves or train):
-        return f"halves is not there with {', '.join(block.not_in_halves) or 'training'}"
     if name.base in (*PLAIN_PEERS, "transformers"):
         return _why_no_peer(name.base, block, train=train, tp=tp)
     return ""

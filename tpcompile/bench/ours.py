@@ -38,11 +38,9 @@ class IdentityCollectives(Collectives):
         return x.chunk(self.size, dim)[0]
 
 
-def stack_of(setup: Setup, comm: TpComm, *, halves: bool = False) -> Built:
+def stack_of(setup: Setup, comm: TpComm) -> Built:
     """This rank's stack, with its slices of the weights."""
     block = setup.settings.block
-    if halves:
-        block = block.model_copy(update={"halves": True})
     with torch.device("meta"):
         stack = TransformerStack(block, comm, num_layers=block.num_layers)
     stack = stack.to_empty(device=setup.device)
@@ -55,13 +53,13 @@ def stack_of(setup: Setup, comm: TpComm, *, halves: bool = False) -> Built:
     )
 
 
-def _mode(comm: Any, setup: Setup, *, halves: bool = False) -> Built:
-    return stack_of(setup, comm(setup.group), halves=halves)
+def _mode(comm: Any, setup: Setup) -> Built:
+    return stack_of(setup, comm(setup.group))
 
 
-def _with_fast_paths(setup: Setup, *, ask_table: bool, halves: bool = False) -> Built:
+def _with_fast_paths(setup: Setup, *, ask_table: bool) -> Built:
     """Raises ConfigError where no place of the block has one that can run."""
-    built = stack_of(setup, Collectives(setup.group), halves=halves)
+    built = stack_of(setup, Collectives(setup.group))
     stack, settings = built.module, setup.settings
     selection = Selection(setup.group, ask_table=ask_table, timeout_s=settings.gate.store_timeout_s)
     block = settings.block
@@ -89,7 +87,5 @@ BUILDERS = {
     "C": partial(_mode, Collectives),
     "C+fast": partial(_with_fast_paths, ask_table=True),
     "C+fast-all": partial(_with_fast_paths, ask_table=False),
-    "C+halves": partial(_mode, Collectives, halves=True),
-    "C+halves+fast-all": partial(_with_fast_paths, ask_table=False, halves=True),
     "compute": partial(_mode, IdentityCollectives),
 }

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from tpcompile.collectives import api as collectives
 from tpcompile.collectives.api import Dst
-from tpcompile.collectives.asynchronous import Pending, all_reduce_start
 from tpcompile.collectives.issue import joined, stacked
 from tpcompile.ranks.groups import GroupLike, resolve_group
 from tpcompile.ranks.mesh import neighbours
@@ -32,10 +31,6 @@ class TpComm(Protocol):
 
     def all_reduce(self, x: Tensor, dst: Dst = "I") -> Tensor:
         """Sum over the group; the caller owns `x` and does not use it again."""
-        ...
-
-    def all_reduce_start(self, x: Tensor, dst: Dst = "I") -> Pending:
-        """`all_reduce` in flight: `wait()` gives the sum, once."""
         ...
 
     def all_max(self, x: Tensor) -> Tensor:
@@ -84,16 +79,6 @@ class Collectives:
     def all_reduce(self, x: Tensor, dst: Dst = "I") -> Tensor:
         """Sum over the group, same shape; backward is the identity for "I" and an all-reduce for "R"."""
         return collectives.all_reduce(x, group=self.group, dst=dst)
-
-    def all_reduce_start(self, x: Tensor, dst: Dst = "I") -> Pending:
-        """`all_reduce` in flight. Of a subclass with an `all_reduce` of its own, that one, complete when this returns.
-
-        Nothing is in flight where the group is one rank.
-        """
-        if self.size == 1 or type(self).all_reduce is not Collectives.all_reduce:
-            done = self.all_reduce(x, dst)
-            return Pending(lambda: done)
-        return all_reduce_start(x, group=self.group, dst=dst)
 
     def all_max(self, x: Tensor) -> Tensor:
         """Maximum over the group, same shape, no gradient; a method, so that faults may replace `all_reduce` alone."""

@@ -120,10 +120,6 @@ class Attention(nn.Module):
         o_BSd = self._attended(q_BShE, k_BSgE, v_BSgE, mask=mask, cache=cache, positions_S=positions_S)
         return self.wo(o_BSd) if reduce else self.wo.partial(o_BSd)
 
-    def attended(self, qkv_BSp: Tensor, cos_SR: Tensor, sin_SR: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """This rank's q, k and v side by side -> its heads' outputs side by side, [B, S, H * E / tp]."""
-        return self._attended(*self._projected(qkv_BSp, cos_SR, sin_SR), mask=mask)
-
     def _attended(
         self,
         q_BShE: Tensor,

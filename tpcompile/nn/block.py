@@ -12,13 +12,11 @@ from torch import Tensor, nn
 
 from tpcompile.block_args import BlockArgs
 from tpcompile.collectives.strategies import TpComm
-from tpcompile.errors import ConfigError
 from tpcompile.evidence.records import Collective
 from tpcompile.nn.attention import Attention, CrossAttention, KeysValues
 from tpcompile.nn.cache import KVCache
 from tpcompile.nn.dropout import Dropout
 from tpcompile.nn.fast_paths import Site
-from tpcompile.nn.halves import declared_halves, lengths, through_halves
 from tpcompile.nn.linear import RowParallelLinear
 from tpcompile.nn.mlp import GeluMLP, SwiGLU
 from tpcompile.nn.modulation import Modulation, add_gated, modulate
@@ -61,7 +59,6 @@ class TransformerBlock(nn.Module):
         site = layer * _SITES_PER_BLOCK
         self.tp_size = comm.size
         self.dim = args.dim
-        self.in_halves = args.halves
         self.fast_path: Callable[..., Any] | None = None
         self.exchange: Exchange | None = None
         self.entry = Entry(args, comm)
@@ -141,10 +138,9 @@ class TransformerBlock(nn.Module):
 
     def site(self, batch: int, seq_len: int) -> Site | None:
         """The residual add before the MLP and the norm after it; where nothing is between, the all-reduce before."""
-        tokens = lengths(seq_len)[0] if self.in_halves else seq_len
         if self.modulation is None:
-            return self._site_of_rms_norm(batch, tokens)
-        return self._site_of_modulated_norm(batch, tokens)
+            return self._site_of_rms_norm(batch, seq_len)
+        return self._site_of_modulated_norm(batch, seq_len)
 
     def _site_of_rms_norm(self, batch: int, seq_len: int) -> Site | None:
         if not isinstance(self.mlp_norm, RMSNorm) or self.mlp_norm.weight is None:
@@ -164,7 +160,7 @@ class TransformerBlock(nn.Module):
 
     def _adds_what_attention_sums(self) -> bool:
         between = self.attention_dropout.p > 0 or self.cross_attention is not None
-        return not (between or self.sequence_parallel or self.in_halves)
+        return not (between or self.sequence_parallel)
 
     def joined_and_normed(
         self, x_BSD: Tensor, branch_BSD: Tensor, gate: Tensor | None, shift: Tensor | None, scale: Tensor | None
@@ -214,7 +210,7 @@ class Entry(nn.Module):
         self.exchange: Exchange | None = None
         self._comm, self._dim, self._dtype = comm, args.dim, getattr(torch, args.dtype)
         has_weight = args.norm == "rms" and args.norm_affine
-        self._is_place = has_weight and not (args.modulation or args.sequence_parallel or args.dropout or args.halves)
+        self._is_place = has_weight and not (args.modulation or args.sequence_parallel or args.dropout)
 
     def site(self, batch: int, seq_len: int) -> Site | None:
         """The residual add and the norm, with the all-reduce before them."""
@@ -241,7 +237,6 @@ class TransformerStack(nn.Module):
         self.comm = comm
         self.dim = args.dim
         self.sequence_parallel = args.sequence_parallel
-        self.in_halves = args.halves
         self.layers = nn.ModuleList(TransformerBlock(args, comm, layer=i) for i in range(num_layers))
 
     def forward(
@@ -258,8 +253,6 @@ class TransformerStack(nn.Module):
         positions_S: Tensor | None = None,
     ) -> Tensor:
         """[B, S, D], [S, E / 2], [S, E / 2] -> [B, S, D], replicated; arguments as `BlockInputs`, a cache per block."""
-        if self.in_halves and caches is None and x_BSD.shape[1] > 1:
-            return through_halves(self.layers, x_BSD, cos_SR, sin_SR, modulation_B6D, mask)
         if self.sequence_parallel:
             x_BSD = self.comm.scatter(x_BSD.transpose(0, 1), dim=0, src="I")  # tokens sharded, before the batch
         branch_BSD = None
@@ -301,14 +294,9 @@ class TransformerStack(nn.Module):
         total = Declared()
         if self.sequence_parallel:
             total = scattered(shape, dtype, tp=self.comm.size, summed=False)
-        if self.in_halves and train:
-            raise ConfigError("halves is for inference; leave it out, or train=False")
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, TransformerBlock), type(layer)
-            if self.in_halves:
-                total = total.then(declared_halves(layer, shape, dtype))
-            else:
-                total = total.then(layer.declared(shape, context_shape, dtype, following=self._entry_after(i)))
+            total = total.then(layer.declared(shape, context_shape, dtype, following=self._entry_after(i)))
         if self.sequence_parallel:
             total = total.then(gathered(shape, dtype, tp=self.comm.size, dst="I"))
         return total.select(train=train)

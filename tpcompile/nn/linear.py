@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tpcompile.collectives.asynchronous import Pending
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.nn.sharding import Declared, Part, ShardSpec, entered, gathered, reduced, scattered
@@ -62,7 +61,12 @@ class _ColumnLinear(nn.Module):
                 total = total.then(entered((num_shared,), dtype, group="tp_replicas"))
         return total
 
-    def _project(self, x_I: Tensor, product: Callable[..., Tensor] = F.linear) -> Tensor:
+    def _project(self, x_I: Tensor) -> Tensor:
+        x_I, weight, bias = self._entered(x_I)
+        return F.linear(x_I, weight, bias)
+
+    def _entered(self, x_I: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What is multiplied in the tensor-parallel region."""
         if self.sequence_parallel:
             x_I = self.comm.all_gather(x_I, dim=0, dst="R")  # tokens sharded -> replicated, partial gradient
         else:
@@ -71,7 +75,7 @@ class _ColumnLinear(nn.Module):
         if self.replicas > 1 and torch.is_grad_enabled():
             weight = self._shared(weight)
             bias = bias if bias is None else self._shared(bias)
-        return product(x_I, weight, bias)
+        return x_I, weight, bias
 
     def _shared(self, rows: Tensor) -> Tensor:
         """The replicated parts enter a region of their own: each replica sees a part of their gradient."""
@@ -105,7 +109,7 @@ class ColumnParallelLinear(_ColumnLinear):
 
     def multiplied(self, x_I: Tensor, product: Product) -> Tensor:
         """As `forward`, with `product` in place of `F.linear`."""
-        return self._project(x_I, product)
+        return product(*self._entered(x_I))
 
 
 class PackedColumnLinear(_ColumnLinear):
@@ -163,12 +167,6 @@ class RowParallelLinear(nn.Module):
             return y_O if self.bias is None else y_O + self.comm.copy_to_tp(self.bias)
         y_O = self.comm.all_reduce(y_O, dst="I")  # partial -> replicated
         return y_O if self.bias is None else y_O + self.bias
-
-    def start(self, x_i: Tensor) -> Pending:
-        """`forward` of the replicated form with its sum in flight: `wait()` gives [..., O], once."""
-        summed = self.comm.all_reduce_start(self.partial(x_i), dst="I")
-        bias = self.bias
-        return summed if bias is None else Pending(lambda: summed.wait() + bias)
 
     def partial(self, x_i: Tensor) -> Tensor:
         """What this rank adds to the sum, without the bias."""

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from tpcompile.block_args import BlockArgs
-from tpcompile.collectives.asynchronous import Pending
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.fastpath import plain
 from tpcompile.nn.dropout import Dropout
 from tpcompile.nn.fast_paths import Site
-from tpcompile.nn.halves import lengths
 from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear
 from tpcompile.nn.sharding import Declared, Part
 
@@ -33,7 +31,6 @@ class _MLP(nn.Module):
         self.hidden = Part(args.ffn_dim, padded=args.uneven == "pad", align=8)
         self.width = self.hidden.share(comm.size)
         self.dtype = getattr(torch, args.dtype)
-        self.in_halves = args.halves
         self.fast_path: Callable[..., Any] | None = None
         self.options = {
             "bias": args.bias, "comm": comm, "dtype": self.dtype, "sequence_parallel": args.sequence_parallel,
@@ -42,12 +39,7 @@ class _MLP(nn.Module):
 
     def site(self, batch: int, seq_len: int) -> Site:
         """The activation."""
-        tokens = lengths(seq_len)[0] if self.in_halves else seq_len
-        return Site(self.path, ((batch, tokens, self.width),), dtype=self.dtype)
-
-    def start(self, x_BSD: Tensor) -> Pending:
-        """`forward` with its sum in flight, without dropout: `wait()` gives [B, S, D], once."""
-        return self.down.start(self.hidden_of(x_BSD))
+        return Site(self.path, ((batch, seq_len, self.width),), dtype=self.dtype)
 
     def _leave(self, h_BSf: Tensor, seed: Tensor | None, *, reduce: bool) -> Tensor:
         h_BSf = self.dropout(h_BSf, seed)

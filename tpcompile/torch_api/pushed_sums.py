@@ -7,7 +7,8 @@
     h = f(y)                                    h = f(y)
                                                 RELEASE(h, before)
 
-A sum starts behind the product that it is of. Where no other product is beside it, x = a @ b and its start are one:
+A sum starts behind the product that it is of, and that behind what it is computed from. Where no other product is
+beside it then, x = a @ b and its start are one:
 
     x = a @ b                               x = PRODUCT(a, b, before, slot, number of slots, is the first, group)
     y = wait_tensor(all_reduce(x, ...))     part = RECEIVE([before], elements, dtype, slot, group)
@@ -21,6 +22,7 @@ What they do is in `tpcompile.by_size.in_flight`.
     ops._c10d_functional.all_reduce, wait_tensor    what is replaced
     torch.Tag.pointwise                     of the ops between `y` and `h`
     Node.meta["val"]                        fake tensors of the graph
+    Node < Node                             the order of a graph
 
 Seen on torch 2.11.0 and 2.13.0; `tests/torch_api/test_pushed_sums.py` fails when one of the names moves.
 """
@@ -41,6 +43,8 @@ aten = torch.ops.aten
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten._addmm_activation.default)
 """Work that takes long enough to hide a sum."""
 _VIEWS = (aten.view.default, aten.reshape.default)
+_LAYOUTS = (*_VIEWS, aten.permute.default, aten.t.default)
+"""Between what a product is computed from and the product."""
 _MOST_IN_FLIGHT = 4
 """Sums of a group at a time that are pushed: each takes the memory of two messages."""
 _KEPT = ("val", "tensor_meta", "stack_trace", "nn_module_stack")
@@ -119,15 +123,28 @@ def _in_flight(graph: Graph, is_wanted: Callable[[Tensor, str], bool]) -> dict[s
 
 
 def _raise(start: Node) -> None:
-    """Put it right behind what is summed, with the views between."""
+    """Put it, behind the product that is summed, right behind what that is computed from, with the views between.
+
+    Autograd computes the gradient of the weight before or behind that of the input; it is beside the sum then.
+    """
     moved = [start]
     x = start.args[0]
     while _is_view(x):
         moved.append(x)
         x = x.args[0]
-    if x.op == "call_function":
+    sources = [x]
+    if x.target is aten.mm.default:
+        moved.append(x)
+        sources = list(x.args)
+        for number, source in enumerate(sources):
+            while source.target in _LAYOUTS:
+                moved.append(source)
+                source = sources[number] = source.args[0]
+    behind = max(sources)
+    if behind.op == "call_function":
         for node in moved:
-            x.append(node)
+            if behind < node:
+                behind.append(node)
 
 
 def _product_of(start: Node) -> Node | None:
