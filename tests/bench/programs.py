@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from multiprocessing.connection import Connection
 
 from torch import Tensor
 
 from tpcompile.bench.ours import stack_of
 from tpcompile.bench.programs import Built, Setup
+from tpcompile.bench.worker import Task
 from tpcompile.collectives.api import Dst
 from tpcompile.collectives.strategies import Collectives
 
@@ -39,7 +41,7 @@ def dies(setup: Setup) -> Built:
     return stack_of(setup, Collectives(setup.group))
 
 
-def hangs(setup: Setup) -> Built:
-    if setup.group.rank() == 1:
-        time.sleep(600)
-    return stack_of(setup, Collectives(setup.group))
+def hangs(connection: Connection, task: Task) -> None:
+    """Serves nothing."""
+    connection.send({"at": "its nap"})
+    time.sleep(600)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import re
 from collections.abc import Callable, Mapping
 from multiprocessing import Pipe
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tpcompile.bench import worker
 from tpcompile.bench.processes import ProgramFailed, RankLost, Ranks
+from tpcompile.bench.worker import Task
 
 DEAD = object()
 FAILED = {"failed": "ValueError: no weights", "is_refusal": False}
@@ -27,7 +32,7 @@ def ranks(*messages: list[Any], hears: Callable[[str], None] = lambda place: Non
             theirs.close()
         kept.append(theirs)
         ours.append(own)
-    processes = [SimpleNamespace(exitcode=-9, join=lambda timeout: None, theirs=theirs) for theirs in kept]
+    processes = [SimpleNamespace(pid=None, exitcode=-9, join=lambda timeout: None, theirs=theirs) for theirs in kept]
     return Ranks("C", ours, processes, timeout_s=0.0, at=hears)  # type: ignore[arg-type]
 
 
@@ -44,6 +49,20 @@ def test_a_rank_that_is_behind_the_others_is_named_first() -> None:
         ranks([at("build"), at("first call")], [at("build")]).answers()
     assert lost.value.timed_out
     assert str(lost.value) == "C: no answer within 0 s: rank 1 in build; rank 0 in first call; see their logs"
+
+
+def test_a_rank_that_hangs_shows_in_its_log_where(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    task = Task(program="C", settings="", environ={}, log=str(log), timeout_s=2.0, server="tests.bench.programs:hangs")
+    fork = multiprocessing.get_context("fork")
+    own, theirs = fork.Pipe()
+    process = fork.Process(target=worker.main, args=(theirs, task))
+    process.start()
+    ranks = Ranks("C", [own], [process], timeout_s=task.timeout_s)
+    with pytest.raises(RankLost, match="no answer within 2 s: rank 0 in its nap; see their logs"):
+        ranks.answers()
+    ranks.kill()
+    assert re.search(r'programs\.py", line \d+ in hangs', log.read_text())
 
 
 def test_a_rank_that_died_is_named_with_its_place_and_code() -> None:

@@ -50,7 +50,7 @@ def test_a_library_call_is_certified_with_every_mutation_caught_that_the_cases_r
     assert all(survivor.reason for survivor in power.survivors) and not proved.launches_kernels
 
 
-@pytest.mark.parametrize("name", CERTIFIED + EXCHANGED)
+@pytest.mark.parametrize("name", CERTIFIED + EXCHANGED + LIBRARY)
 def test_what_its_certificate_of_a_gpu_says_of_its_power_is_what_the_interpreter_found(name: str) -> None:
     made = certificate.certificates_of(registered()[name])
     assert {one.device for one in made} == {"interpreter", "sm90"}

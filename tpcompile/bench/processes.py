@@ -6,6 +6,7 @@ A program whose ranks raise has failed; a rank that dies, or does not answer in 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,8 @@ _SETTLED_S = 2.0
 _CLOSED_S = 20.0
 """To release graphs and destroy the process group."""
 _KILLED_S = 10.0
+_STACKS_S = 0.5
+"""To write them."""
 
 
 class ProgramFailed(Exception):
@@ -105,7 +108,9 @@ class Ranks:
                 rank, answer = next(iter(failed.items()))
                 raise ProgramFailed(f"rank {rank}: {answer['failed']}", is_refusal=answer["is_refusal"])
             if time.monotonic() > deadline and self._missing(found):
-                raise RankLost(self.name, self._late(self._missing(found)), timed_out=True)
+                missing = self._missing(found)
+                self._write_stacks(missing)
+                raise RankLost(self.name, self._late(missing), timed_out=True)
         return [found[rank] for rank in sorted(found)]
 
     def close(self) -> None:
@@ -160,6 +165,15 @@ class Ranks:
 
     def _missing(self, found: Mapping[int, Any]) -> list[int]:
         return [rank for rank in range(len(self._connections)) if rank not in found]
+
+    def _write_stacks(self, late: Sequence[int]) -> None:
+        """Each into its log."""
+        for rank in late:
+            pid = self._processes[rank].pid
+            if pid is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, worker.STACKS)
+        time.sleep(_STACKS_S)
 
     def _late(self, missing: Sequence[int]) -> str:
         """The rank that is behind all others first: those wait for it."""

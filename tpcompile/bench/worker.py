@@ -7,10 +7,12 @@ that started it ends the other ranks of that program.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib
 import os
 import platform
+import signal
 import sys
 import time
 import traceback
@@ -40,6 +42,8 @@ from tpcompile.recording import CaptureSession
 
 FLOORS = "floors"
 """The task of the processes that measure rates and write the reference."""
+STACKS = signal.SIGUSR1
+"""At which a rank writes where its threads stand into its log, whatever it waits for."""
 _WARM_CALLS = 4
 _MAX_TEXT = 300
 
@@ -83,6 +87,7 @@ def main(connection: Connection, task: Task) -> None:
     """The process."""
     os.environ.update(task.environ)
     _write_output_to(Path(task.log))
+    faulthandler.register(STACKS)
     try:
         module, _, function = task.server.partition(":")
         getattr(importlib.import_module(module), function)(connection, task)
