@@ -10,7 +10,8 @@ import pytest
 from tests.bench.samples import PROFILE, measured, report, row
 from tpcompile.bench import baseline
 from tpcompile.bench.baseline import Baseline
-from tpcompile.bench.records import Row
+from tpcompile.bench.names import Name
+from tpcompile.bench.records import Role, Row
 from tpcompile.errors import ConfigError
 from tpcompile.fusion.diff import Change
 
@@ -91,3 +92,12 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     path.write_text('{"cases": [{}]}')
     with pytest.raises(ConfigError, match="no baseline of the benchmark"):
         baseline.read(path)
+
+
+def test_the_committed_figures_are_of_programs_that_there_are_each_in_one_region() -> None:
+    committed = baseline.read(Path(__file__).resolve().parents[2] / "configs" / "performance.json")
+    assert {case.preset for case in committed.cases} == {"wan14b", "wan14b_256", "wan14b_8"}
+    for case in committed.cases:
+        assert case.programs and case.made_with.startswith(f"tpcompile bench --nproc {case.world_size} ")
+        for name, figures in case.programs.items():
+            assert Name.of(name).role == Role.OURS and figures.regions == 1
