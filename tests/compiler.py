@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+LEVELS = {"-O3": "-O1"}
+"""To make kernels quick is a tenth of a compilation, and those of tests compute little; one is shown to be a win."""
 FOLDER = "TPCOMPILE_TEST_CXX"
 """In the environment: where the outputs of this session are."""
 
@@ -75,6 +77,8 @@ def compile_once(folder: Path, compiler: str, arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    _, compiler, *given = sys.argv
+    words = [LEVELS.get(word, word) for word in given]
     if FOLDER not in os.environ:  # a test starts it with few variables
-        sys.exit(subprocess.call(sys.argv[1:]))
-    sys.exit(compile_once(Path(os.environ[FOLDER]), sys.argv[1], sys.argv[2:]))
+        sys.exit(subprocess.call([compiler, *words]))
+    sys.exit(compile_once(Path(os.environ[FOLDER]), compiler, words))

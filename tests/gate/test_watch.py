@@ -136,6 +136,13 @@ def test_watch_that_has_stopped_ends_nothing_and_leaves_signals_as_they_were(end
     assert num_open_files() == files
 
 
+def test_stop_does_not_wait_for_the_next_look(ending: Ending, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_module, "_POLL_S", 1000.0)
+    with Watch(stores(1)[0], ending.last_words, mode="C") as watch:
+        watch.stop()
+    assert ending.codes == []
+
+
 def test_sigterm_while_the_verdict_is_written_is_not_heard(ending: Ending, monkeypatch: pytest.MonkeyPatch) -> None:
     passed_on: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: passed_on.append(number))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,15 @@ def test_the_trace_goes_where_torch_trace_points_now(own_trace: pytest.MonkeyPat
     assert handler is not before and handler in logging_internal.trace_log.handlers
     assert handler.root_dir == str(tmp_path)
     assert not torch._logging.structured.INTERN_TABLE, "a new trace has given no file name yet"
+
+
+def test_a_logger_that_was_asked_before_has_the_level_of_now(own_trace: pytest.MonkeyPatch) -> None:
+    own_trace.setattr(logging_internal, "log_state", logging_internal.log_state)
+    log = logging.getLogger("torch._dynamo.a_module")
+    assert not log.isEnabledFor(logging.DEBUG)
+    own_trace.setenv("TORCH_LOGS", "+dynamo")
+    forked.new_trace_handler()
+    assert log.isEnabledFor(logging.DEBUG)
 
 
 def test_handlers_of_pytest_leave_the_trace_and_those_of_torch_stay(caplog: pytest.LogCaptureFixture) -> None:

@@ -58,6 +58,7 @@ class Watch:
         """Stop watching: the main thread has taken over the ending. Does not return when the watch already ends it."""
         self._done.set()
         self._signals.hand_to(None)  # torchrun ends the ranks that are not done yet: the verdict is written first
+        self._signals.wake()
         self._thread.join()
 
     def deadline(self, phase: str, seconds: float) -> None:
@@ -82,7 +83,10 @@ class Watch:
 
     def _watch(self) -> None:
         while not self._done.is_set():
-            check = self._stopped() if self._signals.terminated(timeout_s=_POLL_S) else self._trouble()
+            is_terminated = self._signals.terminated(timeout_s=_POLL_S)
+            if self._done.is_set():
+                return
+            check = self._stopped() if is_terminated else self._trouble()
             if check is not None and not self._done.is_set():
                 self.end(check)
 

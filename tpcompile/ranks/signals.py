@@ -7,6 +7,7 @@ import select
 import signal
 import threading
 import time
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -49,6 +50,12 @@ class SigtermPipe:
             return False
         ready, _, _ = select.select([self._pipe[0]], [], [], timeout_s)
         return bool(ready) and signal.SIGTERM in os.read(self._pipe[0], 64)
+
+    def wake(self) -> None:
+        """End the wait in `terminated` now, without a SIGTERM."""
+        if self._pipe is not None:
+            with suppress(BlockingIOError):  # it is full: nothing waits
+                os.write(self._pipe[1], b"\0")
 
     def forget(self) -> None:
         """Detach a forked child, which would write its own SIGTERM into its parent's pipe."""

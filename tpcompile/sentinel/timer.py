@@ -31,6 +31,7 @@ class Timer:
     def close(self) -> None:
         """End the thread; signal handlers stay until `signals.restore`."""
         self._done.set()
+        self.signals.wake()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=10)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from tpcompile.evidence.groups.align import Slot, align
 from tpcompile.evidence.groups.domain import by_domain
@@ -44,13 +45,16 @@ def normalised(payloads: Iterable[tuple[str, str]]) -> tuple[Normalised, ...]:
     return tuple(removed)
 
 
-def _removed(layer: Layer, text: str) -> Iterator[Normalised]:
-    """What is normalised in the text of a layer, one record per kind that occurs."""
+@functools.lru_cache(maxsize=64)
+def _removed(layer: Layer, text: str) -> tuple[Normalised, ...]:
+    """What is normalised in the text of a layer, one record per kind that occurs; kept as what is parsed."""
+    removed: list[Normalised] = []
     for kind, pattern in _KINDS.items():
         found = pattern.findall(text)
         if found:
             sha = hashlib.sha256(repr(found).encode()).hexdigest()
-            yield Normalised(kind=kind, layer=layer, num_items=len(found), sha256=sha)
+            removed.append(Normalised(kind=kind, layer=layer, num_items=len(found), sha256=sha))
+    return tuple(removed)
 
 
 _UNITS = {

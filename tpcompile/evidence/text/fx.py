@@ -160,7 +160,7 @@ class _Calls(ast.NodeVisitor):
         match node.func:
             case ast.Attribute(value=ast.Name(id=owner) as own, attr=method) if owner in self.names:
                 return _Call(f"method {method}", (own, *node.args), node.keywords)
-        return _Call(normalise.generic(ast.unparse(node.func)), node.args, node.keywords)
+        return _Call(normalise.generic(_dotted(node.func)), node.args, node.keywords)
 
     def visit_BinOp(self, node: ast.BinOp) -> _Call:
         return _Call(_OPERATORS[type(node.op)], (node.left, node.right))
@@ -309,7 +309,7 @@ class _Reader(ast.NodeVisitor):
     def text(self, expr: ast.expr) -> str:
         """Canonical text of an argument: references by index, everything else as written."""
         renamed = _Renamer(self.names, self.symbols).visit(expr)
-        return normalise.generic(ast.unparse(renamed)).replace("NODE_", "%")
+        return normalise.generic(_dotted(renamed)).replace("NODE_", "%")
 
 
 def unused_symbols(forward: ast.FunctionDef) -> frozenset[str]:
@@ -319,7 +319,9 @@ def unused_symbols(forward: ast.FunctionDef) -> frozenset[str]:
     at `rank * n` has it; rank 0, whose offset is always 0, does not.
     """
     used = _Used()
-    used.visit(forward)
+    used.visit(forward.args)
+    if used.symbols:
+        used.visit(forward)
     return frozenset(name for name, symbol in used.symbols.items() if not used.words & {name, symbol})
 
 
@@ -354,6 +356,15 @@ def _annotation(annotation: ast.expr | None) -> str:
     if annotation is None:
         return ""
     return str(annotation.value) if isinstance(annotation, ast.Constant) else ast.unparse(annotation)
+
+
+def _dotted(expr: ast.expr) -> str:
+    """`ast.unparse`, without its cost for `name` and `name.attribute`."""
+    if isinstance(expr, ast.Name):
+        return expr.id
+    if isinstance(expr, ast.Attribute) and isinstance(expr.value, ast.Name | ast.Attribute):
+        return f"{_dotted(expr.value)}.{expr.attr}"
+    return ast.unparse(expr)
 
 
 def _is_none(value: ast.expr) -> bool:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
-from tpcompile.evidence.records import Guard
+from tpcompile.evidence.records import Guard, UserLine
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.comments import comment_line, split_comments
 from tpcompile.evidence.text.lines import with_whole_path
@@ -44,7 +45,7 @@ def parse_guards(text: str, *, roles: GroupRoles, files: Iterable[str] = ()) -> 
     `files` are full paths known from the same compile: torch shortens the paths in guard comments, and a report
     gives the whole path.
     """
-    known = sorted(set(files))
+    known = tuple(sorted(set(files)))
     sources: dict[int, str] = {}
     guards = []
     for text_line in text.splitlines():
@@ -66,15 +67,18 @@ def _is_left_out(guard: re.Match[str]) -> bool:
     return guard["type"].endswith("Manager") or _OFFSET_BOUND.match(guard["rest"]) is not None
 
 
-def _guard(type_: str, source: str, rest: str, roles: GroupRoles, known: list[str]) -> Guard:
+def _guard(type_: str, source: str, rest: str, roles: GroupRoles, known: tuple[str, ...]) -> Guard:
     expression, comments = split_comments(rest)
-    line = comment_line(comments)
     return Guard(
-        type=type_,
-        source=source,
-        expression=_expression(expression, roles),
-        line=with_whole_path(line, known) if line else None,
+        type=type_, source=source, expression=_expression(expression, roles), line=_line(tuple(comments), known)
     )
+
+
+@lru_cache(maxsize=1024)
+def _line(comments: tuple[str, ...], known: tuple[str, ...]) -> UserLine | None:
+    """The line that comments name, with its whole path: most guards of a compile share a few."""
+    line = comment_line(comments)
+    return with_whole_path(line, known) if line else None
 
 
 def _expression(text: str, roles: GroupRoles) -> str:

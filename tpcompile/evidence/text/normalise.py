@@ -53,6 +53,8 @@ def dynamo_names(text: str) -> str:
 
 def sets(text: str) -> str:
     """Sort the elements of set displays: their order depends on the hash seed and on the ids of objects."""
+    if "{" not in text:
+        return text
     out, start = [], 0
     while match := _QUOTED_OR_BRACE.search(text, start):
         items, end = _display(text, match.start()) if match[0] == "{" else (None, 0)
