@@ -152,9 +152,8 @@ def test_compare_of_a_green_run_ends_with_0_and_needs_no_torch(two_ranks: dict[s
 
 
 def test_eight_ranks_are_green_on_the_cores_there_are(tmp_path: Path) -> None:
-    # Eight compiles on few cores: without AOTAutograd they take half the time, and less without the norm of queries and
-    # keys.
-    overrides = ("compile.backend=eager", "block.num_layers=1", "block.qk_norm=none", *SAME_LENGTH)
+    # Eight compiles on few cores: without AOTAutograd they take half the time.
+    overrides = ("compile.backend=eager", "block.num_layers=1", *SAME_LENGTH)
     settings = [argument for override in overrides for argument in ("--set", override)]
     run = run_gate(tmp_path / "run", *settings, nproc=8)
     assert_green(run)
