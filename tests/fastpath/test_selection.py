@@ -121,7 +121,7 @@ def test_a_table_is_written_and_read_back(tmp_path: Path) -> None:
 
 
 def test_cells_that_ship_name_their_gpu() -> None:
-    assert {cell.gpu for cell in measured.shipped_table()} == {H200}
+    assert {cell.gpu for cell in measured.shipped_table()} == {H200, "NVIDIA H100 80GB HBM3"}
 
 
 def test_what_a_process_lacks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

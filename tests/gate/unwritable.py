@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch._inductor.config
+import torch.distributed as dist
 
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate.in_rank import main
@@ -36,6 +37,7 @@ def spoil(how: str, run: RunDir) -> None:
     folder = run.path
     if how.startswith("cache-"):
         folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        dist.barrier()  # a rank in the phase before makes the folder, and would be the first to fail
     with suppress(OSError):
         folder.mkdir(exist_ok=True)
         fill(folder) if how.endswith("full") else replace(folder)
