@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -140,6 +141,64 @@ def test_a_sum_starts_behind_its_product_with_the_product_of_the_weights_gradien
     _, of_input, of_weight = calls(graph, aten.mm.default)
     assert start.prev.args[0] is of_input and of_weight.meta["val"].shape == (8, 8)
     assert receive.args[0] == [start, of_weight]
+
+
+def of_inputs(x: Tensor, y: Tensor) -> Any:
+    """A product of inputs, whose sum is asked for when an earlier one was read."""
+    product = x @ y.t()
+    total = ops.wait_tensor(ops.all_reduce(x.sin() @ y.t(), "sum", "0")) + 1
+    return ops.wait_tensor(ops.all_reduce(product, "sum", "0")), total
+
+
+def test_a_product_of_inputs_that_is_summed_late_is_behind_the_ops_before_it() -> None:
+    mode = FakeTensorMode()
+    graph = make_fx(of_inputs)(*(mode.from_tensor(torch.ones(4, 8)) for _ in range(2))).graph
+    push(graph, OPS, lambda *_: True)
+    graph.lint()
+    first, second = (node for node in graph.nodes if node.target in (START, PRODUCT))
+    assert second.args[PLACE_OF_AFTER[second.target]] == [first] and not calls(graph, ops.all_reduce.default)
+
+
+def of_one_source(x: Tensor) -> Any:
+    source, weight = x.sin(), x.t() @ x
+    first = ops.wait_tensor(ops.all_reduce(source @ weight, "sum", "0"))
+    return first, ops.wait_tensor(ops.all_reduce(source @ weight.t(), "sum", "0"))
+
+
+def test_starts_of_products_of_one_source_stay_in_their_order() -> None:
+    """In the other order they would end in a different one, and stay as they are."""
+    graph = pushed(of_one_source)
+    _, one, other = calls(graph, aten.mm.default) + calls(graph, PRODUCT)
+    assert one.args[1].target is aten.mm.default and other.args[1].target is aten.t.default
+    assert [node.target for node in graph.nodes if node.target in OPS] == [START, PRODUCT, RECEIVE, RELEASE, RECEIVE]
+    assert not calls(graph, ops.all_reduce.default)
+
+
+def test_a_view_whose_size_is_computed_behind_the_source_is_not_put_before_it() -> None:
+    """As in a graph of sizes that are not known, in which the sum has one that is."""
+    graph = graph_of(lambda x: product_and_sum(x.sin().view(4, 8), x.t() @ x))
+    view = calls(graph, aten.view.default)[0]
+    with graph.inserting_before(view):
+        size = graph.call_function(operator.mul, (2, 4))
+    view.args = (view.args[0], [4, size])
+    push(graph, OPS, lambda *_: True)
+    graph.lint()
+    assert len(calls(graph, PRODUCT)) == 1
+
+
+def in_two_groups(x: Tensor) -> Tensor:
+    """Sums of both, one after the other; each is read, through an addition, before the next one starts."""
+    for group in ("0", "1", "0", "1", "0", "1"):
+        x = ops.wait_tensor(ops.all_reduce(x.t() @ x.cos() @ x.t(), "sum", group)).t() @ x.sin() + 1
+    return x
+
+
+def test_each_release_is_behind_what_it_names_in_graphs_of_two_groups() -> None:
+    graph = graph_of(lambda x: in_two_groups(x.t() @ x))
+    push(graph, OPS, lambda *_: True)
+    graph.lint()
+    assert len(calls(graph, PRODUCT)) == 6 and len(calls(graph, RELEASE)) == 4
+    assert all(release.prev is release.args[0] for release in calls(graph, RELEASE))
 
 
 def test_each_op_is_reached_in_one_way() -> None:
