@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +11,15 @@ import torch
 from torch import Tensor
 
 from tpcompile.by_size import in_flight, workspace
-from tpcompile.by_size.in_flight import Slots
+from tpcompile.by_size.in_flight import Slots, heights
 from tpcompile.errors import ConfigError
 
 CPU = torch.device("cpu")
-STREAM = SimpleNamespace(wait_stream=lambda stream: None, wait_event=lambda event: None, record_event=lambda: "event")
+QUEUED: list[str] = []
+"""What the copies' stream is given, and `computed` for each part."""
+STREAM = SimpleNamespace(
+    wait_stream=lambda stream: QUEUED.append("wait"), wait_event=lambda event: None, record_event=lambda: "event"
+)
 
 
 class Memory:
@@ -28,10 +33,12 @@ class Memory:
         self.made.append(self)
 
     def push(self, x: Tensor, start: int) -> None:
+        QUEUED.append("push")
         flat = (x * 10).view(-1).view(torch.uint8)
         self.own[start : start + flat.numel()] = flat
 
     def meet(self, channel: int) -> None:
+        QUEUED.append("meet")
         self.met.append(channel)
 
 
@@ -46,6 +53,7 @@ class NoStream:
 @pytest.fixture
 def slots(monkeypatch: pytest.MonkeyPatch) -> Slots:
     Memory.made = []
+    QUEUED.clear()
     monkeypatch.setattr(in_flight.symmetric, "PeerMemory", Memory)
     monkeypatch.setattr(in_flight, "_LEAST_BYTES", 64)
     for name, value in {
@@ -73,6 +81,19 @@ def test_each_slot_has_its_own_message_and_the_first_meets_the_peer(slots: Slots
     assert memory.met == [0, 1, 2]
 
 
+def test_the_peer_is_met_before_the_first_copy_and_each_part_is_computed_before_its_own(slots: Slots) -> None:
+    x = torch.arange(48.0).view(6, 8)
+
+    def parts() -> Iterator[Tensor]:
+        for part in x.split([3, 2, 1]):
+            QUEUED.append("computed")
+            yield part
+
+    slots.start(x, parts(), 1, 4, meets=True)
+    assert torch.equal(slots.receive(1)[:48], 10 * x.view(-1))
+    assert ["wait", "meet", *(["computed", "wait", "push"] * 3), "meet"] == QUEUED
+
+
 def test_a_message_in_flight_is_read_where_it_arrives_when_memory_has_grown(slots: Slots) -> None:
     send(slots, message(1.0))
     send(slots, message(2.0, size=640), 1, meets=False)
@@ -92,3 +113,32 @@ def test_memory_does_not_grow_in_a_capture(slots: Slots, monkeypatch: pytest.Mon
     monkeypatch.setattr(workspace, "is_capturing", lambda device: True)
     with pytest.raises(ConfigError, match="an all-reduce of 104 bytes does not fit into the workspace of 0 bytes"):
         send(slots, message(1.0))
+
+
+def test_parts_of_a_product_are_of_two_tiles_a_multiprocessor_and_the_last_is_less() -> None:
+    assert heights(4680, 5120, 132) == [1664, 1664, 1024, 328]
+    assert heights(4096, 5120, 132) == [1408, 1408, 896, 384]
+    assert heights(300, 1 << 20, 132) == [256, 44]
+    assert heights(100, 5120, 132) == [100]
+
+
+def test_parts_of_any_product_are_all_of_its_rows() -> None:
+    for num_rows in (1, 127, 128, 129, 300, 1536, 4680, 75_600):
+        for width in (1, 128, 5120, 1 << 20):
+            found = heights(num_rows, width, 132)
+            assert sum(found) == num_rows and min(found) > 0
+            assert not any(size % 128 for size in found[:-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_parts_are_the_rows_of_the_product_of_tensors_of_any_layout(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=1))
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randint(-4, 5, shape, generator=generator).to(dtype) for shape in ((400, 16), (16, 24)))
+    for one in (a, a.t().contiguous().t(), a.repeat(2, 2)[::2, :16]):
+        for other in (b, b.t().contiguous().t(), b.repeat(1, 2)[:, ::2]):
+            out = one.new_empty(400, 24)
+            parts = list(in_flight._computed(one, other, out))
+            assert len(parts) > 1 and torch.equal(torch.cat(parts), one @ other) and torch.equal(out, one @ other)
