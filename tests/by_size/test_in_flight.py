@@ -16,9 +16,11 @@ from tpcompile.errors import ConfigError
 
 CPU = torch.device("cpu")
 QUEUED: list[str] = []
-"""What the copies' stream is given, and `computed` for each part."""
+"""What streams are given, and `computed` for each part."""
 STREAM = SimpleNamespace(
-    wait_stream=lambda stream: QUEUED.append("wait"), wait_event=lambda event: None, record_event=lambda: "event"
+    wait_stream=lambda stream: QUEUED.append("wait"),
+    wait_event=lambda event: QUEUED.append(f"wait for {event}"),
+    record_event=lambda: QUEUED.append("record") or "event",
 )
 
 
@@ -81,7 +83,9 @@ def test_each_slot_has_its_own_message_and_the_first_meets_the_peer(slots: Slots
     assert memory.met == [0, 1, 2]
 
 
-def test_the_peer_is_met_before_the_first_copy_and_each_part_is_computed_before_its_own(slots: Slots) -> None:
+def test_the_peer_is_met_before_the_first_copy_each_part_is_computed_before_its_own_and_a_receive_waits(
+    slots: Slots,
+) -> None:
     x = torch.arange(48.0).view(6, 8)
 
     def parts() -> Iterator[Tensor]:
@@ -91,7 +95,7 @@ def test_the_peer_is_met_before_the_first_copy_and_each_part_is_computed_before_
 
     slots.start(x, parts(), 1, 4, meets=True)
     assert torch.equal(slots.receive(1)[:48], 10 * x.view(-1))
-    assert ["wait", "meet", *(["computed", "wait", "push"] * 3), "meet"] == QUEUED
+    assert ["wait", "meet", *(["computed", "wait", "push"] * 3), "meet", "record", "wait for event"] == QUEUED
 
 
 def test_a_message_in_flight_is_read_where_it_arrives_when_memory_has_grown(slots: Slots) -> None:
@@ -140,5 +144,8 @@ def test_parts_are_the_rows_of_the_product_of_tensors_of_any_layout(
     for one in (a, a.t().contiguous().t(), a.repeat(2, 2)[::2, :16]):
         for other in (b, b.t().contiguous().t(), b.repeat(1, 2)[:, ::2]):
             out = one.new_empty(400, 24)
-            parts = list(in_flight._computed(one, other, out))
-            assert len(parts) > 1 and torch.equal(torch.cat(parts), one @ other) and torch.equal(out, one @ other)
+            sizes = []
+            for part in in_flight._computed(one, other, out):
+                assert torch.equal(part, (one @ other)[sum(sizes) : sum(sizes) + len(part)])
+                sizes.append(len(part))
+            assert len(sizes) > 1 and torch.equal(out, one @ other)

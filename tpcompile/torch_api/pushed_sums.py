@@ -149,11 +149,12 @@ def _raise(start: Node, before: list[Node]) -> None:
 
 
 def _product_of(start: Node) -> Node | None:
-    """The product that is summed, where nothing else reads it."""
-    x = start.args[0]
-    while _is_view(x):
-        x = x.args[0]
-    return x if x.target is aten.mm.default and len(x.users) == 1 else None
+    """The product that is summed, where nothing else reads it and nothing but views is between."""
+    x, behind = start.args[0], start
+    while _is_view(x) and x is behind.prev:
+        x, behind = x.args[0], x
+    is_product = x.target is aten.mm.default and x is behind.prev
+    return x if is_product and len(x.users) == 1 else None
 
 
 def _is_view(node: Node) -> bool:
@@ -200,11 +201,7 @@ def _started(one: InFlight, pushing: Pushing, arguments: tuple[Any, ...]) -> Nod
     """The op that sends what is summed, in place of the product where that is part of it."""
     if one.product is None:
         return _before(one.start, one.start, pushing.start, (one.start.args[0], *arguments))
-    node = one.start
-    while node is not one.product:  # behind `before`, which may be behind the product
-        node.prepend(node.args[0])
-        node = node.prev
-    return put_in_place_of(node, pushing.product, (*node.args, *arguments))
+    return put_in_place_of(one.product, pushing.product, (*one.product.args, *arguments))
 
 
 def _sum_of(one: InFlight, received: Node) -> Node:
