@@ -106,6 +106,35 @@ def test_a_message_in_flight_is_read_where_it_arrives_when_memory_has_grown(slot
     assert slots.receive(1)[:640].unique().item() == 20.0
 
 
+def test_a_smaller_message_does_not_reach_into_the_slot_before(slots: Slots) -> None:
+    send(slots, message(1.0, size=64))
+    send(slots, message(2.0, size=8), 1, meets=False)
+    assert [slots.receive(slot)[:size].unique().item() for slot, size in ((0, 64), (1, 8))] == [10.0, 20.0]
+
+
+def test_a_slot_stays_as_large_when_there_are_more_of_them(slots: Slots) -> None:
+    """Or two programs in turn would make memory at each call."""
+    for num_slots, size, made in ((2, 640, 1), (4, 8, 2), (2, 640, 2), (4, 8, 2)):
+        send(slots, message(1.0, size), num_slots=num_slots)
+        slots.receive(0)
+        assert len(Memory.made) == made
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_copies_wait_for_the_stream_of_the_call_before_too(
+    slots: Slots, monkeypatch: pytest.MonkeyPatch, is_captured: bool
+) -> None:
+    """Not in a capture, where nothing runs."""
+    waited_for: list[str] = []
+    slots._stream = SimpleNamespace(wait_stream=waited_for.append, record_event=lambda: "event")
+    monkeypatch.setattr(in_flight, "is_capturing", lambda device: is_captured)
+    for stream in ("one", "other"):
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _, stream=stream: stream)
+        waited_for.clear()
+        send(slots, message(1.0))
+    assert set(waited_for) == ({"other"} if is_captured else {"one", "other"})
+
+
 def test_memory_is_made_for_more_slots_and_not_for_smaller_messages(slots: Slots) -> None:
     for num_slots, size, made in ((2, 16, 1), (2, 8, 1), (4, 8, 2), (2, 16, 2)):
         send(slots, message(1.0, size), num_slots=num_slots)
