@@ -7,8 +7,8 @@
     h = f(y)                                    h = f(y)
                                                 RELEASE(h, before)
 
-A sum starts behind the product that it is of, and that behind what it is computed from. Where no other product is
-beside it then, x = a @ b and its start are one:
+A sum starts right behind the product that it is of, and that behind what it is computed from or the start before. Where
+no other product is beside it then, x = a @ b and its start are one:
 
     x = a @ b                               x = PRODUCT(a, b, before, slot, number of slots, is the first, group)
     y = wait_tensor(all_reduce(x, ...))     part = RECEIVE([before], elements, dtype, slot, group)
