@@ -130,6 +130,15 @@ def test_the_up_projection_with_gelu_computes_the_same(form: str) -> None:
     assert not torch.allclose(results(stack, config)[0], results(other, config)[0], rtol=1e-12, atol=1e-12)
 
 
+def test_the_input_of_that_product_enters_the_tensor_parallel_region() -> None:
+    up = stack_of(config_of("wan", "full")).layers[0].mlp.up
+    up.comm = SimpleNamespace(copy_to_tp=lambda x: 3 * x)
+    x = torch.randn(2, up.weight.shape[1], dtype=F64)
+    expected = torch.nn.functional.linear(3 * x, up.weight, up.bias)
+    assert torch.equal(up(x), expected)
+    assert torch.equal(up.multiplied(x, torch.nn.functional.linear), expected)
+
+
 def test_on_one_rank_attention_takes_the_kernel_for_one_gpu() -> None:
     pytest.importorskip("triton")
     config = config_of("wan", "full")

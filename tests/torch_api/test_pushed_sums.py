@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -45,9 +46,9 @@ def arguments(graph: Graph, op: Any, first: int) -> list[Any]:
     return [node.args[first:-1] for node in calls(graph, op)]
 
 
-def in_turn(x: Tensor, ends: tuple[int, ...] = (0, 1)) -> Tensor:
+def in_turn(x: Tensor, ends: tuple[int, ...] = (0, 1), reduce_op: str = "sum") -> Tensor:
     """Two sums in flight that end in this order, and are read at the end."""
-    pending = [ops.all_reduce(part, "sum", "0") for part in (x * 2, x * 3)]
+    pending = [ops.all_reduce(part, reduce_op, "0") for part in (x * 2, x * 3)]
     beside = x.sin()
     return torch.stack([ops.wait_tensor(pending[number]) for number in ends]) + beside
 
@@ -140,6 +141,67 @@ def test_a_sum_starts_behind_its_product_with_the_product_of_the_weights_gradien
     _, of_input, of_weight = calls(graph, aten.mm.default)
     assert start.prev.args[0] is of_input and of_weight.meta["val"].shape == (8, 8)
     assert receive.args[0] == [start, of_weight]
+
+
+def summed_late(x: Tensor) -> Any:
+    """The second product is beside the first sum, and its own sum starts behind a later one."""
+    first = ops.all_reduce(x.sin(), "sum", "0")
+    product = x @ x.t()
+    first = ops.wait_tensor(first) + 1
+    second = ops.wait_tensor(ops.all_reduce(first @ x.t(), "sum", "0"))
+    return ops.wait_tensor(ops.all_reduce(product, "sum", "0")), second
+
+
+def test_a_product_before_the_start_of_an_earlier_sum_is_not_sent() -> None:
+    """It would be sent behind that start, and that would be behind this product."""
+    graph = pushed(summed_late)
+    (start,), (product,), (receive, _) = calls(graph, START), calls(graph, PRODUCT), calls(graph, RECEIVE)
+    (beside,) = calls(graph, aten.mm.default)
+    assert receive.args[0] == [start, beside] and beside < product
+    (late,) = calls(graph, ops.all_reduce.default)
+    assert late.args[0] is beside
+
+
+def of_one_source(x: Tensor) -> Any:
+    source, weight = x.sin(), x.t() @ x
+    first = ops.wait_tensor(ops.all_reduce(source @ weight, "sum", "0"))
+    return first, ops.wait_tensor(ops.all_reduce(source @ weight.t(), "sum", "0"))
+
+
+def test_starts_of_products_of_one_source_stay_in_their_order() -> None:
+    """In the other order they would end in a different one, and stay as they are."""
+    graph = pushed(of_one_source)
+    _, one, other = calls(graph, aten.mm.default) + calls(graph, PRODUCT)
+    assert one.args[1].target is aten.mm.default and other.args[1].target is aten.t.default
+    assert [node.target for node in graph.nodes if node.target in OPS] == [START, PRODUCT, RECEIVE, RELEASE, RECEIVE]
+    assert not calls(graph, ops.all_reduce.default)
+
+
+def test_a_view_whose_size_is_computed_behind_the_source_is_not_put_before_it() -> None:
+    """As in a graph of sizes that are not known, in which the sum has one that is."""
+    graph = graph_of(lambda x: product_and_sum(x.sin().view(4, 8), x.t() @ x))
+    view = calls(graph, aten.view.default)[0]
+    with graph.inserting_before(view):
+        size = graph.call_function(operator.mul, (2, 4))
+    view.args = (view.args[0], [4, size])
+    push(graph, OPS, lambda *_: True)
+    graph.lint()
+    assert len(calls(graph, PRODUCT)) == 1
+
+
+def in_two_groups(x: Tensor) -> Tensor:
+    """Sums of both, one after the other; each is read, through an addition, before the next one starts."""
+    for group in ("0", "1", "0", "1", "0", "1"):
+        x = ops.wait_tensor(ops.all_reduce(x.t() @ x.cos() @ x.t(), "sum", group)).t() @ x.sin() + 1
+    return x
+
+
+def test_each_release_is_behind_what_it_names_in_graphs_of_two_groups() -> None:
+    graph = graph_of(lambda x: in_two_groups(x.t() @ x))
+    push(graph, OPS, lambda *_: True)
+    graph.lint()
+    assert len(calls(graph, PRODUCT)) == 6 and len(calls(graph, RELEASE)) == 4
+    assert all(release.prev is release.args[0] for release in calls(graph, RELEASE))
 
 
 def test_each_op_is_reached_in_one_way() -> None:
@@ -239,6 +301,36 @@ def read_in_a_different_order(x: Tensor) -> Tensor:
     return (first + 1).sum() + late
 
 
+def read_behind_the_next_start(x: Tensor) -> Any:
+    pending = ops.all_reduce(x, "sum", "0")
+    beside = x.sin()
+    first = ops.wait_tensor(pending)
+    pending = ops.all_reduce(x.cos(), "sum", "0")
+    return first.exp(), beside, ops.wait_tensor(pending)
+
+
+def test_a_sum_takes_a_slot_until_it_is_read() -> None:
+    graph = pushed(read_behind_the_next_start)
+    made = [node.target for node in graph.nodes if node.target in OPS]
+    assert made == [START, RECEIVE, START, RELEASE, RECEIVE]
+    assert arguments(graph, START, 2) == [(0, 4, True), (1, 4, False)]
+
+
+def read_together(x: Tensor) -> Tensor:
+    one, other = (ops.all_reduce(part, "sum", "0") for part in (x * 2, x * 3))
+    beside = x.sin()
+    both = (ops.wait_tensor(one) + ops.wait_tensor(other)) * beside
+    last = ops.all_reduce(beside, "sum", "0")
+    return both.sum() * x.cos() + ops.wait_tensor(last)
+
+
+def test_sums_that_one_result_reads_are_released_in_their_order() -> None:
+    graph = pushed(read_together)
+    first, second = calls(graph, RELEASE)
+    assert first.args[0] is second.args[0] is first.prev
+    assert second.prev is first and second.args[1] == [first]
+
+
 def test_sums_that_are_read_in_a_different_order_are_written_where_they_end() -> None:
     graph = pushed(read_in_a_different_order)
     (release,), part = calls(graph, RELEASE), calls(graph, aten.view.default)[0]
@@ -253,10 +345,13 @@ def test_sums_that_are_read_in_a_different_order_are_written_where_they_end() ->
         (lambda x: in_turn(x), "1"),
         (read_before, "0"),
         (with_nothing_beside, "0"),
+        (lambda x: in_turn(x.t()), "0"),
+        (partial(in_turn, reduce_op="max"), "0"),
+        (partial(in_turn, reduce_op="avg"), "0"),
     ],
-    ids=["other order", "five", "other group", "read before", "nothing beside"],
+    ids=["other order", "five", "other group", "read before", "nothing beside", "not contiguous", "max", "avg"],
 )
-def test_sums_that_end_in_a_different_order_are_too_many_or_have_nothing_beside_them_stay(
+def test_sums_that_end_in_a_different_order_are_too_many_or_are_not_what_is_pushed_stay(
     function: Any, group: str
 ) -> None:
     graph = graph_of(function)

@@ -7,8 +7,8 @@
 
     x = all_reduce_push_product(a, b, after, slot, num_slots, meets, group)
 
-The last is x = a @ b and its start in one, where no work is beside the sum: it computes some rows after the other, and
-the rows that are done are sent while the next are computed.
+The last is x = a @ b and its start in one, where no other work is beside the sum: it computes x in parts of some rows,
+and sends each part while it computes the next.
 
 Each rank copies its `x` into memory of its peer on a stream of its own. What the peer has sent is not copied again:
 `part` is the memory itself, and the addition belongs to the kernel that the compiler makes of it and of what follows.

@@ -7,8 +7,8 @@
     h = f(y)                                    h = f(y)
                                                 RELEASE(h, before)
 
-A sum starts behind the product that it is of, and that behind what it is computed from. Where no other product is
-beside it then, x = a @ b and its start are one:
+A sum starts right behind the product that it is of, and that behind what it is computed from or the start before. Where
+no other product is beside it then, x = a @ b and its start are one:
 
     x = a @ b                               x = PRODUCT(a, b, before, slot, number of slots, is the first, group)
     y = wait_tensor(all_reduce(x, ...))     part = RECEIVE([before], elements, dtype, slot, group)
@@ -92,7 +92,7 @@ def push(graph: Graph, pushing: Pushing, is_wanted: Callable[[Tensor, str], bool
     for sums in _in_flight(graph, is_wanted).values():
         fitting = _fitting(sums)
         if fitting is not None:
-            _put(graph, fitting, pushing)
+            _put(fitting, pushing)
 
 
 def _fitting(sums: list[InFlight]) -> list[InFlight] | None:
@@ -109,12 +109,14 @@ def _in_flight(graph: Graph, is_wanted: Callable[[Tensor, str], bool]) -> dict[s
         if wait is not None and value is not None and is_wanted(value, str(start.args[2])):
             waits[start] = wait
     is_in_flight = {start: wait is not start.next for start, wait in waits.items()}
+    before: list[Node] = []
     for start in waits:
-        _raise(start)
+        _raise(start, before)
+        before = [start]
     place = {node: number for number, node in enumerate(graph.nodes)}
     found: dict[str, list[InFlight]] = {}
-    for start in sorted(waits, key=place.__getitem__):
-        wait, read = waits[start], _read_through(waits[start])
+    for start, wait in waits.items():
+        read = _read_through(wait)
         product = None if _product_before(wait, start) else _product_of(start)
         if product or is_in_flight[start] or _product_before(wait, start):
             one = InFlight(start, wait, read, place[start], place[wait], place[read], product)
@@ -122,37 +124,37 @@ def _in_flight(graph: Graph, is_wanted: Callable[[Tensor, str], bool]) -> dict[s
     return found
 
 
-def _raise(start: Node) -> None:
+def _raise(start: Node, before: list[Node]) -> None:
     """Put it, behind the product that is summed, right behind what that is computed from, with the views between.
 
-    Autograd computes the gradient of the weight before or behind that of the input; it is beside the sum then.
+    Autograd computes the gradient of the weight before or behind that of the input; it is beside the sum then. `before`
+    stays before it, the start before: sums that are not read in the order of their starts are not pushed.
     """
-    moved = [start]
+    moved = {start}
     x = start.args[0]
     while _is_view(x):
-        moved.append(x)
+        moved.add(x)
         x = x.args[0]
-    sources = [x]
     if x.target is aten.mm.default:
-        moved.append(x)
-        sources = list(x.args)
-        for number, source in enumerate(sources):
+        moved.add(x)
+        for source in x.args:
             while source.target in _LAYOUTS:
-                moved.append(source)
-                source = sources[number] = source.args[0]
-    behind = max(sources)
-    if behind.op == "call_function":
-        for node in moved:
-            if behind < node:
-                behind.append(node)
+                moved.add(source)
+                source = source.args[0]
+    sources = {given for node in moved for given in node.all_input_nodes} - moved
+    behind = max([*before, *sources, *start.graph.find_nodes(op="placeholder")])
+    for node in sorted(moved, reverse=True):
+        if behind < node:
+            behind.append(node)
 
 
 def _product_of(start: Node) -> Node | None:
-    """The product that is summed, where nothing else reads it."""
-    x = start.args[0]
-    while _is_view(x):
-        x = x.args[0]
-    return x if x.target is aten.mm.default and len(x.users) == 1 else None
+    """The product that is summed, where nothing else reads it and nothing but views is between."""
+    x, behind = start.args[0], start
+    while _is_view(x) and x is behind.prev:
+        x, behind = x.args[0], x
+    is_product = x.target is aten.mm.default and x is behind.prev
+    return x if is_product and len(x.users) == 1 else None
 
 
 def _is_view(node: Node) -> bool:
@@ -170,15 +172,15 @@ def _most_open(sums: list[InFlight]) -> int:
     return max(sum(other.is_open_behind(one.starts_at) for other in sums) for one in sums)
 
 
-def _put(graph: Graph, sums: list[InFlight], pushing: Pushing) -> None:
+def _put(sums: list[InFlight], pushing: Pushing) -> None:
     """Each op behind the one before it."""
-    nodes, num_slots = list(graph.nodes), 2 * _most_open(sums)
+    num_slots = 2 * _most_open(sums)
     moments = [(one.starts_at, number, "start") for number, one in enumerate(sums)]
     moments += [(one.ends_at, number, "receive") for number, one in enumerate(sums)]
     moments += [(one.read_at, number, "release") for number, one in enumerate(sums)]
     total: dict[Node, Node] = {}
     before: list[Node] = []
-    for place, number, kind in sorted(moments)[:-1]:  # nothing is behind the last release
+    for _place, number, kind in sorted(moments)[:-1]:  # nothing is behind the last release
         one, slot = sums[number], number % num_slots
         group_name = one.start.args[2]
         if kind == "start":
@@ -191,7 +193,7 @@ def _put(graph: Graph, sums: list[InFlight], pushing: Pushing) -> None:
             total[one.wait] = _sum_of(one, made)
         else:
             read = total.get(one.read, one.read)
-            made = _before(nodes[place + 1], read, pushing.release, (read, before))
+            made = _before(max(read, *before).next, read, pushing.release, (read, before))
         before = [made]
 
 
