@@ -112,12 +112,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def length_of(item: pytest.Item) -> int:
-    """Seconds of its file where a mark `long(seconds)` says so; else 2 for slow tests, 1 for those that start ranks."""
-    long = item.get_closest_marker("long")
-    if long is not None:
-        return int(long.args[0])
+    """2 for slow tests and those of long files, 1 for others that start ranks."""
     marks = {mark.name for mark in item.iter_markers()}
-    return 2 if "slow" in marks else int("ranks" in marks)
+    return 2 if marks & {"slow", "long"} else int("ranks" in marks)
 
 
 def starts_ranks(functions: Iterable[Any]) -> bool:

@@ -18,8 +18,6 @@ import pytest
 from tests.forked import PYTHONPATH, ROOT, TORCHRUN, Ended, run_python
 from tpcompile.evidence.records import Verdict
 
-pytestmark = pytest.mark.long(40)
-
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PROGRAMS = re.compile(
     r"^(\$ )?(\w+=\S+ )?(tpcompile|torchrun|srun|python3?|pip|pytest|git|scripts/\S+) (?!\w+:)[\w./-]"

@@ -22,8 +22,6 @@ from tpcompile.evidence.records import Status, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.request import GateRequest
 
-pytestmark = pytest.mark.long(40)
-
 FAKE = Path(__file__).parent / "fake_gate.py"
 
 

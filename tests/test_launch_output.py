@@ -23,8 +23,6 @@ from tpcompile.errors import PreflightError
 from tpcompile.evidence.records import Verdict
 from tpcompile.evidence.rundir import RunDir
 
-pytestmark = pytest.mark.long(35)
-
 UNDER_TORCHRUN = """
 import sys
 from pathlib import Path

@@ -15,7 +15,7 @@ from tests.forked import PYTHONPATH, ROOT
 from tests.pytest_plugin.session import Session, line_of, run_session, source
 from tpcompile.pytest_plugin import launcher
 
-pytestmark = [pytest.mark.slow, pytest.mark.long(50)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

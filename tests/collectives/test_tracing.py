@@ -27,7 +27,7 @@ from tpcompile.collectives.strategies import Collectives, DisabledCollectives, I
 from tpcompile.errors import TpCompileError
 from tpcompile.testing import run_on_ranks
 
-pytestmark = pytest.mark.long(30)
+pytestmark = pytest.mark.long
 
 # Tracing dim 1 of every form would double the cost: compiled forms have it once for each kind of move. Left out too
 # is what another form traces to but for the name of its reduction; eager values have every form (test_gradients.py).

@@ -22,7 +22,7 @@ from tpcompile.fastpath.kernels import closing
 from tpcompile.fastpath.kernels.all import all_reduce_norm, qk_exchange
 from tpcompile.fastpath.kernels.exchange_memory import Exchange, num_words
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.long(25)]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 """The first test runs all scenarios."""
 LATE = "of the group did not arrive at exchange"
 

@@ -18,7 +18,7 @@ from tpcompile.fusion import no_gpu
 from tpcompile.fusion.manifest import read
 from tpcompile.fusion.records import Manifest, Role
 
-pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(900), pytest.mark.long(40)]
+pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(900)]
 """The first test runs all programs."""
 RECORD = ("record", "tests.fusion.models:feed_forward", "--nproc", "4")
 IS_2_11 = torch.__version__.startswith("2.11.")

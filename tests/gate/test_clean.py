@@ -18,7 +18,7 @@ from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate.replay import replay
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow, pytest.mark.long(100)]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 JOBS: dict[str, dict[str, Any]] = {
     "llama_train": {"preset": "llama_smoke", "train": True},

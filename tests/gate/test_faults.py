@@ -20,7 +20,7 @@ from tpcompile.faults import injected
 from tpcompile.gate.replay import replay
 from tpcompile.recording import CaptureSession
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow, pytest.mark.long(90)]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 
 EAGER = ("compile.backend=eager",)

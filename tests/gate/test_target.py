@@ -21,7 +21,7 @@ from tpcompile.report import github, junit
 OWN = Path(__file__).with_name("own.py")
 LLAMA = Path(__file__).with_name("own_llama.py")
 IN_JOB = Path(__file__).with_name("in_job.py")
-pytestmark = [pytest.mark.timeout(300), pytest.mark.long(100)]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 
 ENDINGS = {
     "returns nothing": (ExitCode.USAGE, "returned NoneType; return a tpcompile.Target or (program, inputs)"),

@@ -18,7 +18,7 @@ from tpcompile.nn.state import load_full_state_dict, local_slices_of
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
 from tpcompile.testing import run_on_ranks
 
-pytestmark = pytest.mark.long(25)
+pytestmark = pytest.mark.long
 
 FORMS: dict[str, dict[str, Any]] = {
     "wan": {"style": "wan", "bias": True, "causal": False, "num_kv_heads": 8},

@@ -23,7 +23,7 @@ from tpcompile.profiles.graphed import Graphed
 from tpcompile.profiles.steps import Steps
 from tpcompile.testing import run_on_ranks
 
-pytestmark = pytest.mark.long(25)
+pytestmark = pytest.mark.long
 
 BATCH, TOKENS, PROMPT, NEW = 2, 8, 3, 5
 SIZES = {"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 8}

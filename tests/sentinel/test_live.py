@@ -13,7 +13,7 @@ from tpcompile.testing import run_on_ranks
 Results = list[dict[str, dict[str, Any]]]
 LIMIT_S = 400
 # The ranks' limit strikes first: it names the ranks that hang.
-pytestmark = [pytest.mark.timeout(LIMIT_S + 60), pytest.mark.long(40)]
+pytestmark = [pytest.mark.timeout(LIMIT_S + 60), pytest.mark.long]
 AGREE = ["clean", "reset_in_mid_run", "opposite_order", "one_ranks_own_function", "uneven", "uneven_and_slow",
          "uneven_in_parts", "compiled_while_handling", "functions_come_and_go", "modules", "slow", "slow_compile",
          "allowed", "limit_on_both", "failed_quietly_on_both", "closed"]  # fmt: skip

@@ -15,7 +15,7 @@ from tests.sentinel.ranks import Ranks
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel import Sentinel, protocol
 
-pytestmark = pytest.mark.long(40)
+pytestmark = pytest.mark.long
 
 STEPS, STEP_S, SKIPPED, ODD = 400, 0.02, 11, 1
 QUIET_STEPS = 200
