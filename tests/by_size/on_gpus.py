@@ -204,6 +204,18 @@ def pushed(device: torch.device, program: Callable[[Tensor], Tensor] = beside, w
     return {"right": all(right), "calls": len(right), "groups with memory": len(ops)}
 
 
+def pushed_in_two_groups(device: torch.device) -> dict[str, Any]:
+    """As `of_products`, the second sum in a group of its own."""
+    other = dist.new_group(list(range(dist.get_world_size())))
+
+    def program(x: Tensor) -> Tensor:
+        for group in (dist.group.WORLD, other):
+            x = collectives.all_reduce(x[:, :64] @ x.new_full((64, WIDTH), 1 / 64), group=group)
+        return x
+
+    return pushed(device, program, WIDTH)
+
+
 def two_groups(device: torch.device) -> dict[str, Any]:
     """A second group with the same ranks has a workspace of its own."""
     torch.compiler.reset()
@@ -244,7 +256,8 @@ def multicast(device: torch.device) -> bool:
 
 CHECKS: dict[str, Callable[[torch.device], Any]] = {
     "values": values, "in turns": in_turns, "graphed": graphed, "pushed": pushed,
-    "pushed products": partial(pushed, program=of_products, width=WIDTH), "trained": trained,
+    "pushed products": partial(pushed, program=of_products, width=WIDTH),
+    "pushed in two groups": pushed_in_two_groups, "trained": trained,
     "two groups": two_groups, "grown in a capture": grown_in_a_capture, "multicast": multicast,
 }  # fmt: skip
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from tests.forked import PYTHONPATH, ROOT, torchrun
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 JOB = "tests/by_size/on_gpus.py"
+PUSHED = {"pushed": 1, "pushed products": 1, "pushed in two groups": 2}
+"""Check of the job -> groups that have memory for it on GPUs."""
 
 
 @cache
@@ -78,15 +80,15 @@ def test_on_gpus_replays_stay_right_when_the_workspace_grows_after_their_capture
     assert all(seen["right"])
 
 
-@pytest.mark.parametrize("form", ["pushed", "pushed products"])
+@pytest.mark.parametrize("form", PUSHED)
 def test_sums_in_flight_are_right(form: str) -> None:
     assert on_cpus()[form] == {"right": True, "calls": 3, "groups with memory": 0}
 
 
 @pytest.mark.gpu(2)
-@pytest.mark.parametrize("form", ["pushed", "pushed products"])
-def test_on_gpus_sums_in_flight_by_copy_engines_are_right_also_while_ranks_are_apart(form: str) -> None:
-    assert on_gpus()[form] == {"right": True, "calls": 300, "groups with memory": 1}
+@pytest.mark.parametrize(("form", "groups"), PUSHED.items())
+def test_on_gpus_sums_in_flight_by_copy_engines_are_right_also_while_ranks_are_apart(form: str, groups: int) -> None:
+    assert on_gpus()[form] == {"right": True, "calls": 300, "groups with memory": groups}
 
 
 @pytest.mark.gpu(2)
