@@ -1,6 +1,7 @@
 """The sums over the ranks of compiled graphs, each by the algorithm that was measured to be fastest at its size.
 
     graph   wait_tensor(all_reduce(x, "sum", group))  ->  tpcompile::all_reduce_by_size(x, rows, group)
+            wait_tensor(all_reduce(a @ b, ...))       ->  tpcompile::all_reduce_push_product, .._receive, ...
             all_reduce(...), work, wait_tensor(...)   ->  tpcompile::all_reduce_push_start, work, .._receive,
                                                       the addition, .._release
 
@@ -9,7 +10,7 @@ the all-reduce. A sum that the table leaves to NCCL stays as it is.
 
 table.py      measured times -> rows (up to so many bytes, this algorithm), by GPU and number of ranks
 table.json    the rows that ship with tpcompile; scripts/bench_all_reduce.py measures and writes them
-in_flight.py  three ops for a sum of two ranks that has work beside it, by copy engines
+in_flight.py  ops for a sum of two ranks that has work beside it, or a product before it, by copy engines
 op.py         the op: a tensor, rows and a group -> its sum over the ranks
 workspace.py  the memory of a group through which its ranks exchange, sized before a capture
 setting.py    `nccl`, `by_size` or a table -> options of torch.compile, and what the ranks compare

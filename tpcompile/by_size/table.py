@@ -46,7 +46,7 @@ class Cell(Frozen):
     rows: tuple[Row, ...]
     """By size; larger messages are NCCL's."""
     push_from_bytes: int | None = None
-    """Messages of two ranks that are in flight beside other work are sent by copy engines from this size on."""
+    """Messages of two ranks that are products, or have work beside them, are sent by copy engines from this size on."""
     measured: tuple[Measured, ...] = ()
     command: str = ""
     versions: dict[str, str] = {}

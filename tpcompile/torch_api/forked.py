@@ -5,6 +5,7 @@ _logging._internal.LOG_TRACE_HANDLER    made when torch is imported, from TORCH_
 _logging.structured.INTERN_TABLE        file names that a trace gives once; one that begins here has given none
 _inductor.config, _functorch.config     caches are switched off by variables that are read at import
 _logging._internal.trace_log            the logger of the structured trace
+logging.Manager._clear_cache            Python's; called for each level that is set
 triton._C                               Triton's native part, which can be initialised once
 MODULES                                 imported before a fork, or each rank would import them in its first compile
 
