@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -92,10 +92,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that start ranks, by themselves or by a fixture; files with the longest tests come first.
-
-    Those of a folder are apart: they compute alike or wait alike, and cores are idle while all workers wait.
-    """
+    """Mark the tests that start ranks, by themselves or by a fixture, and order all."""
     for item in items:
         if not isinstance(item, pytest.Function):
             continue
@@ -104,11 +101,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             functions += [fixture.func for fixture in fixtures]
         if starts_ranks(functions) or item.get_closest_marker("tp"):
             item.add_marker("ranks")
+    items[:] = longest_first(items)
+
+
+def longest_first(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Files with the longest tests come first: a worker that is left with a long one at the end works alone.
+
+    Those of a folder are apart: they compute alike or wait alike, and cores are idle while all workers wait.
+    """
     lengths: dict[Path, int] = defaultdict(int)
     for item in items:
         lengths[item.path] = max(lengths[item.path], length_of(item))
-    # A worker that is left with a long one at the end works alone.
-    items.sort(key=lambda item: (-lengths[item.path], crc32(str(item.path.relative_to(forked.ROOT)).encode())))
+    return sorted(
+        items, key=lambda item: (-lengths[item.path], crc32(str(item.path.relative_to(forked.ROOT)).encode()))
+    )
 
 
 def length_of(item: pytest.Item) -> int:

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests import forked
-from tests.conftest import GPUS, changed_since, length_of, starts_ranks
+from tests.conftest import GPUS, changed_since, longest_first, starts_ranks
 from tpcompile import testing
 from tpcompile.launch import count_gpus
 
@@ -28,11 +30,16 @@ def test_pytest_looks_into_every_folder_with_tests(pytestconfig: pytest.Config) 
     assert not [folder for folder in folders if any(fnmatch(folder, pattern) for pattern in left_out)]
 
 
-def test_files_that_take_longest_begin_first(request: pytest.FixtureRequest) -> None:
-    lengths: dict[Path, int] = {}
-    for item in request.session.items:
-        lengths[item.path] = max(lengths.get(item.path, 0), length_of(item))
-    assert list(lengths.values()) == sorted(lengths.values(), reverse=True)
+def item(file: str, *marks: str) -> Any:
+    return SimpleNamespace(path=forked.ROOT / file, iter_markers=lambda: [SimpleNamespace(name=mark) for mark in marks])
+
+
+def test_files_that_take_longest_begin_first_and_are_not_divided() -> None:
+    items = [item("quick.py"), item("ranks.py", "ranks"), item("one.py", "slow"), item("quick.py"), item("one.py")]
+    items += [item("ranks.py"), item("long.py", "ranks", "long")]
+    found = [one.path.name for one in longest_first(items)]
+    assert set(found[:3]) == {"one.py", "long.py"} and found[3:] == ["ranks.py"] * 2 + ["quick.py"] * 2
+    assert "".join(found[:3]).count("one.pyone.py") == 1
 
 
 def waits(tree: ast.Module) -> Iterator[tuple[int, float]]:
