@@ -35,8 +35,8 @@ def item(file: str, *marks: str) -> Any:
 
 
 def test_files_that_take_longest_begin_first_and_are_not_divided() -> None:
-    items = [item("quick.py"), item("ranks.py", "ranks"), item("one.py", "slow"), item("quick.py"), item("one.py")]
-    items += [item("ranks.py"), item("long.py", "ranks", "long")]
+    items = [item("quick.py"), item("ranks.py", "ranks"), item("one.py", "slow"), item("quick.py")]
+    items += [item("long.py", "ranks", "long"), item("one.py"), item("ranks.py")]
     found = [one.path.name for one in longest_first(items)]
     assert set(found[:3]) == {"one.py", "long.py"} and found[3:] == ["ranks.py"] * 2 + ["quick.py"] * 2
     assert "".join(found[:3]).count("one.pyone.py") == 1
