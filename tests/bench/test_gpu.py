@@ -9,15 +9,15 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.forked import run_python
-from tpcompile.bench.records import Report, Row
+from tpcompile.bench.records import Measured, Report, Row
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 PROGRAMS = ("A", "C", "C:graphed", "C:one-shot:graphed", "dtensor:graphed", "hooks:graphed")
 
 
 @cache
-def rows() -> dict[str, Row]:
-    """Of one run, by the first test that is not skipped."""
+def run() -> Measured:
+    """By the first test that is not skipped."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         command = ["-m", "tpcompile", "bench", "--preset", "cpu_smoke", "--device", "cuda", "--rounds", "2"]
@@ -25,7 +25,12 @@ def rows() -> dict[str, Row]:
         ended = run_python([*command, *(word for name in PROGRAMS for word in ("--program", name))], timeout_s=280)
         assert (ended.returncode, ended.left_running) == (0, ()), ended.stdout + ended.stderr
         (measured,) = Report.model_validate_json((folder / "report.json").read_text()).measured
-    return {row.name: row for row in measured.rows}
+    return measured
+
+
+def rows() -> dict[str, Row]:
+    """Of that run."""
+    return {row.name: row for row in run().rows}
 
 
 @pytest.mark.gpu(2)
@@ -48,3 +53,12 @@ def test_collectives_are_seen_and_some_of_them_are_exposed() -> None:
         seen = rows()[name].profile
         assert seen.busy_ms and seen.communication_ms and seen.exposed_ms is not None, name
         assert 0 < seen.exposed_ms <= seen.communication_ms <= seen.busy_ms
+
+
+@pytest.mark.gpu(2)
+def test_energy_is_measured_or_the_run_says_why_not() -> None:
+    if run().why_no_power:
+        pytest.skip(run().why_no_power)
+    for row in rows().values():
+        assert row.power is not None and 50 < row.power.watts < 1.1 * row.power.limit_watts, row.name
+        assert 0 < row.power.mhz <= row.power.most_mhz, row.name

@@ -15,6 +15,7 @@ plain.py        the block's mathematics as a plain module of torch.nn, which pee
 peers.py        that module by DTensor plans and by hooks
 hf.py           Llama and Qwen3 of transformers under their own plan
 step.py         one call, timed
+power.py        the energy counter -> joules of a step, and whether the power limit holds the clock down
 profiled.py     events of the profiler -> kernels, launches, exposed communication
 floors.py       rates of this machine: matrix products, copies, all-reduces by size and algorithm
 bound.py        a block's FLOPs and bytes, and rates -> the floor

@@ -35,6 +35,21 @@ class Profile(Frozen):
     """The part of it in which no other kernel ran."""
 
 
+class Power(Frozen):
+    """Of calls back to back, on the rank whose clock was lowest; energy is that of its GPU."""
+
+    watts: float
+    joules: float
+    """Of a step."""
+    mhz: int
+    """Of the multiprocessors, in the median."""
+    most_mhz: int
+    """What they reach when nothing holds them down."""
+    limit_watts: float
+    at_limit: bool
+    """For most of the time the driver held the clock down to stay within the limit."""
+
+
 class Row(Frozen):
     """One program."""
 
@@ -58,6 +73,8 @@ class Row(Frozen):
     worst: str = ""
     """Where that is: the tensor and the rank."""
     profile: Profile = Profile()
+    power: Power | None = None
+    """None on a CPU, and where there is no energy counter."""
     notes: tuple[str, ...] = ()
     """What a reader of the row has to know, such as the fast paths that were chosen."""
 
@@ -123,6 +140,8 @@ class Measured(Frozen):
     floors: Floors
     bound: Bound
     rows: tuple[Row, ...]
+    why_no_power: str = ""
+    """Why energy was not measured on GPUs; empty when it was."""
     ended_early: str = ""
     """The rank that died or hung, and where; empty for a whole run."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -15,12 +16,14 @@ from typing import Any, TypeVar
 from tpcompile.bench.bound import bound
 from tpcompile.bench.names import Name, why_not
 from tpcompile.bench.processes import ProgramFailed, RankLost, Ranks
-from tpcompile.bench.records import Floors, Machine, Measured, Profile, Row
+from tpcompile.bench.records import Floors, Machine, Measured, Power, Profile, Row
 from tpcompile.bench.worker import FLOORS, Task
 from tpcompile.config import RunConfig
 
 _ROUND_MS = 60.0
 _FEWEST_CALLS, _MOST_CALLS = 3, 50
+_POWER_MS = 1500.0
+"""The counter of energy moves every 0.1 s."""
 Say = Callable[[str], None]
 T = TypeVar("T")
 
@@ -122,6 +125,7 @@ class _Preset:
         self._plan, self._settings, self._folder, self._say = plan, settings, folder, say
         self._began = time.monotonic()
         self._is_over = False
+        self._why_no_power = ""
         self._entries = [
             Entry(name, Row(name=name.text, role=name.role, why_not=self._why(name))) for name in plan.names
         ]
@@ -145,6 +149,7 @@ class _Preset:
             floors=floors,
             bound=bound(block, tp=self._plan.world_size, train=train, **rates),
             rows=tuple(entry.row.model_copy(update={"rounds_ms": tuple(entry.rounds_ms)}) for entry in self._entries),
+            why_no_power=self._why_no_power,
             ended_early="" if lost is None else str(lost),
         )
         return Step(measured, machine, lost)
@@ -154,6 +159,8 @@ class _Preset:
         try:
             self._prepare()
             self._rounds()
+            if self._plan.is_gpu:
+                self._powers()
             self._profiles()
             self._close()
         except RankLost as lost:
@@ -235,6 +242,21 @@ class _Preset:
                 with self._failing(entry):
                     answers = entry.ranks.ask({"round": entry.row.calls_per_round})
                     entry.rounds_ms.append(max(answer["ms"] for answer in answers))
+
+    def _powers(self) -> None:
+        """Of each program, long enough for the counter; of the GPU with the lowest clock."""
+        self._tell("energy")
+        for entry in self._entries:
+            if entry.ranks is None:
+                continue
+            with self._failing(entry):
+                num_calls = round(_POWER_MS / statistics.median(entry.rounds_ms))
+                answers = entry.ranks.ask({"power": num_calls})
+                found = [Power.model_validate(answer["power"]) for answer in answers if "power" in answer]
+                self._why_no_power = next((answer["why_not"] for answer in answers if "why_not" in answer), "")
+                entry.change(power=min(found, key=lambda one: one.mhz, default=None))
+            if self._why_no_power:
+                return
 
     def _profiles(self) -> None:
         """Last: a profiler stays in a process. Outputs are compared again, after all calls."""

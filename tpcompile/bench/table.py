@@ -10,7 +10,7 @@ from tpcompile.bench.ratios import Ratio, best_peer, differs, failures, median_m
 from tpcompile.bench.records import Machine, Measured, Role, Row
 
 _TIMED = f"{'ms':>9}{'+-':>7}{'tokens/s':>10}"
-_COUNTED = f"{'kernels':>9}{'launched':>9}{'exposed':>9}{'GiB':>6}{'compile':>8}{'regions':>8}"
+_COUNTED = f"{'kernels':>9}{'launched':>9}{'exposed':>9}{'J':>7}{'GiB':>6}{'compile':>8}{'regions':>8}"
 _RATIOS = f"{'x A':>8}{'x peer':>8}{'/ floor':>8}{'/ comp':>8}"
 _HEAD = f"{_TIMED}{_COUNTED}{_RATIOS}"
 
@@ -34,6 +34,7 @@ def lines(measured: Measured, machine: Machine, *, world_size: int) -> Iterator[
                 yield Text(f"  outputs differ: {_error(row)}x the single-device error in {row.worst}", style="red")
         else:
             yield Text(f"{row.name:{width}} {row.why_not or 'not measured: the run ended before'}", style="dim")
+    yield from _power_lines(measured)
     yield from _floor_lines(measured)
     for row in measured.rows:
         for note in row.notes:
@@ -48,10 +49,11 @@ def _row(measured: Measured, row: Row) -> str:
     ms = median_ms(row)
     ratios, profile = ratios_of(measured, row), row.profile
     timed = f"{ms:9.3f}{spread_ms(row):7.3f}{measured.tokens / ms * 1e3:10.0f}"
+    joules = None if row.power is None else row.power.joules
     gib = None if row.peak_bytes is None else row.peak_bytes / 2**30
     counted = (
         f"{_number(profile.kernels, 9)}{_number(profile.launches, 9)}{_number(profile.exposed_ms, 9, 3)}"
-        f"{_number(gib, 6, 1)}{_number(row.compile_s, 8, 1)}{_number(row.regions_per_call, 8)}"
+        f"{_number(joules, 7, 3)}{_number(gib, 6, 1)}{_number(row.compile_s, 8, 1)}{_number(row.regions_per_call, 8)}"
     )
     shown = [ratios.faster_than_a, ratios.faster_than_peer, ratios.of_floor, ratios.of_compute]
     if row.role is Role.COMPUTE:  # its outputs are not those of the others
@@ -71,6 +73,17 @@ def _ratio(ratio: Ratio) -> str:
 
 def _error(row: Row) -> str:
     return "not compared, " if row.error_ratio is None else f"{row.error_ratio:.3g}"
+
+
+def _power_lines(measured: Measured) -> Iterator[Text]:
+    """Which programs kept the GPU at its power limit: there a step takes the time that its energy takes."""
+    if measured.why_no_power:
+        yield Text(f"energy of a step: not measured ({measured.why_no_power})")
+    held = [(row.name, row.power) for row in measured.rows if row.power is not None and row.power.at_limit]
+    if held:
+        clocks = ", ".join(f"{name} {power.watts:.0f} W {power.mhz} MHz" for name, power in held)
+        most = held[0][1]
+        yield Text(f"at the power limit of {most.limit_watts:.0f} W, below {most.most_mhz} MHz: {clocks}")
 
 
 def _floor_lines(measured: Measured) -> Iterator[Text]:

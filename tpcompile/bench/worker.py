@@ -31,6 +31,7 @@ from torch.distributed.tensor import DTensor
 from tpcompile import config
 from tpcompile.bench import floors, reference
 from tpcompile.bench.names import Name
+from tpcompile.bench.power import NoMeterError, drawn
 from tpcompile.bench.profiled import profiled
 from tpcompile.bench.programs import Setup, build, captured, compiled_call
 from tpcompile.bench.reference import COMPARED_LAYER, Given
@@ -224,11 +225,14 @@ class _Served:
         return {"compile_s": None if self._setup.name.base == "eager" else first_s, "notes": list(self._built.notes)}
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """`warm`: calls, and the capture. `round`: the time of so many calls. `profile`: what is measured last."""
-        if "warm" in request:
+        """`warm`: calls, and the capture. `round`: the time of so many. `power`: their energy. `profile`: last."""
+        ((what, value),) = request.items()
+        if what == "warm":
             return self._warmed()
-        if "round" in request:
-            return self._round(request["round"])
+        if what == "round":
+            return self._round(value)
+        if what == "power":
+            return self._power(value)
         return self._profiled()
 
     def _round(self, num_calls: int) -> dict[str, Any]:
@@ -236,6 +240,13 @@ class _Served:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # of many programs it may not fit; the calls before the clock get it again
         return {"ms": ms}
+
+    def _power(self, num_calls: int) -> dict[str, Any]:
+        """All ranks call; one without a counter says why."""
+        try:
+            return {"power": drawn(self._call, num_calls, self._device).model_dump()}
+        except NoMeterError as error:
+            return {"why_not": str(error)}
 
     @property
     def _call(self) -> Call:

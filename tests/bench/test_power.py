@@ -1,0 +1,127 @@
+"""Energy of a step, from a counter that moves ten times a second."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.bench.samples import MACHINE, measured, row
+from tpcompile.bench import power as module
+from tpcompile.bench.power import Meter, NoMeterError, Sample, drawn, power
+from tpcompile.bench.records import Power
+from tpcompile.bench.step import Results
+from tpcompile.bench.table import lines
+
+DEVICE = torch.device("cuda", 0)
+FOUND = Power(watts=698.2, joules=6.98, mhz=1545, most_mhz=1980, limit_watts=700.0, at_limit=True)
+
+
+class FakeError(Exception):
+    """As NVML's."""
+
+
+def samples(watts: float, *, idle_s: float = 0.0, at_limit: bool = True) -> list[Sample]:
+    """A second of a GPU whose counter moves at each 0.1 s, read every 5 ms; the clock was higher while it idled."""
+    found = []
+    for number in range(200):
+        at_s = number * 0.005
+        moved_s = max(0.0, (number // 20) * 0.1 - idle_s)
+        is_idle = at_s < idle_s
+        found.append(Sample(at_s, 5e4 + watts * moved_s, 1980 if is_idle else 1545, at_limit and not is_idle))
+    return found
+
+
+def test_watts_are_those_between_moves_of_the_counter() -> None:
+    found = power(samples(600.0, idle_s=0.2), 10.0, limit_watts=700.0, most_mhz=1980)
+    assert found.watts == pytest.approx(600.0)
+    assert found.joules == pytest.approx(6.0)  # 10 ms of them
+    assert (found.mhz, found.at_limit) == (1545, True)
+
+
+def test_a_gpu_that_is_not_held_down_is_not_called_so() -> None:
+    assert not power(samples(300.0, at_limit=False), 10.0, limit_watts=700.0, most_mhz=1980).at_limit
+
+
+def test_two_moves_of_the_counter_are_no_measurement() -> None:
+    with pytest.raises(NoMeterError, match="moved 2 times, at least 3"):
+        power(samples(600.0)[:50], 10.0, limit_watts=700.0, most_mhz=1980)
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A GPU of 700 W whose counter moves at each reading."""
+    counter = iter(range(0, 10**9, 7000))
+    fake = SimpleNamespace(
+        NVMLError=FakeError, NVML_CLOCK_SM=1, nvmlClocksThrottleReasonSwPowerCap=4, nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid, nvmlDeviceGetEnforcedPowerLimit=lambda gpu: 700_000,
+        nvmlDeviceGetMaxClockInfo=lambda gpu, kind: 1980, nvmlDeviceGetClockInfo=lambda gpu, kind: 1500,
+        nvmlDeviceGetTotalEnergyConsumption=lambda gpu: next(counter),
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda gpu: 4 | 1,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="12-34"))
+    return fake
+
+
+def test_calls_are_measured_while_they_run(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def timed(call: Any, num_calls: int, device: torch.device) -> float:
+        asked.append(num_calls)
+        module.time.sleep(0.1)
+        return 10.0
+
+    monkeypatch.setattr(module, "timed_ms", timed)
+    found = drawn(lambda: Results(torch.empty(0)), 30, DEVICE)
+    assert asked == [30]
+    assert found.joules == pytest.approx(found.watts * 10.0 / 1e3)
+    assert found.watts > 0
+    assert (found.mhz, found.most_mhz, found.limit_watts, found.at_limit) == (1500, 1980, 700.0, True)
+
+
+def test_the_gpu_is_asked_for_by_its_uuid(nvml: SimpleNamespace) -> None:
+    asked: list[str] = []
+    nvml.nvmlDeviceGetHandleByUUID = asked.append
+    Meter(DEVICE)
+    assert asked == ["GPU-12-34"]
+
+
+def test_without_a_counter_the_calls_are_made_all_the_same(
+    nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other ranks make them, and wait for this one in their collectives."""
+
+    def refused(gpu: object) -> int:
+        raise FakeError("Not Supported")
+
+    asked: list[int] = []
+    monkeypatch.setattr(module, "timed_ms", lambda call, num_calls, device: asked.append(num_calls) or 10.0)
+    nvml.nvmlDeviceGetTotalEnergyConsumption = refused
+    with pytest.raises(NoMeterError, match=r"^NVML: Not Supported$"):
+        drawn(lambda: Results(torch.empty(0)), 30, DEVICE)
+    assert asked == [30]
+
+
+def test_without_the_package_the_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(NoMeterError, match=r"^pip install 'tpcompile\[energy\]'$"):
+        Meter(DEVICE)
+
+
+def test_the_table_has_joules_and_who_was_at_the_limit() -> None:
+    below = FOUND.model_copy(update={"joules": 5.5, "at_limit": False})
+    rows = [row("A", 10.0, power=FOUND), row("C", 9.0, power=below), row("B", 9.5)]
+    shown = [str(line) for line in lines(measured(rows), MACHINE, world_size=2)]
+    at = shown[1].split().index("J")
+    assert {line.split()[0]: line.split()[at] for line in shown[2:5]} == {"A": "6.980", "C": "5.500", "B": "-"}
+    assert "at the power limit of 700 W, below 1980 MHz: A 698 W 1545 MHz" in shown
+
+
+def test_the_table_says_why_there_are_none() -> None:
+    shown = [str(one) for one in lines(measured([row("A", 10.0)], why_no_power="no NVML"), MACHINE, world_size=2)]
+    assert "energy of a step: not measured (no NVML)" in shown
+    assert not any("power limit" in line for line in shown)

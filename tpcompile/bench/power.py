@@ -1,0 +1,117 @@
+"""Calls back to back, and the counters of NVML -> watts, joules of a step, and the clock the GPU kept.
+
+A GPU at its power limit lowers its clock: a step then takes the time that its energy takes, however well it is
+overlapped. NVML is NVIDIA's library of the driver; the package nvidia-ml-py has it for Python (module `pynvml`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from tpcompile.bench.records import Power
+from tpcompile.bench.step import Call, timed_ms
+
+_EVERY_S = 0.005
+_FEWEST_EDGES = 3
+
+
+class NoMeterError(Exception):
+    """Why there are no counters, in one line."""
+
+
+class Sample(NamedTuple):
+    """What the counters showed at a time."""
+
+    at_s: float
+    joules: float
+    """Since the driver was loaded; the counter moves some ten times a second."""
+    mhz: int
+    """Of the multiprocessors."""
+    at_limit: bool
+    """The driver holds the clock down for power."""
+
+
+class Meter:
+    """The counters of one GPU. Raises NoMeterError where there are none."""
+
+    def __init__(self, device: torch.device) -> None:
+        try:
+            self._nvml: Any = importlib.import_module("pynvml")
+        except ImportError:
+            raise NoMeterError("pip install 'tpcompile[energy]'") from None
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        try:
+            self._nvml.nvmlInit()
+            self._gpu = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+            self.limit_watts = self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._gpu) / 1e3
+            self.most_mhz: int = self._nvml.nvmlDeviceGetMaxClockInfo(self._gpu, self._nvml.NVML_CLOCK_SM)
+            self.sample()
+        except self._nvml.NVMLError as error:
+            raise NoMeterError(f"NVML: {error}") from None
+
+    def sample(self) -> Sample:
+        """Now."""
+        nvml, gpu = self._nvml, self._gpu
+        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
+        return Sample(
+            at_s=time.perf_counter(),
+            joules=nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3,
+            mhz=nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+            at_limit=bool(reasons & nvml.nvmlClocksThrottleReasonSwPowerCap),
+        )
+
+
+def drawn(call: Call, num_calls: int, device: torch.device) -> Power:
+    """Of so many calls, which all ranks make, whatever they find. Raises NoMeterError."""
+    try:
+        meter = Meter(device)
+    except NoMeterError:
+        timed_ms(call, num_calls, device)
+        raise
+    with _sampled(meter) as samples:
+        ms = timed_ms(call, num_calls, device)
+    return power(samples, ms, limit_watts=meter.limit_watts, most_mhz=meter.most_mhz)
+
+
+def power(samples: Sequence[Sample], ms: float, *, limit_watts: float, most_mhz: int) -> Power:
+    """Of steps of so many ms: energy between the first and the last time at which the counter moved."""
+    edges = [after for before, after in itertools.pairwise(samples) if after.joules > before.joules]
+    if len(edges) < _FEWEST_EDGES:
+        raise NoMeterError(f"the energy counter moved {len(edges)} times, at least {_FEWEST_EDGES} are needed")
+    watts = (edges[-1].joules - edges[0].joules) / (edges[-1].at_s - edges[0].at_s)
+    within = [one for one in samples if edges[0].at_s <= one.at_s <= edges[-1].at_s]
+    return Power(
+        watts=watts,
+        joules=watts * ms / 1e3,
+        mhz=round(statistics.median(one.mhz for one in within)),
+        most_mhz=most_mhz,
+        limit_watts=limit_watts,
+        at_limit=statistics.mean(one.at_limit for one in within) > 0.5,
+    )
+
+
+@contextmanager
+def _sampled(meter: Meter) -> Iterator[list[Sample]]:
+    samples: list[Sample] = []
+    over = threading.Event()
+
+    def read() -> None:
+        while not over.wait(_EVERY_S):
+            samples.append(meter.sample())
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        over.set()
+        thread.join()
