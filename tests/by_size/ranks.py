@@ -18,6 +18,7 @@ from tests.by_size.rows import ON_CPU
 from tpcompile import collectives
 from tpcompile.by_size import Table, sums
 from tpcompile.by_size.setting import Sums
+from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import DivergenceError
 from tpcompile.recording import CaptureSession
 
@@ -66,6 +67,24 @@ def ops_of(name: str) -> dict[str, Any]:
 
 def all_ops() -> dict[str, dict[str, Any]]:
     return {name: ops_of(name) for name in FORMS}
+
+
+def replicated_weights() -> dict[str, Any]:
+    """Two weights that act on this rank's tokens: how many sums the backward pass has, and whether it is right."""
+    torch.compiler.reset()
+    comm = Collectives(dist.group.WORLD)
+
+    def program(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        return x @ comm.copy_to_tp(first) @ comm.copy_to_tp(second)
+
+    def gradients(call: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        weights = [torch.arange(n * n, dtype=torch.float32).view(n, n).requires_grad_() for n in (4, 4)]
+        return torch.autograd.grad(call(torch.ones(3, 4) * (dist.get_rank() + 1), *weights).sum(), weights)
+
+    compiled = torch.compile(program, fullgraph=True, dynamic=False, options=options())
+    found, codes = run_and_get_code(gradients, compiled)
+    right = [torch.equal(one, other) for one, other in zip(found, gradients(program), strict=True)]
+    return {"sums": sum(code.count(OP) + code.count(NCCL) for code in codes), "right": right}
 
 
 def dynamic_sizes() -> dict[str, Any]:

@@ -33,6 +33,11 @@ def test_all_other_sums_stay_as_they_are(name: str) -> None:
     assert ops()[name] == {"op": 0, "nccl": 1, "right": True}
 
 
+def test_gradients_of_replicated_weights_are_one_sum() -> None:
+    for found in run_on_ranks(ranks.replicated_weights):
+        assert found == {"sums": 1, "right": [True, True]}
+
+
 def test_code_for_all_sizes_chooses_when_it_runs() -> None:
     for found in run_on_ranks(ranks.dynamic_sizes):
         assert found == {"rows": 1, "op": 1, "right": [True] * 4}

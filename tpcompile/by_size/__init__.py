@@ -4,6 +4,7 @@
             wait_tensor(all_reduce(a @ b, ...))       ->  tpcompile::all_reduce_push_product, .._receive, ...
             all_reduce(...), work, wait_tensor(...)   ->  tpcompile::all_reduce_push_start, work, .._receive,
                                                       the addition, .._release
+            several small ones that only leave it     ->  one
 
 The rewrite is made in Inductor, behind AOTAutograd: Dynamo's and AOT's graphs, and what the gate compares of them, keep
 the all-reduce. A sum that the table leaves to NCCL stays as it is.

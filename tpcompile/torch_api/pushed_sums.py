@@ -105,7 +105,7 @@ def _in_flight(graph: Graph, is_wanted: Callable[[Tensor, str], bool]) -> dict[s
     """By group, in the order of their starts."""
     waits = {}
     for start in graph.find_nodes(op="call_function", target=ops.all_reduce.default):
-        wait, value = _only_wait(start), summed(start)
+        wait, value = only_wait(start), summed(start)
         if wait is not None and value is not None and is_wanted(value, str(start.args[2])):
             waits[start] = wait
     is_in_flight = {start: wait is not start.next for start, wait in waits.items()}
@@ -189,18 +189,18 @@ def _put(sums: list[InFlight], pushing: Pushing) -> None:
             after = [*before, *_product_before(one.wait, one.start)]
             value = one.wait.meta["val"]
             arguments = (after, value.numel(), value.dtype, slot, group_name)
-            made = _before(one.wait, one.wait, pushing.receive, arguments)
+            made = called_before(one.wait, one.wait, pushing.receive, arguments)
             total[one.wait] = _sum_of(one, made)
         else:
             read = total.get(one.read, one.read)
-            made = _before(max(read, *before).next, read, pushing.release, (read, before))
+            made = called_before(max(read, *before).next, read, pushing.release, (read, before))
         before = [made]
 
 
 def _started(one: InFlight, pushing: Pushing, arguments: tuple[Any, ...]) -> Node:
     """The op that sends what is summed, in place of the product where that is part of it."""
     if one.product is None:
-        return _before(one.start, one.start, pushing.start, (one.start.args[0], *arguments))
+        return called_before(one.start, one.start, pushing.start, (one.start.args[0], *arguments))
     return put_in_place_of(one.product, pushing.product, (*one.product.args, *arguments))
 
 
@@ -208,8 +208,8 @@ def _sum_of(one: InFlight, received: Node) -> Node:
     """The sum in place of the wait for it."""
     x, wait = one.start.args[0], one.wait
     value = wait.meta["val"]
-    flat = _before(wait, wait, aten.slice.Tensor, (received, 0, 0, value.numel()))
-    part = _before(wait, wait, aten.view.default, (flat, list(value.shape)))
+    flat = called_before(wait, wait, aten.slice.Tensor, (received, 0, 0, value.numel()))
+    part = called_before(wait, wait, aten.view.default, (flat, list(value.shape)))
     made = put_in_place_of(wait, aten.add.Tensor, (x, part))
     wait.graph.erase_node(one.start)
     return made
@@ -250,14 +250,14 @@ def _product_before(wait: Node, start: Node) -> list[Node]:
     return []
 
 
-def _only_wait(start: Node) -> Node | None:
+def only_wait(start: Node) -> Node | None:
     """The wait for a collective that nothing else reads."""
     users = list(start.users)
     is_wait = len(users) == 1 and users[0].op == "call_function" and users[0].target == ops.wait_tensor.default
     return users[0] if is_wait else None
 
 
-def _before(place: Node, like: Node, op: Callable[..., Any], arguments: tuple[Any, ...]) -> Node:
+def called_before(place: Node, like: Node, op: Callable[..., Any], arguments: tuple[Any, ...]) -> Node:
     """A call of an op before `place`, with the line of `like`."""
     with place.graph.inserting_before(place):
         made: Node = place.graph.call_function(op, arguments)

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx import Graph, Node
 
-from tpcompile.torch_api import pushed_sums
+from tpcompile.torch_api import packed_sums, pushed_sums
+from tpcompile.torch_api.packed_sums import pack
 from tpcompile.torch_api.pushed_sums import Pushing, ops, push, put_in_place_of, summed
 
 OPTION = "post_grad_custom_post_pass"
@@ -42,13 +43,14 @@ class Chooser(Protocol):
 
 
 class ReplacingPass(CustomGraphPass):
-    """Replaces sums of contiguous tensors by `op(x, rows, group name)`, and those in flight by the ops of `pushing`."""
+    """Packs small sums; replaces those in flight by the ops of `pushing`, and others by `op(x, rows, group name)`."""
 
     def __init__(self, op: Callable[..., Tensor], chooser: Chooser, *, pushing: Pushing | None = None) -> None:
         self._op, self._chooser, self._pushing = op, chooser, pushing
 
     def __call__(self, graph: Graph) -> None:
         """Edit the graph in place."""
+        pack(graph)
         if self._pushing is not None:
             push(graph, self._pushing, self._chooser.pushes)
         for start in graph.find_nodes(op="call_function", target=ops.all_reduce.default):
@@ -56,7 +58,7 @@ class ReplacingPass(CustomGraphPass):
 
     def uuid(self) -> Any:
         """Code is cached for these files, the ops and what the chooser decides."""
-        files = get_hash_for_files((__file__, pushed_sums.__file__))
+        files = get_hash_for_files((__file__, packed_sums.__file__, pushed_sums.__file__))
         return ("tpcompile", files, str(self._op), str(self._pushing), self._chooser.identity())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ReplacingPass:
