@@ -191,7 +191,7 @@ def test_on_cpu_the_defaults_are_two_ranks_of_cpu_smoke(
     monkeypatch.chdir(tmp_path)
     plan = launch.plan(GateRequest(), {"PATH": str(tools)})
     assert (plan.nproc, plan.device, plan.config.preset, plan.config.modes) == (2, "cpu", "cpu_smoke", ("C",))
-    assert plan.run_dir.match("runs/*-cpu_smoke-tp2")
+    assert plan.run_dir.match("runs/*-cpu_smoke-tp2-*")
     assert plan.command[:3] == (sys.executable, "-m", "torch.distributed.run")
     assert plan.command[3:6] == ("--standalone", "--nproc-per-node", "2")
     assert plan.command[6:] == ("-m", "tpcompile.gate", str(plan.run_dir))

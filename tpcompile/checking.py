@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tpcompile.errors import DivergenceError
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.judgement.verdict import capture_rules
+from tpcompile.evidence.rundir import new_name
 from tpcompile.ranks.domain import ALONE, Domain, domain_of
 from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.recorded import record_side
@@ -112,7 +112,7 @@ def check(run: Capture, *, timeout_s: float = 300.0) -> ReportedVerdict:
         tp_size=domain.tp_size,
         tp_aware=run.tp_aware,
     )
-    run_dir = client.put_first("run_dir", f"runs/{datetime.now(UTC):%Y%m%dT%H%M%S}-check")
+    run_dir = client.put_first("run_dir", new_name("check"))
     side = record_side(record, capture_rules(timeout_s=timeout_s, allowed=run.allowed))
     exchange = Exchange(client, range(client.world_size), others=_NoStatus(), timeout_s=timeout_s)
     verdict = exchange.verdict(side)

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,7 +22,7 @@ from tpcompile.choices import Device, phases_of
 from tpcompile.config import JobConfig, RunConfig
 from tpcompile.errors import ConfigError, DirectoryTakenError, ExitCode, PreflightError
 from tpcompile.evidence.records import Check, CheckId, Status, Verdict
-from tpcompile.evidence.rundir import RankStatus, RunDir
+from tpcompile.evidence.rundir import RankStatus, RunDir, new_name
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.process_tree import Outcome, run_tree
 from tpcompile.report import console as consoles
@@ -66,7 +65,7 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
     if device == "cpu" and resolved.compile.backend == "inductor":
         environ["CXX"] = cxx_compiler(environ)
     environ.setdefault("OMP_NUM_THREADS", str(max(1, _num_cores() // nproc)))
-    run_dir = request.run_dir or Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{resolved.label}-tp{nproc}"
+    run_dir = request.run_dir or Path(new_name(f"{resolved.label}-tp{nproc}"))
     _claim(run_dir).write_config(resolved.model_dump_json(indent=1))
     return Plan(
         command=tuple(torchrun(nproc, ["-m", "tpcompile.gate", str(run_dir)])),

@@ -4,6 +4,7 @@ import errno
 import json
 import multiprocessing
 import os
+import re
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -135,3 +136,16 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PreflightError, match=r"cannot write run directory .*; choose a different one with --run-dir"):
         RunDir.create(tmp_path / "file" / "run")
+
+
+def test_runs_that_begin_in_the_same_second_have_a_folder_each() -> None:
+    names = {rundir_module.new_name("check") for _ in range(20)}
+    assert len(names) > 15  # four digits
+    assert all(re.fullmatch(r"runs/\d{8}T\d{6}-check-[0-9a-f]{4}", name) for name in names)
+
+
+def test_a_name_that_a_run_has_taken_gets_a_number(tmp_path: Path) -> None:
+    assert rundir_module.free_name(tmp_path / "mine") == str(tmp_path / "mine")
+    for taken in ("mine", "mine-2"):
+        RunDir.create(tmp_path / taken).write_verdict(verdict())
+    assert rundir_module.free_name(tmp_path / "mine") == str(tmp_path / "mine-3")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tpcompile.sentinel import Sentinel, shutdown
 
-FORM = sys.argv[1]
+FORM, *RUN_DIR = sys.argv[1:]
 if FORM == "cleanup":  # takes longer than the peers stay; torchrun dates failures by the second
     shutdown._PEERS_STAY_S = 2.0
 
@@ -30,7 +30,7 @@ def step(x: Tensor) -> Tensor:
 
 
 def main() -> None:
-    with Sentinel():
+    with Sentinel(run_dir=RUN_DIR[0] if RUN_DIR else None):
         for number in range(6):
             step(torch.ones(3))
             if FORM != "compile" and dist.get_rank() == 1 and number == 3:

@@ -23,6 +23,7 @@ from tpcompile.bench.table import lines
 from tpcompile.choices import Device
 from tpcompile.cli import ending
 from tpcompile.errors import ConfigError, ExitCode, PreflightError
+from tpcompile.evidence.rundir import new_name
 from tpcompile.report import console
 from tpcompile.request import DEFAULT_PRESETS
 
@@ -62,7 +63,7 @@ def bench(
     keep_going: Annotated[
         bool, typer.Option(help="A program with a rank that died or hung becomes a row, and does not end the run.")
     ] = False,
-    logs: Annotated[Path | None, typer.Option(help="Folder of the ranks' output. Default: runs/bench-TIME.")] = None,
+    logs: Annotated[Path | None, typer.Option(help="Folder of the ranks' output. Default: runs/TIME-bench-...")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all rounds.")] = None,
     baseline_file: Annotated[
         Path | None,
@@ -216,7 +217,7 @@ def _set_threads(place: Device, found: list[config.RunConfig], num_processes: in
 
 
 def _folder(logs: Path | None) -> Path:
-    folder = logs or Path("runs") / f"bench-{datetime.now(UTC):%Y%m%dT%H%M%S}"
+    folder = logs or Path(new_name("bench"))
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

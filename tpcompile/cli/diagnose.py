@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,7 +44,7 @@ def diagnose(
         ),
     ] = False,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Directory for the full report; default: runs/<utc time>-diagnose.")
+        Path | None, typer.Option(help="Directory for the full report; default: runs/<utc time>-diagnose-<digits>.")
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write the verdict as JSON; - for stdout.")] = None,
     junitxml: Annotated[Path | None, typer.Option("--junitxml", help="Write the verdict as JUnit XML.")] = None,
@@ -53,6 +52,7 @@ def diagnose(
     """Compare the ranks of any job offline, from its TORCH_TRACE logs; exit 0 only when nothing observed differs."""
     from tpcompile.errors import PreflightError
     from tpcompile.evidence.logs.diagnose import diagnose as diagnose_logs
+    from tpcompile.evidence.rundir import new_name
     from tpcompile.report import console, junit, screen
     from tpcompile.report.stdout import forgiving
 
@@ -70,7 +70,7 @@ def diagnose(
         with forgiving():
             print(outputs[0][1], end="")
     else:
-        folder = run_dir or Path(f"runs/{datetime.now(UTC):%Y%m%dT%H%M%S}-diagnose")
+        folder = run_dir or Path(new_name("diagnose"))
         with forgiving():
             screen.render(verdict, console.stdout(), command="diagnose", folder=folder)
     raise typer.Exit(verdict.exit_code)

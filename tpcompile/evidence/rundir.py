@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import secrets
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +20,17 @@ from tpcompile.evidence.records import SCHEMA_VERSION, Frozen, RankRecord, Verdi
 
 _PROBE_BYTES = 65536
 R = TypeVar("R", bound=BaseModel)
+
+
+def new_name(kind: str) -> str:
+    """`runs/<UTC time>-<kind>-<four digits>`: runs that begin in the same second are apart."""
+    return f"runs/{datetime.now(UTC):%Y%m%dT%H%M%S}-{kind}-{secrets.token_hex(2)}"
+
+
+def free_name(path: Path | str) -> str:
+    """The path, or with `-2`, `-3` and so on behind it where a run wrote there before."""
+    later = (f"{path}-{number}" for number in itertools.count(2))
+    return next(name for name in itertools.chain([str(path)], later) if not RunDir(name).holds_run())
 
 
 class RankStatus(Frozen):

@@ -22,7 +22,7 @@ from tpcompile.choices import TARGET
 from tpcompile.config import JobConfig, RunConfig, TargetConfig
 from tpcompile.errors import DirectoryTakenError, DivergenceError, ExitCode, PreflightError, TpCompileError
 from tpcompile.evidence.records import Check, CheckId, RankRecord, Status, UserLine, Verdict
-from tpcompile.evidence.rundir import RunDir
+from tpcompile.evidence.rundir import RunDir, new_name
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.lines import innermost, traceback_of
 from tpcompile.fastpath.certificate import device_kind
@@ -117,7 +117,7 @@ def _fault(config: JobConfig) -> tuple[Fault, int | None]:
 
 def _claim(run_dir: Path | str | None, config: JobConfig, store: RankStore) -> RunDir:
     """The run directory of all ranks; the first rank that asks checks that it holds no run, before any rank writes."""
-    name = run_dir or f"runs/{datetime.now(UTC):%Y%m%dT%H%M%S}-{config.label}-tp{store.world_size}"
+    name = run_dir or new_name(f"{config.label}-tp{store.world_size}")
     agreed = store.put_first("run_dir", {"path": str(name), "taken": RunDir(name).holds_run()})
     if agreed["taken"]:
         raise DirectoryTakenError(agreed["path"])

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +13,7 @@ from tpcompile.errors import ExitCode, TpCompileError
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.judgement.verdict import SENTINEL, agree_rules
 from tpcompile.evidence.records import Divergence, Layer, RankRecord, Verdict
-from tpcompile.evidence.rundir import RunDir
+from tpcompile.evidence.rundir import RunDir, free_name, new_name
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.recorded import record_side
@@ -197,8 +196,9 @@ class Settlement:
             publish(verdict, directory, console.stderr(), os.environ, command="sentinel")
 
     def _directory(self) -> RunDir:
-        """Directory of all ranks' reports. Raises PreflightError when it cannot be written."""
-        return RunDir.create(self._log.run_dir(str(self._run_dir or _default_dir())))
+        """Directory of all ranks' reports, of this job alone. Raises PreflightError when it cannot be written."""
+        wanted = new_name("sentinel") if self._run_dir is None else free_name(self._run_dir)
+        return RunDir.create(self._log.run_dir(wanted))
 
     def keep_traceback(self, text: str) -> None:
         """Write the traceback to the run directory."""
@@ -250,7 +250,3 @@ def _is_mild(divergence: Divergence, kernels: Kernels) -> bool:
     if divergence.layer == Layer.ENVIRONMENT:
         return True
     return kernels == "warn" and divergence.is_choice
-
-
-def _default_dir() -> str:
-    return f"runs/{datetime.now(UTC):%Y%m%dT%H%M%S}-sentinel"
