@@ -53,15 +53,16 @@ def _install() -> None:
     from torch._inductor.codecache import PersistentCache
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-    lookup, benchmark = PersistentCache.lookup, CachingAutotuner.benchmark_all_configs
+    lookup, benchmark_all = PersistentCache.lookup, CachingAutotuner.benchmark_all_configs
 
-    def shared_lookup(self: Any, choices: Any, op: str, inputs: str, timed_by: Any, **options: Any) -> Any:
-        if _sharing is None or timed_by is None:
-            return lookup(self, choices, op, inputs, timed_by, **options)
+    # `benchmark` is torch's name for it, by which some of its calls pass it.
+    def shared_lookup(self: Any, choices: Any, op: str, inputs: str, benchmark: Any, **options: Any) -> Any:
+        if _sharing is None or benchmark is None:
+            return lookup(self, choices, op, inputs, benchmark, **options)
 
         def times() -> list[float]:
             with config.patch(autotune_local_cache=True):
-                found = lookup(self, choices, op, inputs, timed_by, **options)
+                found = lookup(self, choices, op, inputs, benchmark, **options)
             return [found[choice] for choice in choices]
 
         names = [_NUMBER.sub("", choice.name) for choice in choices]  # numbered over the process
@@ -69,11 +70,11 @@ def _install() -> None:
 
     def shared_benchmark(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _sharing is None:
-            return benchmark(self, *args, **kwargs)
+            return benchmark_all(self, *args, **kwargs)
         launchers = list(self.launchers)
 
         def times() -> list[float]:
-            found = benchmark(self, *args, **kwargs)
+            found = benchmark_all(self, *args, **kwargs)
             return [found[launcher] for launcher in launchers]
 
         settings = [str(launcher.config) for launcher in launchers]
