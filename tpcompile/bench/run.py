@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
@@ -250,7 +251,7 @@ class _Preset:
             if entry.ranks is None:
                 continue
             with self._failing(entry):
-                num_calls = round(_POWER_MS / statistics.median(entry.rounds_ms))
+                num_calls = math.ceil(_POWER_MS / statistics.median(entry.rounds_ms))
                 answers = entry.ranks.ask({"power": num_calls})
                 found = [Power.model_validate(answer["power"]) for answer in answers if "power" in answer]
                 self._why_no_power = next((answer["why_not"] for answer in answers if "why_not" in answer), "")
