@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +11,12 @@ import pytest
 import torch
 
 from tests.bench.samples import MACHINE, measured, row
+from tpcompile import config
 from tpcompile.bench import power as module
+from tpcompile.bench.names import Name
 from tpcompile.bench.power import Meter, NoMeterError, Sample, drawn, power
 from tpcompile.bench.records import Power
+from tpcompile.bench.run import Plan, _Preset
 from tpcompile.bench.step import Results
 from tpcompile.bench.table import lines
 
@@ -110,6 +114,47 @@ def test_without_the_package_the_line_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(NoMeterError, match=r"^pip install 'tpcompile\[energy\]'$"):
         Meter(DEVICE)
+
+
+class Asked:
+    """Ranks that answer alike, whatever they are asked."""
+
+    def __init__(self, *answers: dict[str, Any]) -> None:
+        self.answers, self.requests = answers, list[dict[str, Any]]()
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        self.requests.append(request)
+        return self.answers
+
+
+def asked(tmp_path: Path, *ranks: Asked) -> _Preset:
+    """Programs whose rounds took 0.4 s a step, and the request for energy."""
+    names = [Name.of(text) for text in ("A", "C")[: len(ranks)]]
+    settings = config.load("cpu_smoke", [])
+    plan = Plan(
+        settings=[settings], names=names, world_size=2, rounds=1, jobs=1, cores_per_rank=1, timeout_s=1.0, keeps_going=False,
+        logs=tmp_path,
+    )  # fmt: skip
+    preset = _Preset(plan, settings, tmp_path, lambda text: None)
+    for entry, of_entry in zip(preset._entries, ranks, strict=True):
+        entry.ranks, entry.rounds_ms = of_entry, [400.0]  # type: ignore[assignment]
+    preset._powers()
+    return preset
+
+
+def test_the_rank_with_the_lower_clock_stands_for_the_program(tmp_path: Path) -> None:
+    slower = FOUND.model_copy(update={"mhz": 1400})
+    ranks = Asked({"power": FOUND.model_dump()}, {"power": slower.model_dump()})
+    preset = asked(tmp_path, ranks)
+    assert (preset._entries[0].row.power, preset._why_no_power) == (slower, "")
+    assert ranks.requests == [{"power": 4}]  # of 0.4 s
+
+
+def test_one_rank_without_a_counter_ends_it_with_the_reason(tmp_path: Path) -> None:
+    first, second = Asked({"power": FOUND.model_dump()}, {"why_not": "no NVML"}), Asked()
+    preset = asked(tmp_path, first, second)
+    assert preset._why_no_power == "no NVML"
+    assert second.requests == []
 
 
 def test_the_table_has_joules_and_who_was_at_the_limit() -> None:
