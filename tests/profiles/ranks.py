@@ -164,7 +164,7 @@ def tuned() -> dict[str, bool]:
     The clocks of the ranks prefer different candidates.
     """
 
-    def times_of_this_rank(self: Any, choices: Any, op: str, inputs: str, timed_by: Any, **options: Any) -> Any:
+    def times_of_this_rank(self: Any, choices: Any, op: str, inputs: str, benchmark: Any, **options: Any) -> Any:
         order = list(range(len(choices)))
         return dict(zip(choices, order if dist.get_rank() else reversed(order), strict=True))
 
