@@ -28,6 +28,7 @@ from tpcompile.evidence.text.lines import innermost, traceback_of
 from tpcompile.fastpath.certificate import device_kind
 from tpcompile.faults import injected
 from tpcompile.faults.injected import NO_FAULT, Fault, FaultContext
+from tpcompile.frames import with_room
 from tpcompile.gate.collective_agreement import Agreement
 from tpcompile.gate.fusion import FusionCheck
 from tpcompile.gate.machine import refused
@@ -58,6 +59,7 @@ _LAST_WORDS_TIMEOUT_S = 8.0
 _RUN_NUMBERS = itertools.count()
 
 
+@with_room
 def run(
     config: JobConfig,
     *,
