@@ -197,7 +197,8 @@ class _Gate:
             session.reset_compiler()
             self.agreement.mode = mode
             MODES[mode](run)
-            free(device)
+            if mode != config.modes[-1] or device.type == "cuda":
+                free(device)
 
     def run_target(self, config: TargetConfig, device: torch.device, mesh: DeviceMesh, session: CaptureSession) -> None:
         """Build the user's program while the watch runs, then run it phase by phase."""
