@@ -16,5 +16,5 @@ _SLOTS = (1 << 17) + 1
 
 def with_room(function: F) -> F:
     """Have the frames of all that `function` calls in the rest of its own piece."""
-    function.__code__ = function.__code__.replace(co_stacksize=_SLOTS)  # type: ignore[attr-defined]
+    function.__code__ = function.__code__.replace(co_stacksize=_SLOTS)
     return function
