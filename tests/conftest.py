@@ -13,9 +13,11 @@ from types import CodeType
 from typing import Any
 from zlib import crc32
 
+import _pytest.runner
 import pytest
 
 from tests import compiler, forked
+from tpcompile.frames import with_room
 from tpcompile.launch import count_gpus
 
 pytest_plugins = [
@@ -47,6 +49,7 @@ ENVIRON = dict(os.environ)
 
 # Importing torch and all tests makes objects that stay: looking for garbage among them is a fifth of a collection.
 gc.disable()
+with_room(_pytest.runner.runtestprotocol)  # tests compile here as well
 # What is frozen at the end of Python is never dropped, and Triton's bindings complain.
 atexit.register(gc.unfreeze)
 

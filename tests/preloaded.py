@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import sys
 import weakref
+from contextvars import ContextVar
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from unittest import mock
 
 import loguru._better_exceptions
@@ -21,6 +24,7 @@ import torch._inductor.config
 import torch.distributed.device_mesh
 import torch.distributed.launcher.api
 import torch.distributed.tensor.parallel
+import torch.utils._config_module
 import triton.experimental.gluon  # noqa: F401
 
 import tests.forked  # noqa: F401
@@ -87,6 +91,32 @@ def keep_tables() -> None:
     rules.clear_lru_cache = lambda: setattr(rules, "get_torch_obj_rule_map", lambda: anew)
 
 
+def read_settings_at_once() -> None:
+    """Dynamo reads settings at each instruction, 3 % of a compile, most of it for what few settings have: an alias,
+    a variable of the environment, a warning. torch 2.11 reads them with less."""
+    module = torch.utils._config_module
+    read, unset = module.ConfigModule.__getattr__, module._UNSET_SENTINEL
+    plain = {
+        id(entry)
+        for settings in list(sys.modules.values())
+        if isinstance(settings, module.ConfigModule)
+        for entry in settings._config.values()
+        if isinstance(entry.user_override, ContextVar)
+        and not (entry.alias or entry.justknob or entry.deprecated)
+        and entry.env_value_force is entry.env_value_default is unset
+        and isinstance(entry.default, bool | int | str | None)  # others are copied
+    }
+
+    def read_plain(settings: Any, name: str) -> Any:
+        entry = settings._config.get(name)
+        if id(entry) not in plain or entry.hide:
+            return read(settings, name)
+        value = entry.user_override.get()
+        return entry.default if value is unset else value
+
+    module.ConfigModule.__getattr__ = read_plain
+
+
 def use_huge_pages() -> None:
     """A fork copies the table of all pages: 25 ms of CPU time, and 7 where the kernel can make huge ones of them."""
     madvise = ctypes.CDLL(None).madvise
@@ -104,5 +134,6 @@ def use_huge_pages() -> None:
 compile_kernels()
 compile_blocks()
 keep_tables()
+read_settings_at_once()
 use_huge_pages()
 gc.set_threshold(200_000, 50, 1000)

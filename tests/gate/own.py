@@ -75,7 +75,10 @@ class Functional(Faulty):
             partial = 2 * partial
         if self.fault == "raises":
             return funcol.all_reduce(partial, "avg", self.group)  # raises: it has no backward
-        return funcol.all_reduce(partial, "sum", self.group)  # collective
+        summed = funcol.all_reduce(partial, "sum", self.group)  # collective
+        if self.fault == "one more" and dist.get_rank() != 1:
+            summed = funcol.all_reduce(summed, "sum", self.group)  # one more
+        return summed
 
 
 class Trained(Functional):

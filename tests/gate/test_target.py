@@ -157,12 +157,17 @@ def test_a_fault_around_it_is_named_with_the_line_of_the_user(of_llama: dict[str
     assert_named(of_llama["own_llama:build fault=constant"], LLAMA, line_of("constant", LLAMA))
 
 
-@pytest.mark.parametrize("fault", ["break", "missing"])
-def test_a_fault_around_it_that_ends_the_run_is_named_with_the_line_of_the_user(fault: str, tmp_path: Path) -> None:
-    """A break in a graph whose collectives begin before it: the break is named, not the collectives behind it."""
+def test_a_break_around_it_that_ends_the_run_is_named_with_the_line_of_the_user(tmp_path: Path) -> None:
+    """In a graph whose collectives begin before it: the break is named, not the collectives behind it."""
     pytest.importorskip("transformers")
-    run = gate(tmp_path / "run", "tests.gate.own_llama:build", EAGER, f"fault={fault}")
-    assert_named(run, LLAMA, line_of(fault, LLAMA))
+    run = gate(tmp_path / "run", "tests.gate.own_llama:build", EAGER, "fault=break")
+    assert_named(run, LLAMA, line_of("break", LLAMA))
+
+
+def test_a_collective_behind_those_of_all_ranks_ends_the_run_and_is_named_with_its_line(tmp_path: Path) -> None:
+    run = gate(tmp_path / "run", "tests.gate.own:functional", "fault=one more")
+    assert_named(run, OWN, line_of("one more"))
+    assert run.failed()["same collectives before they run"].observed.startswith("#1 is on rank 0 only: all_reduce(")
 
 
 def test_a_different_plan_on_one_rank_is_a_missing_collective(tmp_path: Path) -> None:

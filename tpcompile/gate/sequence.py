@@ -28,6 +28,7 @@ from tpcompile.evidence.text.lines import innermost, traceback_of
 from tpcompile.fastpath.certificate import device_kind
 from tpcompile.faults import injected
 from tpcompile.faults.injected import NO_FAULT, Fault, FaultContext
+from tpcompile.frames import with_room
 from tpcompile.gate.collective_agreement import Agreement
 from tpcompile.gate.fusion import FusionCheck
 from tpcompile.gate.machine import refused
@@ -58,6 +59,7 @@ _LAST_WORDS_TIMEOUT_S = 8.0
 _RUN_NUMBERS = itertools.count()
 
 
+@with_room
 def run(
     config: JobConfig,
     *,
@@ -195,7 +197,8 @@ class _Gate:
             session.reset_compiler()
             self.agreement.mode = mode
             MODES[mode](run)
-            free(device)
+            if mode != config.modes[-1] or device.type == "cuda":
+                free(device)
 
     def run_target(self, config: TargetConfig, device: torch.device, mesh: DeviceMesh, session: CaptureSession) -> None:
         """Build the user's program while the watch runs, then run it phase by phase."""

@@ -23,12 +23,14 @@ from tempfile import TemporaryDirectory
 from typing import NoReturn
 from unittest import mock
 
+from tpcompile.frames import with_room
 from tpcompile.pytest_plugin.files import SHOW_STACK, STREAMS, Files, Job
 from tpcompile.pytest_plugin.session import join
 
 _STACK_S = 0.3
 """Seconds that a rank has to write its stack before it is killed."""
-_POLL_S = 0.02
+_POLL_S = 0.1
+"""Between two looks for a rank to be stopped, and whether the server is there; the end of a rank is seen at once."""
 _ASK_S = 10.0
 """A process that has connected names its job within this time, or has none."""
 ENVIRON = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
@@ -54,6 +56,7 @@ def main(name: str, listener: int, preload: Sequence[str], plugins: Sequence[str
     os._exit(0)  # without taking apart all that was imported
 
 
+@with_room
 def _serve(listener: socket.socket, session: socket.socket, why_not: str) -> None:
     while session not in wait([listener, session]):
         connection = listener.accept()[0]
@@ -161,6 +164,7 @@ def _supervise(job: Job, connection: socket.socket, session: socket.socket) -> N
     listener = socket.create_server(("127.0.0.1", 0))
     left = {rank: _start(job, rank, listener, (connection, session)) for rank in range(job.world_size)}
     store = hosted_store(listener)
+    ends = _ends_of_children()
     with suppress(BrokenPipeError):
         connection.sendall(f"{json.dumps(list(left.values()))}\n".encode())
     while left:
@@ -175,8 +179,18 @@ def _supervise(job: Job, connection: socket.socket, session: socket.socket) -> N
         stopped = [pid for rank, pid in left.items() if job.files.stop(rank).exists()]
         if stopped:
             _stop(stopped)
-        time.sleep(_POLL_S)
+        if ends in wait([connection, ends], _POLL_S):
+            os.read(ends, 1024)
     del store
+
+
+def _ends_of_children() -> int:
+    """A pipe that can be read when a child has ended."""
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler in Python nothing is written
+    signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+    return reads
 
 
 def _abandon(pids: Iterable[int]) -> None:
