@@ -42,7 +42,7 @@ ADAPTERS = {
         Adapter("DTensor plan, sequence parallel", "dtensor_plan"),
         Adapter("per block, as torchtitan", "per_block"),
         Adapter("hooks, as gpt-fast", "gpt_fast_hooks", smaller=(_BLOCKS,)),
-        Adapter("FSDP2 and TP", "fsdp_tp", nproc=4, smaller=(_BLOCKS,)),
+        Adapter("FSDP2 and TP", "fsdp_tp", nproc=4),
         Adapter("diffusers Wan block", "wan_block", "diffusers"),
     )
 }
