@@ -59,8 +59,7 @@ def test_what_its_certificate_of_a_gpu_says_of_its_power_is_what_the_interpreter
 
 PROVE = """
 import tpcompile.fastpath.certify.shipped
-from tpcompile.fastpath.certify import certify, proof
-proof._DTYPES = proof._DTYPES[1:]  # in float32 the right kernels of test_wrong_kernels.py run
+from tpcompile.fastpath.certify import certify
 for name in NAMES:
     proved = certify(name, tp_sizes=(2,), num_mutations=2)
     print(name, proved.power.caught_of_reached, sep=": ")
