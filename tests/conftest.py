@@ -16,7 +16,7 @@ from zlib import crc32
 import _pytest.runner
 import pytest
 
-from tests import compiler, forked
+from tests import compiler, forked, workers
 from tpcompile.frames import with_room
 from tpcompile.launch import count_gpus
 
@@ -92,17 +92,23 @@ def pytest_configure(config: pytest.Config) -> None:
     """Files are handed to the workers in their order here: xdist would begin with those of many, quick tests."""
     config.option.loadscopereorder = False
     forked.use(config)
+    if not GPUS:  # CUDA that was looked for does not survive a fork
+        workers.fork_from(config)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that start ranks, by themselves or by a fixture, and order all."""
+    known: dict[tuple[Any, ...], bool] = {}
     for item in items:
         if not isinstance(item, pytest.Function):
             continue
         functions = [item.function]
         for fixtures in item._fixtureinfo.name2fixturedefs.values():
             functions += [fixture.func for fixture in fixtures]
-        if starts_ranks(functions) or item.get_closest_marker("tp"):
+        key = tuple(functions)  # cases of a test have the same
+        if key not in known:
+            known[key] = starts_ranks(functions)
+        if known[key] or item.get_closest_marker("tp"):
             item.add_marker("ranks")
     items[:] = longest_first(items)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -25,7 +24,9 @@ def main() -> None:
     parser.add_argument("--run-dir", required=True)
     run = RunDir(parser.parse_known_args()[0].run_dir)
     if "RANK" not in os.environ:
-        sys.exit(_spawn(int(os.environ["FAKE_WORLD"])))
+        ranks = _started(int(os.environ["FAKE_WORLD"]))
+        if ranks:
+            sys.exit(_ended(ranks))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     behave(os.environ["FAKE_BEHAVIOUR"], run, rank, world)
 
@@ -85,25 +86,32 @@ def _say(run: RunDir, rank: int, world: int, phase: str, state: str) -> None:
     run.write_status(RankStatus(rank=rank, world_size=world, pid=os.getpid(), host="host", phase=phase, state=state))
 
 
-def _spawn(world: int) -> int:
-    """Ranks in sessions of their own, as torchrun starts them."""
+def _started(world: int) -> list[int]:
+    """Ranks in sessions of their own, as torchrun starts them, forked from this process; in a rank there are none."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, *sys.argv],
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world)},
-            start_new_session=True,
-        )
-        for rank in range(world)
-    ]
-    while all(p.poll() is None for p in ranks):
-        time.sleep(0.02)
-    codes = []
-    for p in ranks:
-        if p.poll() is None and any(q.poll() for q in ranks):
-            p.terminate()
-        codes.append(p.wait())
-    return int(any(codes))
+    ranks = []
+    for rank in range(world):
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
+            return []
+        ranks.append(pid)
+    return ranks
+
+
+def _ended(ranks: list[int]) -> int:
+    """Stop the others when one has failed; whether one has."""
+    left = set(ranks)
+    has_failed = False
+    while left:
+        pid, status = os.wait()
+        left.remove(pid)
+        if status and not has_failed:
+            has_failed = True
+            for other in left:
+                os.kill(other, signal.SIGTERM)
+    return int(has_failed)
 
 
 if __name__ == "__main__":

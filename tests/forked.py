@@ -50,7 +50,7 @@ PYTHONPATH = os.pathsep.join([str(ROOT), STARTUP, *CALLERS])
 _JOB = "TPCOMPILE_TESTS_JOB"
 _SERVER = "from tpcompile.pytest_plugin.server import main"
 """In the code of the process that the ranks of a pytest session are forked from."""
-_WORKER = "import sys;exec(eval(sys.stdin.readline()))"
+WORKER = "import sys;exec(eval(sys.stdin.readline()))"
 """The code of a worker of pytest-xdist, until it is sent its own."""
 _KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _SHOW_STACKS = signal.SIGUSR1
@@ -187,7 +187,7 @@ class _Popen(subprocess.Popen):  # type: ignore[type-arg]
             options["preexec_fn"] = functools.partial(_become_python, words[1:], variables)
         elif words[:2] == [sys.executable, "-c"] and _SERVER in words[2]:
             options["preexec_fn"] = functools.partial(_become_server, words[2])
-        elif words[:1] == [sys.executable] and words[-1] == _WORKER:
+        elif words[:1] == [sys.executable] and words[-1] == WORKER:
             options["preexec_fn"] = functools.partial(_become_worker, dict(options.get("env") or os.environ))
         super().__init__(command, **options)
 
@@ -218,7 +218,7 @@ def _become_worker(environ: Mapping[str, str]) -> NoReturn:
     _begin_session()
     _become(environ, 1, 2)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    exec(_WORKER, {"__name__": "__main__"})
+    exec(WORKER, {"__name__": "__main__"})
     os._exit(0)
 
 

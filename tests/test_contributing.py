@@ -54,10 +54,20 @@ def shown_here(what: str, folder: Path) -> bool:
     return SHOWN[what] in done.stdout
 
 
-@pytest.mark.parametrize(("what", "diff"), list(zip(SHOWS, DIFFS, strict=True)), ids=SHOWS)
-def test_what_a_diff_adds_is_there_with_it_and_not_without(what: str, diff: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package, its tests and its presets."""
+    folder = tmp_path_factory.mktemp("tree")
     for name in ("tpcompile", "tests", "configs"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("data"))
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("data"))
+    return folder
+
+
+@pytest.mark.parametrize(("what", "diff"), list(zip(SHOWS, DIFFS, strict=True)), ids=SHOWS)
+def test_what_a_diff_adds_is_there_with_it_and_not_without(what: str, diff: str, tree: Path, tmp_path: Path) -> None:
     assert not shown_here(what, tmp_path)
-    subprocess.run(["git", "apply"], input=diff, text=True, cwd=tmp_path, check=True)
-    assert shown(what, tmp_path)
+    subprocess.run(["git", "apply"], input=diff, text=True, cwd=tree, check=True)
+    try:
+        assert shown(what, tree)
+    finally:
+        subprocess.run(["git", "apply", "--reverse"], input=diff, text=True, cwd=tree, check=True)

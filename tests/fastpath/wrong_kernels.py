@@ -160,16 +160,19 @@ def report(faults: Sequence[Fault], cpu_s: float = 20.0) -> None:
     known = {(fault.path, fault.case, fault.tp, fault.dtype): fault for fault in faults}
     cases = {key: case_of(fault) for key, fault in known.items()}
     with tempfile.TemporaryDirectory() as folder:
-        right = [partial(passes, fault, cases[key], None, folder) for key, fault in known.items()]
+
+        def right() -> dict[str, bool]:
+            return {" ".join(map(str, key)): passes(fault, cases[key], None, folder) for key, fault in known.items()}
+
         wrong = []
         for fault in faults:
             case = cases[fault.path, fault.case, fault.tp, fault.dtype]
             wrong.append(partial(passes, fault, case, fault.mutation(), folder))
-        ended = in_children([*right, *wrong], jobs=2, cpu_s=cpu_s)
-    controls = {" ".join(map(str, key)): one.failure or one.result for key, one in zip(known, ended, strict=False)}
+        controls, *ended = in_children([right, *wrong], jobs=2, cpu_s=cpu_s)
     labels = [f"{fault.name}, {fault.path}, {fault.case}" for fault in faults]
-    found = dict(zip(labels, [one.failure or one.result for one in ended[len(right) :]], strict=True))
-    print(json.dumps({"right": controls, "wrong": found, "CPU s": sum(os.times()[:4])}))
+    found = dict(zip(labels, [one.failure or one.result for one in ended], strict=True))
+    passed = controls.result or {"failure": controls.failure}
+    print(json.dumps({"right": passed, "wrong": found, "CPU s": sum(os.times()[:4])}))
 
 
 if __name__ == "__main__":

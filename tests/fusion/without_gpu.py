@@ -51,11 +51,24 @@ def _run(command: list[str]) -> NoReturn:
     os._exit(code or 0)
 
 
+def _compile_once() -> None:
+    """What torch does once in each process, 0.8 s: the hash of all of Triton, Inductor's patterns, what it imports."""
+    import torch._inductor.compile_fx
+    import torch.distributed.tensor.parallel
+
+    from tpcompile.torch_api.generated import generating_backend, without_caches
+    from tpcompile.torch_api.no_gpu import empty_tensors
+
+    torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0  # see tests/preloaded.py
+    with empty_tensors(), without_caches(), torch.no_grad():
+        x = torch.empty(16, 16, device="cuda")
+        torch.compile(lambda x: (x @ x).relu(), backend=generating_backend())(x)
+    torch.compiler.reset()
+
+
 def main(commands: dict[str, list[str]]) -> None:
     no_gpu.pretend(ARCH)
-    import torch._inductor.compile_fx
-    import torch.distributed.tensor.parallel  # noqa: F401
-
+    _compile_once()
     names = [name for name in sys.modules if name.partition(".")[0] == "torch"]
     hidden = {name: sys.modules.pop(name) for name in names}
 
@@ -66,7 +79,8 @@ def main(commands: dict[str, list[str]]) -> None:
 
     no_gpu.pretend = pretend
     with TemporaryDirectory() as folder:
-        print(json.dumps({name: ended(command, Path(folder)) for name, command in commands.items()}))
+        print(json.dumps({name: ended(command, Path(folder)) for name, command in commands.items()}), flush=True)
+    os._exit(0)  # without taking apart all that was imported
 
 
 if __name__ == "__main__":

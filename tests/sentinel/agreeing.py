@@ -34,7 +34,7 @@ class Agreeing(Ranks):
             for size in (3, 3, 4, 3):
                 step(torch.ones(size))
             before = sentinel.log.num_operations
-            for _ in range(500):
+            for _ in range(200):
                 step(torch.ones(3))
             steady = sentinel.log.num_operations - before
         return self.summary(sentinel) | {"steady": steady}

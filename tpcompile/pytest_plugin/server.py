@@ -93,7 +93,6 @@ def _prepare(preload: Sequence[str], plugins: Sequence[str]) -> str:
     except Exception as error:
         traceback.print_exc()
         why_not = f"{type(error).__name__}: {error}"
-    gc.collect()
     gc.freeze()  # a collection in a rank would copy the pages that the forks share
     gc.enable()
     return why_not

@@ -260,7 +260,7 @@ class SpmdTypeMode(TorchDispatchMode):
     def _report_dropped(self) -> None:
         """Report each result that was freed unread; one that is alive may still be read by the caller."""
         unread = [result for result in self._communicated if not result.is_read]
-        if unread:
+        if any(result.alive() is not None for result in unread):
             gc.collect()  # a result that only a reference cycle holds is dropped as well
         for result in reversed(unread):
             is_alive = result.alive() is not None
