@@ -132,8 +132,8 @@ def asked(tmp_path: Path, *ranks: Asked) -> _Preset:
     names = [Name.of(text) for text in ("A", "C")[: len(ranks)]]
     settings = config.load("cpu_smoke", [])
     plan = Plan(
-        settings=[settings], names=names, world_size=2, rounds=1, jobs=1, cores_per_rank=1, timeout_s=1.0, keeps_going=False,
-        logs=tmp_path,
+        settings=[settings], names=names, world_size=2, rounds=1, jobs=1, cores_per_rank=1, timeout_s=1.0,
+        keeps_going=False, logs=tmp_path,
     )  # fmt: skip
     preset = _Preset(plan, settings, tmp_path, lambda text: None)
     for entry, of_entry in zip(preset._entries, ranks, strict=True):
