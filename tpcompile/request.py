@@ -72,7 +72,7 @@ class RunRequest:
         list[str] | None, Flag("--set", "Set a config key, or a setting of the target; repeatable.", "KEY=VALUE")
     ] = None
     run_dir: Annotated[
-        Path | None, Flag("--run-dir", "Directory for all results; default: runs/<utc time>-<preset>-tp<N>.")
+        Path | None, Flag("--run-dir", "Directory for all results; default: runs/<utc time>-<preset>-tp<N>-<id>.")
     ] = None
     fusion_baseline: Annotated[
         Path | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,14 +41,24 @@ def samples(watts: float, *, idle_s: float = 0.0, at_limit: bool = True) -> list
 
 
 def test_watts_are_those_between_moves_of_the_counter() -> None:
-    found = power(samples(600.0, idle_s=0.2), 10.0, limit_watts=700.0, most_mhz=1980)
+    found = power(samples(600.0, idle_s=0.6), 10.0, limit_watts=700.0, most_mhz=1980)
     assert found.watts == pytest.approx(600.0)
     assert found.joules == pytest.approx(6.0)  # 10 ms of them
     assert (found.mhz, found.at_limit) == (1545, True)
 
 
-def test_a_gpu_that_is_not_held_down_is_not_called_so() -> None:
-    assert not power(samples(300.0, at_limit=False), 10.0, limit_watts=700.0, most_mhz=1980).at_limit
+def test_a_gpu_that_is_not_held_down_for_most_of_the_time_is_not_called_so() -> None:
+    never = samples(300.0, at_limit=False)
+    assert not power(never, 10.0, limit_watts=700.0, most_mhz=1980).at_limit
+    sometimes = [one._replace(at_limit=number % 3 == 0) for number, one in enumerate(never)]
+    assert not power(sometimes, 10.0, limit_watts=700.0, most_mhz=1980).at_limit
+
+
+def test_a_counter_that_is_reset_is_no_measurement() -> None:
+    found = samples(600.0)
+    found[120:] = [one._replace(joules=one.joules - 5e4) for one in found[120:]]
+    with pytest.raises(NoMeterError, match="was reset meanwhile"):
+        power(found, 10.0, limit_watts=700.0, most_mhz=1980)
 
 
 def test_two_moves_of_the_counter_are_no_measurement() -> None:
@@ -85,6 +96,25 @@ def test_calls_are_measured_while_they_run(nvml: SimpleNamespace, monkeypatch: p
     assert found.joules == pytest.approx(found.watts * 10.0 / 1e3)
     assert found.watts > 0
     assert (found.mhz, found.most_mhz, found.limit_watts, found.at_limit) == (1500, 1980, 700.0, True)
+
+
+def test_a_reading_that_fails_is_no_measurement(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of the time before it would be those of a part of the calls."""
+
+    def timed(call: Any, num_calls: int, device: torch.device) -> float:
+        module.time.sleep(0.1)
+        nvml.nvmlDeviceGetClockInfo = lost
+        module.time.sleep(0.1)
+        return 10.0
+
+    def lost(gpu: object, kind: int) -> int:
+        raise FakeError("GPU is lost")
+
+    monkeypatch.setattr(module, "timed_ms", timed)
+    threads = threading.active_count()
+    with pytest.raises(NoMeterError, match=r"^NVML: GPU is lost$"):
+        drawn(lambda: Results(torch.empty(0)), 30, DEVICE)
+    assert threading.active_count() == threads
 
 
 def test_the_gpu_is_asked_for_by_its_uuid(nvml: SimpleNamespace) -> None:
@@ -128,7 +158,7 @@ class Asked:
 
 
 def asked(tmp_path: Path, *ranks: Asked) -> _Preset:
-    """Programs whose rounds took 0.4 s a step, and the request for energy."""
+    """Programs whose rounds took 0.1 s a step, and the request for energy."""
     names = [Name.of(text) for text in ("A", "C")[: len(ranks)]]
     settings = config.load("cpu_smoke", [])
     plan = Plan(
@@ -137,7 +167,7 @@ def asked(tmp_path: Path, *ranks: Asked) -> _Preset:
     )  # fmt: skip
     preset = _Preset(plan, settings, tmp_path, lambda text: None)
     for entry, of_entry in zip(preset._entries, ranks, strict=True):
-        entry.ranks, entry.rounds_ms = of_entry, [400.0]  # type: ignore[assignment]
+        entry.ranks, entry.rounds_ms = of_entry, [100.0]  # type: ignore[assignment]
     preset._powers()
     return preset
 
@@ -147,26 +177,34 @@ def test_the_rank_with_the_lower_clock_stands_for_the_program(tmp_path: Path) ->
     ranks = Asked({"power": FOUND.model_dump()}, {"power": slower.model_dump()})
     preset = asked(tmp_path, ranks)
     assert (preset._entries[0].row.power, preset._why_no_power) == (slower, "")
-    assert ranks.requests == [{"power": 4}]  # of 0.4 s
+    assert ranks.requests == [{"power": 15}]  # of 0.1 s
 
 
-def test_one_rank_without_a_counter_ends_it_with_the_reason(tmp_path: Path) -> None:
-    first, second = Asked({"power": FOUND.model_dump()}, {"why_not": "no NVML"}), Asked()
+def test_a_rank_without_a_counter_leaves_it_to_the_other(tmp_path: Path) -> None:
+    preset = asked(tmp_path, Asked({"power": FOUND.model_dump()}, {"why_not": "no NVML"}))
+    assert (preset._entries[0].row.power, preset._why_no_power) == (FOUND, "")
+
+
+def test_ranks_without_counters_end_it_with_the_reason(tmp_path: Path) -> None:
+    first, second = Asked({"why_not": "no NVML"}, {"why_not": "no NVML"}), Asked()
     preset = asked(tmp_path, first, second)
-    assert preset._why_no_power == "no NVML"
+    assert preset._why_no_power == "A: no NVML"
     assert second.requests == []
 
 
 def test_the_table_has_joules_and_who_was_at_the_limit() -> None:
     below = FOUND.model_copy(update={"joules": 5.5, "at_limit": False})
-    rows = [row("A", 10.0, power=FOUND), row("C", 9.0, power=below), row("B", 9.5)]
+    large = below.model_copy(update={"joules": 1209.431})
+    rows = [row("A", 10.0, power=FOUND), row("C", 9.0, power=below), row("B", 9.5), row("eager", 9.5, power=large)]
     shown = [str(line) for line in lines(measured(rows), MACHINE, world_size=2)]
     at = shown[1].split().index("J")
-    assert {line.split()[0]: line.split()[at] for line in shown[2:5]} == {"A": "6.980", "C": "5.500", "B": "-"}
+    assert {line.split()[0]: line.split()[at] for line in shown[2:6]} == {
+        "A": "6.980", "C": "5.500", "B": "-", "eager": "1209.431",
+    }  # fmt: skip
     assert "at the power limit of 700 W, below 1980 MHz: A 698 W 1545 MHz" in shown
 
 
 def test_the_table_says_why_there_are_none() -> None:
-    shown = [str(one) for one in lines(measured([row("A", 10.0)], why_no_power="no NVML"), MACHINE, world_size=2)]
-    assert "energy of a step: not measured (no NVML)" in shown
+    shown = [str(one) for one in lines(measured([row("A", 10.0)], why_no_power="A: no NVML"), MACHINE, world_size=2)]
+    assert "energy of a step is not measured from here on: A: no NVML" in shown
     assert not any("power limit" in line for line in shown)

@@ -146,6 +146,18 @@ def test_runs_that_begin_in_the_same_second_have_a_folder_each() -> None:
 
 def test_a_name_that_a_run_has_taken_gets_a_number(tmp_path: Path) -> None:
     assert rundir_module.free_name(tmp_path / "mine") == str(tmp_path / "mine")
-    for taken in ("mine", "mine-2"):
-        RunDir.create(tmp_path / taken).write_verdict(verdict())
-    assert rundir_module.free_name(tmp_path / "mine") == str(tmp_path / "mine-3")
+    RunDir.create(tmp_path / "mine").write_verdict(verdict())
+    RunDir.create(tmp_path / "mine-2").write_text("rank_1/traceback.txt", "of a run that was killed")
+    for name in (tmp_path / "mine", f"{tmp_path}/mine/", tmp_path / "other" / ".." / "mine"):
+        assert Path(rundir_module.free_name(name)).resolve() == tmp_path / "mine-3"
+
+
+def test_the_folder_one_is_in_gets_a_name_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    RunDir.create(tmp_path / "mine").write_verdict(verdict())
+    monkeypatch.chdir(tmp_path / "mine")
+    assert rundir_module.free_name(".") == str(tmp_path / "mine-2")
+
+
+def test_a_folder_that_cannot_be_looked_at_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match=r"cannot write run directory .*: File name too long"):
+        rundir_module.free_name(tmp_path / ("a" * 300))

@@ -45,6 +45,14 @@ def test_the_verdict_of_a_second_job_is_printed_and_kept_beside_that_of_the_firs
     assert run.read_verdict() == VERDICT
 
 
+@pytest.mark.slow
+def test_a_folder_that_cannot_be_made_leaves_the_verdict_and_the_root_cause(tmp_path: Path) -> None:
+    done = torchrun([ROOT / "tests/sentinel/raising.py", "loop", str(tmp_path / ("a" * 300))], cwd=tmp_path)
+    of_ranks, _, of_torchrun = done.stderr.partition("ChildFailedError")
+    assert "no report: cannot write run directory" in of_ranks and "rank divergence: " in of_ranks, of_ranks
+    assert PLANTED["loop"] in of_torchrun.partition("Root Cause")[2], of_torchrun
+
+
 def test_an_error_of_an_operator_in_traced_code_is_named_with_its_own_message() -> None:
     """torch's first line says only that some call failed: what did not fit stands in its explanation."""
     text = (

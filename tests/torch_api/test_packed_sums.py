@@ -12,11 +12,16 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from tests.by_size.rows import ON_CPU
 from tests.torch_api.on_both import inputs, run_on_both
-from tpcompile.torch_api import packed_sums
+from tpcompile.by_size.op import OP
+from tpcompile.by_size.setting import Sums
+from tpcompile.torch_api import packed_sums, pushed_sums, replaced_sums
 from tpcompile.torch_api.packed_sums import pack
 from tpcompile.torch_api.pushed_sums import ops
+from tpcompile.torch_api.replaced_sums import ReplacingPass
 
 
 def total(x: Tensor, group: str = "0", op: str = "sum") -> Tensor:
@@ -52,7 +57,7 @@ def gradients(x: Tensor, y: Tensor, z: Tensor) -> list[Tensor]:
 
 
 def test_sums_that_only_leave_become_one() -> None:
-    assert packed(gradients) == [[8 + 16]]
+    assert packed(gradients) == [[8 + 16 + 8]]  # whole vectors
 
 
 @pytest.mark.parametrize(
@@ -65,15 +70,52 @@ def test_sums_that_only_leave_become_one() -> None:
         pytest.param(lambda x, y, z: [total(x), total(y.t())], [[8, 8], [8, 8]], id="not contiguous"),
         pytest.param(lambda x, y, z: [total(total(x)), total(y)], [[8, 8], [128]], id="a sum of a sum"),
         pytest.param(lambda x, y, z: [total(x), y], [[8, 8]], id="one"),
+        pytest.param(lambda x, y, z: [total(x), total(y.to("meta"))], [[8, 8], [8, 8]], id="a device each"),
+        pytest.param(
+            lambda x, y, z: [torch.rand_like(total(x)), y.bernoulli(), total(z)], [[8, 8], [8, 8]], id="drawn"
+        ),
+        pytest.param(lambda x, y, z: [total(x).mul_(2), total(z)], [[8, 8], [8, 8]], id="in place"),
     ],
 )
 def test_others_stay(program: Any, shapes: list[list[int]]) -> None:
     assert packed(program) == shapes
 
 
-def test_large_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_ones_stay_and_no_pack_is_larger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_sums, "_MOST_BYTES", 4 * 63)
-    assert packed(lambda x, y, z: [total(x), total(y), total(z[:4]), total(z[4:])]) == [[8, 8], [8, 8], [64]]
+    assert packed(lambda x, y, z: [total(x), total(y), total(z[:3]), total(z[4:])]) == [[8, 8], [8, 8], [64]]
+    monkeypatch.setattr(packed_sums, "_MOST_BYTES", 4 * 64)
+    assert packed(lambda x, y, z: [total(x), total(y[:4]), total(z[:4]), total(z[4:])]) == [[8, 8], [64], [4, 8]]
+
+
+def test_sizes_that_are_not_known_stay() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.STATIC])
+    x = mode.from_tensor(torch.ones(6, 8), symbolic_context=context)
+    graph = make_fx(lambda x: [total(x), total(x * 2)])(x).graph
+    pack(graph)
+    assert len(sums_of(graph)) == 2
+
+
+def test_a_long_chain_behind_a_sum_is_walked() -> None:
+    graph = graph_of(lambda x, y, z: [total(x), total(y)])
+    output = graph.output_node()
+    (first, second), number = output.args[0], 3000
+    with graph.inserting_before(output):
+        for _ in range(number):
+            value = first.meta["val"]
+            first = graph.call_function(torch.ops.aten.sin.default, (first,))
+            first.meta["val"] = value
+    output.args = ([first, second],)
+    pack(graph)
+    graph.lint()
+    assert sums_of(graph) == [[128]]
+
+
+@pytest.mark.parametrize("module", [replaced_sums, packed_sums, pushed_sums])
+def test_code_is_cached_for_the_files_of_the_pass(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replaced_sums, "get_hash_for_files", lambda paths: paths)
+    assert module.__file__ in ReplacingPass(OP, Sums(ON_CPU)).uuid()[1]
 
 
 def test_no_gradient_is_a_view_of_what_was_packed() -> None:
@@ -131,4 +173,4 @@ def test_fake_tensors_of_the_graph_are_those_of_its_values() -> None:
         if node.op == "call_function":
             assert isinstance(value, Tensor), node
     (start,) = graph.find_nodes(op="call_function", target=ops.all_reduce.default)
-    assert start.meta["val"].shape == (24,)
+    assert start.meta["val"].shape == (32,)

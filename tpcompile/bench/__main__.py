@@ -63,7 +63,9 @@ def bench(
     keep_going: Annotated[
         bool, typer.Option(help="A program with a rank that died or hung becomes a row, and does not end the run.")
     ] = False,
-    logs: Annotated[Path | None, typer.Option(help="Folder of the ranks' output. Default: runs/TIME-bench-...")] = None,
+    logs: Annotated[
+        Path | None, typer.Option(help="Folder of the ranks' output; default: runs/<utc time>-bench-<id>.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all rounds.")] = None,
     baseline_file: Annotated[
         Path | None,

@@ -12,6 +12,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -83,7 +84,12 @@ def drawn(call: Call, num_calls: int, device: torch.device) -> Power:
 
 
 def power(samples: Sequence[Sample], ms: float, *, limit_watts: float, most_mhz: int) -> Power:
-    """Of steps of so many ms: energy between the first and the last time at which the counter moved."""
+    """Of steps of so many ms: energy between the first and the last time at which the counter moved.
+
+    Raises NoMeterError where it moved too rarely, or back.
+    """
+    if any(after.joules < before.joules for before, after in itertools.pairwise(samples)):
+        raise NoMeterError("the energy counter was reset meanwhile")
     edges = [after for before, after in itertools.pairwise(samples) if after.joules > before.joules]
     if len(edges) < _FEWEST_EDGES:
         raise NoMeterError(f"the energy counter moved {len(edges)} times, at least {_FEWEST_EDGES} are needed")
@@ -101,6 +107,7 @@ def power(samples: Sequence[Sample], ms: float, *, limit_watts: float, most_mhz:
 
 @contextmanager
 def _sampled(meter: Meter) -> Iterator[list[Sample]]:
+    """While the body runs. Raises NoMeterError behind it if a reading failed."""
     samples: list[Sample] = []
     over = threading.Event()
 
@@ -108,10 +115,12 @@ def _sampled(meter: Meter) -> Iterator[list[Sample]]:
         while not over.wait(_EVERY_S):
             samples.append(meter.sample())
 
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    try:
-        yield samples
-    finally:
-        over.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        try:
+            yield samples
+        finally:
+            over.set()
+        error = reading.exception()
+    if error is not None:
+        raise NoMeterError(f"NVML: {error}")

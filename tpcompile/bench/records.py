@@ -141,7 +141,7 @@ class Measured(Frozen):
     bound: Bound
     rows: tuple[Row, ...]
     why_no_power: str = ""
-    """Why energy was not measured on GPUs; empty when it was."""
+    """The first program on GPUs whose energy was not measured, and why; empty when all were."""
     ended_early: str = ""
     """The rank that died or hung, and where; empty for a whole run."""
 

@@ -245,7 +245,7 @@ class _Preset:
                     entry.rounds_ms.append(max(answer["ms"] for answer in answers))
 
     def _powers(self) -> None:
-        """Of each program, long enough for the counter; of the GPU with the lowest clock."""
+        """Of each program, long enough for the counter, until one has none; of the GPU with the lowest clock."""
         self._tell("energy")
         for entry in self._entries:
             if entry.ranks is None:
@@ -254,10 +254,10 @@ class _Preset:
                 num_calls = math.ceil(_POWER_MS / statistics.median(entry.rounds_ms))
                 answers = entry.ranks.ask({"power": num_calls})
                 found = [Power.model_validate(answer["power"]) for answer in answers if "power" in answer]
-                self._why_no_power = next((answer["why_not"] for answer in answers if "why_not" in answer), "")
-                entry.change(power=min(found, key=lambda one: one.mhz, default=None))
-            if self._why_no_power:
-                return
+                if not found:
+                    self._why_no_power = f"{entry.name.text}: {answers[0]['why_not']}"
+                    return
+                entry.change(power=min(found, key=lambda one: one.mhz))
 
     def _profiles(self) -> None:
         """Last: a profiler stays in a process. Outputs are compared again, after all calls."""

@@ -10,7 +10,7 @@ from tpcompile.bench.ratios import Ratio, best_peer, differs, failures, median_m
 from tpcompile.bench.records import Machine, Measured, Role, Row
 
 _TIMED = f"{'ms':>9}{'+-':>7}{'tokens/s':>10}"
-_COUNTED = f"{'kernels':>9}{'launched':>9}{'exposed':>9}{'J':>7}{'GiB':>6}{'compile':>8}{'regions':>8}"
+_COUNTED = f"{'kernels':>9}{'launched':>9}{'exposed':>9}{'J':>9}{'GiB':>6}{'compile':>8}{'regions':>8}"
 _RATIOS = f"{'x A':>8}{'x peer':>8}{'/ floor':>8}{'/ comp':>8}"
 _HEAD = f"{_TIMED}{_COUNTED}{_RATIOS}"
 
@@ -53,7 +53,7 @@ def _row(measured: Measured, row: Row) -> str:
     gib = None if row.peak_bytes is None else row.peak_bytes / 2**30
     counted = (
         f"{_number(profile.kernels, 9)}{_number(profile.launches, 9)}{_number(profile.exposed_ms, 9, 3)}"
-        f"{_number(joules, 7, 3)}{_number(gib, 6, 1)}{_number(row.compile_s, 8, 1)}{_number(row.regions_per_call, 8)}"
+        f"{_number(joules, 9, 3)}{_number(gib, 6, 1)}{_number(row.compile_s, 8, 1)}{_number(row.regions_per_call, 8)}"
     )
     shown = [ratios.faster_than_a, ratios.faster_than_peer, ratios.of_floor, ratios.of_compute]
     if row.role is Role.COMPUTE:  # its outputs are not those of the others
@@ -78,7 +78,7 @@ def _error(row: Row) -> str:
 def _power_lines(measured: Measured) -> Iterator[Text]:
     """Which programs kept the GPU at its power limit: there a step takes the time that its energy takes."""
     if measured.why_no_power:
-        yield Text(f"energy of a step: not measured ({measured.why_no_power})")
+        yield Text(f"energy of a step is not measured from here on: {measured.why_no_power}")
     held = [(row.name, row.power) for row in measured.rows if row.power is not None and row.power.at_limit]
     if held:
         clocks = ", ".join(f"{name} {power.watts:.0f} W {power.mhz} MHz" for name, power in held)

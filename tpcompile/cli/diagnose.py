@@ -44,7 +44,7 @@ def diagnose(
         ),
     ] = False,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Directory for the full report; default: runs/<utc time>-diagnose-<digits>.")
+        Path | None, typer.Option(help="Directory for the full report; default: runs/<utc time>-diagnose-<id>.")
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write the verdict as JSON; - for stdout.")] = None,
     junitxml: Annotated[Path | None, typer.Option("--junitxml", help="Write the verdict as JUnit XML.")] = None,

@@ -23,14 +23,24 @@ R = TypeVar("R", bound=BaseModel)
 
 
 def new_name(kind: str) -> str:
-    """`runs/<UTC time>-<kind>-<four digits>`: runs that begin in the same second are apart."""
+    """`runs/<UTC time>-<kind>-<id>`: runs that begin in the same second are apart."""
     return f"runs/{datetime.now(UTC):%Y%m%dT%H%M%S}-{kind}-{secrets.token_hex(2)}"
 
 
 def free_name(path: Path | str) -> str:
-    """The path, or with `-2`, `-3` and so on behind it where a run wrote there before."""
-    later = (f"{path}-{number}" for number in itertools.count(2))
-    return next(name for name in itertools.chain([str(path)], later) if not RunDir(name).holds_run())
+    """The path, or with `-2`, `-3` and so on behind it where a run wrote anything before.
+
+    Raises PreflightError when that cannot be seen.
+    """
+    first = Path(os.path.abspath(path)) if Path(path).name in ("", "..") else Path(path)
+    later = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    for name in itertools.chain([first], later):
+        try:
+            if not RunDir(name).holds_anything():
+                break
+        except OSError as error:
+            raise RunDir(name)._unusable(error) from None
+    return str(name)
 
 
 class RankStatus(Frozen):
@@ -180,6 +190,11 @@ class RunDir:
     def holds_run(self) -> bool:
         """True when a run wrote here before, finished or not."""
         return (self.path / "verdict.json").exists() or bool(self._rank_files("status.json"))
+
+    def holds_anything(self) -> bool:
+        """True when some file of a run is here, if only half of one."""
+        names = ("verdict.json", "run.json", "rank_*/*")
+        return any(found for name in names for found in self.path.glob(name))
 
     def _rank_files(self, name: str) -> list[Path]:
         return sorted(self.path.glob(f"rank_*/{name}"), key=lambda p: int(p.parent.name.removeprefix("rank_")))

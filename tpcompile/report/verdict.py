@@ -61,8 +61,9 @@ class ReportedVerdict(Verdict):
         """Write evidence and reports, and return the run directory; every rank calls it.
 
         Each rank writes its record; rank 0 also verdict.json, junit.xml and, in GitHub Actions, the step summary and
-        annotations. `tpcompile compare RUN_DIR` judges it again. `run_dir` is by default runs/<utc time>-check. Raises
-        PreflightError when it cannot be written, and on rank 0 DirectoryTakenError when it holds a verdict.
+        annotations. `tpcompile compare RUN_DIR` judges it again. `run_dir` is by default
+        runs/<utc time>-check-<id>. Raises PreflightError when it cannot be written, and on rank 0 DirectoryTakenError
+        when it holds a verdict.
         """
         directory = self._write_evidence(run_dir)
         if self.is_reporter:

@@ -189,7 +189,9 @@ class Settlement:
         directory.write_record(record)
         timeline = json.dumps(self._timeline.entries, indent=1)
         directory.write_text(f"rank_{record.rank}/timeline.json", timeline)
-        if verdict is not None and directory.write_verdict(verdict):
+        if verdict is not None:
+            if not directory.write_verdict(verdict):
+                logger.warning("{} has the verdict of a different job; this one is printed only", directory.path)
             rules = self._rules
             facts = {"kind": SENTINEL, "domain": self._domain, "timeout_s": rules.timeout_s, "allowed": rules.allowed}
             directory.write_run(facts)

@@ -4,8 +4,9 @@
     y = wait_tensor(all_reduce(b, "sum", group))        x, y = z[: a.numel()].clone(), z[a.numel() :].clone()
     return x.to(dtype), y                               return x.to(dtype), y
 
-Each of them takes as long as the ranks need to meet, whatever its size. Between a sum and the output may be ops of ATen
-that read nothing else, such as a cast. The order of all other collectives is as it was.
+Between a sum and the output may be ops of ATen that read nothing else, such as a cast. The order of all other
+collectives is as it was. What is packed has at most 1 MiB together, and whole vectors for each rank, which the ops of
+by_size need.
 
     name                                    why
     ops._c10d_functional.all_reduce, wait_tensor    what is packed
@@ -18,7 +19,7 @@ Seen on torch 2.11.0 and 2.13.0; `tests/torch_api/test_packed_sums.py` fails whe
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch.fx import Graph, Node
@@ -27,7 +28,9 @@ from tpcompile.torch_api.pushed_sums import called_before, only_wait, ops, put_i
 
 aten = torch.ops.aten
 _MOST_BYTES = 2**20
-"""Of a sum that is packed."""
+"""Of one that is packed, and of all that are packed together."""
+_WHOLE_BYTES = 16 * 8
+"""A vector for each of 8 ranks: of a size that is no multiple, only NCCL takes the sum."""
 
 
 def pack(graph: Graph) -> None:
@@ -38,31 +41,55 @@ def pack(graph: Graph) -> None:
         if value is not None and _is_small(value) and _only_leaves(start):
             alike[str(start.args[2]), value.dtype, value.device].append(start)
     for starts in alike.values():
-        if len(starts) > 1:
-            _pack(starts)
+        for together in _packs(starts):
+            if len(together) > 1:
+                _pack(together)
+
+
+def _packs(starts: Iterable[Node]) -> Iterator[list[Node]]:
+    """In order, as many as fit."""
+    together, size = list[Node](), 0
+    for start in starts:
+        value = start.meta["val"]
+        if size + value.nbytes > _MOST_BYTES:
+            yield together
+            together, size = [], 0
+        together.append(start)
+        size += value.nbytes
+    yield together
 
 
 def _is_small(value: torch.Tensor) -> bool:
     is_known = all(isinstance(size, int) for size in value.shape)
-    return is_known and value.numel() * value.itemsize <= _MOST_BYTES
+    return is_known and value.nbytes <= _MOST_BYTES
 
 
 def _only_leaves(start: Node) -> bool:
-    """Whether the sum reaches the output, and nothing that reads a second tensor or communicates."""
+    """Whether the sum reaches the output, and only ops that can be moved: of one tensor, and of nothing else."""
     wait = only_wait(start)
-    return wait is not None and all(_is_local(node) and len(node.all_input_nodes) == 1 for node in _behind(wait))
+    return wait is not None and all(map(_can_be_moved, _behind(wait)))
 
 
-def _is_local(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ("aten", "prims")
+def _can_be_moved(node: Node) -> bool:
+    """Not where it communicates, draws random numbers or writes in place."""
+    op = node.target
+    is_of_torch = isinstance(op, torch._ops.OpOverload) and op.namespace in ("aten", "prims")
+    return (
+        is_of_torch
+        and len(node.all_input_nodes) == 1
+        and torch.Tag.nondeterministic_seeded not in op.tags
+        and not op._schema.is_mutable
+    )
 
 
 def _behind(start: Node) -> Iterator[Node]:
     """What is computed from it, before the output."""
-    for user in start.users:
-        if user.op != "output":
-            yield user
-            yield from _behind(user)
+    found = [start]
+    while found:
+        for user in found.pop().users:
+            if user.op != "output":
+                yield user
+                found.append(user)
 
 
 def _pack(starts: list[Node]) -> None:
@@ -74,10 +101,13 @@ def _pack(starts: list[Node]) -> None:
         place = place.next
     flat = [called_before(place, start, aten.reshape.default, (start.args[0], [-1])) for start in starts]
     joined = called_before(place, last, aten.cat.default, (flat,))
+    missing = -joined.meta["val"].nbytes % _WHOLE_BYTES // joined.meta["val"].itemsize
+    if missing:
+        joined = called_before(place, last, aten.constant_pad_nd.default, (joined, [0, missing]))
     started = called_before(place, last, ops.all_reduce.default, (joined, *last.args[1:]))
     total = called_before(place, last, ops.wait_tensor.default, (started,))
     begins = 0
-    for start, (wait, *behind) in moved.items():
+    for start, (wait, *behind) in moved.items():  # each op behind what it reads
         value = start.meta["val"]
         part = called_before(place, start, aten.slice.Tensor, (total, 0, begins, begins + value.numel()))
         shaped = called_before(place, start, aten.reshape.default, (part, list(value.shape)))
