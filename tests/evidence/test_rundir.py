@@ -148,7 +148,7 @@ def test_a_name_that_a_run_has_taken_gets_a_number(tmp_path: Path) -> None:
     assert rundir_module.free_name(tmp_path / "mine") == str(tmp_path / "mine")
     RunDir.create(tmp_path / "mine").write_verdict(verdict())
     RunDir.create(tmp_path / "mine-2").write_text("rank_1/traceback.txt", "of a run that was killed")
-    for name in (tmp_path / "mine", f"{tmp_path}/mine/", tmp_path / "other" / ".." / "mine"):
+    for name in (tmp_path / "mine", f"{tmp_path}/mine/", tmp_path / "mine-2" / ".." / "mine"):
         assert Path(rundir_module.free_name(name)).resolve() == tmp_path / "mine-3"
 
 

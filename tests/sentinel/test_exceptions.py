@@ -46,6 +46,16 @@ def test_the_verdict_of_a_second_job_is_printed_and_kept_beside_that_of_the_firs
 
 
 @pytest.mark.slow
+def test_the_verdict_of_a_job_whose_folder_has_one_is_printed(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "taken")
+    run.write_verdict(VERDICT)
+    done = torchrun([ROOT / "tests/sentinel/raising.py", "loop", str(run.path), "at once"], cwd=tmp_path)
+    assert "FAIL (exit 1)" in done.stderr, done.stderr
+    assert "has the verdict of a different job; this one is printed only" in done.stderr
+    assert run.read_verdict() == VERDICT
+
+
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_made_leaves_the_verdict_and_the_root_cause(tmp_path: Path) -> None:
     done = torchrun([ROOT / "tests/sentinel/raising.py", "loop", str(tmp_path / ("a" * 300))], cwd=tmp_path)
     of_ranks, _, of_torchrun = done.stderr.partition("ChildFailedError")
