@@ -22,7 +22,7 @@ from tpcompile.bench.records import Power
 from tpcompile.bench.step import Call, timed_ms
 
 _EVERY_S = 0.005
-_FEWEST_EDGES = 3
+_FEWEST_MOVES = 3
 
 
 class NoMeterError(Exception):
@@ -88,13 +88,9 @@ def power(samples: Sequence[Sample], ms: float, *, limit_watts: float, most_mhz:
 
     Raises NoMeterError where it moved too rarely, or back.
     """
-    if any(after.joules < before.joules for before, after in itertools.pairwise(samples)):
-        raise NoMeterError("the energy counter was reset meanwhile")
-    edges = [after for before, after in itertools.pairwise(samples) if after.joules > before.joules]
-    if len(edges) < _FEWEST_EDGES:
-        raise NoMeterError(f"the energy counter moved {len(edges)} times, at least {_FEWEST_EDGES} are needed")
-    watts = (edges[-1].joules - edges[0].joules) / (edges[-1].at_s - edges[0].at_s)
-    within = [one for one in samples if edges[0].at_s <= one.at_s <= edges[-1].at_s]
+    first, last = _moves(samples)
+    within = samples[first : last + 1]
+    watts = (within[-1].joules - within[0].joules) / (within[-1].at_s - within[0].at_s)
     return Power(
         watts=watts,
         joules=watts * ms / 1e3,
@@ -103,6 +99,17 @@ def power(samples: Sequence[Sample], ms: float, *, limit_watts: float, most_mhz:
         limit_watts=limit_watts,
         at_limit=statistics.mean(one.at_limit for one in within) > 0.5,
     )
+
+
+def _moves(samples: Sequence[Sample]) -> tuple[int, int]:
+    """The first and the last reading that is another one than that before."""
+    added = [after.joules - before.joules for before, after in itertools.pairwise(samples)]
+    if min(added, default=0.0) < 0:
+        raise NoMeterError("the energy counter was reset meanwhile")
+    moves = [number for number, joules in enumerate(added, start=1) if joules > 0]
+    if len(moves) < _FEWEST_MOVES:
+        raise NoMeterError(f"the energy counter moved {len(moves)} times, at least {_FEWEST_MOVES} are needed")
+    return moves[0], moves[-1]
 
 
 @contextmanager

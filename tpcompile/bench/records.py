@@ -78,6 +78,11 @@ class Row(Frozen):
     notes: tuple[str, ...] = ()
     """What a reader of the row has to know, such as the fast paths that were chosen."""
 
+    @property
+    def joules(self) -> float | None:
+        """Of a step."""
+        return None if self.power is None else self.power.joules
+
 
 class AllReduce(Frozen):
     """One size and algorithm."""

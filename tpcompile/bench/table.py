@@ -49,11 +49,11 @@ def _row(measured: Measured, row: Row) -> str:
     ms = median_ms(row)
     ratios, profile = ratios_of(measured, row), row.profile
     timed = f"{ms:9.3f}{spread_ms(row):7.3f}{measured.tokens / ms * 1e3:10.0f}"
-    joules = None if row.power is None else row.power.joules
     gib = None if row.peak_bytes is None else row.peak_bytes / 2**30
     counted = (
         f"{_number(profile.kernels, 9)}{_number(profile.launches, 9)}{_number(profile.exposed_ms, 9, 3)}"
-        f"{_number(joules, 9, 3)}{_number(gib, 6, 1)}{_number(row.compile_s, 8, 1)}{_number(row.regions_per_call, 8)}"
+        f"{_number(row.joules, 9, 3)}{_number(gib, 6, 1)}"
+        f"{_number(row.compile_s, 8, 1)}{_number(row.regions_per_call, 8)}"
     )
     shown = [ratios.faster_than_a, ratios.faster_than_peer, ratios.of_floor, ratios.of_compute]
     if row.role is Role.COMPUTE:  # its outputs are not those of the others

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import secrets
@@ -32,14 +31,11 @@ def free_name(path: Path | str) -> str:
 
     Raises PreflightError when that cannot be seen.
     """
-    first = Path(os.path.abspath(path)) if Path(path).name in ("", "..") else Path(path)
-    later = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
-    for name in itertools.chain([first], later):
-        try:
-            if not RunDir(name).holds_anything():
-                break
-        except OSError as error:
-            raise RunDir(name)._unusable(error) from None
+    first = Path(os.path.abspath(path))
+    name, number = first, 1
+    while RunDir(name).holds_anything():
+        number += 1
+        name = first.with_name(f"{first.name}-{number}")
     return str(name)
 
 
@@ -192,9 +188,11 @@ class RunDir:
         return (self.path / "verdict.json").exists() or bool(self._rank_files("status.json"))
 
     def holds_anything(self) -> bool:
-        """True when some file of a run is here, if only half of one."""
-        names = ("verdict.json", "run.json", "rank_*/*")
-        return any(found for name in names for found in self.path.glob(name))
+        """True when some file of a run is here, if only half of one. Raises PreflightError when that cannot be seen."""
+        try:
+            return bool([*self.path.glob("*.json"), *self.path.glob("rank_*/*")])
+        except OSError as error:
+            raise self._unusable(error) from None
 
     def _rank_files(self, name: str) -> list[Path]:
         return sorted(self.path.glob(f"rank_*/{name}"), key=lambda p: int(p.parent.name.removeprefix("rank_")))

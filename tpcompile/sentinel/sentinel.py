@@ -74,8 +74,7 @@ class Sentinel:
     collectives: "warn" (log it and continue) or "stop".
     tp_aware: custom ops and Triton kernels that are right on a shard. With a mesh whose axis has more than one rank,
     any other that is no TP-aware fast path is a finding, once; it is logged and no policy applies to it.
-    run_dir: directory of the report, by default runs/<time>-sentinel-<id>; created with the first report,
-        and with -2 behind it where a run wrote there before.
+    run_dir: directory of the report, by default runs/<time>-sentinel-<id>; a taken one gets -2.
     session: records into this session, which it enters and exits, instead of one of its own.
     hang_after_s: seconds in a collective after which a rank asks the other ranks for their state.
     stopped_s: seconds after which a rank is given up whose process is stopped (SIGSTOP), by a debugger for instance.

@@ -19,7 +19,7 @@ Seen on torch 2.11.0 and 2.13.0; `tests/torch_api/test_packed_sums.py` fails whe
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch.fx import Graph, Node
@@ -93,19 +93,10 @@ def _behind(start: Node) -> Iterator[Node]:
 
 
 def _pack(starts: list[Node]) -> None:
-    """Of one group, in the order of the graph."""
-    last = starts[-1]
+    """Of one group, in the order of the graph; what reads a sum is moved behind the one of all."""
     moved = {start: list(_behind(start)) for start in starts}
-    place = last.next
-    while any(place in nodes for nodes in moved.values()):
-        place = place.next
-    flat = [called_before(place, start, aten.reshape.default, (start.args[0], [-1])) for start in starts]
-    joined = called_before(place, last, aten.cat.default, (flat,))
-    missing = -joined.meta["val"].nbytes % _WHOLE_BYTES // joined.meta["val"].itemsize
-    if missing:
-        joined = called_before(place, last, aten.constant_pad_nd.default, (joined, [0, missing]))
-    started = called_before(place, last, ops.all_reduce.default, (joined, *last.args[1:]))
-    total = called_before(place, last, ops.wait_tensor.default, (started,))
+    place = _place_behind(starts[-1], moved)
+    total = _sum_of_all(starts, place)
     begins = 0
     for start, (wait, *behind) in moved.items():  # each op behind what it reads
         value = start.meta["val"]
@@ -116,3 +107,24 @@ def _pack(starts: list[Node]) -> None:
             place.prepend(node)
         put_in_place_of(wait, aten.clone.default, (shaped,))
         start.graph.erase_node(start)
+
+
+def _place_behind(last: Node, moved: Mapping[Node, list[Node]]) -> Node:
+    """The first node behind the last start that stays."""
+    place = last.next
+    while any(place in nodes for nodes in moved.values()):
+        place = place.next
+    return place
+
+
+def _sum_of_all(starts: list[Node], place: Node) -> Node:
+    """One behind the other, and zeros up to whole vectors."""
+    last = starts[-1]
+    flat = [called_before(place, start, aten.reshape.default, (start.args[0], [-1])) for start in starts]
+    joined = called_before(place, last, aten.cat.default, (flat,))
+    value = joined.meta["val"]
+    missing = -value.nbytes % _WHOLE_BYTES // value.itemsize
+    if missing:
+        joined = called_before(place, last, aten.constant_pad_nd.default, (joined, [0, missing]))
+    started = called_before(place, last, ops.all_reduce.default, (joined, *last.args[1:]))
+    return called_before(place, last, ops.wait_tensor.default, (started,))
