@@ -1,7 +1,8 @@
 """A function -> the same one, whose calls have room for their frames.
 
 CPython keeps frames in pieces of 16 KB, and maps and unmaps a piece in every call that begins at the end of the one
-before. A loop at that depth takes 3 us more a call: a compile of our block up to a half more, by how deep it begins.
+before. A loop at that depth takes 3 us more a call: by how deep it began, a compile of our block took up to 60 %
+more CPU time on CPython 3.11.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ def _start() -> None:
 
 def _stop() -> None:
     """Wait for what was forked, which ends when this process does, but later; Python has no public name for that."""
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
-    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # not in the stubs
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # not in the stubs
 
 
 def _context(is_gpu: bool, context_of: Any = processes._context) -> Any:

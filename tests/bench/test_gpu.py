@@ -58,7 +58,7 @@ def test_collectives_are_seen_and_some_of_them_are_exposed() -> None:
 @pytest.mark.gpu(2)
 def test_energy_is_measured_or_the_run_says_why_not() -> None:
     if "tpcompile[energy]" in run().why_no_power:
-        pytest.skip(run().why_no_power)
+        pytest.skip(run().why_no_power)  # says which package is missing
     assert not run().why_no_power
     for row in rows().values():
         assert row.power is not None and 50 < row.power.watts < 1.1 * row.power.limit_watts, row.name

@@ -167,7 +167,7 @@ def asked(tmp_path: Path, *ranks: Asked) -> _Preset:
     )  # fmt: skip
     preset = _Preset(plan, settings, tmp_path, lambda text: None)
     for entry, of_entry in zip(preset._entries, ranks, strict=True):
-        entry.ranks, entry.rounds_ms = of_entry, [100.0]  # type: ignore[assignment]
+        entry.ranks, entry.rounds_ms = of_entry, [100.0]  # type: ignore[assignment]  # only `ask` is called
     preset._powers()
     return preset
 

@@ -33,7 +33,7 @@ def ranks(*messages: list[Any], hears: Callable[[str], None] = lambda place: Non
         kept.append(theirs)
         ours.append(own)
     processes = [SimpleNamespace(pid=None, exitcode=-9, join=lambda timeout: None, theirs=theirs) for theirs in kept]
-    return Ranks("C", ours, processes, timeout_s=0.0, at=hears)  # type: ignore[arg-type]
+    return Ranks("C", ours, processes, timeout_s=0.0, at=hears)  # type: ignore[arg-type]  # no process is started
 
 
 def at(place: str) -> Mapping[str, str]:

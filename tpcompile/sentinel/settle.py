@@ -19,7 +19,7 @@ from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.recorded import record_side
 from tpcompile.ranks.store import RankStore
 from tpcompile.recording import CaptureSession
-from tpcompile.report import console
+from tpcompile.report import console, show
 from tpcompile.report.publish import publish
 from tpcompile.sentinel.blackbox import forget
 from tpcompile.sentinel.events import Alarm
@@ -190,12 +190,18 @@ class Settlement:
         timeline = json.dumps(self._timeline.entries, indent=1)
         directory.write_text(f"rank_{record.rank}/timeline.json", timeline)
         if verdict is not None:
-            if not directory.write_verdict(verdict):
-                logger.warning("{} has the verdict of a different job; this one is printed only", directory.path)
-            rules = self._rules
-            facts = {"kind": SENTINEL, "domain": self._domain, "timeout_s": rules.timeout_s, "allowed": rules.allowed}
-            directory.write_run(facts)
-            publish(verdict, directory, console.stderr(), os.environ, command="sentinel")
+            self._publish(verdict, directory)
+
+    def _publish(self, verdict: Verdict, directory: RunDir) -> None:
+        """Write and print it; print it alone where a different job was faster."""
+        if not directory.write_verdict(verdict):
+            logger.warning("{} has the verdict of a different job; this one is printed only", directory.path)
+            show.show(verdict, console.stderr(), run=None, command="sentinel")
+            return
+        rules = self._rules
+        facts = {"kind": SENTINEL, "domain": self._domain, "timeout_s": rules.timeout_s, "allowed": rules.allowed}
+        directory.write_run(facts)
+        publish(verdict, directory, console.stderr(), os.environ, command="sentinel")
 
     def _directory(self) -> RunDir:
         """Directory of all ranks' reports, of this job alone. Raises PreflightError when it cannot be written."""
