@@ -10,9 +10,10 @@ transformers, transformers:reduce-overhead
 
 All have the same weights, which each rank draws one parameter at a time (decoding_ranks.py). Each program is in
 processes of its own: they compile at the same time, warm up one by one, and are asked in turn. A round is a prompt and
-all new tokens, and the same prompt with one new token: the rate is that of the tokens between. In bfloat16 a rounding
-can decide between two tokens; `equal` counts those before the first that differs, and `--dtype float32` is the
-comparison of greedy tokens. Exit status 1 when a program of ours fails, or when its tokens differ in float32.
+all new tokens, and the same prompt with one new token: the rate is that of the tokens between. A round in which they
+took no measurable time has no rate (a tiny model, a busy machine). In bfloat16 a rounding can decide between two
+tokens; `equal` counts those before the first that differs, and `--dtype float32` is the comparison of greedy tokens.
+Exit status 1 when a program of ours fails, or when its tokens differ in float32.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SERVER = "scripts.decoding_ranks:serve"
 BEGAN = time.monotonic()
 EAGER = "eager"
+UNMEASURED = "-"
 PROGRAMS = (
     EAGER, "ours", "ours:graphed", "ours:graphed:by-size", "transformers", "transformers:reduce-overhead",
 )  # fmt: skip
@@ -155,16 +157,20 @@ class Program:
             answers = ranks.ask({"round": True})
             times = {name: max(answer[name] for answer in answers) for name in answers[0]}
             self._rounds.append(times)
-            self._rates.append(arguments.batch * (arguments.new - 1) / (times["all_s"] - times["first_s"]))
-            self._say(f"{self._rates[-1]:.1f} tokens/s")
+            rate = tokens_per_s(times, arguments.batch * (arguments.new - 1))
+            if rate is None:
+                self._say(f"{UNMEASURED} tokens/s: all tokens took no longer than the first")
+                return
+            self._rates.append(rate)
+            self._say(f"{rate:.1f} tokens/s")
 
     def summed_up(self, expected: Sequence[Sequence[int]]) -> dict[str, Any]:
         """Its row, with how many tokens equal the expected ones; None where there are none to compare with."""
         if self._is_over:
             return {name: self.row[name] for name in ("name", "why_not")}
         return self.row | {
-            "tokens_per_s": statistics.median(self._rates),
-            "spread": [min(self._rates), max(self._rates)],
+            "tokens_per_s": statistics.median(self._rates) if self._rates else None,
+            "spread": [min(self._rates), max(self._rates)] if self._rates else None,
             "prompt_ms": statistics.median(times["first_s"] for times in self._rounds) * 1e3,
             "equal": equal_tokens(self.tokens, expected) if expected else None,
         }
@@ -189,6 +195,12 @@ class Program:
 
     def _say(self, text: str) -> None:
         say(f"{self.row['name']}: {text}")
+
+
+def tokens_per_s(times: Mapping[str, float], num_tokens: int) -> float | None:
+    """Of the tokens behind the first; None where all of them took no longer than the first alone, which is noise."""
+    between_s = times["all_s"] - times["first_s"]
+    return num_tokens / between_s if between_s > 0 else None
 
 
 def reported(programs: Sequence[Program], arguments: argparse.Namespace) -> int:
@@ -233,8 +245,9 @@ def memory_line(rows: Sequence[Mapping[str, Any]]) -> str:
 def shown(row: Mapping[str, Any]) -> str:
     if row["why_not"]:
         return f"{row['name']:30} {row['why_not']}"
+    rate = UNMEASURED if row["tokens_per_s"] is None else f"{row['tokens_per_s']:.1f}"
     return (
-        f"{row['name']:30} {row['tokens_per_s']:9.1f} tokens/s  prompt {row['prompt_ms']:8.2f} ms  regions "
+        f"{row['name']:30} {rate:>9} tokens/s  prompt {row['prompt_ms']:8.2f} ms  regions "
         f"{row['regions_per_token']}  equal {row['equal']}"
     )
 

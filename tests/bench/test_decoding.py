@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scripts.bench_decoding import equal_tokens, is_wrong, memory_line
+from scripts.bench_decoding import equal_tokens, is_wrong, memory_line, shown, tokens_per_s
 from tests.forked import run_python
 
 NEW = 4
@@ -37,7 +37,7 @@ def test_all_programs_have_the_tokens_of_eager_and_one_region_per_token(tmp_path
         "eager": (NEW, 0), "ours": (NEW, 1), "transformers": (NEW, 1),
     }  # fmt: skip
     for name, row in rows.items():
-        assert row["ready_s"] > 0 and row["tokens_per_s"] > 0
+        assert row["ready_s"] > 0 and row["prompt_ms"] > 0
         stages = [line.split(f"{name}: ")[1] for line in output.splitlines() if f" s  {name}: " in line]
         assert stages[1:5] == ["the build of its program", "compile and first call", "is compiled", "the warm"]
         assert sum("tokens/s" in stage for stage in stages) == 2
@@ -69,6 +69,18 @@ def test_only_ours_can_be_wrong_and_tokens_only_where_no_rounding_decides(
 ) -> None:
     row = {"name": name, "why_not": "", "equal": NEW} | changed
     assert is_wrong(row, argparse.Namespace(dtype=dtype, new=NEW)) is wrong
+
+
+@pytest.mark.parametrize(
+    ("all_s", "rate", "text"), [(2.5, 60.0, "60.0 tokens/s"), (0.5, None, "- tokens/s"), (0.4, None, "- tokens/s")]
+)
+def test_a_round_has_the_rate_of_the_tokens_behind_the_first_unless_it_is_noise(
+    all_s: float, rate: float | None, text: str
+) -> None:
+    found = tokens_per_s({"all_s": all_s, "first_s": 0.5}, 120)
+    assert found == rate
+    row = {"name": "ours", "why_not": "", "tokens_per_s": found, "prompt_ms": 1, "regions_per_token": 1, "equal": 4}
+    assert text in shown(row)
 
 
 @pytest.mark.parametrize(
