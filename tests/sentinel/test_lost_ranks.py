@@ -120,6 +120,26 @@ def test_a_call_from_a_line_of_its_own_that_killed_a_peer_is_a_call_more(from_li
     assert (found.cause, found.ranks, found.line) == (cause, (0,), line(from_line))
 
 
+def test_the_call_more_is_named_also_where_a_third_rank_raised_in_the_collective_of_the_dead_rank() -> None:
+    """Rank 0 made a call more after its second step, and is in a usual call of the third."""
+
+    def called(seq: int, call: int, at: int = 7) -> Issued:
+        stack = (line(10), line(at))
+        return issued(seq).model_copy(update={"stack": stack, "call_line": line(at), "call": call, "region": "f"})
+
+    def ended(seq: int) -> Issued:
+        return issued(seq, at=30)
+
+    usual = [called(1, 1), called(2, 2), ended(3), called(4, 3), called(5, 4), ended(6)]
+    ours = state(0, *usual, called(7, 5, at=8), called(8, 6), called(9, 7).model_copy(update={"is_done": False}))
+    theirs = state(2, *usual, called(7, 5), called(8, 6), ended(9))
+    gone = Lost(1, "died", stack=(line(30),), aborted=True, is_final=True)
+    found = stuck(by_rank(ours, theirs), gone, before={})
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.CALL_COUNT, (0,), line(8))
+    assert "rank 0 issued all_reduce #7" in found.observed
+
+
 def test_a_rank_that_crashed_in_its_own_code_was_killed_there() -> None:
     states = by_rank(state(0, issued(1, done=False, at=10)))
     found = stuck(states, Lost(1, "died", stack=(line(30),), is_final=True), before={})

@@ -55,7 +55,7 @@ def _aborted(gone: Lost, states: ByRank[RankState], says: str) -> Finding:
     elsewhere = newest.without(there)
     if not elsewhere:
         return _unlike_sizes(gone, newest.first, says)
-    strange = elsewhere if there else _deviating(states, newest)
+    strange = _deviating(states, elsewhere) or (elsewhere if there else None)
     if strange:
         return _remaining_deviate(gone, strange, states, says)
     through = _through_with(gone, newest, states)

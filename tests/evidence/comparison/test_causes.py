@@ -242,6 +242,28 @@ def test_break_and_failure_blame_the_rank_that_has_them() -> None:
     assert at is not None and at.line == 77
 
 
+@pytest.mark.parametrize(
+    ("change", "cause", "title"),
+    [
+        ({"inputs": (tensor(dtype="bfloat16"),)}, Cause.DTYPE, "x: dtype float32 / bfloat16; "),
+        ({"graphs": (graph(call("mul", "%0", "9"), reduce("%1")),)}, Cause.RANK_CONSTANT, "mul(%0, 2) / mul(%0, 9); "),
+        ({"guards": ()}, Cause.COMPILE_FAILED, ""),
+    ],
+    ids=["input", "constant", "same program"],
+)
+def test_a_program_that_the_backend_failed_to_compile_is_named_by_what_differs_in_it_and_by_the_error(
+    change: dict[str, object], cause: Cause, title: str
+) -> None:
+    """Collectives and guards of that rank are missing: neither is the cause."""
+    found = only(compiled(), compiled(**({"collectives": (), "failure": "RecursionError"} | change)))
+    assert (found.cause, found.title) == (cause, f"{title}compile failed: RecursionError, on rank 1 only")
+
+
+def test_a_trace_that_failed_explains_the_inputs_and_nodes_that_it_did_not_reach() -> None:
+    cut = compiled(graphs=(), guards=(), collectives=(), inputs=(tensor(dtype="bfloat16"),), failure="Unsupported")
+    assert only(cut, compiled()).cause == Cause.COMPILE_FAILED
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_failure_that_is_the_recompile_limit_is_named_on_the_rank_that_reached_it(rank: int) -> None:
     ranks = [compiled(), compiled()]

@@ -6,15 +6,29 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.evidence.samples import between, call, collective, compiled, graph, guard, line, only, record, reduce, tensor
+from tests.evidence.samples import (
+    F32,
+    between,
+    call,
+    collective,
+    compiled,
+    graph,
+    guard,
+    line,
+    only,
+    record,
+    reduce,
+    tensor,
+)
 from tpcompile.evidence.comparison.compare import compare
 from tpcompile.evidence.digests.digest import digest_rank
 from tpcompile.evidence.judgement.verdict import fetch_from
-from tpcompile.evidence.records import CompileRecord, Divergence, Item, Layer, Node, UserLine
+from tpcompile.evidence.records import CompileRecord, Divergence, Graph, Guard, Item, Layer, Node, UserLine
 from tpcompile.evidence.records.causes import Cause
 
 PACKAGE = "/venv/lib/python3.11/site-packages/transformers/modeling.py"
 FROZEN = "L['self']._parameters['weight']"
+ENVIRON = "G['os'].environ._data[b'RANK']"
 
 
 def travelled(*compiles: CompileRecord) -> tuple[Divergence, ...]:
@@ -194,3 +208,20 @@ def test_inputs_of_a_compile_that_was_cut_while_it_was_traced_are_not_observed(i
     cut = compiled(inputs=(tensor(),), graphs=graphs, guards=(), collectives=(), is_cut=True)
     found = [divergence for divergence in between(both, cut) if divergence.layer == Layer.INPUTS]
     assert bool(found) == is_traced
+
+
+def test_a_branch_that_reorders_the_placeholders_is_blamed_at_its_first_op() -> None:
+    """Placeholders come in the order of their first use, and have no line."""
+    x = Node(scope="", op="placeholder", target="L_x_", value=F32)
+    weight = Node(scope="", op="placeholder", target="L_weight_", value="f32[8][1]cpu")
+    out = Node(scope="", op="output", target="output", args=("(%3,)",))
+    with_branch = (x, weight, call("mul", "%0", "0.5", at=34), call("norm", "%2", "%1", at=35), out)
+    without = (weight, x, call("norm", "%1", "%0", at=35), out)
+    ranks = []
+    for rank, nodes in enumerate((with_branch, without)):
+        read = Guard(type="EQUALS_MATCH", source=ENVIRON, expression=f"{ENVIRON} == b'{rank}'")
+        ranks.append(compiled(graphs=(Graph(kind="dynamo", nodes=nodes),), guards=(read,)))
+    found = only(*ranks)
+    assert found.cause == Cause.RANK_BRANCH
+    assert found.line is not None
+    assert found.line.line == 34

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from itertools import pairwise
 
 import pytest
 
@@ -37,6 +38,17 @@ def test_a_seed_draws_the_same_case_again() -> None:
     for seed in range(30):
         assert fault_case(seed) == fault_case(seed)
         assert healthy_case(seed) == healthy_case(seed)
+
+
+@pytest.mark.parametrize("given", [{}, {"operator": "branch"}, {"program": "regional", "operator": "branch"}])
+def test_the_command_that_runs_a_case_again_draws_the_same(given: dict[str, str]) -> None:
+    """An operator that is given is not drawn, and the rest differs."""
+    case = fault_case(1006, **given)
+    words = case.options.split()
+    options = dict(pairwise(words))
+    named = {name: options[f"--{name}"] for name in ("program", "operator") if f"--{name}" in options}
+    assert fault_case(int(options["--seeds"]), **named) == case
+    assert (options["--kind"], "--held-out" in words, set(named)) == ("faults", True, set(given))
 
 
 def test_seeds_draw_different_operators_programs_ranks_and_lines() -> None:

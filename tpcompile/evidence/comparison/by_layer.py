@@ -12,7 +12,7 @@ from tpcompile.evidence.groups.align import Slot
 from tpcompile.evidence.groups.by_group import ByGroup, Items, Row
 from tpcompile.evidence.groups.by_rank import Groups
 from tpcompile.evidence.groups.domain import Domain, Seen
-from tpcompile.evidence.iterables import find, grouped
+from tpcompile.evidence.iterables import find, first, grouped
 from tpcompile.evidence.layers import SPECS
 from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.layers.kernels import LAUNCHES, is_reordered
@@ -92,7 +92,7 @@ class _Compile:
         found = min(red, key=lambda layer: layer.explanation.directness)
         # A backend that does not lower leaves the collectives of the Dynamo graph, worded differently.
         backends = self.backends() if found.layer == Layer.COLLECTIVES else []
-        return backends or [found.red()]
+        return backends or [_with_error(found.red(), red)]
 
     def seen(self, groups: Groups) -> ByGroup[Seen]:
         """The compile as one rank of each group saw it."""
@@ -149,6 +149,14 @@ class _Compile:
         """Groups with their items, and the line of the frame."""
         columns = zip(groups, row, self.seen(groups), strict=True)
         return tuple(rank_group(ranks, item, seen.compile, cause) for ranks, item, seen in columns)
+
+
+def _with_error(finding: Divergence, red: Sequence[_Layer]) -> Divergence:
+    """The finding, and behind it the error with which the different program failed in the backend."""
+    raised = first(filter(None, (layer.explanation.raised for layer in red)))
+    if raised is None or finding.cause == Cause.COMPILE_FAILED:
+        return finding
+    return finding.model_copy(update={"title": f"{finding.title}; {raised}"})
 
 
 def _reached(compile_: CompileDigest) -> str:

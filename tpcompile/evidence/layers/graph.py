@@ -13,6 +13,7 @@ from tpcompile.evidence.groups.by_rank import ranks_in
 from tpcompile.evidence.iterables import differ, find, first, first_answer
 from tpcompile.evidence.layers.collectives import UNUSED, issued
 from tpcompile.evidence.layers.differing_items import rows_of
+from tpcompile.evidence.layers.row_text import headline
 from tpcompile.evidence.layers.shard_bounds import bounds_in_program
 from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec, in_one_part
 from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Item, ItemKind, Layer, Node, UserLine
@@ -99,6 +100,8 @@ def _parts(compile_: CompileRecord) -> Sequence[str]:
 
 def _explain(difference: Difference) -> Explanation:
     found = _ended(difference) or _with_collectives(difference)
+    if found.cause == Cause.COMPILE_FAILED and _is_traced(difference.items.picked(found.guilty)):
+        found = _failed_in_backend(difference, found)
     return replace(found, guard=_guard_behind(difference))
 
 
@@ -131,6 +134,29 @@ def _ended(difference: Difference) -> Explanation | None:
     return Explanation(_end_cause(own.first), Directness.ENDED, own, guilty=own.owners)
 
 
+def _failed_in_backend(difference: Difference, failed: Explanation) -> Explanation:
+    """What differs in a program that some ranks failed to compile, with the error; the error alone where it agrees."""
+    failed = replace(failed, directness=Directness.RAISED, raised=headline(failed.row, difference.groups))
+    rows = tuple(row for row in difference.rows if ItemKind.FAILURE not in row.distinct(_kind))
+    if not rows:
+        return failed
+    found = _program(replace(difference, rows=rows))
+    return replace(found, directness=failed.directness, guilty=failed.guilty, raised=failed.raised)
+
+
+def _kind(item: Item) -> ItemKind:
+    return item.kind
+
+
+def _is_traced(items: Items) -> bool:
+    """True when every group has the nodes of a graph: Dynamo gives the backend whole programs only."""
+    return all(_nodes(items))
+
+
+def _nodes(items: Items) -> Items:
+    return items.only(lambda item: item.kind == ItemKind.NODE)
+
+
 def _end_cause(item: Item) -> Cause:
     if item.kind == ItemKind.BREAK:
         return Cause.GRAPH_BREAK
@@ -139,7 +165,7 @@ def _end_cause(item: Item) -> Cause:
 
 
 def _program(difference: Difference) -> Explanation:
-    row = find(difference.rows, _does_something) or difference.rows[0]
+    row = _first_call(difference.rows)
     node = _Node(difference, row, _cause(row))
     return first_answer((_dropped, _reordered, _symbolic), node) or _different(node)
 
@@ -175,7 +201,7 @@ def _reordered(node: _Node) -> Explanation | None:
 
 def _moved(items: Items) -> Row | None:
     """The first place at which groups of ranks differ that run the same ops in different orders."""
-    ops = items.only(lambda item: item.kind == ItemKind.NODE).map(_sorted_ops)
+    ops = _nodes(items).map(_sorted_ops)
     if ops.differ() or not differ(ops[0]):
         return None
     return find(items.places(), lambda row: not row.agree_in(_op))
@@ -228,6 +254,11 @@ _DIRECTNESS = {
     **dict.fromkeys(_METADATA.values(), Directness.RESULT),
 }
 """How directly a node with that cause names what happened; `PROGRAM` by default."""
+
+
+def _first_call(rows: Sequence[Row]) -> Row:
+    """The first row of a call; placeholders are in the order of their first use."""
+    return find(rows, _does_something) or rows[0]
 
 
 def _does_something(row: Row) -> bool:
@@ -314,4 +345,4 @@ def first_nodes(difference: Difference) -> Row:
     if not difference.compile.differs(Layer.GRAPH):
         return Row()
     rows = rows_of(difference.compile.items(Layer.GRAPH), is_ordered=True)
-    return first(rows) or Row()
+    return _first_call(rows) if rows else Row()

@@ -17,7 +17,7 @@ class Directness(IntEnum):
     """How directly an explanation names what happened: of several layers that differ, the lowest is the finding."""
 
     ENDED = 0
-    """A graph break or a failed compile: everything after it is missing."""
+    """A graph break, or a compile that failed while it was traced: everything after it is missing."""
     TOOLCHAIN = 1
     """A different backend."""
     STATE = 2
@@ -26,17 +26,19 @@ class Directness(IntEnum):
     """An input that both sides have, with different metadata."""
     ARRANGED = 4
     """Order of a container, tensors that are one object."""
-    COLLECTIVE = 5
+    RAISED = 5
+    """A compile that failed in the backend: collectives and guards are missing, the program is whole."""
+    COLLECTIVE = 6
     """Collectives that do not match."""
-    VALUE = 6
+    VALUE = 7
     """A Python value that is guarded on both sides."""
-    RESULT = 7
+    RESULT = 8
     """A tensor in the program with different metadata; the reason is what it was computed from."""
-    PROGRAM = 8
+    PROGRAM = 9
     """A different node of the program."""
-    ONE_SIDED = 9
+    ONE_SIDED = 10
     """An item that only one side has."""
-    LOWERED = 10
+    LOWERED = 11
 
 
 class Compile(Protocol):
@@ -108,6 +110,8 @@ class Explanation:
     hangs: bool = False
     guard: Row = field(default_factory=Row)
     """The guard that shows the cause, where there is one."""
+    raised: str = ""
+    """The error with which the compile failed on some ranks."""
 
 
 def in_one_part(*, is_observed: bool) -> Sequence[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -76,12 +76,21 @@ class Case:
     backend: str
     source: Source
     truth: Truth
+    given: tuple[str, ...] = ()
+    """What was not drawn, as options."""
 
     @property
     def name(self) -> str:
         """One word that names it among all of a sweep."""
         kind = "healthy" if self.operator.is_healthy else "fault"
         return f"{kind}-{self.seed}-{self.program.name}-{self.operator.name}"
+
+    @property
+    def options(self) -> str:
+        """Options of scripts/generated_faults.py that draw it again: one more would draw differently."""
+        kind = "healthy" if self.operator.is_healthy else "faults"
+        held_out = ["--held-out"] if self.seed >= HELD_OUT else []
+        return " ".join([f"--kind {kind} --seeds {self.seed}", *self.given, *held_out])
 
     @property
     def sentinel_options(self) -> dict[str, Any]:
@@ -148,7 +157,8 @@ def _case(seed: int, kind: str, *, program: str, operator: str, without: Iterabl
     if drawn not in programs_of:
         raise DoesNotFit(f"{drawn} does not fit {program or 'any program'}")
     chosen = PROGRAMS[draw.choice(programs_of[drawn])]
-    return drawn_case(draw, seed, chosen, ALL[drawn], max_ranks=max_ranks)
+    given = (f"--program {program}" if program else "", f"--operator {operator}" if operator else "")
+    return replace(drawn_case(draw, seed, chosen, ALL[drawn], max_ranks=max_ranks), given=tuple(filter(None, given)))
 
 
 def drawn_case(draw: random.Random, seed: int, program: Program, operator: Operator, *, max_ranks: int) -> Case:

@@ -39,13 +39,7 @@ class Row:
     @property
     def replay(self) -> str:
         """Command that runs it again."""
-        kind = "healthy" if self.case.operator.is_healthy else "faults"
-        drawn = f"--program {self.case.program.name} --operator {self.case.operator.name}"
-        held_out = " --held-out" if self.case.seed >= 1000 else ""
-        return (
-            f"scripts/generated_faults.py --kind {kind} --seeds {self.case.seed} {drawn} "
-            f"--routes {self.route}{held_out} --keep runs/generated"
-        )
+        return f"scripts/generated_faults.py {self.case.options} --routes {self.route} --keep runs/generated"
 
     def as_json(self) -> dict[str, Any]:
         """Fields for the results."""
