@@ -26,13 +26,13 @@ from tpcompile.gate import target as targets
 from tpcompile.numerics import measure
 from tpcompile.ranks.env import check_cpp_compiler
 from tpcompile.torch_api import compiler
+from tpcompile.torch_api.profiler import REGION, is_kernel, on_gpu
 from tpcompile.torch_api.simulated import local_ranks
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _COLD_CALLS = 10
 _COLD_RATIO = 1.5
 _PROFILED_STEPS = 3
-_NO_KERNELS = ("Memcpy", "Memset")
 _NO_WORK = frozenset({
     "aten::empty", "aten::empty_strided", "aten::empty_like", "aten::view", "aten::as_strided", "aten::t",
     "aten::transpose", "aten::permute", "aten::reshape", "aten::_unsafe_view", "aten::expand", "aten::slice",
@@ -40,7 +40,6 @@ _NO_WORK = frozenset({
     "aten::resolve_neg", "aten::_reshape_alias", "aten::split", "aten::narrow", "aten::unbind", "aten::lift_fresh",
 })  # fmt: skip
 """Leaf ops of eager code that move no data."""
-_REGION = "Torch-Compiled Region"
 _REPLAY = "cudaGraphLaunch"
 
 
@@ -213,7 +212,7 @@ def _side(
 ) -> tuple[Side, int]:
     """Also the compiled regions that a step enters."""
     events, profiled_ms = _profiled(program, step)
-    regions = sum(event.name.startswith(_REGION) for event in events) // _PROFILED_STEPS
+    regions = sum(event.name.startswith(REGION) for event in events) // _PROFILED_STEPS
     median_ms = sorted(step_ms)[len(step_ms) // 2]
     if program.device.type == "cuda":
         found = _on_gpu(events, step_ms, median_ms)
@@ -236,9 +235,7 @@ def _profiled(program: Program, step: Callable[[], Any]) -> tuple[list[Any], flo
 
 
 def _on_gpu(events: list[Any], step_ms: list[float], median_ms: float) -> Side:
-    on_gpu = [event for event in events if str(event.device_type).endswith("CUDA")]
-    # a region is also drawn on the GPU's row, over its kernels
-    kernels = [event for event in on_gpu if not event.name.startswith((*_NO_KERNELS, _REGION, "##", "ProfilerStep"))]
+    kernels = [event for event in on_gpu(events) if is_kernel(event.name)]
     kernels_us = sum(event.time_range.elapsed_us() for event in kernels)
     library_us = sum(event.time_range.elapsed_us() for event in kernels if not event.name.startswith("triton_"))
     return Side(
