@@ -204,11 +204,9 @@ def _declared(
     return Collective(phase=phase, op=op, reduce_op=reduce_op, dtype=name, shape=str(list(shape)), group=group)
 
 
-def specs_of(
-    module: nn.Module, *, layouts: Mapping[str, Layout] | None = None, comm: TpComm | None = None
-) -> dict[str, ShardSpec]:
+def specs_of(module: nn.Module, *, layouts: Mapping[str, Layout] | None = None) -> dict[str, ShardSpec]:
     """Layout of every parameter of `module`, keyed like its state dict; arguments and errors of `placements_of`."""
-    placements = placements_of(module, layouts=layouts, comm=comm)
+    placements = placements_of(module, layouts=layouts)
     return {name: placement.spec for name, placement in placements.items()}
 
 
@@ -249,11 +247,8 @@ def declarations_of(module: nn.Module) -> dict[str, Declaration]:
     """
     found: dict[str, Declaration] = {}
     for owner, child in module.named_modules():
-        declares = callable(
-            getattr(type(child), "shard_specs", None)
-        )  # a compiled module's wrapper has it by delegation
-        if not declares:
-            continue
+        if not callable(getattr(type(child), "shard_specs", None)):
+            continue  # of the type: a compiled module's wrapper has it by delegation
         for name, spec in child.shard_specs().items():
             full_name = f"{owner}.{name}" if owner else name
             known = found.setdefault(full_name, Declaration(spec, child))

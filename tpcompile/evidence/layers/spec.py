@@ -18,25 +18,23 @@ class Directness(IntEnum):
 
     ENDED = 0
     """A graph break or a failed compile: everything after it is missing."""
-    TOOLCHAIN = 1
-    """A different backend."""
-    STATE = 2
+    STATE = 1
     """A setting of the process that is guarded."""
-    FED = 3
+    FED = 2
     """An input that both sides have, with different metadata."""
-    ARRANGED = 4
+    ARRANGED = 3
     """Order of a container, tensors that are one object."""
-    COLLECTIVE = 5
+    COLLECTIVE = 4
     """Collectives that do not match."""
-    VALUE = 6
+    VALUE = 5
     """A Python value that is guarded on both sides."""
-    RESULT = 7
+    RESULT = 6
     """A tensor in the program with different metadata; the reason is what it was computed from."""
-    PROGRAM = 8
+    PROGRAM = 7
     """A different node of the program."""
-    ONE_SIDED = 9
+    ONE_SIDED = 8
     """An item that only one side has."""
-    LOWERED = 10
+    LOWERED = 9
 
 
 class Compile(Protocol):
