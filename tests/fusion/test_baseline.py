@@ -164,7 +164,7 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 
 def node(kind: str) -> Node:
-    empty: Any = {"parts": (), "ops": (), "claimed": (), "body": {}, "loops": "", "reads": {}, "writes": {}}
+    empty: Any = {"parts": (), "ops": (), "body": {}, "loops": "", "reads": {}, "writes": {}}
     return Node(name=kind, kind=kind, device="cpu", fx=(), lines=(), **empty)
 
 

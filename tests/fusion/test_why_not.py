@@ -36,7 +36,6 @@ def node(name: str, kind: str, reads: dict[str, int], writes: dict[str, int], li
         kind=kind,
         parts=(name,),
         ops=(f"aten.{name}",),
-        claimed=(),
         body={},
         loops="8",
         reads=reads,
