@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -103,15 +103,6 @@ class ShardSpec:
                 _, count = part.rows(rank=rank, tp=tp)
                 pieces.append(rows.narrow(self.dim, 0, count))
         return torch.cat(pieces, self.dim)
-
-
-@runtime_checkable
-class Sharded(Protocol):
-    """A module that declares the layout of its own parameters, or of its children's too."""
-
-    def shard_specs(self) -> dict[str, ShardSpec]:
-        """Name of a parameter, dotted for one of a child -> layout."""
-        ...
 
 
 Layout: TypeAlias = ShardSpec | int
