@@ -66,8 +66,7 @@ class Ended:
     """How a run ended."""
 
     codes: dict[int, int]
-    """Rank -> exit code, negative for a signal. The ranks that the supervisor ended are in `ended`, too."""
-    ended: tuple[int, ...]
+    """Rank -> exit code, negative for a signal, also of the ranks that the supervisor ended."""
     is_hang: bool
     wall_s: float
 
@@ -80,7 +79,6 @@ def supervise(launch: Launch) -> Ended:
     store = _host_store(listener)
     watch = _Watch(launch)
     codes: dict[int, int] = {}
-    ended: set[int] = set()
     left = dict(pids)
     failed_at: float | None = None
     is_hang = False
@@ -92,11 +90,9 @@ def supervise(launch: Launch) -> Ended:
                 del left[rank]
         if failed_at is None and any(codes.values()):
             failed_at = time.monotonic()
-            ended |= left.keys()
             _signal(left.values(), signal.SIGTERM)
         if left and failed_at is None and not is_hang and watch.is_hang(left.values()):
             is_hang = True
-            ended |= left.keys()
             _signal(left.values(), signal.SIGTERM, signal.SIGKILL)
         if left and failed_at is not None and time.monotonic() - failed_at > _GRACE_S:
             _signal(left.values(), signal.SIGKILL)
@@ -104,7 +100,7 @@ def supervise(launch: Launch) -> Ended:
     for pid in pids.values():
         _sweep_group(pid)
     del store
-    return Ended(codes=codes, ended=tuple(sorted(ended)), is_hang=is_hang, wall_s=time.time() - watch.began_at)
+    return Ended(codes=codes, is_hang=is_hang, wall_s=time.time() - watch.began_at)
 
 
 class _Watch:
@@ -307,4 +303,4 @@ def read_ended(out: Path) -> Ended:
     """What a supervisor wrote."""
     fields = json.loads((out / ENDED).read_text())
     codes = {int(rank): code for rank, code in fields["codes"].items()}
-    return Ended(codes=codes, ended=tuple(fields["ended"]), is_hang=fields["is_hang"], wall_s=fields["wall_s"])
+    return Ended(codes=codes, is_hang=fields["is_hang"], wall_s=fields["wall_s"])
