@@ -33,7 +33,7 @@ def graph(*launches: Launch, refused: tuple[str, ...] = ("exceeds max fusion",),
         Pair(first=one, second=other, score=None, is_allowed=None, refused=refused) for one, other in pairwise(names)
     ]
     decisions = Decisions(
-        before=(), after=(), pairs=tuple(pairs), fused=(), benchmarked=(), num_rounds=1,
+        before=(), after=(), pairs=tuple(pairs), fused=(), num_rounds=1,
         ops=Totals(kernels=2, bytes=0), outputs=(),
     )  # fmt: skip
     known = {"compile_id": "0/0", "phase": "forward", "is_aligned": True, "decisions": decisions, **fields}

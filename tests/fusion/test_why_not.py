@@ -61,7 +61,6 @@ def decisions(nodes: tuple[Node, ...], pairs: tuple[Pair, ...], outputs: tuple[s
         after=nodes,
         pairs=pairs,
         fused=(),
-        benchmarked=(),
         num_rounds=1,
         ops=Totals(kernels=2, bytes=100),
         outputs=outputs,

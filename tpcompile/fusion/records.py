@@ -99,8 +99,6 @@ class Decisions(Frozen):
     after: tuple[Node, ...]
     pairs: tuple[Pair, ...]
     fused: tuple[tuple[str, str], ...]
-    benchmarked: tuple[str, ...]
-    """Decisions that were taken by timing, as Inductor logs them: ranks may differ."""
     num_rounds: int
     ops: Totals
     """If each op of the graph were a kernel of its own."""
