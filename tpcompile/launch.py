@@ -64,7 +64,7 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
     environ = dict(environ)
     if device == "cpu" and resolved.compile.backend == "inductor":
         environ["CXX"] = cxx_compiler(environ)
-    environ.setdefault("OMP_NUM_THREADS", str(max(1, _num_cores() // nproc)))
+    environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // nproc)))
     run_dir = request.run_dir or Path(new_name(f"{resolved.label}-tp{nproc}"))
     _claim(run_dir).write_config(resolved.model_dump_json(indent=1))
     return Plan(
@@ -280,7 +280,8 @@ def _cut_short(verdict: Verdict, plan: Plan, outcome: Outcome) -> Verdict:
     return verdict.model_copy(update={"status": Status.FAIL, "exit_code": code, "summary": f"{why}: {verdict.summary}"})
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

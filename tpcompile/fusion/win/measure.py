@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -138,7 +139,7 @@ def measured(program: Program, request: Request) -> Measured:
     after = compiler.dynamo_counters() | compiler.cuda_graph_counters()
     # As often called as eager; under CUDA graphs a replay.
     last_error = _error_ratio(exact.again, compiled_side.results(compiled), eager_side.results(eager))
-    steady_ms = sorted(compiled_ms)[len(compiled_ms) // 2]
+    steady_ms = statistics.median(compiled_ms)
     manifest = recorder.manifest()
     compiled_profile = _side(program, compiled, manifest, compiled_ms)
     return Measured(
@@ -213,7 +214,7 @@ def _side(
     """Also the compiled regions that a step enters."""
     events, profiled_ms = _profiled(program, step)
     regions = sum(event.name.startswith(REGION) for event in events) // _PROFILED_STEPS
-    median_ms = sorted(step_ms)[len(step_ms) // 2]
+    median_ms = statistics.median(step_ms)
     if program.device.type == "cuda":
         found = _on_gpu(events, step_ms, median_ms)
     else:
