@@ -27,12 +27,7 @@ from tpcompile.evidence.rundir import new_name
 from tpcompile.report import console
 from tpcompile.request import DEFAULT_PRESETS
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = ending.new_app()
 _ALWAYS = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
 """NVLink multicast stays off, for all programs alike."""
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import typer
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -30,7 +29,7 @@ from tpcompile.torch_api import compiler
 from tpcompile.torch_api.profiler import REGION, is_kernel, on_gpu
 from tpcompile.torch_api.simulated import local_ranks
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = ending.new_app()
 _COLD_CALLS = 10
 _COLD_RATIO = 1.5
 _PROFILED_STEPS = 3
