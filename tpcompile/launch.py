@@ -210,7 +210,6 @@ def _ended(observed: str, status: Status, ranks: Sequence[int], error: str) -> C
     details = (error,) if error else ()
     return Check(
         name="every rank ends with a verdict",
-        mode="",
         status=status,
         expected="finished",
         observed=observed,
@@ -263,7 +262,7 @@ def _unclean(verdict: Verdict, outcome: Outcome) -> Verdict:
     """A passed verdict whose ranks then hung or crashed on the way out is not a pass."""
     observed = f"torchrun ended with code {outcome.exit_code}"
     name = "ranks exit cleanly after the verdict"
-    check = Check(name=name, mode="", status=Status.FAIL, expected="code 0", observed=observed)
+    check = Check(name=name, status=Status.FAIL, expected="code 0", observed=observed)
     summary = f"every check passed, then the ranks did not exit cleanly: {observed}"
     update = {"status": Status.FAIL, "exit_code": int(ExitCode.BUG), "summary": summary}
     return verdict.model_copy(update=update | {"checks": (*verdict.checks, check)})

@@ -178,7 +178,6 @@ class Judge:
         return [
             Check(
                 name="every resolver answered",
-                mode="",
                 status=Status.FAIL,
                 expected="the resolved backend",
                 observed="; ".join(details),
@@ -229,7 +228,7 @@ class Judge:
 
 
 def _information(name: str, expected: str, observed: str, details: Sequence[str]) -> Check:
-    return Check(name=name, mode="", status=Status.INFO, expected=expected, observed=observed, details=tuple(details))
+    return Check(name=name, status=Status.INFO, expected=expected, observed=observed, details=tuple(details))
 
 
 def _compared(shas: Mapping[str, str]) -> str:
