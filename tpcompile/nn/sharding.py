@@ -17,7 +17,11 @@ from tpcompile.evidence.records import Collective
 if TYPE_CHECKING:  # collectives import Dynamo, and that Triton, before `certify` can ask for its interpreter
     from tpcompile.collectives.strategies import TpComm
 
-_DTYPE_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float64: "f64", torch.float16: "f16"}
+DTYPE_NAMES = {
+    torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64",
+    torch.int32: "i32", torch.int8: "i8", torch.uint8: "u8", torch.bool: "b8",
+}  # fmt: skip
+"""As compiled graphs print them."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +195,7 @@ def scattered(shape: Sequence[int], dtype: torch.dtype, *, tp: int, summed: bool
 def _declared(
     phase: str, op: str, shape: Sequence[int], dtype: torch.dtype, *, reduce_op: str = "", group: str = "tp"
 ) -> Collective:
-    name = _DTYPE_NAMES[dtype]
+    name = DTYPE_NAMES[dtype]
     return Collective(phase=phase, op=op, reduce_op=reduce_op, dtype=name, shape=str(list(shape)), group=group)
 
 
