@@ -190,7 +190,7 @@ class Judge:
         rows: list[_Found] = []
         sizes = [0]
         for known in self._known(UNDECLARED, num_ranks=2):
-            sizes += map(_num_undeclared, known.values())
+            sizes += [_size(facts, UNDECLARED) for facts in known.values()]
             rows += _rows(known, UNDECLARED)
         num = max(sizes)
         if not num:
@@ -281,7 +281,3 @@ def _is_news(row: _Found) -> bool:
 
 def _size(facts: RankFacts, group: str) -> int:
     return len(facts.shards) if group == SHARDS else len(facts.of(group))
-
-
-def _num_undeclared(facts: RankFacts) -> int:
-    return _size(facts, UNDECLARED)
