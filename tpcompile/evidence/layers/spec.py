@@ -18,23 +18,25 @@ class Directness(IntEnum):
 
     ENDED = 0
     """A graph break or a failed compile: everything after it is missing."""
-    STATE = 1
+    TOOLCHAIN = 1
+    """A different backend."""
+    STATE = 2
     """A setting of the process that is guarded."""
-    FED = 2
+    FED = 3
     """An input that both sides have, with different metadata."""
-    ARRANGED = 3
+    ARRANGED = 4
     """Order of a container, tensors that are one object."""
-    COLLECTIVE = 4
+    COLLECTIVE = 5
     """Collectives that do not match."""
-    VALUE = 5
+    VALUE = 6
     """A Python value that is guarded on both sides."""
-    RESULT = 6
+    RESULT = 7
     """A tensor in the program with different metadata; the reason is what it was computed from."""
-    PROGRAM = 7
+    PROGRAM = 8
     """A different node of the program."""
-    ONE_SIDED = 8
+    ONE_SIDED = 9
     """An item that only one side has."""
-    LOWERED = 9
+    LOWERED = 10
 
 
 class Compile(Protocol):
