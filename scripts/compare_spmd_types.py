@@ -146,7 +146,7 @@ def _run(case: Case, rank: int, options: dict[str, Any]) -> None:
         with (
             spmd.set_current_mesh(mesh),
             spmd_types.checker.typecheck(**options),
-            _adapted(group, axes, is_local=options["local"]),
+            _adapted(group, axes),
         ):
             for name, parameter in module.named_parameters():
                 layout = case.layouts[name][1]
@@ -191,7 +191,7 @@ def _normal(axis: Any) -> Any:
 
 
 @contextmanager
-def _adapted(group: Any, axes: list[Any], *, is_local: bool) -> Iterator[None]:
+def _adapted(group: Any, axes: list[Any]) -> Iterator[None]:
     """Our wrappers and the functional collectives stand for the functions of spmd_types with the same meaning."""
     import spmd_types as spmd
 

@@ -64,7 +64,7 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
     environ = dict(environ)
     if device == "cpu" and resolved.compile.backend == "inductor":
         environ["CXX"] = cxx_compiler(environ)
-    environ.setdefault("OMP_NUM_THREADS", str(max(1, _num_cores() // nproc)))
+    environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // nproc)))
     run_dir = request.run_dir or Path(new_name(f"{resolved.label}-tp{nproc}"))
     _claim(run_dir).write_config(resolved.model_dump_json(indent=1))
     return Plan(
@@ -210,7 +210,6 @@ def _ended(observed: str, status: Status, ranks: Sequence[int], error: str) -> C
     details = (error,) if error else ()
     return Check(
         name="every rank ends with a verdict",
-        mode="",
         status=status,
         expected="finished",
         observed=observed,
@@ -263,7 +262,7 @@ def _unclean(verdict: Verdict, outcome: Outcome) -> Verdict:
     """A passed verdict whose ranks then hung or crashed on the way out is not a pass."""
     observed = f"torchrun ended with code {outcome.exit_code}"
     name = "ranks exit cleanly after the verdict"
-    check = Check(name=name, mode="", status=Status.FAIL, expected="code 0", observed=observed)
+    check = Check(name=name, status=Status.FAIL, expected="code 0", observed=observed)
     summary = f"every check passed, then the ranks did not exit cleanly: {observed}"
     update = {"status": Status.FAIL, "exit_code": int(ExitCode.BUG), "summary": summary}
     return verdict.model_copy(update=update | {"checks": (*verdict.checks, check)})
@@ -280,7 +279,8 @@ def _cut_short(verdict: Verdict, plan: Plan, outcome: Outcome) -> Verdict:
     return verdict.model_copy(update={"status": Status.FAIL, "exit_code": code, "summary": f"{why}: {verdict.summary}"})
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -148,9 +148,9 @@ def _stop(process: subprocess.Popen[bytes] | None, signum: int, grace_s: float) 
     return process.wait()
 
 
-def _sweep(launch_id: str, timeout_s: float = 5.0) -> None:
-    """SIGKILL every process of this launch, until none is left or `timeout_s` passed."""
-    deadline = time.monotonic() + timeout_s
+def _sweep(launch_id: str) -> None:
+    """SIGKILL every process of this launch, for 5 s or until none is left."""
+    deadline = time.monotonic() + 5
     left = _marked(launch_id)
     while left and time.monotonic() < deadline:
         for process in left:

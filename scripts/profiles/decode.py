@@ -23,8 +23,9 @@ from tpcompile import config, profiles
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.fastpath import tp_region
 from tpcompile.nn.causal_lm import CausalLM
+from tpcompile.nn.rope import rope_tables
 from tpcompile.nn.state import load_full_state_dict
-from tpcompile.numerics.draw import draw_weights, rope_tables
+from tpcompile.numerics.draw import draw_weights
 
 LAYERS, VOCABULARY, BATCH, PROMPT, NEW = 4, 128256, 1, 32, 96
 ROUNDS = 5

@@ -40,13 +40,6 @@ def product(x: Tensor, op: str = "sum") -> Tensor:
     return collectives.all_reduce(x @ x.t(), group=dist.group.WORLD, op=op)
 
 
-def beside_work(x: Tensor) -> Tensor:
-    """A product between the start of the sum and its wait."""
-    pending = collectives.all_reduce_start(x * 2, group=dist.group.WORLD)
-    product = x @ x.t()
-    return pending.wait().sum() + product
-
-
 FORMS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...], torch.dtype]] = {
     "small": (product, SMALL, torch.float32),
     "large": (product, LARGE, torch.float32),

@@ -12,7 +12,7 @@ from tpcompile.evidence.groups.by_group import Items
 from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.layers.kernels import SPEC
 from tpcompile.evidence.layers.spec import Difference
-from tpcompile.evidence.records import Check, CheckId, CompileRecord, Kernel, Layer, Verdict, value_item
+from tpcompile.evidence.records import Check, CheckId, CompileRecord, Kernel, Verdict, value_item
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.fastpath import ban
 from tpcompile.fastpath.use import Use
@@ -105,5 +105,5 @@ def test_a_different_source_is_what_differs_of_generated_code() -> None:
     theirs = [value_item("source of norm", "4321"), value_item("line", "x * 3")]
     items = Items([mine, theirs])
     rows = rows_of(items, is_ordered=True)
-    found = SPEC.explain(Difference(Layer.KERNELS, ((0,), (1,)), items, rows, compile=None))  # type: ignore[arg-type]
+    found = SPEC.explain(Difference(((0,), (1,)), items, rows, compile=None))  # type: ignore[arg-type]
     assert (found.cause, found.row.first.about) == (Cause.ENVIRONMENT, "source of norm")

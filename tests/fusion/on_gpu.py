@@ -25,8 +25,8 @@ from tpcompile.fusion.records import Manifest, Role
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.state import load_full_state_dict
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
+from tpcompile.torch_api.profiler import is_kernel, on_gpu
 
-NO_KERNELS = ("Memcpy", "Memset")
 IN_EAGER = (Role.WRAPPER, Role.COPY)
 
 
@@ -118,8 +118,7 @@ def profiled(step: Any) -> Counter[str]:
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         step()
         torch.cuda.synchronize()
-    on_gpu = [event for event in profiler.events() if str(event.device_type).endswith("CUDA")]
-    return Counter(event.name for event in on_gpu if not event.name.startswith(NO_KERNELS))
+    return Counter(event.name for event in on_gpu(profiler.events()) if is_kernel(event.name))
 
 
 if __name__ == "__main__":

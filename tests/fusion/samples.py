@@ -48,7 +48,6 @@ def graph(num_launches: int, *, phase: str = "forward") -> GraphManifest:
         after=(),
         pairs=(),
         fused=(),
-        benchmarked=(),
         num_rounds=1,
         ops=Totals(kernels=3 * num_launches, bytes=2**22 * 3 * num_launches),
         outputs=(),

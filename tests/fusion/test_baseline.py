@@ -33,7 +33,7 @@ def graph(*launches: Launch, refused: tuple[str, ...] = ("exceeds max fusion",),
         Pair(first=one, second=other, score=None, is_allowed=None, refused=refused) for one, other in pairwise(names)
     ]
     decisions = Decisions(
-        before=(), after=(), pairs=tuple(pairs), fused=(), benchmarked=(), num_rounds=1,
+        before=(), after=(), pairs=tuple(pairs), fused=(), num_rounds=1,
         ops=Totals(kernels=2, bytes=0), outputs=(),
     )  # fmt: skip
     known = {"compile_id": "0/0", "phase": "forward", "is_aligned": True, "decisions": decisions, **fields}
@@ -164,7 +164,7 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 
 def node(kind: str) -> Node:
-    empty: Any = {"parts": (), "ops": (), "claimed": (), "body": {}, "loops": "", "reads": {}, "writes": {}}
+    empty: Any = {"parts": (), "ops": (), "body": {}, "loops": "", "reads": {}, "writes": {}}
     return Node(name=kind, kind=kind, device="cpu", fx=(), lines=(), **empty)
 
 

@@ -27,12 +27,7 @@ from tpcompile.evidence.rundir import new_name
 from tpcompile.report import console
 from tpcompile.request import DEFAULT_PRESETS
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = ending.new_app()
 _ALWAYS = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
 """NVLink multicast stays off, for all programs alike."""
 
@@ -104,7 +99,7 @@ def bench(
         if place == "cpu" and device == "auto" and one.block.dim >= launch.GPU_DIM:
             size = f"preset {one.preset} (dim {one.block.dim}) is sized for GPUs, and there is no GPU here"
             raise PreflightError(f"{size}; use --preset cpu_smoke, or --device cpu for a long run")
-    num_jobs = jobs or max(1, _num_cores() // nproc)
+    num_jobs = jobs or max(1, launch.num_cores() // nproc)
     _set_threads(place, found, num_jobs * nproc)
     plan = Plan(
         settings=found,
@@ -112,7 +107,7 @@ def bench(
         world_size=nproc,
         rounds=rounds,
         jobs=num_jobs,
-        cores_per_rank=max(1, _num_cores() // nproc),
+        cores_per_rank=max(1, launch.num_cores() // nproc),
         timeout_s=timeout_s,
         keeps_going=keep_going,
         logs=_folder(logs),
@@ -205,13 +200,9 @@ def _place(asked: str, nproc: int) -> Literal["cpu", "cuda"]:
     return "cuda"
 
 
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
 def _set_threads(place: Device, found: list[config.RunConfig], num_processes: int) -> None:
     """For all processes that are started: cores are shared by those that compile at the same time."""
-    threads = str(max(1, _num_cores() // num_processes))
+    threads = str(max(1, launch.num_cores() // num_processes))
     os.environ.setdefault("OMP_NUM_THREADS", threads)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", threads)
     if place == "cpu" and any(one.compile.backend == "inductor" for one in found):

@@ -122,7 +122,7 @@ def case_of(baseline: Baseline, measured: Measured, report: Report) -> Case:
     raise ConfigError(f"no baseline for {here.title}; it has {known}. Add this one with --write-baseline")
 
 
-def regressions(case: Case, measured: Measured, *, tolerance: float = TOLERANCE) -> Iterator[Regression]:
+def regressions(case: Case, measured: Measured) -> Iterator[Regression]:
     """Programs of the case that were asked for in this run, one difference each: the first that explains the others.
 
     Raises ConfigError where none of them was.
@@ -136,12 +136,12 @@ def regressions(case: Case, measured: Measured, *, tolerance: float = TOLERANCE)
             why = row.why_not or "outputs differ"
             yield Regression(program=name, change=Change.OVERHEAD, says=f"not measured: {why}", is_time=False)
             continue
-        found = _regression(name, allowed, _figures(measured, row), tolerance)
+        found = _regression(name, allowed, _figures(measured, row))
         if found is not None:
             yield found
 
 
-def _regression(name: str, allowed: Figures, now: Figures, tolerance: float) -> Regression | None:
+def _regression(name: str, allowed: Figures, now: Figures) -> Regression | None:
     """By cause: more regions, then more kernels, then more launches of as many kernels, then time alone."""
     counts: Sequence[tuple[Change, str, float | None, float | None]] = (
         (Change.OVERHEAD, "compiled regions a call", allowed.regions, now.regions),
@@ -156,7 +156,7 @@ def _regression(name: str, allowed: Figures, now: Figures, tolerance: float) -> 
     slower = [
         f"{before:.3g} -> {after:.3g} {what}"
         for what, before, after in times
-        if before is not None and after is not None and after > before * (1 + tolerance)
+        if before is not None and after is not None and after > before * (1 + TOLERANCE)
     ]
     if not slower:
         return None

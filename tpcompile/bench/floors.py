@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator
 
@@ -121,7 +122,7 @@ def _time_us(call: Call, device: torch.device) -> float:
         for _ in range(3):
             call()
         if device.type != "cuda":
-            return sorted(_host_us(call) for _ in range(_REPEATS))[_REPEATS // 2]
+            return statistics.median(_host_us(call) for _ in range(_REPEATS))
         return _graph_us(call)
 
 
@@ -148,4 +149,4 @@ def _graph_us(call: Call) -> float:
         end.synchronize()
         found.append(start.elapsed_time(end) * 1e3 / _CALLS_IN_GRAPH)
     del graph  # before the group is destroyed, or that never returns
-    return sorted(found)[_REPEATS // 2]
+    return statistics.median(found)

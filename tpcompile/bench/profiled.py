@@ -11,15 +11,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from tpcompile.bench.records import Profile
 from tpcompile.bench.step import Call, finish
+from tpcompile.torch_api.profiler import is_kernel, on_gpu
 
 _STEPS = 3
 _COMMUNICATION = re.compile(
     r"nccl|one_shot|two_shot|multimem|symm_mem|all_reduce|allreduce|exchange|PtoP", re.IGNORECASE
 )
 """Kernels of collectives, the ones that also compute among them, and copies between GPUs."""
-_COPIES = ("Memcpy", "Memset")
-_NOT_KERNELS = ("Torch-Compiled Region", "##", "ProfilerStep")
-"""Also drawn on the GPU's row, over its kernels."""
 _LAUNCH = re.compile(r"^(cuda|cu|hip)(Launch|GraphLaunch)")
 
 
@@ -43,25 +41,19 @@ def profiled(call: Call, device: torch.device) -> Profile:
             call()
         finish(device)
     events = list(profiler.events() or ())
-    spans = [
-        Span(event.name, event.time_range.start, event.time_range.end)
-        for event in events
-        if str(event.device_type).endswith("CUDA")
-    ]
+    spans = [Span(event.name, event.time_range.start, event.time_range.end) for event in on_gpu(events)]
     names = [event.name for event in events if str(event.device_type).endswith("CPU")]
     return summary(spans, names, num_steps=_STEPS)
 
 
 def summary(spans: Sequence[Span], host_calls: Iterable[str], *, num_steps: int) -> Profile:
     """What ran on the GPU, and the names of what the host called, in so many steps -> one step."""
-    spans = [span for span in spans if not span.name.startswith(_NOT_KERNELS)]
-    kernels = [span for span in spans if not span.name.startswith(_COPIES)]
     communication = [span for span in spans if _COMMUNICATION.search(span.name)]
     others = [span for span in spans if not _COMMUNICATION.search(span.name)]
     launches = sum(bool(_LAUNCH.match(name)) for name in host_calls)
     to_ms = 1 / (1e3 * num_steps)
     return Profile(
-        kernels=round(len(kernels) / num_steps),
+        kernels=round(sum(is_kernel(span.name) for span in spans) / num_steps),
         launches=round(launches / num_steps),
         busy_ms=length(union(spans)) * to_ms,
         communication_ms=length(union(communication)) * to_ms,

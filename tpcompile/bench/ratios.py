@@ -15,8 +15,6 @@ class Ratio:
     """A median over rounds, or why there is none."""
 
     value: float | None
-    least: float = 0.0
-    most: float = 0.0
     why_not: str = ""
 
 
@@ -119,7 +117,7 @@ def _to_floor(measured: Measured, row: Row) -> Ratio:
 def _ratio(values: Sequence[float]) -> Ratio:
     if not values:
         return Ratio(None, why_not="-")
-    return Ratio(statistics.median(values), min(values), max(values))
+    return Ratio(statistics.median(values))
 
 
 def _difference(row: Row, limit: float) -> str:

@@ -6,7 +6,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -161,8 +161,10 @@ class _Preset:
             self._prepare()
             self._rounds()
             if self._plan.is_gpu:
-                self._powers()
-            self._profiles()
+                self._tell("energy")
+                self._each(self._power, self._entries)
+            self._tell("profiles")
+            self._each(self._profile, self._entries)  # last: a profiler stays in a process
             self._close()
         except RankLost as lost:
             return lost
@@ -199,8 +201,7 @@ class _Preset:
         for entry in waiting:
             if entry.name.is_alone:
                 self._compile(entry)
-        for entry in waiting:
-            self._warm(entry)
+        self._each(self._warm, waiting)
 
     def _compile(self, entry: Entry) -> None:
         with self._failing(entry):
@@ -215,65 +216,60 @@ class _Preset:
             entry.change(compile_s=max(seconds, default=None), notes=tuple(answers[0]["notes"]))
             self._tell(f"{entry.name.text} is compiled")
 
-    def _warm(self, entry: Entry) -> None:
-        if entry.ranks is None:
-            return
-        with self._failing(entry):
-            answers = entry.ranks.ask({"warm": True})
-            regions = [answer["regions_per_call"] for answer in answers]
-            peaks = [answer["peak_bytes"] for answer in answers if answer["peak_bytes"] is not None]
-            step_ms = max(answer["step_ms"] for answer in answers)
-            if entry.row.compile_s is not None:
-                capture_s = max(answer["capture_s"] for answer in answers)
-                entry.change(compile_s=entry.row.compile_s + capture_s)
-            entry.change(
-                peak_bytes=max(peaks, default=None),
-                regions_per_call=None if None in regions else max(regions),
-                calls_per_round=max(_FEWEST_CALLS, min(_MOST_CALLS, round(_ROUND_MS / step_ms))),
-                **_worst(answers),
-            )
+    def _warm(self, entry: Entry, ranks: Ranks) -> None:
+        answers = ranks.ask({"warm": True})
+        regions = [answer["regions_per_call"] for answer in answers]
+        peaks = [answer["peak_bytes"] for answer in answers if answer["peak_bytes"] is not None]
+        step_ms = max(answer["step_ms"] for answer in answers)
+        if entry.row.compile_s is not None:
+            capture_s = max(answer["capture_s"] for answer in answers)
+            entry.change(compile_s=entry.row.compile_s + capture_s)
+        entry.change(
+            peak_bytes=max(peaks, default=None),
+            regions_per_call=None if None in regions else max(regions),
+            calls_per_round=max(_FEWEST_CALLS, min(_MOST_CALLS, round(_ROUND_MS / step_ms))),
+            **_worst(answers),
+        )
 
     def _rounds(self) -> None:
         """Programs take turns; each round begins with a different one."""
         self._tell(f"{self._plan.rounds} rounds")
         for number in range(self._plan.rounds):
-            for entry in in_turn(self._entries, number):
-                if entry.ranks is None:
-                    continue
-                with self._failing(entry):
-                    answers = entry.ranks.ask({"round": entry.row.calls_per_round})
-                    entry.rounds_ms.append(max(answer["ms"] for answer in answers))
+            self._each(self._round, in_turn(self._entries, number))
 
-    def _powers(self) -> None:
-        """Of each program, long enough for the counter, until one has none; of the GPU with the lowest clock."""
-        self._tell("energy")
-        for entry in self._entries:
-            if entry.ranks is None:
-                continue
-            with self._failing(entry):
-                num_calls = math.ceil(_POWER_MS / statistics.median(entry.rounds_ms))
-                answers = entry.ranks.ask({"power": num_calls})
-                found = [Power.model_validate(answer["power"]) for answer in answers if "power" in answer]
-                if not found:
-                    self._why_no_power = f"{entry.name.text}: {answers[0]['why_not']}"
-                    return
-                entry.change(power=min(found, key=lambda one: one.mhz))
+    def _round(self, entry: Entry, ranks: Ranks) -> None:
+        answers = ranks.ask({"round": entry.row.calls_per_round})
+        entry.rounds_ms.append(max(answer["ms"] for answer in answers))
 
-    def _profiles(self) -> None:
-        """Last: a profiler stays in a process. Outputs are compared again, after all calls."""
-        self._tell("profiles")
-        for entry in self._entries:
-            if entry.ranks is None:
-                continue
-            with self._failing(entry):
-                answers = entry.ranks.ask({"profile": True})
-                profiles = [Profile.model_validate(answer["profile"]) for answer in answers]
-                entry.change(
-                    profile=min(profiles, key=lambda one: one.communication_ms or 0.0),
-                    **_worst([{"error_ratio": entry.row.error_ratio, "worst": entry.row.worst}, *answers]),
-                )
+    def _power(self, entry: Entry, ranks: Ranks) -> None:
+        """Long enough for the counter, until a program has none; of the GPU with the lowest clock."""
+        if self._why_no_power:
+            return
+        num_calls = math.ceil(_POWER_MS / statistics.median(entry.rounds_ms))
+        answers = ranks.ask({"power": num_calls})
+        found = [Power.model_validate(answer["power"]) for answer in answers if "power" in answer]
+        if found:
+            entry.change(power=min(found, key=lambda one: one.mhz))
+        else:
+            self._why_no_power = f"{entry.name.text}: {answers[0]['why_not']}"
+
+    def _profile(self, entry: Entry, ranks: Ranks) -> None:
+        """Outputs are compared again, after all calls."""
+        answers = ranks.ask({"profile": True})
+        profiles = [Profile.model_validate(answer["profile"]) for answer in answers]
+        entry.change(
+            profile=min(profiles, key=lambda one: one.communication_ms or 0.0),
+            **_worst([{"error_ratio": entry.row.error_ratio, "worst": entry.row.worst}, *answers]),
+        )
 
     # Processes
+
+    def _each(self, step: Callable[[Entry, Ranks], None], entries: Iterable[Entry]) -> None:
+        """A step of each program that runs."""
+        for entry in entries:
+            if entry.ranks is not None:
+                with self._failing(entry):
+                    step(entry, entry.ranks)
 
     @contextmanager
     def _failing(self, entry: Entry) -> Iterator[None]:

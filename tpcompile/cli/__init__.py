@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from tpcompile.cli import bench, certify, compare, diagnose, ending, faults, fusion, gate, presets, verify_win, version
+from tpcompile.cli import bench, compare, diagnose, ending, gate, passed_on, presets, version
 
 app = typer.Typer(
     name="tpcompile",
@@ -21,13 +21,13 @@ app.callback()(version.option)
 _PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
 """For commands whose arguments go to a process that imports torch."""
 app.command("bench", add_help_option=False, context_settings=_PASSED_ON)(bench.bench)
-app.command("certify", add_help_option=False, context_settings=_PASSED_ON)(certify.certify)
+app.command("certify", add_help_option=False, context_settings=_PASSED_ON)(passed_on.certify)
 app.command("gate")(gate.gate)
 app.command("compare")(compare.compare)
 app.command("diagnose")(diagnose.diagnose)
-app.command("faults", add_help_option=False, context_settings=_PASSED_ON)(faults.faults)
-app.command("fusion", add_help_option=False, context_settings=_PASSED_ON)(fusion.fusion)
-app.command("verify-win", add_help_option=False, context_settings=_PASSED_ON)(verify_win.verify_win)
+app.command("faults", add_help_option=False, context_settings=_PASSED_ON)(passed_on.faults)
+app.command("fusion", add_help_option=False, context_settings=_PASSED_ON)(passed_on.fusion)
+app.command("verify-win", add_help_option=False, context_settings=_PASSED_ON)(passed_on.verify_win)
 app.command("presets")(presets.presets)
 app.command("version")(version.version)
 

@@ -5,11 +5,24 @@ from __future__ import annotations
 import errno
 import sys
 import traceback
+from typing import Any
 
 import typer
 
 from tpcompile.errors import REFUSED_BY_MACHINE, ExitCode, TargetRaised, TpCompileError
 from tpcompile.report.stdout import forgiving, open_missing
+
+
+def new_app(**options: Any) -> typer.Typer:
+    """An app for `run` with the help of `tpcompile`, in a process that a command becomes."""
+    help_names = {"help_option_names": ["-h", "--help"]}
+    return typer.Typer(
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings=help_names,
+        **options,
+    )
 
 
 def run(app: typer.Typer, name: str) -> None:

@@ -34,7 +34,7 @@ def issue_all_gather(x: Tensor, dim: int, group: Any, sizes: Sizes = None) -> Te
     return joined(from_wire(raw, x), dim, group.size(), sizes)
 
 
-def issue_reduce_scatter(x: Tensor, dim: int, group: Any, sizes: Sizes = None) -> Tensor:
+def issue_reduce_scatter(x: Tensor, dim: int, group: Any, sizes: Sizes) -> Tensor:
     """Sum over the group and keep this rank's part of `dim`."""
     wire = to_wire(stacked(x, dim, group.size(), sizes))
     raw = from_wire(c10d.end(*c10d.begin_reduce_scatter(wire, group)), x)

@@ -65,7 +65,7 @@ class RunDir:
     rank_N/manifest.json  kernels of its graphs, for `tpcompile fusion`, where Inductor made them
     rank_N/status.json    last known activity of rank N
     rank_N/traceback.txt  of the exception that ended rank N, where a sentinel watched
-    trace/ logs/          TORCH_TRACE files when asked for, and log lines per rank
+    logs/                 log lines per rank
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -107,11 +107,6 @@ class RunDir:
     def logs(self) -> Path:
         """Folder of log lines, one file per rank."""
         return self.path / "logs"
-
-    @property
-    def trace(self) -> Path:
-        """Folder for TORCH_TRACE files."""
-        return self.path / "trace"
 
     @property
     def junit(self) -> Path:

@@ -13,11 +13,11 @@ from functools import cache
 from pathlib import Path
 
 import yaml
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
 from tpcompile.evidence.layers.environment import SOURCE_OF
 from tpcompile.evidence.layers.kernels import SOURCE
-from tpcompile.evidence.records import CompileRecord, Item, Kernel
+from tpcompile.evidence.records import CompileRecord, Frozen, Item, Kernel
 from tpcompile.fastpath.certificate import uncertified
 from tpcompile.fastpath.registry import registered
 from tpcompile.fastpath.use import Seen, Use, uses
@@ -25,10 +25,8 @@ from tpcompile.fastpath.use import Seen, Use, uses
 _PACKAGES = Path(__file__).with_name("single_gpu.yaml")
 
 
-class SingleGpuPackage(BaseModel):
+class SingleGpuPackage(Frozen):
     """A published package whose kernels take a shard for the whole tensor."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     package: str
     version: str

@@ -199,7 +199,7 @@ def uncertified(path: FastPath, *, tp: int | None = None, dtypes: Collection[str
     return f"fast path {path.name} at {path.line}: {why}; run `tpcompile certify {path.name}{_sizes(files, tp)}`"
 
 
-def is_certified(path: FastPath, *, tp: int, dtypes: Collection[str] = ()) -> bool:
+def is_certified(path: FastPath, *, tp: int, dtypes: Collection[str]) -> bool:
     """Whether it may run on the shards of `tp` ranks on this device; a positive answer is cached."""
     key = (certificate_file(path, device_kind()), path.source.sha256, tp, tuple(sorted(dtypes)))
     if key not in _CERTIFIED and not uncertified(path, tp=tp, dtypes=dtypes):

@@ -20,14 +20,10 @@ from tpcompile.faults.sweep import sweep
 from tpcompile.report import console as consoles
 from tpcompile.report.stdout import say
 
-app = typer.Typer(
+app = ending.new_app(
     name="tpcompile faults",
     help="Planted faults of rank divergence, and healthy programs: list or run them.",
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
 )
 
 

@@ -64,7 +64,7 @@ def launch(
     return run_in_tree(command, folder, environ=environ, limit_s=limit_s)
 
 
-def rank_command(case: Case, folder: Path, options: Sequence[str] = ()) -> list[str]:
+def rank_command(case: Case, folder: Path, options: Sequence[str]) -> list[str]:
     """Arguments of Python for one rank of a case."""
     module = case.program.__module__
     return ["-m", "tpcompile.faults.rank", module, case.name, "--run-dir", str(folder), *options]

@@ -23,12 +23,8 @@ from tpcompile.fusion.records import Manifest
 from tpcompile.fusion.why_not import Missed, missed_fusions
 from tpcompile.report import console
 
-app = typer.Typer(
-    add_completion=False,
+app = ending.new_app(
     no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
     help="""Which kernels a program became, what did not fuse and why, and what changed.
 
     tpcompile fusion record my_model:build --nproc 8   # one process compiles as rank 0 of 8

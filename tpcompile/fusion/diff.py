@@ -118,7 +118,7 @@ def diff(base: Manifest, new: Manifest, *, across_versions: bool = False) -> Dif
     )
 
 
-def graph_diff(base: GraphManifest, new: GraphManifest, settings: Mapping[str, str] | None = None) -> GraphDiff:
+def graph_diff(base: GraphManifest, new: GraphManifest, settings: Mapping[str, str]) -> GraphDiff:
     """What one of two graphs launches and the other does not; `settings` are those of the new one."""
     before, after = _by_structure(base.launches), _by_structure(new.launches)
     removed = list(_surplus(before, after))
@@ -127,7 +127,7 @@ def graph_diff(base: GraphManifest, new: GraphManifest, settings: Mapping[str, s
         graph=_name(base),
         removed=tuple(removed),
         added=tuple(added),
-        splits=tuple(_splits(removed, added, new, settings or {})),
+        splits=tuple(_splits(removed, added, new, settings)),
         recoded=tuple(_recoded(before, after)),
         tuned=tuple(_tuned(before, after)),
         added_bytes=total(new.launches).bytes - total(base.launches).bytes,

@@ -100,7 +100,7 @@ def _launches(call: Call, nodes: Sequence[Node]) -> Iterator[Launch]:
     fields = call.model_dump()
     if not nodes:
         yield Launch(**fields)
-    kept = {"parts", "fx", "made", "ops", "claimed", "body", "loops", "reads", "writes", "lines"}
+    kept = {"parts", "fx", "made", "ops", "body", "loops", "reads", "writes", "lines"}
     for one in nodes:
         known = one.model_dump(include=kept)
         yield Launch(**fields, node=one.name, **known)

@@ -250,11 +250,6 @@ def reason_of(logged: str) -> Reason:
     return Reason(boundary=Boundary.UNKNOWN, text=f"Inductor says: {logged}")
 
 
-def is_known(template: str) -> bool:
-    """True for a text of torch's source, `device mismatch (%s vs %s)`."""
-    return template in _KNOWN
-
-
 @cache
 def _patterns() -> list[tuple[re.Pattern[str], Reason]]:
     return [(re.compile(".*".join(map(re.escape, text.split("%s")))), reason) for text, reason in _KNOWN.items()]

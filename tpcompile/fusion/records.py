@@ -7,7 +7,7 @@ from enum import StrEnum
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import Frozen
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Incremented when a manifest changes shape; a reader refuses any other version."""
 
 
@@ -35,8 +35,6 @@ class Node(Frozen):
     """Names of the nodes that were fused into it; its own where none were."""
     ops: tuple[str, ...]
     """What it computes, as the user's program called it."""
-    claimed: tuple[str, ...]
-    """What Inductor names its kernel after: of a template also what made its inputs."""
     body: dict[str, int]
     """How often its loops compute each op for an element."""
     loops: str
@@ -101,8 +99,6 @@ class Decisions(Frozen):
     after: tuple[Node, ...]
     pairs: tuple[Pair, ...]
     fused: tuple[tuple[str, str], ...]
-    benchmarked: tuple[str, ...]
-    """Decisions that were taken by timing, as Inductor logs them: ranks may differ."""
     num_rounds: int
     ops: Totals
     """If each op of the graph were a kernel of its own."""
@@ -151,7 +147,6 @@ class Launch(Call):
     fx: tuple[str, ...] = ()
     made: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()
-    claimed: tuple[str, ...] = ()
     body: dict[str, int] = {}
     loops: str = ""
     reads: dict[str, int] = {}

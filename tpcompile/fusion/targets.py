@@ -64,7 +64,7 @@ def record_without_gpu(
 
 
 def record_variant(
-    target: str, settings: Sequence[str], variant: Variant, *, nproc: int = 1, device: str = "auto", arch: str = ""
+    target: str, settings: Sequence[str], variant: Variant, *, nproc: int, device: str, arch: str = ""
 ) -> Manifest:
     """The manifest of a rewritten program; its code is not run. With `arch`, for the GPU of `no_gpu.pretend`.
 

@@ -44,9 +44,9 @@ class Run(Phases):
         """A function that runs the injected fault, for use ahead of a phase."""
         return lambda: self.fault.phase(name, self.context)
 
-    def call(self, program: Any, stack: TransformerStack, seq_len: int | None = None) -> Result:
+    def call(self, program: Any, stack: TransformerStack) -> Result:
         """Call the program once on the reference's inputs, with a backward pass when training."""
-        return self.call_with(program, stack, self.reference.inputs(seq_len))
+        return self.call_with(program, stack, self.reference.inputs())
 
     def call_with(self, program: Any, stack: TransformerStack, inputs: BlockInputs) -> Result:
         """Call the program once on `inputs`; returns when the device is done."""

@@ -132,10 +132,6 @@ class TransformerBlock(nn.Module):
         """What attention reads."""
         return _normed(self.attention_norm, x_BSD, shift, scale)
 
-    def joined(self, x_BSD: Tensor, branch_BSD: Tensor, gate: Tensor | None) -> Tensor:
-        """x + branch * gate."""
-        return _joined(x_BSD, branch_BSD, gate)
-
     def site(self, batch: int, seq_len: int) -> Site | None:
         """The residual add before the MLP and the norm after it; where nothing is between, the all-reduce before."""
         if self.modulation is None:

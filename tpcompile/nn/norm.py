@@ -20,7 +20,7 @@ from tpcompile.fastpath.plain import normalized, stat_dtype, sum_of_squares
 from tpcompile.nn.sharding import Declared, Part, ShardSpec, entered, reduced
 
 
-class RMSNorm(nn.Module):
+class _Norm(nn.Module):
     """Norm of whole vectors; the weight is replicated; none without `affine`.
 
     With `tokens_over` each rank has different tokens (sequence parallel), so the weight's gradient is partial and is
@@ -40,6 +40,10 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.tokens_over = tokens_over
         self.weight = nn.Parameter(torch.empty(width, dtype=dtype)) if affine else None
+
+
+class RMSNorm(_Norm):
+    """RMSNorm of whole vectors."""
 
     def shard_specs(self) -> dict[str, ShardSpec]:
         """Replicated, if there is one."""
@@ -63,24 +67,13 @@ class RMSNorm(nn.Module):
         return entered(self.weight.shape, dtype)
 
 
-class LayerNorm(nn.Module):
-    """LayerNorm of whole vectors in float32, as Wan's; weight and bias with `affine`; `tokens_over` as in RMSNorm."""
+class LayerNorm(_Norm):
+    """LayerNorm of whole vectors in float32, as Wan's, with a bias where it has a weight."""
 
-    def __init__(
-        self,
-        width: int,
-        *,
-        eps: float,
-        affine: bool = True,
-        dtype: torch.dtype = torch.float32,
-        tokens_over: TpComm | None = None,
-    ) -> None:
-        super().__init__()
-        self.eps = eps
+    def __init__(self, width: int, **options: Any) -> None:
+        super().__init__(width, **options)
         self.width = width
-        self.tokens_over = tokens_over
-        self.weight = nn.Parameter(torch.empty(width, dtype=dtype)) if affine else None
-        self.bias = nn.Parameter(torch.empty(width, dtype=dtype)) if affine else None
+        self.bias = None if self.weight is None else nn.Parameter(torch.empty_like(self.weight))
 
     def shard_specs(self) -> dict[str, ShardSpec]:
         """Replicated, if there are any."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,11 @@ from tpcompile.evidence.records import Collective
 if TYPE_CHECKING:  # collectives import Dynamo, and that Triton, before `certify` can ask for its interpreter
     from tpcompile.collectives.strategies import TpComm
 
-_DTYPE_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float64: "f64", torch.float16: "f16"}
+DTYPE_NAMES = {
+    torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64",
+    torch.int32: "i32", torch.int8: "i8", torch.uint8: "u8", torch.bool: "b8",
+}  # fmt: skip
+"""As compiled graphs print them."""
 
 
 @dataclass(frozen=True)
@@ -103,15 +107,6 @@ class ShardSpec:
                 _, count = part.rows(rank=rank, tp=tp)
                 pieces.append(rows.narrow(self.dim, 0, count))
         return torch.cat(pieces, self.dim)
-
-
-@runtime_checkable
-class Sharded(Protocol):
-    """A module that declares the layout of its own parameters, or of its children's too."""
-
-    def shard_specs(self) -> dict[str, ShardSpec]:
-        """Name of a parameter, dotted for one of a child -> layout."""
-        ...
 
 
 Layout: TypeAlias = ShardSpec | int
@@ -200,15 +195,13 @@ def scattered(shape: Sequence[int], dtype: torch.dtype, *, tp: int, summed: bool
 def _declared(
     phase: str, op: str, shape: Sequence[int], dtype: torch.dtype, *, reduce_op: str = "", group: str = "tp"
 ) -> Collective:
-    name = _DTYPE_NAMES[dtype]
+    name = DTYPE_NAMES[dtype]
     return Collective(phase=phase, op=op, reduce_op=reduce_op, dtype=name, shape=str(list(shape)), group=group)
 
 
-def specs_of(
-    module: nn.Module, *, layouts: Mapping[str, Layout] | None = None, comm: TpComm | None = None
-) -> dict[str, ShardSpec]:
+def specs_of(module: nn.Module, *, layouts: Mapping[str, Layout] | None = None) -> dict[str, ShardSpec]:
     """Layout of every parameter of `module`, keyed like its state dict; arguments and errors of `placements_of`."""
-    placements = placements_of(module, layouts=layouts, comm=comm)
+    placements = placements_of(module, layouts=layouts)
     return {name: placement.spec for name, placement in placements.items()}
 
 
@@ -249,11 +242,8 @@ def declarations_of(module: nn.Module) -> dict[str, Declaration]:
     """
     found: dict[str, Declaration] = {}
     for owner, child in module.named_modules():
-        declares = callable(
-            getattr(type(child), "shard_specs", None)
-        )  # a compiled module's wrapper has it by delegation
-        if not declares:
-            continue
+        if not callable(getattr(type(child), "shard_specs", None)):
+            continue  # of the type: a compiled module's wrapper has it by delegation
         for name, spec in child.shard_specs().items():
             full_name = f"{owner}.{name}" if owner else name
             known = found.setdefault(full_name, Declaration(spec, child))

@@ -172,7 +172,7 @@ def _has_wrong_forward(tensors: Sequence[TensorError], limit: float) -> bool:
 
 
 def tensor_errors(
-    reference: Reference, module: nn.Module, comm: TpComm, result: Result, demands: Demands, *, train: bool = True
+    reference: Reference, module: nn.Module, comm: TpComm, result: Result, demands: Demands, *, train: bool
 ) -> tuple[TensorError, ...]:
     """Every output and gradient of one rank's run. Raises ConfigError when `exact` matches none of them."""
     errors = reference.errors(module, result, comm, only_forward=not train)

@@ -12,16 +12,12 @@ from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.evidence.records import Collective
-from tpcompile.nn.sharding import Declared
+from tpcompile.nn.sharding import DTYPE_NAMES, Declared
 from tpcompile.recording import CaptureSession
 from tpcompile.torch_api import compiler as compat
 from tpcompile.torch_api.simulated import CollectiveListener
 
 Declaration = Declared | Sequence[Collective] | Callable[[nn.Module, torch.dtype], Declared | Sequence[Collective]]
-_DTYPE_NAMES = {
-    torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64",
-    torch.int32: "i32", torch.int8: "i8", torch.uint8: "u8", torch.bool: "b8",
-}  # fmt: skip
 
 
 class EagerCollectives:
@@ -48,7 +44,7 @@ class EagerCollectives:
                 phase=self._phase,
                 op=op,
                 reduce_op=reduce_op,
-                dtype=_DTYPE_NAMES.get(sent.dtype, str(sent.dtype).removeprefix("torch.")),
+                dtype=DTYPE_NAMES.get(sent.dtype, str(sent.dtype).removeprefix("torch.")),
                 shape=str(list(sent.shape)),
                 group=self._roles.get(group_name, group_name),
             )

@@ -24,20 +24,21 @@ from tpcompile.config import BlockConfig
 from tpcompile.fastpath.plain import stat_dtype
 from tpcompile.nn.attention import Attention, CrossAttention
 from tpcompile.nn.block import BlockInputs, TransformerStack
+from tpcompile.nn.rope import rope_tables
 from tpcompile.nn.sharding import Layout, specs_of
 
 Values = Literal["skewed", "iid", "integers"]
 Kind = Literal["weight", "bias", "norm"]
-_NORM_SPREAD, _BIAS_SCALE, _ROPE_BASE = 0.2, 0.1, 10000.0
+_NORM_SPREAD, _BIAS_SCALE = 0.2, 0.1
 
 
 def draw_stack_weights(
-    config: BlockConfig, *, seed: int, dtype: torch.dtype, device: torch.device | str, values: Values = "skewed"
+    config: BlockConfig, *, seed: int, dtype: torch.dtype, device: torch.device | str
 ) -> dict[str, Tensor]:
     """Unsharded weights of a `TransformerStack`, as `draw_weights`; q and k rows are head-skewed."""
     with torch.device("meta"):
         module = TransformerStack(config, Collectives(None), num_layers=config.num_layers)
-    return draw_weights(module, seed=seed, dtype=dtype, device=device, values=values)
+    return draw_weights(module, seed=seed, dtype=dtype, device=device)
 
 
 def draw_weights(
@@ -73,7 +74,6 @@ def draw_inputs(
     device: torch.device | str,
     dtype: torch.dtype,
     seq_len: int,
-    values: Values = "skewed",
 ) -> BlockInputs:
     """Inputs of a stack of this form: x [B, S, D] and context [B, T, D] in `dtype`, RoPE tables and modulation in
     float32 (float64 for float64), mask [B, 1, 1, S] that hides the last third of the keys from sequence 0.
@@ -82,31 +82,21 @@ def draw_inputs(
     """
     generator = torch.Generator(device).manual_seed(seed)
     heads = config.num_heads
-    x = draw_normal((config.batch, seq_len, config.dim), generator, num_heads=heads, values=values).to(dtype)
+    x = draw_normal((config.batch, seq_len, config.dim), generator, num_heads=heads).to(dtype)
     cos, sin = rope_tables(config.head_dim, seq_len, device=device, dtype=stat_dtype(dtype))
     modulation = context = mask = drop_seed = None
     if config.modulation:
         shape = (config.batch, 6, config.dim)
-        modulation = (draw_normal(shape, generator, values=values) * 0.5).to(stat_dtype(dtype))
+        modulation = (draw_normal(shape, generator) * 0.5).to(stat_dtype(dtype))
     if config.cross_attention:
         shape = (config.batch, config.context_len or seq_len, config.dim)
-        context = draw_normal(shape, generator, num_heads=heads, values=values).to(dtype)
+        context = draw_normal(shape, generator, num_heads=heads).to(dtype)
     if config.masked:
         mask = torch.ones(config.batch, 1, 1, seq_len, dtype=torch.bool, device=device)
         mask[0, ..., seq_len - seq_len // 3 :] = False
     if config.dropout:
         drop_seed = torch.tensor([seed], device=device)
     return BlockInputs(x, cos, sin, modulation, context, mask, drop_seed)
-
-
-def rope_tables(
-    head_dim: int, seq_len: int, *, device: torch.device | str, dtype: torch.dtype, base: float = _ROPE_BASE
-) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * base ** (-2 i / E), [S, E / 2] each, computed in float64."""
-    pairs = torch.arange(head_dim // 2, device=device, dtype=torch.float64)
-    positions = torch.arange(seq_len, device=device, dtype=torch.float64)
-    angles = positions[:, None] * base ** (-pairs / pairs.numel())
-    return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def head_scales(num_heads: int, width: int, *, device: torch.device | str) -> Tensor:

@@ -140,10 +140,10 @@ class Reference:
             found[name] = measure.error_of(value, single, exact, whole=self.normal[name])
         return found
 
-    def difference(self, module: nn.Module, one: Result, two: Result, comm: TpComm | None = None) -> Errors:
+    def difference(self, module: nn.Module, one: Result, two: Result) -> Errors:
         """Distance between two runs of the same computation, in units of the single-device error."""
         found = {}
-        for name, (single, exact) in self.expected(module, comm).items():
+        for name, (single, exact) in self.expected(module).items():
             a = tensor_of(one, name)
             b = tensor_of(two, name)
             if a is not None and b is not None:

@@ -25,7 +25,6 @@ def reported(num_reported: int, absent: Mapping[int, str], *, timeout_s: float, 
     status = Status.FAIL if late else Status.PASS
     return Check(
         id=CheckId.REPORTED,
-        mode="",
         status=status,
         expected=f"every rank within {timeout_s:g} s",
         observed="; ".join(late) or f"all {num_reported}",
@@ -48,7 +47,6 @@ def group_check(group: str, found: Sequence[Divergence], names: Sequence[str], n
     details = names[:MAX_LISTED] if len(names) > MAX_NAMED else ()
     check = Check(
         name=f"{group} {equal} on all ranks",
-        mode="",
         status=Status.PASS,
         expected=equal,
         observed=listed,

@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -140,14 +140,14 @@ def _environment() -> dict[str, dict[str, str]]:
     for key, value in compat.environment().items():
         group, prefix = _PLACES.get(key.partition(" ")[0], (BACKENDS, "backend "))
         found[group][f"{prefix}{key}"] = value
-    found[VERSIONS] |= {"version python": platform.python_version()} | _packages(_PACKAGES)
+    found[VERSIONS] |= {"version python": platform.python_version()} | _packages()
     found[VERSIONS]["version cudnn"] = str(torch.backends.cudnn.version())
     return found
 
 
-def _packages(names: Iterable[str]) -> dict[str, str]:
+def _packages() -> dict[str, str]:
     found = {}
-    for name in names:
+    for name in _PACKAGES:
         try:
             found[f"version {name}"] = version(name)
         except PackageNotFoundError:

@@ -178,7 +178,6 @@ class Judge:
         return [
             Check(
                 name="every resolver answered",
-                mode="",
                 status=Status.FAIL,
                 expected="the resolved backend",
                 observed="; ".join(details),
@@ -191,7 +190,7 @@ class Judge:
         rows: list[_Found] = []
         sizes = [0]
         for known in self._known(UNDECLARED, num_ranks=2):
-            sizes += map(_num_undeclared, known.values())
+            sizes += [_size(facts, UNDECLARED) for facts in known.values()]
             rows += _rows(known, UNDECLARED)
         num = max(sizes)
         if not num:
@@ -229,7 +228,7 @@ class Judge:
 
 
 def _information(name: str, expected: str, observed: str, details: Sequence[str]) -> Check:
-    return Check(name=name, mode="", status=Status.INFO, expected=expected, observed=observed, details=tuple(details))
+    return Check(name=name, status=Status.INFO, expected=expected, observed=observed, details=tuple(details))
 
 
 def _compared(shas: Mapping[str, str]) -> str:
@@ -282,7 +281,3 @@ def _is_news(row: _Found) -> bool:
 
 def _size(facts: RankFacts, group: str) -> int:
     return len(facts.shards) if group == SHARDS else len(facts.of(group))
-
-
-def _num_undeclared(facts: RankFacts) -> int:
-    return _size(facts, UNDECLARED)

@@ -26,6 +26,7 @@ from unittest import mock
 from tpcompile.frames import with_room
 from tpcompile.pytest_plugin.files import SHOW_STACK, STREAMS, Files, Job
 from tpcompile.pytest_plugin.session import join
+from tpcompile.ranks import children
 
 _STACK_S = 0.3
 """Seconds that a rank has to write its stack before it is killed."""
@@ -167,10 +168,10 @@ def _supervise(job: Job, connection: socket.socket, session: socket.socket) -> N
     with suppress(BrokenPipeError):
         connection.sendall(f"{json.dumps(list(left.values()))}\n".encode())
     while left:
-        for rank, code in _ended(left):
+        for rank, code in children.ended(left):
             pid = left.pop(rank)
             if job.is_swept:
-                _sweep_group(pid)
+                children.sweep_group(pid)
             _write_code(job.files, rank, code)
         if os.getppid() != server or wait([connection], 0):
             _abandon(left.values())
@@ -197,20 +198,9 @@ def _abandon(pids: Iterable[int]) -> None:
     pids = list(pids)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)  # it may not have its group yet
-        _sweep_group(pid)
+        children.sweep_group(pid)
     for pid in pids:
         os.waitpid(pid, 0)
-
-
-def _ended(left: dict[int, int]) -> list[tuple[int, int]]:
-    """The ranks that have ended, with their exit codes."""
-    found = []
-    for rank, pid in left.items():
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            code = os.waitstatus_to_exitcode(status)
-            found.append((rank, code))
-    return found
 
 
 def _write_code(files: Files, rank: int, code: int) -> None:
@@ -225,12 +215,6 @@ def _stop(pids: Iterable[int]) -> None:
         for pid in pids:
             os.kill(pid, number)
         time.sleep(_STACK_S if number == SHOW_STACK else 0)
-
-
-def _sweep_group(pid: int) -> None:
-    """End what a rank has left behind, a compiler for example."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 def _start(job: Job, rank: int, listener: socket.socket, of_supervisor: Iterable[socket.socket]) -> int:

@@ -14,7 +14,7 @@ from tpcompile.report import terminal
 _WIDTH = 100
 
 
-def verdict_text(verdict: Verdict, run: Path | None = None) -> str:
+def verdict_text(verdict: Verdict, run: Path | None) -> str:
     """The summary in the first line, then the whole verdict; `run` is its run directory, for the replay command."""
     written = io.StringIO()
     console = Console(file=written, width=_WIDTH, color_system=None)

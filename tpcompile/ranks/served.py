@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, Queue
 from threading import Thread
@@ -22,19 +22,19 @@ _POLL_S = 0.2
 
 
 @contextmanager
-def served_store(env: RankEnv, *, timeout_s: float, environ: MutableMapping[str, str] = os.environ) -> Iterator[None]:
+def served_store(env: RankEnv, *, timeout_s: float) -> Iterator[None]:
     """A store at MASTER_ADDR and MASTER_PORT for the job, served from rank 0 unless a torchrun agent serves one.
 
     Must be entered before this process has threads: it forks. Raises PreflightError when the port is taken, on the
     other ranks when there is no store within `timeout_s`.
     """
-    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         yield
         return
     if env.rank == 0:
-        _fork_server(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), env.world_size)
-    environ.update({"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"})
-    store = _find_store(env, f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}", timeout_s)
+        _fork_server(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), env.world_size)
+    os.environ.update({"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"})
+    store = _find_store(env, f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", timeout_s)
     try:
         yield
     finally:

@@ -70,9 +70,9 @@ class RankStore:
         text = json.dumps(value, sort_keys=True)
         return json.loads(self._store.compare_set(key, "", text))
 
-    def count(self, key: str, amount: int = 1) -> int:
-        """Add to a counter shared by all ranks; return the new total."""
-        return int(self._store.add(key, amount))
+    def count(self, key: str) -> int:
+        """Add 1 to a counter shared by all ranks; return the new total."""
+        return int(self._store.add(key, 1))
 
     def wait(self, key: str, *, timeout_s: float) -> bool:
         """Block, without polling, until a rank publishes `key`; False when `timeout_s` passed first.

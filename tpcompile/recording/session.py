@@ -8,7 +8,6 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -31,12 +30,6 @@ from tpcompile.torch_api import compiler as compat
 from tpcompile.torch_api import hooks as torch_hooks
 
 OnCompile = Callable[[CompileRecord], None]
-
-
-@dataclass
-class _Phase:
-    name: str
-    calls: int = 0
 
 
 class CaptureSession:
@@ -69,7 +62,8 @@ class CaptureSession:
     ) -> None:
         self._events: list[trace.TraceEvent] = []
         self._lock = threading.Lock()
-        self._phases: dict[str, _Phase] = {}
+        self._calls: Counter[str] = Counter()
+        """By phase, in the order in which they began."""
         self._counted: Counter[tuple[str, str]] = Counter()
         """Dynamo's counters by phase and name."""
         self._last_counters: dict[str, int] = {}
@@ -123,7 +117,7 @@ class CaptureSession:
         What is outside of every phase belongs to the phase with an empty name.
         """
         outer = self._switch(name)
-        self._phases.setdefault(name, _Phase(name))
+        self._calls.setdefault(name, 0)
         try:
             yield
         finally:
@@ -160,7 +154,7 @@ class CaptureSession:
 
     def count_call(self) -> None:
         """Count one call of the compiled program in the current phase."""
-        self._phases.setdefault(self._current, _Phase(self._current)).calls += 1
+        self._calls[self._current] += 1
 
     def compiles(self) -> tuple[CompileRecord, ...]:
         """All compiles seen so far, in order of their first event."""
@@ -252,13 +246,13 @@ class CaptureSession:
             is_first = compile_.compile_id.endswith("/0")
             recompiles[compile_.phase] += not is_first
         if "" in recompiles:
-            self._phases.setdefault("", _Phase(""))
+            self._calls.setdefault("", 0)
         counted: dict[str, dict[str, int]] = defaultdict(dict)
         for (where, key), count in self._counted.items():
             counted[where][key] = count
         found = []
-        for name, phase in self._phases.items():
-            found.append(PhaseCounters(phase=name, calls=phase.calls, recompiles=recompiles[name], **counted[name]))
+        for name, calls in self._calls.items():
+            found.append(PhaseCounters(phase=name, calls=calls, recompiles=recompiles[name], **counted[name]))
         return tuple(found)
 
     def _seen(self, found: Iterable[Item]) -> Seen:

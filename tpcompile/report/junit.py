@@ -55,7 +55,7 @@ def _testcases(verdict: Verdict) -> list[Check]:
 def _verdict_check(verdict: Verdict) -> Check:
     status = Status.PASS if verdict.exit_code == 0 else Status.FAIL
     return Check(
-        name="verdict", mode="", status=status, expected="exit 0", observed=outcome(verdict), details=(verdict.summary,)
+        name="verdict", status=status, expected="exit 0", observed=outcome(verdict), details=(verdict.summary,)
     )
 
 

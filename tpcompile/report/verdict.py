@@ -70,7 +70,7 @@ class ReportedVerdict(Verdict):
             publish.write(self, directory, Console(), os.environ)
         return directory.path
 
-    def _write_evidence(self, run_dir: Path | str | None = None) -> RunDir:
+    def _write_evidence(self, run_dir: Path | str | None) -> RunDir:
         """What `publish` writes for `tpcompile compare`, without the reports."""
         evidence = self._evidence
         directory = RunDir.create(run_dir or evidence.run_dir)

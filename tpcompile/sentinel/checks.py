@@ -28,7 +28,6 @@ def one_rank_check(rank: int, position: Position, theirs: RankState, compile_: C
     entered = called_at(compile_.stack) or entered_at(compile_.line, compile_.stack)
     return Check(
         id=CheckId.TOGETHER,
-        mode="",
         status=Status.FAIL,
         expected="all ranks compile at the same call, or none",
         observed=f"rank {rank} compiled at {position}{why}; rank {theirs.rank} passed it without compiling{at}",
@@ -55,7 +54,6 @@ def finding_check(finding: Finding) -> Check:
     check_id, expected = _OF_LOSS if finding.is_loss else _OF_WAIT
     return Check(
         id=check_id,
-        mode="",
         status=Status.FAIL,
         expected=expected,
         observed=finding.observed,
@@ -87,7 +85,6 @@ def failure_check(
     words = normalise.error(str(error))
     return Check(
         id=CheckId.NO_ERROR,
-        mode="",
         status=Status.FAIL,
         expected="no exception",
         observed=f"{kind}: {words}",

@@ -37,7 +37,7 @@ _BLOCKING_FILES = ("distributed_c10d.py", "_functional_collectives.py", "c10d_lo
 _BLOCKING = frozenset({"wait_tensor", "wait", "synchronize", "item", "barrier", "monitored_barrier", "redispatch"})
 
 
-def issued_collectives(dump: Mapping[str, Any], *, now_ns: int, begun: Sequence[Begun] = ()) -> tuple[Issued, ...]:
+def issued_collectives(dump: Mapping[str, Any], *, now_ns: int, begun: Sequence[Begun]) -> tuple[Issued, ...]:
     """The flight recorder's dump -> the last collectives of every group, oldest first.
 
     `begun` are the calls of compiled regions; a collective issued in one carries its number.

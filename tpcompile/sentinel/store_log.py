@@ -115,10 +115,6 @@ class StoreLog:
         if self._count(1).count(f"decided/{position.key}") == 1:
             self.append(kind, position=position.model_dump(mode="json"), **data)
 
-    def number(self, name: str) -> int:
-        """The next number of a counter that all ranks share."""
-        return self._count(1).count(name)
-
     def claim(self, name: str) -> bool:
         """True for the first rank that claims `name`."""
         return self._count(1).count(f"claim/{name}") == 1
@@ -167,7 +163,7 @@ class StoreLog:
 
     def ask(self, ranks: Sequence[int], *, timeout_s: float) -> dict[int, RankState]:
         """Ask all ranks for their state; returns the answers of `ranks` that came in time."""
-        number = self.number("asks")
+        number = self._count(1).count("asks")
         self.append("ask", ask=number)
         return self.answers(str(number), ranks, timeout_s=timeout_s)
 

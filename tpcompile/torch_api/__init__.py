@@ -15,6 +15,7 @@ kernels.py      a user's Triton kernels and custom ops, as torch keeps them
 launches.py     launches of Triton kernels outside of compiled code, before they begin
 no_gpu.py       generated code for a GPU on a machine without one
 packed_sums.py  small sums that only leave a graph as one
+profiler.py     what the profiler saw on the GPU, without what is only drawn there
 pushed_sums.py  ops that send and receive in place of an all-reduce that has work beside it
 replaced_sums.py  an op of ours in place of an all-reduce and its wait
 resources.py    registers and shared memory of compiled Triton kernels

@@ -76,7 +76,6 @@ def node(one: Any) -> dict[str, Any]:
         "kind": kind(one),
         "parts": [part.get_name() for part in one.get_nodes()],
         "ops": sorted({op_name(origin) for origin in origins}),
-        "claimed": sorted({op_name(origin) for origin in _claimed(one)}),
         "body": dict(sorted(_body(one).items())),
         "loops": _loops(one),
         "reads": reads,

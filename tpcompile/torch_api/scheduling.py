@@ -46,7 +46,6 @@ class _Graph:
         self.allowed: dict[tuple[str, str], bool] = {}
         self.refused: dict[tuple[str, str], list[str]] = defaultdict(list)
         self.fused: list[tuple[str, str]] = []
-        self.benchmarked: list[str] = []
         self.num_rounds = 0
 
     def finished(self) -> dict[str, Any]:
@@ -60,7 +59,6 @@ class _Graph:
             "after": [scheduled.node(one) for one in nodes],
             "pairs": [self._pair(pair) for pair in sorted(pairs)],
             "fused": self.fused,
-            "benchmarked": self.benchmarked,
             "num_rounds": self.num_rounds,
             "ops": scheduled.one_kernel_per_op(),
             "outputs": sorted(V.graph.get_output_names()),
@@ -156,8 +154,6 @@ class _LogHandler(logging.Handler):
             graph.fused.append((str(first), str(second)))
         elif text.startswith("===== attempting fusion"):
             graph.num_rounds += 1
-        elif "(benchmark)" in text:
-            graph.benchmarked.append(record.getMessage())
 
 
 @contextmanager

@@ -50,9 +50,8 @@ def wrong_gradient(step: Step, types: Types, *, partial: bool = False) -> SpmdTy
     if not step.differentiable:
         return None
     with_gradient = types.with_gradient
-    shared = [t for t in with_gradient if t.replicated_rows is not None]
-    if shared:
-        return _replicated_rows(step, shared[0])
+    if any(t.replicated_rows is not None for t in with_gradient):
+        return _replicated_rows(step)
     equal = with_gradient.of_kind("I")
     summed = with_gradient.of_kind("R")
     if not equal:
@@ -75,7 +74,7 @@ def mixed_shards(step: Step, varying: Types) -> SpmdType:
     )
 
 
-def _replicated_rows(step: Step, shared: SpmdType) -> SpmdType:
+def _replicated_rows(step: Step) -> SpmdType:
     return step.flag(
         "missing-copy",
         why=f"{step.name} reads rows that neighbouring ranks hold too (replicas, as of a kv head): each of these ranks "

@@ -238,7 +238,7 @@ class _Layer:
     def _followed(self) -> Followed:
         """Rows that follow the rank's coordinate, apart from the others."""
         rows = rows_of(self._own_items, is_ordered=self.spec.is_ordered)
-        return self.spec.follow(Difference(self.layer, self.groups, self._own_items, rows, self))
+        return self.spec.follow(Difference(self.groups, self._own_items, rows, self))
 
     @functools.cached_property
     def _by_reason(self) -> dict[str, list[Row]]:
@@ -261,7 +261,7 @@ class _Layer:
     @functools.cached_property
     def difference(self) -> Difference:
         """The rows that are neither rank-parametric nor declared."""
-        return Difference(self.layer, self.groups, self._own_items, tuple(self._by_reason.get("", [])), self)
+        return Difference(self.groups, self._own_items, tuple(self._by_reason.get("", [])), self)
 
     @functools.cached_property
     def explanation(self) -> Explanation:

@@ -79,13 +79,11 @@ def compile_records(
     *,
     roles: Mapping[str, str],
     strings: Mapping[int, str] | None = None,
-    is_ended: bool = False,
 ) -> tuple[CompileRecord, ...]:
     """Events of one rank, in order -> its compiles, in order of their first event.
 
     `roles` maps process-group names to mesh roles; `strings` is the table of interned file names, for a live source
-    that began to listen after torch had sent some of them. With `is_ended` no event will follow: a compile without its
-    last event is marked as cut.
+    that began to listen after torch had sent some of them.
     """
     table = dict(strings or {})
     compiles: list[LoggedEvents] = []
@@ -102,7 +100,7 @@ def compile_records(
                 compiles.append(LoggedEvents(item.compile_id, start))
             compiles[number].events.append(item)
     group_roles = GroupRoles(roles)
-    return tuple(compile_.record(group_roles, table, is_ended=is_ended) for compile_ in compiles)
+    return tuple(compile_.record(group_roles, table, is_ended=False) for compile_ in compiles)
 
 
 def compile_record(

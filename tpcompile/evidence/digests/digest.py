@@ -43,7 +43,7 @@ def digest_rank(record: RankRecord) -> RankDigest:
         rank=record.rank,
         domain=record.domain,
         coordinate=record.coordinate,
-        environment=_sha(rank_items(record)),
+        environment=_sha(environment_items(record)),
         compiles=tuple(digest_compile(compile_, index) for index, compile_ in enumerate(compiles)),
         counters=record.counters,
         is_cut=record.is_cut or bool(cut),
@@ -139,12 +139,10 @@ def layer_items(compile_: CompileRecord, layer: Layer, part: str = "") -> tuple[
     return _in_order(SPECS[layer].items(compile_, part), is_ordered=SPECS[layer].is_ordered)
 
 
-def rank_items(record: RankRecord, layer: Layer = Layer.ENVIRONMENT) -> tuple[Item, ...]:
-    """Items of a layer that belong to the rank."""
-    return _in_order(SPECS[layer].of_rank(record), is_ordered=SPECS[layer].is_ordered)
-
-
-environment_items = rank_items
+def environment_items(record: RankRecord) -> tuple[Item, ...]:
+    """Items of the layer that belongs to the rank, not to a compile."""
+    spec = SPECS[Layer.ENVIRONMENT]
+    return _in_order(spec.of_rank(record), is_ordered=spec.is_ordered)
 
 
 def _in_order(items: Iterable[Item], *, is_ordered: bool) -> tuple[Item, ...]:

@@ -68,7 +68,6 @@ class Compile(Protocol):
 class Difference:
     """One layer in which groups of ranks differ."""
 
-    layer: Layer
     groups: Groups
     items: Items
     rows: tuple[Row, ...]

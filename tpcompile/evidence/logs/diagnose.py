@@ -230,13 +230,12 @@ class _Diagnosis:
         errors = sorted(fail_types - {""})
         if errors:
             observed += f"; failed compiles: {', '.join(errors)}"
-        return Check(id=CheckId.COMPILED, mode="", status=Status.PASS, expected=_COMPILED, observed=observed)
+        return Check(id=CheckId.COMPILED, status=Status.PASS, expected=_COMPILED, observed=observed)
 
     def nothing_compiled(self) -> Check:
         """No compile succeeded: the reason is the first fatal error, else the first error of a skipped frame."""
         check = Check(
             id=CheckId.COMPILED,
-            mode="",
             status=Status.FAIL,
             expected=_COMPILED,
             observed="no compile in the logs",
@@ -331,7 +330,6 @@ def _failure_check(rank: int, compile_: LoggedCompile) -> Check:
     how = f"{compile_.function} failed on rank {rank} with {compile_.error}"
     return Check(
         name=FAILED,
-        mode="",
         status=Status.FAIL,
         expected="every compile ends",
         observed=f"{how}; the remaining logs end inside that compile",
@@ -347,4 +345,4 @@ def _as(divergence: Divergence, cls: DivergenceClass, advice: str) -> Divergence
 
 def _information(observed: str, details: Iterable[str], *, name: str = "", id: CheckId = CheckId.OTHER) -> Check:
     status = Status.INFO
-    return Check(id=id, name=name, mode="", status=status, expected="yes", observed=observed, details=tuple(details))
+    return Check(id=id, name=name, status=status, expected="yes", observed=observed, details=tuple(details))

@@ -383,7 +383,7 @@ _TEXTS = {
 """Event -> the text of it that counts; of all other events the payload."""
 
 
-def records_of(log: RankLog, roles: Mapping[str, str], *, kept: int = 4) -> functools._lru_cache_wrapper[CompileRecord]:
+def records_of(log: RankLog, roles: Mapping[str, str]) -> functools._lru_cache_wrapper[CompileRecord]:
     """A reader of the rank's compiles by number that keeps the last few."""
     groups = GroupRoles(roles)
-    return functools.lru_cache(maxsize=kept)(lambda number: log.record(number, groups))
+    return functools.lru_cache(maxsize=4)(lambda number: log.record(number, groups))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, Literal
 
-from tpcompile.evidence.iterables import first, grouped
+from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Item, Layer, UserLine, lines_of
 
 
@@ -240,10 +240,6 @@ class CompileRecord(Frozen):
     def graphs_of(self, *kinds: str) -> list[Graph]:
         """The graphs of these kinds, in order."""
         return [graph for graph in self.graphs if graph.kind in kinds]
-
-    def graph(self, kind: str) -> Graph | None:
-        """The graph of that kind, or None."""
-        return first(self.graphs_of(kind))
 
 
 class PhaseCounters(Frozen):

@@ -74,7 +74,8 @@ class Check(Frozen):
     """The layer that a `LAYER` check is about."""
     name: str = ""
     """What the reader sees; by default the heading of the id."""
-    mode: str
+    mode: str = ""
+    """Mode of the gate; empty for all, and where there is no gate."""
     status: Status
     expected: str
     observed: str

@@ -138,10 +138,6 @@ class GroupRoles:
         unknown = sum(role.startswith("group#") for role in self._roles.values())
         return self._roles.setdefault(name, f"group#{unknown}")
 
-    def known(self, name: str) -> str | None:
-        """Role of a group that has one, None for any other text."""
-        return self._roles.get(name)
-
     @property
     def items(self) -> tuple[tuple[str, str], ...]:
         """(name, role) of all, including those without a known role that were seen."""

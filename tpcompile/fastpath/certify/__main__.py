@@ -17,12 +17,7 @@ from tpcompile import logs
 from tpcompile.cli import ending
 from tpcompile.errors import ConfigError
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = ending.new_app()
 _SHIPPED = "tpcompile.fastpath.certify.shipped"
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
 

@@ -3,7 +3,7 @@
 # B batch, S sequence, D width; q and k of 2 heads of 8
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ _ROWS, _WORDS, _WIDTH = 6, 16, 16
 _MANY_ROWS = 40
 """Of an exchange whose rows go out densely."""
 _EPS = 1e-6
-Refusals = Callable[[torch.device], Iterator[Refusal]]
 
 
 def add_rms_norm(device: torch.device) -> Iterator[Refusal]:

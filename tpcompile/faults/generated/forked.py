@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from tpcompile.faults.generated.names import AFTER, ENDED, TRACE
-from tpcompile.ranks.env import local_variables
+from tpcompile.ranks import children
+from tpcompile.ranks.env import hosted_store, local_variables
 from tpcompile.torch_api.forked import new_trace_handler, use_caches
 
 _GRACE_S = 20.0
@@ -66,8 +67,7 @@ class Ended:
     """How a run ended."""
 
     codes: dict[int, int]
-    """Rank -> exit code, negative for a signal. The ranks that the supervisor ended are in `ended`, too."""
-    ended: tuple[int, ...]
+    """Rank -> exit code, negative for a signal, also of the ranks that the supervisor ended."""
     is_hang: bool
     wall_s: float
 
@@ -77,34 +77,29 @@ def supervise(launch: Launch) -> Ended:
     # It listens from here on, so that no other process gets the port; the store has threads, and comes after the forks.
     listener = socket.create_server(("127.0.0.1", 0))
     pids = {rank: _start(launch, rank, listener) for rank in range(launch.world_size)}
-    store = _host_store(listener)
+    store = hosted_store(listener)
     watch = _Watch(launch)
     codes: dict[int, int] = {}
-    ended: set[int] = set()
     left = dict(pids)
     failed_at: float | None = None
     is_hang = False
     while left:
-        for rank, pid in list(left.items()):
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                codes[rank] = os.waitstatus_to_exitcode(status)
-                del left[rank]
+        for rank, code in children.ended(left):
+            codes[rank] = code
+            del left[rank]
         if failed_at is None and any(codes.values()):
             failed_at = time.monotonic()
-            ended |= left.keys()
             _signal(left.values(), signal.SIGTERM)
         if left and failed_at is None and not is_hang and watch.is_hang(left.values()):
             is_hang = True
-            ended |= left.keys()
             _signal(left.values(), signal.SIGTERM, signal.SIGKILL)
         if left and failed_at is not None and time.monotonic() - failed_at > _GRACE_S:
             _signal(left.values(), signal.SIGKILL)
         time.sleep(_POLL_S)
     for pid in pids.values():
-        _sweep_group(pid)
+        children.sweep_group(pid)
     del store
-    return Ended(codes=codes, ended=tuple(sorted(ended)), is_hang=is_hang, wall_s=time.time() - watch.began_at)
+    return Ended(codes=codes, is_hang=is_hang, wall_s=time.time() - watch.began_at)
 
 
 class _Watch:
@@ -155,21 +150,6 @@ def _signal(pids: Iterable[int], *signals: int) -> None:
     for pid in pids:
         for number in signals:
             os.kill(pid, number)
-
-
-def _sweep_group(pid: int) -> None:
-    """End what a rank has left behind, a compiler for example."""
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
-def _host_store(listener: socket.socket) -> object:
-    from torch.distributed import TCPStore
-
-    host, port = listener.getsockname()
-    return TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def _start(launch: Launch, rank: int, listener: socket.socket) -> int:
@@ -307,4 +287,4 @@ def read_ended(out: Path) -> Ended:
     """What a supervisor wrote."""
     fields = json.loads((out / ENDED).read_text())
     codes = {int(rank): code for rank, code in fields["codes"].items()}
-    return Ended(codes=codes, ended=tuple(fields["ended"]), is_hang=fields["is_hang"], wall_s=fields["wall_s"])
+    return Ended(codes=codes, is_hang=fields["is_hang"], wall_s=fields["wall_s"])

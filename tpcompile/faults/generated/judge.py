@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from tpcompile.errors import ExitCode
 from tpcompile.evidence.records import CheckId, UserLine
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.lines import is_installed
@@ -15,8 +16,6 @@ from tpcompile.faults.generated.plan import Case, Truth
 from tpcompile.faults.judge import Evidence, Found, Outcome, first_finding
 
 PROGRAM_FILE = "program.py"
-EXIT_NOT_COMPILED = 6
-"""`diagnose`: the compiles agree, and the job ended badly or its logs are not whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +87,7 @@ def _is_of_package(found: Found, evidence: Evidence) -> bool:
 
 def _lacks_log(case: Case, evidence: Evidence) -> bool:
     """True when the verdict is that this rank left no log: it never compiled anything, or its log is lost."""
-    if evidence.verdict is None or evidence.diagnose_code != EXIT_NOT_COMPILED:
+    if evidence.verdict is None or evidence.diagnose_code != ExitCode.INCOMPLETE:
         return False
     checks = [check for check in evidence.verdict.checks if check.id == CheckId.LOGS_COMPLETE]
     return any(check.ranks == (case.rank,) for check in checks)
@@ -100,7 +99,7 @@ def _not_compiled(route: Route, evidence: Evidence, found: Found | None) -> Judg
         return Judged(outcome=Outcome.DETECTED, wrong=("it is not in what was compiled",), found=found)
     if route != Route.DIAGNOSE or evidence.ended_well:
         return Judged(outcome=Outcome.NAMED)
-    if evidence.diagnose_code != EXIT_NOT_COMPILED:
+    if evidence.diagnose_code != ExitCode.INCOMPLETE:
         return Judged(outcome=Outcome.MISSED, wrong=(f"exit code {evidence.diagnose_code}",))
     return Judged(outcome=Outcome.NAMED)
 

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from tpcompile.faults.generated.operators import ALL, FAULTS, HEALTHY
-from tpcompile.faults.generated.operators.operator import Blame, Ends, Operator, Start, Trace
+from tpcompile.faults.generated.operators.operator import Blame, Operator, Start, Trace
 from tpcompile.faults.generated.programs_list import PROGRAMS, Program
 from tpcompile.faults.generated.template import (
     DoesNotFit,
@@ -60,7 +60,6 @@ class Truth:
     file: str
     """Name of a file of which any line is accepted; empty for none."""
     trace: Trace
-    ends: Ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +257,6 @@ def _truth(program: Program, operator: Operator, source: Source, *, rank: int, w
         lines=lines,
         file=file,
         trace=operator.trace,
-        ends=operator.ends,
     )
 
 

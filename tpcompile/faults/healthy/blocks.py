@@ -13,8 +13,9 @@ from tpcompile.config import BlockConfig
 from tpcompile.faults.drawn import Run, program, sgd
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.causal_lm import CausalLM
+from tpcompile.nn.rope import rope_tables
 from tpcompile.nn.state import load_full_state_dict
-from tpcompile.numerics.draw import draw_inputs, draw_stack_weights, draw_weights, rope_tables
+from tpcompile.numerics.draw import draw_inputs, draw_stack_weights, draw_weights
 from tpcompile.numerics.forms import form_config
 
 _SMALL = {"dim": 64, "num_heads": 8, "ffn_dim": 128, "num_layers": 1}

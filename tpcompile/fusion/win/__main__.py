@@ -20,12 +20,7 @@ from tpcompile.fusion.win.records import MODES, Measured
 from tpcompile.fusion.win.show import lines
 from tpcompile.report import console
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = ending.new_app()
 
 
 class _Ended(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import typer
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -26,13 +26,13 @@ from tpcompile.gate import target as targets
 from tpcompile.numerics import measure
 from tpcompile.ranks.env import check_cpp_compiler
 from tpcompile.torch_api import compiler
+from tpcompile.torch_api.profiler import REGION, is_kernel, on_gpu
 from tpcompile.torch_api.simulated import local_ranks
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = ending.new_app()
 _COLD_CALLS = 10
 _COLD_RATIO = 1.5
 _PROFILED_STEPS = 3
-_NO_KERNELS = ("Memcpy", "Memset")
 _NO_WORK = frozenset({
     "aten::empty", "aten::empty_strided", "aten::empty_like", "aten::view", "aten::as_strided", "aten::t",
     "aten::transpose", "aten::permute", "aten::reshape", "aten::_unsafe_view", "aten::expand", "aten::slice",
@@ -40,7 +40,6 @@ _NO_WORK = frozenset({
     "aten::resolve_neg", "aten::_reshape_alias", "aten::split", "aten::narrow", "aten::unbind", "aten::lift_fresh",
 })  # fmt: skip
 """Leaf ops of eager code that move no data."""
-_REGION = "Torch-Compiled Region"
 _REPLAY = "cudaGraphLaunch"
 
 
@@ -139,7 +138,7 @@ def measured(program: Program, request: Request) -> Measured:
     after = compiler.dynamo_counters() | compiler.cuda_graph_counters()
     # As often called as eager; under CUDA graphs a replay.
     last_error = _error_ratio(exact.again, compiled_side.results(compiled), eager_side.results(eager))
-    steady_ms = sorted(compiled_ms)[len(compiled_ms) // 2]
+    steady_ms = statistics.median(compiled_ms)
     manifest = recorder.manifest()
     compiled_profile = _side(program, compiled, manifest, compiled_ms)
     return Measured(
@@ -213,8 +212,8 @@ def _side(
 ) -> tuple[Side, int]:
     """Also the compiled regions that a step enters."""
     events, profiled_ms = _profiled(program, step)
-    regions = sum(event.name.startswith(_REGION) for event in events) // _PROFILED_STEPS
-    median_ms = sorted(step_ms)[len(step_ms) // 2]
+    regions = sum(event.name.startswith(REGION) for event in events) // _PROFILED_STEPS
+    median_ms = statistics.median(step_ms)
     if program.device.type == "cuda":
         found = _on_gpu(events, step_ms, median_ms)
     else:
@@ -236,9 +235,7 @@ def _profiled(program: Program, step: Callable[[], Any]) -> tuple[list[Any], flo
 
 
 def _on_gpu(events: list[Any], step_ms: list[float], median_ms: float) -> Side:
-    on_gpu = [event for event in events if str(event.device_type).endswith("CUDA")]
-    # a region is also drawn on the GPU's row, over its kernels
-    kernels = [event for event in on_gpu if not event.name.startswith((*_NO_KERNELS, _REGION, "##", "ProfilerStep"))]
+    kernels = [event for event in on_gpu(events) if is_kernel(event.name)]
     kernels_us = sum(event.time_range.elapsed_us() for event in kernels)
     library_us = sum(event.time_range.elapsed_us() for event in kernels if not event.name.startswith("triton_"))
     return Side(

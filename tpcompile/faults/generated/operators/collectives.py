@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpcompile.faults.generated.operators.operator import Blame, Ends, Operator, causes
+from tpcompile.faults.generated.operators.operator import Blame, Operator, causes
 from tpcompile.faults.generated.template import Insert
 
 OPERATORS = (
@@ -20,7 +20,6 @@ OPERATORS = (
         ),
         causes=causes("reduce_op"),
         blame=Blame.DIFFER,
-        ends=Ends.RUNS,
     ),
     Operator(
         name="dropped_collective",
@@ -36,7 +35,6 @@ OPERATORS = (
         ),
         causes=causes("extra_collective"),
         blame=Blame.DIFFER,
-        ends=Ends.HANGS,
     ),
     Operator(
         name="extra_collective",
@@ -64,7 +62,6 @@ OPERATORS = (
         ),
         causes=causes("extra_collective"),
         blame=Blame.DIFFER,
-        ends=Ends.HANGS,
     ),
     Operator(
         name="reordered_collectives",
@@ -85,7 +82,6 @@ OPERATORS = (
         ),
         causes=causes("order_forward"),
         blame=Blame.DIFFER,
-        ends=Ends.HANGS,
     ),
     Operator(
         name="collective_size",
@@ -103,7 +99,6 @@ OPERATORS = (
         ),
         causes=causes("collective_sizes"),
         blame=Blame.DIFFER,
-        ends=Ends.MAY_HANG,
     ),
     Operator(
         name="collective_dtype",
@@ -119,7 +114,6 @@ OPERATORS = (
         ),
         causes=causes("collective_sizes"),
         blame=Blame.DIFFER,
-        ends=Ends.MAY_HANG,
     ),
     Operator(
         name="wrong_group",
@@ -137,7 +131,6 @@ OPERATORS = (
         ),
         causes=causes("group", "wrong_group"),
         blame=Blame.DIFFER,
-        ends=Ends.HANGS,
     ),
     Operator(
         name="unwaited",
@@ -155,7 +148,6 @@ OPERATORS = (
         ),
         causes=causes("unwaited"),
         blame=Blame.DIFFER,
-        ends=Ends.RUNS,
     ),
     Operator(
         name="dropped_result",
@@ -172,6 +164,5 @@ OPERATORS = (
         ),
         causes=causes("unused_result", "rank_branch"),
         blame=Blame.DIFFER,
-        ends=Ends.RUNS,
     ),
 )

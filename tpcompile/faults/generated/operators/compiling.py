@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpcompile.faults.generated.operators.operator import Blame, Ends, Operator, causes
+from tpcompile.faults.generated.operators.operator import Blame, Operator, causes
 from tpcompile.faults.generated.template import Insert, Rewrite
 
 _BROKEN_COMPILER = Insert(
@@ -23,7 +23,6 @@ OPERATORS = (
         causes=causes("backend", "backend_differs"),
         blame=Blame.DIFFER,
         tags=_REGION,
-        ends=Ends.RUNS,
         backends=("aot_eager", "inductor"),
     ),
     Operator(
@@ -34,7 +33,6 @@ OPERATORS = (
         blame=Blame.DIFFER,
         leaves_no_log=True,
         tags=_REGION,
-        ends=Ends.RUNS,
     ),
     Operator(
         name="layer_disabled",
@@ -52,7 +50,6 @@ OPERATORS = (
         blame=Blame.DIFFER,
         tags=_REGION,
         is_where_layers_are_called=True,
-        ends=Ends.RUNS,
     ),
     Operator(
         name="regional_compile",
@@ -72,7 +69,6 @@ OPERATORS = (
         causes=causes("regional_compile", "compile_disabled"),
         blame=Blame.DIFFER,
         tags=_REGION,
-        ends=Ends.RUNS,
     ),
     Operator(
         name="dynamic_differs",
@@ -85,7 +81,6 @@ OPERATORS = (
         causes=causes("automatic_dynamic", "dynamic_mark", "compile_settings"),
         blame=Blame.DIFFER,
         tags=_REGION,
-        ends=Ends.RUNS,
     ),
     Operator(
         name="recompile_limit",
@@ -96,7 +91,6 @@ OPERATORS = (
         ),
         causes=causes("recompile_limit"),
         tags=_REGION,
-        ends=Ends.RUNS,
     ),
     Operator(
         name="compile_failed",
@@ -104,7 +98,6 @@ OPERATORS = (
         edits=(_BROKEN_BACKEND, _BROKEN_COMPILER),
         causes=causes("compile_failed"),
         tags=_REGION,
-        ends=Ends.CRASHES,
     ),
     Operator(
         name="compile_failed_quietly",
@@ -116,6 +109,5 @@ OPERATORS = (
         ),
         causes=causes("compile_failed"),
         tags=_REGION,
-        ends=Ends.RUNS,
     ),
 )

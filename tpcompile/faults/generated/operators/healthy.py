@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from tpcompile.faults.generated.names import Route
-from tpcompile.faults.generated.operators.operator import Ends, Operator, Start, Trace
+from tpcompile.faults.generated.operators.operator import Operator, Start, Trace
 from tpcompile.faults.generated.template import Insert
 
 
 def _healthy(name: str, what: str, *edits: Insert) -> Operator:
-    return Operator(name=name, what=what, edits=edits, start=Start.STEP, ends=Ends.RUNS, trace=Trace.ABSENT)
+    return Operator(name=name, what=what, edits=edits, start=Start.STEP, trace=Trace.ABSENT)
 
 
 OPERATORS = (
@@ -52,7 +52,6 @@ OPERATORS = (
         what="all ranks break their graph in the same place",
         edits=(Insert("region", 'print("mean", $x.mean())'),),
         start=Start.STEP,
-        ends=Ends.RUNS,
         trace=Trace.ABSENT,
         not_asked=(Route.CHECK_RANKS,),  # one graph, without breaks, is what it asks for
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpcompile.faults.generated.operators.operator import Blame, Ends, Operator, Start, causes
+from tpcompile.faults.generated.operators.operator import Blame, Operator, Start, causes
 from tpcompile.faults.generated.template import Insert
 
 _ENTERS = ("call", "entered")
@@ -54,7 +54,6 @@ OPERATORS = (
         causes=causes("requires_grad"),
         tags=_ENTERS,
         start=Start.STEP,
-        ends=Ends.MAY_HANG,
     ),
     Operator(
         name="inference_tensor",
@@ -105,7 +104,6 @@ OPERATORS = (
         causes=causes("automatic_dynamic", "dynamic_mark"),
         blame=Blame.DIFFER,
         tags=_ENTERS,
-        ends=Ends.RUNS,
     ),
     Operator(
         name="aliased_input",

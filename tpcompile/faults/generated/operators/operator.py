@@ -10,17 +10,6 @@ from tpcompile.faults.generated.names import Route
 from tpcompile.faults.generated.template import Edit
 
 
-class Ends(StrEnum):
-    """How the job ends without the sentinel."""
-
-    RUNS = "runs"
-    """It ends by itself: slow, or silently wrong."""
-    HANGS = "hangs"
-    CRASHES = "crashes"
-    MAY_HANG = "may hang"
-    """Depends on the collectives that follow in the program, and on the backend."""
-
-
 class Blame(StrEnum):
     """The ranks that the evidence can show to be at fault."""
 
@@ -68,7 +57,6 @@ class Operator:
     """False where no line of the program is the cause: any line is accepted."""
     blame: Blame = Blame.RANK
     trace: Trace = Trace.SHOWS
-    ends: Ends = Ends.MAY_HANG
     start: Start = Start.FIRST_CALL
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the sentinel."""

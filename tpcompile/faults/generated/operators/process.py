@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpcompile.faults.generated.operators.operator import Ends, Operator, Start, Trace, causes
+from tpcompile.faults.generated.operators.operator import Operator, Start, Trace, causes
 from tpcompile.faults.generated.template import Insert
 
 
@@ -20,7 +20,6 @@ OPERATORS = (
         has_line=False,
         start=Start.STEP,
         trace=Trace.ABSENT,
-        ends=Ends.CRASHES,
     ),
     Operator(
         name="stopped",
@@ -31,7 +30,6 @@ OPERATORS = (
         has_line=False,
         start=Start.STEP,
         trace=Trace.ABSENT,
-        ends=Ends.HANGS,
         options={"stopped_s": 4.0, "unresponsive_s": 4.0},
     ),
     Operator(
@@ -45,7 +43,6 @@ OPERATORS = (
         causes=causes("raised"),
         start=Start.STEP,
         trace=Trace.ABSENT,
-        ends=Ends.CRASHES,
     ),
     Operator(
         name="never_arrives",
@@ -54,7 +51,6 @@ OPERATORS = (
         causes=causes("never_arrived"),
         start=Start.STEP,
         trace=Trace.ABSENT,
-        ends=Ends.HANGS,
         options={"skew_limit_s": 4.0},
     ),
 )

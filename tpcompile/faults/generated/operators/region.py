@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpcompile.faults.generated.operators.operator import Blame, Ends, Operator, causes
+from tpcompile.faults.generated.operators.operator import Blame, Operator, causes
 from tpcompile.faults.generated.template import Insert
 
 _RANK_OF_MODULES = """
@@ -36,7 +36,6 @@ OPERATORS = (
             ),
         ),
         causes=causes("graph_break"),
-        ends=Ends.RUNS,
     ),
     Operator(
         name="log_in_region",
@@ -64,7 +63,6 @@ OPERATORS = (
             ),
         ),
         causes=causes("graph_break"),
-        ends=Ends.RUNS,
     ),
     Operator(
         name="item_in_region",
@@ -80,7 +78,6 @@ OPERATORS = (
             Insert("file", "SEEN: list[float] = []"),
         ),
         causes=causes("graph_break"),
-        ends=Ends.RUNS,
     ),
     Operator(
         name="check_finite",
@@ -96,7 +93,6 @@ OPERATORS = (
             ),
         ),
         causes=causes("graph_break"),
-        ends=Ends.RUNS,
     ),
     Operator(
         name="break_by_request",
@@ -111,7 +107,6 @@ OPERATORS = (
             ),
         ),
         causes=causes("graph_break"),
-        ends=Ends.RUNS,
     ),
     Operator(
         name="branch",
@@ -160,7 +155,6 @@ OPERATORS = (
         ),
         causes=causes("rank_branch"),
         blame=Blame.DIFFER,
-        ends=Ends.RUNS,
     ),
     Operator(
         name="rank_constant",
@@ -172,7 +166,6 @@ OPERATORS = (
         ),
         causes=causes("rank_constant"),
         blame=Blame.ALL,
-        ends=Ends.RUNS,
     ),
     Operator(
         name="attribute_constant",
@@ -189,7 +182,6 @@ OPERATORS = (
         ),
         causes=causes("rank_constant", "python_value"),
         blame=Blame.DIFFER,
-        ends=Ends.RUNS,
     ),
     Operator(
         name="environ_read",
@@ -206,7 +198,6 @@ OPERATORS = (
         ),
         causes=causes("rank_constant", "python_value", "environment"),
         blame=Blame.DIFFER,
-        ends=Ends.RUNS,
     ),
     Operator(
         name="environ_star_import",
@@ -217,7 +208,6 @@ OPERATORS = (
         ),
         causes=causes("rank_constant"),
         blame=Blame.ALL,
-        ends=Ends.RUNS,
     ),
     Operator(
         name="set_order",
@@ -234,7 +224,6 @@ OPERATORS = (
         ),
         causes=causes("set_order"),
         blame=Blame.DIFFER,
-        ends=Ends.RUNS,
     ),
     Operator(
         name="dict_order",
@@ -277,6 +266,5 @@ OPERATORS = (
         ),
         causes=causes("dict_order"),
         blame=Blame.DIFFER,
-        ends=Ends.RUNS,
     ),
 )

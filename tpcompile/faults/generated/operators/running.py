@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpcompile.faults.generated.operators.operator import Ends, Operator, Start, Trace, causes
+from tpcompile.faults.generated.operators.operator import Operator, Start, Trace, causes
 from tpcompile.faults.generated.template import Insert
 
 _OUTSIDE = causes("stuck_collective", "extra_collective")
@@ -23,7 +23,6 @@ OPERATORS = (
         tags=("call", "entered"),
         start=Start.STEP,
         trace=Trace.ABSENT,
-        ends=Ends.HANGS,
     ),
     Operator(
         name="extra_call",
@@ -33,7 +32,6 @@ OPERATORS = (
         tags=("call", "entered"),
         start=Start.STEP,
         trace=Trace.ABSENT,
-        ends=Ends.HANGS,
     ),
     Operator(
         name="left_early",
@@ -43,7 +41,6 @@ OPERATORS = (
         tags=("call", "entered"),
         start=Start.STEP,
         trace=Trace.ABSENT,
-        ends=Ends.HANGS,
     ),
     Operator(
         name="skipped_backward",
@@ -75,7 +72,6 @@ OPERATORS = (
         causes=_OUTSIDE,
         start=Start.STEP,
         trace=Trace.ABSENT,
-        ends=Ends.HANGS,
     ),
     Operator(
         name="eager_collective",
@@ -98,7 +94,6 @@ OPERATORS = (
         causes=_OUTSIDE,
         start=Start.STEP,
         trace=Trace.ABSENT,
-        ends=Ends.HANGS,
     ),
     Operator(
         name="barrier",
@@ -108,7 +103,6 @@ OPERATORS = (
         causes=_OUTSIDE,
         start=Start.STEP,
         trace=Trace.ABSENT,
-        ends=Ends.HANGS,
     ),
     Operator(
         name="missing_eager_collective",
@@ -126,7 +120,6 @@ OPERATORS = (
         tags=("call",),
         start=Start.STEP,
         trace=Trace.ABSENT,
-        ends=Ends.HANGS,
     ),
     Operator(
         name="extra_compile",
@@ -150,6 +143,5 @@ OPERATORS = (
         ),
         causes=causes("extra_compile"),
         start=Start.STEP,
-        ends=Ends.HANGS,
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpcompile.faults.generated.operators.operator import Blame, Ends, Operator, Start, Trace, causes
+from tpcompile.faults.generated.operators.operator import Blame, Operator, Start, Trace, causes
 from tpcompile.faults.generated.template import Insert
 
 _CALL = ("call", "entered")
@@ -139,7 +139,6 @@ OPERATORS = (
         ),
         causes=causes("python_value", "extra_collective"),
         start=Start.STEP,
-        ends=Ends.HANGS,
     ),
     Operator(
         name="wrong_variant",
@@ -153,6 +152,5 @@ OPERATORS = (
         tags=("call",),
         start=Start.STEP,
         trace=Trace.ABSENT,
-        ends=Ends.RUNS,
     ),
 )

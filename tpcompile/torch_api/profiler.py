@@ -1,0 +1,30 @@
+"""Events of torch's profiler -> what ran on the GPU: seen on torch 2.11.0 and 2.13.0.
+
+    name                         why
+    Torch-Compiled Region        begins the name of a compiled region, which is also drawn on the GPU's row
+    ##, ProfilerStep             ranges of Inductor and of the profiler, drawn there too
+    Memcpy, Memset               begin the names of copies and fills
+
+`tests/torch_api/test_profiler.py` fails when one of them moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch.autograd import DeviceType
+
+REGION = "Torch-Compiled Region"
+_DRAWN = (REGION, "##", "ProfilerStep")
+_COPIES = ("Memcpy", "Memset")
+
+
+def on_gpu(events: Iterable[Any]) -> list[Any]:
+    """Kernels, copies and fills, without the ranges that are drawn over them."""
+    return [event for event in events if event.device_type == DeviceType.CUDA and not event.name.startswith(_DRAWN)]
+
+
+def is_kernel(name: str) -> bool:
+    """Whether what ran on the GPU under that name is no copy and no fill."""
+    return not name.startswith(_COPIES)
