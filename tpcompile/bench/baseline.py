@@ -165,7 +165,6 @@ def _regression(name: str, allowed: Figures, now: Figures) -> Regression | None:
 
 def _case(measured: Measured, report: Report) -> Case:
     machine = _machine(report)
-    rows = [row for row in measured.rows if row.rounds_ms and row.role is Role.OURS]
     return Case(
         device=machine.device,
         torch=machine.torch.partition("+")[0],
@@ -175,8 +174,14 @@ def _case(measured: Measured, report: Report) -> Case:
         tokens=measured.tokens,
         train=measured.train,
         made_with=report.command,
-        programs={row.name: _figures(measured, row) for row in rows},
+        programs=_programs(measured),
     )
+
+
+def _programs(measured: Measured) -> dict[str, Figures]:
+    """Of ours, those that were measured."""
+    rows = [row for row in measured.rows if row.rounds_ms and row.role is Role.OURS]
+    return {row.name: _figures(measured, row) for row in rows}
 
 
 def _figures(measured: Measured, row: Row) -> Figures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.judgement import leading as lead
@@ -18,9 +19,7 @@ MAX_LISTED = 100
 
 def reported(num_reported: int, absent: Mapping[int, str], *, timeout_s: float, silent: Sequence[int] = ()) -> Check:
     """Red when a rank is `absent` (rank -> its last published state) or `silent`: it did not send details."""
-    missing = [f"rank {rank} is missing; last seen {seen}" for rank, seen in sorted(absent.items())]
-    unanswered = [f"rank {rank} did not send its details" for rank in silent]
-    late = missing + unanswered
+    late = _late(absent, silent)
     late_ranks = sorted({*absent, *silent})
     status = Status.FAIL if late else Status.PASS
     return Check(
@@ -31,6 +30,11 @@ def reported(num_reported: int, absent: Mapping[int, str], *, timeout_s: float, 
         ranks=tuple(late_ranks),
         cause=_why_late(absent, silent),
     )
+
+
+def _late(absent: Mapping[int, str], silent: Sequence[int]) -> list[str]:
+    missing = [f"rank {rank} is missing; last seen {seen}" for rank, seen in sorted(absent.items())]
+    return [*missing, *(f"rank {rank} did not send its details" for rank in silent)]
 
 
 def _why_late(absent: Mapping[int, str], silent: Sequence[int]) -> Cause:
@@ -52,21 +56,23 @@ def group_check(group: str, found: Sequence[Divergence], names: Sequence[str], n
         observed=listed,
         details=tuple(details),
     )
-    if not red:
-        return check
+    return check.model_copy(update=_differs(red, names)) if red else check
+
+
+def _differs(red: Sequence[Divergence], names: Sequence[str]) -> dict[str, Any]:
+    """Fields of the check, where some of these differ."""
     shown = red[:3]
     num_more = len(names) - len(shown)
     titles = "; ".join(divergence.title for divergence in shown)
     more = f"; {num_more} more" if len(red) > len(shown) else ""
     odd_ranks = set[int]().union(*map(_odd_ranks, red))
     ranks = sorted(odd_ranks)
-    failed = {
+    return {
         "status": Status.FAIL,
         "observed": titles + more,
         "ranks": tuple(ranks),
         "cause": red[0].cause,
     }
-    return check.model_copy(update=failed)
 
 
 def _odd_ranks(divergence: Divergence) -> tuple[int, ...]:
