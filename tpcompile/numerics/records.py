@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated
-
-from pydantic import PlainSerializer
 
 from tpcompile.errors import DivergenceError
 from tpcompile.evidence.records import Frozen, Item
@@ -16,24 +13,16 @@ SCHEMA_VERSION = 1
 _MAX_LINES = 20
 
 
-def _finite(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
-
-
-Number = Annotated[float, PlainSerializer(_finite, when_used="json")]
-"""A float whose `inf` and `nan` are strings in JSON, which has no spelling for them."""
-
-
 class TensorError(Frozen):
     """One output or gradient of one rank against its slice of the reference."""
 
     name: str
     """`forward`, `forward.1`, `grad input`, `grad PARAMETER`."""
-    error: Number
+    error: float
     """Relative error against float64, in the norm of the tensor."""
-    single: Number
+    single: float
     """The same error of the single-device module in the same dtype."""
-    ratio: Number
+    ratio: float
     """`error` as a multiple of `single` (or of a quarter ulp, if larger); of more for fewer than 64 numbers."""
     exact: bool = False
     """Whether the tensor has to be the single-device one bit for bit."""

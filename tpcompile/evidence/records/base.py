@@ -20,7 +20,8 @@ class Frozen(BaseModel):
 
     def to_json(self, *, indent: int | None = None) -> str:
         """Sorted JSON: equal records give equal text."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, indent=indent)
+        # model_dump leaves NaN as a float, which json writes as a word that is no JSON
+        return json.dumps(json.loads(self.model_dump_json()), sort_keys=True, indent=indent)
 
 
 class Layer(StrEnum):
