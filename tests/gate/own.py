@@ -162,6 +162,29 @@ def trained(ctx: TargetContext) -> tpcompile.Target:
     return tpcompile.Target(program=model, inputs=_inputs(4), step=_step, reference=Full())
 
 
+class Blocks(nn.Module):
+    """Three of the MLP, one after the other."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Functional(Full(), group) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens -> tokens."""
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def per_block(ctx: TargetContext) -> tpcompile.Target:
+    """A model that compiles its blocks; `--set fault=uncompiled` leaves the last out on rank 1."""
+    model = Blocks(ctx.mesh.get_group("tp"))
+    is_whole = ctx.rank != 1 or ctx.settings.get("fault") != "uncompiled"
+    for block in model.blocks if is_whole else model.blocks[:-1]:
+        block.compile(backend="aot_eager")
+    return tpcompile.Target(program=model, inputs=_inputs(4), num_graphs=None, is_compiled=True)
+
+
 def pair(ctx: TargetContext) -> tuple[Any, Any]:
     """A program and its inputs."""
     return _functional(ctx), {"x": _inputs(4)[0]}
