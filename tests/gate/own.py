@@ -162,6 +162,14 @@ def trained(ctx: TargetContext) -> tpcompile.Target:
     return tpcompile.Target(program=model, inputs=_inputs(4), step=_step, reference=Full())
 
 
+def accumulated(ctx: TargetContext) -> tpcompile.Target:
+    """The same, with the gradient that the input has after a step."""
+    model = Trained(Full(), ctx.mesh.get_group("tp"))
+    model.fault = ctx.settings.get("fault", "")
+    (x,) = _inputs(4)
+    return tpcompile.Target(program=model, inputs=(x.requires_grad_(),), step=_accumulate, reference=Full())
+
+
 class Blocks(nn.Module):
     """Three of the MLP, one after the other."""
 
@@ -246,6 +254,14 @@ def _step(program: Any, inputs: tuple[Tensor]) -> dict[str, Tensor]:
     loss = program(x).square().mean()
     (gradient,) = torch.autograd.grad(loss, x)
     return {"loss": loss, "gradient": gradient}
+
+
+def _accumulate(program: Any, inputs: tuple[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """A step that never sets the gradient to None: it adds to that of the step before."""
+    (x,) = inputs
+    y = program(x)
+    y.square().mean().backward()
+    return y, x.grad
 
 
 def _sleep(x: Tensor) -> Tensor:

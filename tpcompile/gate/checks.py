@@ -315,6 +315,8 @@ class _Measured(NamedTuple):
         """The error, the tensor and its single-device error."""
         error = self.error
         at = f"{error.what} on rank {self.rank}"
+        if error.says:
+            return f"{at}: {error.says}"
         if not math.isfinite(error.ratio):
             return f"worst not finite: {at} ({error.error:.2e} against {error.single:.2e} on one device)"
         return f"worst {error.ratio:.2f}x: {at} ({error.error:.2e} against {error.single:.2e} on one device)"
@@ -330,7 +332,7 @@ def _errors(config: JobConfig, ranks: Ranks, mode: AnyMode, name: str, *, only: 
     measured = [_Measured(rank, error) for rank, found in errors.items() for error in found]
     measured.sort(key=lambda one: one.error.badness, reverse=True)
     bad = [one for one in measured if one.error.badness > limit]
-    details = [f"rank {one.rank} {one.error.what}: {one.error.ratio:.2f}x" for one in bad[:8]]
+    details = [f"rank {one.rank} {one.error.what}: {one.error.says or f'{one.error.ratio:.2f}x'}" for one in bad[:8]]
     observed = measured[0].as_worst
     wrong_in = facts.map(lambda known: known.first_wrong).where(bool)
     line = None

@@ -65,9 +65,16 @@ def replaced(value: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
-    """The same values with floating tensors in `dtype`; masks, ids and seeds keep theirs."""
+    """The same values with floating tensors in `dtype`; masks, ids and seeds keep theirs.
+
+    A tensor that requires a gradient becomes a leaf that does too.
+    """
     tensors = named_tensors(value, "").values()
-    return replaced(value, [t.detach().to(dtype) if t.is_floating_point() else t for t in tensors])
+    return replaced(value, [_cast(tensor, dtype) if tensor.is_floating_point() else tensor for tensor in tensors])
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
 
 
 def _walk(value: Any, place: str) -> Iterator[tuple[str, Tensor]]:
