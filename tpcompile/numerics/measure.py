@@ -42,9 +42,13 @@ def missing() -> dict[str, float]:
 
 
 def distance(one: Tensor, two: Tensor, single: Tensor, exact: Tensor, *, whole: float = 0.0) -> dict[str, float]:
-    """How far two results of the same maths are apart, in units of the single-device error."""
+    """How far two results of the same maths are apart, in units of the single-device error.
+
+    Relative to the larger of their own size and that of `exact`: rounding grows with what is rounded, right or wrong.
+    """
     normal = max(whole, relative(single, exact))
-    apart = relative(one.double() - two.double() + exact, exact)
+    size = torch.maximum(two.double().norm(), exact.norm()).clamp_min(torch.finfo(torch.float64).tiny)
+    apart = float((one.double() - two.double()).norm() / size)
     return {"error": apart, "single": normal, "ratio": apart / _allowed(normal, one)}
 
 
