@@ -17,6 +17,7 @@ where.py      a rank that the others wait for -> the user's line at which it is
 fusion.py     kernels of this rank, against a baseline
 checks.py     digests -> the checks of modes A, B and C; torch-free
 beside.py     what ranks compile beside the program, such as an evaluation on rank 0; torch-free
+wrong_numbers.py         where to look first when a target's numbers are wrong; torch-free
 replay.py     a run directory -> its verdict again, offline; torch-free
 status.py     state of this rank, for the other ranks and for a reader after a crash
 """

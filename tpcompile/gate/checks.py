@@ -29,7 +29,7 @@ from tpcompile.evidence.records import Check, CheckId, Divergence, RankDigest, S
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.fusion.baseline import Outcome
-from tpcompile.gate import beside
+from tpcompile.gate import beside, wrong_numbers
 from tpcompile.gate.measurements import Declared, GateFacts, GradientFactor, Schedule, TensorError
 
 FIRST, STEADY, RESIZED = "first", "steady", "resized"
@@ -117,7 +117,8 @@ def target(config: JobConfig, digests: Sequence[RankDigest], divergences: Sequen
     phases = [f"{TARGET}/{name}" for name in (FIRST, STEADY, RESIZED)]
     numbers: list[Check] = []
     if declared.has_reference:
-        numbers.append(_errors(config, ranks, TARGET, "forward right", only="forward"))
+        right = _errors(config, ranks, TARGET, "forward right", only="forward")
+        numbers.append(_with_advice(right, wrong_numbers.advice(ranks)) if right.is_red else right)
         numbers.append(_errors(config, ranks, TARGET, "eager equals compiled", only="eager"))
     else:
         why = "no reference is declared: the numbers were not compared"
@@ -349,6 +350,10 @@ def _errors(config: JobConfig, ranks: Ranks, mode: AnyMode, name: str, *, only: 
     return make_check(
         mode, name, blamed, f"at most {limit:g}x the single-device error", observed, details=details, line=line
     )
+
+
+def _with_advice(check: Check, advice: str) -> Check:
+    return check.model_copy(update={"advice": advice, "details": (advice, *check.details)})
 
 
 MODES: dict[str, Judge] = {"A": mode_a, "B": mode_b, "C": mode_c, TARGET: target}

@@ -100,6 +100,10 @@ class GateFacts(Frozen):
     declared: Declared = Declared()
     replays: Replays = Replays()
     errors: tuple[TensorError, ...] = ()
+    inputs: tuple[str, ...] = ()
+    """Fingerprints of a target's inputs before the first call; empty where there is no reference."""
+    reference: tuple[float, ...] = ()
+    """Norms of what a target's reference returns in float64."""
     first_wrong: str = ""
     """The first module whose output is wrong."""
     first_wrong_op: Item | None = None

@@ -8,7 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from tpcompile.errors import ConfigError
 from tpcompile.numerics import measure
+from tpcompile.preflight.fingerprint import fingerprint
 
 Outputs = Mapping[str, Tensor]
 """Tensors of a result by name."""
@@ -18,6 +20,25 @@ def kept(result: Any) -> dict[str, Tensor]:
     """Floating tensors of a result, as they are now: later calls may add to a gradient in place."""
     found = measure.named_tensors(result, "forward").items()
     return {name: tensor.detach().clone() for name, tensor in found if tensor.is_floating_point()}
+
+
+def values_of(inputs: Any) -> tuple[str, ...]:
+    """Fingerprints of the tensors in them, to compare between ranks; none of a DTensor, whose parts differ."""
+    return tuple(map(_print, measure.named_tensors(inputs, "").values()))
+
+
+def _print(tensor: Tensor) -> str:
+    if isinstance(tensor, DTensor):
+        return "DTensor"
+    try:
+        return fingerprint(tensor)
+    except ConfigError:  # a layout without raw bytes
+        return "unknown"
+
+
+def norms(outputs: Outputs) -> tuple[float, ...]:
+    """The norm of each tensor, to compare between ranks up to rounding."""
+    return tuple(float(tensor.double().norm()) for tensor in outputs.values())
 
 
 def forget_gradients(*values: Any) -> None:

@@ -185,6 +185,7 @@ def run(phases: Phases, target: Target, *, tp_size: int) -> None:
     has_reference = target.reference is not None
     if has_reference:
         outputs.forget_gradients(target.program, target.inputs)
+        phases.facts = phases.facts.changed(inputs=outputs.values_of(target.inputs))
     with phases.phase(f"{TARGET}/{FIRST}", "compile and run"):
         first = call(target.inputs)
     compiled = outputs.kept(first) if has_reference else {}
@@ -221,4 +222,5 @@ def _keep_errors(phases: Phases, target: Target, compiled: outputs.Outputs, eage
         single = outputs.kept(call_target(target, reference, target.inputs))
         outputs.forget_gradients(target.inputs)  # a step that reads them there, not from what it is given, gets None
         exact = outputs.kept(call_target(target, exactly, measure.cast(target.inputs, torch.float64)))
-    phases.facts = phases.facts.with_errors(TARGET, outputs.errors(compiled, eager, single, exact))
+    facts = phases.facts.changed(reference=outputs.norms(exact))
+    phases.facts = facts.with_errors(TARGET, outputs.errors(compiled, eager, single, exact))
