@@ -18,6 +18,7 @@ import yaml
 import tpcompile
 from tpcompile import cli
 from tpcompile.cli.defaults import defaults
+from tpcompile.config import GateConfig
 from tpcompile.errors import ExitCode
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -188,3 +189,22 @@ def test_the_package_says_that_it_is_typed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert "Typing :: Typed" in project["classifiers"] and project["keywords"]
     assert (f"\n## {project['version']}\n" in (ROOT / "CHANGELOG.md").read_text()) and project["readme"] == "README.md"
+
+
+def settings(page: str) -> list[tuple[str, str]]:
+    """(name, default) of each row of the table of settings."""
+    return re.findall(r"^\| `gate\.(\w+)` \| ([^|]+) \|", page, re.M)
+
+
+def default_text(name: str, value: object) -> str:
+    """A default as the page has it, with its unit."""
+    if value in (None, ()):
+        return "none"
+    return f"{value:g} s" if name.endswith("_s") else str(value)
+
+
+def test_the_page_of_the_gate_has_every_setting_with_its_default() -> None:
+    expected = [(name, default_text(name, field.default)) for name, field in GateConfig.model_fields.items()]
+    page = (ROOT / "docs" / "gate.md").read_text()
+    assert settings(page) == expected
+    assert settings(page.replace("| 300 s |", "| 30 s |")) != expected

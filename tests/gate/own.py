@@ -162,6 +162,37 @@ def trained(ctx: TargetContext) -> tpcompile.Target:
     return tpcompile.Target(program=model, inputs=_inputs(4), step=_step, reference=Full())
 
 
+def accumulated(ctx: TargetContext) -> tpcompile.Target:
+    """The same, with the gradient that the input has after a step."""
+    model = Trained(Full(), ctx.mesh.get_group("tp"))
+    model.fault = ctx.settings.get("fault", "")
+    (x,) = _inputs(4)
+    return tpcompile.Target(program=model, inputs=(x.requires_grad_(),), step=_accumulate, reference=Full())
+
+
+class Blocks(nn.Module):
+    """Three of the MLP, one after the other."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Functional(Full(), group) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens -> tokens."""
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def per_block(ctx: TargetContext) -> tpcompile.Target:
+    """A model that compiles its blocks; `--set fault=uncompiled` leaves the last out on rank 1."""
+    model = Blocks(ctx.mesh.get_group("tp"))
+    is_whole = ctx.rank != 1 or ctx.settings.get("fault") != "uncompiled"
+    for block in model.blocks if is_whole else model.blocks[:-1]:
+        block.compile(backend="aot_eager")
+    return tpcompile.Target(program=model, inputs=_inputs(4), num_graphs=None, is_compiled=True)
+
+
 def pair(ctx: TargetContext) -> tuple[Any, Any]:
     """A program and its inputs."""
     return _functional(ctx), {"x": _inputs(4)[0]}
@@ -223,6 +254,14 @@ def _step(program: Any, inputs: tuple[Tensor]) -> dict[str, Tensor]:
     loss = program(x).square().mean()
     (gradient,) = torch.autograd.grad(loss, x)
     return {"loss": loss, "gradient": gradient}
+
+
+def _accumulate(program: Any, inputs: tuple[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """A step that never sets the gradient to None: it adds to that of the step before."""
+    (x,) = inputs
+    y = program(x)
+    y.square().mean().backward()
+    return y, x.grad
 
 
 def _sleep(x: Tensor) -> Tensor:

@@ -48,6 +48,8 @@ SHARED = [
     *(f"own:functional fault={fault}" for fault in ("", *ALIVE, "layout", "wrong")),
     *(f"own:planned fault={fault}" for fault in ("", *ALIVE)),
     *(f"own:trained fault={fault}" for fault in ("", "no copy")),
+    *(f"own:accumulated fault={fault}" for fault in ("", "no copy")),
+    *(f"own:per_block fault={fault}" for fault in ("", "uncompiled")),
     *("own:pair", "own:reading_rank", "own:own_axis", *NOWHERE),
     *(f"own:ending how={how}" for how in ENDINGS),
 ]
@@ -203,6 +205,21 @@ def test_a_train_step_is_compared_with_one_device(runs: dict[str, GateRun]) -> N
     assert run.exit_code == 0, run.judged.summary
     (check,) = runs["own:trained fault=no copy"].failed().values()
     assert check.name == "forward right" and "gradient" in check.observed  # that of each rank's shard alone
+
+
+def test_the_gradient_of_an_input_is_compared_with_that_on_one_device(runs: dict[str, GateRun]) -> None:
+    run = runs["own:accumulated fault="]
+    assert run.exit_code == 0, run.judged.summary
+    (check,) = runs["own:accumulated fault=no copy"].failed().values()
+    assert check.name == "forward right" and "forward.1" in check.observed  # the second of what the step returns
+
+
+def test_a_block_that_one_rank_does_not_compile_is_named(runs: dict[str, GateRun]) -> None:
+    """The other blocks compile the same graph, so that no layer differs."""
+    assert runs["own:per_block fault="].exit_code == 0, runs["own:per_block fault="].judged.summary
+    (check,) = runs["own:per_block fault=uncompiled"].failed().values()
+    assert check.ranks == (1,) and "is entered 3 times on rank 0, 2 times on rank 1" in check.observed
+    assert check.line is not None and check.line.function == "Functional.forward"
 
 
 def test_groups_of_an_axis_are_compared_apart(on_four: dict[str, GateRun]) -> None:

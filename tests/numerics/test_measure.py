@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -43,6 +44,18 @@ def test_few_numbers_get_room_for_scatter_and_a_wrong_one_is_still_seen() -> Non
     one = torch.tensor([1.0], dtype=torch.float64)
     assert measure.is_within(measure.error_of((one * (1 + 3e-7)).float(), one.float(), one), 2.5)
     assert not measure.is_within(measure.error_of((one * 1.001).float(), one.float(), one), 2.5)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0, 1e4])
+def test_two_runs_of_a_wrong_result_are_as_near_as_those_of_a_right_one(scale: float) -> None:
+    """An output that is too large by a factor rounds as much more."""
+    exact = torch.randn(64, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    single, one, two = (scaled.float() for scaled in (exact, scale * exact, scale * exact * (1 + 2**-24)))
+    assert measure.is_within(measure.distance(one, two, single, exact), 2.5)
+    apart = two + scale * 1e-5
+    assert not measure.is_within(measure.distance(one, apart, single, exact), 2.5)
+    assert not measure.is_within(measure.distance(2 * one, one, single, exact), 2.5)
+    assert not measure.is_within(measure.distance(one * float("nan"), one, single, exact), 2.5)
 
 
 def test_nan_is_never_within_a_limit() -> None:

@@ -3,6 +3,7 @@
 sequence.py   start-up, the modes in order, verdict, exit code
 modes.py      what modes A, B and C run, phase by phase
 target.py     the user's own program (--target), built and run phase by phase
+outputs.py    what a target returned in its runs -> errors, gradients too
 profiled.py   calls of mode C under the profile of the run
 phases.py     one phase on all ranks; what modes and targets share
 refusal.py    a run that cannot start -> one line, and a verdict for the launcher
@@ -15,6 +16,8 @@ watch.py      the thread that ends a run in which a rank hangs, has died or has 
 where.py      a rank that the others wait for -> the user's line at which it is
 fusion.py     kernels of this rank, against a baseline
 checks.py     digests -> the checks of modes A, B and C; torch-free
+beside.py     what ranks compile beside the program, such as an evaluation on rank 0; torch-free
+wrong_numbers.py         where to look first when a target's numbers are wrong; torch-free
 replay.py     a run directory -> its verdict again, offline; torch-free
 status.py     state of this rank, for the other ranks and for a reader after a crash
 """

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from tpcompile.choices import TARGET, AnyMode
 from tpcompile.config import JobConfig, RunConfig
+from tpcompile.evidence.digests.entered_regions import entered_check
 from tpcompile.evidence.digests.split_regions import region_check
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import first
@@ -28,6 +29,7 @@ from tpcompile.evidence.records import Check, CheckId, Divergence, RankDigest, S
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.fusion.baseline import Outcome
+from tpcompile.gate import beside, wrong_numbers
 from tpcompile.gate.measurements import Declared, GateFacts, GradientFactor, Schedule, TensorError
 
 FIRST, STEADY, RESIZED = "first", "steady", "resized"
@@ -94,8 +96,8 @@ def mode_c(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
         any_compiled("C", ranks),
         *_graphs("C", ranks),
         region_check("C", digests, phases=[f"C/{name}" for name in (FIRST, STEADY, RESIZED)]),
-        _steady(config, ranks, "C"),
-        *_resized(ranks, "C", f"{config.block.seq_len} to {config.resized_seq_len} tokens"),
+        _steady(config, ranks, "C", divergences),
+        *_resized(ranks, "C", divergences, f"{config.block.seq_len} to {config.resized_seq_len} tokens"),
         *agreement("C", ranks, divergences),
         _schedule(ranks),
         _errors(config, ranks, "C", "forward right", only="forward"),
@@ -112,9 +114,11 @@ def target(config: JobConfig, digests: Sequence[RankDigest], divergences: Sequen
     """The checks of mode C for the user's own program, as far as the target declares what they need."""
     ranks = digests_by_rank(digests)
     declared = _facts(ranks).map(lambda facts: facts.declared).first if ranks else Declared()
+    phases = [f"{TARGET}/{name}" for name in (FIRST, STEADY, RESIZED)]
     numbers: list[Check] = []
     if declared.has_reference:
-        numbers.append(_errors(config, ranks, TARGET, "forward right", only="forward"))
+        right = _errors(config, ranks, TARGET, "forward right", only="forward")
+        numbers.append(_with_advice(right, wrong_numbers.advice(ranks)) if right.is_red else right)
         numbers.append(_errors(config, ranks, TARGET, "eager equals compiled", only="eager"))
     else:
         why = "no reference is declared: the numbers were not compared"
@@ -122,9 +126,10 @@ def target(config: JobConfig, digests: Sequence[RankDigest], divergences: Sequen
     return [
         any_compiled(TARGET, ranks),
         *_graphs(TARGET, ranks, expected=declared.num_graphs),
-        region_check(TARGET, digests, phases=[f"{TARGET}/{name}" for name in (FIRST, STEADY, RESIZED)]),
-        _steady(config, ranks, TARGET),
-        *(_resized(ranks, TARGET, "as declared") if declared.has_resized else ()),
+        region_check(TARGET, digests, phases=phases),
+        entered_check(TARGET, digests, phases=phases),
+        _steady(config, ranks, TARGET, divergences),
+        *(_resized(ranks, TARGET, divergences, "as declared") if declared.has_resized else ()),
         *agreement(TARGET, ranks, divergences),
         *numbers,
         tp_aware(TARGET, ranks),
@@ -194,23 +199,29 @@ def _gradient_factor(ranks: Ranks) -> Check:
     )
 
 
-def _steady(config: JobConfig, ranks: Ranks, mode: AnyMode) -> Check:
+def _steady(config: JobConfig, ranks: Ranks, mode: AnyMode, divergences: Sequence[Divergence]) -> Check:
     phase, steady_calls = f"{mode}/{STEADY}", config.gate.steady_calls
-    compiles = ranks.map(lambda digest: digest.counters_of(phase).frames + num_graphs(digest, phase))
+    apart = beside.first_compiles(ranks, phase, divergences)
+
+    def num_compiles(digest: RankDigest) -> int:
+        return max(digest.counters_of(phase).frames, num_graphs(digest, phase)) - len(apart[digest.rank])
+
+    compiles = ranks.map(num_compiles)
     calls = ranks.map(lambda digest: digest.counters_of(phase).calls)
     return make_check(
         mode,
         "recompiles in steady calls",
         [*compiles.where(bool), *calls.where(lambda count: count != steady_calls)],
         f"0 compiles in {steady_calls} calls",
-        f"{values_text(compiles, 'compile')} in {values_text(calls, 'call')}",
+        f"{values_text(compiles, 'compile')} in {values_text(calls, 'call')}{beside.text(apart)}",
         details=_reasons(ranks, phase),
     )
 
 
-def _resized(ranks: Ranks, mode: AnyMode, change: str) -> list[Check]:
+def _resized(ranks: Ranks, mode: AnyMode, divergences: Sequence[Divergence], change: str) -> list[Check]:
     phase = f"{mode}/{RESIZED}"
-    graphs = ranks.map(lambda digest: num_graphs(digest, phase))
+    apart = beside.first_compiles(ranks, phase, divergences)
+    graphs = ranks.map(lambda digest: num_graphs(digest, phase) - len(apart[digest.rank]))
     usual = _usual(graphs)
     never = ranks.where(lambda digest: digest.counters_of(phase).calls == 0).ranks
     odd = [*graphs.where(lambda count: count != usual), *graphs.where(lambda count: count > 1)]
@@ -221,7 +232,7 @@ def _resized(ranks: Ranks, mode: AnyMode, change: str) -> list[Check]:
             "one recompile at most when the length changes",
             [*odd, *never],
             f"at most 1 compile, on all ranks ({change})",
-            f"{values_text(graphs, 'compile')}{never_called}",
+            f"{values_text(graphs, 'compile')}{never_called}{beside.text(apart)}",
             on_failure=_reasons(ranks, phase),
         ),
         no_breaks(mode, "graph breaks after the change", phase, ranks),
@@ -305,6 +316,8 @@ class _Measured(NamedTuple):
         """The error, the tensor and its single-device error."""
         error = self.error
         at = f"{error.what} on rank {self.rank}"
+        if error.says:
+            return f"{at}: {error.says}"
         if not math.isfinite(error.ratio):
             return f"worst not finite: {at} ({error.error:.2e} against {error.single:.2e} on one device)"
         return f"worst {error.ratio:.2f}x: {at} ({error.error:.2e} against {error.single:.2e} on one device)"
@@ -320,7 +333,7 @@ def _errors(config: JobConfig, ranks: Ranks, mode: AnyMode, name: str, *, only: 
     measured = [_Measured(rank, error) for rank, found in errors.items() for error in found]
     measured.sort(key=lambda one: one.error.badness, reverse=True)
     bad = [one for one in measured if one.error.badness > limit]
-    details = [f"rank {one.rank} {one.error.what}: {one.error.ratio:.2f}x" for one in bad[:8]]
+    details = [f"rank {one.rank} {one.error.what}: {one.error.says or f'{one.error.ratio:.2f}x'}" for one in bad[:8]]
     observed = measured[0].as_worst
     wrong_in = facts.map(lambda known: known.first_wrong).where(bool)
     line = None
@@ -337,6 +350,10 @@ def _errors(config: JobConfig, ranks: Ranks, mode: AnyMode, name: str, *, only: 
     return make_check(
         mode, name, blamed, f"at most {limit:g}x the single-device error", observed, details=details, line=line
     )
+
+
+def _with_advice(check: Check, advice: str) -> Check:
+    return check.model_copy(update={"advice": advice, "details": (advice, *check.details)})
 
 
 MODES: dict[str, Judge] = {"A": mode_a, "B": mode_b, "C": mode_c, TARGET: target}

@@ -6,7 +6,7 @@ A record carries it as JSON, so that `evidence` knows nothing of modes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from tpcompile.choices import AnyMode
@@ -24,6 +24,8 @@ class TensorError(Frozen):
     single: float
     """The single-device error."""
     ratio: float
+    says: str = ""
+    """Why there is no error, where a run does not return the tensor, or returns it in a different shape."""
 
     @property
     def badness(self) -> float:
@@ -98,6 +100,10 @@ class GateFacts(Frozen):
     declared: Declared = Declared()
     replays: Replays = Replays()
     errors: tuple[TensorError, ...] = ()
+    inputs: tuple[str, ...] = ()
+    """Fingerprints of a target's inputs before the first call; empty where there is no reference."""
+    reference: tuple[float, ...] = ()
+    """Norms of what a target's reference returns in float64."""
     first_wrong: str = ""
     """The first module whose output is wrong."""
     first_wrong_op: Item | None = None
@@ -112,7 +118,7 @@ class GateFacts(Frozen):
         of_mode = [error for error in self.errors if error.mode == mode]
         return [error for error in of_mode if error.what.startswith(what)]
 
-    def with_errors(self, mode: AnyMode, errors: dict[str, dict[str, float]]) -> Self:
+    def with_errors(self, mode: AnyMode, errors: Mapping[str, Mapping[str, Any]]) -> Self:
         """These facts with the errors of a mode, by name, as `tpcompile.numerics` returns them."""
         found = (TensorError.model_validate({"mode": mode, "what": what, **error}) for what, error in errors.items())
         return self.changed(errors=(*self.errors, *found))

@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from tpcompile.choices import TARGET
 from tpcompile.config import TargetConfig
 from tpcompile.errors import ConfigError
 from tpcompile.fastpath import tp_region
+from tpcompile.gate import outputs
 from tpcompile.gate.checks import FIRST, RESIZED
 from tpcompile.gate.measurements import Declared
 from tpcompile.gate.phases import RESIZED_CALLS, Phases
@@ -182,17 +182,23 @@ def run(phases: Phases, target: Target, *, tp_size: int) -> None:
         phases.finish_device()
         return result
 
+    has_reference = target.reference is not None
+    if has_reference:
+        outputs.forget_gradients(target.program, target.inputs)
+        phases.facts = phases.facts.changed(inputs=outputs.values_of(target.inputs))
     with phases.phase(f"{TARGET}/{FIRST}", "compile and run"):
         first = call(target.inputs)
+    compiled = outputs.kept(first) if has_reference else {}
     phases.steady(TARGET, lambda: call(target.inputs))
     if target.resized is not None:
         with phases.phase(f"{TARGET}/{RESIZED}", "a different length"):
             for _ in range(RESIZED_CALLS):
                 call(target.resized)
-    if target.reference is not None:
+    if has_reference:
+        outputs.forget_gradients(target.program, target.inputs)
         with phases.phase(f"{TARGET}/eager", "the same without compile"):
-            eager = call(target.inputs, around=torch.compiler.set_stance("force_eager"))
-        _keep_errors(phases, target, first, eager)
+            eager = outputs.kept(call(target.inputs, around=torch.compiler.set_stance("force_eager")))
+        _keep_errors(phases, target, compiled, eager)
 
 
 def call_target(target: Target, program: Any, inputs: Inputs) -> Any:
@@ -206,30 +212,15 @@ def call_target(target: Target, program: Any, inputs: Inputs) -> Any:
     return program(*inputs)
 
 
-def _keep_errors(phases: Phases, target: Target, first: Any, eager: Any) -> None:
+def _keep_errors(phases: Phases, target: Target, compiled: outputs.Outputs, eager: outputs.Outputs) -> None:
     """Errors against the reference in float64, beside those of the reference in its own dtype."""
     reference = target.reference
     assert reference is not None, "without a reference nothing is measured"
     exactly = copy.deepcopy(reference).double()
+    outputs.forget_gradients(reference, exactly, target.inputs)
     with nullcontext() if target.step else torch.no_grad():
-        single = _outputs(call_target(target, reference, target.inputs))
-        exact = _outputs(call_target(target, exactly, measure.cast(target.inputs, torch.float64)))
-    got, uncompiled = _outputs(first), _outputs(eager)
-    found: measure.Errors = {}
-    for name, value in exact.items():
-        if name not in got or got[name].shape != value.shape:
-            found[name] = measure.missing()
-            continue
-        found[name] = measure.error_of(got[name], single[name], value)
-        found[f"eager {name}"] = measure.distance(got[name], uncompiled[name], single[name], value)
-    phases.facts = phases.facts.with_errors(TARGET, found)
-
-
-def _outputs(value: Any) -> dict[str, Tensor]:
-    """Floating tensors of a result by name, whole: the parts of a DTensor are gathered, on all ranks alike."""
-    found = {}
-    for name, tensor in measure.named_tensors(value, "forward").items():
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        if whole.is_floating_point():
-            found[name] = whole.detach()
-    return found
+        single = outputs.kept(call_target(target, reference, target.inputs))
+        outputs.forget_gradients(target.inputs)  # a step that reads them there, not from what it is given, gets None
+        exact = outputs.kept(call_target(target, exactly, measure.cast(target.inputs, torch.float64)))
+    facts = phases.facts.changed(reference=outputs.norms(exact))
+    phases.facts = facts.with_errors(TARGET, outputs.errors(compiled, eager, single, exact))

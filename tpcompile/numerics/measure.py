@@ -42,9 +42,13 @@ def missing() -> dict[str, float]:
 
 
 def distance(one: Tensor, two: Tensor, single: Tensor, exact: Tensor, *, whole: float = 0.0) -> dict[str, float]:
-    """How far two results of the same maths are apart, in units of the single-device error."""
+    """How far two results of the same maths are apart, in units of the single-device error.
+
+    Relative to the larger of their own size and that of `exact`: rounding grows with what is rounded, right or wrong.
+    """
     normal = max(whole, relative(single, exact))
-    apart = relative(one.double() - two.double() + exact, exact)
+    size = torch.maximum(two.double().norm(), exact.norm()).clamp_min(torch.finfo(torch.float64).tiny)
+    apart = float((one.double() - two.double()).norm() / size)
     return {"error": apart, "single": normal, "ratio": apart / _allowed(normal, one)}
 
 
@@ -65,9 +69,16 @@ def replaced(value: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
-    """The same values with floating tensors in `dtype`; masks, ids and seeds keep theirs."""
+    """The same values with floating tensors in `dtype`; masks, ids and seeds keep theirs.
+
+    A tensor that requires a gradient becomes a leaf that does too.
+    """
     tensors = named_tensors(value, "").values()
-    return replaced(value, [t.detach().to(dtype) if t.is_floating_point() else t for t in tensors])
+    return replaced(value, [_cast(tensor, dtype) if tensor.is_floating_point() else tensor for tensor in tensors])
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
 
 
 def _walk(value: Any, place: str) -> Iterator[tuple[str, Tensor]]:

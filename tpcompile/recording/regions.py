@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
@@ -24,6 +24,7 @@ class _Count:
     in_call: int = 0
     most: int = 0
     runs_at: UserLine | None = None
+    compiled: list[str] = field(default_factory=list)
 
 
 class RegionCounter:
@@ -32,8 +33,8 @@ class RegionCounter:
     def __init__(self) -> None:
         self._counts: dict[tuple[str, CodeType | None], _Count] = {}
 
-    def entered(self, frame: FrameType | None, *, phase: str) -> None:
-        """Count a compiled region that is entered below `frame`."""
+    def entered(self, frame: FrameType | None, *, phase: str, compile_id: str = "") -> None:
+        """Count a compiled region that is entered below `frame`; `compile_id`: of the compile that made it now."""
         call = compat.compiled_call(frame)
         if call is None:
             return
@@ -47,6 +48,8 @@ class RegionCounter:
         count.entered += 1
         count.in_call += 1
         count.most = max(count.most, count.in_call)
+        if compile_id:
+            count.compiled.append(compile_id)
         if call.around is not None and count.runs_at is None:
             count.runs_at = _line(call.around)
 
@@ -60,6 +63,7 @@ class RegionCounter:
                 entered=count.entered,
                 most=count.most,
                 runs_at=count.runs_at,
+                compiled=tuple(count.compiled),
             )
             for (phase, _), count in self._counts.items()
         )

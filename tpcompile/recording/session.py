@@ -298,7 +298,7 @@ class CaptureSession:
 
     def _ended(self, compile_id: str) -> None:
         if self._regions is not None and compile_id in self._with_graph:
-            self._regions.entered(sys._getframe(), phase=self._current)
+            self._regions.entered(sys._getframe(), phase=self._current, compile_id=compile_id)
         if self._on_compile is not None:
             self._on_compile(self.compile(compile_id))
 

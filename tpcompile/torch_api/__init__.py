@@ -6,6 +6,7 @@ c10d.py         groups, and collectives as the eager wrappers issue them
 compiler.py     Dynamo, Inductor and the structured trace, as capture reads them
 dispatch.py     modes that see every op, views and trees of tensors, as the SPMD type check needs them
 epilogues.py    a matrix product that ends in an activation
+flags.py        settings of torch.backends, as the environment layer compares them
 forked.py       what a forked rank sets anew, and the modules that are imported before a fork
 generated.py    code that is generated, and the graph that runs instead of it
 hooks.py        what Dynamo calls around a compile and after a guard lookup

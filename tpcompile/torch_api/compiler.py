@@ -36,7 +36,7 @@ from torch.nn.attention import SDPBackend
 from tpcompile.evidence.compiles.collectives import is_library_file
 from tpcompile.evidence.records import SkippedFrame, UserLine
 from tpcompile.evidence.text import normalise
-from tpcompile.torch_api import c10d
+from tpcompile.torch_api import c10d, flags
 
 _PER_RANK_ENVIRONMENT = frozenset({
     "TORCHINDUCTOR_CACHE_DIR", "TORCH_TRACE", "TORCH_LOGS_OUT", "TORCH_COMPILE_DEBUG_DIR", "TRITON_CACHE_DIR",
@@ -270,12 +270,11 @@ def environment() -> dict[str, str]:
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
         "triton": triton_version(),
-        "float32_matmul_precision": _matmul_precision(),
-        "fp32_precision": _fp32_precision(),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
         "num_threads": str(torch.get_num_threads()),
         "default_dtype": str(torch.get_default_dtype()),
     }
+    facts |= flags.backend_flags()
     if torch.cuda.is_available():
         facts |= _cuda_facts()
     facts |= {
@@ -315,38 +314,13 @@ def settled(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.trigger_wait() if isinstance(tensor, _AsyncCollectiveTensor) else tensor
 
 
-def _matmul_precision() -> str:
-    """The process-wide setting; torch raises once a backend has its own (`fp32_precision`)."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return "set per backend"
-
-
-def _fp32_precision() -> str:
-    """float32 precision of each backend, by the setting that torch reads; "none" defers to the global setting."""
-    backends = torch.backends
-    values = {
-        "cuda.matmul": backends.cuda.matmul.fp32_precision,
-        "cudnn.conv": backends.cudnn.conv.fp32_precision,
-        "cudnn.rnn": backends.cudnn.rnn.fp32_precision,
-        "mkldnn.matmul": backends.mkldnn.matmul.fp32_precision,
-        "mkldnn.conv": backends.mkldnn.conv.fp32_precision,
-    }
-    return " ".join(f"{name}={value}" for name, value in values.items())
-
-
 def _cuda_facts() -> dict[str, str]:
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    cuda = torch.backends.cuda
     return {
         "gpu": properties.name,
         "driver": _driver_version(),
         "capability": f"{properties.major}.{properties.minor}",
         "nccl": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
-        "sdpa": f"flash={cuda.flash_sdp_enabled()} efficient={cuda.mem_efficient_sdp_enabled()} "
-        f"cudnn={cuda.cudnn_sdp_enabled()} math={cuda.math_sdp_enabled()}",
-        "bf16_reduced_precision": str(cuda.matmul.allow_bf16_reduced_precision_reduction),
     }
 
 

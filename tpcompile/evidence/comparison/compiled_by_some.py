@@ -66,6 +66,7 @@ def compiled_alone(domain: Domain, slot: Slot, absent: tuple[int, ...]) -> Diver
         cls=found.severity(cause),
         domain=domain.name,
         where=slot.where,
+        frame=slot.frame,
         groups=found.groups(cause),
         title=found.title(cause),
         cause=cause,

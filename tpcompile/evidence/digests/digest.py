@@ -10,6 +10,7 @@ import hashlib
 import itertools
 from collections.abc import Iterable, Iterator
 
+from tpcompile.evidence.digests.entered_regions import entered_regions
 from tpcompile.evidence.digests.rank_sources import rank_sources
 from tpcompile.evidence.digests.recompiles import recompile_of
 from tpcompile.evidence.digests.split_regions import splits_of
@@ -49,6 +50,7 @@ def digest_rank(record: RankRecord) -> RankDigest:
         is_cut=record.is_cut or bool(cut),
         splits=splits_of(record),
         regions_counted=sum(region.calls for region in record.regions),
+        regions=entered_regions(record),
         breaks=tuple((compile_.phase, found) for compile_ in compiles for found in compile_.breaks),
         recompile_reasons=tuple(map(_reason, recompiled)),
         recompiles=tuple(recompile_of(compile_, frame=frame_name(compile_)) for compile_ in recompiled),

@@ -154,7 +154,7 @@ def _agrees(mode: str, layer: Layer, titles: Sequence[str], noted: str, *, is_ob
         name=f"{layer} {AGREE}",
         mode=mode,
         status=status,
-        expected="equal",
+        expected="equal shapes, strides, dtypes" if layer == Layer.INPUTS else "equal",  # their values are data
         observed=f"{observed}{noted}",
         details=tuple(titles),
     )

@@ -24,7 +24,7 @@ from tpcompile.evidence.records.compile import (
     SkippedFrame,
     TaintKind,
 )
-from tpcompile.evidence.records.digest import CompileDigest, LayerDigest, RankDigest, SplitCall
+from tpcompile.evidence.records.digest import CompileDigest, EnteredRegion, LayerDigest, RankDigest, SplitCall
 from tpcompile.evidence.records.findings import (
     Divergence,
     DivergenceClass,
@@ -46,6 +46,7 @@ __all__ = [
     "CompileRecord",
     "Divergence",
     "DivergenceClass",
+    "EnteredRegion",
     "Frozen",
     "Grade",
     "Graph",

@@ -270,6 +270,8 @@ class RegionCount(Frozen):
     """Regions entered in one call, at most; 1 where the whole call is one graph."""
     runs_at: UserLine | None = None
     """Where code around the regions, which runs in Python, enters one of them; None where there is no such code."""
+    compiled: tuple[str, ...] = ()
+    """Ids of the compiles that its calls made in that phase."""
 
 
 class SkippedFrame(Frozen):

@@ -89,6 +89,18 @@ class SplitCall(Frozen):
         return self.skipped.broke_at if self.skipped else None
 
 
+class EnteredRegion(Frozen):
+    """Compiled regions that the calls of one compiled callable entered in one phase."""
+
+    phase: str
+    name: str
+    """`function file:line` of what the user compiled, path-independent."""
+    line: UserLine
+    entered: int
+    has_collectives: bool
+    """True when any of its compiles, of any phase, issues a collective."""
+
+
 class RankDigest(Frozen):
     """What travels between ranks: a few kilobytes, hashes and counters only."""
 
@@ -105,6 +117,8 @@ class RankDigest(Frozen):
     """Compiled callables that do not run as one region."""
     regions_counted: int = 0
     """Calls of compiled callables over which regions were counted; 0 where they were not."""
+    regions: tuple[EnteredRegion, ...] = ()
+    """Regions entered, by phase and compiled callable; empty where they were not counted."""
     breaks: tuple[tuple[str, GraphBreak], ...] = ()
     """(phase, break), so that every rank's reasons and lines reach the verdict."""
     recompile_reasons: tuple[tuple[str, str], ...] = ()

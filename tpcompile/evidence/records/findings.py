@@ -60,6 +60,8 @@ class Divergence(Frozen):
     domain: str
     where: str
     """Compile (phase and frame) it was found in, `""` for the whole rank."""
+    frame: str = ""
+    """`function file:line` of a frame that only some ranks compiled; empty for any other difference."""
     groups: tuple[RankGroup, ...]
     title: str
     """One line: the difference, `autocast cpu: off / on`."""

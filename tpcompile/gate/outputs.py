@@ -1,0 +1,87 @@
+"""What a target returned compiled, in eager and on one device -> the error of each of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from tpcompile.errors import ConfigError
+from tpcompile.numerics import measure
+from tpcompile.preflight.fingerprint import fingerprint
+
+Outputs = Mapping[str, Tensor]
+"""Tensors of a result by name."""
+
+
+def kept(result: Any) -> dict[str, Tensor]:
+    """Floating tensors of a result, as they are now: later calls may add to a gradient in place."""
+    found = measure.named_tensors(result, "forward").items()
+    return {name: tensor.detach().clone() for name, tensor in found if tensor.is_floating_point()}
+
+
+def values_of(inputs: Any) -> tuple[str, ...]:
+    """Fingerprints of the tensors in them, to compare between ranks; none of a DTensor, whose parts differ."""
+    return tuple(map(_print, measure.named_tensors(inputs, "").values()))
+
+
+def _print(tensor: Tensor) -> str:
+    if isinstance(tensor, DTensor):
+        return "DTensor"
+    try:
+        return fingerprint(tensor)
+    except ConfigError:  # a layout without raw bytes
+        return "unknown"
+
+
+def norms(outputs: Outputs) -> tuple[float, ...]:
+    """The norm of each tensor, to compare between ranks up to rounding."""
+    return tuple(float(tensor.double().norm()) for tensor in outputs.values())
+
+
+def forget_gradients(*values: Any) -> None:
+    """Set the gradients of modules' parameters and of inputs to None, so that the next call's are its own."""
+    for tensor in _leaves(values):
+        tensor.grad = None
+
+
+def _leaves(values: tuple[Any, ...]) -> Iterator[Tensor]:
+    for value in values:
+        tensors = value.parameters() if isinstance(value, nn.Module) else measure.named_tensors(value, "").values()
+        yield from (tensor for tensor in tensors if tensor.is_leaf and tensor.requires_grad)
+
+
+def errors(compiled: Outputs, eager: Outputs, single: Outputs, exact: Outputs) -> dict[str, dict[str, Any]]:
+    """By name, the error against float64, and as `eager NAME` the distance between compiled and eager.
+
+    A tensor that one of the runs does not return, or returns in a different shape, has no error that is finite.
+    """
+    compiled, eager = _whole(compiled), _whole(eager)
+    right = {"the program": compiled, "the reference": single, "the reference in float64": exact}
+    same = {"the program": compiled, "the program in eager": eager}
+    found: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys((*exact, *single, *compiled, *eager)):
+        unlike = _unlike(name, right)
+        found[name] = unlike or measure.error_of(compiled[name], single[name], exact[name])
+        apart = unlike or _unlike(name, same)
+        found[f"eager {name}"] = apart or measure.distance(compiled[name], eager[name], single[name], exact[name])
+    return found
+
+
+def _unlike(name: str, runs: Mapping[str, Outputs]) -> dict[str, Any]:
+    """What to report of a tensor that not all of these runs return in one shape; empty where they do."""
+    shapes = {where: _shape(outputs.get(name)) for where, outputs in runs.items()}
+    if len(set(shapes.values())) == 1:
+        return {}
+    return measure.missing() | {"says": ", ".join(f"{shape} in {where}" for where, shape in shapes.items())}
+
+
+def _shape(tensor: Tensor | None) -> str:
+    return "None" if tensor is None else f"a tensor {list(tensor.shape)}"
+
+
+def _whole(outputs: Outputs) -> dict[str, Tensor]:
+    """The parts of a DTensor are gathered, on all ranks alike."""
+    return {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in outputs.items()}

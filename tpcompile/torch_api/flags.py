@@ -1,0 +1,56 @@
+"""Settings of torch.backends that change what runs or its numbers -> text; seen on torch 2.11.0 and 2.13.0.
+
+What a build or a GPU resolves by itself (`is_available`, versions, `preferred_blas_library`) is left out, since healthy
+ranks may differ in it. TF32 is in `fp32_precision`, which follows `allow_tf32`; reading the latter may raise.
+`tests/torch_api/test_flags.py` fails when one of the names moves.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+_FLAGS = (
+    "cudnn.enabled", "cudnn.benchmark", "cudnn.deterministic",
+    "mkldnn.enabled", "mkldnn.deterministic",
+    "cuda.matmul.allow_fp16_reduced_precision_reduction", "cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "cuda.matmul.allow_fp16_accumulation",
+    "opt_einsum.enabled", "opt_einsum.strategy",
+)  # fmt: skip
+_FP32_PRECISION = (
+    "cuda.matmul", "cudnn", "cudnn.conv", "cudnn.rnn", "mkldnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn",
+)  # fmt: skip
+
+
+def backend_flags() -> dict[str, str]:
+    """Name of each setting -> its value in this process."""
+    found = {name: str(_read(name)) for name in _FLAGS}
+    cuda = torch.backends.cuda  # its switches of attention hold on a CPU too
+    return found | {
+        "float32_matmul_precision": _matmul_precision(),
+        "fp32_precision": _fp32_precision(),
+        "sdpa_enabled": f"flash={cuda.flash_sdp_enabled()} efficient={cuda.mem_efficient_sdp_enabled()} "
+        f"cudnn={cuda.cudnn_sdp_enabled()} math={cuda.math_sdp_enabled()}",
+        "sdpa_reduced_math": str(cuda.fp16_bf16_reduction_math_sdp_allowed()),
+        "mha_fastpath": str(torch.backends.mha.get_fastpath_enabled()),
+    }
+
+
+def _read(name: str) -> object:
+    return functools.reduce(getattr, name.split("."), torch.backends)
+
+
+def _matmul_precision() -> str:
+    """The process-wide setting; torch raises once a backend has its own (`fp32_precision`)."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "set per backend"
+
+
+def _fp32_precision() -> str:
+    """float32 precision of each backend, by the setting that torch reads; "none" defers to the global setting."""
+    values = {name: _read(f"{name}.fp32_precision") for name in _FP32_PRECISION}
+    values["all"] = torch.backends.fp32_precision
+    return " ".join(f"{name}={value}" for name, value in values.items())
