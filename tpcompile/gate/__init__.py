@@ -10,6 +10,7 @@ in_rank.py    flags of the gate in a rank that torchrun has started
 reference.py  errors against a float64 single-device reference
 measurements.py          what a rank measured of modes A, B and C; torch-free
 collective_agreement.py  ranks agree on the collectives of new code before it runs
+failure.py    an exception of this rank -> the failed check
 machine.py    exceptions that the machine caused, such as a full disk
 watch.py      the thread that ends a run in which a rank hangs, has died or has failed
 where.py      a rank that the others wait for -> the user's line at which it is

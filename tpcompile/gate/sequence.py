@@ -20,18 +20,16 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from tpcompile import logs
 from tpcompile.choices import TARGET
 from tpcompile.config import JobConfig, RunConfig, TargetConfig
-from tpcompile.errors import DirectoryTakenError, DivergenceError, ExitCode, PreflightError, TpCompileError
-from tpcompile.evidence.records import Check, CheckId, RankRecord, Status, UserLine, Verdict
+from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCompileError
+from tpcompile.evidence.records import Check, CheckId, RankRecord, Verdict
 from tpcompile.evidence.rundir import RunDir, new_name
-from tpcompile.evidence.text import normalise
-from tpcompile.evidence.text.lines import innermost, traceback_of
 from tpcompile.fastpath.certificate import device_kind
 from tpcompile.faults import injected
 from tpcompile.faults.injected import NO_FAULT, Fault, FaultContext
 from tpcompile.frames import with_room
 from tpcompile.gate.collective_agreement import Agreement
+from tpcompile.gate.failure import failure_check
 from tpcompile.gate.fusion import FusionCheck
-from tpcompile.gate.machine import refused
 from tpcompile.gate.measurements import GateFacts
 from tpcompile.gate.modes import MODES, Run
 from tpcompile.gate.phases import Phases
@@ -53,7 +51,6 @@ from tpcompile.recording import CaptureSession
 from tpcompile.report import console as consoles
 from tpcompile.report.publish import publish
 from tpcompile.report.show import Amount
-from tpcompile.torch_api.compiler import failed_compile
 
 _LAST_WORDS_TIMEOUT_S = 8.0
 _RUN_NUMBERS = itertools.count()
@@ -367,32 +364,11 @@ class _Gate:
             publish(verdict, self.directory, self.output.console, os.environ, amount=self.output.amount)
         return ExitCode(verdict.exit_code)
 
-    def line_of(self, error: BaseException) -> UserLine | None:
-        """The line that was being compiled, or the user's innermost line of the traceback, or the innermost one."""
-        failed = failed_compile(error)
-        if failed.stack:
-            return innermost(failed.stack)
-        if failed.compile_id and self.session is not None:
-            return self.session.compile(failed.compile_id).line
-        return innermost(traceback_of(error))
-
     def failure(self, error: BaseException) -> Check:
         """An exception of this rank as a failed check, with the user's line."""
-        to_blame = error.ranks if isinstance(error, DivergenceError) else ()
-        ranks = to_blame or (self.env.rank,)
-        place: dict[str, Any] = {"mode": self.config.modes[-1], "status": Status.FAIL, "ranks": ranks}
-        observed = refused(error)
-        if observed:
-            where = f"{observed} (phase {self.board.phase})"
-            return Check(id=CheckId.MACHINE, expected="room", observed=where, **place)
-        if not isinstance(error, PreflightError):  # whose message needs no traceback
-            logger.opt(exception=error).error("rank {} failed in phase {}", self.env.rank, self.board.phase)
-        lines = str(error).strip().splitlines() or [""]
-        return Check(
-            id=CheckId.NO_ERROR,
-            expected="no exception",
-            observed=f"{type(error).__name__} in phase {self.board.phase}: {normalise.error(str(error))}",
-            details=tuple(lines[1:12]),
-            line=self.line_of(error),
-            **place,
-        )
+        rank, phase = self.env.rank, self.board.phase
+        found = failure_check(error, self.session, rank=rank, mode=self.config.modes[-1], phase=phase)
+        has_traceback = found.id == CheckId.NO_ERROR and not isinstance(error, PreflightError)
+        if has_traceback:
+            logger.opt(exception=error).error("rank {} failed in phase {}", rank, phase)
+        return found
