@@ -13,7 +13,8 @@ collective_agreement.py  ranks agree on the collectives of new code before it ru
 failure.py    an exception of this rank -> the failed check
 machine.py    exceptions that the machine caused, such as a full disk
 watch.py      the thread that ends a run in which a rank hangs, has died or has failed
-where.py      a rank that the others wait for -> the user's line at which it is
+last_state.py the state of every rank when the run ends early
+stuck.py      these states -> the rank that the others wait for; pure
 fusion.py     kernels of this rank, against a baseline
 checks.py     digests -> the checks of modes A, B and C; torch-free
 replay.py     a run directory -> its verdict again, offline; torch-free

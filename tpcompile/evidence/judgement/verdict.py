@@ -102,7 +102,7 @@ def conclude(
     judged = rules.judge(digests, divergences)
     taints: tuple[Taint, ...] = ()
     explained = [_explained(check, divergences) for check in problems]
-    found = [*reported, *(_absent_check(rules, rank) for rank in absent), *explained]
+    found = [*reported, *(_absent_check(rules, rank, problems) for rank in absent), *explained]
     found += checks.ended_early(judged) if problems else judged
     if rules.taint != "off":
         taints = find_taints(digests, fetch, allowed=rules.allowed)
@@ -198,7 +198,8 @@ def fetch_from(records: Sequence[RankRecord]) -> Fetch:
     return fetch
 
 
-def _absent_check(rules: Rules, absent: Absent) -> Check:
+def _absent_check(rules: Rules, absent: Absent, problems: Sequence[Check]) -> Check:
+    """A consequence where a problem says why ranks do not progress, or end."""
     return Check(
         id=CheckId.REPORTED,
         mode=rules.modes[-1] if rules.modes else "",
@@ -206,7 +207,11 @@ def _absent_check(rules: Rules, absent: Absent) -> Check:
         expected=f"a digest within {rules.timeout_s:g} s",
         observed=f"rank {absent.rank} is missing; last seen {absent.last_seen}",
         ranks=(absent.rank,),
+        is_consequence=any(check.id in _OF_RANKS and check.cause != Cause.UNKNOWN for check in problems),
     )
+
+
+_OF_RANKS = (CheckId.ALIVE, CheckId.MOVING)
 
 
 def _exit_code(found: Sequence[Check], *, is_red: bool) -> ExitCode:
