@@ -27,7 +27,7 @@ from tpcompile.fastpath.certificate import device_kind
 from tpcompile.faults import injected
 from tpcompile.faults.injected import NO_FAULT, Fault, FaultContext
 from tpcompile.frames import with_room
-from tpcompile.gate.collective_agreement import Agreement
+from tpcompile.gate.collective_agreement import Agreement, is_agreeing
 from tpcompile.gate.failure import failure_check
 from tpcompile.gate.fusion import FusionCheck
 from tpcompile.gate.last_state import LastState, forget_dead
@@ -261,7 +261,8 @@ class _Gate:
         """The failed check of a collective that does not end; while a target is built, a rank may load for long."""
         if self.board.phase in ("start", BUILD):
             return None
-        return self.last_state.waits_too_long(self.config.gate.store_timeout_s, self.config.modes[-1])
+        found = self.last_state.waits_too_long(self.config.gate.store_timeout_s, self.config.modes[-1])
+        return None if found is None or is_agreeing(self.watch_store) else found
 
     def any_rank(self, question: str, answer: bool) -> bool:
         """True when any rank answers True, on all ranks: they must take one branch before a collective."""
