@@ -28,11 +28,13 @@ def step(ctx: TargetContext) -> tpcompile.Target:
         y = program(*inputs)
         if is_odd and how == "sleeps":
             time.sleep(1000)  # sleeps
-        leaves_out = is_odd and how != "sleeps"
+        leaves_out = is_odd and how not in ("sleeps", "aborts in the next call")
         if not leaves_out:
             dist.all_reduce(y)  # summed
-        if how == "aborts":
+        if how.startswith("aborts"):
             dist.all_reduce(torch.ones(1000))  # larger
+        if how == "aborts in the next call" and not is_odd:
+            dist.all_reduce(y)  # again
         return y
 
     return tpcompile.Target(program=Full(), inputs=(torch.ones(2, 4, WIDTH),), step=train)

@@ -25,7 +25,7 @@ def check(id: CheckId = CheckId.TIMED_OUT, cause: Cause = Cause.UNKNOWN, ranks: 
 
 
 def why(problem: Check, *states: RankState, lost: Lost | None = None) -> tuple[Check, ...]:
-    return explained(problem, ByRank({one.rank: one for one in states}), {lost.rank: lost} if lost else {})
+    return explained(problem, ByRank({one.rank: one for one in states}), {lost.rank: lost} if lost else {}, {})
 
 
 def waiting(rank: int, seq: int = 2, **more: object) -> RankState:
@@ -83,6 +83,11 @@ def test_a_rank_that_did_not_arrive_and_waits_for_none_is_named_where_it_is() ->
     assert (only.ranks, only.line, only.is_consequence) == ((1,), line(21), False)
 
 
+def test_a_rank_that_did_not_arrive_and_does_not_answer_has_no_line() -> None:
+    (only,) = why(check(CheckId.ARRIVED, ranks=(1,)), finished(0))
+    assert (only.ranks, only.line) == ((1,), None)
+
+
 def test_a_rank_that_aborted_is_compared_with_those_that_remain() -> None:
     """Also where a remaining rank only saw that the connection was closed."""
     gone = Lost(1, "died", stack=(line(30),), aborted=True, is_final=True)
@@ -117,8 +122,9 @@ LIVE = {
     "leaves out": (Cause.STUCK_COLLECTIVE, "summed"),
     "leaves out the last": (Cause.STUCK_COLLECTIVE, "summed"),
     "aborts": (Cause.STUCK_COLLECTIVE, "larger"),
+    "aborts in the next call": (Cause.EXTRA_COLLECTIVE, "larger"),
 }
-"""What rank 1 does -> cause, and the line to blame."""
+"""What rank 1 does -> cause, and the line to blame. In the last, rank 0 aborts: only what rank 1 issued is known."""
 
 
 @pytest.mark.timeout(120)

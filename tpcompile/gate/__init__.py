@@ -14,6 +14,7 @@ failure.py    an exception of this rank -> the failed check
 machine.py    exceptions that the machine caused, such as a full disk
 watch.py      the thread that ends a run in which a rank hangs, has died or has failed
 last_state.py the state of every rank when the run ends early
+call_numbers.py  what every rank had issued before each steady call
 stuck.py      these states -> the rank that the others wait for; pure
 fusion.py     kernels of this rank, against a baseline
 checks.py     digests -> the checks of modes A, B and C; torch-free

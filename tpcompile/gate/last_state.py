@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.records import Check, CheckId, Status, UserLine
+from tpcompile.gate.call_numbers import Calls
 from tpcompile.gate.stuck import explained, is_of_wait
 from tpcompile.ranks.exchange import Others
 from tpcompile.ranks.liveness import this_host
@@ -37,6 +38,7 @@ class LastState:
         self._raised_at: UserLine | None = None
         self._has_raised = False
         self._blocked_since_s: float | None = None
+        self._calls = Calls(phase="")
         self.finished = ""
         """The phase that this rank has finished, while it waits for the other ranks before the next one."""
 
@@ -49,6 +51,12 @@ class LastState:
     def close(self) -> None:
         """Remove the file."""
         self._black_box.close()
+
+    def begin_call(self, phase: str, store: RankStore) -> None:
+        """Publish the numbers of this rank's collectives before a call of that phase."""
+        earlier = self._calls.begun if self._calls.phase == phase else ()
+        self._calls = Calls(phase=phase, begun=(*earlier, watching.collective_numbers([self._rank])))
+        store.put(f"calls/{self._rank}", self._calls.model_dump(mode="json"))
 
     def raised(self, check: Check) -> None:
         """Record that an exception has left the program: its stack no longer shows where this rank was."""
@@ -84,7 +92,13 @@ class LastState:
                 found, late = store.gather(keys, timeout_s=_ANSWER_S, gone=others.is_gone)
                 states = {rank: RankState.model_validate(state) for rank, state in sorted(found.items())}
                 lost = {rank: _lost(rank, process_of(rank, store), others) for rank in late}
-                return explained(check, ByRank(states), {rank: one for rank, one in lost.items() if one})
+                calls = {rank: store.peek(f"calls/{rank}") for rank in keys}
+                return explained(
+                    check,
+                    ByRank(states),
+                    {rank: one for rank, one in lost.items() if one},
+                    {rank: Calls.model_validate(found) for rank, found in calls.items() if found},
+                )
         return (check,)
 
     def _state(self) -> RankState:

@@ -196,6 +196,7 @@ class _Gate:
         self.phases = run = Run(
             config=config, device=device, session=session, group=mesh.get_group("tp"), reference=reference,
             fault=fault, context=context, begin=self.begin_phase, arrive=self.arrive, any_rank=self.any_rank,
+            begin_call=self.begin_call,
         )  # fmt: skip
         for mode in config.modes:
             session.reset_compiler()
@@ -221,6 +222,7 @@ class _Gate:
         self.phases = Phases(
             config=config, device=device, session=session,
             begin=self.begin_phase, arrive=self.arrive, any_rank=self.any_rank,
+            begin_call=self.begin_call,
         )  # fmt: skip
         run_target(self.phases, target, tp_size=len(domain.members))
 
@@ -257,6 +259,10 @@ class _Gate:
             self.watch.end(self.agreement.missing(name, missing))
         self.last_state.finished = ""
 
+    def begin_call(self) -> None:
+        """Publish what this rank has issued before a steady call, in case it aborts in one."""
+        self.last_state.begin_call(self.board.phase, self.store)
+
     def stuck(self) -> Check | None:
         """The failed check of a collective that does not end; while a target is built, a rank may load for long."""
         if self.board.phase in ("start", BUILD):
@@ -268,8 +274,7 @@ class _Gate:
         """True when any rank answers True, on all ranks: they must take one branch before a collective."""
         self.store.put(f"{question}/{self.env.rank}", answer)
         keys = {rank: f"{question}/{rank}" for rank in range(self.env.world_size)}
-        timeout_s = self.config.gate.store_timeout_s
-        found, late = self.store.gather(keys, timeout_s=timeout_s)
+        found, late = self.store.gather(keys, timeout_s=self.config.gate.store_timeout_s)
         if late:
             self.watch.end(self.agreement.missing(question, late))
         return any(found.values())

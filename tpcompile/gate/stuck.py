@@ -13,6 +13,7 @@ from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import Check, CheckId, UserLine
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.gate.call_numbers import Calls, uneven_call
 from tpcompile.sentinel.checks import finding_check
 from tpcompile.sentinel.describe import describe
 from tpcompile.sentinel.finding import Finding
@@ -32,9 +33,11 @@ def is_of_wait(check: Check) -> bool:
     return check.id in (*_WAITS, CheckId.ALIVE) or check.cause == Cause.COMMUNICATION
 
 
-def explained(check: Check, states: ByRank[RankState], lost: Mapping[int, Lost]) -> tuple[Check, ...]:
-    """The check, after the one that it follows from where the states show that."""
-    found = _why(check, Situation(states, before=_stuck(states), lost=ByRank(lost)))
+def explained(
+    check: Check, states: ByRank[RankState], lost: Mapping[int, Lost], calls: Mapping[int, Calls]
+) -> tuple[Check, ...]:
+    """The check, after the one that it follows from where the states, or the calls of the phase, show that."""
+    found = uneven_call(calls, states) or _why(check, Situation(states, before=_stuck(states), lost=ByRank(lost)))
     if found is None:
         return (_located(check, states),)
     cause = finding_check(found).model_copy(update={"mode": check.mode})
@@ -75,7 +78,7 @@ def _located(check: Check, states: ByRank[RankState]) -> Check:
     """A check on a wait, with the line of the first rank that is waited for; of any rank where it names none."""
     if check.id not in _WAITS or check.line is not None:
         return check
-    named = states.among(check.ranks) if check.ranks else states
+    named = states.where(lambda state: state.rank in check.ranks) if check.ranks else states
     return check.model_copy(update={"line": first(_lines(named))})
 
 
