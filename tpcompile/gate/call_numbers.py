@@ -58,7 +58,7 @@ class _Uneven:
         self._calls, self._call, self._group, self._counts = calls, call, group, counts
 
     def finding(self, states: Mapping[int, RankState]) -> Finding:
-        """The finding; it blames the rank whose number changed from the call before, or else that outside a majority."""
+        """The finding: it blames ranks whose number changed from the call before, or those outside a majority."""
         counts, call = self._counts, self._call
         odd = self._changed() or counts.unlike_most(itself)
         says = ", ".join(f"{named_ranks(ranks)} issued {count}" for ranks, count in counts.sides())
