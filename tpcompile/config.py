@@ -92,7 +92,7 @@ class GateConfig(Frozen):
     error_ratio: float = Field(default=2.5, gt=1)
     """Largest allowed error, as a multiple of the single-device error in the same dtype."""
     store_timeout_s: float = Field(default=300.0, gt=0)
-    """Seconds to wait for a rank at an exchange before it is named as missing."""
+    """Seconds to wait for a rank, at an exchange, a phase or in a collective, before it is named as missing."""
     phase_timeout_s: float = Field(default=1800.0, gt=0)
     """Seconds one phase (compile, steady calls, ...) may take before the gate stops with exit 124."""
     tp_aware_ops: tuple[str, ...] = ()

@@ -184,8 +184,12 @@ def test_a_different_plan_on_one_rank_is_a_missing_collective(tmp_path: Path) ->
 def test_a_rank_that_hangs_while_it_builds_is_named(tmp_path: Path) -> None:
     """Rank 0 distributes a weight that the plan of rank 1 leaves out."""
     run = gate(tmp_path / "run", "tests.gate.own:planned", "fault=missing", "gate.store_timeout_s=8")
-    assert "rank 0 did not arrive (rank 0 last seen running in phase target/build" in run.judged.summary
+    arrived = run.failed()[CheckId.ARRIVED.heading]
+    assert "rank 0 did not arrive (rank 0 last seen running in phase target/build" in arrived.observed
+    assert arrived.is_consequence
+    assert "and rank 1 has finished phase target/build" in run.judged.summary
     assert run.judged.lead is not None and run.judged.lead.line is not None
+    assert run.judged.lead.ranks == (1,)
     assert run.judged.lead.line.file == str(OWN) and "parallelize_module" in run.judged.lead.line.code
 
 

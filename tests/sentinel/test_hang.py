@@ -357,6 +357,18 @@ def test_every_state_is_described_in_one_line() -> None:
     assert "all_reduce #17" in describe(state(0, issued(17, done=False), blocked=True))
 
 
+def test_a_rank_in_dynamo_whose_compile_has_not_begun_is_described_without_its_id() -> None:
+    at_its_start = state(3, in_dynamo=True, position=AT)
+    assert describe(at_its_start) == f"rank 3 is compiling a frame of f at {line(23)}"
+    begun = at_its_start.model_copy(update={"activity": COMPILING, "compile_id": "0/1"})
+    assert describe(begun) == f"rank 3 has been compiling 0/1 of f for 4.0 s at {line(23)}"
+
+
+def test_a_rank_that_waits_at_a_phase_of_the_gate_is_described_by_it() -> None:
+    assert describe(state(1, ended="finished", phase="target/first")) == "rank 1 has finished phase target/first"
+    assert describe(state(1, ended="finished")) == "rank 1 has left: finished"
+
+
 def test_communication_that_failed_because_a_rank_left_names_it() -> None:
     here = state(0, issued(4, done=False, at=10))
     found = lost_to_exited(by_rank(state(1, ended="finished")), here)

@@ -11,9 +11,12 @@ in_rank.py    flags of the gate in a rank that torchrun has started
 reference.py  errors against a float64 single-device reference
 measurements.py          what a rank measured of modes A, B and C; torch-free
 collective_agreement.py  ranks agree on the collectives of new code before it runs
+failure.py    an exception of this rank -> the failed check
 machine.py    exceptions that the machine caused, such as a full disk
 watch.py      the thread that ends a run in which a rank hangs, has died or has failed
-where.py      a rank that the others wait for -> the user's line at which it is
+last_state.py the state of every rank when the run ends early
+call_numbers.py  what every rank had issued before each steady call
+stuck.py      these states -> the rank that the others wait for; pure
 fusion.py     kernels of this rank, against a baseline
 checks.py     digests -> the checks of modes A, B and C; torch-free
 beside.py     what ranks compile beside the program, such as an evaluation on rank 0; torch-free

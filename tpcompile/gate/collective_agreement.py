@@ -58,6 +58,15 @@ def _broken_in(phase: str, rank: int) -> str:
     return f"broken/{phase}/{rank}"
 
 
+def _agreeing(rank: int) -> str:
+    return f"agreeing/{rank}"
+
+
+def is_agreeing(store: RankStore) -> bool:
+    """True while any rank waits for the other ranks to compile the same: that wait has a timeout, and a check."""
+    return any(store.peek(_agreeing(rank)) for rank in range(store.world_size))
+
+
 class Agreement:
     """Compares across ranks, in mode C and for a target, the collectives of the n-th compile of a phase with any."""
 
@@ -92,9 +101,11 @@ class Agreement:
         unchanged, self._last = keys == self._last, keys
         if self._is_steady and unchanged:
             return  # perhaps a recompile of this rank alone, but its collectives still match those of the other ranks
+        self._store.put(_agreeing(self._store.rank), True)
         check = self._compare(compile_, items)
         if check is not None:
             self._end(check)
+        self._store.put(_agreeing(self._store.rank), False)
 
     def _compare(self, compile_: CompileRecord, mine: Sequence[Item]) -> Check | None:
         """The failed check of this compile, the same on every rank; None when the collectives are equal.

@@ -33,6 +33,8 @@ class Phases:
     """Waits until all ranks are at that phase."""
     any_rank: Callable[[str, bool], bool]
     """(question, this rank's answer) -> true when any rank answers with True; waits for the answers of all ranks."""
+    begin_call: Callable[[], None]
+    """Called before each steady call."""
     facts: GateFacts = field(default_factory=GateFacts, kw_only=True)
 
     @contextmanager
@@ -54,6 +56,7 @@ class Phases:
         times_ms = []
         with self.phase(f"{mode}/{STEADY}", f"{self.config.gate.steady_calls} calls", before=before):
             for _ in range(self.config.gate.steady_calls):
+                self.begin_call()
                 start = time.perf_counter()
                 call()
                 times_ms.append((time.perf_counter() - start) * 1e3)

@@ -20,18 +20,17 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from tpcompile import logs
 from tpcompile.choices import TARGET
 from tpcompile.config import JobConfig, RunConfig, TargetConfig
-from tpcompile.errors import DirectoryTakenError, DivergenceError, ExitCode, PreflightError, TpCompileError
-from tpcompile.evidence.records import Check, CheckId, RankRecord, Status, UserLine, Verdict
+from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCompileError
+from tpcompile.evidence.records import Check, CheckId, RankRecord, Verdict
 from tpcompile.evidence.rundir import RunDir, new_name
-from tpcompile.evidence.text import normalise
-from tpcompile.evidence.text.lines import innermost, traceback_of
 from tpcompile.fastpath.certificate import device_kind
 from tpcompile.faults import injected
 from tpcompile.faults.injected import NO_FAULT, Fault, FaultContext
 from tpcompile.frames import with_room
-from tpcompile.gate.collective_agreement import Agreement
+from tpcompile.gate.collective_agreement import Agreement, is_agreeing
+from tpcompile.gate.failure import failure_check
 from tpcompile.gate.fusion import FusionCheck
-from tpcompile.gate.machine import refused
+from tpcompile.gate.last_state import LastState, forget_dead
 from tpcompile.gate.measurements import GateFacts
 from tpcompile.gate.modes import MODES, Run
 from tpcompile.gate.phases import Phases
@@ -42,7 +41,6 @@ from tpcompile.gate.status import StatusBoard
 from tpcompile.gate.target import BUILD, TargetContext, TargetError, declared, find, target_of
 from tpcompile.gate.target import run as run_target
 from tpcompile.gate.watch import Watch
-from tpcompile.gate.where import located
 from tpcompile.ranks.domain import Domain
 from tpcompile.ranks.env import RankEnv, check_cpp_compiler, choose_device, process_group, rank_env
 from tpcompile.ranks.exchange import Exchange
@@ -53,9 +51,9 @@ from tpcompile.recording import CaptureSession
 from tpcompile.report import console as consoles
 from tpcompile.report.publish import publish
 from tpcompile.report.show import Amount
-from tpcompile.torch_api.compiler import failed_compile
 
 _LAST_WORDS_TIMEOUT_S = 8.0
+_AFTER_WATCH_S = 60.0
 _RUN_NUMBERS = itertools.count()
 
 
@@ -95,7 +93,8 @@ def run(
     target = env.world_size - 1 if faulty_rank is None else faulty_rank
     context = FaultContext(rank=env.rank, world_size=env.world_size, target=target)
     fault.phase("start", context)
-    limits = {"timeout_s": config.gate.phase_timeout_s, "start_timeout_s": config.gate.store_timeout_s}
+    # A collective that times out raises on a rank that waits: the watch, which asks all ranks, must be first.
+    limits = {"timeout_s": config.gate.phase_timeout_s + _AFTER_WATCH_S, "start_timeout_s": config.gate.store_timeout_s}
     with ExitStack() as stack:
         stack.enter_context(logs.kept(directory.logs, rank=env.rank))
         try:
@@ -105,6 +104,8 @@ def run(
             return refuse(error, config, directory.path, rank=rank, quiet=quiet)
         output = _Output(quiet, amount, console or consoles.stdout())
         gate = _Gate(config, env, directory, fusion, prefix=prefix, output=output)
+        gate.last_state.open(gate.store)
+        stack.callback(gate.last_state.close)
         stack.enter_context(gate.watch)
         try:
             return gate.run(device, fault, context)
@@ -147,8 +148,11 @@ class _Gate:
         self.store = RankStore.connect(prefix, **place)
         self.board = StatusBoard(directory, self.store, prints_phases=output.amount == "all")
         self.watch_store = RankStore.connect(prefix, **place)
-        others = StatusBoard(directory, self.watch_store)
-        self.watch = Watch(self.watch_store, self.last_words, mode=config.modes[-1], died=others.died)
+        self.others = StatusBoard(directory, self.watch_store)
+        self.last_state = LastState(env.rank)
+        self.watch = Watch(
+            self.watch_store, self.last_words, mode=config.modes[-1], died=self.others.died, stuck=self.stuck
+        )
         self.agreement = Agreement(RankStore.connect(prefix, **place), config, self.board, self.watch.end)
         self.session: CaptureSession | None = None
         self.phases: Phases | None = None
@@ -192,6 +196,7 @@ class _Gate:
         self.phases = run = Run(
             config=config, device=device, session=session, group=mesh.get_group("tp"), reference=reference,
             fault=fault, context=context, begin=self.begin_phase, arrive=self.arrive, any_rank=self.any_rank,
+            begin_call=self.begin_call,
         )  # fmt: skip
         for mode in config.modes:
             session.reset_compiler()
@@ -217,6 +222,7 @@ class _Gate:
         self.phases = Phases(
             config=config, device=device, session=session,
             begin=self.begin_phase, arrive=self.arrive, any_rank=self.any_rank,
+            begin_call=self.begin_call,
         )  # fmt: skip
         run_target(self.phases, target, tp_size=len(domain.members))
 
@@ -242,6 +248,7 @@ class _Gate:
 
     def begin_phase(self, name: str, doing: str) -> None:
         """Publish that a phase begins, and set its deadline."""
+        self.last_state.finished = self.board.phase
         self.board.enter(name, doing=doing)
         self.watch.deadline(name, self.config.gate.phase_timeout_s)
 
@@ -250,13 +257,24 @@ class _Gate:
         missing = self.store.wait_for_ranks(f"at/{name}", timeout_s=self.config.gate.store_timeout_s)
         if missing:
             self.watch.end(self.agreement.missing(name, missing))
+        self.last_state.finished = ""
+
+    def begin_call(self) -> None:
+        """Publish what this rank has issued before a steady call, in case it aborts in one."""
+        self.last_state.begin_call(self.board.phase, self.store)
+
+    def stuck(self) -> Check | None:
+        """The failed check of a collective that does not end; while a target is built, a rank may load for long."""
+        if self.board.phase in ("start", BUILD):
+            return None
+        found = self.last_state.waits_too_long(self.config.gate.store_timeout_s, self.config.modes[-1])
+        return None if found is None or is_agreeing(self.watch_store) else found
 
     def any_rank(self, question: str, answer: bool) -> bool:
         """True when any rank answers True, on all ranks: they must take one branch before a collective."""
         self.store.put(f"{question}/{self.env.rank}", answer)
         keys = {rank: f"{question}/{rank}" for rank in range(self.env.world_size)}
-        timeout_s = self.config.gate.store_timeout_s
-        found, late = self.store.gather(keys, timeout_s=timeout_s)
+        found, late = self.store.gather(keys, timeout_s=self.config.gate.store_timeout_s)
         if late:
             self.watch.end(self.agreement.missing(question, late))
         return any(found.values())
@@ -299,8 +317,10 @@ class _Gate:
 
     def finish(self) -> ExitCode:
         """Exchange digests, publish the verdict and return the exit code."""
+        self.last_state.finished = self.board.phase
         self.board.enter("verdict", doing="compare ranks")
         self.watch.deadline("verdict", 4 * self.config.gate.store_timeout_s)
+        self.arrive("verdict")
         try:
             record = self.written_record()
         except PreflightError as error:
@@ -320,19 +340,21 @@ class _Gate:
         self.board.end("stopped" if check.id == CheckId.ALIVE else "failed", error=check.observed)
         if self.session is None:
             return ExitCode.FAIL
-        check = located(check, self.watch_store)
+        problems = self.last_state.explained(check, self.watch_store, self.others)
+        self.last_state.close()
         try:
             record = self.written_record()
         except PreflightError as error:
             return self.unwritten(error, self.watch_store, after=check.observed)
         exchange = self.exchange(self.watch_store, timeout_s=_LAST_WORDS_TIMEOUT_S)
-        side = record_side(record, gate_rules(self.config), problems=[check])
+        side = record_side(record, gate_rules(self.config), problems=problems)
         try:
             verdict = exchange.verdict(side)
         except RuntimeError:  # the store does not respond: judge with this rank's digest alone
             verdict = side.judge(
                 {self.env.rank: side.digest}, self.last_statuses(), lambda _, question: side.answer(question)
             )
+        forget_dead(self.watch_store, self.others)
         return self.publish(verdict, judge=verdict is not None and self.directory.read_verdict() is None)
 
     def last_statuses(self) -> dict[int, str]:
@@ -367,32 +389,12 @@ class _Gate:
             publish(verdict, self.directory, self.output.console, os.environ, amount=self.output.amount)
         return ExitCode(verdict.exit_code)
 
-    def line_of(self, error: BaseException) -> UserLine | None:
-        """The line that was being compiled, or the user's innermost line of the traceback, or the innermost one."""
-        failed = failed_compile(error)
-        if failed.stack:
-            return innermost(failed.stack)
-        if failed.compile_id and self.session is not None:
-            return self.session.compile(failed.compile_id).line
-        return innermost(traceback_of(error))
-
     def failure(self, error: BaseException) -> Check:
         """An exception of this rank as a failed check, with the user's line."""
-        to_blame = error.ranks if isinstance(error, DivergenceError) else ()
-        ranks = to_blame or (self.env.rank,)
-        place: dict[str, Any] = {"mode": self.config.modes[-1], "status": Status.FAIL, "ranks": ranks}
-        observed = refused(error)
-        if observed:
-            where = f"{observed} (phase {self.board.phase})"
-            return Check(id=CheckId.MACHINE, expected="room", observed=where, **place)
-        if not isinstance(error, PreflightError):  # whose message needs no traceback
-            logger.opt(exception=error).error("rank {} failed in phase {}", self.env.rank, self.board.phase)
-        lines = str(error).strip().splitlines() or [""]
-        return Check(
-            id=CheckId.NO_ERROR,
-            expected="no exception",
-            observed=f"{type(error).__name__} in phase {self.board.phase}: {normalise.error(str(error))}",
-            details=tuple(lines[1:12]),
-            line=self.line_of(error),
-            **place,
-        )
+        rank, phase = self.env.rank, self.board.phase
+        found = failure_check(error, self.session, rank=rank, mode=self.config.modes[-1], phase=phase)
+        has_traceback = found.id == CheckId.NO_ERROR and not isinstance(error, PreflightError)
+        if has_traceback:
+            logger.opt(exception=error).error("rank {} failed in phase {}", rank, phase)
+        self.last_state.raised(found)
+        return found

@@ -28,14 +28,22 @@ LastWords = Callable[[Check], ExitCode]
 
 
 class Watch:
-    """Watches the alarm key, SIGTERM, the deadline of the current phase, and with `died` (called on the watch's thread:
-    rank -> what was last seen of it) the processes of the ranks, while used as a context manager.
+    """Watches the alarm key, SIGTERM, the deadline of the current phase, and with `died` (rank -> what was last seen
+    of it) the processes of the ranks, with `stuck` (the failed check, if any) whether this rank waits for too long,
+    while used as a context manager. Both are called on the watch's thread.
     """
 
     def __init__(
-        self, store: RankStore, last_words: LastWords, *, mode: str, died: Callable[[], Mapping[int, str]] = dict
+        self,
+        store: RankStore,
+        last_words: LastWords,
+        *,
+        mode: str,
+        died: Callable[[], Mapping[int, str]] = dict,
+        stuck: Callable[[], Check | None] = lambda: None,
     ) -> None:
-        self._store, self._last_words, self._mode, self._died = store, last_words, mode, died
+        self._store, self._last_words, self._mode = store, last_words, mode
+        self._died, self._stuck = died, stuck
         self._deadline: float | None = None
         self._phase = ""
         self._done = threading.Event()
@@ -107,7 +115,7 @@ class Watch:
         if self._deadline is not None and time.monotonic() > self._deadline:
             observed = f"phase {self._phase} did not end in time"
             return self._check(CheckId.TIMED_OUT, "every phase within gate.phase_timeout_s", observed)
-        return None
+        return self._stuck()
 
     def _lost(self, observed: str, *, ranks: tuple[int, ...] = ()) -> Check:
         return self._check(CheckId.ALIVE, "all ranks run to the end", observed, ranks=ranks)

@@ -13,7 +13,7 @@ def describe(state: RankState) -> str:
 def _does(state: RankState) -> str:
     where = at(state.line)
     if state.ended:
-        return f"has left: {state.ended}"
+        return state.how_it_ended
     if state.waits_at is not None:
         return f"compiled {state.waits_at} and has waited {state.since_s:.1f} s for the other ranks{where}"
     if state.compiles:
@@ -25,7 +25,8 @@ def _does(state: RankState) -> str:
 
 
 def _compiles(state: RankState) -> str:
-    doing = state.activity if state.activity in COMPILES else COMPILING
     of_region = f" of {state.position.region}" if state.position else ""
     why = f" because {state.reason}" if state.reason else ""
-    return f"has been {doing} {state.compile_id}{of_region} for {state.since_s:.1f} s{why}"
+    if state.activity not in COMPILES:  # Dynamo has not begun the compile yet, or it has ended
+        return f"is {COMPILING} a frame{of_region}{why}"
+    return f"has been {state.activity} {state.compile_id}{of_region} for {state.since_s:.1f} s{why}"

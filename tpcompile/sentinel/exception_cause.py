@@ -52,7 +52,7 @@ class Losses:
 
     def behind(self, error: BaseException, line: UserLine | None) -> Finding | None:
         """The finding that explains a communication error; tries for `_LOSS_S`."""
-        if not _is_of_communication(error):
+        if not is_of_communication(error):
             return None
         stack = (line,) if line else ()
         return _for_a_moment(lambda: self._dead() or self._exited(stack))
@@ -97,7 +97,8 @@ def _innermost(frames: Sequence[traceback.FrameSummary]) -> UserLine | None:
     return first(known(lines))
 
 
-def _is_of_communication(error: BaseException) -> bool:
+def is_of_communication(error: BaseException) -> bool:
+    """True for an exception of a collective that could not complete."""
     if isinstance(error, RuntimeError):  # no other type: the program may have connections of its own
         return isinstance(error, dist.DistError) or any(word in str(error) for word in _OF_COMMUNICATION)
     return False

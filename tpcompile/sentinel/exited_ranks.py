@@ -48,7 +48,7 @@ def lost_to_exited(states: Mapping[int, RankState], here: RankState) -> Finding 
 
 def has_left(state: RankState) -> str:
     """Text on how a rank ended."""
-    return f"rank {state.rank} has left: {state.ended}"
+    return f"rank {state.rank} {state.how_it_ended}"
 
 
 def _explained(states: ByRank[RankState], waiting: RankState, absent: RankState) -> Finding | None:
@@ -86,5 +86,6 @@ def _fewer_collectives(waiting: RankState, absent: RankState) -> Finding | None:
     number = absent.last_number(newest.group)
     if not 0 < number < newest.seq:
         return None
-    observed = f"rank {absent.rank} has left after {number} collectives of group {newest.group!r}, before {newest}"
+    after = f"after {number} collectives of group {newest.group!r}, before {newest}"
+    observed = f"{has_left(absent)} {after}" if absent.phase else f"rank {absent.rank} has left {after}"
     return Finding(Cause.CALL_COUNT, observed, (absent.rank,), newest.call_line)

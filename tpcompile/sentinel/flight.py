@@ -143,7 +143,8 @@ def user_line(filename: str, lineno: int, function: str) -> UserLine | None:
     return None if is_library(line) else line
 
 
-def _is_generated(filename: str) -> bool:
+def is_generated(filename: str) -> bool:
+    """True for a file of code that torch generated."""
     # A cache that the user placed need not have torchinductor in its name.
     cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "").rstrip("/")
     return bool(_GENERATED_FILE.search(filename)) or bool(cache and filename.startswith(f"{cache}/"))
@@ -157,7 +158,7 @@ def _is_own_caller(filename: str) -> bool:
     return filename.startswith(_CALLERS)
 
 
-_OWNERS = (watching.is_torch, _is_generated, _is_stdlib, _is_own_caller)
+_OWNERS = (watching.is_torch, is_generated, _is_stdlib, _is_own_caller)
 """Tests for files that are not the user's."""
 
 

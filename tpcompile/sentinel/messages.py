@@ -222,6 +222,8 @@ class RankState(Frozen):
     """The ranks of each group."""
     ended: str = ""
     """Why this rank has left: FINISHED, or an exception. Empty before that."""
+    phase: str = ""
+    """In the gate: the phase that it has finished; it waits for the other ranks before the next one."""
 
     @property
     def line(self) -> UserLine | None:
@@ -265,6 +267,11 @@ class RankState(Frozen):
         if latest is None:
             return None
         return first(one for one in self.issued_in(latest.group) if one.seq == latest.seq - 1)
+
+    @property
+    def how_it_ended(self) -> str:
+        """How this rank has left, as the end of `rank 1 ...`."""
+        return f"has finished phase {self.phase}" if self.phase else f"has left: {self.ended}"
 
     @property
     def waits(self) -> bool:

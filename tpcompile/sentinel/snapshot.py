@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import FrameType
+from typing import Any
 
 from tpcompile.sentinel import flight
 from tpcompile.sentinel.messages import RankState
@@ -19,9 +21,10 @@ class Snapshot:
 
     def state(self) -> RankState:
         """Current state of this rank."""
-        progress, frame = self._progress, self._main_frame()
-        members = watching.group_members()
-        return RankState(
+        progress = self._progress
+        return state_of(
+            self._main_frame(),
+            begun=progress.calls_begun(),
             rank=self._protocol.rank,
             activity=progress.activity,
             since_s=time.monotonic() - progress.since,
@@ -29,15 +32,7 @@ class Snapshot:
             compile_id=progress.compile_id,
             reason=progress.reason,
             waits_at=self._protocol.waits_at(),
-            in_dynamo=watching.is_in_dynamo(frame),
-            blocked=flight.is_blocked(frame),
-            stack=flight.user_stack(frame),
-            issued=flight.recorded(begun=progress.calls_begun()),
             calls=progress.calls(),
-            calling=watching.group_waited_in(frame),
-            p2p=flight.point_to_point(frame),
-            groups=tuple(sorted(members)),
-            members=members,
         )
 
     def is_stuck(self, *, for_s: float) -> bool:
@@ -48,3 +43,19 @@ class Snapshot:
 
     def _main_frame(self) -> FrameType | None:
         return watching.main_thread_frame(self._main_thread)
+
+
+def state_of(frame: FrameType | None, *, begun: Sequence[flight.Begun] = (), **known: Any) -> RankState:
+    """State of this process: `frame` is the innermost of its main thread, `known` what neither that nor torch knows."""
+    members = watching.group_members()
+    seen = {
+        "in_dynamo": watching.is_in_dynamo(frame),
+        "blocked": flight.is_blocked(frame),
+        "stack": flight.user_stack(frame),
+        "issued": flight.recorded(begun=begun),
+        "calling": watching.group_waited_in(frame),
+        "p2p": flight.point_to_point(frame),
+        "groups": tuple(sorted(members)),
+        "members": members,
+    }
+    return RankState(**{**seen, **known})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.evidence.samples import call, compiled, guard, record
+from tests.evidence.samples import call, compiled, guard, record, reduce
 from tests.gate.test_checks import CONFIG, counters, errors, facts, healthy
 from tpcompile.config import RunConfig, load
 from tpcompile.errors import ConfigError, ExitCode
@@ -120,6 +120,49 @@ def test_what_differs_in_one_domain_explains_no_collectives_of_a_different_one()
     for ranks, is_consequence in (((1,), True), ((3,), False)):
         judged = verdict(*records, problems=[live.model_copy(update={"ranks": ranks})])
         assert [check.is_consequence for check in judged.checks if check.id == CheckId.AGREED] == [is_consequence]
+
+
+@pytest.mark.parametrize(
+    ("id", "cause"),
+    [
+        (CheckId.NO_ERROR, Cause.COMMUNICATION),
+        (CheckId.TIMED_OUT, Cause.UNKNOWN),
+        (CheckId.ARRIVED, Cause.UNKNOWN),
+        (CheckId.MOVING, Cause.NEVER_ARRIVED),
+    ],
+)
+def test_collectives_that_differ_in_compiled_code_explain_why_they_failed_or_did_not_end(
+    id: CheckId, cause: Cause
+) -> None:
+    """Not an exception of the user's program, not a difference without collectives, and not code of one rank alone."""
+    live = problem(id).model_copy(update={"cause": cause})
+    reducing = [healthy(rank, compiles=[compiled(reduce(op=op))]) for rank, op in enumerate(("sum", "max"))]
+    judged = verdict(*reducing, problems=[live])
+    assert judged.lead is not None and judged.lead.cause == Cause.REDUCE_OP
+    assert judged.exit_code == (ExitCode.TIMEOUT if id == CheckId.TIMED_OUT else ExitCode.FAIL)
+    alone = [reducing[0], healthy(1, compiles=[])]
+    for records, otherwise in ((reducing, problem(CheckId.NO_ERROR)), ([plain(0), odd(1)], live), (alone, live)):
+        lead = verdict(*records, problems=[otherwise]).lead
+        assert lead is not None and "it went wrong" in lead.says
+
+
+def test_a_program_that_only_one_rank_has_explains_that_it_did_not_compile_there() -> None:
+    """Where the rank is the odd one, and the compiler raised; not where the program itself raised."""
+    raised = problem(CheckId.NO_ERROR).model_copy(update={"cause": Cause.COMPILE_FAILED})
+    judged = verdict(plain(0), odd(1), problems=[raised])
+    assert judged.lead is not None and "mul(%0, 2) / mul(%0, 9)" in judged.lead.says
+    for otherwise in ({"ranks": (0,)}, {"cause": Cause.UNKNOWN}):
+        judged = verdict(plain(0), odd(1), problems=[raised.model_copy(update=otherwise)])
+        assert judged.lead is not None and "it went wrong" in judged.lead.says
+
+
+def test_an_environment_that_differs_explains_collectives_that_a_rank_did_not_compile() -> None:
+    setting = (("config _dynamo.config.disable", "True"),)
+    missing = problem(CheckId.AGREED)
+    judged = verdict(plain(0), plain(1).model_copy(update={"environment": setting}), problems=[missing])
+    assert judged.lead is not None and judged.lead.cause == Cause.ENVIRONMENT
+    judged = verdict(plain(0), plain(1), problems=[missing])
+    assert judged.lead is not None and "it went wrong" in judged.lead.says
 
 
 def test_a_check_that_fails_alone_is_the_summary() -> None:

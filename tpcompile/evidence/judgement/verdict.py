@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +21,7 @@ from tpcompile.evidence.records import (
     Check,
     CheckId,
     Divergence,
+    DivergenceClass,
     Item,
     Layer,
     RankDigest,
@@ -101,7 +102,7 @@ def conclude(
     judged = rules.judge(digests, divergences)
     taints: tuple[Taint, ...] = ()
     explained = [_explained(check, divergences) for check in problems]
-    found = [*reported, *(_absent_check(rules, rank) for rank in absent), *explained]
+    found = [*reported, *(_absent_check(rules, rank, problems) for rank in absent), *explained]
     found += checks.ended_early(judged) if problems else judged
     if rules.taint != "off":
         taints = find_taints(digests, fetch, allowed=rules.allowed)
@@ -140,24 +141,50 @@ def _without_raised(divergences: Sequence[Divergence], problems: Sequence[Check]
     return tuple(found for found in divergences if not is_raised(found))
 
 
+_WAITS = (CheckId.TIMED_OUT, CheckId.ARRIVED, CheckId.MOVING)
+_NEVER_COMPILED = (Cause.GRAPH_BREAK, Cause.ENVIRONMENT)
+"""What explains that a rank did not compile the collectives of the other ranks."""
+
+
 def _explained(problem: Check, divergences: Sequence[Divergence]) -> Check:
-    """Collectives that differ before they run: a consequence where a different cause was found, such as a guard's.
+    """The check as a consequence where a difference explains it.
 
     Among the same ranks: what differs in one symmetry domain explains nothing in a different one.
     """
-    if problem.id != CheckId.AGREED:
-        return problem
-    red = [found for found in divergences if found.is_red]
-    causes = {found.cause for found in red if set(problem.ranks) <= set(found.ranks)}
-    follows = _follows(problem.cause, causes)
+    among = [found for found in divergences if found.is_red and set(problem.ranks) <= set(found.ranks)]
+    follows = problem.is_consequence or _follows(problem, among)
     return problem.model_copy(update={"is_consequence": follows})
 
 
-def _follows(cause: Cause, found: Collection[Cause]) -> bool:
+def _follows(problem: Check, found: Sequence[Divergence]) -> bool:
+    """True where one of the red differences explains what ended the run."""
+    if problem.id == CheckId.AGREED:
+        return _agreed_follows(problem.cause, {one.cause for one in found})
+    if problem.id in _WAITS or problem.cause == Cause.COMMUNICATION:
+        return any(map(_hangs, found))
+    if problem.cause == Cause.COMPILE_FAILED:
+        return any(_fails_to_compile(problem.ranks, one) for one in found)
+    return False
+
+
+def _agreed_follows(cause: Cause, found: set[Cause]) -> bool:
     """True where what was found explains collectives that differ by that cause; UNKNOWN where a rank issued none."""
     if cause == Cause.UNKNOWN:
-        return Cause.GRAPH_BREAK in found
+        return not found.isdisjoint(_NEVER_COMPILED)
     return bool(found) and (cause not in found or Cause.GRAPH_BREAK in found)
+
+
+def _hangs(found: Divergence) -> bool:
+    """True where all ranks compiled a collective, and not the same: it fails, or the ranks wait in it.
+
+    A compile that some ranks do not have may itself follow from a wait.
+    """
+    return found.cls == DivergenceClass.COLLECTIVES and all(group.item for group in found.groups)
+
+
+def _fails_to_compile(ranks: Sequence[int], found: Divergence) -> bool:
+    """True where the program that failed to compile is one that the other ranks do not have."""
+    return found.cause != Cause.COMPILE_FAILED and set(ranks) <= set(ranks_of(found.groups[1:]))
 
 
 def fetch_from(records: Sequence[RankRecord]) -> Fetch:
@@ -171,7 +198,8 @@ def fetch_from(records: Sequence[RankRecord]) -> Fetch:
     return fetch
 
 
-def _absent_check(rules: Rules, absent: Absent) -> Check:
+def _absent_check(rules: Rules, absent: Absent, problems: Sequence[Check]) -> Check:
+    """A consequence where a problem says why ranks do not progress, or end."""
     return Check(
         id=CheckId.REPORTED,
         mode=rules.modes[-1] if rules.modes else "",
@@ -179,7 +207,11 @@ def _absent_check(rules: Rules, absent: Absent) -> Check:
         expected=f"a digest within {rules.timeout_s:g} s",
         observed=f"rank {absent.rank} is missing; last seen {absent.last_seen}",
         ranks=(absent.rank,),
+        is_consequence=any(check.id in _OF_RANKS and check.cause != Cause.UNKNOWN for check in problems),
     )
+
+
+_OF_RANKS = (CheckId.ALIVE, CheckId.MOVING)
 
 
 def _exit_code(found: Sequence[Check], *, is_red: bool) -> ExitCode:

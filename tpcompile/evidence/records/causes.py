@@ -58,6 +58,7 @@ class Cause(StrEnum):
     UNWAITED = "collective is not waited for"
     UNUSED_RESULT = "result of a collective is dropped"
     STUCK_COLLECTIVE = "stuck in a collective outside compiled code"
+    COMMUNICATION = "communication failed"
     # Around the program.
     ENVIRONMENT = "environment differs"
     INPUT_VALUES = "input values differ"
@@ -252,6 +253,10 @@ ADVICE: dict[Cause, str] = {
     Cause.STUCK_COLLECTIVE: (
         "A rank waits in a collective that is in no compiled graph. Look at the stack of that rank and at what decides "
         "whether the remaining ranks reach the same call."
+    ),
+    Cause.COMMUNICATION: (
+        "The exception is what this rank saw of the other ranks: one of them ended, did not arrive, or issued a "
+        "different collective. Look at what those ranks did at that time."
     ),
     Cause.ENVIRONMENT: (
         "Make the environment equal on all ranks before compiling: same image, versions, variables, compiler settings."

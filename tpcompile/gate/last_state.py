@@ -1,0 +1,144 @@
+"""A run that ends early -> the state of every rank, through the store; a rank that aborts leaves its stack.
+
+A rank that is alive publishes its state as soon as it sees the alarm, on a different thread than the main one, which
+may wait in a collective.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import suppress
+
+from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.records import Check, CheckId, Status, UserLine
+from tpcompile.gate.call_numbers import Calls
+from tpcompile.gate.stuck import explained, is_of_wait
+from tpcompile.ranks.exchange import Others
+from tpcompile.ranks.liveness import this_host
+from tpcompile.ranks.store import RankStore
+from tpcompile.sentinel import flight
+from tpcompile.sentinel.blackbox import BlackBox, absence_of, forget
+from tpcompile.sentinel.messages import FINISHED, RUNNING, Issued, RankState
+from tpcompile.sentinel.process import Process
+from tpcompile.sentinel.situation import Lost
+from tpcompile.sentinel.snapshot import state_of
+from tpcompile.torch_api import watching
+
+_ANSWER_S = 2.0
+
+
+class LastState:
+    """What this rank leaves for the others, and what it reads of them."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank, self._main_thread = rank, threading.main_thread().ident or 0
+        self._black_box = BlackBox()
+        self._raised_at: UserLine | None = None
+        self._has_raised = False
+        self._blocked_since_s: float | None = None
+        self._calls = Calls(phase="")
+        self.finished = ""
+        """The phase that this rank has finished, while it waits for the other ranks before the next one."""
+
+    def open(self, store: RankStore) -> None:
+        """Publish the process of this rank, and the file that it leaves if it aborts."""
+        self._black_box.open()
+        here = Process(pid=os.getpid(), host=this_host(), black_box=self._black_box.path, main_thread=self._main_thread)
+        store.put(f"process/{self._rank}", here.model_dump(mode="json"))
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._black_box.close()
+
+    def begin_call(self, phase: str, store: RankStore) -> None:
+        """Publish the numbers of this rank's collectives before a call of that phase."""
+        earlier = self._calls.begun if self._calls.phase == phase else ()
+        self._calls = Calls(phase=phase, begun=(*earlier, watching.collective_numbers([self._rank])))
+        store.put(f"calls/{self._rank}", self._calls.model_dump(mode="json"))
+
+    def raised(self, check: Check) -> None:
+        """Record that an exception has left the program: its stack no longer shows where this rank was."""
+        self._has_raised, self._raised_at = True, check.line
+
+    def waits_too_long(self, limit_s: float, mode: str) -> Check | None:
+        """The failed check of a collective in which the main thread has waited for `limit_s`."""
+        now_s = time.monotonic()
+        if not flight.is_blocked(watching.main_thread_frame(self._main_thread)):
+            self._blocked_since_s = None
+            return None
+        self._blocked_since_s = since_s = self._blocked_since_s or now_s
+        if now_s - since_s < limit_s:
+            return None
+        oldest = _oldest(flight.recorded())
+        if oldest is None or oldest.age_s < limit_s:
+            return None
+        return Check(
+            id=CheckId.MOVING,
+            mode=mode,
+            status=Status.FAIL,
+            expected=f"every collective ends within gate.store_timeout_s = {limit_s:g} s",
+            observed=f"rank {self._rank} has waited {oldest.age_s:.0f} s in {oldest}",
+            line=oldest.line,
+        )
+
+    def explained(self, check: Check, store: RankStore, others: Others) -> tuple[Check, ...]:
+        """The check, and the one that it follows from; every rank calls it, with the same check."""
+        with suppress(RuntimeError):  # the store does not respond
+            store.put(f"state/{self._rank}", self._state().model_dump(mode="json"))
+            if is_of_wait(check):
+                keys = {rank: f"state/{rank}" for rank in range(store.world_size)}
+                found, late = store.gather(keys, timeout_s=_ANSWER_S, gone=others.is_gone)
+                states = {rank: RankState.model_validate(state) for rank, state in sorted(found.items())}
+                lost = {rank: _lost(rank, process_of(rank, store), others) for rank in late}
+                calls = {rank: store.peek(f"calls/{rank}") for rank in keys}
+                return explained(
+                    check,
+                    ByRank(states),
+                    {rank: one for rank, one in lost.items() if one},
+                    {rank: Calls.model_validate(found) for rank, found in calls.items() if found},
+                )
+        return (check,)
+
+    def _state(self) -> RankState:
+        frame = watching.main_thread_frame(self._main_thread)
+        state = state_of(frame, rank=self._rank, activity=RUNNING, since_s=0.0)
+        if self._has_raised:
+            stack = (self._raised_at,) if self._raised_at else ()
+            return state.model_copy(update={"stack": stack, "issued": _with_last_in_flight(state)})
+        if self.finished:
+            return state.model_copy(update={"stack": (), "ended": FINISHED, "phase": self.finished})
+        return state
+
+
+def _with_last_in_flight(state: RankState) -> tuple[Issued, ...]:
+    """Its collectives, the last one in flight: it has failed, and the recorder does not say whether it ended."""
+    last = state.latest
+    return tuple(one.model_copy(update={"is_done": False}) if one == last else one for one in state.issued)
+
+
+def _oldest(issued: tuple[Issued, ...]) -> Issued | None:
+    in_flight = [one for one in issued if not one.is_done]
+    return max(in_flight, key=lambda one: one.age_s, default=None)
+
+
+def process_of(rank: int, store: RankStore) -> Process:
+    """The process that a rank published."""
+    return Process.model_validate(store.peek(f"process/{rank}") or {})
+
+
+def forget_dead(store: RankStore, others: Others) -> None:
+    """Remove the files that dead ranks left, after all ranks have read them."""
+    with suppress(RuntimeError):
+        for rank in filter(others.is_gone, range(store.world_size)):
+            forget(process_of(rank, store).black_box)
+
+
+def _lost(rank: int, process: Process, others: Others) -> Lost | None:
+    """A rank that did not answer; None where its process may be alive."""
+    absence = absence_of(process)
+    if absence.may_live:
+        return None
+    how = "died" if absence.how == "dead" else absence.how
+    return Lost(rank, how, others.last_seen(rank), absence.stack, absence.aborted, is_final=True)
