@@ -86,7 +86,7 @@ ADVICE: dict[Cause, str] = {
     Cause.RANK_BRANCH: (
         "Python control flow in the compiled region took a different branch on one rank. Move rank-dependent work "
         "(logging, checks, saving) out of the region, or make both branches the same ops on tensor data "
-        "(`torch.where` with a buffer)."
+        "(`torch.where` with a buffer); where a set is iterated, iterate over `sorted(...)`."
     ),
     Cause.RANK_CONSTANT: (
         "Same ops, a different constant: a rank-dependent Python number was baked into the graph. `dist.get_rank()` "
@@ -142,8 +142,9 @@ ADVICE: dict[Cause, str] = {
         "all ranks, or the same object on all ranks."
     ),
     Cause.SET_ORDER: (
-        "The region iterates over a set: its order follows hashes and the history of the process, and Dynamo does not "
-        "guard it. Iterate over `sorted(...)` or a list."
+        "The region iterates over a set: its order follows hashes, which differ between processes for strings "
+        "(PYTHONHASHSEED), and the history of the process, and Dynamo does not guard it. Iterate over `sorted(...)` or "
+        "a list."
     ),
     Cause.DICT_ORDER: (
         "The region iterates over a dict whose keys were inserted in a different order. Build it in one order on all "
@@ -225,8 +226,10 @@ ADVICE: dict[Cause, str] = {
         "in the same order on all ranks and take them from one DeviceMesh."
     ),
     Cause.ORDER_FORWARD: (
-        "The ranks issue the same collectives in a different order and will wait for each other. Issue them in one "
-        "order; nothing that is iterated here (a dict, a set, the order in which shards arrive) may depend on the rank."
+        "The ranks issue the same collectives in a different order and will wait for each other, or, where sizes are "
+        "equal, combine different tensors. Issue them in one order; nothing that is iterated here (a dict, a set of "
+        "strings, which has an order of its own in each process, or the order in which shards arrive) may depend on "
+        "the rank."
     ),
     Cause.ORDER_BACKWARD: (
         "The backward issues the same collectives in a different order on one rank. Autograd follows the forward and "
