@@ -219,6 +219,7 @@ def _symbolic(node: _Node) -> Explanation | None:
 _DIRECTNESS = {
     Cause.GROUP: Directness.COLLECTIVE,
     Cause.REDUCE_OP: Directness.COLLECTIVE,
+    Cause.BROADCAST_SOURCE: Directness.COLLECTIVE,
     Cause.COLLECTIVE_SIZES: Directness.COLLECTIVE,
     Cause.AUTOMATIC_DYNAMIC: Directness.FED,
     **dict.fromkeys(_METADATA.values(), Directness.RESULT),
@@ -255,7 +256,10 @@ def _called(item: Item) -> tuple[str, str]:
 def _of_collective(row: Row) -> Cause:
     if row.differs_in_note("group"):
         return Cause.GROUP
-    return Cause.COLLECTIVE_SIZES if row.differs_in_note("numbers") else Cause.REDUCE_OP
+    if not row.differs_in_note("numbers"):
+        return Cause.REDUCE_OP
+    is_broadcast = all("broadcast" in target for target in row.values("target"))
+    return Cause.BROADCAST_SOURCE if is_broadcast else Cause.COLLECTIVE_SIZES
 
 
 def _of_values(row: Row) -> Cause:

@@ -50,6 +50,7 @@ class Cause(StrEnum):
     FUSION_REGRESSED = "kernels or bytes exceed the baseline"
     # Collectives.
     REDUCE_OP = "reduce op differs"
+    BROADCAST_SOURCE = "source rank of a broadcast differs"
     GROUP = "process group differs"
     ORDER_FORWARD = "order of collectives differs in the forward"
     ORDER_BACKWARD = "order of collectives differs in the backward"
@@ -220,6 +221,10 @@ ADVICE: dict[Cause, str] = {
     Cause.REDUCE_OP: (
         "The ranks reduce with different ops. No backend checks that: the numbers are silently wrong. Use the same "
         "reduce op on every rank."
+    ),
+    Cause.BROADCAST_SOURCE: (
+        "The ranks pass different `src` to one broadcast: each waits for a different rank to send. Pass one `src`, a "
+        "rank of the group, on all ranks."
     ),
     Cause.GROUP: (
         "The ranks issue this collective in different process groups and will wait for each other. Create the groups "
