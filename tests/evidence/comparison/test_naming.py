@@ -107,6 +107,15 @@ def test_a_rank_without_a_collective_of_a_package_is_shown_at_the_program_that_e
     assert (found.cause, places) == (Cause.EXTRA_COLLECTIVE, {(0,): PACKAGE, (1,): "/app/model.py"})
 
 
+def test_a_line_of_a_package_comes_with_the_users_compiled_function_that_leads_to_it() -> None:
+    def runs(op: str, file: str) -> CompileRecord:
+        return compiled(call(op, "%0").model_copy(update={"line": line(136, file)}), line=line(3))
+
+    packages, users = (only(runs("relu", file), runs("tanh", file)).title for file in (PACKAGE, "/app/layers.py"))
+    assert packages == "relu(%0) / tanh(%0), in forward of /app/model.py:3"
+    assert users == "relu(%0) / tanh(%0)"
+
+
 @pytest.mark.parametrize(("inside", "cause"), [(33, Cause.REGIONAL_COMPILE), (12, Cause.EXTRA_COMPILE)])
 def test_a_layer_that_was_entered_from_what_others_compile_whole_is_a_part_of_it(inside: int, cause: Cause) -> None:
     layer = UserLine(file=PACKAGE, line=88, function="forward_with_checkpointing")
