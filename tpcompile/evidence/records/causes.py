@@ -100,8 +100,8 @@ ADVICE: dict[Cause, str] = {
         "turns the next one into an error."
     ),
     Cause.COMPILE_DISABLED: (
-        "Some ranks never compiled this region. Look for `torch.compiler.disable`, `TORCH_COMPILE_DISABLE`, "
-        "`torch._dynamo.config.suppress_errors`, or an `if rank == 0` around `torch.compile` there."
+        "Look for `torch.compiler.disable`, `TORCH_COMPILE_DISABLE`, `torch._dynamo.config.suppress_errors`, or an "
+        "`if rank == 0` around `torch.compile` there: some ranks never compiled this region, or one instance of it."
     ),
     Cause.COMPILE_FAILED: (
         "The compiler raised on this rank; the remaining ranks wait for it, or fail with the same error. Read the "
@@ -308,8 +308,8 @@ ADVICE: dict[Cause, str] = {
     ),
     Cause.WRONG_VARIANT: (
         "All ranks have the same compiled variants, and one rank ran a different one at this call: an argument, a flag "
-        "or a size is not the same on all ranks. There is no recompile and no hang, but the numbers are wrong. Make "
-        "that value equal on all ranks before the call."
+        "or a size is not the same on all ranks, or one rank makes more or fewer of these calls. There is no recompile "
+        "and no hang, but the numbers are wrong. Make the value and the calls equal on all ranks."
     ),
     Cause.UNKNOWN: (
         "The ranks traced different programs. A value that depends on the rank reached the compiled region: keep it in "
