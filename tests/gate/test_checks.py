@@ -137,6 +137,25 @@ def test_a_break_event_alone_shows_a_break_with_its_line() -> None:
     assert str(check.line) == "/app/model.py:4 in forward" and any("print" in d for d in check.details)
 
 
+def test_a_break_is_observed_by_torchs_explanation_and_counters_only_where_torch_logged_none() -> None:
+    reason = "Attempted to call function marked as skipped Explanation: Dynamo cannot trace print."
+    compiles = [compiled(breaks=(broken(at=4, reason=reason),))]
+    counted = phases(C_first=counters(breaks=1, frames=7, graphs=2))
+    told = judge("C", healthy(0), healthy(1, compiles=compiles, counters=counted))[CheckId.UNBROKEN.heading]
+    assert told.observed == "1 break: Dynamo cannot trace print."
+    bare = judge("C", healthy(0), healthy(1, counters=phases(C_first=counters(frames=7))))[CheckId.UNBROKEN.heading]
+    assert bare.observed == "7 frames compiled into 1 graph"
+
+
+def test_the_reason_of_a_recompile_is_one_line_with_the_users_line() -> None:
+    comment = "CALLS += 1  # model.py:56 in forward"
+    stack = 'User stack trace:\n  File "/app/model.py", line 56, in forward\n    CALLS += 1'
+    text = f"0/1: G['CALLS'] == 1{' ' * 40}# {comment}\n{stack}"
+    again = compiled(phase="C/steady", compile_id="0/2", recompile_reasons=(text,))
+    check = judge("C", healthy(0), healthy(1, compiles=[compiled(), again]))["recompiles in steady calls"]
+    assert check.details == ("rank 1: 0/1: G['CALLS'] == 1 at /app/model.py:56 in forward",)
+
+
 def test_a_break_in_a_different_mode_is_not_blamed_on_this_one() -> None:
     compiles = [compiled(phase="A/first", breaks=(broken(),)), compiled()]
     assert judge("C", healthy(0, compiles=compiles))[CheckId.UNBROKEN.heading].status == Status.PASS

@@ -22,6 +22,7 @@ from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.records import Check, CheckId, CompileRecord, Item, Layer, Status, Verdict
 from tpcompile.evidence.text.lines import entered_at, in_program
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
+from tpcompile.evidence.text.reasons import in_one_line
 from tpcompile.gate.checks import COMPARED, STEADY
 from tpcompile.gate.status import StatusBoard
 from tpcompile.ranks.exchange import Exchange, Fetch, Side
@@ -188,7 +189,7 @@ class Agreement:
             status=Status.FAIL,
             expected=expected,
             observed=observed,
-            details=compile_.recompile_reasons,
+            details=tuple(map(in_one_line, compile_.recompile_reasons)),
             line=compile_.line,
             ranks=tuple(ranks),
         )
