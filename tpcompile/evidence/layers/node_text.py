@@ -49,6 +49,8 @@ def _values_read(nodes: Sequence[Item], item: Item | None) -> list[str]:
 
 def called(item: Item) -> str:
     """The op of a node by its own name: `all_reduce` of `torch.ops._c10d_functional.all_reduce.default`."""
+    if item.fields["target"].endswith(".autograd_function_apply"):
+        return "autograd function"
     return item.fields["target"].removesuffix(".default").rpartition(".")[2].removeprefix("method ")
 
 

@@ -143,9 +143,8 @@ ADVICE: dict[Cause, str] = {
         "all ranks, or the same object on all ranks."
     ),
     Cause.SET_ORDER: (
-        "The region iterates over a set: its order follows hashes, which differ between processes for strings "
-        "(PYTHONHASHSEED), and the history of the process, and Dynamo does not guard it. Iterate over `sorted(...)` or "
-        "a list."
+        "Iterate over `sorted(...)` or a list: the region iterates over a set, whose order follows the history of the "
+        "process and hashes, which differ between processes for strings (PYTHONHASHSEED). Dynamo does not guard it."
     ),
     Cause.DICT_ORDER: (
         "The region iterates over a dict whose keys were inserted in a different order. Build it in one order on all "
@@ -231,10 +230,9 @@ ADVICE: dict[Cause, str] = {
         "in the same order on all ranks and take them from one DeviceMesh."
     ),
     Cause.ORDER_FORWARD: (
-        "The ranks issue the same collectives in a different order and will wait for each other, or, where sizes are "
-        "equal, combine different tensors. Issue them in one order; nothing that is iterated here (a dict, a set of "
-        "strings, which has an order of its own in each process, or the order in which shards arrive) may depend on "
-        "the rank."
+        "Issue the collectives in one order on all ranks; nothing that is iterated here (a dict, a set of strings, "
+        "whose order differs between processes, the order in which shards arrive) may depend on the rank. In "
+        "different orders the ranks wait for each other, or, where sizes are equal, combine different tensors."
     ),
     Cause.ORDER_BACKWARD: (
         "The backward issues the same collectives in a different order on one rank. Autograd follows the forward and "
