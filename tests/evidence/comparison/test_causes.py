@@ -221,18 +221,6 @@ def test_a_backend_that_lowers_less_is_named_unless_a_cache_was_hit() -> None:
     assert between(whole, compiled(cache=("aotautograd_cache_hit",))) == ()
 
 
-def test_a_backend_that_lowers_to_different_ops_and_not_to_code_is_named() -> None:
-    cast, copy = (call(f"torch.ops.{op}", "%0") for op in ("prims.convert_element_type", "aten._to_copy"))
-    for cache in ((), ("fx_graph_cache_hit",)):
-        found = only(lowered(cast, kernels=(kernel(),), cache=cache), lowered(copy))
-        assert (found.cause, found.title) == (
-            Cause.BACKEND, "torch.compile lowered to: generated code / lowered graphs",
-        )  # fmt: skip
-    assert only(lowered(cast, kernels=(kernel(),)), lowered(copy, kernels=(kernel(),))).cause == Cause.COMPILER_PASS
-    loaded = lowered(copy, cache=("aotautograd_cache_hit",))
-    assert only(lowered(cast, kernels=(kernel(),)), loaded).cause == Cause.COMPILER_PASS
-
-
 def test_the_whole_on_one_rank_and_its_parts_on_a_different_rank_are_one_finding() -> None:
     layer, model = line(10), line(30)
     parts = [compiled(call("mul", "%0", "2", at=12), compile_id=f"{n}/0", line=layer) for n in range(2)]

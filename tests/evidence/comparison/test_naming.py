@@ -14,7 +14,9 @@ from tests.evidence.samples import (
     compiled,
     graph,
     guard,
+    kernel,
     line,
+    lowered,
     only,
     record,
     reduce,
@@ -234,3 +236,15 @@ def test_a_branch_that_reorders_the_placeholders_is_blamed_at_its_first_op() -> 
     assert found.cause == Cause.RANK_BRANCH
     assert found.line is not None
     assert found.line.line == 34
+
+
+def test_a_backend_that_lowers_to_different_ops_and_not_to_code_is_named() -> None:
+    cast, copy = (call(f"torch.ops.{op}", "%0") for op in ("prims.convert_element_type", "aten._to_copy"))
+    for cache in ((), ("fx_graph_cache_hit",)):
+        found = only(lowered(cast, kernels=(kernel(),), cache=cache), lowered(copy))
+        assert (found.cause, found.title) == (
+            Cause.BACKEND, "torch.compile lowered to: generated code / lowered graphs",
+        )  # fmt: skip
+    assert only(lowered(cast, kernels=(kernel(),)), lowered(copy, kernels=(kernel(),))).cause == Cause.COMPILER_PASS
+    loaded = lowered(copy, cache=("aotautograd_cache_hit",))
+    assert only(lowered(cast, kernels=(kernel(),)), loaded).cause == Cause.COMPILER_PASS
