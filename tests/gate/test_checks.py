@@ -137,6 +137,16 @@ def test_a_break_event_alone_shows_a_break_with_its_line() -> None:
     assert str(check.line) == "/app/model.py:4 in forward" and any("print" in d for d in check.details)
 
 
+def test_a_break_is_observed_by_torchs_explanation_and_counters_only_where_torch_logged_none() -> None:
+    reason = "Attempted to call function marked as skipped Explanation: Dynamo cannot trace print."
+    compiles = [compiled(breaks=(broken(at=4, reason=reason),))]
+    counted = phases(C_first=counters(breaks=1, frames=7, graphs=2))
+    told = judge("C", healthy(0), healthy(1, compiles=compiles, counters=counted))[CheckId.UNBROKEN.heading]
+    assert told.observed == "1 break: Dynamo cannot trace print."
+    bare = judge("C", healthy(0), healthy(1, counters=phases(C_first=counters(frames=7))))[CheckId.UNBROKEN.heading]
+    assert bare.observed == "7 frames compiled into 1 graph"
+
+
 def test_a_break_in_a_different_mode_is_not_blamed_on_this_one() -> None:
     compiles = [compiled(phase="A/first", breaks=(broken(),)), compiled()]
     assert judge("C", healthy(0, compiles=compiles))[CheckId.UNBROKEN.heading].status == Status.PASS
@@ -144,11 +154,12 @@ def test_a_break_in_a_different_mode_is_not_blamed_on_this_one() -> None:
 
 def test_a_recompile_in_a_steady_call_blames_the_rank_and_says_why() -> None:
     steady = counters("C/steady", calls=CONFIG.gate.steady_calls, frames=1, graphs=1)
-    again = [*healthy(1).compiles, compiled(phase="C/steady", compile_id="0/1", recompile_reasons=("0/0: k == 2",))]
+    reasons = ("0/0: k == 2    # y = x * k\nUser stack trace:\n",)
+    again = [*healthy(1).compiles, compiled(phase="C/steady", compile_id="0/1", recompile_reasons=reasons)]
     check = judge("C", healthy(0), healthy(1, counters=phases(C_steady=steady), compiles=again))[
         "recompiles in steady calls"
     ]
-    assert (check.status, check.ranks) == (Status.FAIL, (1,)) and any("k == 2" in d for d in check.details)
+    assert (check.status, check.ranks, check.details) == (Status.FAIL, (1,), ("rank 1: 0/0: k == 2",))
 
 
 def test_steady_calls_that_never_ran_prove_nothing() -> None:

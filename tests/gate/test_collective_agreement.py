@@ -70,6 +70,18 @@ def test_equal_collectives_go_on(tmp_path: Path) -> None:
     assert checks_of(tmp_path, [a_compile("sum", "sum")] * 3) == [None] * 3
 
 
+def test_a_collective_of_a_package_comes_with_the_users_compiled_function(tmp_path: Path) -> None:
+    def of_package(op: str) -> CompileRecord:
+        made = a_compile(op)
+        at = UserLine(file="/venv/lib/python3.11/site-packages/transformers/tp.py", line=305)
+        issued = tuple(one.model_copy(update={"line": at}) for one in made.collectives)
+        frame = UserLine(file="/app/model.py", line=18, function="forward")
+        return made.model_copy(update={"collectives": issued, "line": frame, "stack": (frame,)})
+
+    found = checks_of(tmp_path, [of_package("sum"), of_package("max")])
+    assert all(check and check.observed.endswith(", in forward of /app/model.py:18") for check in found)
+
+
 def test_differing_reduce_op_blames_the_minority_whichever_rank_judges(tmp_path: Path) -> None:
     found = checks_of(tmp_path, [a_compile("sum", "sum"), a_compile("sum", "max"), a_compile("sum", "sum")])
     assert {(c.name, c.ranks, c.line.line) for c in found if c and c.line} == {(CheckId.AGREED.heading, (1,), 1)}

@@ -39,7 +39,7 @@ PRINT = 'print("", end="")'
 SHARED = {
     "disabled_collective": Red(
         check=CheckId.UNBROKEN.heading,
-        summary=r"graph break: break counter \d+",
+        summary=r"graph break: \d+ breaks, the first: .*`torch\.compiler\.disable`",
         code='self.comm.all_reduce(local_2, dst="R")',
     ),
     "leading_print": Red(

@@ -28,6 +28,7 @@ from tpcompile.evidence.judgement.checks import (
 from tpcompile.evidence.records import Check, CheckId, Divergence, RankDigest, Status
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
+from tpcompile.evidence.text.reasons import in_one_line
 from tpcompile.fusion.baseline import Outcome
 from tpcompile.gate import beside, wrong_numbers
 from tpcompile.gate.measurements import Declared, GateFacts, GradientFactor, Schedule, TensorError
@@ -159,7 +160,7 @@ def _not_made(mode: str, name: str, status: Status, expected: str, observed: str
 def _reasons(ranks: Ranks, phase: str) -> list[str]:
     """Why ranks recompiled in a phase."""
     return [
-        f"rank {rank}: {reason}"
+        f"rank {rank}: {in_one_line(reason)}"
         for rank, digest in ranks.items()
         for where, reason in digest.recompile_reasons
         if where == phase

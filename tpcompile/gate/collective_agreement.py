@@ -20,7 +20,9 @@ from tpcompile.evidence.iterables import first
 from tpcompile.evidence.layers.collectives import explained
 from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.records import Check, CheckId, CompileRecord, Item, Layer, Status, Verdict
+from tpcompile.evidence.text.lines import entered_at, in_program
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
+from tpcompile.evidence.text.reasons import in_one_line
 from tpcompile.gate.checks import COMPARED, STEADY
 from tpcompile.gate.status import StatusBoard
 from tpcompile.ranks.exchange import Exchange, Fetch, Side
@@ -175,7 +177,8 @@ class Agreement:
         what = f"#{number} is on {named_ranks(_alike(who, issued))} only: {item.says}"
         if len(said) > 1:
             what = f"#{number} is " + " and ".join(f"{one.says} on rank {rank}" for rank, one in said)
-        check = self._check(_SAME, what, compile_, ranks=odd)
+        within = in_program(item.line, entered_at(compile_.line, compile_.stack))
+        check = self._check(_SAME, what + within, compile_, ranks=odd)
         return check.model_copy(update={"line": item.line, "cause": explanation.cause})
 
     def missing(self, phase: str, late: Sequence[int]) -> Check:
@@ -197,7 +200,7 @@ class Agreement:
             status=Status.FAIL,
             expected=expected,
             observed=observed,
-            details=compile_.recompile_reasons,
+            details=tuple(map(in_one_line, compile_.recompile_reasons)),
             line=compile_.line,
             ranks=tuple(ranks),
         )

@@ -8,15 +8,18 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from types import FrameType
 from typing import Any
 
 import torch
 
 from tpcompile.evidence.compiles import trace
+from tpcompile.evidence.compiles.cached_lines import CODE_FROM_CACHE, with_current_stacks
 from tpcompile.evidence.compiles.events import FUSION
 from tpcompile.evidence.records import CompileRecord, Item, PhaseCounters, RankRecord, RegionCount
 from tpcompile.evidence.records.base import lines_of
+from tpcompile.evidence.records.compile import nodes_of
 from tpcompile.evidence.text.comments import stack_lines
 from tpcompile.fastpath import ban, selection
 from tpcompile.fastpath.use import Seen, Stack, uses
@@ -27,6 +30,7 @@ from tpcompile.recording.launches import Launches
 from tpcompile.recording.rank_reads import rank_reads
 from tpcompile.recording.regions import RegionCounter
 from tpcompile.torch_api import compiler as compat
+from tpcompile.torch_api import generated
 from tpcompile.torch_api import hooks as torch_hooks
 
 OnCompile = Callable[[CompileRecord], None]
@@ -296,7 +300,22 @@ class CaptureSession:
             self._regions.entered(frame or sys._getframe(1), phase=self._current)
         return hit
 
+    def _renew_lines(self, compile_id: str) -> None:
+        """Give code from a cache the lines of this program; it has those of the program that filled the cache."""
+        wanted = compile_id.strip("[]")
+        events = [event for event in self._events_so_far() if event.compile_id == wanted]
+        if CODE_FROM_CACHE.isdisjoint(event.name for event in events):
+            return
+        dynamo = self.compile(compile_id).graphs_of("dynamo")
+        places = {(line.file, line.line) for line in lines_of(nodes_of(dynamo))}
+        traced = set(chain.from_iterable(self._stacks[place] for place in places & self._stacks.keys()))
+        for event in events:
+            if event.name == "inductor_output_code":
+                path = str(event.metadata[event.name].get("file_path", ""))
+                generated.replace_stacks(path, lambda stacks: with_current_stacks(stacks, traced))
+
     def _ended(self, compile_id: str) -> None:
+        self._renew_lines(compile_id)
         if self._regions is not None and compile_id in self._with_graph:
             self._regions.entered(sys._getframe(), phase=self._current, compile_id=compile_id)
         if self._on_compile is not None:

@@ -161,6 +161,7 @@ class Hooks:
         with suppress(TypeError):  # without weak references the name is computed every time
             self._alive[key] = weakref.ref(function, lambda _: self._forget(key))
             self._regions[key] = region
+            region.first_calls.append(region.call + 1)
         return region
 
     def _forget(self, key: int) -> None:

@@ -59,6 +59,8 @@ class Region:
     """(call, compile id of the variant that it hit), from the second variant on."""
     variants: dict[str, str] = field(default_factory=dict)
     """Compile id -> position of the compile, which is equal on all ranks; hashes differ for uneven shards."""
+    first_calls: list[int] = field(default_factory=list)
+    """The first call of each of its compiled callables, e.g. of a block of each layer."""
     is_dynamic: bool = False
     """One of its compiles has symbolic sizes."""
     sample_at: int = 1

@@ -15,6 +15,8 @@ from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding, first_finding
 from tpcompile.sentinel.progress import Progress, Region
 
+_MAX_CALLABLES = 1000
+
 
 class Ran(Frozen):
     """The variants of one region that one rank ran."""
@@ -22,6 +24,8 @@ class Ran(Frozen):
     region: str
     line: UserLine | None = None
     """The user's call."""
+    first_calls: tuple[int, ...] = ()
+    """The first call of each compiled callable of that function."""
     variants: dict[int, str] = {}
     """Call -> position at which its variant was compiled, or its compile id if unknown; the last calls."""
 
@@ -33,7 +37,8 @@ def ran_by(progress: Progress) -> dict[str, Ran]:
 
 def _ran(region: Region) -> Ran:
     variants = {call: region.variants.get(compile_id, compile_id) for call, compile_id in region.ran.copy()}
-    return Ran(region=region.name, line=region.line, variants=variants)
+    first_calls = tuple(region.first_calls[:_MAX_CALLABLES])
+    return Ran(region=region.name, line=region.line, variants=variants, first_calls=first_calls)
 
 
 def wrong_variant(by_rank: Mapping[int, Mapping[str, Ran]]) -> Finding | None:
@@ -60,6 +65,9 @@ def _all_have(ran: ByRank[Ran], variants: Iterable[str]) -> bool:
 
 
 def _describe(ran: ByRank[Ran], call: int, taken: ByRank[str]) -> Finding:
+    called = ran.map(lambda one: sum(first <= call for first in one.first_calls))
+    if called.differ():
+        return _uncompiled(ran, call, called)
     odd = _unusual(ran, taken)
     says = ", ".join(f"rank {rank} {_name(ran[rank], variant)}" for rank, variant in taken.items())
     observed = (
@@ -67,6 +75,17 @@ def _describe(ran: ByRank[Ran], call: int, taken: ByRank[str]) -> Finding:
         f"unusual on {named_ranks(odd)}"
     )
     return Finding(Cause.WRONG_VARIANT, observed, odd, ran[odd[0]].line)
+
+
+def _uncompiled(ran: ByRank[Ran], call: int, called: ByRank[int]) -> Finding:
+    """Ranks that have called fewer compiled callables of one function: the calls of the ranks do not correspond."""
+    fewer = called.where(lambda number: number < max(called.values())).ranks
+    says = ", ".join(f"rank {rank} {number}" for rank, number in called.items())
+    observed = (
+        f"up to call {call} of {ran.first.region} the ranks called different numbers of compiled callables of it: "
+        f"{says}; {named_ranks(fewer)} ran one without compiling it, or not at all"
+    )
+    return Finding(Cause.COMPILE_DISABLED, observed, fewer, ran[fewer[0]].line)
 
 
 def _unusual(ran: ByRank[Ran], taken: ByRank[str]) -> tuple[int, ...]:

@@ -1,9 +1,10 @@
-"""Code is generated, and the graph runs instead of it: torch 2.11.0 and 2.13.0.
+"""Code is generated, and the graph runs instead of it; the stacks of generated code: torch 2.11.0 and 2.13.0.
 
     name                                          why
     compile_fx(inner_compile=)                    what is called in place of the generated code
     AsyncCompile.triton, .cpp_pybinding           a kernel is not compiled
     _dynamo_dynamic_indices, ...                  marks of `mark_dynamic`
+    PyCodeCache.linemaps                          file of generated code -> (its lines, the stack of each)
 
 `tests/torch_api/test_generated.py` fails when one of the names moves.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import product
 from typing import Any
@@ -22,6 +23,17 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from tpcompile.torch_api.backends import CustomGraphPass
+
+
+def replace_stacks(path: str, replaced: Callable[[Sequence[str]], Sequence[str]]) -> None:
+    """Replace the stacks that the flight recorder and the profiler show for the code in that file; empty for none."""
+    from torch._inductor.codecache import PyCodeCache
+
+    found = PyCodeCache.linemaps.get(path)
+    if found:
+        lines, stacks = found
+        texts = [stack or "" for stack in stacks]
+        PyCodeCache.linemaps[path] = [lines, tuple(replaced(texts))]
 
 
 def generating_backend(graph_pass: CustomGraphPass | None = None) -> Callable[..., Any]:

@@ -23,6 +23,7 @@ FUNCTIONAL = "torch.ops._c10d_functional."
     ("change", "cause"),
     [
         ({"reduce_op": "max"}, Cause.REDUCE_OP),
+        ({"src": "1"}, Cause.BROADCAST_SOURCE),
         ({"group": "dp"}, Cause.GROUP),
         ({"dtype": "bf16"}, Cause.COLLECTIVE_SIZES),
         ({"shape": "[4, 16]"}, Cause.COLLECTIVE_SIZES),
@@ -43,6 +44,26 @@ def test_the_field_of_a_collective_that_differs_is_the_cause(
 def test_the_same_collectives_in_a_different_order_are_an_order(phase: str, cause: Cause) -> None:
     one, two = collective(phase=phase), collective(phase=phase, reduce_op="max")
     assert only(compiled(collectives=(one, two)), compiled(collectives=(two, one))).cause == cause
+
+
+def test_the_source_of_a_broadcast_is_named() -> None:
+    def sends(src: str) -> CompileRecord:
+        issued = collective(op="broadcast", reduce_op="", src=src)
+        return compiled(call(FUNCTIONAL + "broadcast", "%0", src, "group:tp"), collectives=(issued,))
+
+    found = only(sends("0"), sends("1"))
+    assert (found.cause, found.title) == (Cause.BROADCAST_SOURCE, "forward broadcast: src 0 / 1")
+    assert [side.item.says.partition(",")[0] for side in found.groups if side.item] == [
+        "broadcast(src=0", "broadcast(src=1",
+    ]  # fmt: skip
+
+
+def test_so_it_is_in_a_program_whose_collectives_were_not_read() -> None:
+    def sends(src: str) -> CompileRecord:
+        return compiled(call(FUNCTIONAL + "broadcast", "%0", src, "group:tp"), collectives=())
+
+    found = only(sends("0"), sends("1"))
+    assert (found.cause, found.cls) == (Cause.BROADCAST_SOURCE, DivergenceClass.COLLECTIVES)
 
 
 def test_an_extra_collective_is_named_before_the_branch_that_holds_it() -> None:

@@ -14,7 +14,9 @@ from tests.evidence.samples import (
     compiled,
     graph,
     guard,
+    kernel,
     line,
+    lowered,
     only,
     record,
     reduce,
@@ -105,6 +107,15 @@ def test_a_rank_without_a_collective_of_a_package_is_shown_at_the_program_that_e
     (found,) = between(has, compiled(collectives=(), **frame))
     places = {group.ranks: group.line and group.line.file for group in found.groups}
     assert (found.cause, places) == (Cause.EXTRA_COLLECTIVE, {(0,): PACKAGE, (1,): "/app/model.py"})
+
+
+def test_a_line_of_a_package_comes_with_the_users_compiled_function_that_leads_to_it() -> None:
+    def runs(op: str, file: str) -> CompileRecord:
+        return compiled(call(op, "%0").model_copy(update={"line": line(136, file)}), line=line(3))
+
+    packages, users = (only(runs("relu", file), runs("tanh", file)).title for file in (PACKAGE, "/app/layers.py"))
+    assert packages == "relu(%0) / tanh(%0), in forward of /app/model.py:3"
+    assert users == "relu(%0) / tanh(%0)"
 
 
 @pytest.mark.parametrize(("inside", "cause"), [(33, Cause.REGIONAL_COMPILE), (12, Cause.EXTRA_COMPILE)])
@@ -225,3 +236,15 @@ def test_a_branch_that_reorders_the_placeholders_is_blamed_at_its_first_op() -> 
     assert found.cause == Cause.RANK_BRANCH
     assert found.line is not None
     assert found.line.line == 34
+
+
+def test_a_backend_that_lowers_to_different_ops_and_not_to_code_is_named() -> None:
+    cast, copy = (call(f"torch.ops.{op}", "%0") for op in ("prims.convert_element_type", "aten._to_copy"))
+    for cache in ((), ("fx_graph_cache_hit",)):
+        found = only(lowered(cast, kernels=(kernel(),), cache=cache), lowered(copy))
+        assert (found.cause, found.title) == (
+            Cause.BACKEND, "torch.compile lowered to: generated code / lowered graphs",
+        )  # fmt: skip
+    assert only(lowered(cast, kernels=(kernel(),)), lowered(copy, kernels=(kernel(),))).cause == Cause.COMPILER_PASS
+    loaded = lowered(copy, cache=("aotautograd_cache_hit",))
+    assert only(lowered(cast, kernels=(kernel(),)), loaded).cause == Cause.COMPILER_PASS

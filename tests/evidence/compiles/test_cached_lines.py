@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tpcompile.evidence.compiles.cached_lines import with_current_lines
+from tpcompile.evidence.compiles.cached_lines import with_current_lines, with_current_stacks
 from tpcompile.evidence.compiles.collectives import collectives_of
 from tpcompile.evidence.records import Graph, Node, UserLine
 
@@ -63,8 +63,40 @@ def test_a_line_that_only_the_lowered_graph_has_stays_where_the_source_has_it(tm
     file = tmp_path / "model.py"
     file.write_text(f"class Mine:\n    {REDUCE}\n")
     own = line(2, file=str(file))
-    assert blamed(graph("dynamo", line(9, "return y")), graph("backward", own)) == [own]
+    assert blamed(graph("dynamo", line(9, "return y", str(file))), graph("backward", own)) == [own]
+
+
+def test_a_line_of_a_different_program_is_no_line_although_its_source_has_it(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(f"class Mine:\n    {REDUCE}\n")
+    assert blamed(graph("dynamo", line(9, "return y")), graph("backward", line(2, file=str(file)))) == [None]
 
 
 def test_lines_of_a_library_are_left_to_the_search_for_their_caller() -> None:
     assert blamed(graph("dynamo", line(9, "return y")), graph("forward", LIBRARY)) == [LIBRARY]
+
+
+def stack(number: int, file: str = "/app/model.py", code: str = REDUCE) -> str:
+    """The stack of a node as torch prints it, with the line of a module around it."""
+    outer = f'  File "{file}", line {number + 20}, in outer\n    x = self.block(x)\n'
+    inside = f'  File "{LIBRARY.file}", line 9, in forward\n    return input\n'
+    return f'{outer}  File "{file}", line {number}, in forward\n    {code}\n{inside}'
+
+
+def test_a_stack_of_the_program_that_filled_the_cache_becomes_that_of_this_program() -> None:
+    assert with_current_stacks([stack(14, "/app/other.py"), ""], [stack(15), stack(9, code="y = x")]) == [stack(15), ""]
+
+
+def test_a_stack_without_its_like_in_this_program_is_left_out() -> None:
+    assert with_current_stacks([stack(14)], [stack(14, code="y = x")]) == [""]
+
+
+def test_of_stacks_with_equal_code_the_second_becomes_the_second() -> None:
+    cached = [stack(14), stack(11), stack(14)]
+    assert with_current_stacks(cached, [stack(13), stack(16)]) == [stack(16), stack(13), stack(16)]
+
+
+def test_stacks_with_equal_code_of_which_the_number_differs_are_left_out_unless_they_have_not_moved() -> None:
+    traced = [stack(13), stack(16)]
+    assert with_current_stacks([stack(14)], traced) == [""]
+    assert with_current_stacks([stack(16)], traced) == [stack(16)]

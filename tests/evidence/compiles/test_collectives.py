@@ -58,6 +58,11 @@ def test_every_kind_of_collective_is_seen_with_its_group(call: str, op: str) -> 
     assert (found.op, found.group) == (op, "dp")
 
 
+def test_a_broadcast_has_the_rank_that_it_sends_from_and_a_reduce_has_none() -> None:
+    assert one(f"    b = {FUNCTIONAL}.broadcast.default(x, 1, '0')").src == "1"
+    assert one(REDUCE).src == ""
+
+
 def test_a_collective_without_a_wait_is_marked() -> None:
     assert not one(f"a = {FUNCTIONAL}.all_reduce.default(x, 'sum', '0')\nreturn (a,)").waited
 

@@ -16,7 +16,7 @@ from tpcompile.evidence.digests.digest import digest_rank
 from tpcompile.evidence.digests.recompiles import recompile_causes
 from tpcompile.evidence.judgement.verdict import capture_rules, conclude, fetch_from
 from tpcompile.evidence.records import CompileRecord, RecompileCause
-from tpcompile.evidence.text.reasons import ReasonKind, parse_reason
+from tpcompile.evidence.text.reasons import ReasonKind, in_one_line, parse_reason
 from tpcompile.recording import CaptureSession
 from tpcompile.report import findings
 
@@ -52,6 +52,12 @@ def test_a_reason_is_read_as_fields(
 ) -> None:
     found = parse_reason(text)
     assert (found.kind, found.source, found.dim, found.expected, found.actual) == (kind, source, dim, expected, actual)
+
+
+def test_a_reason_in_one_line_has_no_stack_and_no_spaces_before_the_comment() -> None:
+    stack = 'User stack trace:\n  File "/app/model.py", line 56, in forward\n    CALLS += 1'
+    text = f"0/1: G['CALLS'] == 1{' ' * 40}# CALLS += 1  # model.py:56 in forward\n{stack}"
+    assert in_one_line(text) == "0/1: G['CALLS'] == 1 at /app/model.py:56 in forward"
 
 
 def test_the_line_is_the_innermost_of_the_users_stack() -> None:

@@ -57,6 +57,17 @@ def found(*records: RankRecord, allowed: Allowed = ()) -> tuple[Taint, ...]:
     return find_taints([digest_rank(r) for r in records], fetch_from(records), allowed=allowed)
 
 
+def test_two_guards_that_names_are_one_object_are_not_one_value_that_differs() -> None:
+    def alias(left: str, right: str) -> Guard:
+        return Guard(
+            type="LAMBDA_GUARD", source="", expression=f"G['{left}'].torch is G['{right}'].torch", line=line(7)
+        )
+
+    here = seen(guards=(alias("module", "sdpa"),), factor="2")
+    there = seen(guards=(alias("module", "llama"),), factor="x")
+    assert [taint.text for taint in found(*ranks(here, there)) if taint.what == "guard"] == []
+
+
 def ranks(*compiles: CompileRecord) -> list[RankRecord]:
     """One rank per compile."""
     return [record(r, c, world_size=len(compiles)) for r, c in enumerate(compiles)]

@@ -11,6 +11,7 @@ def issued(phase: str, reduce_op: str, shape: str) -> Item:
     fields = {
         "op": "all_reduce",
         "reduce_op": reduce_op,
+        "src": "-",
         "dtype": "f32",
         "shape": shape,
         "group": "tp",

@@ -83,8 +83,7 @@ class _Compile:
         if red:
             found += self.explained_by(red)
         else:
-            lowered = self.lowered(strict, loose)
-            found += lowered or self.backends()
+            found += self.below(strict, loose)
         return found
 
     def explained_by(self, red: Sequence[_Layer]) -> list[Divergence]:
@@ -122,12 +121,26 @@ class _Compile:
                 break
         return found
 
+    def below(self, strict: Iterable[_Layer], loose: Iterable[_Layer]) -> list[Divergence]:
+        """What differs below equal programs: lowered layers, or else how far they were lowered.
+
+        Backends that lower graphs differently are named, where the ranks differ in how far they lowered as well.
+        """
+        lowered, backends = self.lowered(strict, loose), self.backends()
+        unexplained = [_ranks_of(finding) for finding in lowered if finding.cause == Cause.COMPILER_PASS]
+        is_of_backends = any(_ranks_of(finding) in unexplained[:1] for finding in backends)
+        return backends if is_of_backends else lowered or backends
+
     def backends(self) -> list[Divergence]:
-        """The finding where some ranks lowered a frame further than others and none loaded it from a cache."""
+        """The finding where some ranks lowered a frame further than others.
+
+        None for a rank that loaded it from a cache and logged no code: how far it was lowered is not known.
+        """
         reached = self.slot.compiles.map(_reached)
         loaded = self.slot.compiles.where(lambda compile_: compile_.is_loaded)
         is_unknown = self.domain.is_cut or "" in reached.values()
-        if is_unknown or loaded or not reached.differ():
+        is_code_missing = any(reached[rank] != _REACHED[Layer.KERNELS] for rank in loaded)
+        if is_unknown or is_code_missing or not reached.differ():
             return []
         groups = reached.groups()
         row = Row(value_item("torch.compile lowered to", text) for _, text in reached.sides())
@@ -149,6 +162,10 @@ class _Compile:
         """Groups with their items, and the line of the frame."""
         columns = zip(groups, row, self.seen(groups), strict=True)
         return tuple(rank_group(ranks, item, seen.compile, cause) for ranks, item, seen in columns)
+
+
+def _ranks_of(finding: Divergence) -> list[tuple[int, ...]]:
+    return sorted(group.ranks for group in finding.groups)
 
 
 def _with_error(finding: Divergence, red: Sequence[_Layer]) -> Divergence:

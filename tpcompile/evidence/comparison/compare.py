@@ -27,7 +27,9 @@ from tpcompile.evidence.records import (
     ranks_of,
     value_item,
 )
+from tpcompile.evidence.records.base import known
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.text.lines import in_program, is_installed
 
 __all__ = ["Allowed", "Fetch", "compare", "equal_groups"]
 
@@ -64,14 +66,20 @@ def _compare(domain: Domain) -> list[Divergence]:
 def _of_slot(domain: Domain, slot: Slot, absent: tuple[int, ...]) -> list[Divergence]:
     """What differs in one compile; the finding is kept, without a cause, when naming the cause fails."""
     try:
-        if absent:
-            return [compiled_alone(domain, slot, absent)]
-        return of_slot(domain, slot)
+        found = [compiled_alone(domain, slot, absent)] if absent else of_slot(domain, slot)
+        return list(map(_with_program, found))
     except DEFECTS as error:
         is_different = absent or slot.differing
         if not is_different:
             raise
         return [unexplained(domain, slot, absent, error)]
+
+
+def _with_program(divergence: Divergence) -> Divergence:
+    """With the function of the user's program behind a difference, where that is in an installed package."""
+    frame = find(known(group.frame_line for group in divergence.groups), lambda line: not is_installed(line))
+    within = in_program(divergence.line, frame)
+    return divergence.model_copy(update={"title": divergence.title + within}) if divergence.is_red else divergence
 
 
 def _explains_others(divergence: Divergence) -> tuple[int, ...]:

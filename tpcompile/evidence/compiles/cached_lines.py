@@ -1,7 +1,8 @@
-"""Lowered graphs from a compile cache -> the same with the current lines of the source.
+"""Lowered graphs, and stacks of generated code, from a compile cache -> the same with the current lines of the source.
 
-torch keeps the text of such a graph in the cache of AOTAutograd, with the lines of the program that filled it: a file
-that was edited since, or a copy of it. The Dynamo graph is traced in every process, and its lines are current.
+torch keeps the text of such a graph in the cache of AOTAutograd, and the stacks of generated code in that of Inductor,
+with the lines of the program that filled it: a file that was edited since, or a different program with the same graph.
+The Dynamo graph is traced in every process, and its lines are current.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.records import Graph, Node, UserLine
 from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.records.compile import nodes_of
-from tpcompile.evidence.text.lines import is_library
+from tpcompile.evidence.text.comments import stack_lines
+from tpcompile.evidence.text.lines import is_library, own_lines
 
 FROM_CACHE = "aotautograd_cache_hit"
 """The trace event of a compile whose lowered graphs come from that cache."""
+CODE_FROM_CACHE = frozenset({FROM_CACHE, "fx_graph_cache_hit"})
+"""The trace events of a compile whose generated code comes from a cache."""
 _Code = tuple[str, str]
 """The function and the text of a line, without a comment: equal when lines above it are added or removed."""
 
@@ -25,10 +29,31 @@ def with_current_lines(dynamo: Sequence[Graph], lowered: Sequence[Graph]) -> lis
     """All graphs; the lowered ones have the lines that the Dynamo graphs, with the user's, have for the same code.
 
     Of equal lines of one function, the n-th becomes the n-th. A user's line whose code neither a Dynamo graph nor the
-    source has is dropped: no line is better than a wrong one.
+    source of its files has is dropped: no line is better than a wrong one.
     """
     moved = _moved(_users_lines(lowered), _users_lines(dynamo))
     return [*dynamo, *(_with(graph, moved) for graph in lowered)]
+
+
+def with_current_stacks(cached: Sequence[str], traced: Iterable[str]) -> list[str]:
+    """Stacks of generated code, as torch prints them; each becomes the traced one with the same code, or empty."""
+    now = _stacks_in_order(traced)
+    current: dict[str, str] = {}
+    for code, stacks in _stacks_in_order(cached).items():
+        found = now.get(code, [])
+        if set(stacks) <= set(found):
+            current |= zip(stacks, stacks, strict=True)
+        elif len(found) == len(stacks):
+            current |= zip(stacks, found, strict=True)
+    return [current.get(stack, "") for stack in cached]
+
+
+def _stacks_in_order(stacks: Iterable[str]) -> dict[tuple[_Code, ...], list[str]]:
+    """Stacks with a user's line, by the code of these lines; equal code in the order of its places."""
+    own = {stack: own_lines(stack_lines(stack)) for stack in dict.fromkeys(stacks)}
+    with_own = [stack for stack, lines in own.items() if lines]
+    ordered = sorted(with_own, key=lambda stack: [(line.file, line.line) for line in own[stack]])
+    return grouped(ordered, lambda stack: tuple(map(_code, own[stack])))
 
 
 def _users_lines(graphs: Sequence[Graph]) -> list[UserLine]:
@@ -38,6 +63,7 @@ def _users_lines(graphs: Sequence[Graph]) -> list[UserLine]:
 def _moved(cached: Iterable[UserLine], now: Iterable[UserLine]) -> dict[UserLine, UserLine | None]:
     """Line in the cache -> the current line, None where it is not known; those that have not moved are left out."""
     by_code = _in_order(now)
+    files = {line.file for lines in by_code.values() for line in lines}
     moved: dict[UserLine, UserLine | None] = {}
     for code, lines in _in_order(cached).items():
         found = by_code.get(code, [])
@@ -46,7 +72,7 @@ def _moved(cached: Iterable[UserLine], now: Iterable[UserLine]) -> dict[UserLine
         if is_moved and not is_same:
             moved |= zip(lines, found, strict=True)
         elif not is_same:
-            moved |= {line: line if is_there(line) else None for line in lines}
+            moved |= {line: line if line.file in files and is_there(line) else None for line in lines}
     return moved
 
 

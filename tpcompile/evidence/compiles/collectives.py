@@ -68,6 +68,7 @@ class _Scope:
             phase=self.phase,
             op=op,
             reduce_op=reduce_op or "",
+            src=_source(node, op),
             dtype=dtype,
             shape=shape,
             group=group.removeprefix(_GROUP),
@@ -80,6 +81,12 @@ class _Scope:
         """The node that is reduced or gathered, or the collective itself where its first argument is not a node."""
         found = _REFERENCE.match(node.args[0]) if node.args else None
         return self.nodes[int(found[1])] if found else node
+
+
+def _source(node: Node, op: str) -> str:
+    """The second argument of a broadcast."""
+    is_broadcast = op == "broadcast" and _TARGET.match(node.target) is not None
+    return "".join(node.args[1:2]) if is_broadcast else ""
 
 
 def blamed_line(nodes: Sequence[Node], index: int) -> UserLine | None:

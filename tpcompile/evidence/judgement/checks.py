@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from textwrap import shorten
 from typing import TypeVar
 
 from tpcompile.evidence.digests.split_regions import region_check
@@ -12,7 +13,6 @@ from tpcompile.evidence.iterables import find, first, grouped
 from tpcompile.evidence.records import Check, CheckId, Divergence, Item, Layer, RankDigest, Status, UserLine
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.evidence.text.phrases import phrase
 from tpcompile.evidence.text.ranks import named_ranks
 
 LIVE_ONLY = frozenset({
@@ -25,6 +25,7 @@ CAUSES = LIVE_ONLY - {CheckId.TOGETHER} | {CheckId.REPORTED, CheckId.UNBROKEN, C
 _SEEN_EARLY = frozenset({CheckId.UNBROKEN, CheckId.LAYER, CheckId.TP_AWARE})
 """Checks whose failure is certain before the run has ended."""
 
+_MAX_EXPLANATION = 100
 AGREE = "equal on all ranks"
 
 K = TypeVar("K", bound=Hashable)
@@ -101,18 +102,18 @@ def no_breaks(
 
 
 def _break_evidence(digest: RankDigest, phase: str, *, frames: bool) -> str:
-    """What shows graph breaks of one rank in a phase; empty for none."""
+    """What shows graph breaks of one rank in a phase, torch's explanation first; empty for none."""
     counters = digest.counters_of(phase)
-    num_events = len(digest.breaks_in(phase))
-    has_more_frames = frames and counters.frames > max(1, counters.graphs)
-    found: list[str] = []
+    breaks = digest.breaks_in(phase)
+    if breaks:
+        explained = breaks[0].reason.rpartition("Explanation: ")[2]
+        number = "1 break" if len(breaks) == 1 else f"{len(breaks)} breaks, the first"
+        return f"{number}: {shorten(explained, _MAX_EXPLANATION, placeholder='...')}"
     if counters.breaks:
-        found.append(f"break counter {counters.breaks}")
-    if num_events:
-        found.append(f"break events {num_events}")
-    if has_more_frames:
-        found.append(f"frames {counters.frames} for graphs {counters.graphs}")
-    return phrase(*found)
+        return f"break counter {counters.breaks}"
+    has_more_frames = frames and counters.frames > max(1, counters.graphs)
+    graphs = "1 graph" if counters.graphs == 1 else f"{counters.graphs} graphs"
+    return f"{counters.frames} frames compiled into {graphs}" if has_more_frames else ""
 
 
 def agreement(mode: str, ranks: Ranks, divergences: Sequence[Divergence]) -> list[Check]:

@@ -15,6 +15,7 @@ _CAUSES = {
     "op": Cause.EXTRA_COLLECTIVE,
     "group": Cause.GROUP,
     "reduce_op": Cause.REDUCE_OP,
+    "src": Cause.BROADCAST_SOURCE,
     "dtype": Cause.COLLECTIVE_SIZES,
     "shape": Cause.COLLECTIVE_SIZES,
     "waited": Cause.UNWAITED,
@@ -34,6 +35,7 @@ def _item(collective: Collective) -> Item:
     fields = {
         "op": collective.op,
         "reduce_op": collective.reduce_op or "-",
+        "src": collective.src or "-",
         "dtype": collective.dtype,
         "shape": collective.shape,
         "group": collective.group,

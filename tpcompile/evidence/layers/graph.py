@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tpcompile.evidence.compiles.collectives import blamed_line
@@ -13,11 +13,12 @@ from tpcompile.evidence.groups.by_rank import ranks_in
 from tpcompile.evidence.iterables import differ, find, first, first_answer
 from tpcompile.evidence.layers.collectives import UNUSED, issued
 from tpcompile.evidence.layers.differing_items import rows_of
+from tpcompile.evidence.layers.node_text import called, read_instead
+from tpcompile.evidence.layers.reordered import op_of, order_of_ops, order_of_set, without_moved
 from tpcompile.evidence.layers.row_text import headline
 from tpcompile.evidence.layers.shard_bounds import bounds_in_program
 from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec, in_one_part
-from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Item, ItemKind, Layer, Node, UserLine
-from tpcompile.evidence.records.base import lines_of
+from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Item, ItemKind, Layer, Node
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.lines import entered_at
@@ -38,8 +39,8 @@ _METADATA = {1: Cause.DTYPE, 2: Cause.SHAPE, 3: Cause.STRIDE}
 """Group of `_VALUE` that differs -> cause."""
 _SAYS_MORE = frozenset({*_METADATA.values(), Cause.AUTOMATIC_DYNAMIC, Cause.SET_ORDER, Cause.UNUSED_RESULT})
 """Causes of a program that explain why its collectives differ."""
-_MAY_BE_SET_ORDER = frozenset({Cause.RANK_BRANCH, Cause.RANK_CONSTANT})
-"""Causes that a node has too when ranks iterate a set in different orders."""
+_MAY_BE_REORDERED = frozenset({Cause.RANK_BRANCH, Cause.RANK_CONSTANT})
+"""Causes that a node has too when ranks run the same ops in different orders."""
 
 
 def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
@@ -165,9 +166,9 @@ def _end_cause(item: Item) -> Cause:
 
 
 def _program(difference: Difference) -> Explanation:
-    row = _first_call(difference.rows)
+    row = _first_call(without_moved(difference.rows))
     node = _Node(difference, row, _cause(row))
-    return first_answer((_dropped, _reordered, _symbolic), node) or _different(node)
+    return first_answer((_dropped, _of_set, _symbolic, _reordered), node) or _different(node)
 
 
 @dataclass(frozen=True)
@@ -182,56 +183,25 @@ class _Node:
 def _different(node: _Node) -> Explanation:
     """The difference is the node itself."""
     directness = _DIRECTNESS.get(node.cause, Directness.PROGRAM)
-    return Explanation(node.cause, directness, node.row, hangs=directness == Directness.COLLECTIVE)
+    hangs = directness == Directness.COLLECTIVE
+    return Explanation(node.cause, directness, node.row, _reads(node), hangs=hangs)
+
+
+def _reads(node: _Node) -> str:
+    """What the same op reads instead, where nothing else differs; else empty, the calls are the headline then."""
+    is_same_call = node.row.agree_in(op_of) and node.row.agree_in(lambda item: item.fields["value"])
+    if not is_same_call or not node.row.differing(["args"]):
+        return ""
+    different = read_instead(node.difference.items, node.row)
+    return different and f"{called(node.row.first)} reads {different}"
+
+
+def _of_set(node: _Node) -> Explanation | None:
+    return order_of_set(node.difference, node.row) if node.cause in _MAY_BE_REORDERED else None
 
 
 def _reordered(node: _Node) -> Explanation | None:
-    """The same ops in the iteration order of a set, in code that does not read the rank."""
-    if node.cause not in _MAY_BE_SET_ORDER or node.difference.compile.rank_reads():
-        return None
-    moved = _moved(node.difference.items)
-    if moved is None:
-        return None
-    loop = _set_behind(node)
-    if loop is None:
-        return None
-    at_loop = Row(_in_loop(item, loop) for item in moved.present)
-    return Explanation(Cause.SET_ORDER, Directness.ARRANGED, at_loop)
-
-
-def _moved(items: Items) -> Row | None:
-    """The first place at which groups of ranks differ that run the same ops in different orders."""
-    ops = _nodes(items).map(_sorted_ops)
-    if ops.differ() or not differ(ops[0]):
-        return None
-    return find(items.places(), lambda row: not row.agree_in(_op))
-
-
-def _set_behind(node: _Node) -> UserLine | None:
-    """Where a set is iterated: in the function of the ops, else elsewhere in their file, in a loop that calls them."""
-    guards = node.difference.compile.items(Layer.GUARDS)
-    loops = lines_of(guards.only(lambda guard: "set" in guard.notes).all)
-    near = [loop for loop in loops if _functions_in(loop.file, node.row)]
-    return min(near, key=lambda loop: loop.function not in _functions_in(loop.file, node.row), default=None)
-
-
-def _functions_in(file: str, row: Row) -> set[str]:
-    """Functions of that file that the row's lines are in; torch may have cut the front of the file's path."""
-    return {line.function for line in row.lines if line.file.endswith(file)}
-
-
-def _in_loop(item: Item, iterated: UserLine) -> Item:
-    """The item at the line that iterates the set, unless the item is in that function already."""
-    is_there = item.line is not None and item.line.function == iterated.function
-    return item if is_there else item.at(iterated)
-
-
-def _sorted_ops(nodes: Iterable[Item]) -> tuple[tuple[str, ...], ...]:
-    return tuple(sorted(map(_op, nodes)))
-
-
-def _op(item: Item) -> tuple[str, ...]:
-    return item.fields["op"], item.fields["target"], item.notes["constants"]
+    return order_of_ops(node.difference) if node.cause in _MAY_BE_REORDERED else None
 
 
 def _symbolic(node: _Node) -> Explanation | None:
@@ -249,6 +219,7 @@ def _symbolic(node: _Node) -> Explanation | None:
 _DIRECTNESS = {
     Cause.GROUP: Directness.COLLECTIVE,
     Cause.REDUCE_OP: Directness.COLLECTIVE,
+    Cause.BROADCAST_SOURCE: Directness.COLLECTIVE,
     Cause.COLLECTIVE_SIZES: Directness.COLLECTIVE,
     Cause.AUTOMATIC_DYNAMIC: Directness.FED,
     **dict.fromkeys(_METADATA.values(), Directness.RESULT),
@@ -285,7 +256,10 @@ def _called(item: Item) -> tuple[str, str]:
 def _of_collective(row: Row) -> Cause:
     if row.differs_in_note("group"):
         return Cause.GROUP
-    return Cause.COLLECTIVE_SIZES if row.differs_in_note("numbers") else Cause.REDUCE_OP
+    if not row.differs_in_note("numbers"):
+        return Cause.REDUCE_OP
+    is_broadcast = all("broadcast" in target for target in row.values("target"))
+    return Cause.BROADCAST_SOURCE if is_broadcast else Cause.COLLECTIVE_SIZES
 
 
 def _of_values(row: Row) -> Cause:

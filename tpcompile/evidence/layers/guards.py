@@ -42,7 +42,9 @@ def _settings(guard: Guard) -> list[Item]:
 def _item(guard: Guard) -> Item:
     notes = parts_of(guard)
     # By what is guarded, so that TRUE_MATCH on one rank and FALSE_MATCH on a different one are one difference.
-    about = guard.source or notes.get("subject", "") or guard.type
+    # That two names are one object is a guard on both.
+    both = guard.expression if "left" in notes else guard.type
+    about = guard.source or notes.get("subject", "") or both
     fields = {"type": guard.type, "expression": guard.expression}
     # A line of torch is not the user's to change; the line of the compiled frame says more.
     return Item(kind=ItemKind.GUARD, about=about, fields=fields, notes=notes, line=users(guard.line))

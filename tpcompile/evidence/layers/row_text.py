@@ -19,6 +19,7 @@ _ENVIRON = re.compile(r"\bos\.environ\._data\[b'(\w+)'\]")
 _EXPLANATION = "Explanation: "
 """The mark before torch's explanation of a graph break."""
 _WORD_END = re.compile(r"[ ,}]")
+_WORD = re.compile(r"[a-zA-Z]")
 _WORDS = {"dynamic": "dynamic marks"}
 
 
@@ -60,7 +61,9 @@ def _values(row: Row) -> str:
 def _nodes(row: Row) -> str:
     calls = list(map(_call, row.present))
     if differ(calls):
-        return f"{_kernel(row)}{_versus(calls)}"
+        versus = _versus(calls)
+        op = "" if _WORD.search(versus) else f"{row.first.fields['target']} reads "
+        return f"{_kernel(row)}{op}{versus}"
     return f"{_cut(calls[0])}: {_versus(row.values('value'))}"
 
 
@@ -83,6 +86,8 @@ def _call(item: Item) -> str:
     target, args = item.fields["target"], item.fields["args"]
     if item.fields["op"] == "placeholder":
         return f"input {target}"
+    if item.fields["op"] == "get_attr":
+        return f"attribute {target}"
     return f"{target}({args})" if item.fields["op"] == "call" else f"{item.fields['op']} {target}({args})"
 
 

@@ -125,7 +125,9 @@ class Item(Frozen):
     @property
     def says(self) -> str:
         """The fields as one line, for the reader and for the allow-list."""
-        return _SAYS[self.kind].format_map(self.fields)
+        says = _SAYS[self.kind].format_map(self.fields)
+        is_broadcast = self.kind == ItemKind.COLLECTIVE and self.fields.get("src", "-") != "-"
+        return says.replace("(", f"(src={self.fields['src']}, ", 1) if is_broadcast else says
 
     @property
     def text(self) -> str:

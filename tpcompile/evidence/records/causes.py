@@ -50,6 +50,7 @@ class Cause(StrEnum):
     FUSION_REGRESSED = "kernels or bytes exceed the baseline"
     # Collectives.
     REDUCE_OP = "reduce op differs"
+    BROADCAST_SOURCE = "source rank of a broadcast differs"
     GROUP = "process group differs"
     ORDER_FORWARD = "order of collectives differs in the forward"
     ORDER_BACKWARD = "order of collectives differs in the backward"
@@ -87,7 +88,7 @@ ADVICE: dict[Cause, str] = {
     Cause.RANK_BRANCH: (
         "Python control flow in the compiled region took a different branch on one rank. Move rank-dependent work "
         "(logging, checks, saving) out of the region, or make both branches the same ops on tensor data "
-        "(`torch.where` with a buffer)."
+        "(`torch.where` with a buffer); where a set is iterated, iterate over `sorted(...)`."
     ),
     Cause.RANK_CONSTANT: (
         "Same ops, a different constant: a rank-dependent Python number was baked into the graph. `dist.get_rank()` "
@@ -100,8 +101,8 @@ ADVICE: dict[Cause, str] = {
         "turns the next one into an error."
     ),
     Cause.COMPILE_DISABLED: (
-        "Some ranks never compiled this region. Look for `torch.compiler.disable`, `TORCH_COMPILE_DISABLE`, "
-        "`torch._dynamo.config.suppress_errors`, or an `if rank == 0` around `torch.compile` there."
+        "Look for `torch.compiler.disable`, `TORCH_COMPILE_DISABLE`, `torch._dynamo.config.suppress_errors`, or an "
+        "`if rank == 0` around `torch.compile` there: some ranks never compiled this region, or one instance of it."
     ),
     Cause.COMPILE_FAILED: (
         "The compiler raised on this rank; the remaining ranks wait for it, or fail with the same error. Read the "
@@ -143,8 +144,8 @@ ADVICE: dict[Cause, str] = {
         "all ranks, or the same object on all ranks."
     ),
     Cause.SET_ORDER: (
-        "The region iterates over a set: its order follows hashes and the history of the process, and Dynamo does not "
-        "guard it. Iterate over `sorted(...)` or a list."
+        "Iterate over `sorted(...)` or a list: the region iterates over a set, whose order follows the history of the "
+        "process and hashes, which differ between processes for strings (PYTHONHASHSEED). Dynamo does not guard it."
     ),
     Cause.DICT_ORDER: (
         "The region iterates over a dict whose keys were inserted in a different order. Build it in one order on all "
@@ -221,13 +222,18 @@ ADVICE: dict[Cause, str] = {
         "The ranks reduce with different ops. No backend checks that: the numbers are silently wrong. Use the same "
         "reduce op on every rank."
     ),
+    Cause.BROADCAST_SOURCE: (
+        "The ranks pass different `src` to one broadcast: each waits for a different rank to send. Pass one `src`, a "
+        "rank of the group, on all ranks."
+    ),
     Cause.GROUP: (
         "The ranks issue this collective in different process groups and will wait for each other. Create the groups "
         "in the same order on all ranks and take them from one DeviceMesh."
     ),
     Cause.ORDER_FORWARD: (
-        "The ranks issue the same collectives in a different order and will wait for each other. Issue them in one "
-        "order; nothing that is iterated here (a dict, a set, the order in which shards arrive) may depend on the rank."
+        "Issue the collectives in one order on all ranks; nothing that is iterated here (a dict, a set of strings, "
+        "whose order differs between processes, the order in which shards arrive) may depend on the rank. In "
+        "different orders the ranks wait for each other, or, where sizes are equal, combine different tensors."
     ),
     Cause.ORDER_BACKWARD: (
         "The backward issues the same collectives in a different order on one rank. Autograd follows the forward and "
@@ -305,8 +311,8 @@ ADVICE: dict[Cause, str] = {
     ),
     Cause.WRONG_VARIANT: (
         "All ranks have the same compiled variants, and one rank ran a different one at this call: an argument, a flag "
-        "or a size is not the same on all ranks. There is no recompile and no hang, but the numbers are wrong. Make "
-        "that value equal on all ranks before the call."
+        "or a size is not the same on all ranks, or one rank makes more or fewer of these calls. There is no recompile "
+        "and no hang, but the numbers are wrong. Make the value and the calls equal on all ranks."
     ),
     Cause.UNKNOWN: (
         "The ranks traced different programs. A value that depends on the rank reached the compiled region: keep it in "

@@ -83,6 +83,8 @@ class Collective(Frozen):
     """`forward` or `backward`."""
     op: str
     reduce_op: str = ""
+    src: str = ""
+    """Rank in the group that a broadcast sends from; empty for any other collective."""
     dtype: str = ""
     shape: str = ""
     group: str = ""

@@ -64,6 +64,14 @@ def is_installed(line: UserLine) -> bool:
     return "/site-packages/" in line.file or "/dist-packages/" in line.file
 
 
+def in_program(line: UserLine | None, frame: UserLine | None) -> str:
+    """`, in forward of /app/model.py:3` for a line in an installed package that a user's compiled function leads to."""
+    is_packages = line is not None and is_installed(line)
+    if frame is None or not is_packages or is_installed(frame):
+        return ""
+    return f", in {frame.function or 'the compiled code'} of {frame.file}:{frame.line}"
+
+
 def innermost_own(stack: Sequence[UserLine]) -> UserLine | None:
     """The user's innermost line in a stack, which is outermost first; None when there is none."""
     return last(own_lines(stack))

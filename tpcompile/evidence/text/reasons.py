@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from tpcompile.evidence.records import Frozen, UserLine
+from tpcompile.evidence.records.base import at_text
 from tpcompile.evidence.text.comments import comment_line, split_comments, stack_lines
 from tpcompile.evidence.text.lines import innermost, users
 
@@ -131,6 +132,13 @@ def parse_reason(text: str) -> Reason:
     guard = _OBJECT_ID.sub(")", guard).strip()  # ids differ between ranks and runs
     reason = _of_guard(guard)
     return reason.model_copy(update={"entry": entry["entry"] if entry else "", "line": _line(comments, stack)})
+
+
+def in_one_line(text: str) -> str:
+    """One recompile reason without its stack and the spaces before its comment: `0/0: self.k == 1 at model.py:3`."""
+    reason = parse_reason(text)
+    entry = f"{reason.entry}: " if reason.entry else ""
+    return f"{entry}{reason.guard}{at_text(reason.line)}"
 
 
 def _of_guard(guard: str) -> Reason:
