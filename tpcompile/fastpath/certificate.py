@@ -52,6 +52,9 @@ class Survivor(Frozen):
     reason: str = ""
     """Why no case catches it, as declared beside the cases; empty for a missed mutation."""
 
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.place}: {self.change}: {self.reason or 'NO REASON'}"
+
 
 class Power(Frozen):
     """How sensitive the cases are: the mutations of source and arguments that were run, and those that survived."""

@@ -153,17 +153,19 @@ class Agreement:
         """
         late = sorted(absent)
         new = ", not as in the calls before" if self._is_steady else ""
-        has_left = all(self._board.has_left(rank, self._phase) for rank in late)
-        until = "before leaving the phase" if has_left else f"within {self._config.gate.store_timeout_s:g} s"
         item = issued.first[0]
         check = self._check(
             f"all ranks compile the collectives of {frame_name(compile_)} in phase {self._phase}",
             f"{named_ranks(issued.ranks)} compiled {item.says}{new}; "
-            f"{named_ranks(late)} did not {until} ({_seen(absent)})",
+            f"{named_ranks(late)} did not {self._until(late)} ({_seen(absent)})",
             compile_,
             ranks=issued.ranks if self._is_steady else late,
         )
         return check.model_copy(update={"line": item.line or check.line})
+
+    def _until(self, late: Sequence[int]) -> str:
+        has_left = all(self._board.has_left(rank, self._phase) for rank in late)
+        return "before leaving the phase" if has_left else f"within {self._config.gate.store_timeout_s:g} s"
 
     def _differ(self, compile_: CompileRecord, issued: ByRank[tuple[Item, ...]], odd: Sequence[int]) -> Check:
         """The collective to blame between the lowest of the `odd` ranks and the lowest of all other ranks."""

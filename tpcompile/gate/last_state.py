@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.records import Check, CheckId, Status, UserLine
+from tpcompile.evidence.records.base import known
 from tpcompile.gate.call_numbers import Calls
 from tpcompile.gate.stuck import explained, is_of_wait
 from tpcompile.ranks.exchange import Others
@@ -35,7 +36,7 @@ class LastState:
     def __init__(self, rank: int) -> None:
         self._rank, self._main_thread = rank, threading.main_thread().ident or 0
         self._black_box = BlackBox()
-        self._raised_at: UserLine | None = None
+        self._raised_at: tuple[UserLine, ...] = ()
         self._has_raised = False
         self._blocked_since_s: float | None = None
         self._calls = Calls(phase="")
@@ -60,7 +61,7 @@ class LastState:
 
     def raised(self, check: Check) -> None:
         """Record that an exception has left the program: its stack no longer shows where this rank was."""
-        self._has_raised, self._raised_at = True, check.line
+        self._has_raised, self._raised_at = True, tuple(known([check.line]))
 
     def waits_too_long(self, limit_s: float, mode: str) -> Check | None:
         """The failed check of a collective in which the main thread has waited for `limit_s`."""
@@ -105,8 +106,7 @@ class LastState:
         frame = watching.main_thread_frame(self._main_thread)
         state = state_of(frame, rank=self._rank, activity=RUNNING, since_s=0.0)
         if self._has_raised:
-            stack = (self._raised_at,) if self._raised_at else ()
-            return state.model_copy(update={"stack": stack, "issued": _with_last_in_flight(state)})
+            return state.model_copy(update={"stack": self._raised_at, "issued": _with_last_in_flight(state)})
         if self.finished:
             return state.model_copy(update={"stack": (), "ended": FINISHED, "phase": self.finished})
         return state

@@ -17,6 +17,7 @@ from tpcompile.by_size import Table, sums
 from tpcompile.choices import AllReduce, Mode
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
 from tpcompile.config import RunConfig
+from tpcompile.evidence.records import Collective
 from tpcompile.fastpath import Selection, tp_region
 from tpcompile.faults.injected import Fault, FaultContext
 from tpcompile.gate.checks import FIRST, RESIZED, STEADY
@@ -212,13 +213,19 @@ def _keep_schedule(run: Run, stack: TransformerStack) -> None:
     declared = stack.declared_collectives(
         block.batch, block.seq_len, block.dtype, run.config.train, context_len=block.context_len
     )
-    seen = [c for record in run.session.compiles() if record.phase == f"C/{FIRST}" for c in record.collectives]
+    seen = _first_collectives(run)
     schedule = Schedule(
         declared=tuple(map(collective_text, declared)),
         compiled=tuple(map(collective_text, seen)),
         lines=tuple(str(c.line) for c in seen),
     )
     run.facts = run.facts.changed(schedule=schedule)
+
+
+def _first_collectives(run: Run) -> list[Collective]:
+    """Of mode C's first call, as compiled."""
+    first = [compile_ for compile_ in run.session.compiles() if compile_.phase == f"C/{FIRST}"]
+    return [collective for compile_ in first for collective in compile_.collectives]
 
 
 def _in_place_sum(group: dist.ProcessGroup) -> Callable[[Tensor], Tensor]:

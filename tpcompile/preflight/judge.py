@@ -199,7 +199,7 @@ class Judge:
         if not rows:
             return [_information("undeclared weights", expected, f"all {num} are bit-equal", ())]
         observed = f"{len(rows)} of {num} differ between ranks"
-        details = [f"{row.key}: {_who(row.groups)}" for row in rows[:MAX_LISTED]]
+        details = _listed(rows)
         hint = "name the sharded tensors with sharded=[...]; all other tensors are then compared as replicated"
         return [_information("undeclared weights", expected, observed, [*details, hint])]
 
@@ -267,6 +267,10 @@ def _misfit(name: str, shards: ByRank[dict[str, Weight]]) -> _Found:
     if len(have) < len(shards):
         return _Found(f"shard {name}", groups, "sharded on some ranks only")
     return _Found(f"shard {name}", groups, misfit(have) if len(have) > 1 else "")
+
+
+def _listed(rows: Sequence[_Found]) -> list[str]:
+    return [f"{row.key}: {_who(row.groups)}" for row in rows[:MAX_LISTED]]
 
 
 def _who(groups: Groups) -> str:

@@ -245,10 +245,7 @@ class CaptureSession:
 
     def counters(self, compiles: tuple[CompileRecord, ...]) -> tuple[PhaseCounters, ...]:
         """Dynamo's counters per phase, with the recompiles found in the trace."""
-        recompiles: Counter[str] = Counter()
-        for compile_ in compiles:
-            is_first = compile_.compile_id.endswith("/0")
-            recompiles[compile_.phase] += not is_first
+        recompiles = _recompiles(compiles)
         if "" in recompiles:
             self._calls.setdefault("", 0)
         counted: dict[str, dict[str, int]] = defaultdict(dict)
@@ -320,6 +317,15 @@ class CaptureSession:
             self._regions.entered(sys._getframe(), phase=self._current, compile_id=compile_id)
         if self._on_compile is not None:
             self._on_compile(self.compile(compile_id))
+
+
+def _recompiles(compiles: Iterable[CompileRecord]) -> Counter[str]:
+    """Of every phase in which something was compiled."""
+    found: Counter[str] = Counter()
+    for compile_ in compiles:
+        is_first = compile_.compile_id.endswith("/0")
+        found[compile_.phase] += not is_first
+    return found
 
 
 def _places() -> dict[str, int]:

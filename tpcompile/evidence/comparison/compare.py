@@ -113,11 +113,9 @@ def _unless_declared(domain: Domain, found: Divergence) -> Divergence:
 
 def _caches(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:
     """Equal content that some ranks loaded from a cache and others compiled: information."""
-    for slot in slots:
-        outcomes = slot.compiles.map(_cache_outcome).where(bool)
-        if outcomes.differ():
-            return [_information(domain, Layer.KERNELS, Cause.CACHE_SPLIT, "compile cache", outcomes)]
-    return []
+    outcomes = (slot.compiles.map(_cache_outcome).where(bool) for slot in slots)
+    split = find(outcomes, lambda found: found.differ())
+    return [_information(domain, Layer.KERNELS, Cause.CACHE_SPLIT, "compile cache", split)] if split else []
 
 
 def _cache_outcome(compile_: CompileDigest) -> str:

@@ -38,7 +38,7 @@ def entered_check(mode: str, digests: Sequence[RankDigest], *, phases: Iterable[
         status=Status.PASS if is_counted else Status.SKIPPED,
         expected="as many on every rank",
         observed="equal" if is_counted else "not counted",
-        details=tuple(_detail(regions) for regions in differing if regions is not red),
+        details=_details(differing, red),
     )
     if red is None:
         return passed
@@ -51,6 +51,10 @@ def entered_check(mode: str, digests: Sequence[RankDigest], *, phases: Iterable[
         "cause": Cause.COMPILE_DISABLED,
     }
     return passed.model_copy(update=failed)
+
+
+def _details(differing: Sequence[ByRank[EnteredRegion]], red: ByRank[EnteredRegion] | None) -> tuple[str, ...]:
+    return tuple(_detail(regions) for regions in differing if regions is not red)
 
 
 def _differing(digests: Sequence[RankDigest], phases: Sequence[str]) -> Iterator[ByRank[EnteredRegion]]:

@@ -207,11 +207,12 @@ def _absent_check(rules: Rules, absent: Absent, problems: Sequence[Check]) -> Ch
         expected=f"a digest within {rules.timeout_s:g} s",
         observed=f"rank {absent.rank} is missing; last seen {absent.last_seen}",
         ranks=(absent.rank,),
-        is_consequence=any(check.id in _OF_RANKS and check.cause != Cause.UNKNOWN for check in problems),
+        is_consequence=any(map(_says_why, problems)),
     )
 
 
-_OF_RANKS = (CheckId.ALIVE, CheckId.MOVING)
+def _says_why(problem: Check) -> bool:
+    return problem.id in (CheckId.ALIVE, CheckId.MOVING) and problem.cause != Cause.UNKNOWN
 
 
 def _exit_code(found: Sequence[Check], *, is_red: bool) -> ExitCode:

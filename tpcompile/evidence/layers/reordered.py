@@ -34,10 +34,18 @@ def order_of_ops(difference: Difference) -> Explanation | None:
     Where their sizes are equal, the schedule of the collectives is equal too: they combine different values.
     """
     items = _nodes(difference.items)
-    collectives = moved_collectives(items)
-    if collectives is not None:
-        says = f"the same collectives in a different order: {read_instead(items, collectives)}"
-        return Explanation(Cause.ORDER_FORWARD, Directness.PROGRAM, collectives, says)
+    return _of_collectives(items) or _of_ops(items)
+
+
+def _of_collectives(items: Items) -> Explanation | None:
+    moved = moved_collectives(items)
+    if moved is None:
+        return None
+    says = f"the same collectives in a different order: {read_instead(items, moved)}"
+    return Explanation(Cause.ORDER_FORWARD, Directness.PROGRAM, moved, says)
+
+
+def _of_ops(items: Items) -> Explanation | None:
     moved = _moved(items)
     if moved is None or moved.agree_in(op_of):
         return None

@@ -62,9 +62,13 @@ def _nodes(row: Row) -> str:
     calls = list(map(_call, row.present))
     if differ(calls):
         versus = _versus(calls)
-        op = "" if _WORD.search(versus) else f"{row.first.fields['target']} reads "
-        return f"{_kernel(row)}{op}{versus}"
+        return f"{_kernel(row)}{_reading(row, versus)}{versus}"
     return f"{_cut(calls[0])}: {_versus(row.values('value'))}"
+
+
+def _reading(row: Row, versus: str) -> str:
+    """The op, where the texts of its arguments have no word in them."""
+    return "" if _WORD.search(versus) else f"{row.first.fields['target']} reads "
 
 
 def _kernel(row: Row) -> str:

@@ -75,9 +75,7 @@ def certify(
         is_for_more_cases=more_cases,
         command=" ".join(["tpcompile", "certify", *sys.argv[1:]]),
     )
-    print(proved)
-    for survivor in proved.power.survivors:
-        print(f"  {survivor.kind}: {survivor.place}: {survivor.change}: {survivor.reason or 'NO REASON'}")
+    print(proved, *(f"  {survivor}" for survivor in proved.power.survivors), sep="\n")
     why = proved.refusal(path.source.sha256)
     if why:
         print(f"not certified: {why}")
