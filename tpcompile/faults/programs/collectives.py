@@ -17,6 +17,7 @@ from tpcompile.faults.context import Context
 
 _LOCAL = "sglang#26921, sglang#26923: TP=8 hangs after hours, a collective under local state"
 _REORDERS = "pytorch#150074: a pass moves waits and so reorders collectives"
+_SOURCES = "torchrec#4601: a rank within the group is passed as the source of a broadcast, which is a global rank"
 _UNWAITED = "torchtitan#1769: 495 unwaited collective calls"
 
 
@@ -77,6 +78,17 @@ def reduce_op(context: Context) -> None:
 
     def block(x_BD: Tensor) -> Tensor:
         return funcol.all_reduce(x_BD @ w_DD, op, group) + 1  # fault: reduce op
+
+    context.run(block)
+
+
+@fault(Cause.BROADCAST_SOURCE, _SOURCES, marker="# fault: broadcast source")
+def broadcast_source(context: Context) -> None:
+    """Rank 1 broadcasts from itself, rank 0 from rank 0."""
+    w_DD, group, src = context.randn(16, 16), context.group, context.rank if context.diverges else 0
+
+    def block(x_BD: Tensor) -> Tensor:
+        return funcol.broadcast(x_BD @ w_DD, src, group) + 1  # fault: broadcast source
 
     context.run(block)
 
