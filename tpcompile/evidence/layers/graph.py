@@ -13,7 +13,7 @@ from tpcompile.evidence.groups.by_rank import ranks_in
 from tpcompile.evidence.iterables import differ, find, first, first_answer
 from tpcompile.evidence.layers.collectives import UNUSED, issued
 from tpcompile.evidence.layers.differing_items import rows_of
-from tpcompile.evidence.layers.node_text import called, read_instead
+from tpcompile.evidence.layers.node_text import REFERENCE, called, nodes_in, read_instead
 from tpcompile.evidence.layers.reordered import op_of, order_of_ops, order_of_set, without_moved
 from tpcompile.evidence.layers.row_text import headline
 from tpcompile.evidence.layers.shard_bounds import bounds_in_program
@@ -26,7 +26,6 @@ from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.evidence.text.reasons import LIMIT
 
 _ENDS = frozenset({ItemKind.BREAK, ItemKind.FAILURE})
-_REFERENCE = re.compile(r"%\d+")
 _STRING = re.compile(r"'[^']*'")
 _VALUE = re.compile(r"^([\w(]+)(\[[^\]]*\])(\[[^\]]*\])?")
 """What torch prints of a tensor: `f32[8, 16][16, 1]cpu`."""
@@ -69,8 +68,8 @@ def _node_item(nodes: Sequence[Node], index: int, left_out: frozenset[str]) -> I
     node = nodes[index]
     named = [f"{key}={value}" for key, value in node.kwargs if not (node.is_launch and key in left_out)]
     args = ", ".join([*node.args, *named])
-    reads = [node.scope + reference for reference in _REFERENCE.findall(args)]
-    notes = {"constants": _REFERENCE.sub("%", args), "reads": " ".join(reads)}
+    reads = [node.scope + reference for reference in REFERENCE.findall(args)]
+    notes = {"constants": REFERENCE.sub("%", args), "reads": " ".join(reads)}
     if node.is_launch:
         notes |= {name: value.strip("'") for name, value in node.kwargs if name == "kernel"}
     if _COLLECTIVE.match(node.target):
@@ -151,11 +150,7 @@ def _kind(item: Item) -> ItemKind:
 
 def _is_traced(items: Items) -> bool:
     """True when every group has the nodes of a graph: Dynamo gives the backend whole programs only."""
-    return all(_nodes(items))
-
-
-def _nodes(items: Items) -> Items:
-    return items.only(lambda item: item.kind == ItemKind.NODE)
+    return all(nodes_in(items))
 
 
 def _end_cause(item: Item) -> Cause:

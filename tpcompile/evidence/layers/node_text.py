@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tpcompile.evidence.groups.by_group import Items, Row
 from tpcompile.evidence.iterables import differ, find, indexed
-from tpcompile.evidence.records import Item
+from tpcompile.evidence.records import Item, ItemKind
 
 REFERENCE = re.compile(r"%\d+")
 _BODY = re.compile(r"^(self\.\w*?)_\d+$")
@@ -16,6 +16,11 @@ _INPUT = re.compile(r"^L_(\w+?)_?$")
 _MEMBERS = re.compile(r"_(?:parameters|buffers|modules)_")
 _DEPTH = 2
 """How many calls are written inside each other."""
+
+
+def nodes_in(items: Items) -> Items:
+    """Of each group the nodes, without graph breaks and errors."""
+    return items.only(lambda item: item.kind == ItemKind.NODE)
 
 
 def is_body(node: Item) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from tpcompile.evidence.groups.by_group import Items, Row
 from tpcompile.evidence.iterables import differ, find
 from tpcompile.evidence.layers.moved_collectives import moved_collectives
-from tpcompile.evidence.layers.node_text import called, read_instead
+from tpcompile.evidence.layers.node_text import called, nodes_in, read_instead
 from tpcompile.evidence.layers.spec import Difference, Directness, Explanation
-from tpcompile.evidence.records import Item, ItemKind, Layer, UserLine
+from tpcompile.evidence.records import Item, Layer, UserLine
 from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.records.causes import Cause
 
@@ -33,7 +33,7 @@ def order_of_ops(difference: Difference) -> Explanation | None:
 
     Where their sizes are equal, the schedule of the collectives is equal too: they combine different values.
     """
-    items = _nodes(difference.items)
+    items = nodes_in(difference.items)
     return _of_collectives(items) or _of_ops(items)
 
 
@@ -76,14 +76,10 @@ def _headline(items: Items, moved: Row) -> str:
     return f"the same ops in a different order: {ops}"
 
 
-def _nodes(items: Items) -> Items:
-    return items.only(lambda item: item.kind == ItemKind.NODE)
-
-
 def _moved(items: Items) -> Row | None:
     """The first place at which groups of ranks differ that run the same ops in different orders, or on the same values
     in different orders."""
-    nodes = _nodes(items)
+    nodes = nodes_in(items)
     ops = nodes.map(_sorted_ops)
     if ops.differ() or not differ(ops[0]):
         return None
