@@ -20,7 +20,7 @@ from tpcompile.gate.outputs import norms, values_of
 
 INPUTS = "Give all ranks the same inputs"
 REFERENCE = "Give the reference the same weights"
-PROGRAM = "Inputs and reference are equal on all ranks"
+PROGRAM = "No difference between the ranks was seen in inputs or reference"
 
 
 def rank(

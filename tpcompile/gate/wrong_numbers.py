@@ -27,7 +27,7 @@ def advice(ranks: Ranks) -> str:
     for facts in domains:
         if not all(_is_near(facts.first.reference, known.reference) for known in facts.values()):
             return "Give the reference the same weights on all ranks: it returns different values for equal inputs."
-    return f"Inputs and reference are equal on all ranks, so that the program is wrong: {_NAMES}."
+    return f"No difference between the ranks was seen in inputs or reference, so look at the program: {_NAMES}."
 
 
 def _facts(digests: Sequence[RankDigest]) -> ByRank[GateFacts]:
