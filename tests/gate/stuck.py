@@ -32,9 +32,10 @@ def step(ctx: TargetContext) -> tpcompile.Target:
         if not leaves_out:
             dist.all_reduce(y)  # summed
         if how.startswith("aborts"):
-            dist.all_reduce(torch.ones(1000))  # larger
+            dist.all_reduce(y.new_ones(1000))  # larger
         if how == "aborts in the next call" and not is_odd:
             dist.all_reduce(y)  # again
         return y
 
-    return tpcompile.Target(program=Full(), inputs=(torch.ones(2, 4, WIDTH),), step=train)
+    inputs = (torch.ones(2, 4, WIDTH, device=ctx.device),)
+    return tpcompile.Target(program=Full().to(ctx.device), inputs=inputs, step=train)
