@@ -10,7 +10,7 @@ from tests.gate.runs import AOT, GateRun, run_gate
 from tests.sentinel.test_hang import GROUP, issued, line, state
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.groups.by_rank import ByRank
-from tpcompile.evidence.records import Check, CheckId, Status
+from tpcompile.evidence.records import Check, CheckId, Status, UserLine
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.gate.stuck import explained, is_of_wait
 from tpcompile.sentinel.messages import FINISHED, RankState
@@ -69,6 +69,23 @@ def test_a_rank_that_has_finished_the_phase_left_out_the_collective() -> None:
     assert (cause.cause, cause.ranks, cause.line) == (Cause.STUCK_COLLECTIVE, (1,), line(10))
     assert cause.observed.endswith("and rank 1 has finished phase target/first")
     assert consequence.is_consequence
+
+
+@pytest.mark.parametrize(
+    ("other", "at"),
+    [(state(1, ended=FINISHED, phase="target/first", stack=()), line(20)), (state(1), line(21))],
+    ids=["finished", "in its own code"],
+)
+def test_a_rank_that_sets_up_its_first_collective_waits(other: RankState, at: UserLine) -> None:
+    """On NCCL it waits for the communicator, and the flight recorder has nothing yet."""
+    cause, consequence = why(check(CheckId.ARRIVED, ranks=(0,)), state(0, calling=GROUP), other)
+    assert (cause.ranks, cause.line, consequence.is_consequence) == ((1,), at, True)
+    assert f"rank 0 waits to begin a collective of group {GROUP!r} at {line(20)}" in cause.observed
+
+
+def test_ranks_that_set_up_the_same_collective_wait_for_nobody() -> None:
+    (only,) = why(check(), state(0, calling=GROUP), state(1, calling=GROUP))
+    assert not only.is_consequence
 
 
 def test_in_compiled_code_it_made_fewer_calls() -> None:

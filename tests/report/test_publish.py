@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,10 @@ class Closed(io.StringIO):
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
 
-def test_a_closed_stdout_costs_the_annotations_only(tmp_path: Path) -> None:
+def test_a_closed_stdout_costs_the_annotations_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunDir.create(tmp_path / "run")
-    write(samples.failing(), run, Console(file=Closed()), {"GITHUB_ACTIONS": "true"})
+    with open(tmp_path / "stdout", "w") as stdout:  # it is led nowhere afterwards: not the one of pytest
+        monkeypatch.setattr(sys, "stdout", stdout)
+        write(samples.failing(), run, Console(file=Closed()), {"GITHUB_ACTIONS": "true"})
+        monkeypatch.undo()
     assert run.junit.exists()

@@ -13,7 +13,7 @@ from tpcompile.sentinel.describe import describe
 from tpcompile.sentinel.exited_ranks import lost_to_exited
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.hang import why_stuck
-from tpcompile.sentinel.messages import COMPILING, RUNNING, WAITING, Issued, PointToPoint, Position, RankState
+from tpcompile.sentinel.messages import COMPILING, FINISHED, RUNNING, WAITING, Issued, PointToPoint, Position, RankState
 from tpcompile.sentinel.parting import parting
 from tpcompile.sentinel.situation import Lost, Situation
 
@@ -212,6 +212,10 @@ def test_a_collective_that_cannot_be_issued_yet_waits_too() -> None:
     assert stuck(elsewhere) is None
     ahead = by_rank(state(0, issued(1), waits_at=AT, activity=WAITING), calling)  # it has joined: a third one is late
     assert stuck(ahead) is None
+    left = stuck(by_rank(state(0, ended=FINISHED), calling))
+    assert left is not None and (left.ranks, left.line) == ((0,), line(44))
+    assert stuck(by_rank(state(0), calling)) is None  # it runs the user's own code
+    assert stuck(by_rank(state(0, calling=GROUP), calling)) is None  # both have arrived
 
 
 def test_a_compile_that_only_one_rank_calls_is_blamed_on_that_rank() -> None:

@@ -49,6 +49,6 @@ def _awaited(state: RankState, situation: Situation) -> tuple[str, Sequence[int]
     if state.rank in situation.calling:
         group = state.calling
         number = state.last_number(group) + 1
-        late = others.where(lambda theirs: theirs.waits_at is not None and theirs.may_come_to(group, number))
+        late = others.where(lambda theirs: theirs.calling != group and theirs.may_come_to(group, number))
         return f"to begin a collective of group {group!r}{at(state.line)}", late.ranks
     return "", []

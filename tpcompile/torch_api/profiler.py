@@ -1,8 +1,9 @@
 """Events of torch's profiler -> what ran on the GPU: seen on torch 2.11.0 and 2.13.0.
 
     name                         why
-    Torch-Compiled Region        begins the name of a compiled region, which is also drawn on the GPU's row
-    ##, ProfilerStep             ranges of Inductor and of the profiler, drawn there too
+    is_user_annotation           of an event: a range of record_function, also where it is drawn on the GPU's row
+    Torch-Compiled Region        begins the name of a compiled region, drawn there too
+    ##, ProfilerStep, nccl:      ranges of Inductor, of the profiler and of a collective, drawn there too
     Memcpy, Memset               begin the names of copies and fills
 
 `tests/torch_api/test_profiler.py` fails when one of them moves.
@@ -16,13 +17,17 @@ from typing import Any
 from torch.autograd import DeviceType
 
 REGION = "Torch-Compiled Region"
-_DRAWN = (REGION, "##", "ProfilerStep")
+_DRAWN = (REGION, "##", "ProfilerStep", "nccl:")
 _COPIES = ("Memcpy", "Memset")
 
 
 def on_gpu(events: Iterable[Any]) -> list[Any]:
     """Kernels, copies and fills, without the ranges that are drawn over them."""
-    return [event for event in events if event.device_type == DeviceType.CUDA and not event.name.startswith(_DRAWN)]
+    return [event for event in events if event.device_type == DeviceType.CUDA and not _is_range(event)]
+
+
+def _is_range(event: Any) -> bool:
+    return bool(event.is_user_annotation) or event.name.startswith(_DRAWN)
 
 
 def is_kernel(name: str) -> bool:
