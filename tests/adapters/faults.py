@@ -182,7 +182,7 @@ FAULTS = (
                 f"        parallelize_module(model, mesh, plan)  {FAULT}\n",
             ),
         ),
-        cause="stuck in a collective outside compiled code",
+        cause="stuck in a collective",
     ),
     Fault(
         style=LLAMA,
@@ -214,7 +214,7 @@ FAULTS = (
                 f"                dist.all_reduce(found.loss.detach())  {FAULT}\n",
             ),
         ),
-        cause="stuck in a collective outside compiled code",
+        cause="stuck in a collective",
         ranks="rank 1 left out the collective there",
     ),
     Fault(

@@ -14,10 +14,11 @@ from tpcompile.evidence.iterables import differ, find, first, first_answer
 from tpcompile.evidence.layers.collectives import UNUSED, issued
 from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.layers.node_text import REFERENCE, called, nodes_in, read_instead
+from tpcompile.evidence.layers.own_parts import own_parts
 from tpcompile.evidence.layers.reordered import op_of, order_of_ops, order_of_set, without_moved
 from tpcompile.evidence.layers.row_text import headline
 from tpcompile.evidence.layers.shard_bounds import bounds_in_program
-from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec, in_one_part
+from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, Followed, LayerSpec, in_one_part
 from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Item, ItemKind, Layer, Node
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text import normalise
@@ -306,7 +307,15 @@ def _is_unused(collective: Item) -> bool:
     return UNUSED in collective.notes
 
 
-SPEC = LayerSpec(explain=_explain, items=_items, parts=_parts, follow=bounds_in_program)
+def _follow(difference: Difference) -> Followed:
+    """Nodes that address data by the bounds of shards, and those that take the rank's own part of a tensor."""
+    bounds = bounds_in_program(difference)
+    parts = own_parts(replace(difference, rows=tuple(bounds.left)))
+    says = "; ".join(filter(None, (bounds.says, parts.says)))
+    return Followed(parts.left, (*bounds.rows, *parts.rows), says)
+
+
+SPEC = LayerSpec(explain=_explain, items=_items, parts=_parts, follow=_follow)
 
 
 def first_nodes(difference: Difference) -> Row:

@@ -67,10 +67,15 @@ def _is_parametric(row: Row, coordinates: Sequence[int]) -> bool:
 
 def addresses(row: Row) -> bool:
     """True for nodes that differ only in integers, and use them to address data."""
-    if not row.all_are(lambda item: item.kind == ItemKind.NODE) or not row.agree_in(_call):
+    if not row.all_are(lambda item: item.kind == ItemKind.NODE) or not is_same_call(row):
         return False
     is_bound = _ADDRESSING.match(row.first.fields["target"]) is not None
     return is_bound or _INTEGER_VALUE.search(row.first.fields["value"]) is not None
+
+
+def is_same_call(row: Row) -> bool:
+    """True for nodes that differ in integers among their arguments, and in nothing else."""
+    return row.agree_in(_call)
 
 
 def integer_columns(row: Row) -> list[tuple[int, ...]]:

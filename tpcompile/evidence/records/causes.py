@@ -58,7 +58,7 @@ class Cause(StrEnum):
     COLLECTIVE_SIZES = "shape, dtype or split sizes of a collective differ"
     UNWAITED = "collective is not waited for"
     UNUSED_RESULT = "result of a collective is dropped"
-    STUCK_COLLECTIVE = "stuck in a collective outside compiled code"
+    STUCK_COLLECTIVE = "stuck in a collective"
     COMMUNICATION = "communication failed"
     # Around the program.
     ENVIRONMENT = "environment differs"
@@ -93,8 +93,8 @@ ADVICE: dict[Cause, str] = {
     Cause.RANK_CONSTANT: (
         "Same ops, a different constant: a rank-dependent Python number was baked into the graph. `dist.get_rank()` "
         "folds with no guard, so torch never recompiles and never warns. Make it tensor data, e.g. a registered "
-        "buffer. Declare a value that is meant to differ, such as the positions of a rank's tokens, with `allowed=`, "
-        "`--allow` or gate.allow."
+        "buffer. Declare a value that is meant to differ, such as the positions of a rank's tokens, with `allowed=` "
+        "(of a Sentinel: `allow=`), `--allow` or gate.allow."
     ),
     Cause.GRAPH_BREAK: (
         "Remove what breaks the graph here (print, logging, `.item()`), or move it out of the region. `fullgraph=True` "
@@ -193,8 +193,8 @@ ADVICE: dict[Cause, str] = {
     Cause.PYTHON_VALUE: (
         "A Python value the graph was specialised on (an attribute, a global, a closure cell, an argument) is not the "
         "same on all ranks. Make the value equal on all ranks, keep it in a tensor, or stop reading it in the compiled "
-        "region. Declare a value that is meant to differ, such as the bounds of a rank's shard, with `allowed=`, "
-        "`--allow` or gate.allow."
+        "region. Declare a value that is meant to differ, such as the bounds of a rank's shard, with `allowed=` "
+        "(of a Sentinel: `allow=`), `--allow` or gate.allow."
     ),
     Cause.GUARD_ONLY: (
         "The graphs agree today, but the ranks will recompile on different inputs. Make the guarded value equal on "
@@ -257,8 +257,8 @@ ADVICE: dict[Cause, str] = {
         "returned tensor, or delete the call on all ranks."
     ),
     Cause.STUCK_COLLECTIVE: (
-        "A rank waits in a collective that is in no compiled graph. Look at the stack of that rank and at what decides "
-        "whether the remaining ranks reach the same call."
+        "A rank waits in a collective that the others do not reach, or reach after a different one. Look at the stack "
+        "of that rank and at what decides whether the remaining ranks make the same call."
     ),
     Cause.COMMUNICATION: (
         "The exception is what this rank saw of the other ranks: one of them ended, did not arrive, or issued a "
@@ -276,8 +276,9 @@ ADVICE: dict[Cause, str] = {
         "reduced over this group."
     ),
     Cause.KILLED: (
-        "The process was killed from outside. Look for the out-of-memory killer, a preempted node or a launcher that "
-        "ended the job; the remaining ranks only waited for this rank."
+        "The process ended by a signal. Where its line calls native code, it may have crashed there (SIGSEGV); else "
+        "look for the out-of-memory killer, a preempted node or a launcher that ended the job. The remaining ranks "
+        "only waited for this rank."
     ),
     Cause.NEVER_ARRIVED: (
         "This rank never reached the point where the remaining ranks wait. Look at its last log line: start-up, a "
