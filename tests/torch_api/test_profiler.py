@@ -54,7 +54,7 @@ def test_torch_names_a_compiled_region_and_its_graph_so() -> None:
 ON_GPUS = """
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 from tpcompile.torch_api import profiler
 
 dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore(), device_id=torch.device("cuda:0"))

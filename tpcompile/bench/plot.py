@@ -54,7 +54,7 @@ def _draw_times(axes: Any, measured: Measured) -> None:
     """On a logarithmic axis: A and the fastest are an order of magnitude apart."""
     rows = _timed(measured)
     colors = [_COLORS[row.role] for row in rows]
-    times = [median_ms(row) for row in rows]
+    times = list(map(median_ms, rows))
     axes.barh(range(len(rows)), times, color=colors, height=0.75)
     for at, row in enumerate(rows):
         axes.text(median_ms(row), at, f" {_label(measured, row)}", verticalalignment="center")
