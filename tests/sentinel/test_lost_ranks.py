@@ -69,6 +69,7 @@ def test_a_rank_that_waits_for_ranks_of_another_domain_tells_nothing_about_the_o
     found = stuck(by_rank(here), aborted_at(30), before={})
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.KILLED, (1,), line(30))
+    assert "ranks of other domains" in found.observed
 
 
 def called_from(seq: int, *lines: int, done: bool = True) -> Issued:
@@ -79,12 +80,13 @@ def called_from(seq: int, *lines: int, done: bool = True) -> Issued:
 
 
 @pytest.mark.parametrize("first_request", [(64, 67, 67), (64, 67, 67, 67, 67)])
+@pytest.mark.parametrize("second_request", [(64,), (64, 67, 67)])
 @pytest.mark.parametrize("is_survivor_through", [True, False])
 def test_a_loop_that_ends_on_one_rank_earlier_shows_not_which_rank_is_right(
-    first_request: tuple[int, ...], is_survivor_through: bool
+    first_request: tuple[int, ...], second_request: tuple[int, ...], is_survivor_through: bool
 ) -> None:
     """64 is the first call of a request, 67 that of the loop: both are usual after one of the loop."""
-    lines = (*first_request, 64, 67, 67)
+    lines = (*first_request, *second_request)
     goes_on, ended = 67, 64
     theirs, mine = (ended, goes_on) if is_survivor_through else (goes_on, ended)
     earlier = [called_from(number, 90, at, 42) for number, at in enumerate(lines, start=1)]
@@ -101,6 +103,8 @@ def test_calls_from_a_line_that_the_remaining_rank_never_came_to_are_the_line_to
     found = stuck(by_rank(here), aborted_at(83, 52, 29), before={})
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.CALL_COUNT, (0, 1), line(83))
+    calls = "made at /home/me/train.py:83 in step on rank 1 and at /home/me/train.py:76 in step on rank 0"
+    assert calls in found.observed
     assert "left out" not in found.observed
 
 

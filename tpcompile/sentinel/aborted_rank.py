@@ -36,6 +36,8 @@ def aborted_rank(gone: Lost, states: ByRank[RankState], says: str) -> Finding:
     """The finding for a rank that aborted in a collective and left its stack, from the other ranks' collectives."""
     newest = states.found(lambda state: _latest_with(gone, state))
     if not newest:
+        if states.found(lambda state: state.latest):
+            says += "; it aborted in a collective with ranks of other domains, which are not compared here"
         return Finding(Cause.KILLED, says, (gone.rank,), gone.line)
     there = newest.among(rank for rank in newest if _is_beside(gone, newest[rank], states[rank]))
     elsewhere = newest.without(there)
@@ -206,10 +208,12 @@ def _left_out(gone: Lost, met: Issued, states: ByRank[RankState], says: str) -> 
 
 def _differ(gone: Lost, elsewhere: ByRank[Issued], states: ByRank[RankState], says: str) -> Finding:
     """The finding where it is not known which of the ranks left the common order."""
-    issued = elsewhere.first
-    says += "".join(f"; rank {rank} issued {one}" for rank, one in elsewhere.items())
-    parted = parted_stacks(gone, issued, states[elsewhere.ranks[0]])
+    rank, issued = elsewhere.ranks[0], elsewhere.first
+    says += "".join(f"; rank {other} issued {theirs}" for other, theirs in elsewhere.items())
+    parted = parted_stacks(gone, issued, states[rank])
     cause = call_or_collective(parted and parted.is_of_calls)
+    if parted and parted.is_of_calls:
+        says += f"; the calls are made at {parted.own} on rank {gone.rank} and at {parted.other} on rank {rank}"
     return Finding(cause, says, _all(gone, elsewhere), parted.line if parted else gone.line)
 
 

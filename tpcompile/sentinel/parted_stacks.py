@@ -20,6 +20,8 @@ class Parted:
 
     own: UserLine
     """That of the dead rank."""
+    other: UserLine
+    """That of the remaining rank."""
     line: UserLine
     """The one to report where either rank may be right: only one rank came there, or it is first in the program."""
     is_of_calls: bool
@@ -40,8 +42,10 @@ def parted_stacks(gone: Lost, issued: Issued, state: RankState) -> Parted | None
     is_own_known = _is_known(own, used)
     is_other_known = _is_known(other, used) or _came_round(issued, earlier)
     if is_own_known != is_other_known:
-        return Parted(mine[depth], other if is_own_known else own, is_of_calls)
-    return Parted(mine[depth], _first_in_program(own, other, _line_before(state, issued, depth)), is_of_calls)
+        line = other if is_own_known else own
+    else:
+        line = _first_in_program(own, other, _line_before(state, issued, depth))
+    return Parted(mine[depth], theirs[depth], line, is_of_calls)
 
 
 def _is_unlike(one: UserLine, other: UserLine) -> bool:
@@ -72,7 +76,7 @@ def _line_before(state: RankState, issued: Issued, depth: int) -> int:
 
 
 def _first_in_program(own: UserLine, other: UserLine, before: int) -> UserLine:
-    """The line that follows first on the line `before`; a smaller line is one of the next iteration."""
+    """The line that follows first on the line `before`; one that does not follow is of the next iteration."""
     if (own.file, own.function) != (other.file, other.function):
         return own
-    return min(own, other, key=lambda frame: (frame.line < before, frame.line))
+    return min(own, other, key=lambda frame: (frame.line <= before, frame.line < before, frame.line))
