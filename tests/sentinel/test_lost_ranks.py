@@ -96,16 +96,24 @@ def test_a_loop_that_ends_on_one_rank_earlier_shows_not_which_rank_is_right(
     assert (found.cause, found.ranks, found.line) == (Cause.CALL_COUNT, (0, 1), line(67))
 
 
-def test_calls_from_a_line_that_the_remaining_rank_never_came_to_are_the_line_to_look_at() -> None:
-    """Rank 1 alone tried again in halves, or rank 0 alone did not: both are the usual call, or not."""
-    earlier = [called_from(number, 76, 52, 29) for number in (1, 2, 3)]
-    here = state(0, *earlier, called_from(4, 76, 52, 29, done=False))
+@pytest.mark.parametrize(("num_steps", "odd"), [(0, (0, 1)), (1, (0, 1)), (2, (1,)), (3, (1,))])
+def test_a_call_that_no_other_rank_makes_is_added_where_the_others_go_on_with_equal_steps(
+    num_steps: int, odd: tuple[int, ...]
+) -> None:
+    """Rank 1 tried again in halves."""
+    earlier = [called_from(number, 76, 52, 29) for number in range(1, num_steps + 1)]
+    here = state(0, *earlier, called_from(num_steps + 1, 76, 52, 29, done=False))
     found = stuck(by_rank(here), aborted_at(83, 52, 29), before={})
     assert found is not None
-    assert (found.cause, found.ranks, found.line) == (Cause.CALL_COUNT, (0, 1), line(83))
-    calls = "made at /home/me/train.py:83 in step on rank 1 and at /home/me/train.py:76 in step on rank 0"
-    assert calls in found.observed
+    assert (found.cause, found.ranks) == (Cause.CALL_COUNT, odd)
     assert "left out" not in found.observed
+    if num_steps:
+        assert found.line == line(83)
+    if len(odd) == 1:
+        assert "from /home/me/train.py:83 in step, from which no other rank issues a collective" in found.observed
+    else:
+        calls = "made at /home/me/train.py:83 in step on rank 1 and at /home/me/train.py:76 in step on rank 0"
+        assert calls in found.observed
 
 
 def test_what_every_step_had_and_the_last_one_not_was_left_out_by_the_remaining_rank() -> None:
@@ -189,7 +197,7 @@ def test_a_rank_that_died_where_all_come_later_has_left_out_what_the_others_are_
     assert (found.cause, found.ranks, found.line) == (Cause.CALL_COUNT, (1,), line(7))
 
 
-def test_a_hook_below_a_usual_line_that_only_one_of_two_ranks_runs_may_be_due() -> None:
+def test_a_rank_that_died_in_a_hook_below_a_usual_line_has_left_out_nothing() -> None:
     def at(seq: int, number: int) -> Issued:
         return issued(seq, at=number).model_copy(update={"stack": (line(number),)})
 
@@ -198,7 +206,7 @@ def test_a_hook_below_a_usual_line_that_only_one_of_two_ranks_runs_may_be_due() 
     hook = Lost(1, "died", stack=(line(20), line(31)), aborted=True, is_final=True)
     found = stuck(states, hook, before={})
     assert found is not None
-    assert (found.cause, found.ranks, found.line) == (Cause.STUCK_COLLECTIVE, (0, 1), line(31))
+    assert (found.cause, found.ranks, found.line) == (Cause.STUCK_COLLECTIVE, (1,), line(31))
 
 
 @pytest.mark.parametrize(("from_line", "cause", "at"), [(8, Cause.CALL_COUNT, 8), (7, Cause.STUCK_COLLECTIVE, 30)])

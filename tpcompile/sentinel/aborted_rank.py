@@ -18,7 +18,7 @@ from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding, call_or_collective
 from tpcompile.sentinel.messages import Issued, RankState, place_of
 from tpcompile.sentinel.own_sequence import strangest
-from tpcompile.sentinel.parted_stacks import parted_stacks
+from tpcompile.sentinel.parted_stacks import Parted, parted_stacks
 from tpcompile.sentinel.repeated import Repeated, repeated_before
 from tpcompile.sentinel.situation import Lost
 
@@ -117,6 +117,9 @@ def _all_elsewhere(gone: Lost, newest: ByRank[Issued], states: ByRank[RankState]
         return _deviated(gone, odd, states, says)
     if all(_is_out_of_turn(gone, issued, states[rank]) for rank, issued in newest.items()):
         return _left_out(gone, newest.first, states, says)
+    new = states.among(newest).found(lambda state: _came_to_new_lines(gone, newest[state.rank], state))
+    if len(new) == len(newest):
+        return _added(gone, newest, new.first, says)
     return _differ(gone, newest, states, says)
 
 
@@ -174,6 +177,15 @@ def _is_out_of_turn(gone: Lost, newest: Issued, state: RankState) -> bool:
     return any(_has(gone, one) for one in steps) and not _is_end_of_loop(gone, newest, issued)
 
 
+def _came_to_new_lines(gone: Lost, newest: Issued, state: RankState) -> Parted | None:
+    """Where the dead rank left the repeated steps with which a rank goes on, for lines of its own; else None."""
+    issued = state.issued_in(newest.group)
+    steps = repeated_before(issued, issued.index(newest))
+    parted = parted_stacks(gone, newest, state)
+    goes_on = newest.place in [one.due(one.end).place for one in steps]
+    return parted if goes_on and parted and parted.is_own_new else None
+
+
 def _is_end_of_loop(gone: Lost, newest: Issued, issued: Sequence[Issued]) -> bool:
     """True when one rank repeats a part once more, and the other goes on: how often may depend on the data."""
     parts = repeated_before(issued, issued.index(newest))
@@ -204,6 +216,13 @@ def _left_out(gone: Lost, met: Issued, states: ByRank[RankState], says: str) -> 
         return Finding(Cause.STUCK_COLLECTIVE, says, (gone.rank,), gone.line)
     says += f", in call {met.call} of {met.region}, which rank {gone.rank} appears to have skipped"
     return Finding(Cause.CALL_COUNT, says, (gone.rank,), met.call_line)
+
+
+def _added(gone: Lost, others: ByRank[Issued], parted: Parted, says: str) -> Finding:
+    """The finding that blames the dead rank: as `parting` does, for a collective that no other rank issues."""
+    says += f", from {parted.line}, from which no other rank issues a collective"
+    says += f"; the remaining ranks issued {others.first} as in earlier steps"
+    return Finding(call_or_collective(parted.is_of_calls), says, (gone.rank,), parted.line)
 
 
 def _differ(gone: Lost, elsewhere: ByRank[Issued], states: ByRank[RankState], says: str) -> Finding:

@@ -24,6 +24,8 @@ class Parted:
     """That of the remaining rank."""
     line: UserLine
     """The one to report where either rank may be right: only one rank came there, or it is first in the program."""
+    is_own_new: bool
+    """No other rank issues collectives from where the dead rank was."""
     is_of_calls: bool
     """Both ranks are in the same line of a compiled function, which they call from different lines."""
 
@@ -45,7 +47,7 @@ def parted_stacks(gone: Lost, issued: Issued, state: RankState) -> Parted | None
         line = other if is_own_known else own
     else:
         line = _first_in_program(own, other, _line_before(state, issued, depth))
-    return Parted(mine[depth], theirs[depth], line, is_of_calls)
+    return Parted(mine[depth], theirs[depth], line, not is_own_known, is_of_calls)
 
 
 def _is_unlike(one: UserLine, other: UserLine) -> bool:
