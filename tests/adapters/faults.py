@@ -215,7 +215,7 @@ FAULTS = (
             ),
         ),
         cause="stuck in a collective",
-        ranks="rank 1 left out the collective there",
+        ranks=r"\(ranks 0-1\)",
     ),
     Fault(
         style=LLAMA,

@@ -36,7 +36,9 @@ class Case:
     threads: tuple[str, ...] = ()
     """Public issues that it stands for, each with the symptom in a few words."""
     ranks: tuple[int, ...] = ()
-    """Ranks that must be blamed; the fault is planted there."""
+    """Ranks on which the fault is planted."""
+    named: tuple[int, ...] = ()
+    """Ranks that must be named, where it cannot be known from outside which of them is wrong; empty for `ranks`."""
     marker: str = ""
     """Comment at the end of the line that must be blamed; empty where no line exists."""
     step: int = 0
@@ -55,6 +57,11 @@ class Case:
     """Seconds after which the case is a hang."""
     is_drawn: ClassVar[bool] = False
     """True for a program with parameters to draw, which `tpcompile faults run` runs only when it is named."""
+
+    @property
+    def blamed(self) -> tuple[int, ...]:
+        """Ranks that must be blamed."""
+        return self.named or self.ranks
 
     @property
     def source(self) -> Path:

@@ -165,9 +165,9 @@ def differences(case: Case, found: Found) -> list[str]:
     if found.cause != case.cause:
         expected = case.cause.value if case.cause else "nothing"
         wrong.append(f"cause is {found.cause.value!r}, not {expected!r}")
-    if sorted(found.ranks) != sorted(case.ranks):
+    if sorted(found.ranks) != sorted(case.blamed):
         blamed = ranks_text(found.ranks) or "none"
-        wrong.append(f"blames rank {blamed}, not {ranks_text(case.ranks)}")
+        wrong.append(f"blames rank {blamed}, not {ranks_text(case.blamed)}")
     if case.marker and not _is_blamed(case, found.line):
         expected = f"{case.source.name}:{ranks_text(case.blamed_lines())}"
         wrong.append(f"line is {_line_text(found.line)}, not {expected}")

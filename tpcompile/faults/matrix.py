@@ -91,7 +91,7 @@ def listing(rows: Sequence[Sequence[str]]) -> Table:
 
 def row_of(case: Case) -> tuple[str, str, str, str]:
     """The row of a case in a listing."""
-    expected = f"{case.cause.value} ({named_ranks(case.ranks)})" if case.cause else "nothing"
+    expected = f"{case.cause.value} ({named_ranks(case.blamed)})" if case.cause else "nothing"
     return case.name, case.what, expected, "\n".join(case.threads)
 
 

@@ -18,6 +18,7 @@ from tpcompile.sentinel.checks import failure_check, finding_check
 from tpcompile.sentinel.exited_ranks import lost_to_exited
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.hang import why_stuck
+from tpcompile.sentinel.messages import RankState
 from tpcompile.sentinel.protocol import Protocol
 from tpcompile.sentinel.situation import Situation
 from tpcompile.sentinel.snapshot import Snapshot
@@ -54,24 +55,27 @@ class Losses:
         """The finding that explains a communication error; tries for `_LOSS_S`."""
         if not is_of_communication(error):
             return None
-        stack = (line,) if line else ()
-        return _for_a_moment(lambda: self._dead() or self._exited(stack))
+        raised_at = stack_of(error) or ((line,) if line else ())
+        return _for_a_moment(lambda: self._dead(raised_at) or self._exited(raised_at))
 
     def soon(self) -> Finding | None:
         """The finding that names dead ranks; tries for `_LOSS_S`, since a process may still be ending."""
         return _for_a_moment(self._dead)
 
-    def _exited(self, stack: tuple[UserLine, ...]) -> Finding | None:
-        here = self._snapshot.state().model_copy(update={"stack": stack})
-        return lost_to_exited(self._protocol.left, here)
+    def _exited(self, raised_at: tuple[UserLine, ...]) -> Finding | None:
+        return lost_to_exited(self._protocol.left, self._state_at(raised_at))
 
-    def _dead(self) -> Finding | None:
+    def _state_at(self, stack: tuple[UserLine, ...]) -> RankState:
+        """The state of this rank where it raised: its main thread has left the program meanwhile."""
+        return self._snapshot.state().model_copy(update={"stack": stack})
+
+    def _dead(self, raised_at: tuple[UserLine, ...] = ()) -> Finding | None:
         others = set(self._log.members) - self._protocol.left.keys() - {self._log.rank}
         absent = absences(self._log, others)
         lost = self._protocol.asking.lost(absent)
         if not lost:
             return None
-        here = self._snapshot.state()
+        here = self._state_at(raised_at) if raised_at else self._snapshot.state()
         may_live = [rank for rank, found in absent.items() if found.may_live]
         states = self._log.ask(may_live, timeout_s=_ANSWER_S) if may_live else {}
         return why_stuck(Situation(ByRank({**states, here.rank: here}), before={}, lost=lost))
@@ -90,6 +94,15 @@ def _for_a_moment(look: Callable[[], Finding | None]) -> Finding | None:
 def line_of(error: BaseException) -> UserLine | None:
     """Innermost line of the user's code in the traceback."""
     return _innermost(traceback.extract_tb(error.__traceback__))
+
+
+def stack_of(error: BaseException) -> tuple[UserLine, ...]:
+    """The user's frames where an exception was raised, outermost first, with the callers of all frames it left."""
+    if error.__traceback__ is None:
+        return ()
+    callers = flight.user_stack(error.__traceback__.tb_frame.f_back)
+    frames = traceback.extract_tb(error.__traceback__)
+    return (*callers, *known(flight.user_line(frame.filename, frame.lineno or 0, frame.name) for frame in frames))
 
 
 def _innermost(frames: Sequence[traceback.FrameSummary]) -> UserLine | None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-from tpcompile.sentinel.messages import Key
+from tpcompile.sentinel.messages import Issued, Key
+
+_RECENT = 12
+"""Last collectives that are searched for a deviation from the common order."""
 
 
 def surprise(keys: Sequence[Key], place: int, elsewhere: Iterable[int]) -> int:
@@ -24,3 +27,24 @@ def _num_common_before(keys: Sequence[Key], place: int, other: int) -> int:
     """Length of the common run of collectives before two places."""
     pairs = zip(reversed(keys[:place]), reversed(keys[:other]), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def strangest(issued: Sequence[Issued]) -> Issued | None:
+    """The most unusual of the last collectives; None when all are usual.
+
+    It is compared with earlier and later places: what ends the first step also ends the later ones.
+    """
+    keys = [one.key for one in issued]
+    places = range(1, len(keys))
+    surprises = {place: surprise(keys, place, {*places} - {place}) for place in places[-_RECENT:]}
+    if _ends_with_something_new(issued):
+        last = places[-1]
+        surprises[last] = max(surprises[last], 1)
+    most = max(surprises, key=lambda place: (surprises[place], place), default=0)
+    return issued[most] if surprises.get(most) else None
+
+
+def _ends_with_something_new(issued: Sequence[Issued]) -> bool:
+    """True when the rank is in a collective that it never issued before."""
+    *before, last = [one.key for one in issued]
+    return len(before) > 1 and last not in before and not issued[-1].is_done

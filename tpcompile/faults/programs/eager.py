@@ -132,7 +132,7 @@ def hook(context: Context) -> None:
         forward(context.randn(8, 16)).backward()
 
 
-@fault(Cause.COLLECTIVE_SIZES, _SIZES, marker="# fault: split sizes", step=2, on_gpus=False)
+@fault(Cause.COLLECTIVE_SIZES, _SIZES, marker="# fault: split sizes", step=2, named=(0, 1), on_gpus=False)
 def eager_split_sizes(context: Context) -> None:
     """Rank 1 expects different split sizes than rank 0 sends, in an eager all-to-all at step 2."""
     layer = _layer(context)
