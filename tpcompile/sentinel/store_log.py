@@ -30,6 +30,7 @@ from tpcompile.evidence.records import Frozen
 from tpcompile.ranks.liveness import this_host
 from tpcompile.ranks.store import RankStore
 from tpcompile.sentinel.counter_samples import Counted
+from tpcompile.sentinel.deadlock import Seen
 from tpcompile.sentinel.messages import Announcement, CompilePost, Entry, Position, RankState
 from tpcompile.sentinel.process import Process
 from tpcompile.sentinel.variants import Ran
@@ -171,16 +172,20 @@ class StoreLog:
         """The answers that came in time, by rank."""
         return _published(self._count(1).under(f"state/{ask}"), ranks, RankState.model_validate, timeout_s=timeout_s)
 
-    def other_domains(self, states: Mapping[int, RankState]) -> dict[int, RankState]:
-        """Publish these states to other domains; returns those of their waiting ranks."""
-        others = set[int]().union(*(state.waits_with for state in states.values())) - set(self.members)
-        if not others:
+    def other_domains(self, states: Mapping[int, RankState]) -> dict[int, Seen]:
+        """Publish these states to other domains if one waits for them; returns those that it waits for.
+
+        These may wait for ranks of a further domain, and so on: all of them are returned.
+        """
+        wanted = _waited_for(states.values()) - set(self.members)
+        if not wanted:
             return {}
-        self._count(len(states) + 1)
+        number = self._count(len(states) + 2).count("published")
         board: RankStore = self._clients.all.under(self._board)
         for rank, state in states.items():
-            board.put(str(rank), state.model_dump(mode="json"))
-        return _published(board, others, RankState.model_validate)
+            seen = Seen(state=state, number=number, domain=self.members)
+            board.put(str(rank), seen.model_dump(mode="json"))
+        return _reachable(board, wanted, set(self.members))
 
     def store(self, prefix: str) -> RankStore:
         """A client under its own prefix, for one exchange."""
@@ -193,6 +198,21 @@ def _published(
     """What these ranks have written under their rank as key."""
     found, _ = store.gather({rank: str(rank) for rank in ranks}, timeout_s=timeout_s)
     return {rank: load(value) for rank, value in found.items()}
+
+
+def _waited_for(states: Iterable[RankState]) -> set[int]:
+    return set[int]().union(*(state.waits_with for state in states))
+
+
+def _reachable(board: RankStore, wanted: set[int], known: set[int]) -> dict[int, Seen]:
+    """What `wanted` ranks have published, and those that they wait for; not the `known` ones."""
+    found: dict[int, Seen] = {}
+    while wanted:
+        news = _published(board, wanted, Seen.model_validate)
+        found |= news
+        known = known | wanted
+        wanted = _waited_for(seen.state for seen in news.values()) - known
+    return found
 
 
 def _ran_key(*, is_all: bool) -> str:

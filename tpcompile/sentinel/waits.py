@@ -21,11 +21,13 @@ class Wait(NamedTuple):
 
 def waits_of(situation: Situation) -> list[Wait]:
     """All waits, by rank."""
-    found = []
-    for rank, state in situation.now.items():
-        what, targets = _awaited(state, situation)
-        found += [Wait(rank, target, what) for target in targets]
-    return found
+    return [wait for rank in situation.now for wait in waits_of_rank(rank, situation)]
+
+
+def waits_of_rank(rank: int, situation: Situation) -> list[Wait]:
+    """The waits of one rank."""
+    what, targets = _awaited(situation.now[rank], situation)
+    return [Wait(rank, target, what) for target in targets]
 
 
 def mutual_waits(situation: Situation) -> list[tuple[Wait, Wait]]:
