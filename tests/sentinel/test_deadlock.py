@@ -205,3 +205,26 @@ def test_stages_with_programs_of_their_own_blame_no_rank() -> None:
     finding = found(*more)
     assert finding is not None
     assert finding.ranks == (1, 2, 3)
+
+
+@pytest.mark.parametrize("fewer", [2, 3])
+def test_of_two_ranks_that_parted_in_the_first_step_none_is_blamed(fewer: int) -> None:
+    """One of them is in the backward where the other is in one more forward: either may be wrong."""
+    more = 5 - fewer
+    parted = [
+        rank_at(more, done_in(TP[2], 1, at=22), done_in(TP[2], 2, at=22), waits_in(TP[2], 3, at=44)),
+        rank_at(fewer, done_in(TP[2], 1, at=22), done_in(TP[2], 2, at=44), p2p=peer("send", 1, at=46)),
+    ]
+    finding = found(rank_at(0, p2p=peer("recv", 2)), rank_at(1, p2p=peer("send", fewer)), *parted)
+    assert finding is not None
+    assert finding.ranks == (2, 3)
+    assert "train.py:22" in finding.observed and "train.py:44" in finding.observed
+
+
+def test_lines_of_stages_that_run_programs_of_their_own_are_not_compared() -> None:
+    """Stages log over all ranks, each from its own line."""
+    logs = [done_in(WORLD, at=100 + rank // 2, age_s=12.0) for rank in range(4)]
+    stages = [one.model_copy(update={"issued": (logs[one.rank], *one.issued)}) for one in pipeline()]
+    finding = found(*stages)
+    assert finding is not None
+    assert finding.ranks == (1, 2, 3)

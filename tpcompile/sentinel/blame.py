@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.sentinel.finding import Finding
+from tpcompile.sentinel.finding import Finding, first_finding
 from tpcompile.sentinel.messages import RankState
 from tpcompile.sentinel.order import left_the_order
 from tpcompile.sentinel.own_sequence import surprise
-from tpcompile.sentinel.parting import parting
+from tpcompile.sentinel.parting import parting_by_evidence
 
 
-def who_deviated(states: ByRank[RankState], ranks: Collection[int]) -> Finding | None:
-    """The finding that blames some of `ranks`, or a rank that they wait for; None where nothing decides."""
-    return left_the_order(states) or parting(states) or _own_order(states.among(ranks))
+def who_deviated(domains: Sequence[ByRank[RankState]], ranks: Collection[int]) -> Finding | None:
+    """The finding that blames some of `ranks`, or a rank of their domains; None where nothing tells them apart.
+
+    Ranks of one domain run the same program, so the numbers and lines of their collectives are compared.
+    """
+    everyone = ByRank({rank: state for domain in domains for rank, state in domain.items()})
+    here = [domain for domain in domains if not domain.keys().isdisjoint(ranks)]
+    return left_the_order(everyone) or first_finding(parting_by_evidence, here) or _own_order(everyone.among(ranks))
 
 
 def _own_order(states: ByRank[RankState]) -> Finding | None:

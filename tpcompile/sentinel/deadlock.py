@@ -52,7 +52,7 @@ class Deadlock:
             self._ring, self._since = here, numbers
             return None
         has_stayed = all(numbers[rank] >= self._since[rank] + _LATER_ANSWERS for rank in ranks)
-        return _finding(ring, seen.map(lambda one: one.state)) if ring and has_stayed else None
+        return _finding(ring, seen) if ring and has_stayed else None
 
 
 def waits_among(seen: ByRank[Seen]) -> list[Wait]:
@@ -71,7 +71,7 @@ def _ending_waits_of(rank: int, seen: ByRank[Seen]) -> Situation | None:
 
 
 def _situation(seen: ByRank[Seen]) -> Situation:
-    states = seen.map(lambda one: one.state)
+    states = seen.map(_state)
     return Situation(states, before=states, lost=ByRank[Lost]({}))
 
 
@@ -129,16 +129,21 @@ def _place(state: RankState) -> tuple[object, ...]:
     return state.waits_at, state.p2p, state.calling, issued and issued.id, sorted(numbers.items()), calls, stack
 
 
-def _finding(ring: tuple[Wait, ...], states: ByRank[RankState]) -> Finding:
+def _finding(ring: tuple[Wait, ...], seen: ByRank[Seen]) -> Finding:
     says = "; ".join(f"rank {wait.rank} waits {wait.what}" for wait in ring)
     ranks = tuple(sorted({wait.rank for wait in ring}))
+    states = seen.map(_state)
     details = tuple(map(describe, states.values()))
-    explained = who_deviated(states, ranks)
+    domains = [states.among(ranks) for ranks in seen.groups(lambda one: one.domain)]
+    explained = who_deviated(domains, ranks)
     if explained is not None:
         return replace(explained, observed=f"{explained.observed}; {says}", details=details)
-    return Finding(
-        Cause.STUCK_COLLECTIVE, f"each rank waits for the next one: {says}", ranks, _line(states.among(ranks)), details
-    )
+    observed = f"each rank waits for the next one: {says}"
+    return Finding(Cause.STUCK_COLLECTIVE, observed, ranks, _line(states.among(ranks)), details)
+
+
+def _state(one: Seen) -> RankState:
+    return one.state
 
 
 def _line(states: ByRank[RankState]) -> UserLine | None:

@@ -8,13 +8,14 @@ from a line that no other rank uses was added; one that usually follows was left
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import differ, first
 from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding, call_or_collective, first_finding
 from tpcompile.sentinel.history import History, groups_used
@@ -29,8 +30,13 @@ def parting(states: Mapping[int, RankState]) -> Finding | None:
     return first_finding(lambda group: parting_in(History(states, group)), groups_used(states))
 
 
-def parting_in(history: History) -> Finding | None:
-    """The first difference in one group."""
+def parting_by_evidence(states: Mapping[int, RankState]) -> Finding | None:
+    """The same, and all ranks to blame where no evidence tells which of them left the common order."""
+    return first_finding(lambda group: parting_in(History(states, group), _by_evidence), groups_used(states))
+
+
+def parting_in(history: History, otherwise: Callable[[_Numbered], Finding] | None = None) -> Finding | None:
+    """The first difference in one group; `otherwise` judges it where no rank left its own sequence."""
     all_numbers = map(partial(_Numbered, history), history.numbers)
     unlike = [numbered for numbered in all_numbers if numbered.is_unlike]
     if not unlike:
@@ -38,7 +44,7 @@ def parting_in(history: History) -> Finding | None:
     oldest = history.numbers[0]
     if unlike[0].number == oldest > 1:
         return None  # they diverged earlier: since then numbers are shifted
-    return first_finding(_by_own_sequence, unlike) or _by_number(_first_unlike(unlike))
+    return first_finding(_by_own_sequence, unlike) or (otherwise or _by_number)(_first_unlike(unlike))
 
 
 def _by_own_sequence(numbered: _Numbered) -> Finding | None:
@@ -48,6 +54,15 @@ def _by_own_sequence(numbered: _Numbered) -> Finding | None:
 
 def _by_number(numbered: _Numbered) -> Finding:
     return _finding(numbered, numbered.alone() or numbered.here.unlike_most(_key))
+
+
+def _by_evidence(numbered: _Numbered) -> Finding:
+    here = numbered.here
+    odd = numbered.alone() or here.unlike_majority(_key)
+    if odd:
+        return _finding(numbered, odd)
+    says = "; ".join(f"{named_ranks(ranks)} issued {here[ranks[0]]}" for ranks in here.groups(_key))
+    return Finding(Cause.STUCK_COLLECTIVE, f"the ranks parted: {says}", here.ranks, here.first.line)
 
 
 @dataclass(frozen=True)
