@@ -132,6 +132,15 @@ def test_a_rank_that_has_issued_what_is_waited_for_is_no_part_of_a_ring() -> Non
     assert ring(rank_at(0, done_in(DP[0]), waits_in(TP[0], 2)), rank_at(2, waits_in(DP[2]))) == []
 
 
+@pytest.mark.parametrize("more", [{"p2p": peer("recv", 1)}, {"calling": TP[0]}, {}], ids=["receives", "tp", "unknown"])
+def test_a_collective_in_flight_while_the_rank_waits_for_a_different_one_is_no_wait(more: dict[str, object]) -> None:
+    """Rank 0 left an all-reduce over dp in flight, and waits for rank 1, which runs its own code."""
+    asynchronous = [waits_in(DP[0], age_s=8.0), *([] if "p2p" in more else [waits_in(TP[0], 2)])]
+    states = rank_at(0, *asynchronous, **more), rank_at(2, waits_in(WORLD, op="barrier"))
+    assert ring(*states, rank_at(1, blocked=False)) == []
+    assert ring(*states) == [], "rank 1 has published nothing"
+
+
 def test_a_ring_counts_once_every_rank_answered_again_without_having_moved() -> None:
     deadlock, states = Deadlock(), barrier_too_early()
     for number in (1, 2):

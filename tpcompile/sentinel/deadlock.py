@@ -117,7 +117,18 @@ def _is_held(state: RankState) -> bool:
         return False
     if state.waits_at is not None:
         return True
-    return not state.compiles and bool(state.blocked or state.p2p or state.calling)
+    return not state.compiles and (state.p2p is not None or _is_in_collective(state))
+
+
+def _is_in_collective(state: RankState) -> bool:
+    """True for a main thread that waits in the collective in flight, or before it can issue one.
+
+    Of collectives of several groups in flight it may wait for any one, and may have issued the others asynchronously.
+    """
+    groups = {issued.group for issued in state.in_flight}
+    if state.calling:
+        return groups <= {state.calling}
+    return state.blocked and len(groups) == 1
 
 
 def _place(state: RankState) -> tuple[object, ...]:

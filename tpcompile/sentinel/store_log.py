@@ -13,7 +13,9 @@
     raised                  the first rank that raised an exception
     closed/<rank>           set when a rank that raised sends nothing more
     run_dir                 directory of the reports
+    terminated/<rank>       when a rank received SIGTERM, Unix time
     waiting/<n>/<rank>      shared by all domains: state of a rank that waits for ranks of a different domain
+    waiting/<n>/problem     shared by all domains: the first problem for which a domain ends the job
 
 Calls of compiled code write no key; the timer writes `ran` and `counted`. A position is (region, call, index),
 see `progress`.
@@ -26,7 +28,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from tpcompile.evidence.records import Frozen
+from tpcompile.evidence.records import Check, Frozen
 from tpcompile.ranks.liveness import this_host
 from tpcompile.ranks.store import RankStore
 from tpcompile.sentinel.counter_samples import Counted
@@ -154,6 +156,30 @@ class StoreLog:
         """True when a rank that raised sends nothing more."""
         return bool(self._count(1).peek(f"closed/{rank}"))
 
+    def say_terminated(self, at_s: float) -> None:
+        """Publish when this rank received SIGTERM."""
+        self._count(1).put(f"terminated/{self.rank}", at_s)
+
+    def terminated_at(self, rank: int) -> float | None:
+        """When a rank received SIGTERM; None if it did not, or could not publish it."""
+        found: float | None = self._count(1).peek(f"terminated/{rank}")
+        return found
+
+    def say_problem(self, problem: Check) -> None:
+        """Publish to all domains why the job ends, unless a domain has done so."""
+        self._shared(1).put_first("problem", problem.model_dump(mode="json"))
+
+    def first_problem(self) -> Check | None:
+        """Why a domain ends the job; None while none does."""
+        found = self._shared(1).peek("problem")
+        return Check.model_validate(found) if found is not None else None
+
+    def _shared(self, operations: int) -> RankStore:
+        """A client under the prefix that all domains share."""
+        self._count(operations)
+        board: RankStore = self._clients.all.under(self._board)
+        return board
+
     def run_dir(self, wanted: str) -> str:
         """Directory of all ranks' reports: `wanted` of the first rank that calls this."""
         return str(self._count(1).put_first("run_dir", wanted))
@@ -181,7 +207,7 @@ class StoreLog:
         if not wanted:
             return {}
         number = self._count(len(states) + 2).count("published")
-        board: RankStore = self._clients.all.under(self._board)
+        board = self._shared(0)
         for rank, state in states.items():
             seen = Seen(state=state, number=number, domain=self.members)
             board.put(str(rank), seen.model_dump(mode="json"))

@@ -41,9 +41,9 @@ def _awaited(state: RankState, situation: Situation) -> tuple[str, Sequence[int]
     """What a rank waits for, and the ranks without which the wait does not end."""
     others = situation.now.without([state.rank])
     if state.waits_at is not None:
-        return f"for it at {state.waits_at}", others.where(lambda theirs: theirs.waits_at != state.waits_at).ranks
-    if state.p2p is not None and state.rank in situation.in_p2p:
-        return f"in {state.p2p}", [state.p2p.peer]
+        return f"for the other ranks at {state.waits_at}", others.where(lambda theirs: theirs.waits_at != state.waits_at).ranks
+    if state.p2p is not None:  # not for a collective that is in flight meanwhile
+        return f"in {state.p2p}", [state.p2p.peer] if state.rank in situation.in_p2p else []
     if state.rank in situation.stuck:
         issued = situation.stuck[state.rank]
         late = others.where(lambda theirs: theirs.may_come_to(issued.group, issued.seq))
