@@ -41,7 +41,8 @@ def _awaited(state: RankState, situation: Situation) -> tuple[str, Sequence[int]
     """What a rank waits for, and the ranks without which the wait does not end."""
     others = situation.now.without([state.rank])
     if state.waits_at is not None:
-        return f"for the other ranks at {state.waits_at}", others.where(lambda theirs: theirs.waits_at != state.waits_at).ranks
+        late = others.where(lambda theirs: theirs.waits_at != state.waits_at)
+        return f"for the other ranks at {state.waits_at}", late.ranks
     if state.p2p is not None:  # not for a collective that is in flight meanwhile
         return f"in {state.p2p}", [state.p2p.peer] if state.rank in situation.in_p2p else []
     if state.rank in situation.stuck:
