@@ -230,6 +230,33 @@ def test_of_two_ranks_that_parted_in_the_first_step_none_is_blamed(fewer: int) -
     assert "train.py:22" in finding.observed and "train.py:44" in finding.observed
 
 
+def micro_batches(*, step: int, last: int) -> list[Issued]:
+    """Collectives of a stage: in each step the forward of some micro batches, then as many backwards."""
+    lines = ([22] * step + [44] * step) * 2 + [22] * last + [44]
+    return [done_in(TP[2], seq, at=at, age_s=90.0 - seq) for seq, at in enumerate(lines, 1)]
+
+
+@pytest.mark.parametrize("odd", [2, 3])
+@pytest.mark.parametrize("last", [1, 3], ids=["one fewer", "one more"])
+def test_a_rank_whose_loop_runs_unlike_in_its_earlier_steps_is_named(odd: int, last: int) -> None:
+    usual, unusual = micro_batches(step=2, last=2), micro_batches(step=2, last=last)
+    parted = [rank_at(5 - odd, *usual, waits_in(TP[2], 90)), rank_at(odd, *unusual, p2p=peer("send", 1))]
+    finding = found(rank_at(0, p2p=peer("recv", 2)), rank_at(1, p2p=peer("send", odd)), *parted)
+    assert finding is not None
+    assert finding.ranks == (odd,)
+
+
+def test_a_loop_that_ends_for_the_first_time_is_no_deviation() -> None:
+    """Rank 3 runs one micro batch more than rank 2, or rank 2 one fewer."""
+    parted = [
+        rank_at(2, *micro_batches(step=0, last=3)[:4], waits_in(TP[2], 5, at=44)),
+        rank_at(3, *micro_batches(step=0, last=4)[:4], p2p=peer("send", 1)),
+    ]
+    finding = found(rank_at(0, p2p=peer("recv", 2)), rank_at(1, p2p=peer("send", 3)), *parted)
+    assert finding is not None
+    assert finding.ranks == (2, 3)
+
+
 def test_lines_of_stages_that_run_programs_of_their_own_are_not_compared() -> None:
     """Stages log over all ranks, each from its own line."""
     logs = [done_in(WORLD, at=100 + rank // 2, age_s=12.0) for rank in range(4)]
