@@ -12,12 +12,18 @@ from tpcompile.evidence.records.causes import Cause
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_out_of_step_with_its_data_parallel_peer_is_named(tmp_path: Path) -> None:
-    done = torchrun([ROOT / "tests/sentinel/two_domains.py"], nproc=4, cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("program", "rank", "code"),
+    [("two_domains.py", 3, "dist.all_gather("), ("barrier_too_early.py", 2, "dist.barrier()  # too early")],
+)
+def test_a_rank_that_is_out_of_step_with_its_data_parallel_peer_is_named(
+    tmp_path: Path, program: str, rank: int, code: str
+) -> None:
+    done = torchrun([ROOT / "tests/sentinel" / program], nproc=4, cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     verdicts = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/verdict.json")]
     red = [check for verdict in verdicts for check in verdict["checks"] if check["status"] == "fail"]
     assert red, done.stderr
     for check in red:
-        assert (check["cause"], check["ranks"]) == (Cause.STUCK_COLLECTIVE.value, [3])
-        assert check["line"]["code"].startswith("dist.all_gather(")
+        assert (check["cause"], check["ranks"]) == (Cause.STUCK_COLLECTIVE.value, [rank])
+        assert check["line"]["code"].startswith(code)

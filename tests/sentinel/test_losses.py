@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from tests.sentinel.test_hang import issued, line, state
+from tpcompile.evidence.records import Check
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel import exception_cause
 from tpcompile.sentinel.asking import Asking, Limits
+from tpcompile.sentinel.checks import finding_check
 from tpcompile.sentinel.events import Absence
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import RankState
@@ -52,3 +54,41 @@ def test_a_rank_that_lives_and_did_something_else_is_to_blame(monkeypatch: pytes
 def test_where_all_that_live_did_the_same_the_sizes_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     found = finding(monkeypatch, HERE.model_copy(update={"rank": 0}))
     assert (found.cause, found.ranks) == (Cause.COLLECTIVE_SIZES, (2,))
+
+
+def at_sigterm(
+    monkeypatch: pytest.MonkeyPatch, *, theirs_s: float | None, problem: Check | None = None
+) -> tuple[Check, tuple[int, ...]] | None:
+    """What rank 1 reports on SIGTERM at time 100, where rank 2 is dead and received one at `theirs_s`."""
+
+    def absences(_: Any, ranks: Collection[int]) -> dict[int, Absence]:
+        return {rank: Absence("dead" if rank == 2 else "running") for rank in sorted(ranks)}
+
+    monkeypatch.setattr(exception_cause, "absences", absences)
+    monkeypatch.setattr(exception_cause, "_LOSS_S", 0.0)
+    monkeypatch.setattr(exception_cause.time, "time", lambda: 100.0)
+    log: Any = SimpleNamespace(
+        members=(0, 1, 2), rank=1, ask=lambda ranks, *, timeout_s: {}, say_terminated=lambda at_s: None,
+        terminated_at=lambda rank: theirs_s, first_problem=lambda: problem,
+    )  # fmt: skip
+    protocol: Any = SimpleNamespace(left={}, asking=Asking(1, Limits(), Progress(lambda _: None)))
+    return exception_cause.Losses(log, protocol, SimpleNamespace(state=lambda: HERE)).at_sigterm()  # type: ignore[arg-type]
+
+
+def test_ranks_that_end_at_the_same_sigterm_were_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As all ranks when the time of a job is over."""
+    assert at_sigterm(monkeypatch, theirs_s=99.95) is None
+
+
+@pytest.mark.parametrize("theirs_s", [None, 97.0], ids=["killed", "terminated alone"])
+def test_a_rank_that_died_before_the_sigterm_is_named(monkeypatch: pytest.MonkeyPatch, theirs_s: float | None) -> None:
+    found = at_sigterm(monkeypatch, theirs_s=theirs_s)
+    assert found is not None
+    assert (found[0].cause, found[0].ranks, found[1]) == (Cause.KILLED, (2,), (2,))
+
+
+def test_a_problem_that_ends_the_job_in_a_different_domain_explains_the_sigterm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = finding_check(Finding(Cause.STUCK_COLLECTIVE, "rank 5 waits", (5,), line(60)))
+    assert at_sigterm(monkeypatch, theirs_s=99.95, problem=problem) == (problem, ())

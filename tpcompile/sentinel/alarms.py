@@ -15,16 +15,25 @@ from tpcompile.sentinel.store_log import StoreLog
 class Alarms:
     """Raises the alarms of one rank."""
 
-    def __init__(self, log: StoreLog, *, session: CaptureSession, progress: Progress, snapshot: Snapshot) -> None:
+    def __init__(
+        self, log: StoreLog, session: CaptureSession, progress: Progress, snapshot: Snapshot, *, ends_job: bool
+    ) -> None:
         self._log, self._session, self._progress, self._snapshot = log, session, progress, snapshot
+        self._ends_job = ends_job
 
     def of_compile(self, action: RaiseAlarm) -> None:
         """Raise the alarm that the ranks compiled different code at this position."""
         self._tell(Alarm(key=action.position.key, position=action.position))
 
     def of_finding(self, action: RaiseFinding) -> None:
-        """Raise the alarm that the ranks cannot continue."""
-        self.once(finding_check(action.finding), action.finding.gone)
+        """Raise the alarm that the ranks cannot continue.
+
+        Ranks of other domains lose their connections when this job ends, and then know why.
+        """
+        problem = finding_check(action.finding)
+        if self._ends_job and not action.finding.is_loss:
+            self._log.say_problem(problem)
+        self.once(problem, action.finding.gone)
 
     def of_one_rank(self, action: RaiseOneRank) -> None:
         """Raise the alarm that only this rank compiled at this position."""

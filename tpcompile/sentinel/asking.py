@@ -13,6 +13,7 @@ from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.sentinel.deadlock import Deadlock, Seen
 from tpcompile.sentinel.describe import describe
 from tpcompile.sentinel.events import Absence, Answers
 from tpcompile.sentinel.finding import Finding
@@ -49,6 +50,7 @@ class Asking:
         self._left: dict[int, RankState] = {}
         """Ranks that had left when this rank asked."""
         self._silent_since: dict[int, float] = {}
+        self._deadlock, self._rounds = Deadlock(), 0
         self._ticks, self._moved_at_s = -1, 0.0
         self._interval_s, self._next_at_s = _FIRST_S, 0.0
         self._tell_after_s = _TELL_AFTER_S
@@ -90,8 +92,16 @@ class Asking:
         if lost:
             self._next_at_s = answers.now_s + _FIRST_S  # a rank is given up after a time, not after a number of rounds
         before, self._before = self._before, states
-        situation = Situation(states, before=before, lost=lost, other_domains=answers.other_domains)
-        return why_stuck(situation) or self._late(states, answers.now_s)
+        beside = {rank: seen.state for rank, seen in answers.other_domains.items()}
+        situation = Situation(states, before=before, lost=lost, other_domains=beside)
+        ring = self._deadlock.find(self._everyone(states, answers))
+        return why_stuck(situation) or ring or self._late(states, answers.now_s)
+
+    def _everyone(self, states: ByRank[RankState], answers: Answers) -> ByRank[Seen]:
+        """The ranks of this domain, with the number of this round, and those of other domains."""
+        self._rounds += 1
+        here = states.map(lambda state: Seen(state=state, number=self._rounds, domain=states.ranks))
+        return ByRank({**answers.other_domains, **here})
 
     def news(self, states: Mapping[int, RankState], now_s: float) -> str:
         """A log line on the ranks this one waits for, at growing intervals; empty in between."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tpcompile.evidence.records import Check, Frozen, UserLine
 from tpcompile.sentinel.counter_samples import Counted
+from tpcompile.sentinel.deadlock import Seen
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import Announcement, CompilePost, Position, RankState
 from tpcompile.sentinel.variants import Ran
@@ -126,8 +127,8 @@ class Answers:
     now_s: float
     states: Mapping[int, RankState]
     absent: Mapping[int, Absence]
-    other_domains: Mapping[int, RankState] = field(default_factory=dict)
-    """Waiting ranks of other domains. Their states may be old; the collectives they issued remain valid."""
+    other_domains: Mapping[int, Seen] = field(default_factory=dict)
+    """Ranks of other domains that wait. Their states may be old; the collectives they issued remain valid."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ from tpcompile.torch_api import watching
 
 _LOSS_S = 1.5
 _POLL_S = 0.05
+_SAME_SIGNAL_S = 1.0
+"""A rank that alone received SIGTERM ends later than this, after it looked for `_LOSS_S` for dead ranks."""
 _ANSWER_S = 1.0
 """Short, since ranks that are alive may have failed too and be about to leave."""
 _OF_COMMUNICATION = ("Connection", "gloo", "NCCL", "closed by peer", "Socket")
@@ -41,6 +43,9 @@ class Losses:
     def problem(self, error: BaseException, compiles: Sequence[CompileRecord]) -> tuple[Check, tuple[int, ...]]:
         """(what is wrong, ranks that have ended): a rank whose end caused it, else the exception itself."""
         line = line_of(error)
+        elsewhere = self._log.first_problem() if is_of_communication(error) else None
+        if elsewhere is not None:
+            return elsewhere, ()
         found = self.behind(error, line)
         if found is not None:
             return finding_check(found), found.gone
@@ -58,9 +63,24 @@ class Losses:
         raised_at = stack_of(error) or ((line,) if line else ())
         return _for_a_moment(lambda: self._dead(raised_at) or self._exited(raised_at))
 
-    def soon(self) -> Finding | None:
-        """The finding that names dead ranks; tries for `_LOSS_S`, since a process may still be ending."""
-        return _for_a_moment(self._dead)
+    def at_sigterm(self) -> tuple[Check, tuple[int, ...]] | None:
+        """Why this rank has received SIGTERM: a problem of other ranks, or ranks that died before.
+
+        Tries for `_LOSS_S`, since a process may still be ending. None where all ranks received it, as when the job's
+        time is over.
+        """
+        at_s = time.time()
+        self._log.say_terminated(at_s)
+        elsewhere = self._log.first_problem()
+        if elsewhere is not None:
+            return elsewhere, ()
+        found = _for_a_moment(lambda: self._dead(is_no_cause=lambda rank: self._got_it_too(rank, at_s)))
+        return (finding_check(found), found.gone) if found is not None else None
+
+    def _got_it_too(self, rank: int, at_s: float) -> bool:
+        """True for a rank that received the same SIGTERM: the launcher sends it to one process after the other."""
+        theirs_s = self._log.terminated_at(rank)
+        return theirs_s is not None and theirs_s > at_s - _SAME_SIGNAL_S
 
     def _exited(self, raised_at: tuple[UserLine, ...]) -> Finding | None:
         return lost_to_exited(self._protocol.left, self._state_at(raised_at))
@@ -69,10 +89,13 @@ class Losses:
         """The state of this rank where it raised: its main thread has left the program meanwhile."""
         return self._snapshot.state().model_copy(update={"stack": stack})
 
-    def _dead(self, raised_at: tuple[UserLine, ...] = ()) -> Finding | None:
+    def _dead(
+        self, raised_at: tuple[UserLine, ...] = (), *, is_no_cause: Callable[[int], bool] = lambda _: False
+    ) -> Finding | None:
         others = set(self._log.members) - self._protocol.left.keys() - {self._log.rank}
         absent = absences(self._log, others)
-        lost = self._protocol.asking.lost(absent)
+        ended = self._protocol.asking.lost(absent)
+        lost = ended.without([rank for rank in ended if is_no_cause(rank)])
         if not lost:
             return None
         here = self._state_at(raised_at) if raised_at else self._snapshot.state()

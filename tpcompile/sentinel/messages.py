@@ -286,9 +286,11 @@ class RankState(Frozen):
 
     @property
     def waits_with(self) -> set[int]:
-        """All ranks of the groups of its collectives in flight."""
-        groups = [self.members.get(issued.group, ()) for issued in self.in_flight]
-        return set().union(*groups)
+        """Its peer, and all ranks of the groups of its collectives, in flight or about to be issued."""
+        names = [issued.group for issued in self.in_flight]
+        if self.p2p is None:
+            return set[int]().union(*(self.members.get(name, ()) for name in [*names, self.calling]))
+        return {self.p2p.peer}.union(*(self.members.get(name, ()) for name in names))
 
     def issued_in(self, group: str) -> tuple[Issued, ...]:
         """Its last collectives of a group, oldest first."""

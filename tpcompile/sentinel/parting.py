@@ -8,13 +8,14 @@ from a line that no other rank uses was added; one that usually follows was left
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import differ, first
 from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding, call_or_collective, first_finding
 from tpcompile.sentinel.history import History, groups_used
@@ -29,8 +30,23 @@ def parting(states: Mapping[int, RankState]) -> Finding | None:
     return first_finding(lambda group: parting_in(History(states, group)), groups_used(states))
 
 
+def parting_by_evidence(states: Mapping[int, RankState]) -> Finding | None:
+    """The same, and all ranks to blame where no evidence tells which of them left the common order."""
+    return first_finding(
+        lambda group: _first_parting(History(states, group), _by_repeated_sequence, _by_evidence), groups_used(states)
+    )
+
+
 def parting_in(history: History) -> Finding | None:
     """The first difference in one group."""
+    return _first_parting(history, _by_own_sequence, _by_number)
+
+
+def _first_parting(
+    history: History,
+    by_sequence: Callable[[_Numbered], Finding | None],
+    otherwise: Callable[[_Numbered], Finding],
+) -> Finding | None:
     all_numbers = map(partial(_Numbered, history), history.numbers)
     unlike = [numbered for numbered in all_numbers if numbered.is_unlike]
     if not unlike:
@@ -38,7 +54,7 @@ def parting_in(history: History) -> Finding | None:
     oldest = history.numbers[0]
     if unlike[0].number == oldest > 1:
         return None  # they diverged earlier: since then numbers are shifted
-    return first_finding(_by_own_sequence, unlike) or _by_number(_first_unlike(unlike))
+    return first_finding(by_sequence, unlike) or otherwise(_first_unlike(unlike))
 
 
 def _by_own_sequence(numbered: _Numbered) -> Finding | None:
@@ -46,8 +62,23 @@ def _by_own_sequence(numbered: _Numbered) -> Finding | None:
     return _finding(numbered, odd) if odd else None
 
 
+def _by_repeated_sequence(numbered: _Numbered) -> Finding | None:
+    """The same, but a collective that is new to a rank is no deviation: a loop may have ended for the first time."""
+    odd = numbered.deviating(is_repeated=True)
+    return _finding(numbered, odd) if odd else None
+
+
 def _by_number(numbered: _Numbered) -> Finding:
     return _finding(numbered, numbered.alone() or numbered.here.unlike_most(_key))
+
+
+def _by_evidence(numbered: _Numbered) -> Finding:
+    here = numbered.here
+    odd = here.unlike_majority(_key)  # a line that the others do not use may be one that they have not reached
+    if odd:
+        return _finding(numbered, odd)
+    says = "; ".join(f"{named_ranks(ranks)} issued {here[ranks[0]]}" for ranks in here.groups(_key))
+    return Finding(Cause.STUCK_COLLECTIVE, f"the ranks parted: {says}", here.ranks, here.first.line)
 
 
 @dataclass(frozen=True)
@@ -64,6 +95,12 @@ class _Part:
         keys = [self.of_rank[number].key for number in sorted(self.of_rank) if number <= self.number]
         here = len(keys) - 1
         return surprise(keys, here, range(here)) > 0
+
+    @cached_property
+    def is_repeated(self) -> bool:
+        """True when the rank issued this collective before."""
+        wanted = self.of_rank[self.number].key
+        return any(issued.key == wanted for number, issued in self.of_rank.items() if number < self.number)
 
     @cached_property
     def times(self) -> int:
@@ -94,9 +131,9 @@ class _Numbered:
         """The collective of each rank, to compare with those of other numbers."""
         return tuple(self.here.map(_key).items())
 
-    def deviating(self) -> tuple[int, ...]:
-        """Ranks that deviate from their own sequence, if not all ranks do."""
-        return self._parts.some(lambda part: part.deviates)
+    def deviating(self, *, is_repeated: bool = False) -> tuple[int, ...]:
+        """Ranks that deviate from their own sequence, if not all ranks do; only with a repeated collective if asked."""
+        return self._parts.some(lambda part: part.deviates and (part.is_repeated or not is_repeated))
 
     def alone(self, *, at_most: int = _KEPT) -> tuple[int, ...]:
         """Ranks that issued it at most so often, from a line that no other rank uses; none if all ranks did."""

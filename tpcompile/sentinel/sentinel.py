@@ -133,7 +133,7 @@ class Sentinel:
             say_raising=self._say_raising,
             on_compile=lambda compile_: self._safely(lambda: refused.on_compile(compile_)),
         )  # fmt: skip
-        self._alarms = Alarms(self.log, session=self.session, progress=self._progress, snapshot=self._snapshot)
+        self._alarms = Alarms(self.log, self.session, self._progress, self._snapshot, ends_job=policy == "stop")
         self._losses = Losses(self.log, self.protocol, self._snapshot)
         self.listener = Listener(self.log, self._on)
         self._timer = Timer(self._on, terminated=self._terminated, ends=self.log.close_client)
@@ -376,17 +376,17 @@ class Sentinel:
         """Handle SIGTERM: torchrun ends the job, usually because a rank died. Does not return."""
         try:
             if self.is_active and self.shutdown.exit_code is None:
-                self._blame_lost()
+                self._tell_why()
         except RuntimeError as error:
             logger.debug("cannot find out which rank died: the store cannot be reached ({})", error)
         finally:
             self.shutdown.terminated(128 + SIGTERM)
 
-    def _blame_lost(self) -> None:
-        found = self._losses.soon()
+    def _tell_why(self) -> None:
+        found = self._losses.at_sigterm()
         if found is not None:
             known = len(self.findings)
-            self._alarms.of_finding(ev.RaiseFinding(found))
+            self._alarms.once(*found)
             self.wait_for_finding(known)
 
 

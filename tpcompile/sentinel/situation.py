@@ -109,6 +109,8 @@ class Situation:
         return p2p is not None and p2p.peer in self.now and p2p == self._then(state).p2p
 
     def _is_calling(self, state: RankState) -> bool:
+        if state.p2p is not None:
+            return False  # it names a group, too, and waits for its peer only
         then = self._then(state)
         here = state.calling, state.stack, len(state.issued)
         return bool(state.calling) and here == (then.calling, then.stack, len(then.issued))

@@ -13,7 +13,9 @@
     raised                  the first rank that raised an exception
     closed/<rank>           set when a rank that raised sends nothing more
     run_dir                 directory of the reports
+    terminated/<rank>       when a rank received SIGTERM, Unix time
     waiting/<n>/<rank>      shared by all domains: state of a rank that waits for ranks of a different domain
+    waiting/<n>/problem     shared by all domains: the first problem for which a domain ends the job
 
 Calls of compiled code write no key; the timer writes `ran` and `counted`. A position is (region, call, index),
 see `progress`.
@@ -26,10 +28,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from tpcompile.evidence.records import Frozen
+from tpcompile.evidence.records import Check, Frozen
 from tpcompile.ranks.liveness import this_host
 from tpcompile.ranks.store import RankStore
 from tpcompile.sentinel.counter_samples import Counted
+from tpcompile.sentinel.deadlock import Seen
 from tpcompile.sentinel.messages import Announcement, CompilePost, Entry, Position, RankState
 from tpcompile.sentinel.process import Process
 from tpcompile.sentinel.variants import Ran
@@ -153,6 +156,30 @@ class StoreLog:
         """True when a rank that raised sends nothing more."""
         return bool(self._count(1).peek(f"closed/{rank}"))
 
+    def say_terminated(self, at_s: float) -> None:
+        """Publish when this rank received SIGTERM."""
+        self._count(1).put(f"terminated/{self.rank}", at_s)
+
+    def terminated_at(self, rank: int) -> float | None:
+        """When a rank received SIGTERM; None if it did not, or could not publish it."""
+        found: float | None = self._count(1).peek(f"terminated/{rank}")
+        return found
+
+    def say_problem(self, problem: Check) -> None:
+        """Publish to all domains why the job ends, unless a domain has done so."""
+        self._shared(1).put_first("problem", problem.model_dump(mode="json"))
+
+    def first_problem(self) -> Check | None:
+        """Why a domain ends the job; None while none does."""
+        found = self._shared(1).peek("problem")
+        return Check.model_validate(found) if found is not None else None
+
+    def _shared(self, operations: int) -> RankStore:
+        """A client under the prefix that all domains share."""
+        self._count(operations)
+        board: RankStore = self._clients.all.under(self._board)
+        return board
+
     def run_dir(self, wanted: str) -> str:
         """Directory of all ranks' reports: `wanted` of the first rank that calls this."""
         return str(self._count(1).put_first("run_dir", wanted))
@@ -171,16 +198,20 @@ class StoreLog:
         """The answers that came in time, by rank."""
         return _published(self._count(1).under(f"state/{ask}"), ranks, RankState.model_validate, timeout_s=timeout_s)
 
-    def other_domains(self, states: Mapping[int, RankState]) -> dict[int, RankState]:
-        """Publish these states to other domains; returns those of their waiting ranks."""
-        others = set[int]().union(*(state.waits_with for state in states.values())) - set(self.members)
-        if not others:
+    def other_domains(self, states: Mapping[int, RankState]) -> dict[int, Seen]:
+        """Publish these states to other domains if one waits for them; returns those that it waits for.
+
+        These may wait for ranks of a further domain, and so on: all of them are returned.
+        """
+        wanted = _waited_for(states.values()) - set(self.members)
+        if not wanted:
             return {}
-        self._count(len(states) + 1)
-        board: RankStore = self._clients.all.under(self._board)
+        number = self._count(len(states) + 2).count("published")
+        board = self._shared(0)
         for rank, state in states.items():
-            board.put(str(rank), state.model_dump(mode="json"))
-        return _published(board, others, RankState.model_validate)
+            seen = Seen(state=state, number=number, domain=self.members)
+            board.put(str(rank), seen.model_dump(mode="json"))
+        return _reachable(board, wanted, set(self.members))
 
     def store(self, prefix: str) -> RankStore:
         """A client under its own prefix, for one exchange."""
@@ -193,6 +224,21 @@ def _published(
     """What these ranks have written under their rank as key."""
     found, _ = store.gather({rank: str(rank) for rank in ranks}, timeout_s=timeout_s)
     return {rank: load(value) for rank, value in found.items()}
+
+
+def _waited_for(states: Iterable[RankState]) -> set[int]:
+    return set[int]().union(*(state.waits_with for state in states))
+
+
+def _reachable(board: RankStore, wanted: set[int], known: set[int]) -> dict[int, Seen]:
+    """What `wanted` ranks have published, and those that they wait for; not the `known` ones."""
+    found: dict[int, Seen] = {}
+    while wanted:
+        news = _published(board, wanted, Seen.model_validate)
+        found |= news
+        known = known | wanted
+        wanted = _waited_for(seen.state for seen in news.values()) - known
+    return found
 
 
 def _ran_key(*, is_all: bool) -> str:

@@ -21,11 +21,13 @@ class Wait(NamedTuple):
 
 def waits_of(situation: Situation) -> list[Wait]:
     """All waits, by rank."""
-    found = []
-    for rank, state in situation.now.items():
-        what, targets = _awaited(state, situation)
-        found += [Wait(rank, target, what) for target in targets]
-    return found
+    return [wait for rank in situation.now for wait in waits_of_rank(rank, situation)]
+
+
+def waits_of_rank(rank: int, situation: Situation) -> list[Wait]:
+    """The waits of one rank."""
+    what, targets = _awaited(situation.now[rank], situation)
+    return [Wait(rank, target, what) for target in targets]
 
 
 def mutual_waits(situation: Situation) -> list[tuple[Wait, Wait]]:
@@ -39,9 +41,10 @@ def _awaited(state: RankState, situation: Situation) -> tuple[str, Sequence[int]
     """What a rank waits for, and the ranks without which the wait does not end."""
     others = situation.now.without([state.rank])
     if state.waits_at is not None:
-        return f"for it at {state.waits_at}", others.where(lambda theirs: theirs.waits_at != state.waits_at).ranks
-    if state.p2p is not None and state.rank in situation.in_p2p:
-        return f"in {state.p2p}", [state.p2p.peer]
+        late = others.where(lambda theirs: theirs.waits_at != state.waits_at)
+        return f"for the other ranks at {state.waits_at}", late.ranks
+    if state.p2p is not None:  # not for a collective that is in flight meanwhile
+        return f"in {state.p2p}", [state.p2p.peer] if state.rank in situation.in_p2p else []
     if state.rank in situation.stuck:
         issued = situation.stuck[state.rank]
         late = others.where(lambda theirs: theirs.may_come_to(issued.group, issued.seq))
