@@ -51,9 +51,7 @@ def aborted_rank(gone: Lost, states: ByRank[RankState], says: str) -> Finding:
 def _latest_with(gone: Lost, state: RankState) -> Issued | None:
     """The last collective of a rank; None for one in which the dead rank takes no part."""
     issued = state.latest
-    if issued is None:
-        return None
-    members = state.members.get(issued.group, (gone.rank,))
+    members = state.members.get(issued.group, (gone.rank,)) if issued else ()
     return issued if gone.rank in members else None
 
 
@@ -179,11 +177,15 @@ def _is_out_of_turn(gone: Lost, newest: Issued, state: RankState) -> bool:
 
 def _came_to_new_lines(gone: Lost, newest: Issued, state: RankState) -> Parted | None:
     """Where the dead rank left the repeated steps with which a rank goes on, for lines of its own; else None."""
+    parted = parted_stacks(gone, newest, state)
+    is_new = parted is not None and parted.is_own_new
+    return parted if is_new and _goes_on_with_steps(newest, state) else None
+
+
+def _goes_on_with_steps(newest: Issued, state: RankState) -> bool:
     issued = state.issued_in(newest.group)
     steps = repeated_before(issued, issued.index(newest))
-    parted = parted_stacks(gone, newest, state)
-    goes_on = newest.place in [one.due(one.end).place for one in steps]
-    return parted if goes_on and parted and parted.is_own_new else None
+    return newest.place in [one.due(one.end).place for one in steps]
 
 
 def _is_end_of_loop(gone: Lost, newest: Issued, issued: Sequence[Issued]) -> bool:
@@ -212,8 +214,12 @@ def _deviated(gone: Lost, odd: ByRank[_Deviation], states: ByRank[RankState], sa
 def _left_out(gone: Lost, met: Issued, states: ByRank[RankState], says: str) -> Finding:
     """The finding that blames the dead rank: it was at a different line than the remaining ranks."""
     says += f"; the remaining ranks issued {met}"
-    if met.call_line is None or not _is_usual_place(gone, states):
-        return Finding(Cause.STUCK_COLLECTIVE, says, (gone.rank,), gone.line)
+    has_skipped = met.call_line is not None and _is_usual_place(gone, states)
+    otherwise = Finding(Cause.STUCK_COLLECTIVE, says, (gone.rank,), gone.line)
+    return _skipped(gone, met, says) if has_skipped else otherwise
+
+
+def _skipped(gone: Lost, met: Issued, says: str) -> Finding:
     says += f", in call {met.call} of {met.region}, which rank {gone.rank} appears to have skipped"
     return Finding(Cause.CALL_COUNT, says, (gone.rank,), met.call_line)
 

@@ -26,9 +26,10 @@ def who_deviated(domains: Sequence[ByRank[RankState]], ranks: Collection[int]) -
 def _own_order(states: ByRank[RankState]) -> Finding | None:
     """The finding for ranks that left their own earlier order, if not all did."""
     odd = states.some(deviates)
-    if not odd:
-        return None
-    here = states[odd[0]]
+    return _left_its_order(states[odd[0]], odd) if odd else None
+
+
+def _left_its_order(here: RankState, odd: tuple[int, ...]) -> Finding:
     says = f"rank {here.rank} left its own order of collectives with {here.latest}"
     return Finding(Cause.STUCK_COLLECTIVE, says, odd, here.latest.line if here.latest else here.line)
 
@@ -36,7 +37,5 @@ def _own_order(states: ByRank[RankState]) -> Finding | None:
 def deviates(state: RankState) -> bool:
     """True when a different collective, of any group, followed the same predecessors before."""
     in_order = sorted(state.issued, key=lambda issued: issued.age_s, reverse=True)
-    if state.latest is None:
-        return False
-    until = in_order.index(state.latest)
-    return surprise([issued.key for issued in in_order], until, range(until)) > 0
+    until = in_order.index(state.latest) if state.latest else 0
+    return until > 0 and surprise([issued.key for issued in in_order], until, range(until)) > 0

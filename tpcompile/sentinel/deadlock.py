@@ -17,7 +17,7 @@ from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel.blame import who_deviated
 from tpcompile.sentinel.describe import describe
 from tpcompile.sentinel.finding import Finding
-from tpcompile.sentinel.messages import RankState
+from tpcompile.sentinel.messages import RankState, place_of
 from tpcompile.sentinel.situation import Lost, Situation
 from tpcompile.sentinel.waits import Wait, waits_of_rank
 
@@ -84,12 +84,14 @@ def ring_of(waits: Iterable[Wait]) -> tuple[Wait, ...]:
 
 
 def _pair_in(waits: Mapping[int, Mapping[int, Wait]]) -> tuple[Wait, ...]:
-    pairs = ((a, b) for a in sorted(waits) for b in sorted(waits[a]) if a in waits.get(b, ()))
-    pair = first(pairs)
-    if pair is None:
-        return ()
-    a, b = pair
-    return (waits[a][b], waits[b][a])
+    pairs = (wait for rank in sorted(waits) for wait in _answered(rank, waits))
+    return first(pairs) or ()
+
+
+def _answered(rank: int, waits: Mapping[int, Mapping[int, Wait]]) -> list[tuple[Wait, Wait]]:
+    """Waits of this rank, each with the one of its target for this rank."""
+    mine = waits[rank]
+    return [(mine[to], waits[to][rank]) for to in sorted(mine) if rank in waits.get(to, ())]
 
 
 def _without_ends(waits: Mapping[int, Mapping[int, Wait]]) -> Mapping[int, Mapping[int, Wait]]:
@@ -100,23 +102,23 @@ def _without_ends(waits: Mapping[int, Mapping[int, Wait]]) -> Mapping[int, Mappi
 
 
 def _walk(waits: Mapping[int, Mapping[int, Wait]]) -> tuple[Wait, ...]:
-    if not waits:
-        return ()
+    ring = _closed_path(waits) if waits else []
+    return tuple(waits[here][there] for here, there in zip(ring, ring[1:] + ring[:1], strict=True))
+
+
+def _closed_path(waits: Mapping[int, Mapping[int, Wait]]) -> list[int]:
     path: list[int] = []
     rank = min(waits)
     while rank not in path:
         path.append(rank)
         rank = min(waits[rank])
-    ring = path[path.index(rank) :]
-    return tuple(waits[here][there] for here, there in zip(ring, [*ring[1:], ring[0]], strict=True))
+    return path[path.index(rank) :]
 
 
 def _is_held(state: RankState) -> bool:
     """True while the main thread cannot continue by itself, whatever time passes."""
-    if state.ended:
-        return False
-    if state.waits_at is not None:
-        return True
+    if state.ended or state.waits_at is not None:
+        return not state.ended
     return not state.compiles and (state.p2p is not None or _is_in_collective(state))
 
 
@@ -134,10 +136,9 @@ def _is_in_collective(state: RankState) -> bool:
 def _place(state: RankState) -> tuple[object, ...]:
     """What changes when a rank moves."""
     issued = state.blocked_in
-    numbers = {group: state.last_number(group) for group in state.groups}
-    calls = sorted(state.calls.items())
-    stack = [(frame.file, frame.line) for frame in state.stack]
-    return state.waits_at, state.p2p, state.calling, issued and issued.id, sorted(numbers.items()), calls, stack
+    numbers = sorted((group, state.last_number(group)) for group in state.groups)
+    held_in = state.waits_at, state.p2p, state.calling, issued and issued.id
+    return *held_in, numbers, sorted(state.calls.items()), place_of(state.stack)
 
 
 def _finding(ring: tuple[Wait, ...], seen: ByRank[Seen]) -> Finding:

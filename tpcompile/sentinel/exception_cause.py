@@ -121,10 +121,9 @@ def line_of(error: BaseException) -> UserLine | None:
 
 def stack_of(error: BaseException) -> tuple[UserLine, ...]:
     """The user's frames where an exception was raised, outermost first, with the callers of all frames it left."""
-    if error.__traceback__ is None:
-        return ()
-    callers = flight.user_stack(error.__traceback__.tb_frame.f_back)
-    frames = traceback.extract_tb(error.__traceback__)
+    raised = error.__traceback__
+    callers = flight.user_stack(raised.tb_frame.f_back) if raised else ()
+    frames = traceback.extract_tb(raised)
     return (*callers, *known(flight.user_line(frame.filename, frame.lineno or 0, frame.name) for frame in frames))
 
 

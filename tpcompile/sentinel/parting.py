@@ -75,8 +75,10 @@ def _by_number(numbered: _Numbered) -> Finding:
 def _by_evidence(numbered: _Numbered) -> Finding:
     here = numbered.here
     odd = here.unlike_majority(_key)  # a line that the others do not use may be one that they have not reached
-    if odd:
-        return _finding(numbered, odd)
+    return _finding(numbered, odd) if odd else _of_all(here)
+
+
+def _of_all(here: ByRank[Issued]) -> Finding:
     says = "; ".join(f"{named_ranks(ranks)} issued {here[ranks[0]]}" for ranks in here.groups(_key))
     return Finding(Cause.STUCK_COLLECTIVE, f"the ranks parted: {says}", here.ranks, here.first.line)
 

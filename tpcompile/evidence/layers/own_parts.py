@@ -31,17 +31,20 @@ Nodes = Mapping[str, Item]
 
 def own_parts(difference: Difference) -> Followed:
     """Nodes that take, or read, the part of this rank."""
-    places = difference.compile.coordinates()
-    if not _is_one_rank_each(places):
+    if not _is_one_rank_each(difference.compile.coordinates()):
         return Followed(difference.rows)
-    domain = _Domain([_by_name(nodes) for nodes in nodes_in(difference.items)], [place for (place,) in places])
-    rows = list(filter(domain.is_own, difference.rows))
+    rows = list(filter(_domain_of(difference).is_own, difference.rows))
     return difference.following(rows, f"{len(rows)} node(s) take each rank's own part of a tensor")
 
 
 def _is_one_rank_each(places: Groups) -> bool:
     """True where every group is one rank, and all ranks of the domain are there."""
     return sorted(places) == [(place,) for place in range(len(places))]
+
+
+def _domain_of(difference: Difference) -> _Domain:
+    graphs = list(map(_by_name, nodes_in(difference.items)))
+    return _Domain(graphs, [place for (place,) in difference.compile.coordinates()])
 
 
 def _by_name(nodes: Sequence[Item]) -> Nodes:
