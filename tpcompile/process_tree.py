@@ -162,12 +162,13 @@ def _sweep(launch_id: str) -> None:
 
 def _marked(launch_id: str) -> list[psutil.Process]:
     """Processes that carry the mark of this launch, also those whose parent has ended."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            if process.environ().get(LAUNCH_ID) == launch_id:
-                found.append(process)
-    return found
+    return [process for process in psutil.process_iter() if _environ_of(process).get(LAUNCH_ID) == launch_id]
+
+
+def _environ_of(process: psutil.Process) -> dict[str, str]:
+    with suppress(psutil.Error, OSError):
+        return process.environ()
+    return {}
 
 
 if __name__ == "__main__":

@@ -21,9 +21,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 def named_leaves(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Name -> leaf of positional and keyword arguments; descends into lists, tuples, dicts and dataclasses."""
     leaves: dict[str, Any] = {}
-    for index, value in enumerate(args):
-        leaves |= _walk(f"args[{index}]", value)
-    for name, value in kwargs.items():
+    for name, value in [*((f"args[{index}]", value) for index, value in enumerate(args)), *kwargs.items()]:
         leaves |= _walk(name, value)
     return leaves
 

@@ -42,12 +42,8 @@ class Leaf(NamedTuple):
 
 def leaves_of(args: tuple[Any, ...], kwargs: dict[str, Any], static: Collection[int | str]) -> list[Leaf]:
     """All values, in order."""
-    found: list[Leaf] = []
-    for index, value in enumerate(args):
-        found += _leaves(Leaf(index, "", value, index in static))
-    for name, value in kwargs.items():
-        found += _leaves(Leaf(name, "", value, name in static))
-    return found
+    given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    return [leaf for name, value in given for leaf in _leaves(Leaf(name, "", value, name in static))]
 
 
 def _leaves(leaf: Leaf) -> Iterator[Leaf]:

@@ -43,12 +43,9 @@ def source_lines(line: UserLine | None, *, indent: str = "") -> list[str]:
 
 def cause_lines(divergence: Divergence) -> list[str]:
     """Cause, step, and the guard on both sides, each where it is known."""
-    lines: list[str] = []
-    if divergence.cause != Cause.UNKNOWN:
-        lines.append(f"cause: {divergence.cause.value}")
-    if divergence.step is not None:
-        lines.append(f"step {divergence.step}")
-    return [*lines, *_guard_lines(divergence)]
+    cause = [] if divergence.cause == Cause.UNKNOWN else [f"cause: {divergence.cause.value}"]
+    step = [] if divergence.step is None else [f"step {divergence.step}"]
+    return [*cause, *step, *_guard_lines(divergence)]
 
 
 def _guard_lines(divergence: Divergence) -> Iterator[str]:

@@ -121,10 +121,14 @@ def _shape(node: Item) -> list[str]:
 
 def _parts_of(shape: list[str], num_parts: int) -> Iterator[tuple[int, list[str]]]:
     """(elements along the dimension, shape) of each form that one of so many equal parts can have; 1 for an index."""
-    for dim, size in enumerate(shape):
-        before, after = shape[:dim], shape[dim + 1 :]
-        of_part, rest = divmod(int(size), num_parts) if size.isdigit() else (0, 1)
-        if rest == 0:
-            yield of_part, [*before, str(of_part), *after]
-        if (of_part, rest) == (1, 0):
+    whole = str(num_parts)
+    for dim in _divisible(shape, num_parts):
+        before, size, after = shape[:dim], shape[dim], shape[dim + 1 :]
+        of_part = int(size) // num_parts
+        yield of_part, [*before, str(of_part), *after]
+        if size == whole:
             yield 1, [*before, *after]
+
+
+def _divisible(shape: list[str], num_parts: int) -> list[int]:
+    return [dim for dim, size in enumerate(shape) if size.isdigit() and int(size) % num_parts == 0]

@@ -94,10 +94,7 @@ def _first_lonely(step: Step, lonely: set[str]) -> int | None:
     """Number of the first collective of a compile that one rank issues in a group which no other rank uses."""
     issued = step.compiles.map(lambda compile_: compile_.issued)
     columns = zip(*issued.values(), strict=False)
-    for number, calls in enumerate(columns):
-        if _is_lonely(calls, lonely):
-            return number
-    return None
+    return next((number for number, calls in enumerate(columns) if _is_lonely(calls, lonely)), None)
 
 
 def _in_other_groups(logs: DomainLogs, step: Step, place: int) -> Divergence:
