@@ -138,10 +138,10 @@ LIVE = {
     "sleeps": (Cause.NEVER_ARRIVED, "sleeps"),
     "leaves out": (Cause.STUCK_COLLECTIVE, "summed"),
     "leaves out the last": (Cause.STUCK_COLLECTIVE, "summed"),
-    "aborts": (Cause.STUCK_COLLECTIVE, "larger"),
+    "aborts": (Cause.STUCK_COLLECTIVE, "summed"),
     "aborts in the next call": (Cause.EXTRA_COLLECTIVE, "larger"),
 }
-"""What rank 1 does -> cause, and the line to blame. In the last, rank 0 aborts: only what rank 1 issued is known."""
+"""What rank 1 does -> cause, and the line to blame. In the last two rank 0 aborts: what rank 1 issued is known, and its earlier calls."""
 
 
 @pytest.mark.timeout(120)
