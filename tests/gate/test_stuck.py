@@ -141,7 +141,7 @@ LIVE = {
     "aborts": (Cause.STUCK_COLLECTIVE, "summed"),
     "aborts in the next call": (Cause.EXTRA_COLLECTIVE, "larger"),
 }
-"""What rank 1 does -> cause, and the line to blame. In the last two rank 0 aborts: what rank 1 issued is known, and its earlier calls."""
+"""What rank 1 does -> cause, and the line to blame. In the last two gloo aborts rank 0."""
 
 
 @pytest.mark.timeout(120)
