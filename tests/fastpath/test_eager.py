@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.gpus import printed_by
 from tpcompile.errors import FastPathError
 from tpcompile.fastpath import ban_in_eager, fast_path, registry
 
@@ -146,6 +145,7 @@ def test_a_kernel_of_a_fast_path_is_refused_outside_of_it(launched: list[Any]) -
 ON_A_GPU = """
 import sys
 import torch, triton, triton.language as tl
+from tests.gpus import printed_by
 from tpcompile.errors import FastPathError
 from tpcompile.fastpath import ban_in_eager
 
@@ -169,13 +169,9 @@ print(one.item())
 
 @pytest.mark.gpu(1)
 def test_on_a_gpu_a_kernel_is_refused_before_its_launch_and_inductors_run(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(ON_A_GPU)
-    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=120, check=False)
-    *refused, value = ended.stdout.splitlines()
-    assert ended.returncode == 0, ended.stderr
+    *refused, value = printed_by(ON_A_GPU, tmp_path)
     assert value == "2.0"  # launched once, outside
-    assert len([line for line in refused if "double" in line and "program.py" in line]) == 2, ended.stdout
+    assert len([line for line in refused if "double" in line and "program.py" in line]) == 2, refused
 
 
 def test_the_kernel_that_ends_waits_for_a_refused_call_may_run() -> None:

@@ -14,6 +14,7 @@ from tpcompile.sentinel.deadlock import Deadlock, Seen, ring_of, waits_among
 from tpcompile.sentinel.events import Answers
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import COMPILING, RUNNING, WAITING, Issued, PointToPoint, Position, RankState
+from tpcompile.sentinel.order import left_the_order
 from tpcompile.sentinel.progress import Progress
 
 WORLD = "0 default_pg"
@@ -106,7 +107,7 @@ def test_a_ring_of_sends_and_receives_and_collectives_is_a_deadlock_without_a_ra
         rank_at(1, blocked=False),
         rank_at(1, p2p=peer("send", 2), activity=COMPILING, in_dynamo=True),
         rank_at(1, waits_in(DP[1]), blocked=False),
-        rank_at(1, ended="finished"),
+        rank_at(1, p2p=peer("send", 2), ended="finished"),
     ],
     ids=["own code", "compiles", "only its GPU waits", "has left"],
 )
@@ -264,3 +265,30 @@ def test_lines_of_stages_that_run_programs_of_their_own_are_not_compared() -> No
     finding = found(*stages)
     assert finding is not None
     assert finding.ranks == (1, 2, 3)
+
+
+def four_of_which(odd: Sequence[int], other: Issued, *more: Issued) -> dict[int, RankState]:
+    """Four ranks in an all-reduce of all ranks, `odd` ones in or after something else."""
+    usual = waits_in(WORLD)
+    return {rank: rank_at(rank, *((other, *more) if rank in odd else (usual,))) for rank in range(4)}
+
+
+def test_one_of_four_ranks_that_waits_in_a_different_collective_left_the_order() -> None:
+    finding = left_the_order(four_of_which([3], waits_in(WORLD, op="barrier", at=60)))
+    assert finding is not None and (finding.ranks, finding.line) == ((3,), line(60))
+
+
+def test_half_of_the_ranks_are_no_majority() -> None:
+    assert left_the_order(four_of_which([2, 3], waits_in(WORLD, op="barrier", at=60))) is None
+
+
+def test_a_rank_that_continued_after_the_difference_did_not_leave_the_order() -> None:
+    """As a stage of a pipeline that runs a program of its own."""
+    other = done_in(WORLD, op="all_gather", at=60)
+    assert left_the_order(four_of_which([3], other, waits_in(WORLD, 2))) is None
+
+
+def test_groups_without_a_description_have_no_common_role() -> None:
+    states = [rank_at(rank, waits_in("9 undefined" if rank == 3 else "8 undefined")) for rank in range(4)]
+    finding = left_the_order({one.rank: one for one in states})
+    assert finding is not None and finding.ranks == (3,)

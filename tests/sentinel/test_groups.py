@@ -14,7 +14,7 @@ from tests.sentinel.ranks import Ranks
 from tests.sentinel.test_hang import by_rank, issued, line, state, stuck
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel import hang
-from tpcompile.sentinel.messages import Issued, RankState
+from tpcompile.sentinel.messages import Issued, PointToPoint, RankState
 from tpcompile.sentinel.wrong_group import wrong_group
 from tpcompile.torch_api import compiler as compat
 
@@ -57,6 +57,9 @@ def test_a_rank_that_sets_up_its_other_group_waits_there_too() -> None:
     found = stuck(states)
     assert found is not None and found.cause == Cause.GROUP
     assert stuck(states, before={}) is None
+    receives = states[0].model_copy(update={"p2p": PointToPoint(op="recv", peer=1, line=line(10))})
+    found = stuck({**states, 0: receives})
+    assert found is None or found.cause != Cause.GROUP, "it waits for its peer, in whichever group"
 
 
 def test_groups_of_other_ranks_and_other_lines_are_no_such_mistake() -> None:

@@ -48,6 +48,23 @@ def test_ranks_in_a_collective_of_unlike_sizes_differ_unless_most_have_the_same(
         assert (found.cause, found.ranks, found.line) == (Cause.COLLECTIVE_SIZES, odd, line(30))
 
 
+def test_where_half_of_the_remaining_ranks_are_elsewhere_all_differ() -> None:
+    there = state(0, issued(1, done=False, at=30))
+    states = by_rank(there, *(state(rank, issued(1, done=False, at=40)) for rank in (2, 3, 4)))
+    found = stuck(states, aborted_at(30), before={})
+    assert found is not None
+    assert (found.cause, found.ranks) == (Cause.STUCK_COLLECTIVE, (1, 2, 3, 4))
+
+
+def test_a_line_of_its_own_is_added_only_where_all_others_go_on_with_their_steps() -> None:
+    steps = [issued(number, at=at) for number, at in enumerate([10, 20, 10, 20], start=1)]
+    goes_on = state(0, *steps, issued(5, done=False, at=10))
+    for other, odd in ((goes_on, (1,)), (state(2, issued(5, done=False, at=77)), (0, 1, 2))):
+        states = by_rank(goes_on, other.model_copy(update={"rank": 2}))
+        found = stuck(states, aborted_at(30), before={})
+        assert found is not None and found.ranks == odd
+
+
 def test_split_sizes_have_no_majority() -> None:
     states = by_rank(*(state(rank, issued(1, done=False, op="all_to_all", at=30)) for rank in (0, 2)))
     found = stuck(states, aborted_at(30), before={})

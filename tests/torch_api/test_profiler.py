@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
+from tests.gpus import printed_by
 from tpcompile.torch_api import profiler
 
 
@@ -81,9 +80,6 @@ dist.destroy_process_group()
 
 @pytest.mark.gpu(1)
 def test_of_a_region_a_copy_and_a_collective_the_ranges_are_no_kernels(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(ON_GPUS)
-    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 0, ended.stderr
-    kinds = [line.split()[0] for line in ended.stdout.splitlines()]
-    assert kinds[:2] == ["kernel", "copy"] and len(kinds) <= 3, ended.stdout  # a sum of one rank is a copy, or nothing
+    printed = printed_by(ON_GPUS, tmp_path)
+    kinds = [line.split()[0] for line in printed]
+    assert kinds[:2] == ["kernel", "copy"] and len(kinds) <= 3, printed  # a sum of one rank is a copy, or nothing

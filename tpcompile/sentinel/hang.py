@@ -14,7 +14,6 @@ from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
-from tpcompile.sentinel.blame import deviates
 from tpcompile.sentinel.describe import describe
 from tpcompile.sentinel.exited_ranks import waits_for_exited
 from tpcompile.sentinel.finding import Finding, first_finding
@@ -23,6 +22,7 @@ from tpcompile.sentinel.lost_ranks import lost_ranks
 from tpcompile.sentinel.messages import Issued, RankState
 from tpcompile.sentinel.one_sided_compile import Pair, one_sided_compile
 from tpcompile.sentinel.order import left_the_order
+from tpcompile.sentinel.own_sequence import surprise
 from tpcompile.sentinel.parting import parting, parting_in
 from tpcompile.sentinel.situation import Finder, Situation
 from tpcompile.sentinel.waits import Wait, mutual_waits
@@ -81,11 +81,18 @@ def _of_pair(situation: Situation, wait: Wait, back: Wait) -> Finding | None:
     if p2p is not None:
         return Finding(Cause.STUCK_COLLECTIVE, says, (p2p.peer,), p2p.line)
     pair = states.among([wait.rank, back.rank])
-    odd = pair.some(deviates) or pair.ranks
+    odd = pair.some(_deviates) or pair.ranks
     explained = left_the_order({**situation.other_domains, **states})
     if explained is not None:
         return replace(explained, observed=f"{explained.observed}; {says}")
     return parting(states) or Finding(Cause.STUCK_COLLECTIVE, says, odd, states[odd[0]].line)
+
+
+def _deviates(state: RankState) -> bool:
+    """True when a different collective, of any group, followed the same predecessors before."""
+    in_order = sorted(state.issued, key=lambda issued: issued.age_s, reverse=True)
+    until = in_order.index(state.latest) if state.latest else 0
+    return until > 0 and surprise([issued.key for issued in in_order], until, range(until)) > 0
 
 
 def crossed(situation: Situation) -> Finding | None:

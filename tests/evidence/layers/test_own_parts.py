@@ -32,11 +32,11 @@ def selected(index: int, of: int = 2) -> CompileRecord:
     return program(viewed, call("getitem", "%2", f"(Ellipsis, {index}, slice(None, None, None))", value=HALF))
 
 
-def chunked(index: int) -> CompileRecord:
+def chunked(index: int, then: str = "neg") -> CompileRecord:
     """Dynamo has a node for every part."""
     parts = [call("getitem", "%2", str(part), value="f32[8, 16][32, 1]cpu") for part in RANKS]
     takes = (call("chunk", "%1", "2", "-1", value="(f32[8, 16], f32[8, 16])"), *parts)
-    return compiled(WHOLE, *takes, call("neg", f"%{3 + index}", value=HALF), reduce("%5"))
+    return compiled(WHOLE, *takes, call(then, f"%{3 + index}", value=HALF), reduce("%5"))
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,17 @@ def test_the_part_of_each_rank_is_healthy_and_listed(ranks: list[CompileRecord])
          "swapped chunks", "three ranks, two parts", "different ops"],
 )  # fmt: skip
 def test_any_other_part_is_red(ranks: list[CompileRecord]) -> None:
+    found = between(*ranks)
+    assert any(one.is_red for one in found) and Cause.UNKNOWN not in {one.cause for one in found}
+
+
+def test_an_op_that_takes_no_part_is_red() -> None:
+    ranks = [program(call("mylib.draw", "%1", str(16 * rank), value=HALF)) for rank in RANKS]
+    assert any(one.is_red for one in between(*ranks))
+
+
+def test_different_ops_on_the_own_part_are_red() -> None:
+    ranks = [chunked(0), chunked(1, "relu")]
     assert any(one.is_red for one in between(*ranks))
 
 
