@@ -20,7 +20,7 @@ hang.py             a situation -> why the ranks do not progress: the first find
                     lost_ranks.py, exited_ranks.py, parting.py, wrong_group.py and one_sided_compile.py
                     over waits.py, own_sequence.py and region_lines.py
 aborted_rank.py     the stack of a rank that gloo aborted -> who is to blame, over parted_stacks.py and repeated.py
-deadlock.py         ranks of all domains -> a ring of ranks that wait for each other, and who left the order, over order.py
+deadlock.py         ranks of all domains -> a ring of ranks that wait for each other; over order.py: who left the order
 comparison.py       what ran on the ranks -> findings without a stuck rank, in split.py, variants.py and call_counts.py
 loop_counters.py    the counters around a call; counter_samples.py keeps them
 refused_kernels.py  custom ops and Triton kernels that may not run on a shard -> a finding each
