@@ -12,9 +12,10 @@ from tests.sentinel.test_hang import issued, line, state
 from tpcompile.evidence.records import Check
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel import exception_cause
+from tpcompile.sentinel.alarms import Alarms
 from tpcompile.sentinel.asking import Asking, Limits
 from tpcompile.sentinel.checks import finding_check
-from tpcompile.sentinel.events import Absence
+from tpcompile.sentinel.events import Absence, RaiseFinding
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import RankState
 from tpcompile.sentinel.progress import Progress
@@ -23,10 +24,10 @@ HERE = state(1, issued(1), issued(2, at=69), issued(3), issued(4, at=69))
 """It came to line 69 as the rank that aborted there did."""
 
 
-def finding(monkeypatch: pytest.MonkeyPatch, *others: RankState) -> Finding:
-    """What rank 1 of three finds, of which rank 2 aborted at line 69 and the others answer."""
+def finding(monkeypatch: pytest.MonkeyPatch, *others: RankState, here: RankState = HERE, at: int = 69) -> Finding:
+    """What rank 1 of three finds that raised at a line, where rank 2 aborted, and the others answer."""
     answers = {other.rank: other for other in others}
-    dead = Absence("dead", (line(69),), aborted=True)
+    dead = Absence("dead", (line(at),), aborted=True)
 
     def absences(_: Any, ranks: Collection[int]) -> dict[int, Absence]:
         return {rank: dead if rank == 2 else Absence("running") for rank in sorted(ranks)}
@@ -39,8 +40,8 @@ def finding(monkeypatch: pytest.MonkeyPatch, *others: RankState) -> Finding:
     log: Any = SimpleNamespace(members=(0, 1, 2), rank=1, ask=ask)
     asking = Asking(1, Limits(), Progress(lambda _: None))
     protocol: Any = SimpleNamespace(left={}, asking=asking)
-    snapshot: Any = SimpleNamespace(state=lambda: HERE)
-    found = exception_cause.Losses(log, protocol, snapshot).behind(RuntimeError("Connection closed by peer"), line(69))
+    snapshot: Any = SimpleNamespace(state=lambda: here)
+    found = exception_cause.Losses(log, protocol, snapshot).behind(RuntimeError("Connection closed by peer"), line(at))
     assert found is not None
     return found
 
@@ -54,6 +55,28 @@ def test_a_rank_that_lives_and_did_something_else_is_to_blame(monkeypatch: pytes
 def test_where_all_that_live_did_the_same_the_sizes_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     found = finding(monkeypatch, HERE.model_copy(update={"rank": 0}))
     assert (found.cause, found.ranks) == (Cause.COLLECTIVE_SIZES, (2,))
+
+
+def test_a_rank_that_raised_is_compared_where_it_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both waited in one line for collectives issued before; the main thread has left the program since."""
+    here = state(1, issued(1, at=55), issued(2, at=55, done=False), stack=(line(999),))
+    found = finding(monkeypatch, here=here, at=57)
+    assert (found.cause, found.ranks, found.line) == (Cause.COLLECTIVE_SIZES, (1, 2), line(55))
+
+
+@pytest.mark.parametrize(
+    ("ends_job", "cause", "told"),
+    [(True, Cause.STUCK_COLLECTIVE, 1), (False, Cause.STUCK_COLLECTIVE, 0), (True, Cause.KILLED, 0)],
+    ids=["stops", "warns", "a loss"],
+)
+def test_other_domains_are_told_why_this_one_ends_the_job(ends_job: bool, cause: Cause, told: int) -> None:
+    """A rank that died is the reason for all of them, and each sees it."""
+    said: list[Check] = []
+    log: Any = SimpleNamespace(say_problem=said.append, claim=lambda _: True, append=lambda *_, **__: None)
+    unused: Any = None
+    found = Finding(cause, "each rank waits", (0, 1), line(60))
+    Alarms(log, unused, unused, unused, ends_job=ends_job).of_finding(RaiseFinding(found))
+    assert len(said) == told
 
 
 def at_sigterm(
