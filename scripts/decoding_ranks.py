@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import time
 import zlib
@@ -219,6 +220,7 @@ class Theirs:
         self.notes = f"generate, compile mode {mode}"
         self._model, self._prompt, self._compiled = model, given.prompt, compiled
         self._cache = StaticCache(config=given.config, max_cache_len=given.length)
+        self._cache_argument = cache_argument(model)
 
     def generate(self, count: int) -> Tensor:
         """Prompt and new tokens."""
@@ -228,8 +230,8 @@ class Theirs:
             attention_mask=torch.ones_like(self._prompt),
             max_new_tokens=count,
             do_sample=False,
-            cache=self._cache,
             compile_config=self._compiled,
+            **{self._cache_argument: self._cache},
         )
 
     def capture(self) -> None:
@@ -238,6 +240,11 @@ class Theirs:
     def close(self) -> None:
         """Its graphs too hold the communicator, and the end of the process group would wait for them."""
         torch.compiler.reset()
+
+
+def cache_argument(model: Any) -> str:
+    """Name of the argument that takes a cache: `past_key_values` until transformers renamed it, after 5.17."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def _as_placed(full: Tensor, parameter: Tensor) -> Tensor:

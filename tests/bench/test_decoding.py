@@ -97,3 +97,18 @@ def test_memory_is_that_of_each_program_and_the_most_that_was_in_use() -> None:
         "memory, peak in GB: eager 8.25, ours 8.50; all hold 19.5 of 80.0 GB"
     )
     assert memory_line([{"name": "eager", "peak_gb": None}]) == "memory: not measured"
+
+
+class BeforeTheRename:
+    def forward(self, input_ids: object, past_key_values: object = None) -> None: ...
+
+
+class AfterTheRename:
+    def forward(self, input_ids: object, cache: object = None) -> None: ...
+
+
+@pytest.mark.parametrize(("model", "name"), [(BeforeTheRename(), "past_key_values"), (AfterTheRename(), "cache")])
+def test_a_cache_is_given_by_the_name_that_the_model_has_for_it(model: object, name: str) -> None:
+    from scripts.decoding_ranks import cache_argument
+
+    assert cache_argument(model) == name
