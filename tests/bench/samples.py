@@ -14,7 +14,7 @@ MACHINE = Machine(
 )  # fmt: skip
 FLOORS = Floors(
     gemm_tflops=800.0,
-    copy_gbytes_per_s=4000.0,
+    read_gbytes_per_s=4000.0,
     products=(Product(name="qkv", m=8, n=7680, k=5120, us=22.0, tflops=28.6),),
     all_reduces=(
         AllReduce(algorithm="default", size_bytes=4096, us=37.0),

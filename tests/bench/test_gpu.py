@@ -63,3 +63,13 @@ def test_energy_is_measured_or_the_run_says_why_not() -> None:
     for row in rows().values():
         assert row.power is not None and 50 < row.power.watts < 1.1 * row.power.limit_watts, row.name
         assert 0 < row.power.mhz <= row.power.most_mhz, row.name
+
+
+@pytest.mark.gpu(1)
+def test_the_kernel_that_reads_sees_all_elements() -> None:
+    import torch
+
+    from tpcompile.bench.reading import reader
+
+    source = torch.ones((1 << 28) + 3, device="cuda")
+    assert int(reader(source)().sum(dtype=torch.float64)) == source.numel()

@@ -25,6 +25,14 @@ def test_a_plot_has_the_programs_of_all_presets_with_their_ratios(tmp_path: Path
     assert shown == draw(tmp_path / "two.svg")
 
 
+def test_a_floor_that_a_program_beats_is_not_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert "wan14b_8: ms, floor 0.25 (dotted)" in draw(tmp_path / "plot.svg")
+    plot.write(report(measured([row("C", 0.2, 0.2)])), tmp_path / "beaten.svg")
+    shown = (tmp_path / "beaten.svg").read_text()
+    assert "wan14b_8: ms" in shown and "floor" not in shown
+
+
 def test_another_suffix_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"svg or \.png"):
         plot.check(tmp_path / "plot.pdf")

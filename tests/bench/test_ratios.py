@@ -43,6 +43,19 @@ def test_floor_and_compute_only_are_what_a_program_is_a_multiple_of() -> None:
     assert ratios.of_compute.value == 3.0
 
 
+@pytest.mark.parametrize("name", ["C:graphed", "compute:graphed", "hooks:graphed"])
+def test_a_floor_that_a_program_beats_is_none(name: str) -> None:
+    faster = row(name, 0.24, 0.24)
+    assert ratios_of(measured([C, faster]), C).of_floor.value is None
+    shown = text(C, faster)
+    assert f"no floor, {name} takes 0.24 ms: FLOPs 0.025 ms at 800 TFLOP/s, weights 0.25 ms at 4000 GB/s" in shown
+    assert "floor 0.25 ms" not in shown
+
+
+def test_a_program_with_different_outputs_beats_no_floor() -> None:
+    assert "floor 0.25 ms" in text(C, row("hooks", 0.1, 0.1, error_ratio=40.0))
+
+
 @pytest.mark.parametrize("error", [2.6, math.inf, math.nan, None])
 def test_outputs_that_differ_have_no_ratio_and_fail_the_run(error: float | None) -> None:
     wrong = row("C", 1.0, 2.0, error_ratio=error)

@@ -17,7 +17,8 @@ hf.py           Llama and Qwen3 of transformers under their own plan
 step.py         one call, timed
 power.py        the energy counter -> joules of a step, and whether the power limit holds the clock down
 profiled.py     events of the profiler -> kernels, launches, exposed communication
-floors.py       rates of this machine: matrix products, copies, all-reduces by size and algorithm
+floors.py       rates of this machine: matrix products, reads, all-reduces by size and algorithm
+reading.py      a kernel that reads memory, for the rate of reading
 bound.py        a block's FLOPs and bytes, and rates -> the floor
 ratios.py       times of rounds -> medians and ratios
 records.py      the report as records, JSON on disk

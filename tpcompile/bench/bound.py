@@ -45,7 +45,7 @@ def products(block: BlockConfig, tp: int) -> Iterator[Shape]:
 
 
 def bound(block: BlockConfig, *, tp: int, train: bool, tflops: float, gbytes_per_s: float) -> Bound:
-    """The larger of FLOPs at the GEMM rate and bytes of the weights at the rate of copies, on one rank."""
+    """The larger of FLOPs at the GEMM rate and bytes of the weights at the rate of reading, on one rank."""
     shapes = list(products(block, tp))
     passes = _PASSES_OF_TRAINING if train else 1
     per_block = sum(shape.flops for shape in shapes) + _attention_flops(block) / tp

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tpcompile.bench.ratios import differs, median_ms, ratios_of
+from tpcompile.bench.ratios import beats_floor, differs, median_ms, ratios_of
 from tpcompile.bench.records import Measured, Report, Role, Row
 from tpcompile.fusion import files
 from tpcompile.fusion.plot import FIXED, check_suffix, matplotlib_of
@@ -58,12 +58,15 @@ def _draw_times(axes: Any, measured: Measured) -> None:
     axes.barh(range(len(rows)), times, color=colors, height=0.75)
     for at, row in enumerate(rows):
         axes.text(median_ms(row), at, f" {_label(measured, row)}", verticalalignment="center")
-    axes.axvline(measured.bound.ms, color="black", linestyle=":", linewidth=1)
+    title = f"{measured.preset}: ms"
+    if beats_floor(measured) is None:
+        axes.axvline(measured.bound.ms, color="black", linestyle=":", linewidth=1)
+        title += f", floor {measured.bound.ms:.3g} (dotted)"
     axes.set_yticks(range(len(rows)), [row.name for row in rows])
     axes.set_xscale("log")
-    axes.set_xlim(measured.bound.ms / 1.5, 4 * max(times, default=measured.bound.ms))
+    axes.set_xlim(min([measured.bound.ms, *times]) / 1.5, 4 * max(times, default=measured.bound.ms))
     axes.invert_yaxis()
-    axes.set_title(f"{measured.preset}: ms, floor {measured.bound.ms:.3g} (dotted)", loc="left")
+    axes.set_title(title, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -76,12 +79,12 @@ def _label(measured: Measured, row: Row) -> str:
 
 
 def _draw_roofline(axes: Any, measured: Measured) -> None:
-    """Of one rank: what programs reach, under the measured rates of copies and matrix products."""
+    """Of one rank: what programs reach, under the measured rates of reading and of matrix products."""
     floors, least = measured.floors, measured.bound
     intensity = least.flops / least.weight_bytes
-    corner = floors.gemm_tflops * 1e3 / floors.copy_gbytes_per_s
+    corner = floors.gemm_tflops * 1e3 / floors.read_gbytes_per_s
     low, high = min(intensity, corner) / _AROUND, max(intensity, corner) * _AROUND
-    axes.plot([low, corner, high], [low * floors.copy_gbytes_per_s / 1e3, *[floors.gemm_tflops] * 2], color="black")
+    axes.plot([low, corner, high], [low * floors.read_gbytes_per_s / 1e3, *[floors.gemm_tflops] * 2], color="black")
     for row in _timed(measured):
         if row.role is not Role.MODE or row.name == "A":
             reached = least.flops / median_ms(row) / 1e9

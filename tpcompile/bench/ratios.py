@@ -90,6 +90,13 @@ def best_peer(measured: Measured) -> Row | None:
     return fastest(peers)
 
 
+def beats_floor(measured: Measured) -> Row | None:
+    """The fastest program that took less time than the floor, which then is none; what differs does not count."""
+    right = [row for row in measured.rows if not differs(row, measured.error_limit)]
+    row = fastest(right)
+    return row if row is not None and median_ms(row) < measured.bound.ms else None
+
+
 def fastest(rows: Sequence[Row]) -> Row | None:
     """By the median, of those that were measured."""
     timed = [row for row in rows if row.rounds_ms]
@@ -110,8 +117,9 @@ def _between(above: Row | None, below: Row | None, limit: float) -> Ratio:
 def _to_floor(measured: Measured, row: Row) -> Ratio:
     if differs(row, measured.error_limit):
         return Ratio(None, why_not=_difference(row, measured.error_limit))
-    floor_ms = measured.bound.ms
-    return _ratio([ms / floor_ms for ms in row.rounds_ms])
+    if beats_floor(measured) is not None:
+        return Ratio(None, why_not="-")
+    return _ratio([ms / measured.bound.ms for ms in row.rounds_ms])
 
 
 def _ratio(values: Sequence[float]) -> Ratio:

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from tpcompile.evidence.records.base import Frozen
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Role(StrEnum):
@@ -109,9 +109,9 @@ class Floors(Frozen):
     """Rates of this machine, measured before the programs are started."""
 
     gemm_tflops: float
-    """Of a large square matrix product in the dtype of the block."""
-    copy_gbytes_per_s: float
-    """Bytes read and bytes written."""
+    """Of the fastest matrix product in the dtype of the block: a large square one, or one of the block's own."""
+    read_gbytes_per_s: float
+    """Of a kernel that reads far more than a cache holds."""
     products: tuple[Product, ...] = ()
     all_reduces: tuple[AllReduce, ...] = ()
 
@@ -122,9 +122,9 @@ class Bound(Frozen):
     flops: float
     weight_bytes: int
     flops_ms: float
-    """At the rate of the large matrix product."""
+    """At the rate of the fastest matrix product."""
     bytes_ms: float
-    """At the rate of the copy."""
+    """At the rate of reading."""
 
     @property
     def ms(self) -> float:

@@ -139,7 +139,7 @@ class _Preset:
             return Step(None, None, none_measured)
         lost = self._measure()
         block, train = self._settings.block, self._settings.train
-        rates = {"tflops": floors.gemm_tflops, "gbytes_per_s": floors.copy_gbytes_per_s}
+        rates = {"tflops": floors.gemm_tflops, "gbytes_per_s": floors.read_gbytes_per_s}
         measured = Measured(
             preset=self._settings.preset,
             layers=block.num_layers,

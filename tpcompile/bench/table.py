@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from tpcompile.bench.ratios import Ratio, best_peer, differs, failures, median_ms, ratios_of, spread_ms
+from tpcompile.bench.ratios import Ratio, beats_floor, best_peer, differs, failures, median_ms, ratios_of, spread_ms
 from tpcompile.bench.records import Machine, Measured, Role, Row
 
 _TIMED = f"{'ms':>9}{'+-':>7}{'tokens/s':>10}"
@@ -88,9 +88,11 @@ def _power_lines(measured: Measured) -> Iterator[Text]:
 
 def _floor_lines(measured: Measured) -> Iterator[Text]:
     floors, least = measured.floors, measured.bound
+    faster = beats_floor(measured)
+    head = f"floor {least.ms:.4g} ms" if faster is None else f"no floor, {faster.name} takes {median_ms(faster):.4g} ms"
     yield Text(
-        f"floor {least.ms:.4g} ms: FLOPs {least.flops_ms:.4g} ms at {floors.gemm_tflops:.4g} TFLOP/s, "
-        f"weights {least.bytes_ms:.4g} ms at {floors.copy_gbytes_per_s:.4g} GB/s"
+        f"{head}: FLOPs {least.flops_ms:.4g} ms at {floors.gemm_tflops:.4g} TFLOP/s, "
+        f"weights {least.bytes_ms:.4g} ms at {floors.read_gbytes_per_s:.4g} GB/s"
     )
     products = ", ".join(f"{one.name} {one.us:.1f} ({one.tflops:.3g})" for one in floors.products)
     yield Text(f"products of a block, us (TFLOP/s): {products}")
