@@ -92,6 +92,9 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     path.write_text('{"cases": [{}]}')
     with pytest.raises(ConfigError, match="no baseline of the benchmark"):
         baseline.read(path)
+    path.write_text('{"schema_version": 1, "cases": []}')
+    with pytest.raises(ConfigError, match="version 1, whose floors are not those of version 2"):
+        baseline.read(path)
 
 
 def test_the_committed_figures_are_of_programs_that_there_are_each_in_one_region() -> None:

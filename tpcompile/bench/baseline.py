@@ -19,7 +19,8 @@ from tpcompile.errors import ConfigError
 from tpcompile.evidence.records.base import Frozen
 from tpcompile.fusion.diff import Change
 
-BASELINE_VERSION = 1
+BASELINE_VERSION = 2
+"""1 had multiples of a floor by the rate of a copy, which programs could beat."""
 TOLERANCE = 0.1
 """Times may grow by this share: ratios of one machine move by a few percent between runs."""
 
@@ -93,14 +94,20 @@ class Regression(Frozen):
 
 
 def read(path: Path) -> Baseline:
-    """Raises ConfigError for a file that is not there or no baseline."""
+    """Raises ConfigError for a file that is not there, no baseline, or of an older version."""
     try:
-        return Baseline.model_validate_json(path.read_text())
+        found = Baseline.model_validate_json(path.read_text())
     except FileNotFoundError:
         raise ConfigError(f"{path} is not there; make it with `tpcompile bench --write-baseline {path}`") from None
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"{path} is no baseline of the benchmark: {first['loc']}: {first['msg']}") from None
+    if found.schema_version != BASELINE_VERSION:
+        raise ConfigError(
+            f"{path} has version {found.schema_version}, whose floors are not those of version {BASELINE_VERSION}; "
+            f"measure it again with `tpcompile bench --write-baseline` and a new file"
+        )
+    return found
 
 
 def written(baseline: Baseline, report: Report) -> Baseline:
