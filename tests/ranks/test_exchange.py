@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import JsonValue
 
 from tests.gate.threads import CountingStore, on_threads, stores
 from tpcompile import config
@@ -90,11 +91,11 @@ def test_rank_that_sees_rank_0_an_instant_too_late_does_not_judge_as_well(
     late = clients[1].gather
     seen: list[str] = []
 
-    def gather(keys: dict[int, str], **limits: Any) -> tuple[dict[int, Any], tuple[int, ...]]:
-        found, missing = late(keys, **limits)
+    def gather(keys: dict[int, str], kind: Any, **limits: Any) -> tuple[dict[int, Any], tuple[int, ...]]:
+        found, missing = late(keys, kind, **limits)
         if not seen:  # the digest of rank 0 came between the look for it and the look at `stop_at`
             seen.append("digest/0")
-            return {1: found[1]}, (0,)
+            return {}, (0,)
         return found, missing
 
     monkeypatch.setattr(clients[1], "gather", gather)
@@ -108,7 +109,7 @@ def test_rank_that_sees_rank_0_an_instant_too_late_does_not_judge_as_well(
 def test_judge_that_falls_silent_leaves_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange_module, "_DETAIL_TIMEOUT_S", 0.1)
     judge, other = stores(2)
-    judge.put("digest/0", {})
+    judge.put("digest/0", record_side(record(0, 2), RULES).digest)
     assert exchange(other, tmp_path, timeout_s=0.1) is None
 
 
@@ -133,10 +134,10 @@ def test_a_rank_that_left_one_question_unanswered_is_not_waited_for_again(
     answers: list[object] = []
 
     def asks(found: dict[int, Any], absent: dict[int, str], fetch: Fetch) -> Verdict:
-        answers.extend(fetch(rank, {}) for rank in (1, 1, 2, 0, 1))
+        answers.extend(fetch(rank, {}, str) for rank in (1, 1, 2, 0, 1))
         return Verdict(status=Status.PASS, exit_code=0, world_size=3, summary="")
 
-    side = Side(digest={}, answer=lambda question: "own", judge=asks)
+    side = Side(digest={}, answer=lambda question: "own", judge=asks, kind=JsonValue, question=JsonValue)
     board = StatusBoard(RunDir.create(tmp_path), judge)
     assert Exchange(judge, range(3), others=board, timeout_s=1).verdict(side) is not None
     assert answers == [None, None, None, "own", None]

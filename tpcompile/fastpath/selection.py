@@ -179,10 +179,11 @@ class Selection:
         store = self._store.under(mine.decision.label)
         store.put(f"vote/{store.rank}", mine.model_dump(mode="json"))
         keys = {rank: f"vote/{rank}" for rank in self._ranks}
-        found, missing = store.gather(keys, timeout_s=self._timeout_s, stop_at="settled")
-        votes = {rank: Vote.model_validate(value) for rank, value in sorted(found.items())}
-        settled = store.put_first("settled", settle(votes, missing).model_dump(mode="json"))
-        return Decision.model_validate(settled)
+        found, missing = store.gather(keys, Vote, timeout_s=self._timeout_s, stop_at="settled")
+        mine_settled = settle(dict(sorted((found | {store.rank: mine}).items())), missing)
+        settled: Decision | None = store.put_first("settled", mine_settled.model_dump(mode="json"), Decision)
+        is_of_this_call = settled is not None and settled.label == mine_settled.label
+        return settled if settled is not None and is_of_this_call else mine_settled
 
 
 def statuses() -> list[tuple[str, str]]:

@@ -22,7 +22,8 @@ from tpcompile.choices import TARGET
 from tpcompile.config import JobConfig, RunConfig, TargetConfig
 from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCompileError
 from tpcompile.evidence.records import Check, CheckId, RankRecord, Verdict
-from tpcompile.evidence.rundir import RunDir, new_name
+from tpcompile.evidence.records.bounds import Rank
+from tpcompile.evidence.rundir import RunDir
 from tpcompile.fastpath.certificate import device_kind
 from tpcompile.faults import injected
 from tpcompile.faults.injected import NO_FAULT, Fault, FaultContext
@@ -46,6 +47,7 @@ from tpcompile.ranks.env import RankEnv, check_cpp_compiler, choose_device, proc
 from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.mesh import mesh_roles
 from tpcompile.ranks.recorded import record_side
+from tpcompile.ranks.run_dir import agreed_run_dir
 from tpcompile.ranks.store import RankStore
 from tpcompile.recording import CaptureSession
 from tpcompile.report import console as consoles
@@ -120,11 +122,10 @@ def _fault(config: JobConfig) -> tuple[Fault, int | None]:
 
 def _claim(run_dir: Path | str | None, config: JobConfig, store: RankStore) -> RunDir:
     """The run directory of all ranks; the first rank that asks checks that it holds no run, before any rank writes."""
-    name = run_dir or new_name(f"{config.label}-tp{store.world_size}")
-    agreed = store.put_first("run_dir", {"path": str(name), "taken": RunDir(name).holds_run()})
-    if agreed["taken"]:
-        raise DirectoryTakenError(agreed["path"])
-    return RunDir.create(agreed["path"])
+    path = Path(run_dir) if run_dir else agreed_run_dir(store, f"{config.label}-tp{store.world_size}")
+    if store.put_first("taken", RunDir(path).holds_run(), bool):
+        raise DirectoryTakenError(path)
+    return RunDir.create(path)
 
 
 class _Output(NamedTuple):
@@ -274,7 +275,7 @@ class _Gate:
         """True when any rank answers True, on all ranks: they must take one branch before a collective."""
         self.store.put(f"{question}/{self.env.rank}", answer)
         keys = {rank: f"{question}/{rank}" for rank in range(self.env.world_size)}
-        found, late = self.store.gather(keys, timeout_s=self.config.gate.store_timeout_s)
+        found, late = self.store.gather(keys, bool, timeout_s=self.config.gate.store_timeout_s)
         if late:
             self.watch.end(self.agreement.missing(question, late))
         return any(found.values())
@@ -352,7 +353,9 @@ class _Gate:
             verdict = exchange.verdict(side)
         except RuntimeError:  # the store does not respond: judge with this rank's digest alone
             verdict = side.judge(
-                {self.env.rank: side.digest}, self.last_statuses(), lambda _, question: side.answer(question)
+                {self.env.rank: side.own},
+                self.last_statuses(),
+                lambda _, question, kind: side.own_answer(question, kind),
             )
         forget_dead(self.watch_store, self.others)
         return self.publish(verdict, judge=verdict is not None and self.directory.read_verdict() is None)
@@ -372,7 +375,7 @@ class _Gate:
     def is_first(self, store: RankStore, what: str) -> bool:
         """True on the first rank that asks, and on every rank when the store does not respond."""
         with suppress(RuntimeError):
-            return bool(store.put_first(what, self.env.rank) == self.env.rank)
+            return store.put_first(what, self.env.rank, Rank) in (self.env.rank, None)
         return True
 
     def exchange(self, store: RankStore, *, timeout_s: float) -> Exchange:
