@@ -8,14 +8,15 @@ import secrets
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from tpcompile import config
 from tpcompile.config import JobConfig
 from tpcompile.errors import ConfigError, PreflightError
 from tpcompile.evidence.records import SCHEMA_VERSION, Frozen, RankRecord, Verdict
+from tpcompile.evidence.records.bounds import Rank
 
 _PROBE_BYTES = 65536
 R = TypeVar("R", bound=BaseModel)
@@ -49,9 +50,9 @@ def numbered(path: Path | str, number: int) -> Path:
 class RankStatus(Frozen):
     """The last known activity of a rank; rewritten at every phase, so that it is there after a rank was killed."""
 
-    rank: int
+    rank: Rank
     world_size: int
-    pid: int
+    pid: Annotated[int, Field(ge=0, lt=1 << 31)]
     host: str
     namespace: str = ""
     """PID namespace of `pid`: host names are not unique."""

@@ -32,7 +32,7 @@ from tpcompile.gate.collective_agreement import Agreement, is_agreeing
 from tpcompile.gate.failure import failure_check
 from tpcompile.gate.fusion import FusionCheck
 from tpcompile.gate.last_state import LastState, forget_dead
-from tpcompile.gate.measurements import GateFacts
+from tpcompile.gate.measurements import GateDigest, GateFacts
 from tpcompile.gate.modes import MODES, Run
 from tpcompile.gate.phases import Phases
 from tpcompile.gate.reference import StackReference, free
@@ -328,7 +328,7 @@ class _Gate:
             self.watch.stop()
             return self.unwritten(error, self.store)
         exchange = self.exchange(self.store, timeout_s=self.config.gate.store_timeout_s)
-        verdict = exchange.verdict(record_side(record, gate_rules(self.config)))
+        verdict = exchange.verdict(record_side(record, gate_rules(self.config), kind=GateDigest))
         self.watch.stop()
         self.board.end("finished")
         code = self.publish(verdict, judge=self.env.rank == 0)
@@ -348,7 +348,7 @@ class _Gate:
         except PreflightError as error:
             return self.unwritten(error, self.watch_store, after=check.observed)
         exchange = self.exchange(self.watch_store, timeout_s=_LAST_WORDS_TIMEOUT_S)
-        side = record_side(record, gate_rules(self.config), problems=problems)
+        side = record_side(record, gate_rules(self.config), problems=problems, kind=GateDigest)
         try:
             verdict = exchange.verdict(side)
         except RuntimeError:  # the store does not respond: judge with this rank's digest alone

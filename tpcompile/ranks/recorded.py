@@ -20,8 +20,11 @@ class _Question(Frozen):
     part: str
 
 
-def record_side(record: RankRecord, rules: Rules, *, problems: Sequence[Check] = ()) -> Side:
-    """Side of an exchange made from a captured record. `problems` are checks that have already failed."""
+def record_side(record: RankRecord, rules: Rules, *, problems: Sequence[Check] = (), kind: Any = RankDigest) -> Side:
+    """Side of an exchange made from a captured record.
+
+    `problems` are checks that have already failed, `kind` is the type of a digest where its facts have one.
+    """
 
     def judge(found: dict[int, RankDigest], absent: dict[int, str], ask: Fetch) -> Verdict:
         def fetch(rank: int, index: int, layer: Layer, part: str) -> Sequence[Item]:
@@ -40,7 +43,7 @@ def record_side(record: RankRecord, rules: Rules, *, problems: Sequence[Check] =
         return [item.model_dump(mode="json") for item in _items(record, question)]
 
     digest = digest_rank(record).model_dump(mode="json")
-    return Side(digest, answer, judge, kind=RankDigest, question=_Question)
+    return Side(digest, answer, judge, kind=kind, question=_Question)
 
 
 def _items(record: RankRecord, asked: _Question) -> Sequence[Item]:

@@ -95,7 +95,9 @@ class Check(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_name(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _with_name(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
         heading = CheckId(values.get("id", CheckId.OTHER)).heading
         return {**values, "name": values.get("name") or heading}
 
