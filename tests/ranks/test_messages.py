@@ -114,12 +114,15 @@ def test_a_message_that_is_too_long_is_not_parsed(
     assert client.why_refused("key") == f"{MAX_BYTES + 1} bytes, more than {MAX_BYTES}"
 
 
-def test_the_first_value_of_a_key_is_read_as_well(
-    message: tuple[Any, Any], client: RankStore, shared: dist.Store
-) -> None:
-    kind, valid = message
-    shared.set("key", '"not this"')
-    assert client.put_first("key", valid, kind) is None
+@pytest.mark.parametrize("raw", ['{"not": "this"}', b"\xff\xfe"])
+def test_a_first_value_that_is_no_such_message_is_replaced_by_one_that_is(raw: bytes | str, shared: dist.Store) -> None:
+    ranks = [RankStore(shared, rank=rank, world_size=WORLD_SIZE) for rank in range(WORLD_SIZE)]
+    shared.set("key", raw)
+    mine = [STATE.model_copy(update={"rank": rank}) for rank in range(WORLD_SIZE)]
+    found = [
+        store.put_first("key", own.model_dump(mode="json"), RankState) for store, own in zip(ranks, mine, strict=True)
+    ]
+    assert found == [mine[0], mine[0]]
 
 
 def test_a_rank_that_sends_something_else_is_missing_at_once(client: RankStore, shared: dist.Store) -> None:

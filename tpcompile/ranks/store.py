@@ -76,9 +76,16 @@ class RankStore:
         self._store.set(key, json.dumps(value, sort_keys=True))
 
     def put_first(self, key: str, value: Any, kind: Any) -> Any | None:
-        """Publish unless the key has a value; return the value that the key then has, None when it is not of `kind`."""
+        """Publish unless the key has a value of `kind`; return the value that the key then has.
+
+        A value that is not of that kind is replaced, by one rank. None when the key still has one then.
+        """
         text = json.dumps(value, sort_keys=True)
-        return self._read(key, self._store.compare_set(key, "", text), kind)
+        raw = self._store.compare_set(key, "", text)
+        found = self._read(key, raw, kind)
+        if found is None:
+            found = self._read(key, self._store.compare_set(key, raw, text), kind)
+        return found
 
     def count(self, key: str) -> int:
         """Add 1 to a counter shared by all ranks; return the new total."""
