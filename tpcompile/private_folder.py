@@ -39,10 +39,10 @@ def _cache_home() -> Iterator[Path]:
     """As the XDG base directory specification has it: a relative path is ignored."""
     configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
     home = Path(os.path.expanduser("~"))
-    if configured.is_absolute():
-        yield configured / _OWN
-    elif home.is_absolute():
-        yield home / ".cache" / _OWN
+    by_default = home / ".cache"
+    folder = configured if configured.is_absolute() else by_default
+    if folder.is_absolute():
+        yield folder / _OWN
 
 
 def _temporary() -> Path:
@@ -83,8 +83,9 @@ def _problem_of(folder: Path) -> str:
         return f"{folder} belongs to user {found.st_uid}, not to {os.geteuid()}"
     if found.st_mode & 0o077:
         return f"{folder} has mode {stat.S_IMODE(found.st_mode):o}, not 700"
-    above = filter(_is_open, Path(os.path.realpath(folder)).parents)
-    return "".join(f"{one} above it can be changed by other users" for one in list(above)[:1])
+    real = Path(os.path.realpath(folder))
+    opened = next(filter(_is_open, real.parents), None)
+    return "" if opened is None else f"{opened}, above {folder}, can be changed by other users"
 
 
 def _is_open(folder: Path) -> bool:
@@ -103,4 +104,5 @@ def _owner_of_unmapped() -> int:
         owner = int(Path("/proc/sys/kernel/overflowuid").read_text())
     except OSError:  # no procfs
         return -1
-    return -1 if mapped[-1] == _ALL_USERS else owner
+    are_all_mapped = mapped[-1] == _ALL_USERS
+    return -1 if are_all_mapped else owner

@@ -153,7 +153,8 @@ def _is_refused_by_all(store: RankStore, exchange: Exchange) -> bool:
     if exchange.group is None:
         return False
     ranks = dist.get_process_group_ranks(exchange.group)
-    keys = {rank: f"{rank}/{exchange.name}/{exchange.turns.count}" for rank in ranks}
+    call = f"{exchange.name}/{exchange.turns.count}"
+    keys = {rank: f"{rank}/{call}" for rank in ranks}
     _, missing = store.gather(keys, bool, timeout_s=_ALIKE_S)
     return not missing
 

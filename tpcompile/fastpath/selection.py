@@ -180,10 +180,11 @@ class Selection:
         store.put(f"vote/{store.rank}", mine.model_dump(mode="json"))
         keys = {rank: f"vote/{rank}" for rank in self._ranks}
         found, missing = store.gather(keys, Vote, timeout_s=self._timeout_s, stop_at="settled")
-        mine_settled = settle(dict(sorted((found | {store.rank: mine}).items())), missing)
-        settled: Decision | None = store.put_first("settled", mine_settled.model_dump(mode="json"), Decision)
-        is_of_this_call = settled is not None and settled.label == mine_settled.label
-        return settled if settled is not None and is_of_this_call else mine_settled
+        found[store.rank] = mine
+        own = settle(dict(sorted(found.items())), missing)
+        settled: Decision = store.put_first("settled", own.model_dump(mode="json"), Decision) or own
+        is_of_this_call = settled.label == own.label
+        return settled if is_of_this_call else own
 
 
 def statuses() -> list[tuple[str, str]]:

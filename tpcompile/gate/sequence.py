@@ -22,7 +22,6 @@ from tpcompile.choices import TARGET
 from tpcompile.config import JobConfig, RunConfig, TargetConfig
 from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCompileError
 from tpcompile.evidence.records import Check, CheckId, RankRecord, Verdict
-from tpcompile.evidence.records.bounds import Rank
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.fastpath.certificate import device_kind
 from tpcompile.faults import injected
@@ -353,9 +352,7 @@ class _Gate:
             verdict = exchange.verdict(side)
         except RuntimeError:  # the store does not respond: judge with this rank's digest alone
             verdict = side.judge(
-                {self.env.rank: side.own},
-                self.last_statuses(),
-                lambda _, question, kind: side.own_answer(question, kind),
+                {self.env.rank: side.own}, self.last_statuses(), lambda _, *asked: side.own_answer(*asked)
             )
         forget_dead(self.watch_store, self.others)
         return self.publish(verdict, judge=verdict is not None and self.directory.read_verdict() is None)
@@ -375,7 +372,7 @@ class _Gate:
     def is_first(self, store: RankStore, what: str) -> bool:
         """True on the first rank that asks, and on every rank when the store does not respond."""
         with suppress(RuntimeError):
-            return store.put_first(what, self.env.rank, Rank) in (self.env.rank, None)
+            return store.put_first(what, self.env.rank, int) in (self.env.rank, None)
         return True
 
     def exchange(self, store: RankStore, *, timeout_s: float) -> Exchange:

@@ -158,7 +158,8 @@ class Agreement:
             doing = f"captures {vote.program} under profile {vote.profile} for {vote.signature}"
         seen = "; ".join(f"rank {rank} {self._last_of(rank)}" for rank in missing)
         limit = f"within {self._timeout_s:g} s"
-        return f"rank {self._store.rank} {doing}, and {named_ranks(missing)} did not come {limit}: {seen}"
+        who = named_ranks(missing)
+        return f"rank {self._store.rank} {doing}, and {who} did not come {limit}: {seen}"
 
     def _last_of(self, rank: int) -> str:
         if self._is_gone(rank):
@@ -166,7 +167,8 @@ class Agreement:
         last = self._store.peek(f"last/{rank}", _Last)
         if last is None:
             return "has not called it"
-        return f"was last seen at step {last.step}, profile {last.vote.profile} {last.vote.signature}".rstrip()
+        what = f"profile {last.vote.profile} {last.vote.signature}"
+        return f"was last seen at step {last.step}, {what}".rstrip()
 
 
 def _decision(decide: Callable[[Mapping[int, Any]], Any], brought: ByRank[_Brought[Any]]) -> dict[str, Any]:

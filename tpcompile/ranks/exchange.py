@@ -77,7 +77,8 @@ class Exchange:
     def __init__(self, store: RankStore, ranks: Iterable[int], *, others: Others, timeout_s: float) -> None:
         self._store, self._others, self._timeout_s = store, others, timeout_s
         self._keys = {rank: f"digest/{rank}" for rank in sorted(ranks)}
-        self._theirs = {rank: key for rank, key in self._keys.items() if rank != store.rank}
+        self._theirs = self._keys.copy()
+        del self._theirs[store.rank]
         self._asked: Counter[int] = Counter()
         self._silent: set[int] = set()
         """Ranks that did not answer a question in time; they are not asked again."""
@@ -100,13 +101,11 @@ class Exchange:
         first = min(self._keys)
         if rank == first:
             self._gather(self._theirs, side, timeout_s=self._timeout_s)
-            is_lowest = True
         else:
-            lower = {r: key for r, key in self._theirs.items() if r < rank}
+            lower = {other: key for other, key in self._theirs.items() if other < rank}
             found, _ = self._gather(lower, side, timeout_s=self._timeout_s, stop_at=self._keys[first])
-            is_lowest = not found
-        if not is_lowest:
-            return False
+            if found:
+                return False
         # Two ranks may each see itself as the lowest, and two judges would wait for each other's answers.
         return self._store.put_first("judge", rank, Rank) in (rank, None)
 

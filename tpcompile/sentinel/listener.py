@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from tpcompile.sentinel.events import (
     AlarmHeard,
@@ -56,7 +57,7 @@ class Listener:
     def _run(self) -> None:
         try:
             for entry in self._log.entries():
-                self._on(event_of(entry))
+                self._on(_EVENTS[type(entry)](entry))
                 if isinstance(entry, Left) and entry.rank == self._log.rank:
                     return
         except RuntimeError as error:
@@ -68,20 +69,13 @@ class Listener:
             self._log.close_client()
 
 
-def event_of(entry: Entry) -> Event:
-    """The event of an entry of the log."""
-    match entry:
-        case CompileBegins():
-            return PeerCompiled(entry.announcement)
-        case Passed():
-            return PeerPassed(entry.position, entry.state)
-        case Settled():
-            return Decided(entry.position)
-        case Ask():
-            return Asked(entry.rank, entry.number)
-        case Left():
-            return PeerLeft(entry.state)
-        case Raised():
-            return AlarmHeard(entry.alarm)
-        case Degraded():
-            return PeerFailed(entry.why)
+_EVENTS: dict[type[Entry], Callable[[Any], Event]] = {
+    CompileBegins: lambda entry: PeerCompiled(entry.announcement),
+    Passed: lambda entry: PeerPassed(entry.position, entry.state),
+    Settled: lambda entry: Decided(entry.position),
+    Ask: lambda entry: Asked(entry.rank, entry.number),
+    Left: lambda entry: PeerLeft(entry.state),
+    Raised: lambda entry: AlarmHeard(entry.alarm),
+    Degraded: lambda entry: PeerFailed(entry.why),
+}
+"""Kind of an entry -> the event."""

@@ -148,7 +148,7 @@ class Sentinel:
             ev.Wait: self._wait,
             ev.Release: self._release,
             ev.DecideEqual: lambda action: self.log.decide(action.position, Settled),
-            ev.TellPassed: self._tell_passed,
+            ev.TellPassed: lambda action: self.log.decide(action.position, Passed, state=self._snapshot.state()),
             ev.RaiseAlarm: self._alarms.of_compile,
             ev.RaiseOneRank: self._alarms.of_one_rank,
             ev.RaiseFinding: self._alarms.of_finding,
@@ -281,9 +281,6 @@ class Sentinel:
     def _release(self, _: ev.Release) -> None:
         with self._changed:
             self._changed.notify_all()
-
-    def _tell_passed(self, action: ev.TellPassed) -> None:
-        self.log.decide(action.position, Passed, state=self._snapshot.state())
 
     def _later(self, action: ev.Later) -> None:
         def on_late() -> None:

@@ -96,7 +96,8 @@ class Settlement:
         """
         if self._shutdown.exit_code is not None:
             return None
-        if self._log.rank in alarm.gone:  # this rank was given up: the other ranks have settled it without this one
+        is_given_up = self._log.rank in alarm.gone
+        if is_given_up:  # the other ranks have settled it without this one
             if self.policy == "stop":
                 self._shutdown.leave(ExitCode.FAIL)
             return True

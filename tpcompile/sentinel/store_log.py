@@ -98,11 +98,11 @@ class StoreLog:
         while True:
             store = self._count(2)
             key = f"event/{number}"
-            if store.wait(key, timeout_s=_FOREVER_S):
-                entry = store.peek(key, AnyEntry)
-                if entry is not None and entry.rank in self.members:
-                    yield entry
-                number += 1
+            is_there = store.wait(key, timeout_s=_FOREVER_S)
+            entry: Entry | None = store.peek(key, AnyEntry) if is_there else None
+            number += is_there
+            if entry is not None and entry.rank in self.members:
+                yield entry
 
     def announce(self, found: Announcement) -> None:
         """Publish that a compile begins, unless a rank has done so for this position."""
@@ -113,8 +113,8 @@ class StoreLog:
         """Publish what was compiled at a position; returns (this rank is the last one, all posts are equal)."""
         store, key = self._count(3), position.key
         first = store.put_first(f"post/{key}", mine.model_dump(mode="json"), CompilePost)
-        is_equal = first is not None and first.model_copy(update={"rank": mine.rank}) == mine
-        if not is_equal:
+        theirs = None if first is None else first.model_copy(update={"rank": mine.rank})
+        if theirs != mine:
             store.put(f"differs/{key}", True)
         is_last = store.count(f"posted/{key}") == len(self.members)
         return is_last, not (is_last and store.peek(f"differs/{key}", bool))
