@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,12 +40,20 @@ def _below_a_foreign_one(folder: Path) -> None:
     os.chown(folder.parent, NOBODY, NOBODY)
 
 
-WAYS = [
-    pytest.param(_foreign, marks=as_root, id="of a different user"),
-    pytest.param(_below_a_foreign_one, marks=as_root, id="below one of a different user"),
-    pytest.param(_linked, id="a link"),
-    pytest.param(_writable, id="writable by all"),
-    pytest.param(_writable_by_group, id="writable by a group"),
-    pytest.param(_below_a_writable_one, id="below one that all can write to"),
-]
-Opened = Callable[[Path], None]
+def _only_within(way: Callable[[Path], None], folder: Path, within: Path) -> None:
+    """Refuses a folder outside of the test's own: a broken path must not open a folder of the machine."""
+    assert within in folder.parent.parents, f"{folder} is not two levels below {within}"
+    way(folder)
+
+
+_WAYS = {
+    "of a different user": (_foreign, [as_root]),
+    "below one of a different user": (_below_a_foreign_one, [as_root]),
+    "a link": (_linked, []),
+    "writable by all": (_writable, []),
+    "writable by a group": (_writable_by_group, []),
+    "below one that all can write to": (_below_a_writable_one, []),
+}
+Opened = Callable[[Path, Path], None]
+"""(folder, folder of the test) -> other users can put something into the first."""
+WAYS = [pytest.param(partial(_only_within, way), marks=marks, id=name) for name, (way, marks) in _WAYS.items()]

@@ -71,14 +71,14 @@ def test_a_user_without_a_home_has_the_temporary_folder(place: Path, monkeypatch
 
 @pytest.mark.parametrize("opened", WAYS)
 def test_a_cache_that_others_can_write_to_is_left_for_the_temporary_folder(opened: Opened, place: Path) -> None:
-    opened(cache_folder("built").parent)
+    opened(cache_folder("built").parent, place)
     assert cache_folder("built") == place / "tmp" / OWN / "built"
 
 
 @pytest.mark.parametrize("opened", WAYS)
 def test_without_a_private_folder_there_is_one_line_and_an_exit_code(opened: Opened, place: Path) -> None:
     folder = shared_folder("stacks").parent
-    opened(folder)
+    opened(folder, place)
     with pytest.raises(PreflightError) as error:
         shared_folder("stacks")
     text = str(error.value)

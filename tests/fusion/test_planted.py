@@ -40,6 +40,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         (tmp_path / name).mkdir(mode=0o700)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     library = no_gpu._library(no_gpu._torch_folder())
+    assert tmp_path in library.parents
     return [library, tmp_path / "tmp" / f"tpcompile_no_gpu_{library.stem[-16:]}.so"]
 
 
@@ -55,7 +56,7 @@ def test_a_library_in_a_folder_that_others_can_write_to_is_not_loaded(
     opened: Opened, places: list[Path], planted: Path, tmp_path: Path
 ) -> None:
     planted.rename(places[0])
-    opened(places[0].parents[1])
+    opened(places[0].parents[1], tmp_path)
     assert "needs g++" in loads(tmp_path)
     assert not (tmp_path / "it_ran").exists()
 

@@ -77,7 +77,7 @@ class Config:
 
 @pytest.mark.parametrize("opened", WAYS)
 def test_without_a_private_folder_there_are_no_ranks_and_the_reason_is_told(opened: Opened, temporary: Path) -> None:
-    opened(shared_folder("pytest").parent)
+    opened(shared_folder("pytest").parent, temporary.parent)
     config = Config()
     with launcher.Server(config).connect() as running:  # type: ignore[arg-type]
         assert running.why_not.startswith("no folder for pytest is private to this user: ")
