@@ -28,6 +28,7 @@ from torch import Tensor
 import tpcompile.fastpath.kernels.all  # noqa: F401  registers them
 from tpcompile.fastpath import registered
 from tpcompile.fastpath.measured import Ratio, ShapeClass, read_table, write_table
+from tpcompile.private_folder import cache_folder
 from tpcompile.recording import CaptureSession
 
 TOKENS = {"": (8, 64, 256, 1024, 4680), "train": (256, 4680)}
@@ -304,5 +305,5 @@ def _leaf(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", "/tmp/bench_fastpath")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder("bench_fastpath")))
     sys.exit(main())

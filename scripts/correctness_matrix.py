@@ -149,7 +149,7 @@ class Matrix:
         if self.store.rank < tp:
             self.store.put(f"cell/{label}/{self.store.rank}", self._own(reference, config, tp, program))
         keys = {rank: f"cell/{label}/{rank}" for rank in range(tp)}
-        found, missing = self.store.gather(keys, timeout_s=CELL_TIMEOUT_S)
+        found, missing = self.store.gather(keys, dict[str, Any], timeout_s=CELL_TIMEOUT_S)
         seconds = round(time.monotonic() - start, 2)
         cell = {"form": form, "tp": tp, "dtype": config.dtype, "program": program, "seconds": seconds}
         failures = [f"rank {rank}: no result" for rank in missing]

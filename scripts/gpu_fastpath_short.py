@@ -6,7 +6,8 @@
 2. `killed`: two processes exchange on one GPU, and one of them is killed: the other must end, and name it.
 3. `large`: outputs of more than 2^31 elements of every fast path, compared in some rows, among them the last.
 
-Writes $OUT/PART.json after each step of a part, and prints one table last. --dry: tiny sizes in Triton's interpreter.
+Writes PART.json after each step of a part, and prints one table last. Without OUT, DIR is a new temporary folder.
+--dry: tiny sizes in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parent
-OUT = Path(os.environ.get("OUT", "/tmp/gpu_fastpath_short"))
+OUT = Path(os.environ.get("OUT") or tempfile.mkdtemp(prefix="gpu_fastpath_short-"))
 DRY = "--dry" in sys.argv
 LIMITS_S = dict.fromkeys(("single", "killed", "large"), 300) if DRY else {"single": 65, "killed": 35, "large": 35}
 """In the order of what they are worth."""

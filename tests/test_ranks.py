@@ -125,7 +125,7 @@ def _store_of_the_job() -> tuple[str, int]:
     store = RankStore.of_job("test")
     store.put(f"from {store.rank}", store.rank)
     if store.rank == 0:
-        assert store.get("from 1", timeout_s=60) == 1
+        assert store.get("from 1", int, timeout_s=60) == 1
     variables = rank_env()
     return f"{variables.rank} of {variables.world_size}", os.getppid()
 

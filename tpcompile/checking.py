@@ -15,10 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from tpcompile.errors import DivergenceError
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.judgement.verdict import capture_rules
-from tpcompile.evidence.rundir import new_name
 from tpcompile.ranks.domain import ALONE, Domain, domain_of
 from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.recorded import record_side
+from tpcompile.ranks.run_dir import agreed_run_dir
 from tpcompile.ranks.store import RankStore
 from tpcompile.recording import CaptureSession
 from tpcompile.report.verdict import Evidence, ReportedVerdict
@@ -112,7 +112,7 @@ def check(run: Capture, *, timeout_s: float = 300.0) -> ReportedVerdict:
         tp_size=domain.tp_size,
         tp_aware=run.tp_aware,
     )
-    run_dir = client.put_first("run_dir", new_name("check"))
+    run_dir = agreed_run_dir(client, "check")
     side = record_side(record, capture_rules(timeout_s=timeout_s, allowed=run.allowed))
     exchange = Exchange(client, range(client.world_size), others=_NoStatus(), timeout_s=timeout_s)
     verdict = exchange.verdict(side)
@@ -121,7 +121,7 @@ def check(run: Capture, *, timeout_s: float = 300.0) -> ReportedVerdict:
         raise DivergenceError(
             f"rank {client.rank} got no verdict within {timeout_s:g} s; the judging rank stopped responding"
         )
-    evidence = Evidence(record=record, run_dir=Path(run_dir), timeout_s=timeout_s, allowed=run.allowed)
+    evidence = Evidence(record=record, run_dir=run_dir, timeout_s=timeout_s, allowed=run.allowed)
     return ReportedVerdict.of(verdict, evidence)
 
 

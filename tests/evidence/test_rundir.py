@@ -144,20 +144,25 @@ def test_runs_that_begin_in_the_same_second_have_a_folder_each() -> None:
     assert all(re.fullmatch(r"runs/\d{8}T\d{6}-check-[0-9a-f]{4}", name) for name in names)
 
 
+def free_name(path: Path | str) -> Path:
+    """The first that no run has taken."""
+    return rundir_module.numbered(path, rundir_module.free_number(path))
+
+
 def test_a_name_that_a_run_has_taken_gets_a_number(tmp_path: Path) -> None:
-    assert rundir_module.free_name(tmp_path / "mine") == str(tmp_path / "mine")
+    assert free_name(tmp_path / "mine") == tmp_path / "mine"
     RunDir.create(tmp_path / "mine").write_verdict(verdict())
     RunDir.create(tmp_path / "mine-2").write_text("rank_1/traceback.txt", "of a run that was killed")
     for name in (tmp_path / "mine", f"{tmp_path}/mine/", tmp_path / "mine-2" / ".." / "mine"):
-        assert Path(rundir_module.free_name(name)).resolve() == tmp_path / "mine-3"
+        assert free_name(name).resolve() == tmp_path / "mine-3"
 
 
 def test_the_folder_one_is_in_gets_a_name_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     RunDir.create(tmp_path / "mine").write_verdict(verdict())
     monkeypatch.chdir(tmp_path / "mine")
-    assert rundir_module.free_name(".") == str(tmp_path / "mine-2")
+    assert free_name(".") == tmp_path / "mine-2"
 
 
 def test_a_folder_that_cannot_be_looked_at_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match=r"cannot write run directory .*: File name too long"):
-        rundir_module.free_name(tmp_path / ("a" * 300))
+        free_name(tmp_path / ("a" * 300))

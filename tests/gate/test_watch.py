@@ -153,7 +153,7 @@ def test_sigterm_while_the_verdict_is_written_is_not_heard(ending: Ending, monke
 
 
 def test_stop_waits_for_a_watch_that_is_already_ending_the_run(ending: Ending) -> None:
-    store, said = stores(1)[0], threading.Event()
+    store, said = stores(2)[0], threading.Event()
     ending.speak = lambda: said.wait(20) and None
     with Watch(store, ending.last_words, mode="C") as watch:
         store.put(ALARM, TROUBLE.model_dump(mode="json"))

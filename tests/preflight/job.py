@@ -11,6 +11,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from pydantic import JsonValue
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -20,6 +21,7 @@ from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import DivergenceError
 from tpcompile.nn.linear import ColumnParallelLinear
 from tpcompile.preflight import Handshake, InputCheck, check_setup, exchange
+from tpcompile.preflight.facts import SetupDigest
 from tpcompile.ranks import exchange as dist_exchange
 from tpcompile.ranks.store import RankStore
 
@@ -256,7 +258,7 @@ class Ranks:
             handshake._exchanges.say("taking fingerprints of the weights")
             exchange._num_exchanges[handshake._exchanges._name] += 1
             return ""
-        RankStore(store, rank=0, world_size=2).get("tpcompile/preflight/seen/1", timeout_s=WAIT_S)
+        RankStore(store, rank=0, world_size=2).get("tpcompile/preflight/seen/1", str, timeout_s=WAIT_S)
         return handshake.check().to_json()
 
     def silent_judge(self) -> str:
@@ -265,11 +267,12 @@ class Ranks:
         handshake = Handshake(mesh=self.mesh, store=store, timeout_s=0.5)
         name = handshake._exchanges._name
         if not self.is_odd:
-            handshake._exchanges._root.put(f"{name}/{exchange._num_exchanges[name]}/digest/0", {})
+            digest = SetupDigest(rank=0, domain="tp 0-1", shas={}).model_dump(mode="json")
+            handshake._exchanges._root.put(f"{name}/{exchange._num_exchanges[name]}/digest/0", digest)
             exchange._num_exchanges[name] += 1
             return ""
         RankStore(store, rank=1, world_size=2).get(
-            f"tpcompile/preflight/{name}/{exchange._num_exchanges[name]}/digest/0", timeout_s=WAIT_S
+            f"tpcompile/preflight/{name}/{exchange._num_exchanges[name]}/digest/0", JsonValue, timeout_s=WAIT_S
         )
         with mock.patch.object(dist_exchange, "_DETAIL_TIMEOUT_S", 0.2):
             try:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from tpcompile.errors import ConfigError
+from tpcompile.evidence.records.bounds import typed
 from tpcompile.preflight import fingerprint as module
 from tpcompile.preflight.fingerprint import fingerprint, mix128, raw_bytes
-from tpcompile.preflight.locate import answer_elements, locate, located
+from tpcompile.preflight.locate import Question, answer_elements, locate, located
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64, torch.int8, torch.int64,
           torch.bool, torch.float8_e4m3fn]  # fmt: skip
@@ -117,6 +118,12 @@ def test_the_mix_is_the_one_of_splitmix64() -> None:
     assert mix128(torch.tensor([word]).view(torch.uint8)) == f"{lanes}-8"
 
 
+def answered(x: Tensor, question: dict[str, Any], kind: Any) -> Any:
+    """The answer of a rank that has this tensor."""
+    answer = answer_elements(x, Question(**question))
+    return None if answer is None else typed(answer, kind)
+
+
 @pytest.mark.parametrize("place", [0, 63, 64, 4095, 4096, 77_776, 99_999])
 def test_the_first_difference_is_found_with_few_questions(place: int) -> None:
     x = torch.arange(100_000.0).view(100, 1000)
@@ -125,9 +132,9 @@ def test_the_first_difference_is_found_with_few_questions(place: int) -> None:
     y.view(-1)[-1] = -2.0
     asked: list[int] = []
 
-    def ask(rank: int, question: dict[str, int]) -> dict[str, object]:
+    def ask(rank: int, question: dict[str, int], kind: Any) -> Any:
         asked.append(rank)
-        return answer_elements((x, y)[rank], question)
+        return answered((x, y)[rank], question, kind)
 
     found = locate(ask, [0, 1], [100, 1000])
     assert found is not None and found.index == divmod(place, 1000)
@@ -136,7 +143,22 @@ def test_the_first_difference_is_found_with_few_questions(place: int) -> None:
 
 def test_equal_tensors_have_no_first_difference() -> None:
     x = torch.ones(1000)
-    assert locate(lambda rank, question: answer_elements(x, question), [0, 1], [1000]) is None
+    assert locate(lambda rank, *asked: answered(x, *asked), [0, 1], [1000]) is None
+
+
+@pytest.mark.parametrize("size", [100, 1000])
+def test_an_answer_that_does_not_fit_the_question_is_no_answer(size: int) -> None:
+    """A peer may send any number of hashes or elements, or ask for elements that a tensor does not have."""
+    x, y = torch.zeros(size), torch.ones(size)
+
+    def ask(rank: int, question: dict[str, int], kind: Any) -> Any:
+        found = answered((x, y)[rank], question, kind)
+        return found.model_copy(update={"hashes": found.hashes[:-1], "elements": found.elements[:-1]} if rank else {})
+
+    assert locate(ask, [0, 1], [size]) is None
+    for start, stop in ((0, size + 1), (5, 5), (7, 3), (size, size + 64)):
+        assert answer_elements(x, Question(elements="x", start=start, stop=stop)) is None
+    assert answer_elements(None, Question(elements="gone", start=0, stop=1)) is None
 
 
 class Wrapped(Tensor):
@@ -178,10 +200,8 @@ def test_functions_and_device_indices_in_the_context_of_a_wrapper_do_not_count()
 def test_the_first_difference_is_looked_for_in_tensors_of_one_dtype_and_shape(other: Tensor, found: str) -> None:
     tensors = (torch.zeros(3), other)
     row = [((rank,), fingerprint(tensor)) for rank, tensor in enumerate(tensors)]
-    assert located(lambda rank, question: answer_elements(tensors[rank], question), row, "x") == found
+    assert located(lambda rank, *asked: answered(tensors[rank], *asked), row, "x") == found
 
 
 def test_a_tensor_that_a_rank_does_not_have_is_not_looked_for() -> None:
-    assert (
-        located(lambda rank, question: pytest.fail("asked"), [((0,), "float32[3] sha256:0"), ((1,), None)], "x") == ""
-    )
+    assert located(lambda *asked: pytest.fail("asked"), [((0,), "float32[3] sha256:0"), ((1,), None)], "x") == ""

@@ -23,9 +23,9 @@ def judged(
     facts = [RankFacts(groups={ENV: dict(values)}) for _, values in ranks]
     asked: list[int] = []
 
-    def fetch(rank: int, question: dict[str, Any]) -> Any | None:
+    def fetch(rank: int, question: dict[str, Any], kind: Any) -> Any | None:
         asked.append(rank)
-        return None if rank in dead else facts[rank].part(question["group"]).model_dump(mode="json")
+        return None if rank in dead else facts[rank].part(question["group"])
 
     digests = [
         SetupDigest(rank=rank, domain=domain, shas={ENV: facts[rank].sha(ENV)})

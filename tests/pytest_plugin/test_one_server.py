@@ -216,9 +216,10 @@ def test_plugins_of_pytest_are_imported_once_by_the_server_and_conftest_files_by
     assert found == {"(True, True)"}, (killed / "output").read_text()
 
 
-def test_a_session_without_a_server_ends_at_once_and_its_name_is_free_again() -> None:
+def test_a_session_without_a_server_ends_at_once_and_leaves_no_file() -> None:
     held = session.Session()
     session.join(held.name).close()
     held.end()
-    with pytest.raises(ConnectionRefusedError):
+    with pytest.raises(FileNotFoundError):
         session.join(held.name)
+    assert not Path(held.name).exists()

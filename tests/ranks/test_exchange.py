@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import JsonValue
 
 from tests.gate.threads import CountingStore, on_threads, stores
 from tpcompile import config
@@ -90,11 +91,11 @@ def test_rank_that_sees_rank_0_an_instant_too_late_does_not_judge_as_well(
     late = clients[1].gather
     seen: list[str] = []
 
-    def gather(keys: dict[int, str], **limits: Any) -> tuple[dict[int, Any], tuple[int, ...]]:
-        found, missing = late(keys, **limits)
+    def gather(keys: dict[int, str], kind: Any, **limits: Any) -> tuple[dict[int, Any], tuple[int, ...]]:
+        found, missing = late(keys, kind, **limits)
         if not seen:  # the digest of rank 0 came between the look for it and the look at `stop_at`
             seen.append("digest/0")
-            return {1: found[1]}, (0,)
+            return {}, (0,)
         return found, missing
 
     monkeypatch.setattr(clients[1], "gather", gather)
@@ -108,7 +109,7 @@ def test_rank_that_sees_rank_0_an_instant_too_late_does_not_judge_as_well(
 def test_judge_that_falls_silent_leaves_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange_module, "_DETAIL_TIMEOUT_S", 0.1)
     judge, other = stores(2)
-    judge.put("digest/0", {})
+    judge.put("digest/0", record_side(record(0, 2), RULES).digest)
     assert exchange(other, tmp_path, timeout_s=0.1) is None
 
 
@@ -133,11 +134,96 @@ def test_a_rank_that_left_one_question_unanswered_is_not_waited_for_again(
     answers: list[object] = []
 
     def asks(found: dict[int, Any], absent: dict[int, str], fetch: Fetch) -> Verdict:
-        answers.extend(fetch(rank, {}) for rank in (1, 1, 2, 0, 1))
+        answers.extend(fetch(rank, {}, str) for rank in (1, 1, 2, 0, 1))
         return Verdict(status=Status.PASS, exit_code=0, world_size=3, summary="")
 
-    side = Side(digest={}, answer=lambda question: "own", judge=asks)
+    side = Side(digest={}, answer=lambda question: "own", judge=asks, kind=JsonValue, question=JsonValue)
     board = StatusBoard(RunDir.create(tmp_path), judge)
     assert Exchange(judge, range(3), others=board, timeout_s=1).verdict(side) is not None
     assert answers == [None, None, None, "own", None]
     assert [key for key in judge.written if key.startswith("ask/")] == ["ask/1/1", "ask/2/1"]
+
+
+NOT_VALID = ("{", "[]", '{"rank": 7}', '{"rank": 0}')
+
+
+@pytest.mark.parametrize("raw", NOT_VALID)
+def test_a_digest_that_is_not_valid_is_a_finding_with_its_rank(raw: str, tmp_path: Path) -> None:
+    judge, other, forging = stores(3)
+    forging._store.set("digest/2", raw)
+    verdict = on_threads(lambda rank: exchange((judge, other)[rank], tmp_path), range(2))[0]
+    (missing,) = [check for check in verdict.checks if check.id == CheckId.REPORTED]
+    assert (missing.status, missing.ranks) == (Status.FAIL, (2,))
+    assert "what it sent is not valid: " in missing.observed
+
+
+def test_the_digest_of_a_rank_at_the_key_of_a_different_one_is_a_finding(tmp_path: Path) -> None:
+    judge, other = stores(2)
+    other.put("digest/1", record_side(record(0, 2), RULES).digest)
+    verdict = exchange(judge, tmp_path)
+    assert verdict is not None
+    (missing,) = [check for check in verdict.checks if check.id == CheckId.REPORTED]
+    assert missing.ranks == (1,) and "what it sent is not valid: rank: it says 0" in missing.observed
+
+
+def test_the_digest_of_this_rank_is_its_own_whatever_the_store_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge, other = stores(2)
+    other.put("digest/1", record_side(record(1, 2), RULES).digest)
+    put = judge.put
+
+    def forged(key: str, value: Any) -> None:
+        put(key, {"rank": 1} if key == "digest/0" else value)
+
+    monkeypatch.setattr(judge, "put", forged)
+    verdict = exchange(judge, tmp_path)
+    assert verdict is not None
+    assert verdict.domains == {"tp": ((0, 1),)}
+    assert not any(check.is_red for check in verdict.checks if check.id == CheckId.REPORTED)
+
+
+@pytest.mark.parametrize("raw", ["{", "[]", '{"index": 10000, "layer": "graph", "part": ""}', '{"index": "x"}'])
+def test_a_question_that_is_not_valid_is_answered_and_the_next_one_too(raw: str, tmp_path: Path) -> None:
+    judge, asked = stores(2)
+    judge._store.set("ask/1/1", raw)
+    judge.put("ask/1/2", {"index": 0, "layer": "inputs", "part": ""})
+    judge.put("digest/0", record_side(record(0, 2), RULES).digest)
+    verdict = Verdict(status=Status.PASS, exit_code=0, world_size=2, summary="equal")
+
+    def judges(rank: int) -> object:
+        if rank == 1:
+            return exchange(asked, tmp_path)
+        answer = judge.get("answer/1/2", JsonValue, timeout_s=20)
+        judge.put("verdict", verdict.model_dump(mode="json"))
+        return answer
+
+    answer, found = on_threads(judges, range(2))
+    assert found == verdict and answer[0]["fields"]["shape"] == "[1, 16]"
+    assert judge.peek("answer/1/1", JsonValue) in ([], None)
+
+
+@pytest.mark.parametrize("raw", ["{", "[]", '{"exit_code": 1}', '{"status": "pass", "exit_code": 77}'])
+def test_a_verdict_that_is_not_valid_is_none_and_nothing_waits_for_it(raw: str, tmp_path: Path) -> None:
+    judge, other = stores(2)
+    judge.put("digest/0", record_side(record(0, 2), RULES).digest)
+    judge._store.set("verdict", raw)
+    assert exchange(other, tmp_path) is None
+
+
+@pytest.mark.parametrize("raw", ["{", "7", '"0"'])
+def test_a_judge_that_is_none_of_the_ranks_is_replaced(raw: str, tmp_path: Path) -> None:
+    clients = stores(2)
+    clients[0]._store.set("judge", raw)
+    verdicts = on_threads(lambda rank: exchange(clients[rank], tmp_path), range(2))
+    assert verdicts[0] == verdicts[1] and verdicts[0].domains == {"tp": ((0, 1),)}
+
+
+@pytest.mark.parametrize("raw", ["{", '{"about": 1}', '[{"kind": "unknown"}]'])
+def test_details_that_are_not_valid_are_none(raw: str, tmp_path: Path) -> None:
+    judge, silent = stores(2)
+    silent.put("digest/1", record_side(record(1, 2, "[1, 12]"), RULES).digest)
+    for number in range(1, 4):
+        silent._store.set(f"answer/1/{number}", raw)
+    verdict = exchange(judge, tmp_path)
+    assert verdict is not None and [d.layer for d in verdict.divergences] == [Layer.INPUTS]

@@ -29,7 +29,7 @@ def serve_until_killed(_job: Job, _rank: int, _variables: Mapping[str, str]) -> 
     """Rank 0."""
     served._GRACE_S = _GRACE_S
     with served_store(RankEnv(rank=0, world_size=2, local_rank=0, local_world_size=2), timeout_s=60):
-        client(0).get("rank 1 is here", timeout_s=60)
+        client(0).get("rank 1 is here", bool, timeout_s=60)
         os.kill(os.getpid(), signal.SIGKILL)
 
 

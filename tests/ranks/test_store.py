@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch.distributed as dist
+from pydantic import JsonValue
 
 from tpcompile.ranks.store import RankStore
 from tpcompile.testing import run_on_ranks
@@ -34,53 +35,53 @@ def three() -> list[RankStore]:
 
 def test_what_is_put_is_got_by_the_others(ranks: list[RankStore]) -> None:
     ranks[0].put("digest", {"rank": 0, "layers": [1, 2.5, None, "x"]})
-    assert ranks[1].get("digest", timeout_s=1) == {"rank": 0, "layers": [1, 2.5, None, "x"]}
+    assert ranks[1].get("digest", JsonValue, timeout_s=1) == {"rank": 0, "layers": [1, 2.5, None, "x"]}
 
 
 @pytest.mark.parametrize("value", [False, 0, "", [], {}])
 def test_a_value_that_is_false_is_a_value(ranks: list[RankStore], value: object) -> None:
     ranks[0].put("flag", value)
-    assert ranks[1].get("flag", timeout_s=1) == value
+    assert ranks[1].get("flag", JsonValue, timeout_s=1) == value
 
 
 def test_a_later_value_replaces_an_earlier_one(ranks: list[RankStore]) -> None:
     ranks[0].put("phase", "one")
     ranks[0].put("phase", "two")
-    assert ranks[1].peek("phase") == "two"
+    assert ranks[1].peek("phase", str) == "two"
 
 
 def test_peek_does_not_wait(ranks: list[RankStore]) -> None:
-    assert ranks[0].peek("nothing") is None
+    assert ranks[0].peek("nothing", str) is None
 
 
 def test_the_first_verdict_wins_and_every_rank_gets_it(ranks: list[RankStore]) -> None:
-    assert [ranks[r].put_first("verdict", {"by": r}) for r in (1, 0, 2)] == [{"by": 1}] * 3
-    assert ranks[2].peek("verdict") == {"by": 1}
+    assert [ranks[r].put_first("verdict", {"by": r}, JsonValue) for r in (1, 0, 2)] == [{"by": 1}] * 3
+    assert ranks[2].peek("verdict", JsonValue) == {"by": 1}
 
 
 def test_gather_returns_values_by_rank_and_names_the_missing(ranks: list[RankStore]) -> None:
     ranks[0].put("digest/0", "a")
     ranks[2].put("digest/2", "c")
-    found, missing = ranks[0].gather({r: f"digest/{r}" for r in range(3)}, timeout_s=0.1)
+    found, missing = ranks[0].gather({r: f"digest/{r}" for r in range(3)}, str, timeout_s=0.1)
     assert (found, missing) == ({0: "a", 2: "c"}, (1,))
 
 
 def test_get_gives_up_after_its_timeout(three: list[RankStore]) -> None:
     started_s = time.monotonic()
-    assert three[0].get("nothing", timeout_s=0.1) is None
+    assert three[0].get("nothing", str, timeout_s=0.1) is None
     assert 0.1 <= time.monotonic() - started_s < 5
 
 
 def test_a_timeout_of_zero_still_looks_once(three: list[RankStore]) -> None:
     three[1].put("digest", 1)
-    assert three[0].get("digest", timeout_s=0) == 1
+    assert three[0].get("digest", int, timeout_s=0) == 1
 
 
 def test_gather_ends_as_soon_as_all_have_come(three: list[RankStore]) -> None:
     timer = threading.Timer(0.1, three[1].put, ("digest/1", "b"))
     timer.start()
     started_s = time.monotonic()
-    assert three[0].gather({1: "digest/1"}, timeout_s=60) == ({1: "b"}, ())
+    assert three[0].gather({1: "digest/1"}, str, timeout_s=60) == ({1: "b"}, ())
     assert time.monotonic() - started_s < 30
     timer.join()
 
@@ -89,7 +90,7 @@ def test_gather_ends_early_at_the_alarm_and_still_names_the_missing(three: list[
     three[0].put("digest/0", "a")
     three[2].put("alarm", True)
     started_s = time.monotonic()
-    found, missing = three[1].gather({0: "digest/0", 2: "digest/2"}, timeout_s=60, stop_at="alarm")
+    found, missing = three[1].gather({0: "digest/0", 2: "digest/2"}, str, timeout_s=60, stop_at="alarm")
     assert (found, missing) == ({0: "a"}, (2,)) and time.monotonic() - started_s < 30
 
 
@@ -98,14 +99,14 @@ def test_a_value_written_just_before_the_alarm_is_found(
 ) -> None:
     look = three[1].peek
 
-    def peek(key: str) -> object:
-        found = look(key)
+    def peek(key: str, *kind: object, sender: int) -> object:
+        found = look(key, *kind, sender=sender)
         three[0].put("digest/0", "a")
         three[2].put("alarm", True)
         return found
 
     monkeypatch.setattr(three[1], "peek", peek)
-    assert three[1].gather({0: "digest/0"}, timeout_s=60, stop_at="alarm") == ({0: "a"}, ())
+    assert three[1].gather({0: "digest/0"}, str, timeout_s=60, stop_at="alarm") == ({0: "a"}, ())
 
 
 def test_a_value_that_a_rank_left_behind_is_found(three: list[RankStore]) -> None:
@@ -113,13 +114,13 @@ def test_a_value_that_a_rank_left_behind_is_found(three: list[RankStore]) -> Non
         three[rank].put(f"digest/{rank}", "a")
         return True
 
-    assert three[0].gather({1: "digest/1"}, timeout_s=60, gone=leaves) == ({1: "a"}, ())
+    assert three[0].gather({1: "digest/1"}, str, timeout_s=60, gone=leaves) == ({1: "a"}, ())
 
 
 def test_gather_does_not_wait_for_ranks_that_are_gone(three: list[RankStore]) -> None:
     started_s = time.monotonic()
     keys = {1: "digest/1", 2: "digest/2"}
-    assert three[0].gather(keys, timeout_s=60, gone=lambda rank: rank in (1, 2)) == ({}, (1, 2))
+    assert three[0].gather(keys, str, timeout_s=60, gone=lambda rank: rank in (1, 2)) == ({}, (1, 2))
     assert time.monotonic() - started_s < 30
 
 
@@ -127,7 +128,7 @@ def test_gather_waits_for_the_rank_that_is_not_gone(three: list[RankStore]) -> N
     timer = threading.Timer(0.1, three[1].put, ("digest/1", "b"))
     timer.start()
     keys = {1: "digest/1", 2: "digest/2"}
-    found, missing = three[0].gather(keys, timeout_s=60, gone=lambda rank: rank == 2)
+    found, missing = three[0].gather(keys, str, timeout_s=60, gone=lambda rank: rank == 2)
     assert (found, missing) == ({1: "b"}, (2,))
     timer.join()
 
@@ -147,8 +148,8 @@ def test_only_json_travels(three: list[RankStore], value: object) -> None:
     with pytest.raises(TypeError, match="not JSON serializable"):
         three[0].put("key", value)
     with pytest.raises(TypeError, match="not JSON serializable"):
-        three[0].put_first("key", value)
-    assert three[0].peek("key") is None
+        three[0].put_first("key", value, str)
+    assert three[0].peek("key", JsonValue) is None
 
 
 def test_connecting_without_a_server_raises_within_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +165,7 @@ def test_prefixes_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("MASTER_PORT", str(server.port))
     one, two = (RankStore.connect(name, rank=0, world_size=1) for name in ("one", "two"))
     one.put("key", 1)
-    assert (one.peek("key"), two.peek("key")) == (1, None)
+    assert (one.peek("key", int), two.peek("key", int)) == (1, None)
 
 
 def _exchange() -> tuple[tuple[int, ...], dict[int, object], object]:
@@ -173,8 +174,8 @@ def _exchange() -> tuple[tuple[int, ...], dict[int, object], object]:
     store = RankStore(dist.PrefixStore("x", dist.distributed_c10d._get_default_store()), rank=rank, world_size=2)
     missing = store.wait_for_ranks("start", timeout_s=30)
     store.put(f"digest/{rank}", {"rank": rank})
-    found, _ = store.gather({r: f"digest/{r}" for r in range(2)}, timeout_s=30)
-    return missing, found, store.put_first("verdict", rank)
+    found, _ = store.gather({r: f"digest/{r}" for r in range(2)}, JsonValue, timeout_s=30)
+    return missing, found, store.put_first("verdict", rank, int)
 
 
 def test_two_processes_exchange_and_agree() -> None:
@@ -195,7 +196,7 @@ def test_a_restart_on_one_node_sees_nothing_of_the_attempt_before(
     for attempt in ("0", "1"):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
         store = RankStore.connect("sentinel", rank=0, world_size=2)
-        seen.append(store.peek("alarm"))
+        seen.append(store.peek("alarm", str))
         store.put("alarm", attempt)
     # Nodes may count restarts apart, and would not meet under prefixes of their own.
     assert seen == [None, "0" if is_there else None]

@@ -11,11 +11,12 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
-from tpcompile.sentinel import Sentinel, settle, shutdown
+from tpcompile.ranks import run_dir
+from tpcompile.sentinel import Sentinel, shutdown
 
 FORM, *RUN_DIR = sys.argv[1:]
 if RUN_DIR[1:]:  # of two jobs that look at the same moment, both find the folder free
-    settle.free_name = str  # type: ignore[assignment]
+    run_dir.free_number = lambda path: 1
 if FORM == "cleanup":  # takes longer than the peers stay; torchrun dates failures by the second
     shutdown._PEERS_STAY_S = 2.0
 

@@ -8,43 +8,51 @@ import secrets
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from tpcompile import config
 from tpcompile.config import JobConfig
 from tpcompile.errors import ConfigError, PreflightError
 from tpcompile.evidence.records import SCHEMA_VERSION, Frozen, RankRecord, Verdict
+from tpcompile.evidence.records.bounds import Rank
 
 _PROBE_BYTES = 65536
 R = TypeVar("R", bound=BaseModel)
 
 
-def new_name(kind: str) -> str:
-    """`runs/<UTC time>-<kind>-<id>`: runs that begin in the same second are apart."""
-    return f"runs/{datetime.now(UTC):%Y%m%dT%H%M%S}-{kind}-{secrets.token_hex(2)}"
+def new_stamp() -> str:
+    """`<UTC time>-<id>`: runs that begin in the same second are apart."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
 
 
-def free_name(path: Path | str) -> str:
-    """The path, or with `-2`, `-3` and so on behind it where a run wrote anything before.
+def new_name(kind: str, stamp: str = "") -> str:
+    """`runs/<UTC time>-<kind>-<id>`, of a new stamp or the given one."""
+    time, _, token = (stamp or new_stamp()).partition("-")
+    return f"runs/{time}-{kind}-{token}"
 
-    Raises PreflightError when that cannot be seen.
-    """
-    first = Path(os.path.abspath(path))
-    name, number = first, 1
-    while RunDir(name).holds_anything():
+
+def free_number(path: Path | str) -> int:
+    """The first number, from 1, whose `numbered` path holds no file of a run. Raises PreflightError if unseen."""
+    number = 1
+    while RunDir(numbered(path, number)).holds_anything():
         number += 1
-        name = first.with_name(f"{first.name}-{number}")
-    return str(name)
+    return number
+
+
+def numbered(path: Path | str, number: int) -> Path:
+    """The absolute path, from number 2 on with `-2` and so on behind it."""
+    first = Path(os.path.abspath(path))
+    return first if number == 1 else first.with_name(f"{first.name}-{number}")
 
 
 class RankStatus(Frozen):
     """The last known activity of a rank; rewritten at every phase, so that it is there after a rank was killed."""
 
-    rank: int
+    rank: Rank
     world_size: int
-    pid: int
+    pid: Annotated[int, Field(ge=0, lt=1 << 31)]
     host: str
     namespace: str = ""
     """PID namespace of `pid`: host names are not unique."""

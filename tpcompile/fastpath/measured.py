@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 import torch
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from tpcompile.evidence.records import Frozen
 
@@ -80,7 +81,7 @@ class Decision(Frozen):
     shape: ShapeClass
     is_used: bool = False
     """True for the fast path, False for its reference."""
-    num_programs: int | None = None
+    num_programs: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
     """Multiprocessors that kernels which wait for each other may fill, on every rank. None for kernels that do not
     wait, and in the choice of a rank without a measurement: the GPUs then set the limit."""
     why: str

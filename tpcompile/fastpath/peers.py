@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpcompile.errors import FastPathError
+from tpcompile.evidence.records import Frozen
+from tpcompile.evidence.records.bounds import Number
 from tpcompile.fastpath.in_turn import Turns
 from tpcompile.ranks.store import RankStore
 
@@ -23,6 +25,14 @@ _TIMEOUT_S = 30.0
 """To connect to the store, which a busy machine may not answer for seconds: without it, peers have no reason."""
 _ALIKE_S = 0.5
 """How long a rank that refused a call looks whether its peers do."""
+
+
+class _Refusal(Frozen):
+    """What a rank raised last."""
+
+    number: Number
+    """Of the call."""
+    text: str
 
 
 class Exchange(Protocol):
@@ -134,7 +144,7 @@ def _with_same_ranks(exchange: Exchange | None) -> list[Exchange]:
 
 def _publish(store: RankStore, name: str, number: int, text: str) -> None:
     """Under the name of an exchange, the last refusal; and that there is one with the number of the call."""
-    store.put(f"{store.rank}/{name}", {"number": number, "text": text})
+    store.put(f"{store.rank}/{name}", _Refusal(number=number, text=text).model_dump(mode="json"))
     store.put(f"{store.rank}/{name}/{number}", True)
 
 
@@ -143,8 +153,9 @@ def _is_refused_by_all(store: RankStore, exchange: Exchange) -> bool:
     if exchange.group is None:
         return False
     ranks = dist.get_process_group_ranks(exchange.group)
-    keys = {rank: f"{rank}/{exchange.name}/{exchange.turns.count}" for rank in ranks}
-    _, missing = store.gather(keys, timeout_s=_ALIKE_S)
+    call = f"{exchange.name}/{exchange.turns.count}"
+    keys = {rank: f"{rank}/{call}" for rank in ranks}
+    _, missing = store.gather(keys, bool, timeout_s=_ALIKE_S)
     return not missing
 
 
@@ -155,9 +166,9 @@ def _refusals(exchange: Exchange) -> dict[int, str]:
         return {}
     found = {}
     for rank in dist.get_process_group_ranks(exchange.group):
-        refusal = store.peek(f"{rank}/{exchange.name}")
-        if refusal is not None and refusal["number"] not in exchange.turns.refused:
-            found[rank] = refusal["text"]
+        refusal = store.peek(f"{rank}/{exchange.name}", _Refusal)
+        if refusal is not None and refusal.number not in exchange.turns.refused:
+            found[rank] = refusal.text
     return found
 
 

@@ -179,10 +179,12 @@ class Selection:
         store = self._store.under(mine.decision.label)
         store.put(f"vote/{store.rank}", mine.model_dump(mode="json"))
         keys = {rank: f"vote/{rank}" for rank in self._ranks}
-        found, missing = store.gather(keys, timeout_s=self._timeout_s, stop_at="settled")
-        votes = {rank: Vote.model_validate(value) for rank, value in sorted(found.items())}
-        settled = store.put_first("settled", settle(votes, missing).model_dump(mode="json"))
-        return Decision.model_validate(settled)
+        found, missing = store.gather(keys, Vote, timeout_s=self._timeout_s, stop_at="settled")
+        found[store.rank] = mine
+        own = settle(dict(sorted(found.items())), missing)
+        settled: Decision = store.put_first("settled", own.model_dump(mode="json"), Decision) or own
+        is_of_this_call = settled.label == own.label
+        return settled if is_of_this_call else own
 
 
 def statuses() -> list[tuple[str, str]]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib.util
-import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tpcompile.errors import ConfigError, PreflightError
+from tpcompile.private_folder import cache_folder
 
 ARCHITECTURES = ("sm_90", "sm_80")
 _SOURCE = Path(__file__).with_name("no_gpu.cpp")
@@ -45,7 +45,7 @@ def _library(folder: Path) -> Path:
     """Where the library for the torch in that folder is; it finds torch's libraries there, and nowhere else."""
     version = (folder / "version.py").read_text()
     content = "\n".join([str(folder), version, _SOURCE.read_text()])
-    return Path(tempfile.gettempdir(), f"tpcompile_no_gpu_{hashlib.sha256(content.encode()).hexdigest()[:16]}.so")
+    return cache_folder("no_gpu") / f"{hashlib.sha256(content.encode()).hexdigest()[:16]}.so"
 
 
 def _built(folder: Path) -> Path:
@@ -53,9 +53,16 @@ def _built(folder: Path) -> Path:
     library = _library(folder)
     if library.exists():
         return library
+    with TemporaryDirectory(dir=library.parent) as partial:
+        built = Path(partial, library.name)
+        _build(folder, built)
+        built.replace(library)  # a process that loads it meanwhile finds all of it
+    return library
+
+
+def _build(folder: Path, library: Path) -> None:
     include = folder / "include"
-    partial = library.with_suffix(f".{os.getpid()}")
-    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{include}", str(_SOURCE), "-o", str(partial)]
+    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{include}", str(_SOURCE), "-o", str(library)]
     command += [f"-I{include / 'torch/csrc/api/include'}"]
     command += [f"-L{folder / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{folder / 'lib'}"]
     try:
@@ -64,5 +71,3 @@ def _built(folder: Path) -> Path:
         raise PreflightError("--arch needs g++, and there is none; install it (Debian: apt install g++)") from None
     if done.returncode:
         raise PreflightError(f"--arch: g++ failed: {done.stderr.strip().splitlines()[-1]}")
-    partial.replace(library)
-    return library

@@ -11,6 +11,7 @@ from itertools import pairwise
 from tpcompile.evidence.groups.by_rank import ByRank, entry, itself
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import Frozen
+from tpcompile.evidence.records.bounds import Number
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding, first_finding
@@ -21,7 +22,7 @@ class Calls(Frozen):
     """The calls of one rank in a phase."""
 
     phase: str
-    begun: tuple[dict[str, int], ...] = ()
+    begun: tuple[dict[str, Number], ...] = ()
     """Before each call: process group -> number of the last collective."""
 
     def issued(self, call: int) -> Mapping[str, int]:

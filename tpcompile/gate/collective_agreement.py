@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from tpcompile.config import JobConfig
 from tpcompile.errors import ExitCode
@@ -50,7 +49,7 @@ class _InPhase:
 
     def _is_behind_a_break(self, rank: int) -> bool:
         """Dynamo may run the rest of the call eagerly, and a collective there waits for this rank."""
-        if self._store.peek(_broken_in(self._phase, rank)) is None:
+        if self._store.peek(_broken_in(self._phase, rank), bool) is None:
             return False
         now = time.monotonic()
         return now - self._broken_since.setdefault(rank, now) > _AFTER_BREAK_S
@@ -66,7 +65,7 @@ def _agreeing(rank: int) -> str:
 
 def is_agreeing(store: RankStore) -> bool:
     """True while any rank waits for the other ranks to compile the same: that wait has a timeout, and a check."""
-    return any(store.peek(_agreeing(rank)) for rank in range(store.world_size))
+    return any(store.peek(_agreeing(rank), bool) for rank in range(store.world_size))
 
 
 class Agreement:
@@ -117,7 +116,8 @@ class Agreement:
         self._counts[self._phase] += 1
         store = self._store.under(f"compile/{self._phase}/of {ranks_text(self.members)}/{self._counts[self._phase]}")
         digest = [item.model_dump(mode="json") for item in mine]
-        side = Side(digest, answer=lambda question: None, judge=partial(self._judge, compile_))
+        judge = partial(self._judge, compile_)
+        side = Side(digest, answer=lambda question: None, judge=judge, kind=tuple[Item, ...], question=str)
         others = _InPhase(self._board, self._store, self._phase)
         timeout_s = self._config.gate.store_timeout_s
         verdict = Exchange(store, self.members, others=others, timeout_s=timeout_s).verdict(side)
@@ -126,9 +126,9 @@ class Agreement:
         return first(verdict.checks)
 
     def _judge(
-        self, compile_: CompileRecord, digests: Mapping[int, Any], absent: Mapping[int, str], _: Fetch
+        self, compile_: CompileRecord, digests: Mapping[int, tuple[Item, ...]], absent: Mapping[int, str], _: Fetch
     ) -> Verdict:
-        issued = ByRank(digests).map(lambda items: tuple(Item.model_validate(item) for item in items))
+        issued = ByRank(digests)
         # The majority is taken to be right; without one, the group with the lowest rank.
         odd = issued.unlike_most(_keys)
         check = None

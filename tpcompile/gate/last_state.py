@@ -44,9 +44,9 @@ class LastState:
         """The phase that this rank has finished, while it waits for the other ranks before the next one."""
 
     def open(self, store: RankStore) -> None:
-        """Publish the process of this rank, and the file that it leaves if it aborts."""
+        """Publish the process of this rank, and the name of the file that it leaves if it aborts."""
         self._black_box.open()
-        here = Process(pid=os.getpid(), host=this_host(), black_box=self._black_box.path, main_thread=self._main_thread)
+        here = Process(pid=os.getpid(), host=this_host(), black_box=self._black_box.name, main_thread=self._main_thread)
         store.put(f"process/{self._rank}", here.model_dump(mode="json"))
 
     def close(self) -> None:
@@ -90,15 +90,15 @@ class LastState:
             store.put(f"state/{self._rank}", self._state().model_dump(mode="json"))
             if is_of_wait(check):
                 keys = {rank: f"state/{rank}" for rank in range(store.world_size)}
-                found, late = store.gather(keys, timeout_s=_ANSWER_S, gone=others.is_gone)
-                states = {rank: RankState.model_validate(state) for rank, state in sorted(found.items())}
+                found, late = store.gather(keys, RankState, timeout_s=_ANSWER_S, gone=others.is_gone)
+                states = dict(sorted(found.items()))
                 lost = {rank: _lost(rank, process_of(rank, store), others) for rank in late}
-                calls = {rank: store.peek(f"calls/{rank}") for rank in keys}
+                calls = {rank: store.peek(f"calls/{rank}", Calls) for rank in keys}
                 return explained(
                     check,
                     ByRank(states),
                     {rank: one for rank, one in lost.items() if one},
-                    {rank: Calls.model_validate(found) for rank, found in calls.items() if found},
+                    {rank: found for rank, found in calls.items() if found is not None},
                 )
         return (check,)
 
@@ -125,7 +125,7 @@ def _oldest(issued: tuple[Issued, ...]) -> Issued | None:
 
 def process_of(rank: int, store: RankStore) -> Process:
     """The process that a rank published."""
-    return Process.model_validate(store.peek(f"process/{rank}") or {})
+    return store.peek(f"process/{rank}", Process) or Process()
 
 
 def forget_dead(store: RankStore, others: Others) -> None:

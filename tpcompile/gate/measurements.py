@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator
 
 from tpcompile.choices import AnyMode
+from tpcompile.evidence.records import RankDigest
 from tpcompile.evidence.records.base import Frozen, Item
 from tpcompile.fusion.baseline import Outcome
 
@@ -126,3 +129,12 @@ class GateFacts(Frozen):
     def changed(self, **fields: Any) -> Self:
         """These facts with some fields replaced."""
         return self.model_copy(update=fields)
+
+
+def _with_facts(digest: RankDigest) -> RankDigest:
+    GateFacts.model_validate(digest.facts)
+    return digest
+
+
+GateDigest = Annotated[RankDigest, AfterValidator(_with_facts)]
+"""A digest whose facts are `GateFacts`."""

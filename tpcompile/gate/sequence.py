@@ -22,7 +22,7 @@ from tpcompile.choices import TARGET
 from tpcompile.config import JobConfig, RunConfig, TargetConfig
 from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCompileError
 from tpcompile.evidence.records import Check, CheckId, RankRecord, Verdict
-from tpcompile.evidence.rundir import RunDir, new_name
+from tpcompile.evidence.rundir import RunDir
 from tpcompile.fastpath.certificate import device_kind
 from tpcompile.faults import injected
 from tpcompile.faults.injected import NO_FAULT, Fault, FaultContext
@@ -31,7 +31,7 @@ from tpcompile.gate.collective_agreement import Agreement, is_agreeing
 from tpcompile.gate.failure import failure_check
 from tpcompile.gate.fusion import FusionCheck
 from tpcompile.gate.last_state import LastState, forget_dead
-from tpcompile.gate.measurements import GateFacts
+from tpcompile.gate.measurements import GateDigest, GateFacts
 from tpcompile.gate.modes import MODES, Run
 from tpcompile.gate.phases import Phases
 from tpcompile.gate.reference import StackReference, free
@@ -46,6 +46,7 @@ from tpcompile.ranks.env import RankEnv, check_cpp_compiler, choose_device, proc
 from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.mesh import mesh_roles
 from tpcompile.ranks.recorded import record_side
+from tpcompile.ranks.run_dir import agreed_run_dir
 from tpcompile.ranks.store import RankStore
 from tpcompile.recording import CaptureSession
 from tpcompile.report import console as consoles
@@ -120,11 +121,10 @@ def _fault(config: JobConfig) -> tuple[Fault, int | None]:
 
 def _claim(run_dir: Path | str | None, config: JobConfig, store: RankStore) -> RunDir:
     """The run directory of all ranks; the first rank that asks checks that it holds no run, before any rank writes."""
-    name = run_dir or new_name(f"{config.label}-tp{store.world_size}")
-    agreed = store.put_first("run_dir", {"path": str(name), "taken": RunDir(name).holds_run()})
-    if agreed["taken"]:
-        raise DirectoryTakenError(agreed["path"])
-    return RunDir.create(agreed["path"])
+    path = Path(run_dir) if run_dir else agreed_run_dir(store, f"{config.label}-tp{store.world_size}")
+    if store.put_first("taken", RunDir(path).holds_run(), bool):
+        raise DirectoryTakenError(path)
+    return RunDir.create(path)
 
 
 class _Output(NamedTuple):
@@ -274,7 +274,7 @@ class _Gate:
         """True when any rank answers True, on all ranks: they must take one branch before a collective."""
         self.store.put(f"{question}/{self.env.rank}", answer)
         keys = {rank: f"{question}/{rank}" for rank in range(self.env.world_size)}
-        found, late = self.store.gather(keys, timeout_s=self.config.gate.store_timeout_s)
+        found, late = self.store.gather(keys, bool, timeout_s=self.config.gate.store_timeout_s)
         if late:
             self.watch.end(self.agreement.missing(question, late))
         return any(found.values())
@@ -327,7 +327,7 @@ class _Gate:
             self.watch.stop()
             return self.unwritten(error, self.store)
         exchange = self.exchange(self.store, timeout_s=self.config.gate.store_timeout_s)
-        verdict = exchange.verdict(record_side(record, gate_rules(self.config)))
+        verdict = exchange.verdict(record_side(record, gate_rules(self.config), kind=GateDigest))
         self.watch.stop()
         self.board.end("finished")
         code = self.publish(verdict, judge=self.env.rank == 0)
@@ -347,12 +347,12 @@ class _Gate:
         except PreflightError as error:
             return self.unwritten(error, self.watch_store, after=check.observed)
         exchange = self.exchange(self.watch_store, timeout_s=_LAST_WORDS_TIMEOUT_S)
-        side = record_side(record, gate_rules(self.config), problems=problems)
+        side = record_side(record, gate_rules(self.config), problems=problems, kind=GateDigest)
         try:
             verdict = exchange.verdict(side)
         except RuntimeError:  # the store does not respond: judge with this rank's digest alone
             verdict = side.judge(
-                {self.env.rank: side.digest}, self.last_statuses(), lambda _, question: side.answer(question)
+                {self.env.rank: side.own}, self.last_statuses(), lambda _, *asked: side.own_answer(*asked)
             )
         forget_dead(self.watch_store, self.others)
         return self.publish(verdict, judge=verdict is not None and self.directory.read_verdict() is None)
@@ -372,7 +372,7 @@ class _Gate:
     def is_first(self, store: RankStore, what: str) -> bool:
         """True on the first rank that asks, and on every rank when the store does not respond."""
         with suppress(RuntimeError):
-            return bool(store.put_first(what, self.env.rank) == self.env.rank)
+            return store.put_first(what, self.env.rank, int) in (self.env.rank, None)
         return True
 
     def exchange(self, store: RankStore, *, timeout_s: float) -> Exchange:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import suppress
-from typing import Any
 
 from rich.console import Console
 
@@ -44,30 +43,34 @@ class StatusBoard:
 
     def last_seen(self, rank: int) -> str:
         """The last state that `rank` published, and whether its process died (known on the same host only)."""
-        status = self._store.peek(f"status/{rank}")
+        status = self._status_of(rank)
         if status is None:
             return "never: it did not reach the store"
-        died = f"; its process {status['pid']} died" if self.is_gone(rank) else ""
-        return f"{status['state']} in phase {status['phase']} on {status['host']}{died}"
+        died = f"; its process {status.pid} died" if self.is_gone(rank) else ""
+        return f"{status.state} in phase {status.phase} on {status.host}{died}"
 
     def died(self) -> dict[int, str]:
         """Ranks whose process is known to have died before it published one of `ENDED` -> `last_seen`."""
-        seen = {rank: self._store.peek(f"status/{rank}") for rank in range(self._store.world_size)}
+        seen = {rank: self._status_of(rank) for rank in range(self._store.world_size)}
         return {
             rank: self.last_seen(rank)
             for rank, status in seen.items()
-            if status is not None and status["state"] not in ENDED and _is_dead(status)
+            if status is not None and status.state not in ENDED and _is_dead(status)
         }
 
     def is_gone(self, rank: int) -> bool:
         """True when the rank's process is known to be dead; on a different host that is not known."""
-        status = self._store.peek(f"status/{rank}")
+        status = self._status_of(rank)
         return status is not None and _is_dead(status)
 
     def has_left(self, rank: int, phase: str) -> bool:
         """True when the last phase that `rank` published is not `phase`."""
-        status = self._store.peek(f"status/{rank}")
-        return status is not None and status["phase"] != phase
+        status = self._status_of(rank)
+        return status is not None and status.phase != phase
+
+    def _status_of(self, rank: int) -> RankStatus | None:
+        found: RankStatus | None = self._store.peek(f"status/{rank}", RankStatus, sender=rank)
+        return found
 
     def _publish(self, state: str, error: str = "") -> None:
         status = RankStatus(
@@ -86,5 +89,5 @@ class StatusBoard:
             self._store.put(f"status/{self._store.rank}", status.model_dump(mode="json"))
 
 
-def _is_dead(status: dict[str, Any]) -> bool:
-    return process_state(status["pid"], status["namespace"]) == "dead"
+def _is_dead(status: RankStatus) -> bool:
+    return process_state(status.pid, status.namespace) == "dead"

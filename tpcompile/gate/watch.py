@@ -75,7 +75,7 @@ class Watch:
 
     def alarm(self, check: Check) -> Check:
         """Publish what went wrong to all ranks; the first alarm is the cause, and is returned."""
-        return Check.model_validate(self._store.put_first(ALARM, check.model_dump(mode="json")))
+        return self._store.put_first(ALARM, check.model_dump(mode="json"), Check) or check
 
     def end(self, check: Check) -> None:
         """Raise the alarm, write the last words and leave the process. Does not return."""
@@ -104,11 +104,13 @@ class Watch:
     def _trouble(self) -> Check | None:
         try:
             died = self._died()
-            alarm = self._store.peek(ALARM)  # after the processes: the rank that raised it may end then
+            alarm: Check | None = self._store.peek(
+                ALARM, Check
+            )  # after the processes: the rank that raised it may end then
         except RuntimeError:
             return self._lost("the job's store does not respond: torchrun, rank 0 or its node died")
         if alarm is not None:
-            return Check.model_validate(alarm)
+            return alarm
         if died:
             seen = "; ".join(f"rank {rank}: {text}" for rank, text in died.items())
             return self._lost(f"{named_ranks(list(died))} died ({seen})", ranks=tuple(died))

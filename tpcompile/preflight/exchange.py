@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch.distributed as dist
 
@@ -33,10 +33,10 @@ _ASKED = 2
 class Details(Generic[_T]):
     """Facts of ranks, asked for once per hash: a rank with the same hash answers for one that is dead."""
 
-    def __init__(self, fetch: Fetch, question: Question, shas: Mapping[int, str], parse: Callable[[Any], _T]) -> None:
+    def __init__(self, fetch: Fetch, question: Question, shas: Mapping[int, str], kind: type[_T]) -> None:
         self.shas = shas
         """By rank."""
-        self._fetch, self._question, self._parse = fetch, question, parse
+        self._fetch, self._question, self._kind = fetch, question, kind
         self._known: dict[str, _T | None] = {}
 
     def of(self, ranks: Iterable[int]) -> ByRank[_T]:
@@ -57,9 +57,9 @@ class Details(Generic[_T]):
 
     def _first_answer(self, ranks: Iterable[int]) -> _T | None:
         for rank in islice(ranks, _ASKED):
-            answer = self._fetch(rank, self._question)
+            answer: _T | None = self._fetch(rank, self._question, self._kind)
             if answer is not None:
-                return self._parse(answer)
+                return answer
         return None
 
 
@@ -80,7 +80,7 @@ class Exchanges:
 
     def last_seen(self, rank: int) -> str:
         """The last state that a rank published, in any exchange."""
-        return str(self._root.peek(f"seen/{rank}") or "never: it did not enter a preflight check")
+        return str(self._root.peek(f"seen/{rank}", str) or "never: it did not enter a preflight check")
 
     def is_gone(self, rank: int) -> bool:
         """Always False: ranks publish their state here, not their process."""

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.evidence.records import SCHEMA_VERSION, Frozen
+from tpcompile.evidence.records.bounds import Rank
 from tpcompile.evidence.text.phrases import phrase
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.preflight.backends import Resolvers, answers, resolved_backends
@@ -69,7 +70,7 @@ class SetupDigest(Frozen):
     """What every rank publishes: hashes by group, and the facts in which healthy ranks differ."""
 
     schema_version: int = SCHEMA_VERSION
-    rank: int
+    rank: Rank
     domain: str
     """Ranks with the same text must agree."""
     shas: dict[str, str]

@@ -26,9 +26,9 @@ from tpcompile.preflight.facts import (
     weight_facts,
 )
 from tpcompile.preflight.judge import Judge
-from tpcompile.preflight.locate import answer_elements
+from tpcompile.preflight.locate import Question, answer_elements
 from tpcompile.preflight.weights import Group, Layout, ShardedBy, Weight, weights_of
-from tpcompile.ranks.exchange import Fetch, Question, Side
+from tpcompile.ranks.exchange import Fetch, Side
 
 _LAYERS = [layer.value for layer in Layer]
 
@@ -144,20 +144,22 @@ class Handshake:
             own=own_facts(self._device),
         )
 
-        def judge(found: dict[int, object], absent: dict[int, str], fetch: Fetch) -> Verdict:
-            digests = [SetupDigest.model_validate(value) for _, value in sorted(found.items())]
-            return Judge(digests, absent, fetch, self._timeout_s, title, allowed=self._allowed, step=step).verdict()
+        def judge(found: dict[int, SetupDigest], absent: dict[int, str], fetch: Fetch) -> Verdict:
+            return Judge(
+                list(found.values()), absent, fetch, self._timeout_s, title, allowed=self._allowed, step=step
+            ).verdict()
 
         def answer(question: Question) -> object:
-            if "elements" in question:
-                return answer_elements(self._tensor(question["elements"]), question)
-            return facts.part(question["group"]).model_dump(mode="json")
+            if question.elements:
+                return answer_elements(self._tensors().get(question.elements), question)
+            return facts.part(question.group).model_dump(mode="json")
 
-        return self._exchanges.verdict(Side(digest.model_dump(mode="json"), answer, judge))
+        side = Side(digest.model_dump(mode="json"), answer, judge, kind=SetupDigest, question=Question)
+        return self._exchanges.verdict(side)
 
-    def _tensor(self, name: str) -> torch.Tensor:
-        assert self._module is not None, "only weights of a module are asked for"
-        return (dict(self._module.named_parameters()) | dict(self._module.named_buffers()))[name]
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        module = self._module
+        return dict(module.named_parameters()) | dict(module.named_buffers()) if module is not None else {}
 
 
 def group_of(mesh: DeviceMesh | None, axis: str) -> Group:

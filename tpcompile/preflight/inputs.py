@@ -21,8 +21,8 @@ from tpcompile.preflight.conclusion import MAX_NAMED, conclude, group_check, rep
 from tpcompile.preflight.differences import Groups, Kind, difference
 from tpcompile.preflight.exchange import Details, Exchanges
 from tpcompile.preflight.handshake import group_of
-from tpcompile.preflight.locate import answer_elements, located
-from tpcompile.ranks.exchange import Fetch, Question, Side
+from tpcompile.preflight.locate import Question, answer_elements, located
+from tpcompile.ranks.exchange import Fetch, Side
 
 _PASSED = ""
 """The aspect that every passed argument has."""
@@ -95,15 +95,15 @@ class InputCheck:
         def judge(found: dict[int, Any], absent: dict[int, str], fetch: Fetch) -> Verdict:
             return _judge(found, absent, fetch, own=facts, timeout_s=self._timeout_s, axis=self._group.axis)
 
-        return self._exchanges.verdict(Side(_sha(facts), lambda question: _answer(question, facts, leaves), judge))
+        side = Side(_sha(facts), lambda question: _answer(question, facts, leaves), judge, kind=str, question=Question)
+        return self._exchanges.verdict(side)
 
 
 def _answer(question: Question, facts: InputFacts, leaves: Mapping[str, Any]) -> Any:
-    if "elements" not in question:
+    if not question.elements:
         return facts.model_dump(mode="json")
-    tensor = leaves.get(question["elements"])
-    assert isinstance(tensor, Tensor), "only elements of tensors are asked for"
-    return answer_elements(tensor, question)
+    tensor = leaves.get(question.elements)
+    return answer_elements(tensor if isinstance(tensor, Tensor) else None, question)
 
 
 def _judge(
@@ -111,7 +111,7 @@ def _judge(
 ) -> Verdict:
     ranks = sorted({*shas, *absent})
     domain = f"{axis} {ranks_text(ranks)}"
-    facts = Details(fetch, {}, shas, InputFacts.model_validate).of(shas)
+    facts = Details(fetch, {}, shas, InputFacts).of(shas)
     silent = sorted(set(shas).difference(facts))
     found: list[Divergence] = []
     names: list[str] = []

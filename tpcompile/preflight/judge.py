@@ -90,7 +90,7 @@ class Judge:
 
     def _details_of(self, group: str) -> Details[RankFacts]:
         shas = self._shas.map(lambda shas: shas.get(group, ""))
-        return Details(self.fetch, {"group": group}, shas, RankFacts.model_validate)
+        return Details(self.fetch, {"group": group}, shas, RankFacts)
 
     def verdict(self) -> Verdict:
         """All checks of all groups."""

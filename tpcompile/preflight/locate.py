@@ -13,14 +13,33 @@ from torch import Tensor
 
 from tpcompile.evidence.iterables import differ
 from tpcompile.evidence.records import Frozen
+from tpcompile.evidence.records.bounds import Number
 from tpcompile.preflight.differences import Groups, sides_text
 from tpcompile.preflight.fingerprint import local_of, piece_hashes, raw_bytes
 from tpcompile.ranks.exchange import Fetch
 
 _PIECES = 64
 
-Ask = Callable[[int, dict[str, Any]], Any]
-"""(rank, {start, stop} in elements) -> that rank's `answer_elements`; None without an answer."""
+Ask = Callable[[int, dict[str, Any], Any], Any]
+"""(rank, {start, stop} in elements, type of the answer) -> that rank's `answer_elements`; None without an answer."""
+
+
+class Question(Frozen):
+    """What the judge of a preflight check asks a rank for: facts of a group, or elements of a tensor."""
+
+    group: str = ""
+    elements: str = ""
+    """Name of the tensor."""
+    start: Number | None = None
+    """First element; None asks for the form."""
+    stop: Number = 0
+
+
+class Pieces(Frozen):
+    """Elements start..stop of a tensor: hashes of pieces of it, or the few elements, each with its bits."""
+
+    hashes: tuple[str, ...] = ()
+    elements: tuple[tuple[str, str], ...] = ()
 
 
 class Element(Frozen):
@@ -37,7 +56,7 @@ class Form(Frozen):
     """dtype and shape of a tensor whose elements can be compared."""
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Number, ...]
 
     @classmethod
     def of(cls, local: Tensor) -> Form | None:
@@ -53,11 +72,16 @@ def answer_form(tensor: Tensor) -> dict[str, Any] | None:
     return form.model_dump(mode="json") if form else None
 
 
-def answer_elements(tensor: Tensor, question: dict[str, Any]) -> Any:
-    """The form for a question without `start`; else hashes of pieces of elements start..stop, or the few elements."""
-    if "start" not in question:
-        return answer_form(tensor)
-    local, start, stop = local_of(tensor), question["start"], question["stop"]
+def answer_elements(tensor: Tensor | None, question: Question) -> Any:
+    """The form for a question without `start`; else hashes of pieces of elements start..stop, or the few elements.
+
+    None where there is no such tensor, or no such elements.
+    """
+    if tensor is None or question.start is None:
+        return None if tensor is None else answer_form(tensor)
+    local, start, stop = local_of(tensor), question.start, question.stop
+    if not start < stop <= local.numel():
+        return None
     raw, size_bytes = raw_bytes(local), local.element_size()
     if stop - start > _PIECES:
         piece_bytes = _piece(start, stop) * size_bytes
@@ -71,23 +95,27 @@ def locate(ask: Ask, ranks: Sequence[int], shape: Sequence[int]) -> Element | No
     start = 0
     stop = math.prod(shape)
     while stop - start > _PIECES:
-        hashes = _answers(ask, ranks[:2], start, stop, "hashes")
+        size = -(-(stop - start) // _piece(start, stop))
+        hashes = _answers(ask, ranks[:2], start, stop, lambda answer: answer.hashes, size)
         number = _first_difference(hashes)
         if number is None:
             return None  # no answer, or the tensor changed during the search
         piece = _piece(start, stop)
         start, stop = start + number * piece, min(start + (number + 1) * piece, stop)
-    elements = _answers(ask, ranks, start, stop, "elements")
+    elements = _answers(ask, ranks, start, stop, lambda answer: answer.elements, stop - start)
     place = _first_difference([[bits for _, bits in of_rank] for of_rank in elements[:2]])
     if place is None:
         return None
     return Element(index=_unravel(start + place, shape), values=_texts([of_rank[place] for of_rank in elements]))
 
 
-def _answers(ask: Ask, ranks: Sequence[int], start: int, stop: int, name: str) -> list[list[Any]]:
-    """The answers of all ranks for a span; empty when one of them does not answer."""
-    answers = [ask(rank, {"start": start, "stop": stop}) for rank in ranks]
-    return [] if None in answers else [answer[name] for answer in answers]
+def _answers(
+    ask: Ask, ranks: Sequence[int], start: int, stop: int, part: Callable[[Pieces], Sequence[Any]], size: int
+) -> list[Sequence[Any]]:
+    """Part of the answers of all ranks for a span; empty when one of them does not answer with `size` entries."""
+    answers = [ask(rank, {"start": start, "stop": stop}, Pieces) for rank in ranks]
+    parts = [() if answer is None else part(answer) for answer in answers]
+    return parts if all(len(one) == size for one in parts) else []
 
 
 def _first_difference(rows: Sequence[Sequence[Any]]) -> int | None:
@@ -107,14 +135,14 @@ def located(fetch: Fetch, row: Groups, name: str) -> str:
     if None in values:
         return ""  # a group of ranks does not have the tensor
 
-    def ask(rank: int, span: dict[str, Any]) -> Any:
-        return fetch(rank, {"elements": name, **span})
+    def ask(rank: int, span: dict[str, Any], kind: Any) -> Any:
+        return fetch(rank, {"elements": name, **span}, kind)
 
     first_ranks = [group[0] for group in ranks]
-    forms = [ask(rank, {}) for rank in first_ranks]
+    forms = [ask(rank, {}, Form) for rank in first_ranks]
     if None in forms:
         return ""
-    form, *others = map(Form.model_validate, forms)
+    form, *others = forms
     if any(other != form for other in others):
         return ""
     element = locate(ask, first_ranks, form.shape)

@@ -10,18 +10,21 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch.distributed as dist
+from pydantic import Field
 
-from tpcompile.errors import DivergenceError
+from tpcompile.errors import ConfigError, DivergenceError
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.records import Frozen
+from tpcompile.evidence.records.bounds import Number, Rank
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
 from tpcompile.ranks.liveness import process_state, this_host
 from tpcompile.ranks.store import RankStore
 
+T = TypeVar("T")
 _NUMBERS: Counter[str] = Counter()
 _PLURALS = {"profile": "profiles", "all_reduce": "settings of all_reduce", "signature": "signatures"}
 
@@ -37,6 +40,43 @@ class Vote(Frozen):
     """Of the call that it captures; empty where it captures nothing."""
 
 
+class _Brought(Frozen, Generic[T]):
+    """What a rank comes to a step with."""
+
+    vote: Vote
+    value: T
+
+
+class _Settled(Frozen, Generic[T]):
+    """What one rank has decided for all."""
+
+    problem: str = ""
+    ranks: tuple[Rank, ...] = ()
+    """To blame for the problem."""
+    decided: T | None = None
+
+
+class _Made(Frozen, Generic[T]):
+    """What the first rank has made for all."""
+
+    asked: str
+    made: T
+
+
+class _Process(Frozen):
+    """The process of a rank."""
+
+    pid: int = Field(ge=1, lt=1 << 31)
+    host: str
+
+
+class _Last(Frozen):
+    """The step to which a rank came last."""
+
+    step: Number
+    vote: Vote
+
+
 class Agreement:
     """The ranks of a group, which take the same steps with one callable; every rank makes one.
 
@@ -49,62 +89,68 @@ class Agreement:
         members = ranks_text(self._ranks)
         _NUMBERS[members] += 1
         self._store = RankStore.of_job(f"tpcompile/profiles/{members}/{_NUMBERS[members]}", store)
-        self._store.put(f"process/{self._store.rank}", {"pid": os.getpid(), "host": this_host()})
+        here = _Process(pid=os.getpid(), host=this_host())
+        self._store.put(f"process/{self._store.rank}", here.model_dump(mode="json"))
         self._num_steps = 0
 
     def agree(self, vote: Vote) -> None:
         """Return when all ranks have come with the same vote; DivergenceError on all of them otherwise."""
-        self.share(vote, None, decide=lambda _: {})
+        self.share(vote, None, None, decide=lambda _: None, result=None)
 
-    def share(self, vote: Vote, value: Any, *, decide: Callable[[Mapping[int, Any]], dict[str, Any]]) -> dict[str, Any]:
-        """Exchange a JSON value with the vote; what one rank has decided from the values of all is the same on all.
+    def share(
+        self, vote: Vote, value: Any, kind: Any, *, decide: Callable[[Mapping[int, Any]], Any], result: Any
+    ) -> Any:
+        """Exchange a value of `kind` with the vote; the `result` that one rank has decided from all values, on all.
 
-        Raises DivergenceError on all of them when votes differ, a rank does not come, or the decision is a `problem`.
+        Raises DivergenceError on all of them when votes differ, a rank does not come, or `decide` raises ConfigError.
         """
         self._num_steps += 1
         store = self._store.under(f"step/{self._num_steps}")
-        mine = vote.model_dump(mode="json")
-        store.put(f"vote/{store.rank}", {"vote": mine, "value": value})
-        self._store.put(f"last/{store.rank}", {"step": self._num_steps, **mine})
-        keys = {rank: f"vote/{rank}" for rank in self._ranks}
-        found, missing = store.gather(keys, timeout_s=self._timeout_s, stop_at="settled", gone=self._is_gone)
-        votes = ByRank({rank: Vote.model_validate(one["vote"]) for rank, one in sorted(found.items())})
-        problem, ranks = difference(votes)
+        mine = _Brought[kind](vote=vote, value=value)
+        store.put(f"vote/{store.rank}", mine.model_dump(mode="json"))
+        last = _Last(step=self._num_steps, vote=vote)
+        self._store.put(f"last/{store.rank}", last.model_dump(mode="json"))
+        keys = {rank: f"vote/{rank}" for rank in self._ranks if rank != store.rank}
+        theirs, missing = store.gather(
+            keys, _Brought[kind], timeout_s=self._timeout_s, stop_at="settled", gone=self._is_gone
+        )
+        brought = ByRank(dict(sorted((theirs | {store.rank: mine}).items())))
+        problem, ranks = difference(brought.map(lambda one: one.vote))
         if missing and not problem:
             problem, ranks = self._absence(vote, missing), missing
-        if problem:
-            decided = {"problem": problem, "ranks": list(ranks)}
-        else:
-            decided = decide({rank: found[rank]["value"] for rank in votes})
-        settled: dict[str, Any] = store.put_first("settled", decided)
-        if "problem" in settled:
-            raise DivergenceError(settled["problem"], ranks=settled.get("ranks", ()))
-        return settled
+        own = _Settled[result](problem=problem, ranks=tuple(ranks))
+        if not problem:
+            own = _Settled[result].model_validate(_decision(decide, brought))
+        settled = store.put_first("settled", own.model_dump(mode="json"), _Settled[result]) or own
+        if settled.problem:
+            raise DivergenceError(settled.problem, ranks=settled.ranks)
+        return settled.decided
 
-    def of_first_rank(self, key: str, asked: str, make: Callable[[], Any]) -> Any:
-        """What `make` returns on the first rank, JSON, on all ranks that ask for the same.
+    def of_first_rank(self, key: str, asked: str, make: Callable[[], T], kind: type[T]) -> T:
+        """What `make` returns on the first rank, of `kind`, on all ranks that ask for the same.
 
         Raises DivergenceError on a rank that asks for something else, or whose first rank does not answer in time.
         """
         rank, first = self._store.rank, self._ranks[0]
         if rank == first:
             made = make()
-            self._store.put(key, {"asked": asked, "made": made})
+            mine = _Made[kind](asked=asked, made=made)  # type: ignore[valid-type]
+            self._store.put(key, mine.model_dump(mode="json"))
             return made
-        found, _ = self._store.gather({first: key}, timeout_s=self._timeout_s, gone=self._is_gone)
+        found, _ = self._store.gather({first: key}, _Made[kind], timeout_s=self._timeout_s, gone=self._is_gone)  # type: ignore[valid-type]
         if not found:
             raise DivergenceError(
                 f"rank {rank} waits for {key} of rank {first}, {asked}, which did not come within "
                 f"{self._timeout_s:g} s: rank {first} {self._last_of(first)}", ranks=[first],
             )  # fmt: skip
-        if found[first]["asked"] != asked:
-            theirs = found[first]["asked"]
-            raise DivergenceError(f"{key} is {theirs} on rank {first} / {asked} on rank {rank}", ranks=[rank])
-        return found[first]["made"]
+        theirs: _Made[T] = found[first]
+        if theirs.asked != asked:
+            raise DivergenceError(f"{key} is {theirs.asked} on rank {first} / {asked} on rank {rank}", ranks=[rank])
+        return theirs.made
 
     def _is_gone(self, rank: int) -> bool:
-        process = self._store.peek(f"process/{rank}")
-        return process is not None and process_state(process["pid"], process["host"]) == "dead"
+        process = self._store.peek(f"process/{rank}", _Process)
+        return process is not None and process_state(process.pid, process.host) == "dead"
 
     def _absence(self, vote: Vote, missing: Sequence[int]) -> str:
         doing = f"runs {vote.program} under profile {vote.profile}"
@@ -112,16 +158,25 @@ class Agreement:
             doing = f"captures {vote.program} under profile {vote.profile} for {vote.signature}"
         seen = "; ".join(f"rank {rank} {self._last_of(rank)}" for rank in missing)
         limit = f"within {self._timeout_s:g} s"
-        return f"rank {self._store.rank} {doing}, and {named_ranks(missing)} did not come {limit}: {seen}"
+        who = named_ranks(missing)
+        return f"rank {self._store.rank} {doing}, and {who} did not come {limit}: {seen}"
 
     def _last_of(self, rank: int) -> str:
         if self._is_gone(rank):
             return "has ended"
-        last = self._store.peek(f"last/{rank}")
+        last = self._store.peek(f"last/{rank}", _Last)
         if last is None:
             return "has not called it"
-        what = f"profile {last['profile']}"
-        return f"was last seen at step {last['step']}, {what} {last['signature']}".rstrip()
+        what = f"profile {last.vote.profile} {last.vote.signature}"
+        return f"was last seen at step {last.step}, {what}".rstrip()
+
+
+def _decision(decide: Callable[[Mapping[int, Any]], Any], brought: ByRank[_Brought[Any]]) -> dict[str, Any]:
+    """Fields of what is settled."""
+    try:
+        return {"decided": decide(brought.map(lambda one: one.value))}
+    except ConfigError as error:
+        return {"problem": str(error)}
 
 
 def difference(votes: ByRank[Vote]) -> tuple[str, tuple[int, ...]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tpcompile.errors import ConfigError
+from tpcompile.evidence.records.bounds import Rank
 from tpcompile.profiles import chosen
 from tpcompile.profiles.agreement import Agreement, Vote
 from tpcompile.profiles.measure import Measurement, Timings, choose
@@ -39,8 +39,7 @@ class Steps:
         """Before the first replay; raises ConfigError on all ranks where one has a problem."""
         found = {0: problem}
         if self._agreement is not None:
-            shared = self._agreement.share(self._capturing, problem, decide=lambda texts: {"problems": dict(texts)})
-            found = {int(rank): text for rank, text in shared["problems"].items()}
+            found = self._agreement.share(self._capturing, problem, str, decide=dict, result=dict[Rank, str])
         for rank, text in sorted(found.items()):
             if text:
                 raise ConfigError(text if self._agreement is None else f"{text} (rank {rank})")
@@ -50,8 +49,8 @@ class Steps:
         if self._agreement is None:
             found = choose({0: timed})
         else:
-            shared = self._agreement.share(self._of("its measurement"), timed, decide=_chosen)
-            found = Measurement.model_validate(shared)
+            vote = self._of("its measurement")
+            found = self._agreement.share(vote, timed, Timings, decide=choose, result=Measurement)
         return self.chose(found)
 
     def chose(self, found: Measurement) -> Measurement:
@@ -71,10 +70,3 @@ class Steps:
     def _agree(self, vote: Vote) -> None:
         if self._agreement is not None:
             self._agreement.agree(vote)
-
-
-def _chosen(timed: Mapping[int, Any]) -> dict[str, Any]:
-    try:
-        return choose(timed).model_dump(mode="json")
-    except ConfigError as error:
-        return {"problem": str(error)}

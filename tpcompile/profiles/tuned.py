@@ -31,4 +31,4 @@ class Tuned:
         if self._agreement is None:
             return times()
         asked = f"{what}: {', '.join(candidates)}"
-        return self._agreement.of_first_rank(f"choice {self.num_shared}", asked, times)
+        return self._agreement.of_first_rank(f"choice {self.num_shared}", asked, times, list[float])

@@ -15,6 +15,7 @@ import tpcompile
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import DivergenceError
 from tpcompile.evidence.records import CheckId, RankRecord, Verdict
+from tpcompile.evidence.records.bounds import Number
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.pytest_plugin.files import Place
@@ -111,7 +112,8 @@ class TensorParallel:
         """Counts of every rank, so that all ranks judge the same."""
         store = RankStore.of_job(f"tpcompile/pytest/{name}", None)
         store.put(f"counts/{self.rank}", _counts(record))
-        found, _ = store.gather({rank: f"counts/{rank}" for rank in range(self.world_size)}, timeout_s=self._timeout_s)
+        keys = {rank: f"counts/{rank}" for rank in range(self.world_size)}
+        found, _ = store.gather(keys, dict[str, Number], timeout_s=self._timeout_s)
         return {rank: Counter(counts) for rank, counts in sorted(found.items())}
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tpcompile.errors import PreflightError
 from tpcompile.pytest_plugin import combine, session
 from tpcompile.pytest_plugin.files import Job, TestRun
 from tpcompile.pytest_plugin.server import ENVIRON
@@ -59,11 +60,16 @@ class Server:
     """The process that ranks are forked from, which a session starts once, or why there is none."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._name = session.name_of(config)
-        self._why_not = _why_not()
-        if not self._why_not:
-            plugins = list(config.option.plugins)
-            session.start_server(self._name, preload=config.getini("tp_preload"), plugins=plugins)
+        self._name, self._why_not = "", _why_not()
+        if self._why_not:
+            return
+        try:
+            self._name = session.name_of(config)
+        except PreflightError as error:
+            self._why_not = str(error)
+            return
+        plugins = list(config.option.plugins)
+        session.start_server(self._name, preload=config.getini("tp_preload"), plugins=plugins)
 
     def connect(self) -> Running:
         """A connection for one job, when ranks can be forked or it is known why they cannot."""

@@ -25,7 +25,7 @@ from unittest import mock
 
 from tpcompile.frames import with_room
 from tpcompile.pytest_plugin.files import SHOW_STACK, STREAMS, Files, Job
-from tpcompile.pytest_plugin.session import join
+from tpcompile.pytest_plugin.session import join, remove
 from tpcompile.ranks import children
 
 _STACK_S = 0.3
@@ -53,6 +53,7 @@ def main(name: str, listener: int, preload: Sequence[str], plugins: Sequence[str
     why_not = _prepare(preload, plugins)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _serve(socket.socket(fileno=listener), session, why_not)
+    remove(name)  # the session may have been killed
     sys.stderr.flush()
     os._exit(0)  # without taking apart all that was imported
 

@@ -2,7 +2,7 @@
 
 The process that the session belongs to listens at one address, and the server holds a connection to it: the end of that
 process closes the connection, however it comes. The server listens at a second address; the process that binds it first
-starts the server. Neither needs a file or a lock.
+starts the server. Both are in a folder of this user alone: whoever connects there has code run.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-import uuid
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
-from pathlib import Path
 from types import TracebackType
 
 import pytest
 
+from tpcompile.errors import PreflightError
+from tpcompile.private_folder import shared_folder
 from tpcompile.pytest_plugin.files import Job
 
 HAS_ENDED = "the process that ranks are forked from has ended"
@@ -48,7 +49,8 @@ class Session:
     """The life of a session; held by the process that it belongs to, not by the workers of xdist."""
 
     def __init__(self) -> None:
-        self.name = f"tpcompile-{uuid.uuid4().hex}"
+        """Raises PreflightError where no folder for the sockets can be private."""
+        self.name = tempfile.mkdtemp(dir=shared_folder("pytest"), prefix="")
         self._listener = _bound(self.name, "session")
         self._listener.listen()
 
@@ -59,13 +61,17 @@ class Session:
             while True:
                 _end_server(self._listener.accept()[0])
         self._listener.close()
+        remove(self.name)
 
 
 _SESSION = pytest.StashKey[Session]()
 
 
 def name_of(config: pytest.Config) -> str:
-    """Name of the session that this process is one of, or has."""
+    """Name of the session that this process is one of, or has: the folder of its sockets.
+
+    Raises PreflightError where there can be none.
+    """
     inherited = getattr(config, "workerinput", {}).get(_KEY)
     if inherited is not None:
         return str(inherited)
@@ -76,7 +82,8 @@ def name_of(config: pytest.Config) -> str:
 
 def share_with(workerinput: dict[str, object], config: pytest.Config) -> None:
     """Let a worker of xdist on this machine use the server of this session."""
-    workerinput[_KEY] = name_of(config)
+    with suppress(PreflightError):  # each worker finds the same, and reports it where a test needs ranks
+        workerinput[_KEY] = name_of(config)
 
 
 def end(config: pytest.Config) -> None:
@@ -97,7 +104,8 @@ def start_server(name: str, *, preload: Sequence[str], plugins: Sequence[str]) -
     try:
         listener = _bound(name, "server")
     except OSError as error:
-        if error.errno != errno.EADDRINUSE:
+        is_known = error.errno in (errno.EADDRINUSE, errno.ENOENT)  # a server runs, or the session has ended
+        if not is_known:
             raise
         return
     with listener:
@@ -122,10 +130,10 @@ class Running:
         self.why_not = why_not or HAS_ENDED
         self.pids: tuple[int, ...] = ()
         """Of the ranks; empty when the server has ended."""
-        try:
-            self._connection = _connected(name, "server")
-        except OSError:
-            self._connection = socket.socket(socket.AF_UNIX)
+        self._connection = socket.socket(socket.AF_UNIX)
+        with suppress(OSError):
+            if not why_not:
+                self._connection = _connected(name, "server")
         self._lines = self._connection.makefile("r")
         answer = self._line()
         if answer:
@@ -180,16 +188,26 @@ class Running:
 # Sockets
 
 
-def _address(name: str, end: str) -> str:
-    """Of Linux without a file: it is free when its process has ended."""
-    file = f"{name}-{end}"
-    return f"\0{file}" if sys.platform == "linux" else str(Path(tempfile.gettempdir(), file))
+@contextmanager
+def _address(name: str, end: str) -> Iterator[str]:
+    """The path of a socket. The kernel takes 107 bytes at most, which the temporary folder may exceed."""
+    folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{end}" if sys.platform == "linux" else f"{name}/{end}"
+    finally:
+        os.close(folder)
+
+
+def remove(name: str) -> None:
+    """Remove the sockets of a session that has ended."""
+    shutil.rmtree(name, ignore_errors=True)
 
 
 def _bound(name: str, end: str) -> socket.socket:
     found = socket.socket(socket.AF_UNIX)
     try:
-        found.bind(_address(name, end))
+        with _address(name, end) as address:
+            found.bind(address)
     except OSError:
         found.close()
         raise
@@ -197,12 +215,13 @@ def _bound(name: str, end: str) -> socket.socket:
 
 
 def _connected(name: str, end: str) -> socket.socket:
-    """Raises ConnectionRefusedError when no process listens."""
+    """Raises OSError when no process listens."""
     deadline_s = time.monotonic() + _LISTENING_S
     while True:
         found = socket.socket(socket.AF_UNIX)
         try:
-            found.connect(_address(name, end))
+            with _address(name, end) as address:
+                found.connect(address)
             return found
         except OSError:
             found.close()

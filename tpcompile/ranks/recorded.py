@@ -7,33 +7,48 @@ from typing import Any
 
 from tpcompile.evidence.digests.digest import digest_rank, environment_items, layer_items
 from tpcompile.evidence.judgement.verdict import Absent, Rules, conclude
-from tpcompile.evidence.records import Check, Item, Layer, RankDigest, RankRecord, Verdict
-from tpcompile.ranks.exchange import Fetch, Question, Side
+from tpcompile.evidence.records import Check, Frozen, Item, Layer, RankDigest, RankRecord, Verdict
+from tpcompile.ranks.exchange import Fetch, Side
 
 
-def record_side(record: RankRecord, rules: Rules, *, problems: Sequence[Check] = ()) -> Side:
-    """Side of an exchange made from a captured record. `problems` are checks that have already failed."""
+class _Question(Frozen):
+    """Which items the judge asks for."""
 
-    def judge(found: dict[int, Any], absent: dict[int, str], ask: Fetch) -> Verdict:
+    index: int
+    """Of the compile; negative for the environment."""
+    layer: Layer
+    part: str
+
+
+def record_side(record: RankRecord, rules: Rules, *, problems: Sequence[Check] = (), kind: Any = RankDigest) -> Side:
+    """Side of an exchange made from a captured record.
+
+    `problems` are checks that have already failed, `kind` is the type of a digest where its facts have one.
+    """
+
+    def judge(found: dict[int, RankDigest], absent: dict[int, str], ask: Fetch) -> Verdict:
         def fetch(rank: int, index: int, layer: Layer, part: str) -> Sequence[Item]:
-            answer = ask(rank, {"index": index, "layer": layer, "part": part})
-            return [Item.model_validate(item) for item in answer or ()]
+            return ask(rank, {"index": index, "layer": layer, "part": part}, tuple[Item, ...]) or ()
 
         return conclude(
             rules,
-            [RankDigest.model_validate(value) for value in found.values()],
+            list(found.values()),
             fetch,
             world_size=record.world_size,
             absent=[Absent(rank, seen) for rank, seen in absent.items()],
             problems=problems,
         )
 
-    def answer(question: Question) -> list[Any]:
-        items = _items(record, question["index"], Layer(question["layer"]), question["part"])
-        return [item.model_dump(mode="json") for item in items]
+    def answer(question: _Question) -> list[Any]:
+        return [item.model_dump(mode="json") for item in _items(record, question)]
 
-    return Side(digest_rank(record).model_dump(mode="json"), answer, judge)
+    digest = digest_rank(record).model_dump(mode="json")
+    return Side(digest, answer, judge, kind=kind, question=_Question)
 
 
-def _items(record: RankRecord, index: int, layer: Layer, part: str) -> Sequence[Item]:
-    return environment_items(record) if index < 0 else layer_items(record.compiles[index], layer, part)
+def _items(record: RankRecord, asked: _Question) -> Sequence[Item]:
+    """Those of this rank; none where it has no such compile."""
+    if asked.index < 0:
+        return environment_items(record)
+    compiles = record.compiles[asked.index : asked.index + 1]
+    return [item for one in compiles for item in layer_items(one, asked.layer, asked.part)]

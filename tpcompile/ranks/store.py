@@ -1,4 +1,8 @@
-"""JSON between ranks through the c10d store: no collective, no pickle, never without a timeout."""
+"""JSON between ranks through the c10d store: no collective, no pickle, never without a timeout.
+
+What a peer wrote is read as a type that the caller names. A value that is not of that type counts as not written, which
+is logged once with its key: a rank that sends nothing is a finding already.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,14 @@ from typing import Any
 
 import torch.distributed as dist
 
+from tpcompile.evidence.records.bounds import read
+from tpcompile.sink import Sink
 from tpcompile.torch_api.c10d import own_client_of_default_store
 
 _POLL_S = 0.02
+_MAX_LOGGED = 20
+"""Values of one client that are logged as not valid."""
+_logger = Sink("store")
 
 
 class RankStore:
@@ -25,6 +34,7 @@ class RankStore:
     def __init__(self, store: dist.Store, *, rank: int, world_size: int) -> None:
         self._store = store
         self.rank, self.world_size = rank, world_size
+        self._refused: dict[str, str] = {}
 
     @classmethod
     def connect(cls, prefix: str, *, rank: int, world_size: int, timeout_s: float = 60.0) -> RankStore:
@@ -65,10 +75,17 @@ class RankStore:
         """Publish a JSON value."""
         self._store.set(key, json.dumps(value, sort_keys=True))
 
-    def put_first(self, key: str, value: Any) -> Any:
-        """Publish unless the key has a value; return the value that the key then has."""
+    def put_first(self, key: str, value: Any, kind: Any) -> Any | None:
+        """Publish unless the key has a value of `kind`; return the value that the key then has.
+
+        A value that is not of that kind is replaced, by one rank. None when the key still has one then.
+        """
         text = json.dumps(value, sort_keys=True)
-        return json.loads(self._store.compare_set(key, "", text))
+        raw = self._store.compare_set(key, "", text)
+        found = self._read(key, raw, kind)
+        if found is None:
+            found = self._read(key, self._store.compare_set(key, raw, text), kind)
+        return found
 
     def count(self, key: str) -> int:
         """Add 1 to a counter shared by all ranks; return the new total."""
@@ -85,52 +102,86 @@ class RankStore:
             return False
         return True
 
-    def peek(self, key: str) -> Any | None:
-        """The value at `key`, or None when there is none yet. Does not block."""
-        return json.loads(self._store.get(key)) if self._store.check([key]) else None
+    def peek(self, key: str, kind: Any, *, sender: int | None = None) -> Any | None:
+        """The value at `key`, or None when there is none of `kind` yet. Does not block.
 
-    def get(self, key: str, *, timeout_s: float) -> Any | None:
-        """The value at `key`, waiting up to `timeout_s`; None when it did not arrive."""
-        return self.gather({0: key}, timeout_s=timeout_s)[0].get(0)
+        A record with a rank must have that of the `sender`, if one is given.
+        """
+        return self._read(key, self._store.get(key), kind, sender) if self._store.check([key]) else None
+
+    def get(self, key: str, kind: Any, *, timeout_s: float) -> Any | None:
+        """The value at `key`, waiting up to `timeout_s`; None when it did not arrive, or is not of `kind`."""
+        return self._gather({0: key}, lambda _: self.peek(key, kind), timeout_s=timeout_s)[0].get(0)
+
+    def why_refused(self, key: str) -> str:
+        """What is wrong with the value at `key`, as this client last read it; empty for a valid one, or none."""
+        return self._refused.get(key, "")
+
+    def _read(self, key: str, raw: bytes, kind: Any, sender: int | None = None) -> Any | None:
+        try:
+            found = read(raw, kind, world_size=self.world_size, sender=sender)
+        except ValueError as error:
+            if key not in self._refused and len(self._refused) < _MAX_LOGGED:
+                _logger.warning(
+                    "rank {} ignores what the store has at {}, which is not valid: {}", self.rank, key, error
+                )
+            self._refused[key] = str(error)
+            return None
+        self._refused.pop(key, None)
+        return found
 
     def gather(
         self,
         keys: dict[int, str],
+        kind: Any,
         *,
         timeout_s: float,
         stop_at: str = "",
         gone: Callable[[int], bool] = lambda rank: False,
     ) -> tuple[dict[int, Any], tuple[int, ...]]:
-        """Values by rank, and the ranks whose value did not arrive in time.
+        """Values by rank, and the ranks whose value did not arrive in time, or is not of `kind`.
 
-        `keys` maps rank -> key. Returns early when the key `stop_at` appears, or when every missing rank is `gone`.
+        `keys` maps rank -> key. Returns early when the key `stop_at` appears, or when every missing rank is `gone` or
+        has sent something else.
         """
+
+        def look(rank: int) -> Any | None:
+            return self.peek(keys[rank], kind, sender=rank)
+
+        return self._gather(keys, look, timeout_s=timeout_s, stop_at=stop_at, gone=gone)
+
+    def _gather(
+        self,
+        keys: dict[int, str],
+        look: Callable[[int], Any | None],
+        *,
+        timeout_s: float,
+        stop_at: str = "",
+        gone: Callable[[int], bool] = lambda rank: False,
+    ) -> tuple[dict[int, Any], tuple[int, ...]]:
         found: dict[int, Any] = {}
         late = sorted(keys)
         deadline = time.monotonic() + timeout_s
         is_last_look = False
         while True:
-            found |= self._published({rank: keys[rank] for rank in late})
+            values = {rank: look(rank) for rank in late}
+            found |= {rank: value for rank, value in values.items() if value is not None}
             late = sorted(set(keys).difference(found))
-            if not late or is_last_look:
+            awaited = [rank for rank in late if not self.why_refused(keys[rank])]
+            if not awaited or is_last_look:
                 return found, tuple(late)
             # A rank can publish its value after the look at its key and before `stop_at` or its end: look again.
             is_stopped = stop_at != "" and self._store.check([stop_at])
             is_late = time.monotonic() > deadline
-            is_last_look = is_stopped or is_late or all(map(gone, late))
+            is_last_look = is_stopped or is_late or all(map(gone, awaited))
             if not is_last_look:
                 time.sleep(_POLL_S)
-
-    def _published(self, keys: dict[int, str]) -> dict[int, Any]:
-        """Values by rank, without the ranks whose key has none yet."""
-        values = {rank: self.peek(key) for rank, key in keys.items()}
-        return {rank: value for rank, value in values.items() if value is not None}
 
     def wait_for_ranks(self, name: str, *, timeout_s: float, ranks: Iterable[int] | None = None) -> tuple[int, ...]:
         """Publish that this rank is at `name` and wait for `ranks`; return those that did not arrive."""
         self.put(f"{name}/{self.rank}", True)
         others = range(self.world_size) if ranks is None else ranks
-        return self.gather({r: f"{name}/{r}" for r in others}, timeout_s=timeout_s)[1]
+        return self.gather({r: f"{name}/{r}" for r in others}, bool, timeout_s=timeout_s)[1]
 
     def leave_together(self, *, timeout_s: float) -> None:
         """Publish that this rank no longer needs the store; rank 0 waits until every rank has.
@@ -139,7 +190,7 @@ class RankStore:
         """
         self.put(f"left/{self.rank}", True)
         if self.rank == 0:
-            self.gather({rank: f"left/{rank}" for rank in range(self.world_size)}, timeout_s=timeout_s)
+            self.gather({rank: f"left/{rank}" for rank in range(self.world_size)}, bool, timeout_s=timeout_s)
 
 
 def _attempt() -> str:

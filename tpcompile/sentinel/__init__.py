@@ -10,6 +10,7 @@ listener.py         the store's log -> events
 timer.py            a clock and SIGTERM -> events
 store_log.py        messages <-> keys of the job's store
 messages.py         the records that ranks exchange
+log_entries.py      the entries of the log that all of them follow
 snapshot.py         the state of this rank, from its stacks, progress and collectives
 flight.py           collectives in flight, from torch's flight recorder, and the user's lines of the main thread
 blackbox.py         the stack that a process leaves when it aborts

@@ -7,6 +7,7 @@ from tpcompile.recording import CaptureSession
 from tpcompile.sentinel.checks import finding_check, one_rank_check
 from tpcompile.sentinel.events import Alarm, RaiseAlarm, RaiseFinding, RaiseOneRank
 from tpcompile.sentinel.hang import calls_parted
+from tpcompile.sentinel.log_entries import Raised
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.snapshot import Snapshot
 from tpcompile.sentinel.store_log import StoreLog
@@ -52,4 +53,4 @@ class Alarms:
             self._tell(Alarm(key="problem", problem=problem, gone=gone))
 
     def _tell(self, alarm: Alarm) -> None:
-        self._log.append("alarm", **alarm.model_dump(mode="json"))
+        self._log.append(Raised, alarm=alarm)

@@ -2,28 +2,34 @@
 
 gloo and NCCL end a process with SIGABRT from a thread of their own when ranks send different sizes, and no Python code
 runs after that. faulthandler then writes the stacks from C, into a file that the other ranks of this host can read.
+Ranks tell each other its name alone, a random number: each looks for it in the folder that this user alone can use.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import os
 import re
+import secrets
 import sys
-import tempfile
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from tpcompile.errors import PreflightError
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import known
+from tpcompile.private_folder import shared_folder
 from tpcompile.sentinel import flight
 from tpcompile.sentinel.events import Absence
 from tpcompile.sentinel.process import Process
+from tpcompile.sentinel.sink import logger
 from tpcompile.sentinel.store_log import StoreLog
 
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x(?P<ident>[0-9a-f]+)")
+_MAX_BYTES = 1 << 20
+"""faulthandler writes 100 frames of 100 threads at most."""
 
 
 class BlackBox:
@@ -36,17 +42,18 @@ class BlackBox:
     def __init__(self) -> None:
         self._file: IO[str] | None = None
         self._was_enabled = False
-
-    @property
-    def path(self) -> str:
-        """Path of the file, empty when there is none."""
-        return self._file.name if self._file else ""
+        self.name = ""
+        """Name for the other ranks, empty when there is no file."""
 
     def open(self) -> None:
-        """Enable faulthandler, so that a fatal signal writes the stacks."""
-        self._was_enabled = faulthandler.is_enabled()
-        name = f"tpcompile-{os.getpid()}-"
-        self._file = tempfile.NamedTemporaryFile("w", prefix=name, suffix=".stacks", delete=False)  # noqa: SIM115
+        """Enable faulthandler, so that a fatal signal writes the stacks; log why, where there is no file for them."""
+        name = secrets.token_hex(8)
+        try:
+            self._file = _path(name).open("x")
+        except (OSError, PreflightError) as error:
+            logger.warning("if this rank aborts, its stack is not known: {}", error)
+            return
+        self.name, self._was_enabled = name, faulthandler.is_enabled()
         faulthandler.enable(self._file, all_threads=True)
 
     def close(self) -> None:
@@ -57,8 +64,8 @@ class BlackBox:
         if self._was_enabled and sys.__stderr__ is not None:
             faulthandler.enable(sys.__stderr__, all_threads=True)
         self._file.close()
-        Path(self._file.name).unlink(missing_ok=True)
-        self._file = None
+        forget(self.name)
+        self._file, self.name = None, ""
 
 
 def absences(log: StoreLog, ranks: Collection[int]) -> dict[int, Absence]:
@@ -71,26 +78,27 @@ def absence_of(process: Process) -> Absence:
     how = process.state()
     if how != "dead":
         return Absence(how)
-    path = process.black_box
-    return Absence(how, last_stack(path, process.main_thread), has_aborted(path))
+    name = process.black_box
+    return Absence(how, last_stack(name, process.main_thread), has_aborted(name))
 
 
-def forget(path: str) -> None:
+def forget(name: str) -> None:
     """Remove the file of a process that has ended."""
-    if path:
-        Path(path).unlink(missing_ok=True)
+    if name:
+        with suppress(OSError, PreflightError):
+            _path(name).unlink()
 
 
-def has_aborted(path: str) -> bool:
-    """True when the process that left `path` ended by SIGABRT, not by a segmentation fault or a different crash."""
-    return _text(path).startswith("Fatal Python error: Aborted")
+def has_aborted(name: str) -> bool:
+    """True when the process that left this file ended by SIGABRT, not by a segmentation fault or a different crash."""
+    return _text(name).startswith("Fatal Python error: Aborted")
 
 
-def last_stack(path: str, ident: int) -> tuple[UserLine, ...]:
-    """The user's frames of thread `ident`, outermost first, that an aborted process left at `path`."""
+def last_stack(name: str, ident: int) -> tuple[UserLine, ...]:
+    """The user's frames of thread `ident`, outermost first, that an aborted process left."""
     frames: list[UserLine | None] = []
     is_wanted = False
-    text = _text(path)
+    text = _text(name)
     for text_line in text.splitlines():
         thread = _THREAD.match(text_line)
         if thread:
@@ -100,11 +108,19 @@ def last_stack(path: str, ident: int) -> tuple[UserLine, ...]:
     return tuple(reversed(known(frames)))
 
 
-def _text(path: str) -> str:
-    """Content of the file, empty when it cannot be read."""
+def _path(name: str) -> Path:
+    """Raises PreflightError without a private folder."""
+    return shared_folder("stacks") / f"{name}.stacks"
+
+
+def _text(name: str) -> str:
+    """Content of the file, empty when there is none or it cannot be read."""
+    if not name:
+        return ""
     try:
-        return Path(path).read_text()
-    except OSError:
+        with _path(name).open("rb") as file:
+            return file.read(_MAX_BYTES).decode(errors="replace")
+    except (OSError, PreflightError):
         return ""
 
 

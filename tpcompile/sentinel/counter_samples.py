@@ -6,6 +6,7 @@ from collections import deque
 
 from tpcompile.evidence.iterables import last
 from tpcompile.evidence.records import Frozen, SkippedFrame, UserLine
+from tpcompile.evidence.records.bounds import Number
 
 _KEPT_FIRST, _KEPT_LAST = 48, 48
 _STRIDES = (1, 2, 4, 12)
@@ -23,11 +24,11 @@ class Counted(Frozen):
     stack: tuple[UserLine, ...] = ()
     """The user's frames of a call of it, innermost last."""
     has_collectives: bool = False
-    calls: int = 0
+    calls: Number = 0
     """Calls that entered it as one compiled region."""
     skipped: SkippedFrame | None = None
     """Code inside it that Dynamo skips: after those calls it ran as several compiled regions."""
-    samples: dict[int, dict[str, int]] = {}
+    samples: dict[Number, dict[str, int]] = {}
     """Call -> value of each counter when the call began."""
     is_over: bool = False
     """The rank leaves: no more samples follow."""

@@ -13,6 +13,7 @@ from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import Frozen, UserLine
 from tpcompile.evidence.records.base import known
+from tpcompile.evidence.records.bounds import Number, Rank
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel.describe import describe
 from tpcompile.sentinel.finding import Finding, first_finding
@@ -29,10 +30,15 @@ class Seen(Frozen):
     """A state that a rank's domain has published."""
 
     state: RankState
-    number: int
+    number: Number
     """Number of the answers of that domain, increasing."""
-    domain: tuple[int, ...]
+    domain: tuple[Rank, ...]
     """The ranks that compile the same."""
+
+    @property
+    def rank(self) -> int:
+        """Whose state it is."""
+        return self.state.rank
 
 
 class Deadlock:

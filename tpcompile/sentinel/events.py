@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tpcompile.evidence.records import Check, Frozen, UserLine
+from tpcompile.evidence.records.bounds import Rank
 from tpcompile.sentinel.counter_samples import Counted
 from tpcompile.sentinel.deadlock import Seen
 from tpcompile.sentinel.finding import Finding
@@ -21,7 +22,7 @@ class Alarm(Frozen):
     """The compile to compare; None for a problem that is not about a compile."""
     problem: Check | None = None
     """The failed check, where it is known already."""
-    gone: tuple[int, ...] = ()
+    gone: tuple[Rank, ...] = ()
     """Ranks that cannot answer."""
 
 

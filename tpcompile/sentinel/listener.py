@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from tpcompile.sentinel.events import (
-    Alarm,
     AlarmHeard,
     Asked,
     Decided,
@@ -18,9 +17,18 @@ from tpcompile.sentinel.events import (
     PeerLeft,
     PeerPassed,
 )
-from tpcompile.sentinel.messages import Announcement, Entry, Position, RankState
+from tpcompile.sentinel.log_entries import (
+    Ask,
+    CompileBegins,
+    Degraded,
+    Entry,
+    Left,
+    Passed,
+    Raised,
+    Settled,
+)
 from tpcompile.sentinel.sink import logger
-from tpcompile.sentinel.store_log import COMPILES, DECIDED, PASSED, StoreLog
+from tpcompile.sentinel.store_log import StoreLog
 
 _CLOSE_S = 10.0
 
@@ -49,8 +57,8 @@ class Listener:
     def _run(self) -> None:
         try:
             for entry in self._log.entries():
-                self._heard(entry)
-                if entry.kind == "left" and entry.rank == self._log.rank:
+                self._on(_EVENTS[type(entry)](entry))
+                if isinstance(entry, Left) and entry.rank == self._log.rank:
                     return
         except RuntimeError as error:
             self._on(Failed(f"the job's store cannot be reached: {error}"))
@@ -60,30 +68,14 @@ class Listener:
         finally:
             self._log.close_client()
 
-    def _heard(self, entry: Entry) -> None:
-        self._on(event_of(entry))
 
-
-def event_of(entry: Entry) -> Event:
-    """The event of an entry of the log."""
-    return _EVENTS[entry.kind](entry.rank, entry.data)
-
-
-def _position(data: Mapping[str, Any]) -> Position:
-    return Position.model_validate(data["position"])
-
-
-def _state(data: Mapping[str, Any]) -> RankState:
-    return RankState.model_validate(data["state"])
-
-
-_EVENTS: dict[str, Callable[[int, Mapping[str, Any]], Event]] = {
-    COMPILES: lambda _, data: PeerCompiled(Announcement.model_validate(data["announcement"])),
-    PASSED: lambda _, data: PeerPassed(_position(data), _state(data)),
-    DECIDED: lambda _, data: Decided(_position(data)),
-    "ask": lambda rank, data: Asked(rank, int(data["ask"])),
-    "left": lambda _, data: PeerLeft(_state(data)),
-    "alarm": lambda _, data: AlarmHeard(Alarm.model_validate(data)),
-    "degraded": lambda _, data: PeerFailed(str(data["why"])),
+_EVENTS: dict[type[Entry], Callable[[Any], Event]] = {
+    CompileBegins: lambda entry: PeerCompiled(entry.announcement),
+    Passed: lambda entry: PeerPassed(entry.position, entry.state),
+    Settled: lambda entry: Decided(entry.position),
+    Ask: lambda entry: Asked(entry.rank, entry.number),
+    Left: lambda entry: PeerLeft(entry.state),
+    Raised: lambda entry: AlarmHeard(entry.alarm),
+    Degraded: lambda entry: PeerFailed(entry.why),
 }
-"""Kind of an entry -> (its rank, its data) -> the event."""
+"""Kind of an entry -> the event."""

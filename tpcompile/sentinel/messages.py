@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Literal
 
 from tpcompile.evidence.digests.digest import digest_compile
 from tpcompile.evidence.iterables import first, last
 from tpcompile.evidence.layers.rank_parametric import LOCAL_TENSOR
 from tpcompile.evidence.records import CompileDigest, CompileRecord, Frozen, Guard, Layer, UserLine
+from tpcompile.evidence.records.bounds import Number, Rank, Seconds
 from tpcompile.evidence.text.lines import of_program
 
 _EVEN = frozenset({"all_reduce", "allreduce", "all_gather_base", "allgather_base", "reduce_scatter_base", "barrier"})
@@ -44,8 +45,8 @@ class Position(Frozen):
     """Where a rank is: the `index`-th frame of the `call`-th call of a region."""
 
     region: str
-    call: int
-    index: int
+    call: Number
+    index: Number
 
     @property
     def place(self) -> tuple[int, int]:
@@ -64,7 +65,7 @@ class Position(Frozen):
 class Announcement(Frozen):
     """A rank begins to compile, the first one at this position."""
 
-    rank: int
+    rank: Rank
     position: Position
     compile_id: str
     reason: str = ""
@@ -76,14 +77,14 @@ class Announcement(Frozen):
 class CompilePost(Frozen):
     """What a rank compiled at a position, as hashes."""
 
-    rank: int
+    rank: Rank
     frame: str
     program: str
     """Hash of graph, guards, inputs and breaks."""
     collectives: str
     lowered: str
     """Hash of AOT graphs and kernels; empty where they were not observed."""
-    num_collectives: int
+    num_collectives: Number
     """0 for code that may run before the other ranks have compiled it."""
 
 
@@ -127,20 +128,20 @@ class Issued(Frozen):
 
     group: str
     """`name description` of the process group; equal on all its ranks."""
-    seq: int
+    seq: Number
     """Number among the collectives of the group, from 1."""
     op: str
     sizes: str = ""
     dtypes: str = ""
     is_done: bool = True
-    age_s: float = 0.0
+    age_s: Seconds = 0.0
     stack: tuple[UserLine, ...] = ()
     """The user's frames, innermost first."""
     call_line: UserLine | None = None
     """The user's call of the compiled code that issued it; None outside of compiled code."""
     region: str = ""
     """Region of that call."""
-    call: int = 0
+    call: Number = 0
     """Number of that call."""
 
     @property
@@ -180,8 +181,8 @@ class Issued(Frozen):
 class PointToPoint(Frozen):
     """A send or receive in flight."""
 
-    op: str
-    peer: int
+    op: Literal["send", "recv"]
+    peer: Rank
     """Global rank."""
     line: UserLine | None = None
 
@@ -195,9 +196,9 @@ _TOWARDS = {"send": "to", "recv": "from"}
 class RankState(Frozen):
     """State of a rank, its answer to an `ask` event."""
 
-    rank: int
+    rank: Rank
     activity: str
-    since_s: float
+    since_s: Seconds
     position: Position | None = None
     compile_id: str = ""
     reason: str = ""
@@ -214,11 +215,11 @@ class RankState(Frozen):
     """Group of the collective call in which the main thread is, whether issued or not."""
     p2p: PointToPoint | None = None
     """The send or receive in which the rank waits."""
-    calls: dict[str, int] = {}
+    calls: dict[str, Number] = {}
     """Region -> its calls so far."""
     groups: tuple[str, ...] = ()
     """`name description` of every process group this rank is in."""
-    members: dict[str, tuple[int, ...]] = {}
+    members: dict[str, tuple[Rank, ...]] = {}
     """The ranks of each group."""
     ended: str = ""
     """Why this rank has left: FINISHED, or an exception. Empty before that."""
@@ -315,12 +316,3 @@ class RankState(Frozen):
     def may_come_to(self, group: str, number: int) -> bool:
         """True for a rank of the group that has not issued the collective of that number yet."""
         return group in self.groups and self.last_number(group) < number
-
-
-class Entry(Frozen):
-    """One entry of the log that every listener follows."""
-
-    kind: str
-    """`compile`, `passed`, `decided`, `ask`, `alarm`, `left` or `degraded`."""
-    rank: int
-    data: dict[str, Any] = {}

@@ -35,6 +35,7 @@ from tpcompile.sentinel.comparison import Comparison
 from tpcompile.sentinel.exception_cause import Losses
 from tpcompile.sentinel.hooks import Hooks, region_name
 from tpcompile.sentinel.listener import Listener
+from tpcompile.sentinel.log_entries import Degraded, Left, Passed, Settled
 from tpcompile.sentinel.loop_counters import counters
 from tpcompile.sentinel.messages import FINISHED, RUNNING, WAITING
 from tpcompile.sentinel.progress import Progress
@@ -44,7 +45,7 @@ from tpcompile.sentinel.settle import Kernels, Policy, Settlement
 from tpcompile.sentinel.shutdown import Shutdown, is_exit
 from tpcompile.sentinel.sink import logger
 from tpcompile.sentinel.snapshot import Snapshot
-from tpcompile.sentinel.store_log import DECIDED, PASSED, StoreLog
+from tpcompile.sentinel.store_log import StoreLog
 from tpcompile.sentinel.timeline import Timeline
 from tpcompile.sentinel.timer import Timer
 from tpcompile.torch_api import watching
@@ -146,8 +147,8 @@ class Sentinel:
             ev.Post: self._post,
             ev.Wait: self._wait,
             ev.Release: self._release,
-            ev.DecideEqual: lambda action: self.log.decide(action.position, DECIDED),
-            ev.TellPassed: self._tell_passed,
+            ev.DecideEqual: lambda action: self.log.decide(action.position, Settled),
+            ev.TellPassed: lambda action: self.log.decide(action.position, Passed, state=self._snapshot.state()),
             ev.RaiseAlarm: self._alarms.of_compile,
             ev.RaiseOneRank: self._alarms.of_one_rank,
             ev.RaiseFinding: self._alarms.of_finding,
@@ -185,7 +186,7 @@ class Sentinel:
     def __enter__(self) -> Sentinel:
         self.session.__enter__()
         self._black_box.open()
-        self.log.say_here(black_box=self._black_box.path)
+        self.log.say_here(black_box=self._black_box.name)
         self._hooks.install()
         self._progress.is_active = True
         _LIVE.add(self)
@@ -281,9 +282,6 @@ class Sentinel:
         with self._changed:
             self._changed.notify_all()
 
-    def _tell_passed(self, action: ev.TellPassed) -> None:
-        self.log.decide(action.position, PASSED, state=self._snapshot.state().model_dump(mode="json"))
-
     def _later(self, action: ev.Later) -> None:
         def on_late() -> None:
             self._on(action.event)
@@ -312,7 +310,7 @@ class Sentinel:
     def _stop_watching(self, action: ev.StopWatching) -> None:
         """Stop watching on all ranks, with one warning; the job continues without a sentinel."""
         logger.warning("rank {}: the sentinel has stopped watching: {}", self.rank, action.why)
-        self.log.append("degraded", why=f"on rank {self.rank}, {action.why}")
+        self.log.append(Degraded, why=f"on rank {self.rank}, {action.why}")
 
     # How the block ends.
 
@@ -339,7 +337,7 @@ class Sentinel:
     def _say_left(self, why: str) -> None:
         state = self._snapshot.state().model_copy(update={"ended": why, "waits_at": None})
         try:
-            self.log.append("left", state=state.model_dump(mode="json"))
+            self.log.append(Left, state=state)
             if self.shutdown.unwinds:
                 self.log.say_closed()
         except RuntimeError:

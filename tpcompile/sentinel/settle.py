@@ -13,7 +13,7 @@ from tpcompile.errors import ExitCode, TpCompileError
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.judgement.verdict import SENTINEL, agree_rules
 from tpcompile.evidence.records import Divergence, Layer, RankRecord, Verdict
-from tpcompile.evidence.rundir import RunDir, free_name, new_name
+from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.recorded import record_side
@@ -96,7 +96,8 @@ class Settlement:
         """
         if self._shutdown.exit_code is not None:
             return None
-        if self._log.rank in alarm.gone:  # this rank was given up: the other ranks have settled it without this one
+        is_given_up = self._log.rank in alarm.gone
+        if is_given_up:  # the other ranks have settled it without this one
             if self.policy == "stop":
                 self._shutdown.leave(ExitCode.FAIL)
             return True
@@ -108,8 +109,7 @@ class Settlement:
         exchange = Exchange(store, present, others=self, timeout_s=_EXCHANGE_S)
         verdict = exchange.verdict(side)
         self._timeline.note(TimelineEvent.VERDICT)
-        is_judge = store.peek("judge") == self._log.rank
-        settled = _Settled(alarm, tuple(present), record, store, verdict, is_judge)
+        settled = _Settled(alarm, tuple(present), record, store, verdict, exchange.has_judged)
         if verdict is None:
             if self.policy == "stop":
                 self._stop(settled)
@@ -177,8 +177,9 @@ class Settlement:
             settled.store.put("published", True)
         else:
             settled.store.wait("published", timeout_s=_PUBLISH_S)
-        for rank in settled.alarm.gone:
-            forget(self._log.process_of(rank).black_box)
+        ended = map(self._log.process_of, filter(self.is_gone, settled.alarm.gone))
+        for process in ended:
+            forget(process.black_box)
         self._shutdown.exit_code = settled.exit_code
         self.let_the_first_go()
         self._shutdown.leave(self._shutdown.exit_code)
@@ -205,8 +206,7 @@ class Settlement:
 
     def _directory(self) -> RunDir:
         """Directory of all ranks' reports, of this job alone. Raises PreflightError when it cannot be written."""
-        wanted = new_name("sentinel") if self._run_dir is None else free_name(self._run_dir)
-        return RunDir.create(self._log.run_dir(wanted))
+        return RunDir.create(self._log.run_dir(self._run_dir))
 
     def keep_traceback(self, text: str) -> None:
         """Write the traceback to the run directory."""

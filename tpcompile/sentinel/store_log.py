@@ -12,7 +12,7 @@
     counted/<rank>          a rank's counters at selected calls of its regions, from time to time
     raised                  the first rank that raised an exception
     closed/<rank>           set when a rank that raised sends nothing more
-    run_dir                 directory of the reports
+    run_dir                 which directory of the reports, by time and number; its path is each rank's own
     terminated/<rank>       when a rank received SIGTERM, Unix time
     waiting/<n>/<rank>      shared by all domains: state of a rank that waits for ranks of a different domain
     waiting/<n>/problem     shared by all domains: the first problem for which a domain ends the job
@@ -26,22 +26,23 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from tpcompile.evidence.records import Check, Frozen
+from tpcompile.evidence.records.bounds import Rank, Seconds
 from tpcompile.ranks.liveness import this_host
+from tpcompile.ranks.run_dir import agreed_run_dir
 from tpcompile.ranks.store import RankStore
 from tpcompile.sentinel.counter_samples import Counted
 from tpcompile.sentinel.deadlock import Seen
-from tpcompile.sentinel.messages import Announcement, CompilePost, Entry, Position, RankState
+from tpcompile.sentinel.log_entries import AnyEntry, Ask, CompileBegins, Entry
+from tpcompile.sentinel.messages import Announcement, CompilePost, Position, RankState
 from tpcompile.sentinel.process import Process
 from tpcompile.sentinel.variants import Ran
 
-F = TypeVar("F", bound=Frozen)
-T = TypeVar("T")
+E = TypeVar("E", bound=Entry)
 Connect = Callable[[], RankStore]
-COMPILES, PASSED, DECIDED = "compile", "passed", "decided"
-"""Kinds of entries: a compile begins; a rank passed it; the ranks agree, or have settled that they continue."""
 _FOREVER_S = 365 * 86400.0
 
 
@@ -74,49 +75,54 @@ class StoreLog:
         self._clients.store = self._clients.all = None
 
     def say_here(self, *, black_box: str) -> None:
-        """Publish this rank's process, and the file of its last stack."""
+        """Publish this rank's process, and the name of the file of its last stack."""
         here = Process(pid=os.getpid(), host=this_host(), black_box=black_box, main_thread=threading.get_ident())
         self._count(1).put(f"here/{self.rank}", here.model_dump(mode="json"))
 
     def process_of(self, rank: int) -> Process:
         """The process that a rank published."""
-        return Process.model_validate(self._count(1).peek(f"here/{rank}") or {})
+        return self._count(1).peek(f"here/{rank}", Process) or Process()
 
-    def append(self, kind: str, **data: Any) -> None:
+    def append(self, kind: type[E], **fields: Any) -> None:
         """Append an entry to the log, which wakes every listener."""
         store = self._count(2)
-        entry = Entry(kind=kind, rank=self.rank, data=data)
+        entry = kind(rank=self.rank, **fields)
         store.put(f"event/{store.count('events')}", entry.model_dump(mode="json"))
 
     def entries(self) -> Iterator[Entry]:
-        """Every entry from the first one on; blocks for the next one. Raises RuntimeError without a store."""
+        """Every valid entry of a member, from the first one on; blocks for the next one.
+
+        Raises RuntimeError without a store.
+        """
         number = 1
         while True:
             store = self._count(2)
             key = f"event/{number}"
-            if store.wait(key, timeout_s=_FOREVER_S):
-                yield Entry.model_validate(store.peek(key))
-                number += 1
+            is_there = store.wait(key, timeout_s=_FOREVER_S)
+            entry: Entry | None = store.peek(key, AnyEntry) if is_there else None
+            number += is_there
+            if entry is not None and entry.rank in self.members:
+                yield entry
 
     def announce(self, found: Announcement) -> None:
         """Publish that a compile begins, unless a rank has done so for this position."""
         if self._count(1).count(f"first/{found.position.key}") == 1:
-            self.append(COMPILES, announcement=found.model_dump(mode="json"))
+            self.append(CompileBegins, announcement=found)
 
     def post(self, position: Position, mine: CompilePost) -> tuple[bool, bool]:
         """Publish what was compiled at a position; returns (this rank is the last one, all posts are equal)."""
         store, key = self._count(3), position.key
-        written = store.put_first(f"post/{key}", mine.model_dump(mode="json"))
-        first = CompilePost.model_validate(written)
-        if first.model_copy(update={"rank": mine.rank}) != mine:
+        first = store.put_first(f"post/{key}", mine.model_dump(mode="json"), CompilePost)
+        theirs = None if first is None else first.model_copy(update={"rank": mine.rank})
+        if theirs != mine:
             store.put(f"differs/{key}", True)
         is_last = store.count(f"posted/{key}") == len(self.members)
-        return is_last, not (is_last and store.peek(f"differs/{key}"))
+        return is_last, not (is_last and store.peek(f"differs/{key}", bool))
 
-    def decide(self, position: Position, kind: str, **data: Any) -> None:
+    def decide(self, position: Position, kind: type[E], **fields: Any) -> None:
         """Decide on a position and publish that to every rank, unless it is decided."""
         if self._count(1).count(f"decided/{position.key}") == 1:
-            self.append(kind, position=position.model_dump(mode="json"), **data)
+            self.append(kind, position=position, **fields)
 
     def claim(self, name: str) -> bool:
         """True for the first rank that claims `name`."""
@@ -129,7 +135,7 @@ class StoreLog:
     def ran_on(self, ranks: Sequence[int], *, wait_s: float) -> dict[int, dict[str, Ran]]:
         """The variants that these ranks have published; with `wait_s`, those published on leaving."""
         store = self._count(1).under(_ran_key(is_all=wait_s > 0))
-        return _published(store, ranks, lambda value: _loaded(Ran, value), timeout_s=wait_s)
+        return _published(store, ranks, dict[str, Ran], timeout_s=wait_s)
 
     def say_counted(self, counted: Mapping[str, Counted]) -> None:
         """Publish this rank's counters at calls of its regions."""
@@ -137,15 +143,15 @@ class StoreLog:
 
     def counted_on(self, ranks: Sequence[int]) -> dict[int, dict[str, Counted]]:
         """The counters that these ranks have published."""
-        return _published(self._count(1).under("counted"), ranks, lambda value: _loaded(Counted, value))
+        return _published(self._count(1).under("counted"), ranks, dict[str, Counted])
 
     def raises_first(self) -> bool:
         """Publish that an exception ends this rank; True for the first rank that does."""
-        return bool(self._count(1).put_first("raised", self.rank) == self.rank)
+        return bool(self._count(1).put_first("raised", self.rank, Rank) == self.rank)
 
     def first_raised(self) -> int | None:
         """The first rank that raised an exception, None while there is none."""
-        found: int | None = self._count(1).peek("raised")
+        found: int | None = self._count(1).peek("raised", Rank)
         return found
 
     def say_closed(self) -> None:
@@ -154,7 +160,7 @@ class StoreLog:
 
     def has_closed(self, rank: int) -> bool:
         """True when a rank that raised sends nothing more."""
-        return bool(self._count(1).peek(f"closed/{rank}"))
+        return bool(self._count(1).peek(f"closed/{rank}", bool))
 
     def say_terminated(self, at_s: float) -> None:
         """Publish when this rank received SIGTERM."""
@@ -162,17 +168,17 @@ class StoreLog:
 
     def terminated_at(self, rank: int) -> float | None:
         """When a rank received SIGTERM; None if it did not, or could not publish it."""
-        found: float | None = self._count(1).peek(f"terminated/{rank}")
+        found: float | None = self._count(1).peek(f"terminated/{rank}", Seconds)
         return found
 
     def say_problem(self, problem: Check) -> None:
         """Publish to all domains why the job ends, unless a domain has done so."""
-        self._shared(1).put_first("problem", problem.model_dump(mode="json"))
+        self._shared(1).put_first("problem", problem.model_dump(mode="json"), Check)
 
     def first_problem(self) -> Check | None:
         """Why a domain ends the job; None while none does."""
-        found = self._shared(1).peek("problem")
-        return Check.model_validate(found) if found is not None else None
+        found: Check | None = self._shared(1).peek("problem", Check)
+        return found
 
     def _shared(self, operations: int) -> RankStore:
         """A client under the prefix that all domains share."""
@@ -180,9 +186,9 @@ class StoreLog:
         board: RankStore = self._clients.all.under(self._board)
         return board
 
-    def run_dir(self, wanted: str) -> str:
-        """Directory of all ranks' reports: `wanted` of the first rank that calls this."""
-        return str(self._count(1).put_first("run_dir", wanted))
+    def run_dir(self, configured: Path | str | None) -> Path:
+        """Directory of all ranks' reports; the first rank that calls this chooses which."""
+        return agreed_run_dir(self._count(1), "sentinel", configured)
 
     def answer(self, ask: str, state: RankState) -> None:
         """Answer an `ask` event."""
@@ -191,12 +197,12 @@ class StoreLog:
     def ask(self, ranks: Sequence[int], *, timeout_s: float) -> dict[int, RankState]:
         """Ask all ranks for their state; returns the answers of `ranks` that came in time."""
         number = self._count(1).count("asks")
-        self.append("ask", ask=number)
+        self.append(Ask, number=number)
         return self.answers(str(number), ranks, timeout_s=timeout_s)
 
     def answers(self, ask: str, ranks: Sequence[int], *, timeout_s: float) -> dict[int, RankState]:
         """The answers that came in time, by rank."""
-        return _published(self._count(1).under(f"state/{ask}"), ranks, RankState.model_validate, timeout_s=timeout_s)
+        return _published(self._count(1).under(f"state/{ask}"), ranks, RankState, timeout_s=timeout_s)
 
     def other_domains(self, states: Mapping[int, RankState]) -> dict[int, Seen]:
         """Publish these states to other domains if one waits for them; returns those that it waits for.
@@ -218,12 +224,10 @@ class StoreLog:
         return self._count(0).under(prefix)
 
 
-def _published(
-    store: RankStore, ranks: Iterable[int], load: Callable[[Any], T], *, timeout_s: float = 0.0
-) -> dict[int, T]:
+def _published(store: RankStore, ranks: Iterable[int], kind: Any, *, timeout_s: float = 0.0) -> dict[int, Any]:
     """What these ranks have written under their rank as key."""
-    found, _ = store.gather({rank: str(rank) for rank in ranks}, timeout_s=timeout_s)
-    return {rank: load(value) for rank, value in found.items()}
+    found, _ = store.gather({rank: str(rank) for rank in ranks}, kind, timeout_s=timeout_s)
+    return found
 
 
 def _waited_for(states: Iterable[RankState]) -> set[int]:
@@ -234,7 +238,7 @@ def _reachable(board: RankStore, wanted: set[int], known: set[int]) -> dict[int,
     """What `wanted` ranks have published, and those that they wait for; not the `known` ones."""
     found: dict[int, Seen] = {}
     while wanted:
-        news = _published(board, wanted, Seen.model_validate)
+        news = _published(board, wanted, Seen)
         found |= news
         known = known | wanted
         wanted = _waited_for(seen.state for seen in news.values()) - known
@@ -247,7 +251,3 @@ def _ran_key(*, is_all: bool) -> str:
 
 def _dumped(table: Mapping[str, Frozen]) -> dict[str, Any]:
     return {name: record.model_dump(mode="json") for name, record in table.items()}
-
-
-def _loaded(kind: type[F], value: Mapping[str, Any]) -> dict[str, F]:
-    return {name: kind.model_validate(one) for name, one in value.items()}

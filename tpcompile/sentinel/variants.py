@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from tpcompile.evidence.groups.by_rank import ByRank, by_name
 from tpcompile.evidence.records import Frozen, UserLine
+from tpcompile.evidence.records.bounds import Number
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding, first_finding
@@ -24,9 +25,9 @@ class Ran(Frozen):
     region: str
     line: UserLine | None = None
     """The user's call."""
-    first_calls: tuple[int, ...] = ()
+    first_calls: tuple[Number, ...] = ()
     """The first call of each compiled callable of that function."""
-    variants: dict[int, str] = {}
+    variants: dict[Number, str] = {}
     """Call -> position at which its variant was compiled, or its compile id if unknown; the last calls."""
 
 

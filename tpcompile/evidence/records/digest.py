@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Item, Layer, UserLine
+from tpcompile.evidence.records.bounds import Number, Rank
 from tpcompile.evidence.records.compile import GraphBreak, Normalised, PhaseCounters, RankRead, Recompile, SkippedFrame
 
 
@@ -15,13 +18,13 @@ class LayerDigest(Frozen):
     part: str = ""
     """`forward` or `backward` where a layer comes in two pieces that need not both be observed."""
     sha256: str
-    num_items: int
+    num_items: Number
 
 
 class CompileDigest(Frozen):
     """Hashes of one compile, with what is needed to align and name it."""
 
-    index: int
+    index: Annotated[int, Field(ge=-1, lt=1 << 63)]
     """Position in this rank's record, to ask for details."""
     compile_id: str
     phase: str
@@ -105,7 +108,7 @@ class RankDigest(Frozen):
     """What travels between ranks: a few kilobytes, hashes and counters only."""
 
     schema_version: int = SCHEMA_VERSION
-    rank: int
+    rank: Rank
     domain: str
     coordinate: int
     environment: str

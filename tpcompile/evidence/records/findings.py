@@ -8,6 +8,7 @@ from typing import Literal
 
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records.base import Frozen, Item, Layer, UserLine, known, lines_of
+from tpcompile.evidence.records.bounds import Rank
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.records.compile import TaintKind
 
@@ -30,7 +31,7 @@ class DivergenceClass(StrEnum):
 class RankGroup(Frozen):
     """Ranks that hold the same content, and what that content is at the first difference."""
 
-    ranks: tuple[int, ...]
+    ranks: tuple[Rank, ...]
     item: Item | None = None
     """The first differing item; None when this group has nothing there."""
     frame_line: UserLine | None = None
@@ -153,7 +154,7 @@ class RecompileCause(Frozen):
     kind: str
     count: int
     """Recompiles over all ranks."""
-    ranks: tuple[int, ...]
+    ranks: tuple[Rank, ...]
     phases: tuple[str, ...]
     frame: str
     values: str = ""

@@ -7,7 +7,9 @@ from typing import Any
 
 from pydantic import model_validator
 
+from tpcompile.errors import ExitCode
 from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Layer, Status, UserLine
+from tpcompile.evidence.records.bounds import Number, Rank
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.records.findings import Divergence, RecompileCause, Taint
 
@@ -82,7 +84,7 @@ class Check(Frozen):
     details: tuple[str, ...] = ()
     line: UserLine | None = None
     """The user's line to blame, when one is known."""
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[Rank, ...] = ()
     """Ranks to blame; empty for all or none."""
     cause: Cause = Cause.UNKNOWN
     """Why it failed, where that is known."""
@@ -93,7 +95,9 @@ class Check(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_name(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _with_name(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
         heading = CheckId(values.get("id", CheckId.OTHER)).heading
         return {**values, "name": values.get("name") or heading}
 
@@ -109,7 +113,7 @@ class Lead(Frozen):
     cause: Cause = Cause.UNKNOWN
     says: str
     """The difference, or what was observed."""
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[Rank, ...] = ()
     is_rank_known: bool = True
     """False where the ranks differ and the evidence does not say which of them are at fault."""
     line: UserLine | None = None
@@ -117,12 +121,12 @@ class Lead(Frozen):
 
 
 class Verdict(Frozen):
-    """The conclusion of a run; `exit_code` follows `tpcompile.errors.ExitCode`."""
+    """The conclusion of a run."""
 
     schema_version: int = SCHEMA_VERSION
     status: Status
-    exit_code: int
-    world_size: int
+    exit_code: ExitCode
+    world_size: Number
     preset: str = ""
     modes: tuple[str, ...] = ()
     summary: str
@@ -136,5 +140,5 @@ class Verdict(Frozen):
     taints: tuple[Taint, ...] = ()
     """Everything rank-dependent that was seen, allowed or not."""
     recompiles: tuple[RecompileCause, ...] = ()
-    domains: dict[str, tuple[tuple[int, ...], ...]] = {}
+    domains: dict[str, tuple[tuple[Rank, ...], ...]] = {}
     """Domain -> groups of equal ranks, over all layers."""

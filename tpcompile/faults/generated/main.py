@@ -17,6 +17,7 @@ from tpcompile.faults.generated.names import Route
 from tpcompile.faults.generated.operators import FAULTS, HEALTHY
 from tpcompile.faults.generated.plan import HELD_OUT, MAX_RANKS, Case, fault_case, healthy_case, is_unseen, pairs
 from tpcompile.faults.generated.programs_list import PROGRAMS
+from tpcompile.private_folder import cache_folder
 
 _PRELOADED = (
     "setuptools",
@@ -112,7 +113,7 @@ def _sweep(args: argparse.Namespace) -> int:
     settings = Settings(
         routes=args.routes,
         directory=directory.absolute(),
-        caches=Path(tempfile.gettempdir()) / "tpcompile-generated-cpp",
+        caches=cache_folder("generated-cpp"),
         jobs=args.jobs,
         keep=args.keep is not None,
         is_nccl=args.nccl,

@@ -1,0 +1,64 @@
+"""Bytes that a peer wrote -> a record: the one reader, and the types that bound what is in it.
+
+Whoever reaches the job's store can write any key. A value is used only when it has the type that is expected there, no
+more than `MAX_BYTES`, ranks of this job, and the rank of its key.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, ValidationInfo
+
+MAX_BYTES = 8 << 20
+"""torch's TCPStore cuts the connection of a client that sends a longer value (2.11 and 2.13)."""
+_WORLD_SIZE = "world_size"
+
+
+def _of_this_job(rank: int, info: ValidationInfo) -> int:
+    """Records of this process itself, and those from disk, are not read for a job."""
+    world_size = (info.context or {}).get(_WORLD_SIZE)
+    if world_size is not None and not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} of a job of {world_size} ranks")
+    return rank
+
+
+Rank = Annotated[int, AfterValidator(_of_this_job)]
+Number = Annotated[int, Field(ge=0, lt=1 << 63)]
+"""A count, or a number that is counted up."""
+Seconds = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def read(raw: bytes, kind: Any, *, world_size: int, sender: int | None = None) -> Any:
+    """JSON of a peer as `kind`, any type that pydantic knows; a record with a rank must have that of the sender.
+
+    Raises ValueError that says, in one line, what is wrong.
+    """
+    if len(raw) > MAX_BYTES:
+        raise ValueError(f"{len(raw)} bytes, more than {MAX_BYTES}")
+    try:
+        found = _adapter(kind).validate_json(raw, context={_WORLD_SIZE: world_size})
+    except ValidationError as error:
+        raise ValueError(_first_problem(error)) from None
+    rank = getattr(found, "rank", sender)
+    if sender is not None and rank != sender:
+        raise ValueError(f"rank: it says {rank}")
+    return found
+
+
+def typed(value: Any, kind: Any) -> Any:
+    """JSON of this process itself as `kind`."""
+    return _adapter(kind).validate_python(value)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _first_problem(error: ValidationError) -> str:
+    """Without the value, which may be anything."""
+    problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    where = ".".join(str(part)[:40] for part in problem["loc"][:8])
+    return f"{where}: {problem['msg'][:200]}" if where else problem["msg"][:200]
