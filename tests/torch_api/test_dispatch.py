@@ -40,6 +40,13 @@ def test_the_base_of_a_view_is_the_tensor_it_views() -> None:
     assert dispatch.base_of(x) is None
 
 
+def test_hooks_on_a_gradient_are_seen() -> None:
+    plain, hooked, accumulated = (torch.ones(2, requires_grad=True) for _ in range(3))
+    hooked.register_hook(lambda grad: 2 * grad)
+    accumulated.register_post_accumulate_grad_hook(lambda tensor: None)
+    assert [dispatch.has_gradient_hook(tensor) for tensor in (plain, hooked, accumulated)] == [False, True, True]
+
+
 def test_a_functional_collective_on_one_fake_rank_of_two_returns_an_async_tensor() -> None:
     dist.init_process_group("fake", rank=0, world_size=2, store=dispatch.FakeStore())
     try:

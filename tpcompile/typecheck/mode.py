@@ -27,12 +27,13 @@ from tpcompile.collectives.api import rank_index
 from tpcompile.collectives.observer import Call, observing
 from tpcompile.errors import ConfigError
 from tpcompile.nn.sharding import ShardSpec, declarations_of
-from tpcompile.torch_api.dispatch import AsyncCollectiveTensor, TorchDispatchMode, base_of
+from tpcompile.torch_api.dispatch import AsyncCollectiveTensor, TorchDispatchMode, base_of, has_gradient_hook
 from tpcompile.typecheck.cut import Sources
 from tpcompile.typecheck.replicated import declared_rows
 from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.rules import judge
 from tpcompile.typecheck.rules_collective import judge_call
+from tpcompile.typecheck.scale import own_scale
 from tpcompile.typecheck.site import Site, current_site, in_generated_function, in_user_function, user_function
 from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, Origin, SpmdType, of_base, parse_type, varying
 from tpcompile.typecheck.step import Result, Step, is_float, makes_unknown, tensors_in
@@ -100,7 +101,7 @@ class SpmdTypeMode(TorchDispatchMode):
 
     def declare(self, tensor: Tensor, type_: SpmdType) -> None:
         """Set the type of a tensor."""
-        self._types[tensor] = type_ if self.train else replace(type_, grad=False)
+        self._types[tensor] = _with_own_scale(type_ if self.train else replace(type_, grad=False))
 
     def type_of(self, tensor: Tensor) -> SpmdType:
         """Type of a tensor; one that the mode has not seen is a constant, a DTensor has its own."""
@@ -282,10 +283,17 @@ class SpmdTypeMode(TorchDispatchMode):
         declared = declarations_of(module)
         for name, parameter in module.named_parameters(remove_duplicate=False):
             if name in declared:
-                self.declare(parameter, _parameter_type(parameter, declared[name].spec, self.group.size()))
-            elif parameter not in self._types:  # a tied parameter has the type that one of its modules declares
+                type_ = _parameter_type(parameter, declared[name].spec, self.group.size())
+            elif parameter in self._types:  # a tied parameter has the type that one of its modules declares
+                continue
+            else:
                 origin = Origin(f"parameter {name}", Site(), maker="parameter")
-                self.declare(parameter, SpmdType("I", parameter.requires_grad, origin=origin))
+                type_ = SpmdType("I", parameter.requires_grad, origin=origin)
+            self._declare_parameter(name, parameter, type_)
+
+    def _declare_parameter(self, name: str, parameter: Tensor, type_: SpmdType) -> None:
+        scale = own_scale(name, is_hooked=has_gradient_hook(parameter))
+        self.declare(parameter, replace(type_, scale=scale))
 
     def _declare_given(self, module: nn.Module, types: Mapping[str, str]) -> None:
         """Set the types of the parameters whose names match a pattern."""
@@ -298,7 +306,7 @@ class SpmdTypeMode(TorchDispatchMode):
             for name in names:
                 parameter = parameters[name]
                 type_ = parse_type(text, ndim=parameter.dim(), grad=parameter.requires_grad)
-                self.declare(parameter, type_)
+                self._declare_parameter(name, parameter, type_)
 
     def _type_of_unseen(self, tensor: Tensor) -> SpmdType:
         # The rank as a tensor is cached by device, so this is the same object that the program gets.
@@ -362,7 +370,15 @@ def _fitting(type_: SpmdType, tensor: Tensor, *, differentiable: bool) -> SpmdTy
     """The type as this tensor can have it: integers have no gradient, a dim must exist."""
     grad = type_.grad and differentiable and is_float(tensor)
     has_dim = type_.dim is not None and type_.dim < tensor.dim()
-    return replace(type_, grad=grad).keep_dim_if(has_dim)
+    return _with_own_scale(replace(type_, grad=grad).keep_dim_if(has_dim))
+
+
+def _with_own_scale(type_: SpmdType) -> SpmdType:
+    """The type with a scale, where its kind has one; without a gradient no tensor gets one through it."""
+    if type_.kind not in ("I", "R"):
+        return type_
+    scale = type_.multiples
+    return replace(type_, scale=scale if type_.grad else scale.detached())
 
 
 def _is_in_place(func: Any) -> bool:

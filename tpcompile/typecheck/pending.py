@@ -14,32 +14,23 @@ Each use that neither carries nor completes it is reported at the op that made i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Set
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
+from tpcompile.typecheck.ops import SAME_VALUE, VIEWS
+from tpcompile.typecheck.rules_scale import multiplier
+from tpcompile.typecheck.scale import is_close
 from tpcompile.typecheck.spmd import UNKNOWN, Pending, SpmdType, Types
 from tpcompile.typecheck.step import Result, Step
 
 Judge = Callable[[Step], Result]
-_SAME_VALUE = {
-    "aten.alias", "aten.detach", "aten.clone", "aten._to_copy", "aten.contiguous", "aten.lift_fresh", "aten.view_as",
-    "_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd",
-}  # fmt: skip
-_VIEWS = {
-    "aten.view", "aten._unsafe_view", "aten.reshape", "aten._reshape_alias", "aten.unsqueeze", "aten.squeeze",
-    "aten.expand", "aten.transpose", "aten.t", "aten.permute", "aten.movedim", "aten.select", "aten.unbind",
-    "aten.slice", "aten.narrow", "aten.split", "aten.split_with_sizes", "aten.chunk", "aten.flatten", "aten.unflatten",
-}  # fmt: skip
 _APART = {"aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unbind", "aten.select"}
 _CUTS = {"aten.slice", "aten.narrow", "aten.split", "aten.split_with_sizes", "aten.chunk", "aten.select"}
 _SUMS = {"aten.add", "aten.sub", "aten.rsub"}
 _SCALES = {"aten.mul", "aten.div", "aten.true_divide"}
 _PRODUCTS = {"aten.mm", "aten.bmm", "aten.mv"}
-_LINEAR = {*_VIEWS, *_PRODUCTS, *_SCALES, "aten.sum", "aten.exp", "aten.native_dropout"}
+_LINEAR = {*VIEWS, *_PRODUCTS, *_SCALES, "aten.sum", "aten.exp", "aten.native_dropout"}
 _REDUCTIONS = {"aten.sum", "aten.mean", "aten.amax", "aten.amin", "aten.max", "aten.logsumexp"}
 _WRITES = {"aten.copy", "aten.where", "aten.index_put", "aten.slice_scatter"}
 _PROBES = {"aten.isnan", "aten.isinf", "aten.isfinite", "aten.eq", "aten.ne"}
@@ -66,7 +57,7 @@ def judge_pending(step: Step, pending: Pending, judge: Judge) -> Result:
 
 
 def _outcome(step: Step, pending: Pending) -> str:
-    if step.name in _SAME_VALUE:
+    if step.name in SAME_VALUE:
         return CARRIED
     is_known = step.name in _OF_CALLS or step.name.startswith(("aten.", "_c10d_functional."))  # no custom op
     if step.name in _PROBES or not is_known:
@@ -95,7 +86,7 @@ def _next(step: Step, pending: Pending) -> Pending:
         return pending
     if step.name in _APART:
         return replace(pending, kind="blocks")
-    is_reshaped = step.name in _VIEWS and step.out.shape != step.args[0].shape
+    is_reshaped = step.name in VIEWS and step.out.shape != step.args[0].shape
     return replace(pending, dim=None) if is_reshaped else pending
 
 
@@ -123,7 +114,7 @@ def _carried_by(step: Step, ops: Set[str]) -> str:
 def _scan(step: Step, pending: Pending) -> str:
     if step.name in _SUMS and _has_own_value(step):
         return COMPLETED
-    carrying = {*_VIEWS, "aten.neg", "aten.exp"}
+    carrying = {*VIEWS, "aten.neg", "aten.exp"}
     if _others(step).are_whole:
         carrying |= _SCALES
     return _carried_by(step, carrying)
@@ -132,7 +123,7 @@ def _scan(step: Step, pending: Pending) -> str:
 def _product(step: Step, pending: Pending) -> str:
     if step.name == "aten.mul" and _has_own_value(step):
         return COMPLETED
-    return _carried_by(step, _VIEWS)
+    return _carried_by(step, VIEWS)
 
 
 def _halo(step: Step, pending: Pending) -> str:
@@ -142,7 +133,7 @@ def _halo(step: Step, pending: Pending) -> str:
         shape = step.args[0].shape
         is_cut = all(part.shape != shape for part in step.results)
         return COMPLETED if is_cut else CARRIED
-    return _carried_by(step, _VIEWS)
+    return _carried_by(step, VIEWS)
 
 
 def _shift(step: Step, pending: Pending) -> str:
@@ -163,25 +154,11 @@ def _kinds(step: Step) -> set[Any]:
 
 def _factor(step: Step, pending: Pending) -> str:
     """`dim` is 1 for a value that is too large by the number of ranks, -1 for one that is too small."""
-    number = _number(step)
-    if number is None:
-        return _carried_by(step, {*_VIEWS, "aten.neg"})
-    scale = number if step.name == "aten.mul" else 1 / number
+    scale = multiplier(step) if step.name in _SCALES else None
+    if scale is None:
+        return _carried_by(step, {*VIEWS, "aten.neg"})
     wanted = 1 / step.world if pending.dim == 1 else step.world
-    return COMPLETED if math.isclose(scale, wanted, rel_tol=1e-6) else CARRIED
-
-
-def _number(step: Step) -> float | None:
-    """The number that the op multiplies or divides by, other than zero; a tensor of one element has one as well."""
-    if step.name not in _SCALES:
-        return None
-    value = step.args[1]
-    is_readable = isinstance(value, Tensor) and value.dim() == 0 and not value.is_meta
-    if is_readable and step.type_at(1).kind == "C":
-        value = value.item()
-    if not isinstance(value, (int, float)):
-        return None
-    return float(value) or None
+    return COMPLETED if is_close(scale, wanted) else CARRIED
 
 
 def _gather(step: Step, pending: Pending) -> str:
@@ -191,7 +168,7 @@ def _gather(step: Step, pending: Pending) -> str:
     reduces_parts = step.name in _REDUCTIONS and pending.rule == "partial-used-as-whole"
     if reduces_parts or _has_own_value(step):
         return LOST
-    if step.name not in _VIEWS - _CUTS:
+    if step.name not in VIEWS - _CUTS:
         return WRONG
     return LOST if step.out.dim() > step.args[0].dim() else CARRIED
 

@@ -12,6 +12,7 @@ from tpcompile.typecheck.rules_matmul import PRODUCTS
 from tpcompile.typecheck.rules_pointwise import used_as_whole
 from tpcompile.typecheck.spmd import UNKNOWN, Pending, SpmdType
 from tpcompile.typecheck.step import Result, Step, rule, tensors_in
+from tpcompile.typecheck.summand import is_summand, wrong_summand
 
 _FITS = {
     "sum": ("sum",),
@@ -135,7 +136,9 @@ def _copy_to_tp(step: Step, call: Call, x: SpmdType) -> SpmdType:
 
 def _enter(step: Step, x: SpmdType) -> SpmdType:
     """I or R -> R; a type of any other kind stays."""
-    return SpmdType("R", x.grad, origin=step.origin("copy_to_tp")) if x.kind in ("I", "R") else x
+    if x.kind not in ("I", "R"):
+        return x
+    return SpmdType("R", x.grad, scale=x.scale, origin=step.origin("copy_to_tp"))
 
 
 @_call("scatter_single")
@@ -251,7 +254,10 @@ def _wrong_op(step: Step, x: SpmdType, op: str) -> SpmdType | None:
     )
 
 
-def _double_reduce(step: Step, x: SpmdType, op: str) -> SpmdType:
+def _double_reduce(step: Step, x: SpmdType, op: str) -> SpmdType | None:
+    """Report a reduce of what is whole, unless each rank has a share of it, whose sum is the whole again."""
+    if op == "sum" and all(is_summand(factor, step.world) for factor in x.multiples.terms.values()):
+        return wrong_summand(step, x, added="is reduced", fix="reduce a partial sum once")
     made = x.made(" since {}")
     times = f"multiplies it by {step.world}" if op == "sum" else "is wasted"
     return step.flag(
@@ -297,8 +303,9 @@ def _in_place_all_reduce(step: Step) -> Result:
 def _reduced_in_place(step: Step, x: SpmdType) -> SpmdType:
     if x.kind == "U" or not step.is_own_group(step.args[1]):
         return UNKNOWN
-    if x.kind in ("I", "R"):
-        return _double_reduce(step, x, "sum")
+    wrong = _double_reduce(step, x, "sum") if x.kind in ("I", "R") else None
+    if wrong is not None:
+        return wrong
     if step.has_gradient(x):
         return _no_stated_gradient(step)
     return SpmdType("I", origin=step.origin())

@@ -72,6 +72,13 @@ class Step:
             return self.type_of(value)
         return ZERO if is_zero(value) else CONSTANT
 
+    def number_in(self, value: Any) -> float | None:
+        """The number that an argument is: a Python number, or a constant of one element that has a value."""
+        if isinstance(value, Tensor):
+            is_readable = value.numel() == 1 and not value.is_meta and self.type_of(value).kind == "C"
+            value = value.item() if is_readable else None
+        return float(value) if isinstance(value, (int, float)) else None
+
     def operands(self) -> list[tuple[Tensor, SpmdType]]:
         """All tensors among the arguments, in order, with their types."""
         return [(tensor, self.type_of(tensor)) for tensor in tensors_in((self.args, self.kwargs))]

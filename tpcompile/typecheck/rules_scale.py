@@ -1,0 +1,193 @@
+"""Step and the types of its results -> these types with their scales: sums, numbers, views and other linear ops.
+
+Any other result is a tensor of its own. So is what an op mixes along a dim: only its common multiple is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import dropwhile
+from typing import Any
+
+from torch import Tensor
+
+from tpcompile.typecheck.ops import SAME_VALUE, VIEWS
+from tpcompile.typecheck.scale import UNKNOWN_SCALE, Base, Factor, Scale, alike
+from tpcompile.typecheck.spmd import SpmdType
+from tpcompile.typecheck.step import Result, Step, is_zero
+
+ScaleRule = Callable[[Step, int], Scale | None]
+_WHOLE = ("I", "R")
+
+
+def with_scales(step: Step, result: Result) -> Result:
+    """The types with the scales of whole results; None where a result is a tensor of its own."""
+    if isinstance(result, SpmdType):
+        return _with_scale(step, result, 0)
+    return [_with_scale(step, type_, place) for place, type_ in enumerate(result)]
+
+
+def _with_scale(step: Step, type_: SpmdType, place: int) -> SpmdType:
+    follow = SCALES.get(step.name)
+    if type_.kind not in _WHOLE or follow is None:
+        return type_ if type_.scale is None else replace(type_, scale=None)
+    return replace(type_, scale=follow(step, place))
+
+
+def multiplier(step: Step) -> float | None:
+    """The number that a product or quotient multiplies its other operand by; None where it is no number."""
+    first, second = step.args[:2]
+    if step.name == "aten.mul":
+        number = step.number_in(second)
+        return step.number_in(first) if number is None else number
+    number = step.number_in(second)
+    is_rounded = step.kwargs.get("rounding_mode") is not None
+    return None if is_rounded or not number else 1 / number
+
+
+def weighted(step: Step, type_: SpmdType, weight: float) -> SpmdType:
+    """The type of a term that an op multiplies by `weight`, an argument of it such as `alpha`."""
+    if type_.kind not in _WHOLE or weight == 1:
+        return type_
+    return replace(type_, scale=type_.multiples.times(weight, step.world))
+
+
+def weights_of(step: Step) -> tuple[float, float]:
+    """What a sum multiplies its two terms by."""
+    alpha = _number_named(step, "alpha")
+    if step.name == "aten.sub":
+        return 1.0, -alpha
+    if step.name == "aten.rsub":
+        return -alpha, 1.0
+    return _number_named(step, "beta"), alpha
+
+
+def _number_named(step: Step, name: str) -> float:
+    value = step.kwargs.get(name, 1)
+    return float(value) if isinstance(value, (int, float)) else 1.0
+
+
+def _same(step: Step, place: int) -> Scale:
+    """The value of the operand."""
+    return step.type_at(0, "self").multiples
+
+
+def _copied(step: Step, place: int) -> Scale:
+    return step.type_at(1).multiples
+
+
+def _negated(step: Step, place: int) -> Scale:
+    return step.type_at(0).multiples.times(-1, step.world)
+
+
+def _viewed(step: Step, place: int) -> Scale:
+    """The same tensor where the view only has other dims in front, as a sum would broadcast it."""
+    x, part = step.args[0], step.results[place]
+    scale = step.type_at(0).multiples
+    if step.name == "aten.expand" or _broadcast(x) == _broadcast(part):
+        return scale
+    return scale.viewed(f"{step.name}{step.args[1:]}{step.kwargs}[{place}]")
+
+
+def _broadcast(tensor: Tensor) -> list[int]:
+    """The shape from the first dim that is not of size 1."""
+    return list(dropwhile(lambda size: size == 1, tensor.shape))
+
+
+def _linear(step: Step, place: int) -> Scale:
+    """Linear in the first operand."""
+    return alike([step.type_at(0).multiples])
+
+
+def _added(step: Step, place: int) -> Scale | None:
+    terms = zip(step.args[:2], weights_of(step), strict=False)
+    scales = [
+        weighted(step, step.type_of(value), weight).multiples
+        for value, weight in terms
+        if isinstance(value, Tensor) and step.type_of(value).kind in _WHOLE
+    ]
+    return _total(scales)
+
+
+def _total(scales: list[Scale]) -> Scale | None:
+    if not scales:
+        return None
+    first, *others = scales
+    for other in others:
+        first = first.plus(other)
+    return first
+
+
+def _multiplied(step: Step, place: int) -> Scale | None:
+    number = multiplier(step)
+    if number is None:
+        return _product(step, step.args[0], step.args[1])
+    scales = [type_.multiples for type_ in step.types if type_.kind in _WHOLE]
+    return scales[0].times(number, step.world) if scales else None
+
+
+def _matrix_product(step: Step, place: int) -> Scale | None:
+    return _product(step, step.args[0], step.args[1])
+
+
+def _matrix_product_plus(step: Step, place: int) -> Scale | None:
+    """The scale of beta * input + alpha * product."""
+    beta, alpha = weights_of(step)
+    bias = weighted(step, step.type_at(0), beta)
+    product = _product(step, step.args[1], step.args[2]) or SpmdType("I").multiples
+    scales = [bias.multiples] if bias.kind in _WHOLE else []
+    return _total([*scales, product.times(alpha, step.world)])
+
+
+def _product(step: Step, left: Any, right: Any) -> Scale | None:
+    """The scale of a product or quotient of two tensors; None where neither is multiplied."""
+    first, second = _factor_of(step, left), _factor_of(step, right)
+    if first is None or second is None or second.value == 0:
+        return UNKNOWN_SCALE
+    is_quotient = step.name in ("aten.div", "aten.true_divide")
+    product = first.product(second.inverse() if is_quotient else second)
+    if product is None:
+        return UNKNOWN_SCALE
+    is_own = product.value == 1 and product.gradient in (0, 1)
+    return None if is_own else alike([Scale({Base(0): product})])
+
+
+def _factor_of(step: Step, value: Any) -> Factor | None:
+    """The multiple of a factor of a product; None for a number that cannot be read, and for different multiples."""
+    if not isinstance(value, Tensor):
+        return None
+    type_ = step.type_of(value)
+    if value.numel() == 1 and not type_.grad:
+        return None
+    return type_.multiples.factor if type_.kind in _WHOLE else Factor(gradient=0.0)
+
+
+def _joined(step: Step, place: int) -> Scale | None:
+    """Parts, or branches, of one tensor: those that are multiples of a replicated one have to agree."""
+    scales = [type_.multiples for type_ in step.types if type_.kind in _WHOLE]
+    return alike(scales) if scales else None
+
+
+def _masked(step: Step, place: int) -> Scale | None:
+    """Filled with zeros, as a multiple of the operand; with anything else a tensor of its own."""
+    return _linear(step, place) if is_zero(step.arg(2, "value")) else None
+
+
+_RULES: dict[ScaleRule, set[str]] = {
+    _same: SAME_VALUE,
+    _viewed: VIEWS,
+    _copied: {"aten.copy"},
+    _negated: {"aten.neg"},
+    _linear: {
+        "aten.sum", "aten.mean", "aten.index_select", "aten.embedding", "aten.gather", "aten.cumsum", "aten.flip",
+        "aten.roll", "aten.tril", "aten.triu", "aten.native_dropout", "aten.dropout", "aten.repeat",
+    },
+    _added: {"aten.add", "aten.sub", "aten.rsub"},
+    _multiplied: {"aten.mul", "aten.div", "aten.true_divide"},
+    _matrix_product: {"aten.mm", "aten.bmm", "aten.mv", "aten.dot"},
+    _matrix_product_plus: {"aten.addmm", "aten.baddbmm", "aten.addmv"},
+    _joined: {"aten.cat", "aten.stack", "aten.where"},
+    _masked: {"aten.masked_fill"},
+}  # fmt: skip
+SCALES = {name: rule for rule, names in _RULES.items() for name in names}

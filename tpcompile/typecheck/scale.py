@@ -1,0 +1,143 @@
+"""A value as a sum of multiples of replicated tensors: how many times each is in it, and how much gradient it gets.
+
+`b / size` on every rank is a summand: the ranks' sum has b once, and b's gradient is 1 / size of the right one.
+`b + (b / size - b).detach()` has the same value and b's whole gradient. So value and gradient are counted apart,
+through sums, numbers and `detach`, for every replicated tensor that a result is a multiple of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
+
+_serials = count()
+_MOST_TERMS = 8
+"""A stream of residuals has a term for every block; longer sums are one tensor."""
+
+
+class Base(NamedTuple):
+    """A replicated tensor, or a view of one."""
+
+    serial: int
+    name: str = ""
+    """Name of the parameter, empty for other tensors."""
+    is_hooked: bool = False
+    """A hook of the user's gets its gradient, and may change it."""
+    views: tuple[str, ...] = ()
+    """The views that made it of the tensor."""
+
+
+class Factor(NamedTuple):
+    """Multiple of one tensor in a sum."""
+
+    plain: float = 1.0
+    shared: float = 0.0
+    """The part of the multiple that was divided by the number of ranks."""
+    gradient: float = 1.0
+    """Multiple of the result's gradient that the tensor gets; 0 where none flows."""
+
+    @property
+    def value(self) -> float:
+        """The whole multiple."""
+        return self.plain + self.shared
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all of it was divided by the number of ranks."""
+        return self.shared != 0 and is_close(self.plain, 0)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the tensor is neither in the value nor in the gradient."""
+        return is_close(self.value, 0) and is_close(self.gradient, 0)
+
+    def times(self, number: float, world: int) -> Factor:
+        """The multiple after a product with a number."""
+        plain, shared = self.plain * number, self.shared * number
+        if is_close(abs(number) * world, 1):
+            plain, shared = 0.0, plain + shared
+        elif is_close(abs(number), world):
+            plain, shared = plain + shared, 0.0
+        return Factor(plain, shared, self.gradient * number)
+
+    def plus(self, other: Factor) -> Factor:
+        """The multiple of a sum."""
+        return Factor(*(mine + its for mine, its in zip(self, other, strict=True)))
+
+    def inverse(self) -> Factor:
+        """The multiple of the reciprocal; the value must not be zero."""
+        return Factor(1 / self.value, 0.0, self.gradient / self.value**2)
+
+    def product(self, other: Factor) -> Factor | None:
+        """The multiple of a product of two tensors; None where the two get different multiples of its gradient."""
+        gradients = {round(gradient, 6) for gradient in (self.gradient * other.value, other.gradient * self.value)}
+        gradient, *different = gradients - {0.0} or {0.0}
+        if different:
+            return None
+        value = self.value * other.value
+        is_shared = self.is_shared or other.is_shared
+        return Factor(0.0, value, gradient) if is_shared else Factor(value, 0.0, gradient)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A value as a sum of multiples; without terms it is a multiple of nothing that is known."""
+
+    terms: dict[Base, Factor] = field(default_factory=dict)
+
+    @property
+    def factor(self) -> Factor | None:
+        """The multiple, where it is the same of all tensors, but for those without a gradient; None otherwise."""
+        values = {(round(factor.plain, 6), round(factor.shared, 6)) for factor in self.terms.values()}
+        gradients = {round(factor.gradient, 6) for factor in self.terms.values()}
+        gradient, *different = gradients - {0.0} or {0.0}
+        if different or len(values) != 1:
+            return None
+        return Factor(*values.pop(), gradient)
+
+    def times(self, number: float, world: int) -> Scale:
+        """The scale after a product with a number."""
+        return Scale({base: factor.times(number, world) for base, factor in self.terms.items()})
+
+    def plus(self, other: Scale) -> Scale:
+        """The scale of a sum."""
+        if not self.terms or not other.terms:
+            return UNKNOWN_SCALE
+        found = dict(self.terms)
+        for base, factor in other.terms.items():
+            found[base] = found[base].plus(factor) if base in found else factor
+        left = {base: factor for base, factor in found.items() if not factor.is_gone}
+        return alike([Scale(left)]) if len(left) > _MOST_TERMS else Scale(left)
+
+    def detached(self) -> Scale:
+        """The scale of the same value without a gradient."""
+        return Scale({base: factor._replace(gradient=0.0) for base, factor in self.terms.items()})
+
+    def viewed(self, view: str) -> Scale:
+        """The scale of a view, which is the same tensor as that of an equal view."""
+        return Scale({base._replace(views=(*base.views, view)): factor for base, factor in self.terms.items()})
+
+
+UNKNOWN_SCALE = Scale()
+
+
+def own_scale(name: str = "", *, is_hooked: bool = False) -> Scale:
+    """The scale of a tensor that is a multiple of itself alone; `name` of a parameter."""
+    return Scale({Base(next(_serials), name, is_hooked): Factor()})
+
+
+def alike(scales: Sequence[Scale]) -> Scale:
+    """The scale of what is linear in values with these: a new tensor, where they are multiplied alike."""
+    together = Scale({base: factor for scale in scales for base, factor in scale.terms.items()})
+    if together.factor is None or UNKNOWN_SCALE in scales:
+        return UNKNOWN_SCALE
+    is_hooked = any(base.is_hooked for base in together.terms)
+    return Scale({Base(next(_serials), is_hooked=is_hooked): together.factor})
+
+
+def is_close(left: float, right: float) -> bool:
+    """Equal but for the rounding of a few float32 operations."""
+    return math.isclose(left, right, rel_tol=1e-5, abs_tol=1e-7)
