@@ -57,7 +57,7 @@ def bias_with_beta(m: Any, x: Tensor) -> Tensor:
     return m.comm.all_reduce(y).view_as(x)
 
 
-def divided_bias_reduced_twice_as_a_norm(m: Any, x: Tensor) -> Tensor:
+def divided_bias_that_stays_inside(m: Any, x: Tensor) -> Tensor:
     """Reduced with dst="R", and read by work that differs per rank."""
     y = m.comm.all_reduce(_partial(m, x) + m.bias / m.comm.size, dst="R")
     return m.comm.all_reduce(F.linear(F.gelu(F.linear(y, m.up)), m.down))
@@ -95,13 +95,13 @@ def bias_on_every_rank(m: Any, x: Tensor) -> Tensor:
     return m.comm.all_reduce(_partial(m, x) + m.bias)
 
 
-def half_a_residual_on_every_rank(m: Any, x: Tensor) -> Tensor:
+def weighted_residual_on_every_rank(m: Any, x: Tensor) -> Tensor:
     return m.comm.all_reduce(_partial(m, x) + 0.7 * x)
 
 
 def bias_and_its_share(m: Any, x: Tensor) -> Tensor:
     share = m.bias / m.comm.size
-    return m.comm.all_reduce(_partial(m, x) + (share + m.bias) / 2)
+    return m.comm.all_reduce(_partial(m, x) + (share + m.bias))
 
 
 def share_of_the_gradient_alone(m: Any, x: Tensor) -> Tensor:
@@ -237,12 +237,13 @@ def best_of_shards_in_a_buffer(m: Any, x: Tensor) -> Tensor:
     with torch.no_grad():
         value, index = _logits(m, x).max(-1)
         index = _global(m, x, index)
-        values, ids = value.new_empty(m.comm.size, *value.shape), index.new_empty(m.comm.size, *index.shape)
+        values, ids = (t.new_empty(m.comm.size * len(t), *t.shape[1:]) for t in (value, index))
         if m.comm.size == 1:
-            values, ids = value[None], index[None]
+            values, ids = value, index
         else:
             dist.all_gather_into_tensor(values, value.contiguous(), group=m.comm.group)
             dist.all_gather_into_tensor(ids, index.contiguous(), group=m.comm.group)
+        values, ids = (t.unflatten(0, (m.comm.size, -1)) for t in (values, ids))
         winner = ids.gather(0, values.argmax(0, keepdim=True)).squeeze(0)
     return _token(m, x, winner)
 
@@ -311,7 +312,7 @@ def gathered_summands(m: Any, x: Tensor) -> Tensor:
 
 def functional_gathered_summands(m: Any, x: Tensor) -> Tensor:
     parts = _functional_gather(m, _partial(m, x), 2).unflatten(-1, (m.comm.size, -1))
-    return x.detach() + parts.detach().sum(-2)
+    return m.comm.all_reduce(F.linear(F.gelu(F.linear(parts.sum(-2), m.up)), m.down))
 
 
 def own_maximum(m: Any, x: Tensor) -> Tensor:
@@ -360,7 +361,7 @@ PROGRAMS = (
     Scaled(bias_divided_by_a_tensor, SHARE),
     Scaled(bias_with_alpha, SHARE),
     Scaled(bias_with_beta, SHARE),
-    Scaled(divided_bias_reduced_twice_as_a_norm, SHARE),
+    Scaled(divided_bias_that_stays_inside, SHARE),
     Scaled(divided_residual, SHARE),
     Scaled(divided_linear_of_replicated_weights, SHARE),
     Scaled(divided_bias_of_a_view, SHARE),
@@ -368,7 +369,7 @@ PROGRAMS = (
     Scaled(mean_of_a_replicated_loss, SHARE),
     Scaled(masked_bias, "missing-copy"),
     Scaled(bias_on_every_rank, COUNTED),
-    Scaled(half_a_residual_on_every_rank, COUNTED),
+    Scaled(weighted_residual_on_every_rank, COUNTED),
     Scaled(bias_and_its_share, COUNTED),
     Scaled(share_of_the_gradient_alone, COUNTED),
     Scaled(repaired_bias),
@@ -391,15 +392,15 @@ PROGRAMS = (
     Scaled(best_of_shards_in_a_buffer, is_complete=False),
     Scaled(worst_of_shards),
     Scaled(sorted_maxima),
-    Scaled(pairwise_maxima),
+    Scaled(pairwise_maxima, is_complete=False),
     Scaled(merged_log_sums),
-    Scaled(merged_softmax_sums),
+    Scaled(merged_softmax_sums, is_complete=False),
     Scaled(gathered_squares),
     Scaled(gathered_norms),
-    Scaled(gathered_means),
-    Scaled(gathered_flags),
+    Scaled(gathered_means, is_complete=False),
+    Scaled(gathered_flags, is_complete=False),
     Scaled(gathered_summands),
-    Scaled(functional_gathered_summands),
+    Scaled(functional_gathered_summands, is_complete=False),
     Scaled(own_maximum, "local-statistic"),
     Scaled(returned_maximum, "local-statistic"),
     Scaled(largest_summand, "partial-used-as-whole"),

@@ -10,6 +10,7 @@ from tpcompile.collectives.observer import Call
 from tpcompile.typecheck.pending import judge_pending
 from tpcompile.typecheck.rules_matmul import PRODUCTS
 from tpcompile.typecheck.rules_pointwise import used_as_whole
+from tpcompile.typecheck.rules_reduce import PARTIAL_OF
 from tpcompile.typecheck.spmd import UNKNOWN, Pending, SpmdType
 from tpcompile.typecheck.step import Result, Step, rule, tensors_in
 from tpcompile.typecheck.summand import is_summand, wrong_summand
@@ -167,13 +168,7 @@ def _gathered(step: Step, x: SpmdType, dim: int, whole: SpmdType) -> SpmdType:
     """The type after a gather along `dim`; blocks that do not lie side by side there may still be taken apart."""
     pending = None
     if x.kind == "P":
-        pending = step.pending(
-            "gather",
-            "partial-used-as-whole",
-            why=f"all_gather puts partial values (P{x.made(', made by {}')}) side by side: every block is the summand "
-            "of one rank",
-            fix="all_reduce a partial sum, or reduce_scatter it",
-        )
+        pending = _blocks_of_partial(step, x, dim)
     elif x.kind in ("I", "R"):
         pending = step.pending(
             "gather",
@@ -191,6 +186,21 @@ def _gathered(step: Step, x: SpmdType, dim: int, whole: SpmdType) -> SpmdType:
             dim=x.dim,
         )
     return replace(whole, pending=pending)
+
+
+def _blocks_of_partial(step: Step, x: SpmdType, dim: int) -> Pending:
+    """Gathered statistics, such as maxima, are values of their own to choose from; summands of a product are not."""
+    is_sum = x.op in ("sum", "absolute")
+    is_statistic = not is_sum or (x.origin is not None and x.origin.what in PARTIAL_OF)
+    return step.pending(
+        "statistics" if is_statistic else "summands",
+        "partial-used-as-whole",
+        why=f"all_gather puts partial values (P{x.made(', made by {}')}) side by side: every block is the summand "
+        "of one rank",
+        fix="all_reduce a partial sum, or reduce_scatter it",
+        dim=dim,
+        op=x.op if is_statistic else "",
+    )
 
 
 def _all_reduced(step: Step, x: SpmdType, op: str, whole: SpmdType) -> SpmdType:

@@ -24,8 +24,6 @@ class Base(NamedTuple):
     serial: int
     name: str = ""
     """Name of the parameter, empty for other tensors."""
-    is_hooked: bool = False
-    """A hook of the user's gets its gradient, and may change it."""
     views: tuple[str, ...] = ()
     """The views that made it of the tensor."""
 
@@ -37,7 +35,7 @@ class Factor(NamedTuple):
     shared: float = 0.0
     """The part of the multiple that was divided by the number of ranks."""
     gradient: float = 1.0
-    """Multiple of the result's gradient that the tensor gets; 0 where none flows."""
+    """Multiple of the result's gradient that the tensor gets; 0 where none flows, NaN behind a hook of the user's."""
 
     @property
     def value(self) -> float:
@@ -112,9 +110,9 @@ class Scale:
         left = {base: factor for base, factor in found.items() if not factor.is_gone}
         return alike([Scale(left)]) if len(left) > _MOST_TERMS else Scale(left)
 
-    def detached(self) -> Scale:
-        """The scale of the same value without a gradient."""
-        return Scale({base: factor._replace(gradient=0.0) for base, factor in self.terms.items()})
+    def with_gradient(self, gradient: float) -> Scale:
+        """The scale of the same value, of which every tensor gets this multiple of the gradient."""
+        return Scale({base: factor._replace(gradient=gradient) for base, factor in self.terms.items()})
 
     def viewed(self, view: str) -> Scale:
         """The scale of a view, which is the same tensor as that of an equal view."""
@@ -124,9 +122,9 @@ class Scale:
 UNKNOWN_SCALE = Scale()
 
 
-def own_scale(name: str = "", *, is_hooked: bool = False) -> Scale:
+def own_scale(name: str = "") -> Scale:
     """The scale of a tensor that is a multiple of itself alone; `name` of a parameter."""
-    return Scale({Base(next(_serials), name, is_hooked): Factor()})
+    return Scale({Base(next(_serials), name): Factor()})
 
 
 def alike(scales: Sequence[Scale]) -> Scale:
@@ -134,8 +132,7 @@ def alike(scales: Sequence[Scale]) -> Scale:
     together = Scale({base: factor for scale in scales for base, factor in scale.terms.items()})
     if together.factor is None or UNKNOWN_SCALE in scales:
         return UNKNOWN_SCALE
-    is_hooked = any(base.is_hooked for base in together.terms)
-    return Scale({Base(next(_serials), is_hooked=is_hooked): together.factor})
+    return Scale({Base(next(_serials)): together.factor})
 
 
 def is_close(left: float, right: float) -> bool:

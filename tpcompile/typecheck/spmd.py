@@ -57,6 +57,8 @@ class Pending:
     """Types of the operands of that op."""
     dim: int | None = None
     """The dim that it was made along."""
+    op: str = ""
+    """Of gathered statistics: the reduction over the blocks that makes them one statistic."""
 
 
 @dataclass(frozen=True)

@@ -123,9 +123,9 @@ class Step:
         self.violations.append(violation)
         return UNKNOWN
 
-    def pending(self, kind: str, rule: str, *, why: str, fix: str, dim: int | None = None) -> Pending:
+    def pending(self, kind: str, rule: str, *, why: str, fix: str, dim: int | None = None, op: str = "") -> Pending:
         """What the result of this op has to be combined with first."""
-        return Pending(kind, rule, why, fix, self.origin(), self.operand_texts, dim)
+        return Pending(kind, rule, why, fix, self.origin(), self.operand_texts, dim, op)
 
     @property
     def operand_texts(self) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ Of I each rank keeps what it gets, so it has to be the whole gradient; of R copy
 
 from __future__ import annotations
 
+import math
+
 from tpcompile.typecheck.scale import Base, Factor, is_close
 from tpcompile.typecheck.spmd import UNKNOWN, SpmdType
 from tpcompile.typecheck.step import Step
@@ -23,11 +25,13 @@ def wrong_summand(step: Step, whole: SpmdType, *, added: str, fix: str) -> SpmdT
             return _counted_several_times(step, whole, base, factor, added=added, fix=fix)
     for base, factor in terms.items():
         wanted = factor.value * (step.world if whole.kind == "I" else 1)
-        has_gradient = step.has_gradient(whole) and not is_close(factor.gradient, 0) and not is_close(wanted, 0)
-        if has_gradient and not is_close(factor.gradient, wanted):
+        is_judged = step.has_gradient(whole) and not math.isnan(factor.gradient)
+        is_in_both = not is_close(factor.gradient, 0) and not is_close(wanted, 0)
+        if is_judged and is_in_both and not is_close(factor.gradient, wanted):
             return _part_of_gradient(step, whole, base, factor, wanted, added=added)
     is_certain = all(is_summand(factor, step.world) for factor in terms.values())
-    return None if terms and is_certain else UNKNOWN
+    is_hooked = any(math.isnan(factor.gradient) for factor in terms.values())
+    return None if terms and is_certain and not is_hooked else UNKNOWN
 
 
 def is_summand(factor: Factor, world: int) -> bool:
@@ -59,12 +63,13 @@ def _counted_several_times(
 def _part_of_gradient(
     step: Step, whole: SpmdType, base: Base, factor: Factor, wanted: float, *, added: str
 ) -> SpmdType:
-    name = _named(base)
-    multiple = f"times {factor.value:g}, on each of the {step.world} ranks"
+    counted = factor.value * step.world
+    count = "once" if is_close(counted, 1) else f"{counted:g} times"
     return step.flag(
         "gradient-of-a-share",
-        why=f"{name} ({whole}), {multiple}, {added}: the sum over the ranks is right, but through this op {name} gets "
-        f"{_ratio(factor.gradient / wanted)} its gradient",
+        why=f"{_named(base)} ({whole}) times {factor.value:g} {added} on each of the {step.world} ranks: the sum over "
+        f"the ranks has it {count}, but its gradient through this op is {_ratio(factor.gradient / wanted)} the right "
+        "one on every rank",
         fix=_FIXES[whole.kind],
     )
 
@@ -82,6 +87,6 @@ def _named(base: Base) -> str:
 _FIXES = {
     "I": "all_reduce the partial sum first, then add the whole tensor; or pass it through copy_to_tp before the "
     "division, whose backward adds up the gradients of the ranks",
-    "R": "all_reduce the partial sum first, then add the whole tensor; copy_to_tp adds up the gradients of the ranks, so "
-    "each of them must be a share, as the value is",
+    "R": "all_reduce the partial sum first, then add the whole tensor; copy_to_tp adds up the gradients of the ranks, "
+    "so each of them must be a share, as the value is",
 }
