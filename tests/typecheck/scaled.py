@@ -17,8 +17,6 @@ import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpcompile.collectives import api as collectives
-
 # Shares of a replicated tensor.
 
 
@@ -112,8 +110,42 @@ def share_of_the_gradient_alone(m: Any, x: Tensor) -> Tensor:
 
 def repaired_behind_copy(m: Any, x: Tensor) -> Tensor:
     """The repair, and copy_to_tp adds up gradients that are whole already."""
+    return m.comm.all_reduce(_partial(m, x) + _repaired(m.comm.copy_to_tp(m.bias), m.comm.size))
+
+
+def bias_divided_by_a_cancelled_size(m: Any, x: Tensor) -> Tensor:
     bias = m.comm.copy_to_tp(m.bias)
-    return m.comm.all_reduce(_partial(m, x) + bias + 0 * x.detach()[..., :1] - bias + _repaired(bias, m.comm.size))
+    return m.comm.all_reduce(_partial(m, x) + bias * m.comm.size / m.comm.size)
+
+
+def _shared_expert(m: Any, x: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, m.square)) + m.bias
+
+
+def divided_shared_expert(m: Any, x: Tensor) -> Tensor:
+    """An expert that all ranks hold, added to their parts of the others."""
+    return x + m.comm.all_reduce(_partial(m, x) + _shared_expert(m, x) / m.comm.size)
+
+
+def entered_shared_expert(m: Any, x: Tensor) -> Tensor:
+    return x + m.comm.all_reduce(_partial(m, x) + m.comm.copy_to_tp(_shared_expert(m, x)) / m.comm.size)
+
+
+def divided_bias_scattered(m: Any, x: Tensor) -> Tensor:
+    part = m.comm.reduce_scatter(_partial(m, x).transpose(0, 1) + m.bias / m.comm.size, dim=0)
+    return m.comm.all_gather(part, dim=0, dst="I").transpose(0, 1)
+
+
+def entered_bias_scattered(m: Any, x: Tensor) -> Tensor:
+    bias = m.comm.copy_to_tp(m.bias)
+    part = m.comm.reduce_scatter(_partial(m, x).transpose(0, 1) + bias / m.comm.size, dim=0)
+    return m.comm.all_gather(part, dim=0, dst="I").transpose(0, 1)
+
+
+def divided_by_a_count(m: Any, x: Tensor) -> Tensor:
+    """The number of ranks is counted, so the check does not know it."""
+    count = m.comm.all_reduce(torch.ones(1, dtype=x.dtype))
+    return m.comm.all_reduce(_partial(m, x) + m.comm.copy_to_tp(m.bias) / count)
 
 
 def _repaired(bias: Tensor, size: int) -> Tensor:
@@ -190,7 +222,8 @@ def reported_mean_in_place(m: Any, x: Tensor) -> Tensor:
 def hooked_bias(m: Any, x: Tensor) -> Tensor:
     """The gradient is repaired by a hook."""
     share = m.bias / m.comm.size
-    share.register_hook(lambda grad: grad * m.comm.size)
+    if share.requires_grad:
+        share.register_hook(lambda grad: grad * m.comm.size)
     return m.comm.all_reduce(_partial(m, x) + share)
 
 
@@ -315,6 +348,30 @@ def functional_gathered_summands(m: Any, x: Tensor) -> Tensor:
     return m.comm.all_reduce(F.linear(F.gelu(F.linear(parts.sum(-2), m.up)), m.down))
 
 
+def two_best_of_shards(m: Any, x: Tensor) -> Tensor:
+    values, index = _logits(m, x).detach().topk(2, -1)
+    values = m.comm.all_gather(values, dim=-1, dst="I")
+    ids = m.comm.all_gather(_global(m, x, index), dim=-1, dst="I")
+    best = ids.gather(-1, values.topk(2, -1)[1])
+    return _token(m, x, best[..., 0]) + F.embedding(best[..., 1], m.table)
+
+
+def best_of_masked_shards(m: Any, x: Tensor) -> Tensor:
+    value, index = _logits(m, x).detach().max(-1, keepdim=True)
+    values = m.comm.all_gather(value, dim=-1, dst="I")
+    ids = m.comm.all_gather(_global(m, x, index), dim=-1, dst="I")
+    is_best = values == values.amax(-1, keepdim=True)
+    return _token(m, x, torch.where(is_best, ids, 0).amax(-1))
+
+
+def summed_before(m: Any, x: Tensor) -> Tensor:
+    """A running sum along the shard, plus what the ranks before have, taken by a slice."""
+    h = _logits(m, x)
+    totals = m.comm.all_gather(h.sum(-1, keepdim=True), dim=-1, dst="R")
+    before = totals[..., : m.comm.rank].sum(-1, keepdim=True)
+    return m.comm.all_reduce(F.linear(h.cumsum(-1) + before, m.down))
+
+
 def own_maximum(m: Any, x: Tensor) -> Tensor:
     """The maximum of the own block, for that of the whole."""
     logits = _logits(m, x)
@@ -372,6 +429,13 @@ PROGRAMS = (
     Scaled(weighted_residual_on_every_rank, COUNTED),
     Scaled(bias_and_its_share, COUNTED),
     Scaled(share_of_the_gradient_alone, COUNTED),
+    Scaled(bias_divided_by_a_cancelled_size, COUNTED),
+    Scaled(divided_shared_expert, SHARE),
+    Scaled(divided_bias_scattered, SHARE),
+    Scaled(repaired_behind_copy, SHARE),
+    Scaled(entered_shared_expert),
+    Scaled(entered_bias_scattered),
+    Scaled(divided_by_a_count, is_complete=False),
     Scaled(repaired_bias),
     Scaled(repaired_bias_of_a_linear),
     Scaled(repaired_by_numbers),
@@ -401,6 +465,9 @@ PROGRAMS = (
     Scaled(gathered_flags, is_complete=False),
     Scaled(gathered_summands),
     Scaled(functional_gathered_summands, is_complete=False),
+    Scaled(two_best_of_shards),
+    Scaled(best_of_masked_shards),
+    Scaled(summed_before, is_complete=False),
     Scaled(own_maximum, "local-statistic"),
     Scaled(returned_maximum, "local-statistic"),
     Scaled(largest_summand, "partial-used-as-whole"),

@@ -201,7 +201,8 @@ def _statistics(step: Step, pending: Pending) -> str:
 
 def _is_along(step: Step, pending: Pending) -> bool:
     """Whether a reduction or choice is along the dim of the blocks."""
-    return pending.dim in reduced_dims(step, step.args[0])
+    is_elementwise = len(step.operands()) > 1  # as torch.max(x, y)
+    return not is_elementwise and pending.dim in reduced_dims(step, step.args[0])
 
 
 def _blocks(step: Step, pending: Pending) -> str:
