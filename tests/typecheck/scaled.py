@@ -89,6 +89,25 @@ def masked_bias(m: Any, x: Tensor) -> Tensor:
     return m.comm.all_reduce(_partial(m, x) + torch.where(is_first, m.bias, 0.0))
 
 
+def _on_the_first_rank(m: Any, bias: Tensor) -> Tensor | None:
+    return bias if m.comm.rank == 0 else None
+
+
+def bias_of_the_first_rank(m: Any, x: Tensor) -> Tensor:
+    """As inference engines fuse it, by the rank as a number."""
+    return m.comm.all_reduce(F.linear(_hidden(m, x), m.down, _on_the_first_rank(m, m.bias)))
+
+
+def entered_bias_of_the_first_rank(m: Any, x: Tensor) -> Tensor:
+    """In the backward, the all-reduce of copy_to_tp runs on the first rank alone."""
+    bias = _on_the_first_rank(m, m.comm.copy_to_tp(m.bias))
+    return m.comm.all_reduce(F.linear(_hidden(m, x), m.down, bias))
+
+
+def entered_bias_of_every_rank(m: Any, x: Tensor) -> Tensor:
+    return m.comm.all_reduce(F.linear(_hidden(m, x), m.down, m.comm.copy_to_tp(m.bias)))
+
+
 def bias_on_every_rank(m: Any, x: Tensor) -> Tensor:
     return m.comm.all_reduce(_partial(m, x) + m.bias)
 
@@ -410,7 +429,7 @@ class Scaled:
     """Every op is judged."""
 
 
-SHARE, COUNTED = "gradient-of-a-share", "bias-before-reduce"
+SHARE, COUNTED, ON_SOME = "gradient-of-a-share", "bias-before-reduce", "on-some-ranks"
 PROGRAMS = (
     Scaled(divided_bias, SHARE),
     Scaled(divided_bias_of_a_linear, SHARE),
@@ -425,6 +444,8 @@ PROGRAMS = (
     Scaled(divided_sum_of_two, SHARE),
     Scaled(mean_of_a_replicated_loss, SHARE),
     Scaled(masked_bias, "missing-copy"),
+    Scaled(bias_of_the_first_rank, ON_SOME),
+    Scaled(entered_bias_of_every_rank, COUNTED),
     Scaled(bias_on_every_rank, COUNTED),
     Scaled(weighted_residual_on_every_rank, COUNTED),
     Scaled(bias_and_its_share, COUNTED),
@@ -466,7 +487,7 @@ PROGRAMS = (
     Scaled(gathered_summands),
     Scaled(functional_gathered_summands, is_complete=False),
     Scaled(two_best_of_shards),
-    Scaled(best_of_masked_shards),
+    Scaled(best_of_masked_shards, is_complete=False),
     Scaled(summed_before, is_complete=False),
     Scaled(own_maximum, "local-statistic"),
     Scaled(returned_maximum, "local-statistic"),

@@ -10,7 +10,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.typecheck.scaled import COUNTED, PROGRAMS, SHARE, Scaled, divided_bias, masked_entered_bias
+from tests.typecheck.scaled import (
+    COUNTED,
+    ON_SOME,
+    PROGRAMS,
+    SHARE,
+    Scaled,
+    bias_of_the_first_rank,
+    divided_bias,
+    entered_bias_of_the_first_rank,
+    masked_entered_bias,
+)
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.sharding import ShardSpec
 from tpcompile.ranks import groups
@@ -26,7 +36,7 @@ SHAPES = {
     "bias": (WIDTH,),
 }
 SHARDED = {"up": 0, "down": 1}
-ABOUT_GRADIENTS = (SHARE, "missing-copy")
+ABOUT_GRADIENTS = (SHARE, ON_SOME, "missing-copy")
 Numbers = dict[str, Tensor]
 """Output and gradients, by name."""
 
@@ -129,6 +139,24 @@ def test_a_share_is_right_where_its_gradients_are_summed_after_the_backward() ->
     assert _checked(Scaled(divided_bias), 4, parameter_types={"bias": "R"}).finding is None
     counted = next(program for program in PROGRAMS if program.rule == COUNTED)
     assert _checked(counted, 4, parameter_types={"bias": "R"}).finding is not None
+
+
+def test_a_copy_on_the_first_rank_alone_is_no_sum_of_its_gradients() -> None:
+    finding = _checked(Scaled(entered_bias_of_the_first_rank), 4).finding
+    assert finding is not None and finding.rule == ON_SOME and finding.ranks == (0,)
+    assert "in the backward its copy_to_tp waits there for ranks that do not come" in finding.why
+
+
+@pytest.mark.parametrize("forward", [bias_of_the_first_rank, entered_bias_of_the_first_rank])
+def test_a_bias_that_the_first_rank_adds_for_all_is_right_without_gradients(forward: Any) -> None:
+    report = _checked(Scaled(forward), 4, train=False)
+    assert report.finding is None and not report.is_complete
+    assert "not followed since aten.addmm at scaled.py:" in str(report)
+
+
+def test_one_rank_that_is_followed_alone_may_be_any() -> None:
+    finding = _checked(Scaled(bias_of_the_first_rank), 4, ranks=(0,)).finding
+    assert finding is not None and finding.rule == COUNTED
 
 
 def test_the_rank_differs_per_rank_where_the_module_is_the_first_to_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

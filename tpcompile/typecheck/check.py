@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,12 +83,14 @@ def check_types(
                 train=train,
             )
             reports.append(report)
+    violations, settled = _of_all_ranks(_merged(reports), reports)
     causes = [report.not_followed_since for report in reports if report.not_followed_since]
+    causes += [f"{found.op} at {Path(found.site.file).name}:{found.site.line}" for found in settled]
     return Report(
         tp,
         tuple(report.ranks[0] for report in reports),
         sum(report.num_ops for report in reports),
-        _merged(reports),
+        violations,
         sum(report.num_judged for report in reports),
         causes[0] if causes else "",
     )
@@ -221,3 +224,24 @@ def _merged(reports: Sequence[Report]) -> tuple[Violation, ...]:
             ranks = {*known.ranks, *violation.ranks}
             found[key] = replace(known, ranks=tuple(sorted(ranks)))
     return tuple(found.values())
+
+
+def _of_all_ranks(
+    violations: Sequence[Violation], reports: Sequence[Report]
+) -> tuple[tuple[Violation, ...], list[Violation]]:
+    """The violations, as they are where a different rank does not run the op, and those that then are none.
+
+    A rank that lost track may have run the op as well, so each of the other ranks has to be judged whole.
+    """
+    kept, settled = [], []
+    for violation in violations:
+        others = [report for report in reports if report.ranks[0] not in violation.ranks]
+        is_on_some = len(others) > 0 and all(report.is_complete and not report.violations for report in others)
+        alone = violation.on_some_ranks
+        if alone is None or not is_on_some:
+            kept.append(violation)
+        elif alone.rule:
+            kept.append(replace(violation, rule=alone.rule, why=alone.why, fix=alone.fix))
+        else:
+            settled.append(violation)
+    return tuple(kept), settled

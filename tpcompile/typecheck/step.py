@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tpcompile.typecheck.report import Violation
+from tpcompile.typecheck.report import OnSomeRanks, Violation
 from tpcompile.typecheck.site import Site
 from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, Maker, Origin, Pending, SpmdType, Types
 
@@ -109,9 +109,11 @@ class Step:
         """This op as the origin of its result."""
         return Origin(what or self.name, self.site_of(), maker)
 
-    def flag(self, name: str, *, why: str, fix: str) -> SpmdType:
+    def flag(self, name: str, *, why: str, fix: str, on_some_ranks: OnSomeRanks | None = None) -> SpmdType:
         """Report a violation by this op; its result is of unknown type, which is never reported."""
-        self.violations.append(Violation(name, self.name, self.operand_texts, self.site_of(), why, fix))
+        site = self.site_of()
+        violation = Violation(name, self.name, self.operand_texts, site, why, fix, on_some_ranks=on_some_ranks)
+        self.violations.append(violation)
         return UNKNOWN
 
     def flag_pending(self, pending: Pending) -> SpmdType:

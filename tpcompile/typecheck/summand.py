@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from tpcompile.typecheck.report import OnSomeRanks
 from tpcompile.typecheck.scale import Base, Factor, is_close
 from tpcompile.typecheck.spmd import UNKNOWN, SpmdType
 from tpcompile.typecheck.step import Step
@@ -57,6 +58,23 @@ def _counted_several_times(
         why=f"{_named(base)} ({whole}){multiple} {added}: a reduce behind this op counts it {count}, and without one "
         "each rank continues with a different sum",
         fix=fix,
+        on_some_ranks=_on_some_ranks(step, whole, base, added=added),
+    )
+
+
+def _on_some_ranks(step: Step, whole: SpmdType, base: Base, *, added: str) -> OnSomeRanks:
+    """What is wrong where one rank adds the tensor for all: its value is right."""
+    if not step.has_gradient(whole):
+        return OnSomeRanks()
+    effect = {
+        "I": "they alone get a gradient of it",
+        "R": "in the backward its copy_to_tp waits there for ranks that do not come",
+    }
+    return OnSomeRanks(
+        "on-some-ranks",
+        why=f"{_named(base)} ({whole}) {added} on some ranks and not on others: {effect[whole.kind]}",
+        fix="all_reduce the partial sum first, then add on every rank; or add on every rank "
+        "torch.where(rank_index == 0, copy_to_tp(x), 0)",
     )
 
 
