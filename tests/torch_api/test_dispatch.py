@@ -56,3 +56,20 @@ def test_a_functional_collective_on_one_fake_rank_of_two_returns_an_async_tensor
     finally:
         dist.destroy_process_group()
     assert is_async
+
+
+def test_the_reduction_of_an_in_place_collective_is_named() -> None:
+    class Ops(_Names):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func._schema.name == "c10d::allreduce_":
+                self.seen.append(dispatch.reduce_op_name(args[2]))
+            return func(*args, **kwargs or {})
+
+    dist.init_process_group("fake", rank=0, world_size=2, store=dispatch.FakeStore())
+    try:
+        with Ops() as ops:
+            for op in ("SUM", "AVG", "PRODUCT", "MAX", "MIN", "BAND"):
+                dist.all_reduce(torch.ones(2), op=getattr(dist.ReduceOp, op))
+    finally:
+        dist.destroy_process_group()
+    assert ops.seen == ["sum", "avg", "product", "max", "min", ""]

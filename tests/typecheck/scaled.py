@@ -17,6 +17,8 @@ import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from torch import Tensor
 
+from tpcompile.collectives import api as collectives
+
 # Shares of a replicated tensor.
 
 
@@ -236,6 +238,41 @@ def reported_mean_in_place(m: Any, x: Tensor) -> Tensor:
     if m.comm.size > 1:
         dist.all_reduce(mean, group=m.comm.group)
     return y + 0.1 * mean
+
+
+def averaged_loss(m: Any, x: Tensor) -> Tensor:
+    loss = (F.linear(x, m.square) + m.bias).square().mean()
+    return collectives.all_reduce(loss, group=m.comm.group, op="avg")
+
+
+def reported_average_in_place(m: Any, x: Tensor) -> Tensor:
+    y = m.comm.all_reduce(_partial(m, x)) + m.bias
+    return y + 0.1 * _in_place(m, y.detach().mean(), dist.ReduceOp.AVG, by=m.comm.size)
+
+
+def reported_sum_in_place(m: Any, x: Tensor) -> Tensor:
+    """What all ranks have is added up."""
+    y = m.comm.all_reduce(_partial(m, x)) + m.bias
+    return y + 0.1 * _in_place(m, y.detach().mean(), dist.ReduceOp.SUM)
+
+
+def largest_in_place(m: Any, x: Tensor) -> Tensor:
+    top = _in_place(m, _logits(m, x).detach().amax(-1, keepdim=True), dist.ReduceOp.MAX)
+    return m.comm.all_reduce(_partial(m, x)) + _in_place(m, top, dist.ReduceOp.MAX)
+
+
+def largest_added_in_place(m: Any, x: Tensor) -> Tensor:
+    """The ranks' maxima are added up."""
+    top = _logits(m, x).detach().amax(-1, keepdim=True)
+    return m.comm.all_reduce(_partial(m, x)) + _in_place(m, top, dist.ReduceOp.SUM)
+
+
+def _in_place(m: Any, value: Tensor, op: Any, by: int = 1) -> Tensor:
+    """gloo has no average: its ranks take the sum, and divide it."""
+    is_real = m.comm.size > 1 and dist.get_backend() == "gloo"
+    if m.comm.size > 1:
+        dist.all_reduce(value, op=dist.ReduceOp.SUM if is_real and by > 1 else op, group=m.comm.group)
+    return value / by if is_real else value
 
 
 def hooked_bias(m: Any, x: Tensor) -> Tensor:
@@ -470,6 +507,11 @@ PROGRAMS = (
     Scaled(divided_constant),
     Scaled(reported_mean),
     Scaled(reported_mean_in_place),
+    Scaled(averaged_loss, SHARE),
+    Scaled(reported_average_in_place),
+    Scaled(reported_sum_in_place, "double-reduce"),
+    Scaled(largest_in_place),
+    Scaled(largest_added_in_place, "wrong-reduce-op"),
     Scaled(hooked_bias, is_complete=False),
     Scaled(best_of_shards),
     Scaled(functional_best_of_shards),

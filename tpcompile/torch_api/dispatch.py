@@ -9,10 +9,14 @@
     Tensor._base                             the tensor that a view is of
     Tensor._backward_hooks,                  whether code of the user's gets the tensor's gradient
       ._post_accumulate_grad_hooks
+    ScriptObject.op                          the reduction of an in-place c10d op
 
 tests/torch_api/test_dispatch.py says which of them torch moved; all of tests/typecheck fails then.
 """
 
+from typing import Any
+
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -25,6 +29,7 @@ __all__ = [
     "TorchDispatchMode",
     "base_of",
     "has_gradient_hook",
+    "reduce_op_name",
     "tree_flatten",
     "tree_unflatten",
 ]
@@ -38,3 +43,20 @@ def base_of(tensor: Tensor) -> Tensor | None:
 def has_gradient_hook(tensor: Tensor) -> bool:
     """Whether a hook was registered on the tensor that gets its gradient in the backward, and may change it."""
     return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
+
+
+_REDUCE_OPS = {
+    int(op): name
+    for op, name in (
+        (dist.ReduceOp.SUM, "sum"),
+        (dist.ReduceOp.AVG, "avg"),
+        (dist.ReduceOp.PRODUCT, "product"),
+        (dist.ReduceOp.MAX, "max"),
+        (dist.ReduceOp.MIN, "min"),
+    )
+}
+
+
+def reduce_op_name(op: Any) -> str:
+    """`sum`, `avg`, `product`, `max` or `min` of the op that an in-place c10d op is given; empty for any other."""
+    return _REDUCE_OPS.get(int(op.op()), "")

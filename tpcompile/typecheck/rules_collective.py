@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from tpcompile.collectives.observer import Call
+from tpcompile.torch_api.dispatch import reduce_op_name
 from tpcompile.typecheck.pending import judge_pending
 from tpcompile.typecheck.rules_matmul import PRODUCTS
 from tpcompile.typecheck.rules_pointwise import used_as_whole
 from tpcompile.typecheck.rules_reduce import PARTIAL_OF
+from tpcompile.typecheck.rules_scale import weighted
 from tpcompile.typecheck.spmd import UNKNOWN, Pending, SpmdType
 from tpcompile.typecheck.step import Result, Step, rule, tensors_in
 from tpcompile.typecheck.summand import is_summand, wrong_summand
@@ -265,14 +267,14 @@ def _wrong_op(step: Step, x: SpmdType, op: str) -> SpmdType | None:
 
 
 def _double_reduce(step: Step, x: SpmdType, op: str) -> SpmdType | None:
-    """Report a reduce of what is whole, unless each rank has a share of it, whose sum is the whole again."""
-    if op == "sum" and all(is_summand(factor, step.world) for factor in x.multiples.terms.values()):
-        return wrong_summand(step, x, added="is reduced", fix="reduce a partial sum once")
+    """Report a sum of what is whole, unless each rank adds a share of it; an average divides what it adds."""
+    share = weighted(step, x, 1 / step.world) if op == "avg" else x
+    if all(is_summand(factor, step.world) for factor in share.multiples.terms.values()):
+        return wrong_summand(step, share, added="is reduced", fix="reduce a partial sum once")
     made = x.made(" since {}")
-    times = f"multiplies it by {step.world}" if op == "sum" else "is wasted"
     return step.flag(
         "double-reduce",
-        why=f"the operand is {x}, whole on every rank{made}: a second reduce {times}",
+        why=f"the operand is {x}, whole on every rank{made}: a second reduce multiplies it by {step.world}",
         fix="reduce a partial sum once",
     )
 
@@ -306,19 +308,19 @@ def _waited(step: Step) -> Result:
 @rule("c10d.allreduce")
 def _in_place_all_reduce(step: Step) -> Result:
     """`dist.all_reduce`: whole afterwards, but it states no gradient."""
-    results = [_reduced_in_place(step, step.type_of(tensor)) for tensor in tensors_in(step.args[0])]
+    op = reduce_op_name(step.args[2])
+    results = [_reduced_in_place(step, step.type_of(tensor), op) for tensor in tensors_in(step.args[0])]
     return results or UNKNOWN
 
 
-def _reduced_in_place(step: Step, x: SpmdType) -> SpmdType:
+def _reduced_in_place(step: Step, x: SpmdType, op: str) -> SpmdType:
     if x.kind == "U" or not step.is_own_group(step.args[1]):
         return UNKNOWN
-    wrong = _double_reduce(step, x, "sum") if x.kind in ("I", "R") else None
-    if wrong is not None:
-        return wrong
-    if step.has_gradient(x):
+    if step.has_gradient(x) and not x.is_whole:
         return _no_stated_gradient(step)
-    return SpmdType("I", origin=step.origin())
+    reduced = _all_reduced(step, x, op, SpmdType("I", origin=step.origin()))
+    is_right = reduced.kind != "U"
+    return _no_stated_gradient(step) if is_right and step.has_gradient(x) else reduced
 
 
 def _no_stated_gradient(step: Step) -> SpmdType:
