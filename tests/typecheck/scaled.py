@@ -129,12 +129,58 @@ def share_of_the_gradient_alone(m: Any, x: Tensor) -> Tensor:
     return m.comm.all_reduce(_partial(m, x) + (share + (m.bias - share).detach()))
 
 
+def share_added_in_place(m: Any, x: Tensor) -> Tensor:
+    y = _partial(m, x)
+    y.add_(m.bias, alpha=1 / m.comm.size)
+    return m.comm.all_reduce(y)
+
+
+def share_of_an_embedding(m: Any, x: Tensor) -> Tensor:
+    positions = torch.arange(x.shape[1], device=x.device)
+    return m.comm.all_reduce(_partial(m, x) + F.embedding(positions, m.table / m.comm.size))
+
+
+def entered_shares_added_in_place(m: Any, x: Tensor) -> Tensor:
+    y = _partial(m, x)
+    y += m.comm.copy_to_tp(x) / m.comm.size
+    y.add_(m.comm.copy_to_tp(m.bias), alpha=1 / m.comm.size)
+    return m.comm.all_reduce(y)
+
+
+def entered_shares_in_a_buffer(m: Any, x: Tensor) -> Tensor:
+    shares = torch.zeros_like(x)
+    shares[:, :4] = (m.comm.copy_to_tp(x) / m.comm.size)[:, :4]
+    return m.comm.all_reduce(_partial(m, x) + shares)
+
+
+def entered_shares_side_by_side(m: Any, x: Tensor) -> Tensor:
+    """Biases of two projections, packed into one tensor."""
+    y, bias = _partial(m, x), m.comm.copy_to_tp(m.bias) / m.comm.size
+    packed = m.comm.all_reduce(torch.cat((y, y), -1) + torch.cat((bias, 0.3 * bias)))
+    return packed[..., : x.shape[-1]] - packed[..., x.shape[-1] :]
+
+
+def entered_share_beside_a_whole(m: Any, x: Tensor) -> Tensor:
+    y, bias = _partial(m, x), m.comm.copy_to_tp(m.bias)
+    packed = m.comm.all_reduce(torch.cat((y, y), -1) + torch.cat((bias / m.comm.size, bias)))
+    return packed[..., : x.shape[-1]] + packed[..., x.shape[-1] :]
+
+
+def value_and_gradient_apart(m: Any, x: Tensor) -> Tensor:
+    y = _partial(m, x) + m.bias.detach() / m.comm.size
+    return m.comm.all_reduce(y + (m.bias - m.bias.detach()))
+
+
+def divided_twice(m: Any, x: Tensor) -> Tensor:
+    return m.comm.all_reduce(_partial(m, x) + m.comm.copy_to_tp(m.bias) / m.comm.size / m.comm.size)
+
+
 def repaired_behind_copy(m: Any, x: Tensor) -> Tensor:
     """The repair, and copy_to_tp adds up gradients that are whole already."""
     return m.comm.all_reduce(_partial(m, x) + _repaired(m.comm.copy_to_tp(m.bias), m.comm.size))
 
 
-def bias_divided_by_a_cancelled_size(m: Any, x: Tensor) -> Tensor:
+def divided_and_multiplied(m: Any, x: Tensor) -> Tensor:
     bias = m.comm.copy_to_tp(m.bias)
     return m.comm.all_reduce(_partial(m, x) + bias * m.comm.size / m.comm.size)
 
@@ -487,10 +533,16 @@ PROGRAMS = (
     Scaled(weighted_residual_on_every_rank, COUNTED),
     Scaled(bias_and_its_share, COUNTED),
     Scaled(share_of_the_gradient_alone, COUNTED),
-    Scaled(bias_divided_by_a_cancelled_size, COUNTED),
     Scaled(divided_shared_expert, SHARE),
     Scaled(divided_bias_scattered, SHARE),
     Scaled(repaired_behind_copy, SHARE),
+    Scaled(share_added_in_place, SHARE),
+    Scaled(share_of_an_embedding, SHARE),
+    Scaled(entered_shares_added_in_place),
+    Scaled(entered_shares_in_a_buffer),
+    Scaled(entered_shares_side_by_side),
+    Scaled(entered_share_beside_a_whole, COUNTED),
+    Scaled(value_and_gradient_apart),
     Scaled(entered_shared_expert),
     Scaled(entered_bias_scattered),
     Scaled(divided_by_a_count, is_complete=False),

@@ -17,7 +17,9 @@ from tests.typecheck.scaled import (
     SHARE,
     Scaled,
     bias_of_the_first_rank,
+    divided_and_multiplied,
     divided_bias,
+    divided_twice,
     entered_bias_of_the_first_rank,
     masked_entered_bias,
 )
@@ -139,6 +141,13 @@ def test_a_share_is_right_where_its_gradients_are_summed_after_the_backward() ->
     assert _checked(Scaled(divided_bias), 4, parameter_types={"bias": "R"}).finding is None
     counted = next(program for program in PROGRAMS if program.rule == COUNTED)
     assert _checked(counted, 4, parameter_types={"bias": "R"}).finding is not None
+
+
+@pytest.mark.parametrize("forward", [divided_twice, divided_and_multiplied])
+def test_what_numbers_do_not_tell_is_not_judged(forward: Any) -> None:
+    """They may be numbers of the model's own, which the number of ranks happens to equal."""
+    report = _checked(Scaled(forward), 4)
+    assert report.finding is None and "not followed since aten.add at scaled.py:" in str(report)
 
 
 def test_a_copy_on_the_first_rank_alone_is_no_sum_of_its_gradients() -> None:

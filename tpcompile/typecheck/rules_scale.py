@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from tpcompile.typecheck.ops import SAME_VALUE, VIEWS
-from tpcompile.typecheck.scale import UNKNOWN_SCALE, Base, Factor, Scale, alike
+from tpcompile.typecheck.scale import UNKNOWN_SCALE, Factor, Scale, of_one_tensor, total
 from tpcompile.typecheck.spmd import SpmdType
 from tpcompile.typecheck.step import Result, Step, is_zero
 
@@ -97,7 +97,7 @@ def _broadcast(tensor: Tensor) -> list[int]:
 
 def _linear(step: Step, place: int) -> Scale:
     """Linear in the first operand."""
-    return alike([step.type_at(0).multiples])
+    return step.type_at(0).multiples.anew()
 
 
 def _added(step: Step, place: int) -> Scale | None:
@@ -107,16 +107,7 @@ def _added(step: Step, place: int) -> Scale | None:
         for value, weight in terms
         if isinstance(value, Tensor) and step.type_of(value).kind in _WHOLE
     ]
-    return _total(scales)
-
-
-def _total(scales: list[Scale]) -> Scale | None:
-    if not scales:
-        return None
-    first, *others = scales
-    for other in others:
-        first = first.plus(other)
-    return first
+    return total(scales) if scales else None
 
 
 def _multiplied(step: Step, place: int) -> Scale | None:
@@ -137,7 +128,7 @@ def _matrix_product_plus(step: Step, place: int) -> Scale | None:
     bias = weighted(step, step.type_at(0), beta)
     product = _product(step, step.args[1], step.args[2]) or SpmdType("I").multiples
     scales = [bias.multiples] if bias.kind in _WHOLE else []
-    return _total([*scales, product.times(alpha, step.world)])
+    return total([*scales, product.times(alpha, step.world)])
 
 
 def _product(step: Step, left: Any, right: Any) -> Scale | None:
@@ -150,7 +141,7 @@ def _product(step: Step, left: Any, right: Any) -> Scale | None:
     if product is None:
         return UNKNOWN_SCALE
     is_own = product.value == 1 and product.gradient in (0, 1)
-    return None if is_own else alike([Scale({Base(0): product})])
+    return None if is_own else of_one_tensor(product)
 
 
 def _factor_of(step: Step, value: Any) -> Factor | None:
@@ -164,9 +155,9 @@ def _factor_of(step: Step, value: Any) -> Factor | None:
 
 
 def _joined(step: Step, place: int) -> Scale | None:
-    """Parts, or branches, of one tensor: those that are multiples of a replicated one have to agree."""
-    scales = [type_.multiples for type_ in step.types if type_.kind in _WHOLE]
-    return alike(scales) if scales else None
+    """Parts, or branches, of one tensor: a sum of tensors that are zero in the other parts."""
+    scales = [type_.multiples.anew() for type_ in step.types if type_.kind in _WHOLE]
+    return total(scales) if scales else None
 
 
 def _masked(step: Step, place: int) -> Scale | None:

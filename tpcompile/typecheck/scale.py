@@ -7,6 +7,7 @@ through sums, numbers and `detach`, for every replicated tensor that a result is
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -53,12 +54,11 @@ class Factor(NamedTuple):
         return is_close(self.value, 0) and is_close(self.gradient, 0)
 
     def times(self, number: float, world: int) -> Factor:
-        """The multiple after a product with a number."""
+        """The multiple after a product with a number; divided twice by the number of ranks, it is no share."""
         plain, shared = self.plain * number, self.shared * number
-        if is_close(abs(number) * world, 1):
-            plain, shared = 0.0, plain + shared
-        elif is_close(abs(number), world):
-            plain, shared = plain + shared, 0.0
+        is_divided = is_close(abs(number) * world, 1)
+        if is_divided:
+            plain, shared = (plain + shared, 0.0) if self.is_shared else (0.0, plain + shared)
         return Factor(plain, shared, self.gradient * number)
 
     def plus(self, other: Factor) -> Factor:
@@ -107,12 +107,16 @@ class Scale:
         found = dict(self.terms)
         for base, factor in other.terms.items():
             found[base] = found[base].plus(factor) if base in found else factor
-        left = {base: factor for base, factor in found.items() if not factor.is_gone}
-        return alike([Scale(left)]) if len(left) > _MOST_TERMS else Scale(left)
+        left = Scale({base: factor for base, factor in found.items() if not factor.is_gone})
+        return left if len(left.terms) <= _MOST_TERMS else of_one_tensor(left.factor)
 
     def with_gradient(self, gradient: float) -> Scale:
         """The scale of the same value, of which every tensor gets this multiple of the gradient."""
         return Scale({base: factor._replace(gradient=gradient) for base, factor in self.terms.items()})
+
+    def anew(self) -> Scale:
+        """The scale of what is linear in the value: of as many tensors, which are new ones."""
+        return Scale({Base(next(_serials)): factor for factor in self.terms.values()})
 
     def viewed(self, view: str) -> Scale:
         """The scale of a view, which is the same tensor as that of an equal view."""
@@ -127,12 +131,14 @@ def own_scale(name: str = "") -> Scale:
     return Scale({Base(next(_serials), name): Factor()})
 
 
-def alike(scales: Sequence[Scale]) -> Scale:
-    """The scale of what is linear in values with these: a new tensor, where they are multiplied alike."""
-    together = Scale({base: factor for scale in scales for base, factor in scale.terms.items()})
-    if together.factor is None or UNKNOWN_SCALE in scales:
-        return UNKNOWN_SCALE
-    return Scale({Base(next(_serials)): together.factor})
+def of_one_tensor(factor: Factor | None) -> Scale:
+    """The scale of this multiple of a new tensor; unknown without one."""
+    return UNKNOWN_SCALE if factor is None else Scale({Base(next(_serials)): factor})
+
+
+def total(scales: Sequence[Scale]) -> Scale:
+    """The scale of a sum; unknown without terms."""
+    return functools.reduce(Scale.plus, scales) if scales else UNKNOWN_SCALE
 
 
 def is_close(left: float, right: float) -> bool:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from tpcompile.errors import ConfigError
-from tpcompile.typecheck.scale import Scale, alike, own_scale
+from tpcompile.typecheck.scale import Scale, own_scale, total
 from tpcompile.typecheck.site import Site
 
 Kind = Literal["I", "R", "V", "P", "C", "U"]
@@ -274,7 +274,7 @@ def of_base(old: SpmdType, part: SpmdType) -> SpmdType:
     if old.kind == "C":
         return part
     if old == part:
-        return replace(part, scale=alike([old.multiples, part.multiples]))
+        return replace(part, scale=total([old.multiples.anew(), part.multiples.anew()]))
     if kinds in ("VV", "VC"):
         grad = Types([old, part]).grad
         return replace(old, grad=grad).with_dim(None)

@@ -43,9 +43,11 @@ def is_summand(factor: Factor, world: int) -> bool:
 
 
 def _may_be_summand(factor: Factor, world: int) -> bool:
-    """Whether the multiple is one over a multiple of the number of ranks, as in `b / (2 * size)`."""
+    """Whether a number of the user's may be beside the number of ranks, as in `b / (2 * size)`; or `2 * b / size`,
+    where size is 2.
+    """
     times = 1 / abs(factor.value) / world
-    return times > 1 and is_close(times, round(times))
+    return factor.is_shared or (times > 1 and is_close(times, round(times)))
 
 
 def _counted_several_times(
@@ -55,7 +57,7 @@ def _counted_several_times(
     count = f"{step.world} times" if not multiple else f"{step.world} times: {factor.value * step.world:g} of it"
     return step.flag(
         "bias-before-reduce",
-        why=f"{_named(base)} ({whole}){multiple} {added}: a reduce behind this op counts it {count}, and without one "
+        why=f"{_named(base)} ({whole}){multiple} {added}: a sum over the ranks counts it {count}, and without one "
         "each rank continues with a different sum",
         fix=fix,
         on_some_ranks=_on_some_ranks(step, whole, base, added=added),
