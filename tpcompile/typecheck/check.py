@@ -83,17 +83,7 @@ def check_types(
                 train=train,
             )
             reports.append(report)
-    violations, settled = _of_all_ranks(_merged(reports), reports)
-    causes = [report.not_followed_since for report in reports if report.not_followed_since]
-    causes += [f"{found.op} at {Path(found.site.file).name}:{found.site.line}" for found in settled]
-    return Report(
-        tp,
-        tuple(report.ranks[0] for report in reports),
-        sum(report.num_ops for report in reports),
-        violations,
-        sum(report.num_judged for report in reports),
-        causes[0] if causes else "",
-    )
+    return _of_all_ranks(tp, reports)
 
 
 def check_module(
@@ -226,22 +216,37 @@ def _merged(reports: Sequence[Report]) -> tuple[Violation, ...]:
     return tuple(found.values())
 
 
-def _of_all_ranks(
-    violations: Sequence[Violation], reports: Sequence[Report]
-) -> tuple[tuple[Violation, ...], list[Violation]]:
-    """The violations, as they are where a different rank does not run the op, and those that then are none.
+def _of_all_ranks(tp: int, reports: Sequence[Report]) -> Report:
+    """One report of the ranks that were followed."""
+    causes = [report.not_followed_since for report in reports if report.not_followed_since]
+    kept = []
+    for violation in _merged(reports):
+        found = _on_some_ranks(violation, reports)
+        if found is None:
+            site = violation.site
+            causes.append(f"{violation.op} at {Path(site.file).name}:{site.line}")
+        else:
+            kept.append(found)
+    return Report(
+        tp,
+        tuple(report.ranks[0] for report in reports),
+        sum(report.num_ops for report in reports),
+        tuple(kept),
+        sum(report.num_judged for report in reports),
+        causes[0] if causes else "",
+    )
+
+
+def _on_some_ranks(violation: Violation, reports: Sequence[Report]) -> Violation | None:
+    """The violation as it is where a different rank does not run the op; None where there is none then.
 
     A rank that lost track may have run the op as well, so each of the other ranks has to be judged whole.
     """
-    kept, settled = [], []
-    for violation in violations:
-        others = [report for report in reports if report.ranks[0] not in violation.ranks]
-        is_on_some = len(others) > 0 and all(report.is_complete and not report.violations for report in others)
-        alone = violation.on_some_ranks
-        if alone is None or not is_on_some:
-            kept.append(violation)
-        elif alone.rule:
-            kept.append(replace(violation, rule=alone.rule, why=alone.why, fix=alone.fix))
-        else:
-            settled.append(violation)
-    return tuple(kept), settled
+    others = [report for report in reports if report.ranks[0] not in violation.ranks]
+    are_judged = all(report.is_complete and not report.violations for report in others)
+    alone = violation.on_some_ranks
+    if alone is None or not others or not are_judged:
+        return violation
+    if not alone.rule:
+        return None
+    return replace(violation, rule=alone.rule, why=alone.why, fix=alone.fix)

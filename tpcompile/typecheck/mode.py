@@ -79,11 +79,14 @@ class SpmdTypeMode(TorchDispatchMode):
         self._communicated: list[_Communicated] = []
         self._depth = 0
         self._module_names: dict[int, str] = {}
-        self._sources = Sources({} if module is None or not train else dict(module.named_parameters()))
+        followed: dict[str, Tensor] = {}
         if module is not None:
+            if train:
+                followed = dict(module.named_parameters())
             self._module_names = _names_of_modules(module)
             for parameter, type_ in types_of_parameters(module, parameter_types or {}, tp=group.size()):
                 self.declare(parameter, type_)
+        self._sources = Sources(followed)
 
     def __enter__(self) -> SpmdTypeMode:
         self._stack = ExitStack()

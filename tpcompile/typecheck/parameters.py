@@ -30,19 +30,18 @@ def types_of_parameters(module: nn.Module, given: Mapping[str, str], *, tp: int)
 
 def _declared(module: nn.Module, tp: int) -> Typed:
     declared = declarations_of(module)
-    parameters = [*module.named_parameters(remove_duplicate=False)]
-    tied = {id(parameter) for name, parameter in parameters if name in declared}
-    found: Typed = []
-    for name, parameter in parameters:
+    laid_out: Typed = []
+    others: Typed = []
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        scale = own_scale(name)
         if name in declared:
             type_ = _of_layout(parameter, declared[name].spec, tp)
-        elif id(parameter) in tied:  # it has the type that one of its modules declares
-            continue
+            laid_out.append((parameter, replace(type_, scale=scale)))
         else:
             origin = Origin(f"parameter {name}", Site(), maker="parameter")
-            type_ = SpmdType("I", parameter.requires_grad, origin=origin)
-        found.append((parameter, replace(type_, scale=own_scale(name))))
-    return found
+            type_ = SpmdType("I", parameter.requires_grad, scale=scale, origin=origin)
+            others.append((parameter, type_))
+    return [*others, *laid_out]  # a tied parameter has the type that one of its modules declares
 
 
 def _of_layout(parameter: Tensor, spec: ShardSpec, tp: int) -> SpmdType:
@@ -58,10 +57,11 @@ def _given(module: nn.Module, types: Mapping[str, str]) -> Typed:
     for pattern, text in types.items():
         names = matching(parameters, pattern)
         if not names:
-            known = ", ".join(name for name, _ in module.named_parameters())
-            raise ConfigError(f"parameter_types: {pattern!r} fits no parameter; there are {known or 'none'}")
+            known = ", ".join(parameters) or "none"
+            raise ConfigError(f"parameter_types: {pattern!r} fits no parameter; there are {known}")
         for name in names:
             parameter = parameters[name]
+            scale = own_scale(name)
             type_ = parse_type(text, ndim=parameter.dim(), grad=parameter.requires_grad)
-            found.append((parameter, replace(type_, scale=own_scale(name))))
+            found.append((parameter, replace(type_, scale=scale)))
     return found

@@ -15,7 +15,7 @@ from tpcompile.typecheck.rules_reduce import PARTIAL_OF
 from tpcompile.typecheck.rules_scale import weighted
 from tpcompile.typecheck.spmd import UNKNOWN, Pending, SpmdType
 from tpcompile.typecheck.step import Result, Step, rule, tensors_in
-from tpcompile.typecheck.summand import is_summand, wrong_summand
+from tpcompile.typecheck.summand import summands, wrong_summand
 
 _FITS = {
     "sum": ("sum",),
@@ -192,16 +192,16 @@ def _gathered(step: Step, x: SpmdType, dim: int, whole: SpmdType) -> SpmdType:
 
 def _blocks_of_partial(step: Step, x: SpmdType, dim: int) -> Pending:
     """Gathered statistics, such as maxima, are values of their own to choose from; summands of a product are not."""
-    is_sum = x.op in ("sum", "absolute")
-    is_statistic = not is_sum or (x.origin is not None and x.origin.what in PARTIAL_OF)
+    is_statistic = x.op not in ("sum", "absolute") or x.made_by in PARTIAL_OF
+    kind, op = ("statistics", x.op) if is_statistic else ("summands", "")
     return step.pending(
-        "statistics" if is_statistic else "summands",
+        kind,
         "partial-used-as-whole",
         why=f"all_gather puts partial values (P{x.made(', made by {}')}) side by side: every block is the summand "
         "of one rank",
         fix="all_reduce a partial sum, or reduce_scatter it",
         dim=dim,
-        op=x.op if is_statistic else "",
+        op=op,
     )
 
 
@@ -218,7 +218,7 @@ def _all_reduced(step: Step, x: SpmdType, op: str, whole: SpmdType) -> SpmdType:
 
 
 def _is_partial_product(x: SpmdType) -> bool:
-    return x.is_partial_of("sum") and x.origin is not None and x.origin.what in PRODUCTS
+    return x.is_partial_of("sum") and x.made_by in PRODUCTS
 
 
 def _factor(step: Step, power: int, what: str) -> Pending:
@@ -269,7 +269,9 @@ def _wrong_op(step: Step, x: SpmdType, op: str) -> SpmdType | None:
 def _double_reduce(step: Step, x: SpmdType, op: str) -> SpmdType | None:
     """Report a sum of what is whole, unless each rank adds a share of it; an average divides what it adds."""
     share = weighted(step, x, 1 / step.world) if op == "avg" else x
-    if all(is_summand(factor, step.world) for factor in share.multiples.terms.values()):
+    terms = summands(share, step.world)
+    is_of_shares = all(term.is_share for term in terms)
+    if is_of_shares:
         return wrong_summand(step, share, added="is reduced", fix="reduce a partial sum once")
     made = x.made(" since {}")
     return step.flag(

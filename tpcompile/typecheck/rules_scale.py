@@ -13,12 +13,12 @@ from typing import Any
 from torch import Tensor
 
 from tpcompile.typecheck.ops import SAME_VALUE, VIEWS
-from tpcompile.typecheck.scale import UNKNOWN_SCALE, Factor, Scale, of_one_tensor, total
-from tpcompile.typecheck.spmd import SpmdType
+from tpcompile.typecheck.scale import Factor, Scale, of_one_tensor, own_scale, product, total
+from tpcompile.typecheck.spmd import Kind, SpmdType, Types
 from tpcompile.typecheck.step import Result, Step, is_zero
 
 ScaleRule = Callable[[Step, int], Scale | None]
-_WHOLE = ("I", "R")
+_WHOLE: tuple[Kind, ...] = ("I", "R")
 
 
 def with_scales(step: Step, result: Result) -> Result:
@@ -37,13 +37,13 @@ def _with_scale(step: Step, type_: SpmdType, place: int) -> SpmdType:
 
 def multiplier(step: Step) -> float | None:
     """The number that a product or quotient multiplies its other operand by; None where it is no number."""
-    first, second = step.args[:2]
+    first, second = map(step.number_in, step.args[:2])
     if step.name == "aten.mul":
-        number = step.number_in(second)
-        return step.number_in(first) if number is None else number
-    number = step.number_in(second)
-    is_rounded = step.kwargs.get("rounding_mode") is not None
-    return None if is_rounded or not number else 1 / number
+        return first if second is None else second
+    is_rounded = "rounding_mode" in step.kwargs
+    if is_rounded or not second:
+        return None
+    return 1 / second
 
 
 def weighted(step: Step, type_: SpmdType, weight: float) -> SpmdType:
@@ -56,11 +56,9 @@ def weighted(step: Step, type_: SpmdType, weight: float) -> SpmdType:
 def weights_of(step: Step) -> tuple[float, float]:
     """What a sum multiplies its two terms by."""
     alpha = _number_named(step, "alpha")
-    if step.name == "aten.sub":
-        return 1.0, -alpha
-    if step.name == "aten.rsub":
-        return -alpha, 1.0
-    return _number_named(step, "beta"), alpha
+    beta = _number_named(step, "beta")
+    weights = {"aten.sub": (1.0, -alpha), "aten.rsub": (-alpha, 1.0)}
+    return weights.get(step.name, (beta, alpha))
 
 
 def _number_named(step: Step, name: str) -> float:
@@ -85,9 +83,11 @@ def _viewed(step: Step, place: int) -> Scale:
     """The same tensor where the view only has other dims in front, as a sum would broadcast it."""
     x, part = step.args[0], step.results[place]
     scale = step.type_at(0).multiples
-    if step.name == "aten.expand" or _broadcast(x) == _broadcast(part):
+    is_like_broadcast = _broadcast(x) == _broadcast(part)
+    if is_like_broadcast or step.name == "aten.expand":
         return scale
-    return scale.viewed(f"{step.name}{step.args[1:]}{step.kwargs}[{place}]")
+    arguments = (*step.args[1:], step.kwargs, place)
+    return scale.viewed(f"{step.name}{arguments}")
 
 
 def _broadcast(tensor: Tensor) -> list[int]:
@@ -100,48 +100,47 @@ def _linear(step: Step, place: int) -> Scale:
     return step.type_at(0).multiples.anew()
 
 
-def _added(step: Step, place: int) -> Scale | None:
+def _added(step: Step, place: int) -> Scale:
     terms = zip(step.args[:2], weights_of(step), strict=False)
-    scales = [
-        weighted(step, step.type_of(value), weight).multiples
-        for value, weight in terms
-        if isinstance(value, Tensor) and step.type_of(value).kind in _WHOLE
-    ]
-    return total(scales) if scales else None
+    types = Types(weighted(step, step.type_in(value), weight) for value, weight in terms)
+    return total(_scales_of(types))
 
 
 def _multiplied(step: Step, place: int) -> Scale | None:
     number = multiplier(step)
     if number is None:
-        return _product(step, step.args[0], step.args[1])
-    scales = [type_.multiples for type_ in step.types if type_.kind in _WHOLE]
-    return scales[0].times(number, step.world) if scales else None
+        return _product(step, *step.args[:2])
+    return total(_scales_of(step.types)).times(number, step.world)
+
+
+def _scales_of(types: Types) -> list[Scale]:
+    """The scales of those that are whole."""
+    return [type_.multiples for type_ in types.of_kind(*_WHOLE)]
 
 
 def _matrix_product(step: Step, place: int) -> Scale | None:
     return _product(step, step.args[0], step.args[1])
 
 
-def _matrix_product_plus(step: Step, place: int) -> Scale | None:
+def _matrix_product_plus(step: Step, place: int) -> Scale:
     """The scale of beta * input + alpha * product."""
     beta, alpha = weights_of(step)
     bias = weighted(step, step.type_at(0), beta)
-    product = _product(step, step.args[1], step.args[2]) or SpmdType("I").multiples
-    scales = [bias.multiples] if bias.kind in _WHOLE else []
-    return total([*scales, product.times(alpha, step.world)])
+    plain = _product(step, *step.args[1:3]) or own_scale()
+    return total([plain.times(alpha, step.world), *_scales_of(Types([bias]))])
 
 
 def _product(step: Step, left: Any, right: Any) -> Scale | None:
     """The scale of a product or quotient of two tensors; None where neither is multiplied."""
-    first, second = _factor_of(step, left), _factor_of(step, right)
-    if first is None or second is None or second.value == 0:
-        return UNKNOWN_SCALE
+    first = _factor_of(step, left)
+    second = _factor_of(step, right)
     is_quotient = step.name in ("aten.div", "aten.true_divide")
-    product = first.product(second.inverse() if is_quotient else second)
-    if product is None:
-        return UNKNOWN_SCALE
-    is_own = product.value == 1 and product.gradient in (0, 1)
-    return None if is_own else of_one_tensor(product)
+    if is_quotient and second is not None:
+        second = second.inverse()
+    found = product(first, second)
+    if found is not None and found.is_own:
+        return None
+    return of_one_tensor(found)
 
 
 def _factor_of(step: Step, value: Any) -> Factor | None:
@@ -154,10 +153,9 @@ def _factor_of(step: Step, value: Any) -> Factor | None:
     return type_.multiples.factor if type_.kind in _WHOLE else Factor(gradient=0.0)
 
 
-def _joined(step: Step, place: int) -> Scale | None:
+def _joined(step: Step, place: int) -> Scale:
     """Parts, or branches, of one tensor: a sum of tensors that are zero in the other parts."""
-    scales = [type_.multiples.anew() for type_ in step.types if type_.kind in _WHOLE]
-    return total(scales) if scales else None
+    return total([scale.anew() for scale in _scales_of(step.types)])
 
 
 def _masked(step: Step, place: int) -> Scale | None:

@@ -55,29 +55,55 @@ class Factor(NamedTuple):
 
     def times(self, number: float, world: int) -> Factor:
         """The multiple after a product with a number; divided twice by the number of ranks, it is no share."""
-        plain, shared = self.plain * number, self.shared * number
+        value = self.value * number
+        gradient = self.gradient * number
         is_divided = is_close(abs(number) * world, 1)
-        if is_divided:
-            plain, shared = (plain + shared, 0.0) if self.is_shared else (0.0, plain + shared)
-        return Factor(plain, shared, self.gradient * number)
+        if not is_divided:
+            return Factor(self.plain * number, self.shared * number, gradient)
+        if self.is_shared:
+            return Factor(value, 0.0, gradient)
+        return Factor(0.0, value, gradient)
 
     def plus(self, other: Factor) -> Factor:
         """The multiple of a sum."""
         return Factor(*(mine + its for mine, its in zip(self, other, strict=True)))
 
-    def inverse(self) -> Factor:
-        """The multiple of the reciprocal; the value must not be zero."""
+    def inverse(self) -> Factor | None:
+        """The multiple of the reciprocal; None for that of zero."""
+        if self.value == 0:
+            return None
         return Factor(1 / self.value, 0.0, self.gradient / self.value**2)
 
-    def product(self, other: Factor) -> Factor | None:
-        """The multiple of a product of two tensors; None where the two get different multiples of its gradient."""
-        gradients = {round(gradient, 6) for gradient in (self.gradient * other.value, other.gradient * self.value)}
-        gradient, *different = gradients - {0.0} or {0.0}
-        if different:
-            return None
-        value = self.value * other.value
-        is_shared = self.is_shared or other.is_shared
-        return Factor(0.0, value, gradient) if is_shared else Factor(value, 0.0, gradient)
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the tensor itself."""
+        return self.value == 1 and self.gradient in (0, 1)
+
+
+NOTHING = Factor(0.0, 0.0, 0.0)
+
+
+def product(left: Factor | None, right: Factor | None) -> Factor | None:
+    """The multiple of a product of two tensors; None where the two get different multiples of its gradient."""
+    if left is None or right is None:
+        return None
+    value = left.value * right.value
+    gradient = _only({left.gradient * right.value, right.gradient * left.value})
+    if gradient is None:
+        return None
+    is_shared = left.is_shared or right.is_shared
+    if is_shared:
+        return Factor(0.0, value, gradient)
+    return Factor(value, 0.0, gradient)
+
+
+def _only(gradients: set[float]) -> float | None:
+    """The one multiple, but for those of tensors without a gradient; None for several."""
+    found = {round(gradient, 6) for gradient in gradients}
+    found.discard(0.0)
+    if len(found) > 1:
+        return None
+    return found.pop() if found else 0.0
 
 
 @dataclass(frozen=True)
@@ -89,12 +115,13 @@ class Scale:
     @property
     def factor(self) -> Factor | None:
         """The multiple, where it is the same of all tensors, but for those without a gradient; None otherwise."""
-        values = {(round(factor.plain, 6), round(factor.shared, 6)) for factor in self.terms.values()}
-        gradients = {round(factor.gradient, 6) for factor in self.terms.values()}
-        gradient, *different = gradients - {0.0} or {0.0}
-        if different or len(values) != 1:
+        factors = self.terms.values()
+        values = {(round(factor.plain, 6), round(factor.shared, 6)) for factor in factors}
+        gradient = _only({factor.gradient for factor in factors})
+        if gradient is None or len(values) != 1:
             return None
-        return Factor(*values.pop(), gradient)
+        [(plain, shared)] = values
+        return Factor(plain, shared, gradient)
 
     def times(self, number: float, world: int) -> Scale:
         """The scale after a product with a number."""
@@ -102,13 +129,16 @@ class Scale:
 
     def plus(self, other: Scale) -> Scale:
         """The scale of a sum."""
-        if not self.terms or not other.terms:
+        if UNKNOWN_SCALE in (self, other):
             return UNKNOWN_SCALE
         found = dict(self.terms)
         for base, factor in other.terms.items():
-            found[base] = found[base].plus(factor) if base in found else factor
+            known = found.get(base, NOTHING)
+            found[base] = known.plus(factor)
         left = Scale({base: factor for base, factor in found.items() if not factor.is_gone})
-        return left if len(left.terms) <= _MOST_TERMS else of_one_tensor(left.factor)
+        if len(left.terms) > _MOST_TERMS:
+            return of_one_tensor(left.factor)
+        return left
 
     def with_gradient(self, gradient: float) -> Scale:
         """The scale of the same value, of which every tensor gets this multiple of the gradient."""

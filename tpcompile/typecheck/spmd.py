@@ -133,6 +133,11 @@ class SpmdType:
         """What made it; "op" where that is not known."""
         return "op" if self.origin is None else self.origin.maker
 
+    @property
+    def made_by(self) -> str:
+        """Collective or op that made it; empty where that is not known."""
+        return "" if self.origin is None else self.origin.what
+
     def is_partial_of(self, *ops: str) -> bool:
         """Partial, and made whole by one of these reductions."""
         return self.kind == "P" and self.op in ops

@@ -66,8 +66,11 @@ class Step:
         return self.args[index] if index < len(self.args) else self.kwargs.get(name, default)
 
     def type_at(self, index: int, name: str = "") -> SpmdType:
-        """Type of one argument; an argument that is not a tensor is a constant."""
-        value = self.arg(index, name)
+        """Type of one argument."""
+        return self.type_in(self.arg(index, name))
+
+    def type_in(self, value: Any) -> SpmdType:
+        """Type of an argument; one that is not a tensor is a constant."""
         if isinstance(value, Tensor):
             return self.type_of(value)
         return ZERO if is_zero(value) else CONSTANT
