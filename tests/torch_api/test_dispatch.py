@@ -40,6 +40,13 @@ def test_the_base_of_a_view_is_the_tensor_it_views() -> None:
     assert dispatch.base_of(x) is None
 
 
+def test_hooks_on_a_gradient_are_seen() -> None:
+    plain, hooked, accumulated = (torch.ones(2, requires_grad=True) for _ in range(3))
+    hooked.register_hook(lambda grad: 2 * grad)
+    accumulated.register_post_accumulate_grad_hook(lambda tensor: None)
+    assert [dispatch.has_gradient_hook(tensor) for tensor in (plain, hooked, accumulated)] == [False, True, True]
+
+
 def test_a_functional_collective_on_one_fake_rank_of_two_returns_an_async_tensor() -> None:
     dist.init_process_group("fake", rank=0, world_size=2, store=dispatch.FakeStore())
     try:
@@ -49,3 +56,20 @@ def test_a_functional_collective_on_one_fake_rank_of_two_returns_an_async_tensor
     finally:
         dist.destroy_process_group()
     assert is_async
+
+
+def test_the_reduction_of_an_in_place_collective_is_named() -> None:
+    class Ops(_Names):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func._schema.name == "c10d::allreduce_":
+                self.seen.append(dispatch.reduce_op_name(args[2]))
+            return func(*args, **kwargs or {})
+
+    dist.init_process_group("fake", rank=0, world_size=2, store=dispatch.FakeStore())
+    try:
+        with Ops() as ops:
+            for op in ("SUM", "AVG", "PRODUCT", "MAX", "MIN", "BAND"):
+                dist.all_reduce(torch.ones(2), op=getattr(dist.ReduceOp, op))
+    finally:
+        dist.destroy_process_group()
+    assert ops.seen == ["sum", "avg", "product", "max", "min", ""]

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,15 +83,7 @@ def check_types(
                 train=train,
             )
             reports.append(report)
-    causes = [report.not_followed_since for report in reports if report.not_followed_since]
-    return Report(
-        tp,
-        tuple(report.ranks[0] for report in reports),
-        sum(report.num_ops for report in reports),
-        _merged(reports),
-        sum(report.num_judged for report in reports),
-        causes[0] if causes else "",
-    )
+    return _of_all_ranks(tp, reports)
 
 
 def check_module(
@@ -221,3 +214,39 @@ def _merged(reports: Sequence[Report]) -> tuple[Violation, ...]:
             ranks = {*known.ranks, *violation.ranks}
             found[key] = replace(known, ranks=tuple(sorted(ranks)))
     return tuple(found.values())
+
+
+def _of_all_ranks(tp: int, reports: Sequence[Report]) -> Report:
+    """One report of the ranks that were followed."""
+    causes = [report.not_followed_since for report in reports if report.not_followed_since]
+    kept = []
+    for violation in _merged(reports):
+        found = _on_some_ranks(violation, reports)
+        if found is None:
+            site = violation.site
+            causes.append(f"{violation.op} at {Path(site.file).name}:{site.line}")
+        else:
+            kept.append(found)
+    return Report(
+        tp,
+        tuple(report.ranks[0] for report in reports),
+        sum(report.num_ops for report in reports),
+        tuple(kept),
+        sum(report.num_judged for report in reports),
+        causes[0] if causes else "",
+    )
+
+
+def _on_some_ranks(violation: Violation, reports: Sequence[Report]) -> Violation | None:
+    """The violation as it is where a different rank does not run the op; None where there is none then.
+
+    A rank that lost track may have run the op as well, so each of the other ranks has to be judged whole.
+    """
+    others = [report for report in reports if report.ranks[0] not in violation.ranks]
+    are_judged = all(report.is_complete and not report.violations for report in others)
+    alone = violation.on_some_ranks
+    if alone is None or not others or not are_judged:
+        return violation
+    if not alone.rule:
+        return None
+    return replace(violation, rule=alone.rule, why=alone.why, fix=alone.fix)

@@ -9,11 +9,11 @@ Seen on torch 2.11.0 and 2.13.0: `torch.utils._python_dispatch`, `torch.utils.we
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from fnmatch import filter as matching
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tpcompile.collectives.api import rank_index
 from tpcompile.collectives.observer import Call, observing
-from tpcompile.errors import ConfigError
-from tpcompile.nn.sharding import ShardSpec, declarations_of
-from tpcompile.torch_api.dispatch import AsyncCollectiveTensor, TorchDispatchMode, base_of
+from tpcompile.torch_api.dispatch import AsyncCollectiveTensor, TorchDispatchMode, base_of, has_gradient_hook
 from tpcompile.typecheck.cut import Sources
-from tpcompile.typecheck.replicated import declared_rows
+from tpcompile.typecheck.parameters import types_of_parameters
 from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.rules import judge
 from tpcompile.typecheck.rules_collective import judge_call
 from tpcompile.typecheck.site import Site, current_site, in_generated_function, in_user_function, user_function
-from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, Origin, SpmdType, of_base, parse_type, varying
+from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, Origin, SpmdType, of_base, varying
 from tpcompile.typecheck.step import Result, Step, is_float, makes_unknown, tensors_in
 
 _FUNCTIONAL = ("_c10d_functional.all_reduce", "_c10d_functional.all_gather_into_tensor")
@@ -81,11 +79,14 @@ class SpmdTypeMode(TorchDispatchMode):
         self._communicated: list[_Communicated] = []
         self._depth = 0
         self._module_names: dict[int, str] = {}
-        self._sources = Sources({} if module is None or not train else dict(module.named_parameters()))
+        followed: dict[str, Tensor] = {}
         if module is not None:
+            if train:
+                followed = dict(module.named_parameters())
             self._module_names = _names_of_modules(module)
-            self._declare_parameters(module)
-            self._declare_given(module, parameter_types or {})
+            for parameter, type_ in types_of_parameters(module, parameter_types or {}, tp=group.size()):
+                self.declare(parameter, type_)
+        self._sources = Sources(followed)
 
     def __enter__(self) -> SpmdTypeMode:
         self._stack = ExitStack()
@@ -100,15 +101,19 @@ class SpmdTypeMode(TorchDispatchMode):
 
     def declare(self, tensor: Tensor, type_: SpmdType) -> None:
         """Set the type of a tensor."""
-        self._types[tensor] = type_ if self.train else replace(type_, grad=False)
+        self._types[tensor] = _with_own_scale(type_ if self.train else replace(type_, grad=False))
 
     def type_of(self, tensor: Tensor) -> SpmdType:
         """Type of a tensor; one that the mode has not seen is a constant, a DTensor has its own."""
         if isinstance(tensor, DTensor):
             return self._of_dtensor(tensor)
         tensor = _plain(tensor)
-        found = self._types.get(tensor)
-        return self._type_of_unseen(tensor) if found is None else found
+        found = self._types.get(tensor, CONSTANT)
+        if found.kind == "C":
+            return varying() if self._is_rank(tensor) else found
+        if found.scale is not None and has_gradient_hook(tensor):
+            return replace(found, scale=found.scale.with_gradient(math.nan))
+        return found
 
     def read(self, tensor: Tensor) -> None:
         """Record that this tensor is used, by an op or by the caller of the module."""
@@ -277,33 +282,9 @@ class SpmdTypeMode(TorchDispatchMode):
             )
             self.violations.insert(result.place, violation)
 
-    def _declare_parameters(self, module: nn.Module) -> None:
-        """Set the types that the modules declare for their parameters; undeclared ones are replicated."""
-        declared = declarations_of(module)
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            if name in declared:
-                self.declare(parameter, _parameter_type(parameter, declared[name].spec, self.group.size()))
-            elif parameter not in self._types:  # a tied parameter has the type that one of its modules declares
-                origin = Origin(f"parameter {name}", Site(), maker="parameter")
-                self.declare(parameter, SpmdType("I", parameter.requires_grad, origin=origin))
-
-    def _declare_given(self, module: nn.Module, types: Mapping[str, str]) -> None:
-        """Set the types of the parameters whose names match a pattern."""
-        parameters = dict(module.named_parameters(remove_duplicate=False))
-        for pattern, text in types.items():
-            names = matching(parameters, pattern)
-            if not names:
-                known = ", ".join(name for name, _ in module.named_parameters())
-                raise ConfigError(f"parameter_types: {pattern!r} fits no parameter; there are {known or 'none'}")
-            for name in names:
-                parameter = parameters[name]
-                type_ = parse_type(text, ndim=parameter.dim(), grad=parameter.requires_grad)
-                self.declare(parameter, type_)
-
-    def _type_of_unseen(self, tensor: Tensor) -> SpmdType:
+    def _is_rank(self, tensor: Tensor) -> bool:
         # The rank as a tensor is cached by device, so this is the same object that the program gets.
-        is_rank = tensor.dtype == torch.int64 and tensor is rank_index(self.group, tensor.device)
-        return varying() if is_rank else CONSTANT
+        return tensor.dtype == torch.int64 and tensor is rank_index(self.group, tensor.device)
 
     def _of_dtensor(self, tensor: DTensor) -> SpmdType:
         """Its placement over the checked group; torch keeps its gradient right."""
@@ -350,19 +331,19 @@ def _names_of_modules(module: nn.Module) -> dict[int, str]:
     return names
 
 
-def _parameter_type(parameter: Tensor, spec: ShardSpec, tp: int) -> SpmdType:
-    """Type of a parameter of this layout."""
-    grad = parameter.requires_grad
-    if spec.dim is None:
-        return SpmdType("I", grad)
-    return replace(varying(spec.dim % parameter.dim(), grad=grad), replicated_rows=declared_rows(spec, tp))
-
-
 def _fitting(type_: SpmdType, tensor: Tensor, *, differentiable: bool) -> SpmdType:
     """The type as this tensor can have it: integers have no gradient, a dim must exist."""
     grad = type_.grad and differentiable and is_float(tensor)
     has_dim = type_.dim is not None and type_.dim < tensor.dim()
-    return replace(type_, grad=grad).keep_dim_if(has_dim)
+    return _with_own_scale(replace(type_, grad=grad).keep_dim_if(has_dim))
+
+
+def _with_own_scale(type_: SpmdType) -> SpmdType:
+    """The type with a scale, where its kind has one; without a gradient no tensor gets one through it."""
+    if type_.kind not in ("I", "R"):
+        return type_
+    scale = type_.multiples
+    return replace(type_, scale=scale if type_.grad else scale.with_gradient(0.0))
 
 
 def _is_in_place(func: Any) -> bool:

@@ -7,40 +7,35 @@ halo     roll, flip, convolution along the shard  writing the elements of the ne
 shift    minus the local maximum; local softmax   multiplying by the rank's own weight, as a log-sum-exp merge does
 factor   a sum of local means, a mean of sums     dividing, or multiplying, by the number of ranks
 gather   blocks that do not lie side by side      taking them apart again (not followed further)
-blocks   such blocks, taken apart                 joining along the sharded dim; adding up partial ones
+summands the ranks' partial sums, gathered        adding them up
+statistics  a statistic of each rank's block, gathered  reducing or choosing along them; work on each alone
+blocks   gathered blocks, taken apart             joining along the sharded dim; adding up partial ones
 
 Each use that neither carries nor completes it is reported at the op that made it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Set
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
+from tpcompile.typecheck.ops import SAME_VALUE, VIEWS
+from tpcompile.typecheck.rules_reduce import CHOICES, PARTIAL_OF, reduced_dims
+from tpcompile.typecheck.rules_scale import multiplier
+from tpcompile.typecheck.scale import is_close
 from tpcompile.typecheck.spmd import UNKNOWN, Pending, SpmdType, Types
 from tpcompile.typecheck.step import Result, Step
 
 Judge = Callable[[Step], Result]
-_SAME_VALUE = {
-    "aten.alias", "aten.detach", "aten.clone", "aten._to_copy", "aten.contiguous", "aten.lift_fresh", "aten.view_as",
-    "_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd",
-}  # fmt: skip
-_VIEWS = {
-    "aten.view", "aten._unsafe_view", "aten.reshape", "aten._reshape_alias", "aten.unsqueeze", "aten.squeeze",
-    "aten.expand", "aten.transpose", "aten.t", "aten.permute", "aten.movedim", "aten.select", "aten.unbind",
-    "aten.slice", "aten.narrow", "aten.split", "aten.split_with_sizes", "aten.chunk", "aten.flatten", "aten.unflatten",
-}  # fmt: skip
 _APART = {"aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unbind", "aten.select"}
 _CUTS = {"aten.slice", "aten.narrow", "aten.split", "aten.split_with_sizes", "aten.chunk", "aten.select"}
 _SUMS = {"aten.add", "aten.sub", "aten.rsub"}
 _SCALES = {"aten.mul", "aten.div", "aten.true_divide"}
 _PRODUCTS = {"aten.mm", "aten.bmm", "aten.mv"}
-_LINEAR = {*_VIEWS, *_PRODUCTS, *_SCALES, "aten.sum", "aten.exp", "aten.native_dropout"}
-_REDUCTIONS = {"aten.sum", "aten.mean", "aten.amax", "aten.amin", "aten.max", "aten.logsumexp"}
+_LINEAR = {*VIEWS, *_PRODUCTS, *_SCALES, "aten.sum", "aten.exp", "aten.native_dropout"}
+_GATHERS = {"all_gather_single", "_c10d_functional.all_gather_into_tensor"}
+_GATHERED = ("gather", "summands", "statistics")
 _WRITES = {"aten.copy", "aten.where", "aten.index_put", "aten.slice_scatter"}
 _PROBES = {"aten.isnan", "aten.isinf", "aten.isfinite", "aten.eq", "aten.ne"}
 
@@ -66,7 +61,7 @@ def judge_pending(step: Step, pending: Pending, judge: Judge) -> Result:
 
 
 def _outcome(step: Step, pending: Pending) -> str:
-    if step.name in _SAME_VALUE:
+    if step.name in SAME_VALUE:
         return CARRIED
     is_known = step.name in _OF_CALLS or step.name.startswith(("aten.", "_c10d_functional."))  # no custom op
     if step.name in _PROBES or not is_known:
@@ -91,11 +86,14 @@ def _next(step: Step, pending: Pending) -> Pending:
     """The pending value after an op that carries it."""
     if pending.kind == "scan" and step.name == "aten.exp":
         return replace(pending, kind="product")
-    if pending.kind != "gather":
+    if pending.kind == "blocks" and step.name == "aten.cat":
+        kind = "statistics" if pending.op else "summands"
+        return replace(pending, kind=kind, dim=_joined_at(step))
+    if pending.kind not in _GATHERED:
         return pending
     if step.name in _APART:
         return replace(pending, kind="blocks")
-    is_reshaped = step.name in _VIEWS and step.out.shape != step.args[0].shape
+    is_reshaped = step.name in VIEWS and step.out.shape != step.args[0].shape
     return replace(pending, dim=None) if is_reshaped else pending
 
 
@@ -123,7 +121,7 @@ def _carried_by(step: Step, ops: Set[str]) -> str:
 def _scan(step: Step, pending: Pending) -> str:
     if step.name in _SUMS and _has_own_value(step):
         return COMPLETED
-    carrying = {*_VIEWS, "aten.neg", "aten.exp"}
+    carrying = {*VIEWS, "aten.neg", "aten.exp"}
     if _others(step).are_whole:
         carrying |= _SCALES
     return _carried_by(step, carrying)
@@ -132,7 +130,7 @@ def _scan(step: Step, pending: Pending) -> str:
 def _product(step: Step, pending: Pending) -> str:
     if step.name == "aten.mul" and _has_own_value(step):
         return COMPLETED
-    return _carried_by(step, _VIEWS)
+    return _carried_by(step, VIEWS)
 
 
 def _halo(step: Step, pending: Pending) -> str:
@@ -142,7 +140,7 @@ def _halo(step: Step, pending: Pending) -> str:
         shape = step.args[0].shape
         is_cut = all(part.shape != shape for part in step.results)
         return COMPLETED if is_cut else CARRIED
-    return _carried_by(step, _VIEWS)
+    return _carried_by(step, VIEWS)
 
 
 def _shift(step: Step, pending: Pending) -> str:
@@ -152,7 +150,7 @@ def _shift(step: Step, pending: Pending) -> str:
     if step.name in ("aten.log", "aten.reciprocal"):
         return LOST
     combines_partial = "P" in kinds and step.name in _SUMS | _SCALES
-    return LOST if combines_partial else _carried_by(step, _LINEAR)
+    return LOST if combines_partial else _carried_by(step, _LINEAR | _GATHERS)
 
 
 def _kinds(step: Step) -> set[Any]:
@@ -163,45 +161,63 @@ def _kinds(step: Step) -> set[Any]:
 
 def _factor(step: Step, pending: Pending) -> str:
     """`dim` is 1 for a value that is too large by the number of ranks, -1 for one that is too small."""
-    number = _number(step)
-    if number is None:
-        return _carried_by(step, {*_VIEWS, "aten.neg"})
-    scale = number if step.name == "aten.mul" else 1 / number
+    scale = multiplier(step) if step.name in _SCALES else None
+    if scale is None:
+        return _carried_by(step, {*VIEWS, "aten.neg"})
     wanted = 1 / step.world if pending.dim == 1 else step.world
-    return COMPLETED if math.isclose(scale, wanted, rel_tol=1e-6) else CARRIED
-
-
-def _number(step: Step) -> float | None:
-    """The number that the op multiplies or divides by, other than zero; a tensor of one element has one as well."""
-    if step.name not in _SCALES:
-        return None
-    value = step.args[1]
-    is_readable = isinstance(value, Tensor) and value.dim() == 0 and not value.is_meta
-    if is_readable and step.type_at(1).kind == "C":
-        value = value.item()
-    if not isinstance(value, (int, float)):
-        return None
-    return float(value) or None
+    return COMPLETED if is_close(scale, wanted) else CARRIED
 
 
 def _gather(step: Step, pending: Pending) -> str:
-    """A view with more dims takes the blocks apart; a sum may be over them, a mask may choose among them."""
+    """A view with more dims takes the blocks apart, a mask may choose among them."""
     if step.name in _APART:
         return CARRIED
-    reduces_parts = step.name in _REDUCTIONS and pending.rule == "partial-used-as-whole"
-    if reduces_parts or _has_own_value(step):
+    if _has_own_value(step):
         return LOST
-    if step.name not in _VIEWS - _CUTS:
+    if step.name not in VIEWS - _CUTS:
         return WRONG
     return LOST if step.out.dim() > step.args[0].dim() else CARRIED
 
 
+def _summands(step: Step, pending: Pending) -> str:
+    """As `_gather`; a sum over the blocks, one of each rank, is the reduce."""
+    is_scaled = step.name in _SCALES and multiplier(step) is not None
+    if is_scaled or step.name == "aten.neg":
+        return CARRIED
+    if step.name not in PARTIAL_OF:
+        return _gather(step, pending)
+    is_over_ranks = _is_along(step, pending) and step.args[0].shape[pending.dim] == step.world
+    return COMPLETED if is_over_ranks and step.name == "aten.sum" else LOST
+
+
+def _statistics(step: Step, pending: Pending) -> str:
+    """What one rank's block may be is not a question of types, so nothing is reported."""
+    fits = step.name in CHOICES or PARTIAL_OF.get(step.name) == pending.op
+    is_over_ranks = fits and _is_along(step, pending)
+    if is_over_ranks or step.is_pointwise:
+        return COMPLETED
+    return CARRIED if step.name in VIEWS - _CUTS | _APART else LOST
+
+
+def _is_along(step: Step, pending: Pending) -> bool:
+    """Whether a reduction or choice is along the dim of the blocks."""
+    is_elementwise = len(step.operands()) > 1  # as torch.max(x, y)
+    return not is_elementwise and pending.dim in reduced_dims(step, step.args[0])
+
+
 def _blocks(step: Step, pending: Pending) -> str:
-    was_followed = pending.dim is not None or pending.rule != "wrong-gather-dim"
-    if step.name != "aten.cat" or not was_followed:
+    if step.name != "aten.cat":
         return LOST
-    joined_at = step.arg(1, "dim", 0) % step.args[0][0].dim()
-    return COMPLETED if joined_at == pending.dim else WRONG
+    if pending.rule == "partial-used-as-whole":
+        return CARRIED
+    if pending.rule == "wrong-gather-dim" and pending.dim is None:
+        return LOST
+    return COMPLETED if _joined_at(step) == pending.dim else WRONG
+
+
+def _joined_at(step: Step) -> int:
+    dim: int = step.arg(1, "dim", 0)
+    return dim % step.args[0][0].dim()
 
 
 OUTCOMES: dict[str, Callable[[Step, Pending], str]] = {
@@ -211,5 +227,7 @@ OUTCOMES: dict[str, Callable[[Step, Pending], str]] = {
     "shift": _shift,
     "factor": _factor,
     "gather": _gather,
+    "summands": _summands,
+    "statistics": _statistics,
     "blocks": _blocks,
 }

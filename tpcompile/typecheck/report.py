@@ -9,6 +9,15 @@ from tpcompile.typecheck.site import Site
 
 
 @dataclass(frozen=True)
+class OnSomeRanks:
+    """A fault of an op that some ranks run and others do not; without a rule there is none."""
+
+    rule: str = ""
+    why: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True)
 class Violation:
     """One op that its operands' SPMD types do not allow."""
 
@@ -25,6 +34,8 @@ class Violation:
     """What to do."""
     ranks: tuple[int, ...] = ()
     """Checked ranks that have it."""
+    on_some_ranks: OnSomeRanks | None = None
+    """What is wrong where not every rank runs the op; None where that makes no difference."""
 
     def __str__(self) -> str:
         return (

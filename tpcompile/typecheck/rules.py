@@ -6,6 +6,7 @@ from tpcompile.typecheck import layout, rules_collective, rules_convolution, rul
 from tpcompile.typecheck.gradients import join
 from tpcompile.typecheck.pending import judge_pending, pending_of
 from tpcompile.typecheck.rules_pointwise import pointwise
+from tpcompile.typecheck.rules_scale import with_scales
 from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, SpmdType, Types
 from tpcompile.typecheck.step import RULES, Result, Step, rule
 
@@ -15,7 +16,8 @@ __all__ = ["judge", "layout", "rules_collective", "rules_convolution", "rules_ma
 def judge(step: Step) -> Result:
     """Types of the results of an aten, c10d or custom op."""
     pending = pending_of(step)
-    return _judge(step) if pending is None else judge_pending(step, pending, _judge)
+    result = _judge(step) if pending is None else judge_pending(step, pending, _judge)
+    return with_scales(step, result)
 
 
 def _judge(step: Step) -> Result:

@@ -7,11 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from tpcompile.collectives.observer import Call
+from tpcompile.torch_api.dispatch import reduce_op_name
 from tpcompile.typecheck.pending import judge_pending
 from tpcompile.typecheck.rules_matmul import PRODUCTS
 from tpcompile.typecheck.rules_pointwise import used_as_whole
+from tpcompile.typecheck.rules_reduce import PARTIAL_OF
+from tpcompile.typecheck.rules_scale import weighted
 from tpcompile.typecheck.spmd import UNKNOWN, Pending, SpmdType
 from tpcompile.typecheck.step import Result, Step, rule, tensors_in
+from tpcompile.typecheck.summand import summands, wrong_summand
 
 _FITS = {
     "sum": ("sum",),
@@ -135,7 +139,9 @@ def _copy_to_tp(step: Step, call: Call, x: SpmdType) -> SpmdType:
 
 def _enter(step: Step, x: SpmdType) -> SpmdType:
     """I or R -> R; a type of any other kind stays."""
-    return SpmdType("R", x.grad, origin=step.origin("copy_to_tp")) if x.kind in ("I", "R") else x
+    if x.kind not in ("I", "R"):
+        return x
+    return SpmdType("R", x.grad, scale=x.scale, origin=step.origin("copy_to_tp"))
 
 
 @_call("scatter_single")
@@ -164,13 +170,7 @@ def _gathered(step: Step, x: SpmdType, dim: int, whole: SpmdType) -> SpmdType:
     """The type after a gather along `dim`; blocks that do not lie side by side there may still be taken apart."""
     pending = None
     if x.kind == "P":
-        pending = step.pending(
-            "gather",
-            "partial-used-as-whole",
-            why=f"all_gather puts partial values (P{x.made(', made by {}')}) side by side: every block is the summand "
-            "of one rank",
-            fix="all_reduce a partial sum, or reduce_scatter it",
-        )
+        pending = _blocks_of_partial(step, x, dim)
     elif x.kind in ("I", "R"):
         pending = step.pending(
             "gather",
@@ -190,6 +190,21 @@ def _gathered(step: Step, x: SpmdType, dim: int, whole: SpmdType) -> SpmdType:
     return replace(whole, pending=pending)
 
 
+def _blocks_of_partial(step: Step, x: SpmdType, dim: int) -> Pending:
+    """Gathered statistics, such as maxima, are values of their own to choose from; summands of a product are not."""
+    is_statistic = x.op not in ("sum", "absolute") or x.made_by in PARTIAL_OF
+    kind, op = ("statistics", x.op) if is_statistic else ("summands", "")
+    return step.pending(
+        kind,
+        "partial-used-as-whole",
+        why=f"all_gather puts partial values (P{x.made(', made by {}')}) side by side: every block is the summand "
+        "of one rank",
+        fix="all_reduce a partial sum, or reduce_scatter it",
+        dim=dim,
+        op=op,
+    )
+
+
 def _all_reduced(step: Step, x: SpmdType, op: str, whole: SpmdType) -> SpmdType:
     wrong = wrong_reduce(step, x, op)
     if wrong is not None:
@@ -203,7 +218,7 @@ def _all_reduced(step: Step, x: SpmdType, op: str, whole: SpmdType) -> SpmdType:
 
 
 def _is_partial_product(x: SpmdType) -> bool:
-    return x.is_partial_of("sum") and x.origin is not None and x.origin.what in PRODUCTS
+    return x.is_partial_of("sum") and x.made_by in PRODUCTS
 
 
 def _factor(step: Step, power: int, what: str) -> Pending:
@@ -251,12 +266,17 @@ def _wrong_op(step: Step, x: SpmdType, op: str) -> SpmdType | None:
     )
 
 
-def _double_reduce(step: Step, x: SpmdType, op: str) -> SpmdType:
+def _double_reduce(step: Step, x: SpmdType, op: str) -> SpmdType | None:
+    """Report a sum of what is whole, unless each rank adds a share of it; an average divides what it adds."""
+    share = weighted(step, x, 1 / step.world) if op == "avg" else x
+    terms = summands(share, step.world)
+    is_of_shares = all(term.is_share for term in terms)
+    if is_of_shares:
+        return wrong_summand(step, share, added="is reduced", fix="reduce a partial sum once")
     made = x.made(" since {}")
-    times = f"multiplies it by {step.world}" if op == "sum" else "is wasted"
     return step.flag(
         "double-reduce",
-        why=f"the operand is {x}, whole on every rank{made}: a second reduce {times}",
+        why=f"the operand is {x}, whole on every rank{made}: a second reduce multiplies it by {step.world}",
         fix="reduce a partial sum once",
     )
 
@@ -290,18 +310,19 @@ def _waited(step: Step) -> Result:
 @rule("c10d.allreduce")
 def _in_place_all_reduce(step: Step) -> Result:
     """`dist.all_reduce`: whole afterwards, but it states no gradient."""
-    results = [_reduced_in_place(step, step.type_of(tensor)) for tensor in tensors_in(step.args[0])]
+    op = reduce_op_name(step.args[2])
+    results = [_reduced_in_place(step, step.type_of(tensor), op) for tensor in tensors_in(step.args[0])]
     return results or UNKNOWN
 
 
-def _reduced_in_place(step: Step, x: SpmdType) -> SpmdType:
+def _reduced_in_place(step: Step, x: SpmdType, op: str) -> SpmdType:
     if x.kind == "U" or not step.is_own_group(step.args[1]):
         return UNKNOWN
-    if x.kind in ("I", "R"):
-        return _double_reduce(step, x, "sum")
-    if step.has_gradient(x):
+    if step.has_gradient(x) and not x.is_whole:
         return _no_stated_gradient(step)
-    return SpmdType("I", origin=step.origin())
+    reduced = _all_reduced(step, x, op, SpmdType("I", origin=step.origin()))
+    is_right = reduced.kind != "U"
+    return _no_stated_gradient(step) if is_right and step.has_gradient(x) else reduced
 
 
 def _no_stated_gradient(step: Step) -> SpmdType:

@@ -10,6 +10,7 @@ from tpcompile.typecheck.gradients import mixed_shards, whole_kind, wrong_gradie
 from tpcompile.typecheck.layout import broadcast
 from tpcompile.typecheck.rules_pointwise import product_with_partial, sum_of
 from tpcompile.typecheck.rules_reduce import over_last
+from tpcompile.typecheck.rules_scale import weighted, weights_of
 from tpcompile.typecheck.spmd import UNKNOWN, SpmdType, Types
 from tpcompile.typecheck.step import Result, Step, rule
 
@@ -74,10 +75,10 @@ def _product_plus(step: Step) -> Result:
     """Bias plus a matrix product: a bias on a partial product is counted once per rank."""
     labels = _LABELS[_PRODUCT_OF[step.name]]
     product = einsum_type(step, step.type_at(1), step.type_at(2), labels)
-    has_bias = step.kwargs.get("beta", 1) != 0
-    if product.kind == "U" or not has_bias:
+    beta, _ = weights_of(step)
+    if product.kind == "U" or beta == 0:
         return product
-    bias = broadcast(step, step.args[0], step.type_at(0))
+    bias = broadcast(step, step.args[0], weighted(step, step.type_at(0), beta))
     return sum_of(step, Types([product, bias]))
 
 

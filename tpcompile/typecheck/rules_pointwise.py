@@ -9,8 +9,11 @@ from torch import Tensor
 
 from tpcompile.typecheck.gradients import join, wrong_gradient
 from tpcompile.typecheck.layout import broadcast
+from tpcompile.typecheck.rules_scale import multiplier, weighted, weights_of
+from tpcompile.typecheck.scale import is_close
 from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, Pending, SpmdType, Types
 from tpcompile.typecheck.step import Result, Step, is_zero, rule
+from tpcompile.typecheck.summand import wrong_summand
 
 
 def pointwise(step: Step) -> Result:
@@ -144,7 +147,14 @@ def _filled(step: Step) -> Result:
 def added(step: Step) -> Result:
     """P + P is partial; P + a whole tensor counts that tensor once per rank."""
     numbers = [value for value in step.args[:2] if isinstance(value, (int, float, complex)) and value != 0]
-    return sum_of(step, aligned(step), adds_number=bool(numbers))
+    return sum_of(step, addends(step), adds_number=bool(numbers))
+
+
+def addends(step: Step) -> Types:
+    """Types of the terms on the dims of the result, each as the multiple that the op adds."""
+    terms = zip(step.args[:2], weights_of(step), strict=False)
+    tensors = [(value, weight) for value, weight in terms if isinstance(value, Tensor)]
+    return Types(broadcast(step, value, weighted(step, step.type_of(value), weight)) for value, weight in tensors)
 
 
 def sum_of(step: Step, types: Types, *, adds_number: bool = False) -> SpmdType:
@@ -166,10 +176,12 @@ def _sum_with_partial(step: Step, partial: SpmdType, terms: Types, *, adds_numbe
     whole = terms.of_kind("I", "R")
     shards = terms.known_shards
     if whole and partial.op == "sum":
-        return _bias_before_reduce(step, partial, whole[0])
+        wrong = _wrong_summand(step, partial, whole)
+        if wrong is not None:
+            return wrong
     if shards:
         return _shards_with_partial(step, partial, terms, shards)
-    if whole:
+    if whole and partial.op != "sum":
         return _whole_with_partial(step, partial, terms)
     # The largest local value plus a number is the largest of the sums; a mean shifts as well.
     shifts = partial.op in ("max", "min", "mean")
@@ -214,14 +226,12 @@ def _local_shift(step: Step, partial: SpmdType) -> Pending:
     )
 
 
-def _bias_before_reduce(step: Step, partial: SpmdType, whole: SpmdType) -> SpmdType:
-    made = partial.made(" made by {}")
-    return step.flag(
-        "bias-before-reduce",
-        why=f"a replicated tensor ({whole}) is added to the partial sum{made}: a reduce behind this op counts it "
-        f"{step.world} times, and without one each rank continues with a different sum",
-        fix="all_reduce the partial sum first, then add",
-    )
+def _wrong_summand(step: Step, partial: SpmdType, whole: Types) -> SpmdType | None:
+    """The first whole term that a sum over the ranks would not have once, with its gradient."""
+    added = f"is added to the partial sum{partial.made(' made by {}')}"
+    fix = "all_reduce the partial sum first, then add"
+    judged = [wrong_summand(step, each, added=added, fix=fix) for each in whole]
+    return next((wrong for wrong in judged if wrong is not None), None)
 
 
 @rule("aten.mul", "aten.div", "aten.true_divide")
@@ -259,12 +269,10 @@ def _op_of_scaled(step: Step, partial: SpmdType) -> str:
     """A local mean times its count, or over the number of ranks, is a summand; any number but a fraction may be."""
     if partial.op != "mean" or step.name not in ("aten.mul", "aten.div"):
         return partial.op
-    factor = step.args[1]
-    if not isinstance(factor, (int, float)):
+    factor = multiplier(step)
+    if factor is None:
         return "sum"
-    if step.name == "aten.div":
-        factor = 1 / (factor or 1)
-    is_summand = factor > 1 or factor * step.world == 1
+    is_summand = factor > 1 or is_close(factor * step.world, 1)
     return "sum" if is_summand else "mean"
 
 

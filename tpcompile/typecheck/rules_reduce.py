@@ -14,7 +14,7 @@ from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, SpmdType, Types, varying
 from tpcompile.typecheck.step import Result, Step, rule
 
 _LINEAR = ("sum", "mean")
-_PARTIAL_OF = {
+PARTIAL_OF = {
     "aten.sum": "sum",
     "aten.mean": "mean",
     "aten.amax": "max",
@@ -29,19 +29,22 @@ _PARTIAL_OF = {
     "aten.var_mean": "var",
     "aten.logsumexp": "logsumexp",
 }
-_DIMS_PLACE = {"aten.linalg_vector_norm": 2, "aten.norm": 2}
+_DIMS_PLACE = {"aten.linalg_vector_norm": 2, "aten.norm": 2, "aten.topk": 2}
+_DIMS_DEFAULT = {"aten.topk": -1, "aten.sort": -1, "aten.argsort": -1}
+CHOICES = ("aten.sort", "aten.topk", "aten.argmax", "aten.argmin", "aten.argsort")
+"""Ops that choose, or order, by value along a dim."""
 _LOSS_REDUCTIONS = ("", "mean", "sum")
 """By the integer that stands for a loss's `reduction` in aten."""
 
 
-@rule(*_PARTIAL_OF)
+@rule(*PARTIAL_OF)
 def _reduced(step: Step) -> Result:
     """Over the sharded dim the result is partial; over other dims it keeps its type."""
     x = step.args[0]
     if len(step.operands()) > 1:  # aten.max(x, y) is elementwise
         return join(step, aligned(step))
-    dims = _dims(step, x)
-    result = reduced(step, step.type_at(0), x, dims, _PARTIAL_OF[step.name])
+    dims = reduced_dims(step, x)
+    result = reduced(step, step.type_at(0), x, dims, PARTIAL_OF[step.name])
     differs_per_rank = result.kind in ("V", "P")
     return step.first_result(result, others=varying() if differs_per_rank else CONSTANT)
 
@@ -66,9 +69,9 @@ def _reduced_partial(step: Step, partial: SpmdType, op: str) -> SpmdType:
     return used_as_whole(step, partial, f"takes the {op} of it")
 
 
-def _dims(step: Step, x: Tensor) -> set[int]:
-    """The dims that the op reduces, counted from the front."""
-    dims = step.arg(_DIMS_PLACE.get(step.name, 1), "dim")
+def reduced_dims(step: Step, x: Tensor) -> set[int]:
+    """The dims that the op reduces, or chooses along, counted from the front."""
+    dims = step.arg(_DIMS_PLACE.get(step.name, 1), "dim", _DIMS_DEFAULT.get(step.name))
     if dims in (None, [], ()):
         return set(range(x.dim()))
     if not isinstance(dims, (list, tuple)):
@@ -152,7 +155,7 @@ MERGEABLE = ("aten._softmax", "aten._safe_softmax", "aten.softmax")
 """The ranks' results of these are merged by their log-sum-exp; those of norms are not."""
 
 
-@rule("aten.sort", "aten.topk", "aten.argmax", "aten.argmin", "aten._local_scalar_dense", "aten.argsort")
+@rule(*CHOICES, "aten._local_scalar_dense")
 def _chosen(step: Step) -> Result:
     """A decision by value: wrong for a partial sum, different per rank for a shard."""
     type_ = step.type_at(0)

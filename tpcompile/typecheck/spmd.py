@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from tpcompile.errors import ConfigError
+from tpcompile.typecheck.scale import Scale, own_scale, total
 from tpcompile.typecheck.site import Site
 
 Kind = Literal["I", "R", "V", "P", "C", "U"]
@@ -56,6 +57,8 @@ class Pending:
     """Types of the operands of that op."""
     dim: int | None = None
     """The dim that it was made along."""
+    op: str = ""
+    """Of gathered statistics: the reduction over the blocks that makes them one statistic."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class SpmdType:
     """What has to be done to the value before it is one of the whole tensor; see pending.py."""
     is_zero: bool = False
     """C: all elements are zero, so it may be added to any type."""
+    scale: Scale | None = field(default=None, compare=False)
+    """I, R: multiples of which tensors it is the sum of; None where it is a tensor of its own."""
     origin: Origin | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
@@ -119,9 +124,19 @@ class SpmdType:
         return self.maker in ("all_reduce", "all_gather")
 
     @property
+    def multiples(self) -> Scale:
+        """The `scale`; that of a tensor of its own where there is none."""
+        return own_scale() if self.scale is None else self.scale
+
+    @property
     def maker(self) -> Maker:
         """What made it; "op" where that is not known."""
         return "op" if self.origin is None else self.origin.maker
+
+    @property
+    def made_by(self) -> str:
+        """Collective or op that made it; empty where that is not known."""
+        return "" if self.origin is None else self.origin.what
 
     def is_partial_of(self, *ops: str) -> bool:
         """Partial, and made whole by one of these reductions."""
@@ -261,8 +276,10 @@ def of_base(old: SpmdType, part: SpmdType) -> SpmdType:
     """Type of a tensor after a part of it was written through a view."""
     part = part.with_dim(None)
     kinds = old.kind + part.kind
-    if old == part or old.kind == "C":
+    if old.kind == "C":
         return part
+    if old == part:
+        return replace(part, scale=total([old.multiples.anew(), part.multiples.anew()]))
     if kinds in ("VV", "VC"):
         grad = Types([old, part]).grad
         return replace(old, grad=grad).with_dim(None)

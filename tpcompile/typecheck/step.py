@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tpcompile.typecheck.report import Violation
+from tpcompile.typecheck.report import OnSomeRanks, Violation
 from tpcompile.typecheck.site import Site
 from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, Maker, Origin, Pending, SpmdType, Types
 
@@ -66,11 +66,21 @@ class Step:
         return self.args[index] if index < len(self.args) else self.kwargs.get(name, default)
 
     def type_at(self, index: int, name: str = "") -> SpmdType:
-        """Type of one argument; an argument that is not a tensor is a constant."""
-        value = self.arg(index, name)
+        """Type of one argument."""
+        return self.type_in(self.arg(index, name))
+
+    def type_in(self, value: Any) -> SpmdType:
+        """Type of an argument; one that is not a tensor is a constant."""
         if isinstance(value, Tensor):
             return self.type_of(value)
         return ZERO if is_zero(value) else CONSTANT
+
+    def number_in(self, value: Any) -> float | None:
+        """The number that an argument is: a Python number, or a constant of one element that has a value."""
+        if isinstance(value, Tensor):
+            is_readable = value.numel() == 1 and not value.is_meta and self.type_of(value).kind == "C"
+            value = value.item() if is_readable else None
+        return float(value) if isinstance(value, (int, float)) else None
 
     def operands(self) -> list[tuple[Tensor, SpmdType]]:
         """All tensors among the arguments, in order, with their types."""
@@ -102,9 +112,11 @@ class Step:
         """This op as the origin of its result."""
         return Origin(what or self.name, self.site_of(), maker)
 
-    def flag(self, name: str, *, why: str, fix: str) -> SpmdType:
+    def flag(self, name: str, *, why: str, fix: str, on_some_ranks: OnSomeRanks | None = None) -> SpmdType:
         """Report a violation by this op; its result is of unknown type, which is never reported."""
-        self.violations.append(Violation(name, self.name, self.operand_texts, self.site_of(), why, fix))
+        site = self.site_of()
+        violation = Violation(name, self.name, self.operand_texts, site, why, fix, on_some_ranks=on_some_ranks)
+        self.violations.append(violation)
         return UNKNOWN
 
     def flag_pending(self, pending: Pending) -> SpmdType:
@@ -116,9 +128,9 @@ class Step:
         self.violations.append(violation)
         return UNKNOWN
 
-    def pending(self, kind: str, rule: str, *, why: str, fix: str, dim: int | None = None) -> Pending:
+    def pending(self, kind: str, rule: str, *, why: str, fix: str, dim: int | None = None, op: str = "") -> Pending:
         """What the result of this op has to be combined with first."""
-        return Pending(kind, rule, why, fix, self.origin(), self.operand_texts, dim)
+        return Pending(kind, rule, why, fix, self.origin(), self.operand_texts, dim, op)
 
     @property
     def operand_texts(self) -> tuple[str, ...]:
