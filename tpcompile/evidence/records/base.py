@@ -9,6 +9,8 @@ from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+MAX_RANKS = 1 << 17
+"""Ranks that a job has at most, 131,072: a larger number in a file or on a command line is a mistake."""
 SCHEMA_VERSION = 5
 """Incremented when a record changes shape; a reader refuses any other version."""
 

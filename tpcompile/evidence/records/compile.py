@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, Literal
 
+from pydantic import Field
+
 from tpcompile.evidence.iterables import grouped
-from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Item, Layer, UserLine, lines_of
+from tpcompile.evidence.records.base import MAX_RANKS, SCHEMA_VERSION, Frozen, Item, Layer, UserLine, lines_of
 
 
 class Node(Frozen):
@@ -290,8 +292,8 @@ class RankRecord(Frozen):
     """All evidence of one rank."""
 
     schema_version: int = SCHEMA_VERSION
-    rank: int
-    world_size: int
+    rank: int = Field(ge=0, lt=MAX_RANKS)
+    world_size: int = Field(ge=1, le=MAX_RANKS)
     domain: str = "tp"
     """Symmetry domain: ranks with the same text must agree."""
     coordinate: int = 0

@@ -34,7 +34,6 @@ _TENSOR_PARTS = re.compile(
 _HOOK_ID = re.compile(r"(___dict_contains\()\d+(?=, \S*_hooks\w*\)$)")
 """The handle of a hook is a number that the process counts up over all modules."""
 _TENSOR_DEVICE = re.compile(r"(check_tensor\((?:(?!check_tensor\().)*?\bdevice=)\d+")
-_TYPE_SUFFIX = re.compile(r"\), type=(<.*>)\s*$")
 _OFFSET_BOUND = re.compile(r"^\d+ <= [LG]\[\S*\.storage_offset\(\)(?=\s*(?:#|$))")
 _GROUP_EQUALS = re.compile(r"^(.*(?:group_name|pg_name)(?:(?!group_name|pg_name)\S)*+ == )'([^']*)'$")
 
@@ -87,8 +86,9 @@ def _expression(text: str, roles: GroupRoles) -> str:
     text = _TENSOR_DEVICE.sub(r"\1INDEX", text)
     if match := _GROUP_EQUALS.match(text):
         text = f"{match[1]}group:{roles(match[2])}"
-    if match := _TYPE_SUFFIX.search(text):
-        text = text[: match.start()] + f"), type={normalise.objects(match[1])}"
+    check, type_is, type_ = text.partition("), type=")
+    if type_.startswith("<") and type_.endswith(">"):
+        text = f"{check}{type_is}{normalise.objects(type_)}"
     return normalise.generic(normalise.sets(text))
 
 

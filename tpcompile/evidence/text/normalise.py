@@ -16,21 +16,21 @@ _DEVICE_CALL = re.compile(r"device\(type='(\w+)', index=\d+\)")
 _CODE_OBJECT = re.compile(r"<code object (\S+) at \S+, file \"[^\"]*\", line \d+>")
 _MODULE = re.compile(r"<module '([^']*)'(?: from '[^']*')?(?: \([^()]*\))?>")
 _AT_ADDRESS = re.compile(r"(?<!\s)\s++at 0x[0-9a-fA-F]+")
-_WRAPPED_ERROR = re.compile(r"(?s:(?>.*?\bgot \w*(?:Error|Exception)\((?P<quote>['\"])))(?P<says>.*?)(?:\\n|(?P=quote)\))")
+_WRAPPED_ERROR = re.compile(
+    r"(?s:(?>.*?\bgot \w*(?:Error|Exception)\((?P<quote>['\"])))(?P<says>.*?)(?:\\n|(?P=quote)\))"
+)
 _DYNAMO_COUNTER = re.compile(
     r"\b(__builtins_dict__|__compiled_fn|__resume_at|__optimizer|__nested_fn|torch_obj)_+\d+(?:_\w+)?"
 )
 _GLOBAL_BY_ID = re.compile(r"_\d{6,}_c(?:!?\d+/)*\d+\b")  # `___check_opaque_guard_fn_140115977097824_c0/0`
 _DTENSOR_SPEC = re.compile(r"(__dtensor_spec_)\d+")
 _FOLDED = re.compile(r"^(\w+?)_\d+$")
-_QUOTED_OR_MARK = re.compile(r"'(?:[^'\\]|\\.)*+(?:'|\Z)|\"(?:[^\"\\]|\\.)*+(?:\"|\Z)|[(\[{}\]):,]")
+_QUOTED_OR_MARK = re.compile(r"'(?:[^'\\]|\\.)*+(?:'|\\?\Z)|\"(?:[^\"\\]|\\.)*+(?:\"|\\?\Z)|[(\[{}\]):,]", re.DOTALL)
 _MAX_DEPTH = 100
 """Brackets inside each other; text with more of them is left as it is."""
 _SYMBOL = re.compile(r"\b(zu?f|[su])(\d+)\b(?!\[)")  # `u8[4]` is a dtype, not a symbol
 _COLLECTIVE = r"torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem|_dtensor|tpcompile\.all_reduce_\w+)\.\w++"
-_FUNCTIONAL_GROUP = re.compile(
-    rf"({_COLLECTIVE}(?:\.[\w.]*+)?\((?:(?!{_COLLECTIVE}).)*?,\s*)(['\"])([^'\"]*)\2\)"
-)
+_FUNCTIONAL_GROUP = re.compile(rf"({_COLLECTIVE}(?:\.\w++)?+\((?:(?!{_COLLECTIVE}).)*?,\s*)(['\"])([^'\"]*)\2\)")
 
 
 def device(text: str) -> str:
