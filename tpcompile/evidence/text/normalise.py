@@ -140,10 +140,13 @@ class GroupRoles:
 
     def __init__(self, roles: Mapping[str, str]) -> None:
         self._roles = dict(roles)
+        self._num_unknown = self._count_unknown()
 
     def __call__(self, name: str) -> str:
-        unknown = sum(role.startswith("group#") for role in self._roles.values())
-        return self._roles.setdefault(name, f"group#{unknown}")
+        if name not in self._roles:
+            self._roles[name] = f"group#{self._num_unknown}"
+            self._num_unknown += 1
+        return self._roles[name]
 
     @property
     def items(self) -> tuple[tuple[str, str], ...]:
@@ -153,6 +156,10 @@ class GroupRoles:
     def meet(self, other: GroupRoles) -> None:
         """Add the names that the other has seen."""
         self._roles |= other._roles
+        self._num_unknown = self._count_unknown()
+
+    def _count_unknown(self) -> int:
+        return sum(role.startswith("group#") for role in self._roles.values())
 
     def in_calls(self, text: str) -> str:
         """Replace the group argument of functional collectives in generated code."""
