@@ -28,8 +28,11 @@ def read_json(path: Path) -> Any:
     """The value in a file. Raises FileNotFoundError, ConfigError, and PreflightError where it may not be read."""
     data = _bytes_of(path)
     try:
-        return json.loads(data.decode())
-    except UnicodeDecodeError:
+        value = json.loads(data.decode())
+        if b"\\u" in data:
+            json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate could be read, and never be written
+        return value
+    except UnicodeError:
         raise damaged(path, "it is not text in UTF-8") from None
     except json.JSONDecodeError as error:
         raise damaged(path, f"it is not JSON: {error}") from None
