@@ -239,8 +239,12 @@ def preset_paths() -> dict[str, Path]:
 
 
 def parse(text: str) -> JobConfig:
+    """The configuration in the text of a `config.json`. Raises ValidationError."""
+    return parsed(json.loads(text))
+
+
+def parsed(data: dict[str, Any]) -> JobConfig:
     """The configuration in a `config.json`. Raises ValidationError."""
-    data = json.loads(text)
     return (TargetConfig if "target" in data else RunConfig).model_validate(data)
 
 

@@ -98,7 +98,7 @@ def test_a_file_gives_the_manifest_that_was_written(base: Manifest, tmp_path: Pa
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("{", "cannot be read"),
+        ("{", "is not JSON"),
         ('{"schema_version": 99}', "schema version 99, and this reads 3"),
         ("[]", "version None"),
     ],

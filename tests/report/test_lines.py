@@ -59,7 +59,8 @@ def test_the_report_ends_with_the_outcome_and_the_replay_command() -> None:
 
 
 def test_many_differences_are_counted() -> None:
-    many = samples.failing().model_copy(update={"divergences": (samples.divergence(),) * 40})
+    found = tuple(samples.divergence(title=f"argument {n} differs") for n in range(40))
+    many = samples.failing().model_copy(update={"divergences": found})
     assert "and 30 more differences in verdict.json" in lines.lines(many, command="gate")
 
 

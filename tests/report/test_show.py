@@ -25,7 +25,8 @@ def shown(verdict: Verdict, run: Path | None, *, amount: show.Amount = "all", wi
 def huge() -> Verdict:
     """Three differences with four sides each, every side longer than a screen."""
     groups = tuple(RankGroup(ranks=(n,), item=value_item("item", "word " * 400)) for n in range(4))
-    return samples.failing().model_copy(update={"divergences": (samples.divergence(groups=groups),) * 3})
+    found = tuple(samples.divergence(groups=groups, title=f"difference of argument {n}") for n in range(3))
+    return samples.failing().model_copy(update={"divergences": found})
 
 
 @pytest.mark.parametrize("width", [40, 80])

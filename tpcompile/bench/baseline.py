@@ -11,12 +11,11 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from tpcompile.bench.ratios import differs, ratios_of
 from tpcompile.bench.records import Machine, Measured, Report, Role, Row
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records.base import Frozen
+from tpcompile.evidence.records.reader import read_record
 from tpcompile.fusion.diff import Change
 
 BASELINE_VERSION = 2
@@ -96,12 +95,9 @@ class Regression(Frozen):
 def read(path: Path) -> Baseline:
     """Raises ConfigError for a file that is not there, no baseline, or of an older version."""
     try:
-        found = Baseline.model_validate_json(path.read_text())
+        found = read_record(Baseline, path)
     except FileNotFoundError:
         raise ConfigError(f"{path} is not there; make it with `tpcompile bench --write-baseline {path}`") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"{path} is no baseline of the benchmark: {first['loc']}: {first['msg']}") from None
     if found.schema_version != BASELINE_VERSION:
         raise ConfigError(
             f"{path} has version {found.schema_version}, whose floors are not those of version {BASELINE_VERSION}; "

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from tpcompile.evidence.records import Frozen
+from tpcompile.evidence.records.reader import read_record
 
 Algorithm = Literal["nccl", "one_shot", "two_shot"]
 NCCL: Algorithm = "nccl"
@@ -61,7 +62,7 @@ class Table(Frozen):
     @classmethod
     def read(cls, path: Path | str) -> Table:
         """A file that scripts/bench_all_reduce.py wrote."""
-        return cls.model_validate_json(Path(path).read_text())
+        return read_record(cls, Path(path))
 
     def write(self, path: Path | str) -> None:
         """Write the file."""

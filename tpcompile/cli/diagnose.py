@@ -16,7 +16,7 @@ def diagnose(
         list[Path], typer.Argument(metavar="DIR...", help="Folders of TORCH_TRACE files, searched recursively.")
     ],
     world_size: Annotated[
-        int | None, typer.Option(min=2, max=1_000_000, help="Ranks of the job; default: as many as the logs show.")
+        int | None, typer.Option(min=2, max=131_072, help="Ranks of the job; default: as many as the logs show.")
     ] = None,
     mesh: Annotated[
         str,

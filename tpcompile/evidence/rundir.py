@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from tpcompile import config
 from tpcompile.config import JobConfig
 from tpcompile.errors import ConfigError, PreflightError
 from tpcompile.evidence.records import SCHEMA_VERSION, Frozen, RankRecord, Verdict
-from tpcompile.evidence.records.bounds import Rank
+from tpcompile.evidence.records.bounds import Rank, WorldSize
+from tpcompile.evidence.records.reader import damaged, first_error, read_object, validated
 
 _PROBE_BYTES = 65536
-R = TypeVar("R", bound=BaseModel)
+_OF_RANK = re.compile(r"rank_(\d{1,9})")
+R = TypeVar("R", bound=Frozen)
 
 
 def new_stamp() -> str:
@@ -51,7 +54,7 @@ class RankStatus(Frozen):
     """The last known activity of a rank; rewritten at every phase, so that it is there after a rank was killed."""
 
     rank: Rank
-    world_size: int
+    world_size: WorldSize
     pid: Annotated[int, Field(ge=0, lt=1 << 31)]
     host: str
     namespace: str = ""
@@ -126,9 +129,11 @@ class RunDir:
         self._write("run.json", json.dumps({"schema_version": SCHEMA_VERSION} | facts, sort_keys=True, indent=1))
 
     def read_run(self) -> dict[str, Any]:
-        """Content of `run.json`, `{}` when there is none."""
-        path = self.path / "run.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+        """Content of `run.json`, `{}` when there is none. Raises ConfigError when it is damaged."""
+        try:
+            return read_object(self.path / "run.json")
+        except FileNotFoundError:
+            return {}
 
     def write_config(self, text: str) -> None:
         """Write the resolved configuration, JSON text."""
@@ -137,20 +142,30 @@ class RunDir:
     def read_config(self) -> JobConfig:
         """The resolved configuration of the run. Raises ConfigError when it is missing or damaged."""
         path = self.path / "config.json"
-        if not path.exists():
-            raise ConfigError(f"{self.path} has no config.json; it is not a run directory of the gate")
         try:
-            return config.parse(path.read_text())
-        except (ValidationError, json.JSONDecodeError) as error:
-            raise _damaged(path, error) from None
+            return config.parsed(read_object(path))
+        except FileNotFoundError:
+            raise ConfigError(f"{self.path} has no config.json; it is not a run directory of the gate") from None
+        except ValidationError as error:
+            raise damaged(path, first_error(error)) from None
 
     def write_record(self, record: RankRecord) -> None:
         """Write all evidence of one rank."""
         self._write(f"rank_{record.rank}/record.json", record.to_json())
 
     def read_records(self) -> list[RankRecord]:
-        """Evidence of all ranks that left any, by rank. Raises ConfigError on a file of a different schema."""
-        return [self._read(RankRecord, path) for path in self._rank_files("record.json")]
+        """Evidence of all ranks that left any, by rank.
+
+        Raises ConfigError on a file of a different schema or a damaged one, and on two records of one rank.
+        """
+        found: dict[int, tuple[Path, RankRecord]] = {}
+        for path in self._rank_files("record.json"):
+            record = self._read(RankRecord, path)
+            _check_whole(record, path)
+            first, _ = found.setdefault(record.rank, (path, record))
+            if first != path:
+                raise ConfigError(f"two records of rank {record.rank}: {first} and {path}; keep that of this run")
+        return [record for _, record in found.values()]
 
     def write_status(self, status: RankStatus) -> None:
         """Write the activity of a rank."""
@@ -179,8 +194,10 @@ class RunDir:
 
     def read_verdict(self) -> Verdict | None:
         """The verdict, None when the run ended without one."""
-        path = self.path / "verdict.json"
-        return self._read(Verdict, path) if path.exists() else None
+        try:
+            return self._read(Verdict, self.path / "verdict.json")
+        except FileNotFoundError:
+            return None
 
     def write_text(self, name: str, text: str) -> Path:
         """Write one of the report files next to the verdict."""
@@ -198,7 +215,10 @@ class RunDir:
             raise self._unusable(error) from None
 
     def _rank_files(self, name: str) -> list[Path]:
-        return sorted(self.path.glob(f"rank_*/{name}"), key=lambda p: int(p.parent.name.removeprefix("rank_")))
+        """The files of that name, by rank; of folders that are named like those of ranks."""
+        numbers = {path: _OF_RANK.fullmatch(path.parent.name) for path in self.path.glob(f"rank_*/{name}")}
+        by_rank = sorted((int(number[1]), path) for path, number in numbers.items() if number)
+        return [path for _, path in by_rank]
 
     def _write(self, name: str, text: str) -> Path:
         """Write a file. Raises PreflightError when the disk is full or the folder is not writable."""
@@ -224,21 +244,25 @@ class RunDir:
 
     @staticmethod
     def _read(model: type[R], path: Path) -> R:
-        data = json.loads(path.read_text())
+        data = read_object(path)
         version = data.get("schema_version", SCHEMA_VERSION)
         if version != SCHEMA_VERSION:
             raise ConfigError(
                 f"{path} has schema {version}, this tpcompile reads {SCHEMA_VERSION}; use the version that wrote it"
             )
-        try:
-            return model.model_validate(data)
-        except ValidationError as error:
-            raise _damaged(path, error) from None
+        missing = sorted(model.model_fields.keys() - data.keys())
+        if missing:  # what this version wrote has every key
+            raise damaged(path, f"it lacks {', '.join(missing)}")
+        return validated(model, data, path)
 
 
-def _damaged(path: Path, error: ValidationError | json.JSONDecodeError) -> ConfigError:
-    why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error.msg
-    return ConfigError(f"{path} is damaged: {why}")
+def _check_whole(record: RankRecord, path: Path) -> None:
+    """Raise ConfigError for a record that cannot be what its rank wrote."""
+    if record.rank >= record.world_size:
+        raise damaged(path, f"it is of rank {record.rank} of {record.world_size} ranks")
+    num_graphs = sum(counters.graphs for counters in record.counters)
+    if num_graphs and not record.compiles:
+        raise damaged(path, f"it counts {num_graphs} graphs and holds no compile")
 
 
 def _unwritable(path: Path, error: OSError) -> PreflightError:

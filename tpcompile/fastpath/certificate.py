@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
 
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import Frozen
+from tpcompile.evidence.records.reader import read_record
 from tpcompile.fastpath.registry import FastPath
 
 SCHEMA_VERSION = 2
@@ -230,13 +230,11 @@ def certificate_file(path: FastPath, device: str) -> Path:
 def read(file: Path) -> Certificate | None:
     """The certificate; None when there is none. Raises ConfigError when the file is not one."""
     try:
-        return Certificate.model_validate_json(file.read_text())
+        return read_record(Certificate, file)
     except FileNotFoundError:
         return None
-    except ValidationError as error:
-        raise ConfigError(
-            f"{file} is no certificate: {error.errors()[0]['msg']}; remove it, and certify again"
-        ) from error
+    except ConfigError as error:
+        raise ConfigError(f"{error}; remove it, and certify again") from None
 
 
 def write(certificate: Certificate, path: FastPath) -> Path:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from tpcompile.evidence.records import Frozen
+from tpcompile.evidence.records.reader import read_json, validated
 
 MIN_RATIO = 1.03
 """Smallest ratio at which a fast path is used: cells that were measured twice differ by up to 3 %."""
@@ -128,7 +129,10 @@ def shipped_table() -> tuple[Ratio, ...]:
 
 def read_table(path: Path) -> tuple[Ratio, ...]:
     """Cells of a file; empty when the file does not exist."""
-    return TypeAdapter(tuple[Ratio, ...]).validate_json(path.read_text()) if path.exists() else ()
+    try:
+        return validated(tuple[Ratio, ...], read_json(path), path)
+    except FileNotFoundError:
+        return ()
 
 
 def write_table(cells: Iterable[Ratio], path: Path) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ValidationError
-
 from tpcompile.errors import ConfigError, PreflightError
 from tpcompile.evidence.records.base import Frozen
+from tpcompile.evidence.records.reader import read_object, validated
 
 R = TypeVar("R", bound=Frozen)
 
@@ -35,20 +33,13 @@ def writing(path: Path) -> Iterator[None]:
 
 def read(model: type[R], path: Path, *, version: int, made_by: str) -> R:
     """Raises ConfigError for a file that is not there, is no such record, or has a different schema version."""
-    what = model.__name__.lower()
     try:
-        fields = json.loads(path.read_text())
+        fields = read_object(path)
     except FileNotFoundError:
         raise ConfigError(f"there is no {path}; `{made_by}` writes one") from None
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"{path} cannot be read as a {what}: {error}") from None
-    found = fields.get("schema_version") if isinstance(fields, dict) else None
+    found = fields.get("schema_version")
     if found != version:
         raise ConfigError(
             f"{path} has schema version {found}, and this reads {version}; make it again with `{made_by}`"
         )
-    try:
-        return model.model_validate(fields)
-    except ValidationError as error:
-        where, why = error.errors()[0]["loc"], error.errors()[0]["msg"]
-        raise ConfigError(f"{path} is no {what}: {'.'.join(map(str, where))}: {why}") from None
+    return validated(model, fields, path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pydantic import BaseModel
+
 from tpcompile.config import JobConfig
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.digests.digest import digest_rank
@@ -19,11 +21,19 @@ from tpcompile.evidence.judgement.verdict import (
     fetch_from,
 )
 from tpcompile.evidence.records import Check, CheckId, Divergence, Layer, RankDigest, Verdict
+from tpcompile.evidence.records.reader import validated
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate.checks import COMPARED, MODES, RESIZED, timings
 
 _LOST = frozenset({CheckId.ALIVE, CheckId.REPORTED, CheckId.ARRIVED})
 """Checks that name ranks which are gone, with what was known of their processes."""
+
+
+class _Judged(BaseModel):
+    """What `run.json` says of how a program was judged that is not the gate's."""
+
+    timeout_s: float
+    allowed: tuple[tuple[Layer, str, str], ...]
 
 
 def gate_rules(config: JobConfig) -> Rules:
@@ -88,8 +98,8 @@ def _live_checks(live: Verdict | None) -> list[Check]:
 def _rules_of(run_dir: RunDir) -> Rules:
     """The rules of the run: of a sentinel or a check from `run.json`, of the gate from its configuration."""
     facts = run_dir.read_run()
-    make_rules = {SENTINEL: agree_rules, CAPTURED: capture_rules}.get(facts.get("kind", ""))
+    make_rules = {SENTINEL: agree_rules, CAPTURED: capture_rules}.get(str(facts.get("kind", "")))
     if make_rules is None:
         return gate_rules(run_dir.read_config())
-    allowed = [(Layer(layer), contains, reason) for layer, contains, reason in facts["allowed"]]
-    return make_rules(timeout_s=facts["timeout_s"], allowed=allowed)
+    judged = validated(_Judged, facts, run_dir.path / "run.json")
+    return make_rules(timeout_s=judged.timeout_s, allowed=judged.allowed)

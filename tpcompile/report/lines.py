@@ -14,9 +14,10 @@ from tpcompile.report.wording import (
     groups_text,
     headline,
     item_text,
+    more_alike,
     outcome,
     plain,
-    red,
+    red_by_kind,
 )
 
 MAX_DETAILS = 8
@@ -33,7 +34,7 @@ def lines(verdict: Verdict, *, command: str) -> list[str]:
     found += map(_check, verdict.checks)
     found += [f"equal ranks in {name}: {groups_text(groups)}" for name, groups in sorted(verdict.domains.items())]
     found += [f"median ms per call: {mode} {ms:.3g}" for mode, ms in sorted(verdict.timings_ms.items())]
-    found += _differences(red(verdict))
+    found += _differences(red_by_kind(verdict))
     found += _taints(verdict)
     found += _recompiles(verdict)
     found += [f"accepted difference: {text}" for text in accepted_lines(verdict)]
@@ -67,17 +68,20 @@ def _check(check: Check) -> str:
     return _joined(head, ranks, _source(check.line), follows, *check.details[:MAX_DETAILS])
 
 
-def _differences(found: Sequence[Divergence]) -> Iterator[str]:
-    for number, divergence in enumerate(found[:MAX_DIFFERENCES], start=1):
+def _differences(found: Sequence[Sequence[Divergence]]) -> Iterator[str]:
+    for number, alike in enumerate(found[:MAX_DIFFERENCES], start=1):
+        divergence = alike[0]
         head = f"difference {number} of {len(found)}"
         domain = f"domain {divergence.domain}" if divergence.domain else ""
         kind = f"layer {divergence.layer.value}: {divergence.cls.value}"
         yield f"{head}: {_joined(divergence.title, kind, divergence.where, domain, *cause_lines(divergence))}"
         for group in divergence.groups:
             yield f"{head}, {_side(group)}"
+        for text in more_alike(alike):
+            yield f"{head}, {text}"
         if divergence.advice:
             yield f"{head}, what to do: {divergence.advice}"
-    num_hidden = len(found) - MAX_DIFFERENCES
+    num_hidden = sum(map(len, found[MAX_DIFFERENCES:]))
     if num_hidden > 0:
         yield f"and {num_hidden} more differences in verdict.json"
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tpcompile.evidence.records import Check, Divergence, Status, Verdict
 from tpcompile.report import lines, terminal
-from tpcompile.report.wording import accepted, failed, headline, red
+from tpcompile.report.wording import accepted, failed, headline, red, red_by_kind
 
 MAX_LINES = 40
 _BRIEF = 2
@@ -64,7 +64,7 @@ def render(verdict: Verdict, console: Console, *, command: str, folder: Path) ->
         tail.add(text, at_most=3)
     screen = _head(verdict, console, command)
     num_taken = len(screen.lines) + len(tail.lines) + len(_files(folder))
-    _add_differences(screen, red(verdict), at_most=MAX_LINES - num_taken)
+    _add_differences(screen, red_by_kind(verdict), at_most=MAX_LINES - num_taken)
     screen.print()
     tail.print()
     is_cut = screen.is_cut or tail.is_cut or _has_more(verdict)
@@ -77,17 +77,27 @@ def render(verdict: Verdict, console: Console, *, command: str, folder: Path) ->
 def _render_lines(verdict: Verdict, console: Console, command: str, folder: Path) -> None:
     """The verdict in lines for a pipe, and the same files."""
     found = lines.lines(verdict, command=command)
-    if _has_more(verdict):
+    is_cut = len(found) > MAX_LINES - len(_files(folder))
+    if is_cut:
+        found = _cut(found, lines.last_lines(verdict), at_most=MAX_LINES - len(_files(folder)))
+    if is_cut or _has_more(verdict):
         found += _written(verdict, folder, command)
     console.file.write("".join(f"{line}\n" for line in found))
 
 
-def _add_differences(screen: Screen, differences: Sequence[Divergence], *, at_most: int) -> None:
+def _cut(found: Sequence[str], last: Sequence[str], *, at_most: int) -> list[str]:
+    """The first lines and the last ones, and the number of those between."""
+    num_first = at_most - len(last) - 1
+    num_left_out = len(found) - num_first - len(last)
+    return [*found[:num_first], f"and {num_left_out} more lines in the full report", *found[-len(last) :]]
+
+
+def _add_differences(screen: Screen, kinds: Sequence[Sequence[Divergence]], *, at_most: int) -> None:
     """The first difference in full, where there is room for it, and the number of the others."""
-    num_others = len(differences) - 1
+    num_others = sum(map(len, kinds[1:]))
     room = at_most - 1 if num_others > 0 else at_most
-    if differences and room >= _MIN_PANEL:
-        first = terminal.panel(differences[0], f"difference 1 of {len(differences)}", terminal.USUAL)
+    if kinds and room >= _MIN_PANEL:
+        first = terminal.panel(kinds[0], f"difference 1 of {len(kinds)}", terminal.USUAL)
         screen.add_framed(first, at_most=room)
     if num_others > 0:
         screen.add(terminal.line(f"and {num_others} more differences", "dim"), at_most=1)

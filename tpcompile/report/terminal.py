@@ -21,6 +21,7 @@ from tpcompile.evidence.records.base import known
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.report import findings
 from tpcompile.report.wording import (
+    MAX_PLACES,
     accepted_lines,
     by_mode,
     cause_lines,
@@ -29,9 +30,10 @@ from tpcompile.report.wording import (
     headline,
     item_text,
     mode_title,
+    more_alike,
     outcome,
     plain,
-    red,
+    red_by_kind,
 )
 
 
@@ -47,12 +49,16 @@ class Limits:
     """Lines below a failed check, and number of accepted differences."""
     rows: int = findings.MAX_ROWS
     """Rows of a table of taints or recompiles."""
+    places: int = MAX_PLACES
+    """Compiles that are named of equal differences."""
     notes: int = 0
     """Lines below an informative check."""
 
 
 USUAL = Limits()
-WHOLE = Limits(groups=sys.maxsize, panels=sys.maxsize, details=sys.maxsize, rows=sys.maxsize, notes=sys.maxsize)
+WHOLE = Limits(
+    groups=sys.maxsize, panels=sys.maxsize, details=sys.maxsize, rows=sys.maxsize, places=sys.maxsize, notes=sys.maxsize
+)
 _STYLES = {Status.PASS: "green", Status.FAIL: "bold red"}
 """Style of a check that has its own row in the table; the others are folded into lines."""
 
@@ -183,17 +189,19 @@ def _failure(check: Check, limits: Limits) -> Group:
 
 
 def _panels(verdict: Verdict, limits: Limits) -> Iterator[RenderableType]:
-    divergences = red(verdict)
-    for number, divergence in enumerate(divergences[: limits.panels], start=1):
-        yield panel(divergence, f"difference {number} of {len(divergences)}", limits)
-    yield from _more(len(divergences) - limits.panels, "differences")
+    kinds = red_by_kind(verdict)
+    for number, alike in enumerate(kinds[: limits.panels], start=1):
+        yield panel(alike, f"difference {number} of {len(kinds)}", limits)
+    yield from _more(sum(map(len, kinds[limits.panels :])), "differences")
 
 
-def panel(divergence: Divergence, title: str, limits: Limits) -> Panel:
-    """One difference in full: where it is, why, what each group of ranks has, what to do."""
+def panel(alike: Sequence[Divergence], title: str, limits: Limits) -> Panel:
+    """One difference in full: where it is, why, what each group of ranks has, what to do; equal ones by their place."""
+    divergence = alike[0]
     kind = f"layer {divergence.layer.value}: {divergence.cls.value}"
     head = [divergence.title, kind, *_where(divergence), *cause_lines(divergence)]
     parts: list[RenderableType] = [*map(line, head), *_sides(divergence.groups, limits)]
+    parts += map(line, more_alike(alike, at_most=limits.places))
     if divergence.advice:
         parts.append(line(f"what to do: {divergence.advice}", "bold"))
     return Panel(Group(*parts), title=title, title_align="left", border_style="red", box=box.ROUNDED)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from tpcompile.choices import TARGET
 from tpcompile.errors import ExitCode
+from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.records import Check, Divergence, Item, UserLine, Verdict, ranks_of
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.shortened import shortened, with_short_names
+from tpcompile.evidence.text.phrases import listed
 from tpcompile.evidence.text.ranks import named_ranks, num_ranks, ranks_text
 
+MAX_PLACES = 3
+"""Compiles that are named of equal differences."""
 MAX_ITEM_CHARS = 2000
 """Longest item text that a report prints; record.json of the rank holds all of it."""
 
@@ -20,8 +25,11 @@ def groups_text(groups: Iterable[Sequence[int]]) -> str:
 
 
 def plain(text: str) -> str:
-    r"""Text safe for terminals and XML: control characters and lone surrogates become `\x1b`-style escapes."""
-    text = text.replace("\r\n", "\n").replace("\t", "    ")
+    r"""Text safe for terminals and XML: control characters and lone surrogates become `\x1b`-style escapes.
+
+    Names and lines that are too long to be printed lose their middle.
+    """
+    text = with_short_names(text.replace("\r\n", "\n").replace("\t", "    "))
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
@@ -29,11 +37,7 @@ def item_text(item: Item | None) -> str:
     """The item of one group of ranks at the difference."""
     if item is None:
         return "(nothing)"
-    text = plain(item.text)
-    more = len(text) - MAX_ITEM_CHARS
-    if more <= 0:
-        return text
-    return f"{text[:MAX_ITEM_CHARS]} (and {more} more characters, see record.json)"
+    return shortened(plain(item.text), at_most=MAX_ITEM_CHARS)
 
 
 def source_lines(line: UserLine | None, *, indent: str = "") -> list[str]:
@@ -67,6 +71,26 @@ def _guard_lines(divergence: Divergence) -> Iterator[str]:
 def red(verdict: Verdict) -> list[Divergence]:
     """Divergences the gate fails on."""
     return [divergence for divergence in verdict.divergences if divergence.is_red]
+
+
+def red_by_kind(verdict: Verdict) -> list[list[Divergence]]:
+    """The same, with those together that differ in their compile only."""
+    return list(grouped(red(verdict), _kind).values())
+
+
+def _kind(divergence: Divergence) -> Hashable:
+    ranks = tuple(group.ranks for group in divergence.groups)
+    title = divergence.title.replace(divergence.frame, "") if divergence.frame else divergence.title
+    return divergence.layer, divergence.cls, divergence.domain, divergence.cause, ranks, title
+
+
+def more_alike(alike: Sequence[Divergence], *, at_most: int = MAX_PLACES) -> list[str]:
+    """`and 65 more like it, in ...` below the first of several; empty for one."""
+    others = alike[1:]
+    if not others:
+        return []
+    places = [divergence.where or "the whole rank" for divergence in others]
+    return [f"and {len(others)} more like it, in {listed(places, by='; ', at_most=at_most)}"]
 
 
 def accepted(verdict: Verdict) -> list[Divergence]:

@@ -31,10 +31,10 @@ def reason_of(seen: Seen) -> str:
 
 def _distance(seen: Seen, reason: str) -> float:
     """Number of input fields that differ between a compile and a reason's entry; unknown if either was not observed."""
-    entries = seen.digest.called(parse_reason(reason).entry)
-    if not entries:
+    entry = seen.domain.compiled(seen.rank).newest_called.get(parse_reason(reason).entry)
+    if entry is None:
         return _UNKNOWN
-    before = _inputs(replace(seen, compile=entries[-1]))
+    before = _inputs(replace(seen, compile=entry))
     now = _inputs(seen)
     if before and now:
         common = before.keys() & now

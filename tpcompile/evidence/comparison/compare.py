@@ -13,6 +13,7 @@ from tpcompile.evidence.comparison import order
 from tpcompile.evidence.comparison.by_layer import environment, of_slot
 from tpcompile.evidence.comparison.compiled_by_some import compiled_alone
 from tpcompile.evidence.comparison.unexplained import DEFECTS, unexplained
+from tpcompile.evidence.comparison.whole_and_parts import Programs
 from tpcompile.evidence.groups.align import Slot, align
 from tpcompile.evidence.groups.by_group import Row
 from tpcompile.evidence.groups.by_rank import ByRank, Groups
@@ -51,22 +52,24 @@ def _can_finish(found: Iterable[Divergence]) -> bool:
 def _compare(domain: Domain) -> list[Divergence]:
     found = environment(domain)
     slots = align(domain.ranks)
+    programs = Programs(domain)
     whole = set(domain.digests.where(lambda digest: not digest.is_cut))
     explained: set[int] = set()
     for slot in slots:
         absent = tuple(sorted(whole.difference(slot.compiles)))
         if absent and explained.issuperset(slot.compiles):
             continue  # compiled after a graph break, or a part of what other ranks compile whole: already reported
-        here = _of_slot(domain, slot, absent)
+        here = _of_slot(programs, slot, absent)
         explained.update(*map(_explains_others, here))
         found += here
     return [*found, *_order(domain, slots), *_caches(domain, slots)]
 
 
-def _of_slot(domain: Domain, slot: Slot, absent: tuple[int, ...]) -> list[Divergence]:
+def _of_slot(programs: Programs, slot: Slot, absent: tuple[int, ...]) -> list[Divergence]:
     """What differs in one compile; the finding is kept, without a cause, when naming the cause fails."""
+    domain = programs.domain
     try:
-        found = [compiled_alone(domain, slot, absent)] if absent else of_slot(domain, slot)
+        found = [compiled_alone(programs, slot, absent)] if absent else of_slot(domain, slot)
         return list(map(_with_program, found))
     except DEFECTS as error:
         is_different = absent or slot.differing

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from tpcompile.evidence.comparison.blamed import rank_group
 from tpcompile.evidence.comparison.cache_entries import reason_of
+from tpcompile.evidence.comparison.whole_and_parts import Programs
 from tpcompile.evidence.groups.align import Slot, content
 from tpcompile.evidence.groups.by_group import Items
-from tpcompile.evidence.groups.domain import Domain, Seen
-from tpcompile.evidence.iterables import find, last, unlike
+from tpcompile.evidence.groups.domain import Seen
+from tpcompile.evidence.iterables import find
 from tpcompile.evidence.layers import process_settings as state
 from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.layers.inputs import requires_grad_cause, shared_cause
@@ -26,7 +27,6 @@ from tpcompile.evidence.records import (
     RankGroup,
     UserLine,
 )
-from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.evidence.text.reasons import Reason, ReasonKind, parse_reason
@@ -53,13 +53,14 @@ _BESIDE = "It issues no collective, so no rank waits in it."
 _VALUE_KINDS = (ReasonKind.MODULE_INT, ReasonKind.NUMBER, ReasonKind.VALUE, ReasonKind.TRAINING)
 
 
-def compiled_alone(domain: Domain, slot: Slot, absent: tuple[int, ...]) -> Divergence:
-    """The finding for a compile that the `absent` ranks did not make."""
-    rank = min(slot.compiles)
-    ours = Seen(domain, rank, slot.compiles[rank])
+def compiled_alone(programs: Programs, slot: Slot, absent: tuple[int, ...]) -> Divergence:
+    """The finding for a compile that the `absent` ranks did not make; `programs` are those of their domain."""
+    domain = programs.domain
+    present = slot.compiles.ranks
+    ours = Seen(domain, present[0], slot.compiles.first)
     reason = reason_of(ours)
-    present = tuple(sorted(slot.compiles))
-    found = _Recompiled(ours, present, absent, parse_reason(reason)) if reason else _Alone(ours, present, absent)
+    sides = _Sides(programs, ours, present, absent)
+    found = _Recompiled(sides, parse_reason(reason)) if reason else _Alone(sides)
     cause = found.cause()
     return Divergence(
         layer=Layer.GRAPH,
@@ -78,6 +79,17 @@ def compiled_alone(domain: Domain, slot: Slot, absent: tuple[int, ...]) -> Diver
     )
 
 
+@dataclass(frozen=True)
+class _Sides:
+    """Who made a compile."""
+
+    programs: Programs
+    ours: Seen
+    """The compile on the first rank that made it."""
+    present: tuple[int, ...]
+    absent: tuple[int, ...]
+
+
 class _Alone:
     """A compile that only the present ranks made, and what the absent ranks compiled of the same frame."""
 
@@ -88,30 +100,23 @@ class _Alone:
     asked_at: UserLine | None = None
     """The user's line that made Dynamo guard the value."""
 
-    def __init__(self, ours: Seen, present: tuple[int, ...], absent: tuple[int, ...], *, entry: str = "") -> None:
+    def __init__(self, sides: _Sides, *, entry: str = "") -> None:
         """`entry` is the compile id of the cache entry whose guard failed."""
-        self.ours, self.domain = ours, ours.domain
-        self.present, self.absent = present, absent
+        self.programs, self.domain = sides.programs, sides.programs.domain
+        self.ours, self.present, self.absent = sides.ours, sides.present, sides.absent
         earlier = self._earlier(entry)
         self.has_earlier = earlier is not None
-        self.theirs = Seen(self.domain, absent[0], earlier or _NOTHING)
+        self.theirs = Seen(self.domain, self.absent[0], earlier or _NOTHING)
         """The compile of the same frame on the first absent rank, on which the guard held."""
 
     def _earlier(self, entry: str) -> CompileDigest | None:
         """On the first absent rank, the counterpart of the cache entry whose guard failed, or else the newest compile
         of the frame."""
-        theirs = self.domain.digests[self.absent[0]].of_frame(self.ours.compile.frame)
-        failed = self._entry(entry)
-        if failed is None:
-            return last(theirs)
-        same = [compile_ for compile_ in theirs if content(compile_) == content(failed)]
-        return last(same or theirs)
-
-    def _entry(self, compile_id: str) -> CompileDigest | None:
-        """The newest earlier compile of the frame with that id, which made the cache entry."""
-        of_frame = self.ours.digest.of_frame(self.ours.compile.frame)
-        before = of_frame[: of_frame.index(self.ours.compile)]
-        return find(reversed(before), lambda compile_: compile_.compile_id == compile_id)
+        frame = self.ours.compile.frame
+        theirs = self.domain.compiled(self.absent[0])
+        failed = self.domain.compiled(self.ours.rank).before(self.ours.compile, entry)
+        alike = theirs.newest_like.get((frame, content(failed))) if failed else None
+        return alike or theirs.newest.get(frame)
 
     @property
     def program(self) -> Sequence[Item]:
@@ -135,12 +140,7 @@ class _Alone:
 
     def is_apart(self) -> bool:
         """True when it issues no collective of its own and the absent ranks compile nothing in its place."""
-        return not (self.hangs() or self.not_shared())
-
-    def not_shared(self) -> list[Seen]:
-        """Compiles on the absent ranks, of functions that the first present rank did not compile."""
-        theirs = itertools.chain.from_iterable(map(self.domain.seen_by, self.absent))
-        return unlike(theirs, self.domain.seen_by(self.ours.rank), lambda seen: seen.compile.frame)
+        return not (self.hangs() or self.programs.are_others(self.ours, self.absent))
 
     def cause(self) -> Cause:
         """Why these ranks compiled alone."""
@@ -166,7 +166,7 @@ class _Alone:
 
     def is_regional(self) -> bool:
         """True when one side compiles a whole frame and the other side its parts."""
-        return any(_inlines(self.ours, seen) or _inlines(seen, self.ours) for seen in self.not_shared())
+        return self.programs.are_parts(self.ours, self.absent)
 
     def is_missing_there(self) -> bool:
         """True when the absent ranks never compiled the frame, and are the odd ones."""
@@ -207,8 +207,8 @@ class _Alone:
 class _Recompiled(_Alone):
     """A compile because a guard failed."""
 
-    def __init__(self, ours: Seen, present: tuple[int, ...], absent: tuple[int, ...], failure: Reason) -> None:
-        super().__init__(ours, present, absent, entry=failure.entry)
+    def __init__(self, sides: _Sides, failure: Reason) -> None:
+        super().__init__(sides, entry=failure.entry)
         self.failure = failure
         self.guard, self.asked_at = failure.guard, failure.line
         self.held = _held(failure) if self.has_earlier else ""
@@ -280,31 +280,6 @@ _CAUSES: tuple[tuple[Callable[[_Alone], bool], Cause], ...] = (
     (_Alone.is_missing_there, Cause.COMPILE_DISABLED),
 )
 """Causes of a compile on some ranks without a failed guard; the first that holds is the cause."""
-
-
-def _inlines(whole: Seen, part: Seen) -> bool:
-    """True when `whole` calls `part`, or has ops of part's function; the two are compiles of different frames."""
-    outer, inner = whole.compile.line, part.compile.line
-    if outer is None or inner is None:
-        return False
-    is_called = _any_inside(part.compile.callers, outer, besides=inner)
-    return is_called or _any_inside(lines_of(whole.items(Layer.GRAPH)), inner, besides=outer)
-
-
-def _any_inside(lines: Iterable[UserLine], frame: UserLine, *, besides: UserLine) -> bool:
-    return any(_is_inside(line, frame, besides=besides) for line in lines)
-
-
-def _is_inside(line: UserLine, frame: UserLine, *, besides: UserLine) -> bool:
-    """True when a line is in the function that begins at `frame`, and not in the one that begins at `besides`."""
-    is_nearer = _may_hold(besides, line) and frame.line < besides.line
-    return _may_hold(frame, line) and not is_nearer
-
-
-def _may_hold(frame: UserLine, line: UserLine) -> bool:
-    """True when a line may be in the function that begins at `frame`: same file and name, and not above it."""
-    has_same_name = (line.file, line.function) == (frame.file, frame.function)
-    return has_same_name and frame.line <= line.line
 
 
 def reason_cause(reason: Reason) -> Cause:

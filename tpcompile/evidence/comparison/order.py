@@ -58,11 +58,11 @@ def labels(slots: Sequence[Slot], ranks: Sequence[int]) -> tuple[str, ByRank[str
 
 
 def _order(slots: Sequence[Slot], rank: int) -> list[int]:
-    return sorted(range(len(slots)), key=lambda number: slots[number].compiles[rank].index)
+    return sorted(range(len(slots)), key=lambda number: slots[number].taken[rank].index)
 
 
 def _ids(slots: Sequence[Slot], rank: int) -> list[str]:
-    return [slot.compiles[rank].compile_id for slot in slots]
+    return [slot.taken[rank].compile_id for slot in slots]
 
 
 def _has_collectives(slot: Slot) -> bool:
@@ -75,9 +75,9 @@ def _all_issued(slots: Sequence[Slot]) -> tuple[tuple[str, str | None], ...]:
 
 def _issues(slot: Slot) -> tuple[str, str | None]:
     """Frame and collectives of a slot on its first rank; where its ranks differ, that is a finding of its own."""
-    first = slot.compiles[min(slot.compiles)]
+    first = slot.taken[min(slot.taken)]
     return first.frame, first.sha(Layer.COLLECTIVES)
 
 
 def _entered(slots: Sequence[Slot], rank: int) -> list[Slot]:
-    return sorted(slots, key=lambda slot: slot.compiles[rank].index)
+    return sorted(slots, key=lambda slot: slot.taken[rank].index)

@@ -39,7 +39,7 @@ from tpcompile.evidence.text.normalise import GroupRoles
 from tpcompile.evidence.text.reasons import LIMIT
 
 T = TypeVar("T")
-_DYNAMIC_MARKS = re.compile(r"^dynamo_\w*(dynamic|unbacked|static)\w*$")
+_DYNAMIC_MARKS = re.compile(r"^dynamo_(?=\w*+$)\w*?(?:dynamic|unbacked|static)")
 
 
 @functools.lru_cache(maxsize=64)

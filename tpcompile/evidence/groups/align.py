@@ -6,6 +6,7 @@ order, and an extra compile on one rank shifts every later id.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -71,18 +72,19 @@ def align(ranks: Sequence[RankDigest]) -> list[Slot]:
     Best match first: same content in the same call and step, same content in the same call, same content in a
     different call, same frame in the same call, same graph; a compile without a match gets a slot of its own.
     """
-    slots: list[Slot] = []
+    placed = _Placed()
     for digest in ranks:
-        left = list(digest.compiles)
-        for key in _PASSES:
-            left = _unplaced(slots, digest.rank, left, key)
-        for compile_ in left:
-            slot = Slot(compile_.phase, compile_.frame, {digest.rank: compile_})
-            slots.append(slot)
-    return slots
+        left = [(compile_, [key(compile_) for key in _PASSES]) for compile_ in digest.compiles]
+        for number in range(len(_PASSES)):
+            left = placed.unmatched(digest.rank, left, number)
+        for compile_, keys in left:
+            placed.add(digest.rank, compile_, keys)
+    return placed.slots
 
 
 _Key = Callable[[CompileDigest], Hashable]
+_Keyed = tuple[CompileDigest, list[Hashable]]
+"""A compile and its key in every pass."""
 _PASSES: tuple[_Key, ...] = (
     lambda c: (content(c), c.phase, c.frame, c.step),
     lambda c: (content(c), c.phase, c.frame),
@@ -92,26 +94,38 @@ _PASSES: tuple[_Key, ...] = (
 )
 
 
-def _unplaced(slots: Sequence[Slot], rank: int, compiles: Sequence[CompileDigest], key: _Key) -> list[CompileDigest]:
-    """Put compiles into the first free slot with an equal key; return those without one."""
-    free = [slot for slot in slots if rank not in slot.taken]
-    by_key = _by_key(free, key)
-    left: list[CompileDigest] = []
-    for compile_ in compiles:
-        candidates = by_key.get(key(compile_), iter(()))
-        slot = find(candidates, lambda slot: rank not in slot.taken)
-        if slot is None:
-            left.append(compile_)
-        else:
-            slot.taken[rank] = compile_
-    return left
+class _Placed:
+    """The slots so far, found by the keys of their compiles: nothing is computed again for the next rank."""
 
+    def __init__(self) -> None:
+        self.slots: list[Slot] = []
+        self.numbers: list[dict[Hashable, list[int]]] = [{} for _ in _PASSES]
+        """For each pass: key -> numbers of the slots that hold a compile with it, in order."""
 
-def _by_key(slots: Sequence[Slot], key: _Key) -> dict[Hashable, Iterator[Slot]]:
-    """Key -> the slots that hold a compile of that key; iterators, so that each slot is tried once."""
-    found: dict[Hashable, list[Slot]] = {}
-    for slot in slots:
-        keys = set(map(key, slot.taken.values()))
-        for value in keys:
-            found.setdefault(value, []).append(slot)
-    return {value: iter(same) for value, same in found.items()}
+    def unmatched(self, rank: int, compiles: Sequence[_Keyed], number: int) -> list[_Keyed]:
+        """Put compiles into the first free slot with an equal key in that pass; return those without one."""
+        by_key: dict[Hashable, Iterator[int]] = {}
+        left: list[_Keyed] = []
+        for compile_, keys in compiles:
+            key = keys[number]
+            # Each slot is tried once: one that this rank has taken stays taken.
+            candidates = by_key.setdefault(key, iter(self.numbers[number].get(key, ())))
+            slot = find(candidates, lambda at: rank not in self.slots[at].taken)
+            if slot is None:
+                left.append((compile_, keys))
+            else:
+                self.put(slot, rank, compile_, keys)
+        return left
+
+    def add(self, rank: int, compile_: CompileDigest, keys: Sequence[Hashable]) -> None:
+        """A slot of its own."""
+        self.slots.append(Slot(compile_.phase, compile_.frame))
+        self.put(len(self.slots) - 1, rank, compile_, keys)
+
+    def put(self, slot: int, rank: int, compile_: CompileDigest, keys: Sequence[Hashable]) -> None:
+        self.slots[slot].taken[rank] = compile_
+        for numbers, key in zip(self.numbers, keys, strict=True):
+            found = numbers.setdefault(key, [])
+            at = bisect.bisect_left(found, slot)
+            if found[at : at + 1] != [slot]:
+                found.insert(at, slot)

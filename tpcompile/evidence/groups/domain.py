@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from tpcompile.evidence.groups.align import content
 from tpcompile.evidence.groups.by_group import ByGroup, Row
 from tpcompile.evidence.groups.by_rank import ByRank, Groups
 from tpcompile.evidence.iterables import grouped
@@ -18,6 +20,30 @@ Fetch = Callable[[int, int, Layer, str], Sequence[Item]]
 """(rank, compile index, layer, part) -> items; index -1 is the rank itself, for the environment."""
 
 
+class Compiles:
+    """The compiles of one rank, by what they are looked up by."""
+
+    def __init__(self, compiles: Iterable[CompileDigest]) -> None:
+        self.newest: dict[str, CompileDigest] = {}
+        """Frame -> the last compile of it."""
+        self.newest_like: dict[tuple[str, tuple[str, ...]], CompileDigest] = {}
+        """Frame and content -> the last compile of it."""
+        self.newest_called: dict[str, CompileDigest] = {}
+        """Compile id -> the last compile with it: ids start over after a reset."""
+        self._called: dict[tuple[str, str], list[CompileDigest]] = {}
+        for compile_ in compiles:
+            self.newest[compile_.frame] = compile_
+            self.newest_like[compile_.frame, content(compile_)] = compile_
+            self.newest_called[compile_.compile_id] = compile_
+            self._called.setdefault((compile_.frame, compile_.compile_id), []).append(compile_)
+
+    def before(self, compile_: CompileDigest, compile_id: str) -> CompileDigest | None:
+        """The newest earlier compile of the same frame with that id."""
+        called = self._called.get((compile_.frame, compile_id), [])
+        number = bisect.bisect_left(called, compile_.index, key=lambda one: one.index)
+        return called[number - 1] if number else None
+
+
 @dataclass
 class Domain:
     """Ranks that must agree."""
@@ -27,6 +53,8 @@ class Domain:
     fetch: Fetch
     allowed: Allowed = ()
     _known: dict[tuple[int, int, Layer, str], tuple[Item, ...]] = field(default_factory=dict)
+
+    _compiled: dict[int, Compiles] = field(default_factory=dict)
 
     def items(self, rank: int, index: int, layer: Layer, part: str = "") -> tuple[Item, ...]:
         """The items of a rank in one layer of one compile; fetched once."""
@@ -56,6 +84,12 @@ class Domain:
     def leaders(self, compiles: ByRank[CompileDigest], groups: Groups) -> ByGroup[Seen]:
         """One compile on the first rank of each group."""
         return ByGroup(Seen(self, ranks[0], compiles[ranks[0]]) for ranks in groups)
+
+    def compiled(self, rank: int) -> Compiles:
+        """The compiles of a rank, by what they are looked up by."""
+        if rank not in self._compiled:
+            self._compiled[rank] = Compiles(self.digests[rank].compiles)
+        return self._compiled[rank]
 
     def seen_by(self, rank: int) -> list[Seen]:
         """The compiles of a rank, in order."""

@@ -157,7 +157,7 @@ def _agrees(mode: str, layer: Layer, titles: Sequence[str], noted: str, *, is_ob
         status=status,
         expected="equal shapes, strides, dtypes" if layer == Layer.INPUTS else "equal",  # their values are data
         observed=f"{observed}{noted}",
-        details=tuple(titles),
+        details=tuple(dict.fromkeys(titles)),
     )
 
 

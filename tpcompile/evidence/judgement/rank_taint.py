@@ -15,7 +15,7 @@ from tpcompile.evidence.groups.align import Slot, align
 from tpcompile.evidence.groups.by_group import Items, Row
 from tpcompile.evidence.groups.by_rank import ByRank, Groups
 from tpcompile.evidence.groups.domain import Allowed, Domain, Fetch, by_domain, reason_for, sides
-from tpcompile.evidence.iterables import find, first, grouped, unlike
+from tpcompile.evidence.iterables import find, first, grouped, indexed, unlike
 from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.records import (
     Grade,
@@ -29,6 +29,7 @@ from tpcompile.evidence.records import (
     items_of,
     value_item,
 )
+from tpcompile.evidence.records.bounds import MAX_RANKS
 from tpcompile.evidence.text.phrases import listed, phrase
 
 RANK_VARIABLES = frozenset({
@@ -38,6 +39,7 @@ RANK_VARIABLES = frozenset({
 """Variables that differ between ranks by design: listed whenever traced code reads them, whatever their values."""
 
 _NUMBER = re.compile(r"(?<![\w.%#\[])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.\]])")
+_WHOLE_NUMBER = re.compile(r"-?[0-9]+")
 _STRING = re.compile(r"'[^']*'")
 _NUMBERS: Mapping[TaintKind, Callable[[RankDigest], int | None]] = {
     TaintKind.RANK: lambda digest: digest.rank,
@@ -113,7 +115,8 @@ class _Tainted:
         slots = align(self.ranks)
         reads = [self.read(seen) for seen in self.suspects("read") if not _is_setting(seen)]
         differing = itertools.chain(*map(self.constants, slots), *map(self.guards, slots))
-        observed = [_explained(taint, reads) for taint in differing]
+        asking = _Asking(reads)
+        observed = [asking.explained(taint) for taint in differing]
         left = unlike(reads, observed, lambda taint: (taint.kind, str(taint.line)))
         named = unlike(self.named(), observed, lambda taint: (taint.text, taint.line))
         return [*observed, *left, *named]
@@ -185,9 +188,10 @@ class _Tainted:
 
     def could_be_rank(self, value: str) -> bool:
         """False for a number that no rank has (a LoRA rank of 16); True for anything that is not a number."""
-        if not value.lstrip("-").isdigit():
+        if not _WHOLE_NUMBER.fullmatch(value):
             return True
-        return 0 <= int(value) < max(2, len(self.ranks), self.ranks[-1].rank + 1)
+        is_short = len(value) <= len(str(MAX_RANKS))
+        return is_short and 0 <= int(value) < max(2, len(self.ranks), self.ranks[-1].rank + 1)
 
     def suspects(self, what: str) -> list[ByRank[RankRead]]:
         """Suspects of one kind: for each text and line, the suspect of every rank that has it."""
@@ -217,24 +221,32 @@ def _is_setting(seen: ByRank[RankRead]) -> bool:
     return is_variable and not seen.differ(lambda read: read.value)
 
 
-def _explained(taint: Taint, reads: Sequence[Taint]) -> Taint:
-    """The taint with the kind, line and suggestion of the read that caused it."""
-    read = find(reads, lambda read: _is_asked_by(taint, read))
-    if read is None:
-        return taint
-    changes = {
-        "kind": read.kind,
-        "line": read.line,
-        "text": f"{taint.text}, from {read.text}",
-        "suggestion": read.suggestion,
-    }
-    return taint.model_copy(update=changes)
+class _Asking:
+    """Reads of the rank, by the line they are on and the variable they read; of several the first counts."""
 
+    def __init__(self, reads: Sequence[Taint]) -> None:
+        self.reads = reads
+        numbers = range(len(reads) - 1, -1, -1)
+        self.by_line = indexed(numbers, lambda number: str(reads[number].line))
+        self.by_variable = indexed(numbers, lambda number: reads[number].variable)
 
-def _is_asked_by(taint: Taint, read: Taint) -> bool:
-    """True for a read on the line of the taint, or of the variable that its guard compares."""
-    is_same_line = taint.line is not None and str(read.line) == str(taint.line)
-    return is_same_line or read.variable in {item.notes.get("variable") for _, item in items_of(taint.groups)}
+    def explained(self, taint: Taint) -> Taint:
+        """The taint with the kind, line and suggestion of the read that caused it."""
+        variables = [item.notes.get("variable") for _, item in items_of(taint.groups)]
+        asking = [self.by_variable.get(variable) for variable in variables if variable is not None]
+        if taint.line is not None:
+            asking.append(self.by_line.get(str(taint.line)))
+        numbers = [number for number in asking if number is not None]
+        if not numbers:
+            return taint
+        read = self.reads[min(numbers)]
+        changes = {
+            "kind": read.kind,
+            "line": read.line,
+            "text": f"{taint.text}, from {read.text}",
+            "suggestion": read.suggestion,
+        }
+        return taint.model_copy(update=changes)
 
 
 def _of_suspect(suspect: RankRead, grade: Grade, values: ByRank[str]) -> Taint:

@@ -12,7 +12,7 @@ from tpcompile.evidence.comparison.compare import Allowed, Fetch, compare, equal
 from tpcompile.evidence.compiles.normalised import hidden_check
 from tpcompile.evidence.digests.digest import environment_items, layer_items
 from tpcompile.evidence.digests.recompiles import recompile_causes
-from tpcompile.evidence.iterables import find, indexed
+from tpcompile.evidence.iterables import find, grouped, indexed
 from tpcompile.evidence.judgement import checks
 from tpcompile.evidence.judgement import leading as lead
 from tpcompile.evidence.judgement.rank_taint import find_taints
@@ -32,6 +32,7 @@ from tpcompile.evidence.records import (
 )
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.records.findings import ranks_of
+from tpcompile.evidence.text.ranks import named_ranks
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,11 @@ def conclude(
     judged = rules.judge(digests, divergences)
     taints: tuple[Taint, ...] = ()
     explained = [_explained(check, divergences) for check in problems]
-    found = [*reported, *(_absent_check(rules, rank, problems) for rank in absent), *explained]
+    seen = grouped(absent, lambda one: one.last_seen)
+    missing = [
+        _absent_check(rules, [one.rank for one in alike], last_seen, problems) for last_seen, alike in seen.items()
+    ]
+    found = [*reported, *missing, *explained]
     found += checks.ended_early(judged) if problems else judged
     if rules.taint != "off":
         taints = find_taints(digests, fetch, allowed=rules.allowed)
@@ -198,15 +203,15 @@ def fetch_from(records: Sequence[RankRecord]) -> Fetch:
     return fetch
 
 
-def _absent_check(rules: Rules, absent: Absent, problems: Sequence[Check]) -> Check:
-    """A consequence where a problem says why ranks do not progress, or end."""
+def _absent_check(rules: Rules, ranks: Sequence[int], last_seen: str, problems: Sequence[Check]) -> Check:
+    """Ranks that were seen last at the same place; a consequence where a problem says why ranks do not progress."""
     return Check(
         id=CheckId.REPORTED,
         mode=rules.modes[-1] if rules.modes else "",
         status=Status.FAIL,
         expected=f"a digest within {rules.timeout_s:g} s",
-        observed=f"rank {absent.rank} is missing; last seen {absent.last_seen}",
-        ranks=(absent.rank,),
+        observed=f"{named_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} missing; last seen {last_seen}",
+        ranks=tuple(ranks),
         is_consequence=any(map(_says_why, problems)),
     )
 

@@ -16,8 +16,8 @@ from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 
 _ISSUED = re.compile(
-    r"torch\.ops\.(?:_c10d_functional\.(?!wait_tensor)|tpcompile\.(?=all_reduce_))"
-    r"(\w+?)_?(?:\.default)?\((?:[^,]*)((?:, [^,]*)*)\)"
+    r"(?>.*?torch\.ops\.(?:_c10d_functional\.(?!wait_tensor)|tpcompile\.(?=all_reduce_))"
+    r"(\w+?)_?(?:\.default)?\()(?:[^,]*)((?:, [^,]*)*)\)"
 )
 _VIEW = re.compile(r"reinterpret_tensor\([^()]*(?:\([^()]*\)[^()]*)*\)")
 """A view of a buffer; its offset may depend on the rank."""
@@ -114,7 +114,7 @@ def _issued(items: Sequence[Item]) -> tuple[tuple[str, str], ...]:
     calls = []
     for item in items:
         code = _VIEW.sub("buf0", item.fields.get("code", ""))
-        match = _ISSUED.search(code)
+        match = _ISSUED.match(code)
         if match is not None:
             arguments = _BUFFER.sub("%", match[2])
             calls.append((match[1], arguments))

@@ -23,7 +23,7 @@ _CAUSES = {
     "matmul_precision": Cause.MATMUL_PRECISION,
 }
 """Prefix of a setting's name -> its cause; of several settings that differ, the first in this order is reported."""
-_GUARDED = re.compile(r"against (?P<state>\{.*\})")
+_GUARDED = re.compile(r"(?>.*?against )(?P<state>\{.*\})")
 _DEVICES = ("cpu", "cuda", "mtia", "maia", "xpu", "ipu", "hpu", "xla", "privateuse1", "mps")
 """at::autocast::_AUTOCAST_SUPPORTED_DEVICES, the order in which the state of autocast lists them."""
 _DTYPES = {5: "float16", 6: "float32", 7: "float64", 15: "bfloat16"}
@@ -38,7 +38,7 @@ def cause_of(setting: str) -> Cause:
 
 def settings_of(expression: str) -> dict[str, str]:
     """Setting -> value, from the guard `___check_global_state() against {...}`; empty for any other guard."""
-    match = _GUARDED.search(expression)
+    match = _GUARDED.match(expression)
     if match is None:
         return {}
     try:

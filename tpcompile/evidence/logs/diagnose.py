@@ -22,12 +22,13 @@ from tpcompile.evidence.iterables import find, first
 from tpcompile.evidence.judgement import checks
 from tpcompile.evidence.judgement.verdict import Rules, conclude
 from tpcompile.evidence.logs.domains import Domains, Mesh, Source, by_groups
-from tpcompile.evidence.logs.ends import LogEnd, endings, failed_everywhere, failed_first, log_ends
+from tpcompile.evidence.logs.ends import LogEnd, described, endings, failed_everywhere, failed_first, log_ends
 from tpcompile.evidence.logs.files import find_logs, unreadable
 from tpcompile.evidence.logs.issued import beside_the_graphs
 from tpcompile.evidence.logs.job import Job
 from tpcompile.evidence.logs.jobdigest import MAX_BYTES, JobDigest, Selection, select
 from tpcompile.evidence.logs.ranklog import LoggedCompile, RankLog, read_rank_log
+from tpcompile.evidence.logs.unpacked import unpacked
 from tpcompile.evidence.records import (
     Check,
     CheckId,
@@ -77,13 +78,20 @@ def diagnose(folders: Sequence[Path], question: Question | None = None) -> Verdi
     """Judge the logs of a job. Raises ConfigError, PreflightError."""
     question = question or Question()
     files = find_logs(folders, num_ranks=question.num_ranks)
-    logs = _read_all(files.paths)
+    with unpacked(files.paths) as plain:
+        logs = _read_all(plain.paths)
+        for rank in plain.cut:
+            logs[rank].facts.is_cut = True
+        return _judged(logs, question, files.left_out)
+
+
+def _judged(logs: ByRank[RankLog], question: Question, left_out: Sequence[str]) -> Verdict:
     world_size = _world_size(question, max(logs) + 1)
     missing = sorted(set(range(world_size)).difference(logs))
     ends = log_ends(logs, missing)
     incomplete = ends.where(lambda end: end.lacks)
     job = Job(logs, _domains(question, logs, missing), world_size=world_size, incomplete=frozenset(incomplete))
-    return _Diagnosis(job, question, ends, files.left_out).verdict()
+    return _Diagnosis(job, question, ends, left_out).verdict()
 
 
 def _read_all(paths: Mapping[int, Path]) -> ByRank[RankLog]:
@@ -225,7 +233,7 @@ class _Diagnosis:
         numbers = outcomes.map(lambda outcome: outcome[""])
         if not any(numbers.values()):
             return self.nothing_compiled()
-        observed = ", ".join(f"{number} on rank {rank}" for rank, number in numbers.items())
+        observed = ", ".join(f"{number} on {named_ranks(ranks)}" for ranks, number in numbers.sides())
         fail_types = set[str]().union(*outcomes.values())
         errors = sorted(fail_types - {""})
         if errors:
@@ -296,7 +304,7 @@ def _failed_alike(failed: Sequence[LoggedCompile]) -> Limit:
 
 def _lacking(lacking: ByRank[LogEnd]) -> Limit:
     text = f"not on {named_ranks(lacking.ranks)}; what is missing there was not observed"
-    note = _information(text, lacking.map(str).values(), id=CheckId.LOGS_COMPLETE)
+    note = _information(text, described(lacking), id=CheckId.LOGS_COMPLETE)
     more = f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""
     doubt = f"what was logged agrees, but the logs are incomplete: {lacking.first}{more}"
     return Limit(3, note.model_copy(update={"ranks": lacking.ranks}), doubt)
@@ -304,7 +312,7 @@ def _lacking(lacking: ByRank[LogEnd]) -> Limit:
 
 def _ended_badly(ends: ByRank[LogEnd]) -> Limit:
     doubt = f"the compiles agree; the cause is not in them. {endings(ends)}"
-    return Limit(0, _information("yes", ends.map(str).values(), id=CheckId.LOGS_COMPLETE), doubt)
+    return Limit(0, _information("yes", described(ends), id=CheckId.LOGS_COMPLETE), doubt)
 
 
 def _not_looked_into(num_left: int) -> list[Limit]:

@@ -6,20 +6,23 @@ data-parallel replicas have no common group in compiled code, and may compile di
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.iterables import grouped
+from tpcompile.evidence.records.bounds import MAX_RANKS
+from tpcompile.evidence.shortened import shortened
 from tpcompile.evidence.text.ranks import ranks_text
 
 DEFAULT_GROUP = "0"
 """Torch numbers its groups; the default group is the first, and every rank is in it."""
-_AXIS = re.compile(r"(?P<name>[^=]+)=(?P<size>0*[1-9]\d*)")
+_MAX_AXES = 16
+"""A longer mesh is a mistake."""
 
 
 class Source(Enum):
@@ -36,6 +39,11 @@ class Domain:
 
     name: str
     ranks: tuple[int, ...]
+
+    @functools.cached_property
+    def coordinates(self) -> dict[int, int]:
+        """Rank -> its place in the domain."""
+        return {rank: place for place, rank in enumerate(self.ranks)}
 
 
 @dataclass(frozen=True)
@@ -75,10 +83,17 @@ class Mesh:
 
 def parse_mesh(text: str, axis: str) -> Mesh:
     """`dp=2,tp=4` and `tp` -> mesh. Raises ConfigError."""
-    axes = [_parse_axis(part.strip(), text) for part in text.split(",")]
+    shown = shortened(text, at_most=100)
+    parts = text.split(",")
+    if len(parts) > _MAX_AXES:
+        raise ConfigError(f"--mesh {shown}: it has {len(parts)} axes, at most {_MAX_AXES} are read")
+    axes = [_parse_axis(part.strip(), shown) for part in parts]
     sizes = dict(axes)
     if len(sizes) < len(axes):
-        raise ConfigError(f"--mesh {text}: an axis is named twice")
+        raise ConfigError(f"--mesh {shown}: an axis is named twice")
+    num_ranks = math.prod(sizes.values())
+    if num_ranks > MAX_RANKS:
+        raise ConfigError(f"--mesh {shown}: it has {num_ranks:,} ranks; a job has at most {MAX_RANKS:,}")
     if axis not in sizes:
         given = axis or "(none)"
         choices = ", ".join(sizes)
@@ -87,10 +102,13 @@ def parse_mesh(text: str, axis: str) -> Mesh:
 
 
 def _parse_axis(part: str, mesh: str) -> tuple[str, int]:
-    match = _AXIS.fullmatch(part)
-    if match is None:
+    name, _, number = part.partition("=")
+    digits = number.lstrip("0")
+    if not name or not (digits.isascii() and digits.isdigit()):
         raise ConfigError(f"--mesh {mesh}: write it as dp=2,tp=4, outermost axis first")
-    return match["name"], int(match["size"])
+    if len(digits) > len(str(MAX_RANKS)):
+        raise ConfigError(f"--mesh {mesh}: an axis has {len(digits)} digits; a job has at most {MAX_RANKS:,} ranks")
+    return name, int(digits)
 
 
 class _Kind(Enum):
@@ -139,12 +157,21 @@ def _named(parts: Sequence[tuple[int, ...]]) -> tuple[Domain, ...]:
 
 def _connected(groups: Mapping[int, Sequence[str]]) -> list[tuple[int, ...]]:
     """Ranks that share a group, directly or through other ranks."""
-    part_of: dict[int, tuple[int, ...]] = {rank: (rank,) for rank in groups}
+    part_of: dict[int, list[int]] = {rank: [rank] for rank in groups}
     for ranks in _users(groups):
-        parts = dict.fromkeys(part_of[rank] for rank in ranks)
-        merged = tuple(itertools.chain.from_iterable(parts))
-        part_of |= dict.fromkeys(merged, merged)
-    return list(dict.fromkeys(part_of.values()))
+        for rank in ranks[1:]:
+            _join(part_of, ranks[0], rank)
+    by_first = {id(part): tuple(part) for part in part_of.values()}
+    return list(by_first.values())
+
+
+def _join(part_of: dict[int, list[int]], one: int, other: int) -> None:
+    """Make the parts of two ranks one: each rank changes its part only for one at least twice as large."""
+    small, large = sorted([part_of[one], part_of[other]], key=len)
+    if small is large:
+        return
+    large += small
+    part_of.update(dict.fromkeys(small, large))
 
 
 def _users(groups: Mapping[int, Sequence[str]]) -> list[list[int]]:
@@ -170,19 +197,11 @@ def roles_of(groups: Mapping[int, Sequence[str]]) -> dict[int, dict[str, str]]:
 
 def _roles(names: Sequence[str], shared: dict[str, str]) -> dict[str, str]:
     """The roles of one rank's groups; those that no earlier rank had are added to `shared`."""
-    mine: dict[str, str] = {}
-    known_first = sorted(names, key=lambda name: name not in shared)
-    for name in known_first:
-        role = shared.get(name) or _free_role(mine)
-        mine[name] = role
-        shared[name] = role
-    return mine
-
-
-def _free_role(mine: Mapping[str, str]) -> str:
-    """The first role that this rank has not given to a group yet."""
+    mine = {name: shared[name] for name in names if name in shared}
     taken = set(mine.values())
-    number = 0
-    while f"group#{number}" in taken:
-        number += 1
-    return f"group#{number}"
+    roles = (f"group#{number}" for number in itertools.count())
+    free = (role for role in roles if role not in taken)
+    for name in names:
+        if name not in mine:
+            mine[name] = shared[name] = next(free)
+    return mine

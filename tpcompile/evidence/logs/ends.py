@@ -34,7 +34,7 @@ class LogEnd:
     last: LoggedCompile | None = None
 
     def __str__(self) -> str:
-        if Lack.NO_LOG in self.lacks:
+        if self.is_missing:
             return f"rank {self.rank} {Lack.NO_LOG.value}"
         lacking = [lack.value for lack in self.lacks]
         lacks = " and ".join(lacking) or "is whole"
@@ -42,6 +42,11 @@ class LogEnd:
         if self.last is None:
             return ends
         return f"{ends}; its {self.last_compile}; its last record is of {self.ended}"
+
+    @property
+    def is_missing(self) -> bool:
+        """True for a rank without a log."""
+        return Lack.NO_LOG in self.lacks
 
     @property
     def last_compile(self) -> str:
@@ -58,6 +63,15 @@ def log_ends(logs: ByRank[RankLog], missing: Sequence[int]) -> ByRank[LogEnd]:
     """How the log of every rank ends; ranks in `missing` left no log."""
     lost = {rank: LogEnd(rank, (Lack.NO_LOG,)) for rank in missing}
     return ByRank({**logs.map(_end), **lost})
+
+
+def described(ends: ByRank[LogEnd]) -> list[str]:
+    """One line for each rank, and one for all that left no log: a job may have lost thousands."""
+    lost = ends.where(lambda end: end.is_missing)
+    lines = [str(end) for end in ends.without(lost).values()]
+    if len(lost) > 1:
+        return [*lines, f"{named_ranks(lost.ranks)} left no log: they never compiled anything, or their logs are lost"]
+    return [*lines, *map(str, lost.values())]
 
 
 def endings(ends: ByRank[LogEnd]) -> str:

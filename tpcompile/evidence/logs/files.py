@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
@@ -10,12 +11,14 @@ from pathlib import Path
 
 from tpcompile.errors import ConfigError, PreflightError
 from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.logs.unpacked import PACKED
+from tpcompile.evidence.records.bounds import MAX_RANKS
+from tpcompile.evidence.shortened import shortened
 from tpcompile.evidence.text.ranks import named_ranks
 
-PATTERN = "dedicated_log_torch_trace_*.log"
-MAX_RANK = 999_999
-"""A larger number in a file's name is no rank of any job."""
-_NAME = re.compile(r"^dedicated_log_torch_trace_rank_(?P<rank>\d+)(?:_.*)?\.log$")
+PATTERN = "dedicated_log_torch_trace_*.log*"
+_NAME = re.compile(r"dedicated_log_torch_trace_rank_(?P<rank>[0-9]+)(?:_.*)?\.log(?:\.gz)?")
+_ENDS = (".log", f".log{PACKED}")
 
 
 @dataclass(frozen=True)
@@ -33,38 +36,40 @@ def find_logs(folders: Sequence[Path], *, num_ranks: int = 0) -> LogFiles:
     Raises ConfigError for fewer than two ranks, unless the job is known to have had more: torch opens no log on a rank
     that compiles nothing. Raises it for two logs of one rank too: two jobs, or one that was restarted.
     """
-    found: dict[int, set[Path]] = {}
+    found: dict[int, dict[str, Path]] = {}
     left_out = []
     for path in _candidates(folders):
         rank, reason = _rank_of(path)
         if reason:
             left_out.append(f"{path.name} is left out: {reason}")
         else:
-            found.setdefault(rank, set()).add(path)
+            found.setdefault(rank, {}).setdefault(os.path.realpath(path), path)
     paths = ByRank(found)
     _check_one_job(paths)
     is_known_job = bool(paths) and num_ranks > 1
     if len(paths) < 2 and not is_known_job:
         raise ConfigError(_too_few(paths, folders))
-    return LogFiles(paths.map(min), tuple(left_out))
+    return LogFiles(paths.map(lambda files: min(files.values())), tuple(left_out))
 
 
 def _candidates(folders: Sequence[Path]) -> Iterator[Path]:
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"no directory at {folder}")
-        yield from sorted(path.resolve() for path in folder.rglob(PATTERN))
+        yield from sorted(folder.rglob(PATTERN))
 
 
 def _rank_of(path: Path) -> tuple[int, str]:
-    """The rank in a file's name, and why the file is not its log; empty when it is."""
-    match = _NAME.match(path.name)
+    """The rank in a file's name, or in that of a link to it, and why the file is not its log; empty when it is."""
+    match = _NAME.fullmatch(path.name)
+    if match is None and not path.name.endswith(_ENDS):
+        return -1, f"a log ends in {' or '.join(_ENDS)}: unpack or rename it"
     if match is None:
         return -1, "its name has no rank, torch opened it before init_process_group"
-    rank = int(match["rank"])
-    if rank > MAX_RANK:
-        return rank, f"{match['rank']} is not the rank of any job"
-    return rank, _unusable(path)
+    number = match["rank"].lstrip("0") or "0"
+    if len(number) > len(str(MAX_RANKS)) or int(number) >= MAX_RANKS:
+        return -1, f"{shortened(number, at_most=20)} is not the rank of any job, which has at most {MAX_RANKS:,}"
+    return int(number), _unusable(path)
 
 
 def _unusable(path: Path) -> str:
@@ -78,18 +83,18 @@ def _unusable(path: Path) -> str:
     return f"it is {kind}, not a file"
 
 
-def _check_one_job(paths: ByRank[set[Path]]) -> None:
+def _check_one_job(paths: ByRank[dict[str, Path]]) -> None:
     several = paths.where(lambda files: len(files) > 1)
     if not several:
         return
-    shown = ", ".join(map(str, sorted(several.first)[:3]))
+    shown = ", ".join(map(str, sorted(several.first.values())[:3]))
     raise ConfigError(
         f"more than one log of {named_ranks(several.ranks)} ({shown}): two jobs, or one that was "
         "restarted; give the logs of one run only"
     )
 
 
-def _too_few(paths: ByRank[set[Path]], folders: Sequence[Path]) -> str:
+def _too_few(paths: ByRank[dict[str, Path]], folders: Sequence[Path]) -> str:
     found = f"only that of rank {paths.ranks[0]}" if paths else "none"
     return (
         f"need the trace logs of two ranks, found {found} in {', '.join(map(str, folders))}; "

@@ -119,7 +119,7 @@ class JobDigest:
             rank=log.rank,
             world_size=self.world_size,
             domain=domain.name,
-            coordinate=domain.ranks.index(log.rank),
+            coordinate=domain.coordinates[log.rank],
             environment=(("torch", log.torch_version or "a version that does not log itself"),),
             compiles=compiles,
             is_cut=member.is_incomplete,

@@ -45,12 +45,14 @@ from tpcompile.evidence.text.normalise import GroupRoles
 
 _GRAPHS = frozenset({"dynamo_output_graph", "aot_forward_graph", "aot_inference_graph", "aot_backward_graph"})
 _GROUP = re.compile(
-    rb"((?:torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem|_dtensor)\.(?!wait_tensor)(?P<op>\w+)[\w.]*\([^'\"\n]*"
-    rb"(?:['\"]\w*['\"][^'\"\n]*,\s*)?)['\"])(?P<group>[^'\"\n]*)(?=['\"]\))"
+    rb"((?:torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem|_dtensor)\.(?!wait_tensor)(?P<op>\w++)(?:\.\w++)?+\("
+    rb"(?:(?!torch\.ops\.)[^'\"\n])*+(?:['\"]\w*['\"][^'\"\n]*,\s*)?)['\"])(?P<group>[^'\"\n]*)(?=['\"]\))"
 )
-_OF_ONE = re.compile(rb"\.(?:all_gather|reduce_scatter)[^(]*\(.*, 1, ['\"]$")
+_HAVE_SIZE = (b"all_gather", b"reduce_scatter")
 """A call with the size of its group as an argument, 1; a reduction has no such argument."""
-_GROUP_GUARD = re.compile(rb"(_name(?:(?<=group_name)|(?<=pg_name))\S* == ')(?P<group>[^'\n]*)(?=')")
+_GROUP_GUARD = re.compile(
+    rb"(_name(?:(?<=group_name)|(?<=pg_name))(?:(?!group_name|pg_name)\S)*+ == ')(?P<group>[^'\n]*)(?=')"
+)
 
 
 def _prefix(match: re.Match[bytes]) -> bytes:
@@ -62,7 +64,10 @@ _BY_NATURE: tuple[tuple[bytes, re.Pattern[bytes], bytes | Callable[[re.Match[byt
     (b"Guard latency = ", re.compile(rb"Guard latency = [^\n]*"), b"Guard latency"),
     (
         b"___check_",
-        re.compile(rb"(___check_(?:obj_id|type_id|fake_script_type)\([^\n]*?), \d+\)(?=, type=|[ ]*(?:#|\n|$))"),
+        re.compile(
+            rb"(___check_(?:obj_id|type_id|fake_script_type)\((?:(?!___check_)[^\n])*?), \d+\)"
+            rb"(?=, type=|[ ]*(?:#|\n|$))"
+        ),
         _prefix,
     ),
     (b"0x", re.compile(rb"(?<!\w)0x[0-9a-fA-F]{5,}\b"), b"0x"),
@@ -357,7 +362,8 @@ def _numbered(compile_: LoggedCompile, payload: bytes) -> tuple[bytes, list[tupl
     def call(match: re.Match[bytes]) -> bytes:
         group = match["group"].decode(errors="replace")
         issued.append((match["op"].decode(), group))
-        if _OF_ONE.search(match[1]):
+        has_size = match["op"].startswith(_HAVE_SIZE)
+        if has_size and match[1][:-1].endswith(b", 1, "):
             compile_.alone.add(group)
         return place_of(match)
 

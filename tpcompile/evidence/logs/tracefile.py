@@ -26,6 +26,8 @@ _HEAD = re.compile(
 _NEXT = re.compile(rb'\n(?=[A-Z]\d{4} [\d:.]+ \d+ .*?\] \{"[^"\n]+")')
 _PAYLOAD_LINE = re.compile(rb"^\t(.*)", re.MULTILINE)
 _BLOCK_BYTES = 1 << 16
+_RECORD_BYTES = 1 << 11
+"""Read first of a record whose place is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,16 @@ def _events(records: Iterable[Record]) -> Iterator[TraceEvent]:
 
 def _record_at(file: BinaryIO, place: int) -> Record:
     file.seek(place)
-    return _record(*next(_heads(file)))
+    text = b""
+    while block := file.read(max(_RECORD_BYTES, len(text))):
+        text += block
+        end = _NEXT.search(text)
+        if end is not None:  # most records are far smaller than the blocks of a whole pass
+            text = text[: end.start()]
+            break
+    head = _HEAD.match(text)
+    assert head is not None, "a record was read there before"
+    return _record(place, head)
 
 
 def _heads(file: BinaryIO) -> Iterator[tuple[int, re.Match[bytes]]]:

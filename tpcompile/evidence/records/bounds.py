@@ -13,6 +13,8 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, Valida
 
 MAX_BYTES = 8 << 20
 """torch's TCPStore cuts the connection of a client that sends a longer value (2.11 and 2.13)."""
+MAX_RANKS = 1 << 17
+"""Ranks that a job has at most, 131,072: a larger number in a file or on a command line is a mistake."""
 _WORLD_SIZE = "world_size"
 
 
@@ -24,7 +26,8 @@ def _of_this_job(rank: int, info: ValidationInfo) -> int:
     return rank
 
 
-Rank = Annotated[int, AfterValidator(_of_this_job)]
+Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS), AfterValidator(_of_this_job)]
+WorldSize = Annotated[int, Field(ge=1, le=MAX_RANKS)]
 Number = Annotated[int, Field(ge=0, lt=1 << 63)]
 """A count, or a number that is counted up."""
 Seconds = Annotated[float, Field(allow_inf_nan=False)]

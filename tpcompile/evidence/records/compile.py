@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Item, Layer, UserLine, lines_of
+from tpcompile.evidence.records.bounds import Rank, WorldSize
 
 
 class Node(Frozen):
@@ -290,8 +291,8 @@ class RankRecord(Frozen):
     """All evidence of one rank."""
 
     schema_version: int = SCHEMA_VERSION
-    rank: int
-    world_size: int
+    rank: Rank
+    world_size: WorldSize
     domain: str = "tp"
     """Symmetry domain: ranks with the same text must agree."""
     coordinate: int = 0

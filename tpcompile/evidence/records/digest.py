@@ -160,10 +160,6 @@ class RankDigest(Frozen):
         """Compiles of a frame, in order."""
         return [compile_ for compile_ in self.compiles if compile_.frame == frame]
 
-    def called(self, compile_id: str) -> list[CompileDigest]:
-        """Compiles with that id, in order: ids start over after a reset."""
-        return [compile_ for compile_ in self.compiles if compile_.compile_id == compile_id]
-
     def breaks_in(self, phase: str) -> list[GraphBreak]:
         """Graph breaks of a phase."""
         return [found for where, found in self.breaks if where == phase]

@@ -10,7 +10,8 @@ from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.comments import stack_lines
 from tpcompile.evidence.text.lines import innermost_own, is_library
 
-_AT = re.compile(r"Graph break in user code at (?P<file>.+):(?P<line>\d+)")
+_AT = re.compile(r"Graph break in user code at (?P<file>.{1,1000}):(?P<line>\d+)")
+"""A path is shorter; without a bound the search would be quadratic in the length of a line."""
 _REASON = re.compile(r"Graph Break Reason: (?P<reason>.*)")
 
 

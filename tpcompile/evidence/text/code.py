@@ -11,15 +11,15 @@ from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.normalise import GroupRoles
 
 _AOT_ID = re.compile(r"# AOT ID: \['\d+_(?P<phase>forward|backward|inference)'\]")
-_DEFINITION = re.compile(
-    r"^(?P<name>\w+) = async_compile\.(?P<kind>\w+)\((?P<body>.*?'''.*?'''.*?)^(?=\S|$)", re.MULTILINE | re.DOTALL
-)
-_COMMENT = re.compile(r"^\s*#(?!include|pragma|define|if|else|endif).*$", re.MULTILINE)
-_TRAILING_COMMENT = re.compile(r"\s+# (?:reuse|Topologically|kernel path|unbacked).*$", re.MULTILINE)
+_DEFINITION = re.compile(r"^(?P<name>\w+) = async_compile\.(?P<kind>\w+)\(", re.MULTILINE)
+_QUOTES = "'''"
+_NEXT_STATEMENT = re.compile(r"^(?=\S|$)", re.MULTILINE)
+_COMMENT = re.compile(r"^[^\S\n]*#(?!include|pragma|define|if|else|endif).*$", re.MULTILINE)
+_TRAILING_COMMENT = re.compile(r"(?<![^\S\n])[^\S\n]++# (?:reuse|Topologically|kernel path|unbacked).*$", re.MULTILINE)
 _INCLUDE = re.compile(r'#include "[^"]*"')
 _GUARD_CALL = re.compile(r"((?:_DeviceGuard|set_device|get_raw_stream|_getCurrentRawStream|synchronize)\()\d+\)")
 _STREAM = re.compile(r"\bstream\d+\b")
-_PROPERTIES_INDEX = re.compile(r"(DeviceProperties\([^)]*?\bindex=)\d+")
+_PROPERTIES_INDEX = re.compile(r"(DeviceProperties\([^()]*?\bindex=)\d+")
 _DEVICE_ARGUMENT = re.compile(r"(\bdevice(?:_index)?=)\d+\b")
 _RANDOM = re.compile(r"(\balloc_id=)\d+\b")
 """Inductor draws one for each buffer in symmetric memory, torch 2.11 and 2.13."""
@@ -30,9 +30,9 @@ _REDUCED = re.compile(r"_c10d_functional\.all_reduce_(?:\.default)?\((?P<buffer>
 _FREED = re.compile(r"^\s*(?:\w+ = \w+; )?del (?P<name>\w+)$")  # reusing a tensor's memory does not read it
 _NAME = re.compile(r"\b\w+\b")
 _SYMBOL = re.compile(r"^\s*(?P<symbol>s\d+) = (?P<argument>\w+)$")
-_ARGUMENTS = re.compile(r"^(?P<indent>\s*)(?P<names>\w.*?),? = args$", re.MULTILINE)
+_ARGUMENTS = re.compile(r"^(?P<indent>[^\S\n]*)(?P<names>\w.*?),? = args$", re.MULTILINE)
 _NUMBERED = re.compile(r"^(?:primals_\d+|arg\d+_\d+)$")
-_RETURN = re.compile(r"^(?P<indent>\s*)return \((?P<names>.*?),? *\)$")
+_RETURN = re.compile(r"^(?P<indent>\s*)return \((?P<names>.*)\)$")
 _START = "async_compile = AsyncCompile()"
 
 
@@ -45,13 +45,36 @@ def parse_kernels(code: str, *, roles: GroupRoles) -> tuple[str, tuple[Kernel, .
     phase = "backward" if phases[:1] == ["backward"] else "forward"
     _, _, started = code.partition(_START)
     body, *_ = _END.split(started or code, maxsplit=1)
+    definitions, rest = _definitions(body)
     kernels = [
-        Kernel(phase=phase, name=m["name"], kind=m["kind"], code=_clean(m["body"], roles))
-        for m in _DEFINITION.finditer(body)
+        Kernel(phase=phase, name=head["name"], kind=head["kind"], code=_clean(source, roles))
+        for head, source in definitions
     ]
-    wrapper = without_unused_symbols(_clean(_DEFINITION.sub("", body), roles))
+    wrapper = without_unused_symbols(_clean(rest, roles))
     kernels.append(Kernel(phase=phase, name="call", kind="call", code=wrapper))
     return phase, tuple(kernels)
+
+
+def _definitions(body: str) -> tuple[list[tuple[re.Match[str], str]], str]:
+    """The head of every kernel's definition, each with its source; and the code without them.
+
+    A definition holds one text in triple quotes, and ends before the next line that is not indented.
+    """
+    found = []
+    rest = []
+    read = 0
+    for head in _DEFINITION.finditer(body):
+        if head.start() < read:
+            continue  # a line of the source before
+        opened = body.find(_QUOTES, head.end())
+        closed = body.find(_QUOTES, opened + len(_QUOTES))
+        end = _NEXT_STATEMENT.search(body, closed + len(_QUOTES))
+        if opened < 0 or closed < 0 or end is None:
+            break  # no later one is whole either
+        found.append((head, body[head.end() : end.start()]))
+        rest.append(body[read : head.start()])
+        read = end.start()
+    return found, "".join([*rest, body[read:]])
 
 
 def overwritten_reads(wrapper: str) -> tuple[int, ...]:
@@ -118,7 +141,8 @@ def _without_names(line: str, left_out: set[str]) -> str:
 
 
 def _remaining(found: re.Match[str], left_out: set[str]) -> str:
-    names = [name for name in found["names"].split(", ") if name not in left_out]
+    listed = found["names"].rstrip(" ").removesuffix(",")
+    names = [name for name in listed.split(", ") if name not in left_out]
     return ", ".join(names)
 
 

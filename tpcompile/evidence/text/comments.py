@@ -9,6 +9,7 @@ from tpcompile.evidence.records import UserLine
 
 _COMMENTED = re.compile(r"(?P<code>(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^'\"])*? )#(?P<comment>.*)", re.DOTALL)
 """Code, whose string literals may hold a `#`, and the comment after it."""
+_NEXT_COMMENT = re.compile(r"(?<!\s)\s{2,}+# ")
 _PLACE = re.compile(r"^(?P<file>\S+?):(?P<line>\d+) in (?P<function>\S+)")
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s+(?P<code>.*)')
 
@@ -18,7 +19,7 @@ def split_comments(text: str) -> tuple[str, list[str]]:
     match = _COMMENTED.match(text)
     if match is None:
         return text, []
-    return match["code"].rstrip(), [part.strip() for part in re.split(r"\s{2,}# ", match["comment"])]
+    return match["code"].rstrip(), [part.strip() for part in _NEXT_COMMENT.split(match["comment"])]
 
 
 def comment_line(comments: Sequence[str]) -> UserLine | None:

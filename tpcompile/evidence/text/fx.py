@@ -23,9 +23,11 @@ S = TypeVar("S", bound=ast.stmt)
 Located = ast.stmt | ast.expr | ast.arg
 """A part of the syntax tree that has a line number."""
 _OPERATOR = re.compile(r" (\*\*?|//?|[+%-]) ")
-_FILE_COMMENT = re.compile(r"#.*?\bFile: (?P<file>.+?):(?P<line>\d+) in (?P<function>\S+), code: (?P<code>.*)$")
+_FILE_COMMENT = re.compile(
+    r"(?>[^#]*#.*?\bFile: )(?>(?P<file>.+?):(?P<line>\d+) in )(?P<function>\S+), code: (?P<code>.*)$"
+)
 _NO_STACK = re.compile(r"# No stacktrace found")
-_CLASS_NAME = re.compile(r"^(\s*class )\S+?\(", re.MULTILINE)
+_CLASS_NAME = re.compile(r"^([^\S\n]*class )\S+?\(", re.MULTILINE)
 _STATEMENT = re.compile(r"^(?P<head>\s*\w+(?:\s*:\s*\"[^\"]*\")?\s*=\s*)(?P<value>.*?)(?:;  [\w =]*= None)?$")
 _NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 _SYMBOL_VALUE = re.compile(r"^Sym\((\w+)\)$")
@@ -100,7 +102,7 @@ def _unparsed(source: str) -> Iterator[Node]:
     """One node per line of the text, comments left out."""
     line = None
     for text in normalise.stripped_lines(source):
-        if match := _FILE_COMMENT.search(text):
+        if match := _FILE_COMMENT.match(text):
             line = line_of(match)
         elif not text.startswith("#"):
             args = (normalise.generic(text),)
@@ -113,7 +115,7 @@ def _user_lines(source: str) -> list[UserLine | None]:
     lines: list[UserLine | None] = [None]
     for text in source.splitlines():
         begins_anew = text.lstrip().startswith(("def ", "class "))
-        if match := _FILE_COMMENT.search(text):
+        if match := _FILE_COMMENT.match(text):
             current = line_of(match)
         elif begins_anew or _NO_STACK.search(text):
             current = None

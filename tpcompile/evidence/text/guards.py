@@ -18,7 +18,7 @@ from tpcompile.evidence.text.normalise import GroupRoles
 
 _GUARD = re.compile(r"^(?P<bars>[| ]*)\+- (?P<type>\w+): (?P<rest>.*)$")
 _MANAGER = re.compile(r"^(?P<bars>[| ]*)\+- \w*Manager\b.*?: source=(?P<source>.*?), accessed_by=")
-_ID_CALL = re.compile(r"(___check_(?:obj_id|type_id|fake_script_type)\(.*?), \d+\)(?=, type=|\s*$)")
+_ID_CALL = re.compile(r"(___check_(?:obj_id|type_id|fake_script_type)\((?:(?!___check_).)*?), \d+\)(?=, type=|\s*$)")
 _COMPARING = frozenset({"EQUALS_MATCH", "CONSTANT_MATCH", "TRUE_MATCH", "FALSE_MATCH", "LENGTH_CHECK", "LAMBDA_GUARD",
                         "NONE_MATCH", "NOT_NONE_MATCH", "DICT_KEYS_MATCH", "SEQUENCE_LENGTH"})  # fmt: skip
 _COMPARED = re.compile(r"^(?P<subject>.+?) (?:==|is) (?P<value>\S.*)$")
@@ -28,15 +28,14 @@ _ELEMENT = re.compile(r"^list\((?P<keys>dict\.keys\()?(?P<container>[^()]+)\)?\)
 _VARIABLE = re.compile(r"(?:\.environ|\['environ'\])(?:\._data)?\[b?'(?P<name>[^']+)'\]")
 """An environment variable, also where `environ` was imported by `from os import *`."""
 _TENSOR_PARTS = re.compile(
-    r"DispatchKeySet\((?P<keys>[^)]*)\).*?requires_grad=(?P<requires_grad>\w+)"
+    r"(?>.*?DispatchKeySet\((?P<keys>[^()]*)\))(?>.*?requires_grad=)(?P<requires_grad>\w+)"
     r"(?:, size=\[(?P<size>[\w, ]*)\](?:, stride=\[(?P<stride>[\w, ]*)\])?)?"
 )
 _HOOK_ID = re.compile(r"(___dict_contains\()\d+(?=, \S*_hooks\w*\)$)")
 """The handle of a hook is a number that the process counts up over all modules."""
-_TENSOR_DEVICE = re.compile(r"(check_tensor\(.*?\bdevice=)\d+")
-_TYPE_SUFFIX = re.compile(r"\), type=(<.*>)\s*$")
+_TENSOR_DEVICE = re.compile(r"(check_tensor\((?:(?!check_tensor\().)*?\bdevice=)\d+")
 _OFFSET_BOUND = re.compile(r"^\d+ <= [LG]\[\S*\.storage_offset\(\)(?=\s*(?:#|$))")
-_GROUP_EQUALS = re.compile(r"^(.*(?:group_name|pg_name)\S* == )'([^']*)'$")
+_GROUP_EQUALS = re.compile(r"^(.*(?:group_name|pg_name)(?:(?!group_name|pg_name)\S)*+ == )'([^']*)'$")
 
 
 def parse_guards(text: str, *, roles: GroupRoles, files: Iterable[str] = ()) -> tuple[Guard, ...]:
@@ -87,8 +86,9 @@ def _expression(text: str, roles: GroupRoles) -> str:
     text = _TENSOR_DEVICE.sub(r"\1INDEX", text)
     if match := _GROUP_EQUALS.match(text):
         text = f"{match[1]}group:{roles(match[2])}"
-    if match := _TYPE_SUFFIX.search(text):
-        text = text[: match.start()] + f"), type={normalise.objects(match[1])}"
+    check, type_is, type_ = text.partition("), type=")
+    if type_.startswith("<") and type_.endswith(">"):
+        text = f"{check}{type_is}{normalise.objects(type_)}"
     return normalise.generic(normalise.sets(text))
 
 
@@ -100,7 +100,7 @@ def parts_of(guard: Guard) -> dict[str, str]:
     guard that two names are one object. Properties of a checked tensor.
     """
     if guard.type == "TENSOR_MATCH":
-        properties = _TENSOR_PARTS.search(guard.expression)
+        properties = _TENSOR_PARTS.match(guard.expression)
         return properties.groupdict(default="") if properties else {}
     if alias := _IS.match(guard.expression):
         return alias.groupdict()

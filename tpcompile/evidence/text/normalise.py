@@ -7,31 +7,30 @@ the user's is kept, because a digest without it would not see a difference in it
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{5,}\b")
 _DEVICE = re.compile(r"\b(cuda|xpu|hip|mtia|npu):\d+\b")
 _DEVICE_CALL = re.compile(r"device\(type='(\w+)', index=\d+\)")
 _CODE_OBJECT = re.compile(r"<code object (\S+) at \S+, file \"[^\"]*\", line \d+>")
-_MODULE = re.compile(r"<module '([^']*)'(?: from '[^']*')?(?: \([^)]*\))?>")
-_AT_ADDRESS = re.compile(r"\s+at 0x[0-9a-fA-F]+")
-_WRAPPED_ERROR = re.compile(r"\bgot \w*(?:Error|Exception)\((?P<quote>['\"])(?P<says>.*?)(?:\\n|(?P=quote)\))")
+_MODULE = re.compile(r"<module '([^']*)'(?: from '[^']*')?(?: \([^()]*\))?>")
+_AT_ADDRESS = re.compile(r"(?<!\s)\s++at 0x[0-9a-fA-F]+")
+_WRAPPED_ERROR = re.compile(
+    r"(?s:(?>.*?\bgot \w*(?:Error|Exception)\((?P<quote>['\"])))(?P<says>.*?)(?:\\n|(?P=quote)\))"
+)
 _DYNAMO_COUNTER = re.compile(
     r"\b(__builtins_dict__|__compiled_fn|__resume_at|__optimizer|__nested_fn|torch_obj)_+\d+(?:_\w+)?"
 )
 _GLOBAL_BY_ID = re.compile(r"_\d{6,}_c(?:!?\d+/)*\d+\b")  # `___check_opaque_guard_fn_140115977097824_c0/0`
 _DTENSOR_SPEC = re.compile(r"(__dtensor_spec_)\d+")
 _FOLDED = re.compile(r"^(\w+?)_\d+$")
-_QUOTED_OR_BRACE = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\{")
-_QUOTED_OR_MARK = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[(\[{}\]):,]")
-_NESTING = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
-"""Bracket -> by how much it changes the depth."""
+_QUOTED_OR_MARK = re.compile(r"'(?:[^'\\]|\\.)*+(?:'|\\?\Z)|\"(?:[^\"\\]|\\.)*+(?:\"|\\?\Z)|[(\[{}\]):,]", re.DOTALL)
+_MAX_DEPTH = 100
+"""Brackets inside each other; text with more of them is left as it is."""
 _SYMBOL = re.compile(r"\b(zu?f|[su])(\d+)\b(?!\[)")  # `u8[4]` is a dtype, not a symbol
-_FUNCTIONAL_GROUP = re.compile(
-    r"(torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem|_dtensor|tpcompile\.all_reduce_\w+)\.[\w.]+"
-    r"\(.*?,\s*)(['\"])([^'\"]*)\2\)"
-)
+_COLLECTIVE = r"torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem|_dtensor|tpcompile\.all_reduce_\w+)\.\w++"
+_FUNCTIONAL_GROUP = re.compile(rf"({_COLLECTIVE}(?:\.\w++)?+\((?:(?!{_COLLECTIVE}).)*?,\s*)(['\"])([^'\"]*)\2\)")
 
 
 def device(text: str) -> str:
@@ -55,45 +54,53 @@ def sets(text: str) -> str:
     """Sort the elements of set displays: their order depends on the hash seed and on the ids of objects."""
     if "{" not in text:
         return text
-    out, start = [], 0
-    while match := _QUOTED_OR_BRACE.search(text, start):
-        items, end = _display(text, match.start()) if match[0] == "{" else (None, 0)
-        if items is None:  # a string, a dict, whose order counts, or not a display
-            out.append(text[start : match.end()])
-            start = match.end()
+    brackets = [_Bracket("")]
+    read = 0
+    for token in _QUOTED_OR_MARK.finditer(text):
+        brackets[-1].add(text[read : token.start()])
+        read = token.end()
+        mark = token[0]
+        if mark in ("(", "[", "{"):
+            brackets.append(_Bracket(mark))
+        elif mark in (")", "]", "}") and len(brackets) > 1:
+            closed = brackets.pop()
+            brackets[-1].add(closed.text(mark))
         else:
-            elements = sorted(sets(item) for item in items)
-            out += [text[start : match.start()], "{", ", ".join(elements), "}"]
-            start = end
-    return "".join(out) + text[start:]
+            brackets[-1].take(mark)
+        if len(brackets) > _MAX_DEPTH:
+            return text
+    brackets[-1].add(text[read:])
+    return "".join(bracket.text("") for bracket in brackets)
 
 
-def _display(text: str, start: int) -> tuple[list[str] | None, int]:
-    """Elements of the set display that opens at `start`, None where it is not one; and where to read on."""
-    begin, items = start + 1, []
-    for token in _delimiters(text, start):
-        mark = token[0]
-        if mark == ":":
-            return None, token.start()
-        items.append(text[begin : token.start()].strip())
-        begin = token.end()
-        if mark != ",":
-            is_set = mark == "}" and all(items)
-            return (items if is_set else None), begin
-    return None, len(text)
+class _Bracket:
+    """What is read since a bracket that is still open, or since the beginning of the text."""
 
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+        self.elements: list[list[str]] = [[]]
+        """The pieces of each element, separated by commas."""
+        self.has_colon = False
 
-def _delimiters(text: str, start: int) -> Iterator[re.Match[str]]:
-    """Commas and colons directly inside the bracket that opens at `start`, then the bracket that closes it."""
-    depth = 0
-    for token in _QUOTED_OR_MARK.finditer(text, start):
-        mark = token[0]
-        depth += _NESTING.get(mark, 0)
-        if depth == 0:
-            yield token
+    def add(self, piece: str) -> None:
+        self.elements[-1].append(piece)
+
+    def take(self, token: str) -> None:
+        """A comma, a colon, a quoted text, or a bracket that closes none."""
+        if token == ",":
+            self.elements.append([])
             return
-        if depth == 1 and mark in (",", ":"):
-            yield token
+        self.has_colon |= token == ":"
+        self.add(token)
+
+    def text(self, end: str) -> str:
+        """All of it, up to the mark that closes it; the elements of a set display in order."""
+        elements = list(map("".join, self.elements))
+        stripped = [element.strip() for element in elements]
+        is_closed = self.mark + end == "{}"
+        if is_closed and all(stripped) and not self.has_colon:
+            return "{" + ", ".join(sorted(stripped)) + "}"
+        return self.mark + ",".join(elements) + end
 
 
 @lru_cache(maxsize=4096)
@@ -133,10 +140,13 @@ class GroupRoles:
 
     def __init__(self, roles: Mapping[str, str]) -> None:
         self._roles = dict(roles)
+        self._num_unknown = self._count_unknown()
 
     def __call__(self, name: str) -> str:
-        unknown = sum(role.startswith("group#") for role in self._roles.values())
-        return self._roles.setdefault(name, f"group#{unknown}")
+        if name not in self._roles:
+            self._roles[name] = f"group#{self._num_unknown}"
+            self._num_unknown += 1
+        return self._roles[name]
 
     @property
     def items(self) -> tuple[tuple[str, str], ...]:
@@ -146,6 +156,10 @@ class GroupRoles:
     def meet(self, other: GroupRoles) -> None:
         """Add the names that the other has seen."""
         self._roles |= other._roles
+        self._num_unknown = self._count_unknown()
+
+    def _count_unknown(self) -> int:
+        return sum(role.startswith("group#") for role in self._roles.values())
 
     def in_calls(self, text: str) -> str:
         """Replace the group argument of functional collectives in generated code."""
@@ -167,7 +181,7 @@ def error(text: str) -> str:
     headline = "".join(lines[:1])
     if headline.endswith(":"):
         return generic(" ".join(lines[:2]))
-    wrapped = _WRAPPED_ERROR.search(text)
+    wrapped = _WRAPPED_ERROR.match(text)
     if wrapped:
         headline += f": {wrapped['says']}"
     return generic(headline)

@@ -76,19 +76,21 @@ _TENSOR = re.compile(
     r"(?P<what>size|stride|dtype|requires_grad|rank|device index|dispatch key set) mismatch(?: at index (?P<dim>\d+))?"
     r"(?:\. [Ee]xpected (?:device index to be |requires_grad=)?(?P<expected>.*?)(?:, (?:actual|got) (?P<actual>.*))?)?$"
 )
-_MARK = re.compile(r"^(?=.*(?:dynamo_dim_marking|_dynamo_))(?:.*?hasattr\((?P<source>[^,]+),)?")
-_SIZE_OF = re.compile(r"^(?=(?P<expected>.*)$).*?(?P<source>[\w.\[\]']+)\.(?:size|stride)\(\)\[(?P<dim>\d+)\]")
+_MARK = re.compile(r"^(?=.*(?:dynamo_dim_marking|_dynamo_))(?:(?>.*?hasattr\()(?P<source>[^,]+),)?")
+_SIZE_OF = re.compile(
+    r"^(?=(?P<expected>.*)$).*?(?<![\w.\[\]'])(?P<source>[\w.\[\]']+)\.(?:size|stride)\(\)\[(?P<dim>\d+)\]"
+)
 _STATE = re.compile(r"^GLOBAL_STATE changed:\s*(?P<expected>.*)$")
 _LENGTH = re.compile(r"^len\((?P<source>.+?)\) (?:==|!=|>=|<=) (?P<expected>\d+)$")
-_KEYS_OF = re.compile(r"dict\.keys\((?P<source>[^)]+)\)")
-_HOLDER = re.compile(r"___dict_contains\(.*, (?P<source>[^)]+)\)")
+_KEYS_OF = re.compile(r"^(?>.*?dict\.keys\()(?P<source>[^)]+)\)")
+_HOLDER = re.compile(r"^(?>.*?___dict_contains\().*, (?P<source>(?:(?!, )[^)])+)\)")
 _EQUALS = re.compile(r"^(?!___)(?P<source>[^=<>!]+?) (?:==|is) (?P<expected>.+)$")
 _DUPLICATE = re.compile(r"^Duplicate tensors found: (?P<source>.*)$")
 _TENSOR_TYPE = re.compile(
-    r"expected type of '(?P<source>[^']*)' to be (?P<expected>.*?)(?:, '|,)? but found (?P<actual>.*)$"
+    r"^(?>.*?expected type of ')(?P<source>[^']*)' to be (?P<expected>.*?)(?:, '|,)? but found (?P<actual>.*)$"
 )
 _CALLED = re.compile(r"^___check_(?P<what>\w+)\((?P<source>[^,)]+)")
-_NUMBER = re.compile(r"^-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)$")
+_NUMBER = re.compile(r"^-?(?:\d+(?:\.\d*)?(?:e[+-]?\d+)?|inf|nan)$")
 _OBJECT_ID = re.compile(r", \d{6,}\)")
 _PLAIN = re.compile(r"^<class '(?:int|float|bool|complex|str|NoneType|list|tuple|dict)'>$")
 _INT = re.compile(r"^-?\d+$")
