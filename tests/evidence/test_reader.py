@@ -16,7 +16,7 @@ from tpcompile.bench import baseline
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.judgement.verdict import CAPTURED, SENTINEL
 from tpcompile.evidence.records import SCHEMA_VERSION, RankRecord, Status, Verdict, reader
-from tpcompile.evidence.records.base import MAX_RANKS
+from tpcompile.evidence.records.bounds import MAX_RANKS
 from tpcompile.evidence.rundir import RankStatus, RunDir
 from tpcompile.fusion import manifest
 

@@ -22,7 +22,6 @@ _BECAME = {
     "silent": (Cause.STOPPED_RESPONDING, "does not answer"),
 }
 """How a rank was lost -> the cause, and the text about the rank."""
-_SILENT = RankState(rank=-1, activity="", since_s=0.0)
 """The state of a rank that did not answer in a round."""
 
 
@@ -91,7 +90,7 @@ class Situation:
         return self.now.where(self._is_in_p2p)
 
     def _then(self, state: RankState) -> RankState:
-        return self.before.get(state.rank, _SILENT)
+        return self.before.get(state.rank, RankState(rank=state.rank, activity="", since_s=0.0))
 
     def _stuck_in(self, state: RankState) -> Issued | None:
         then = self._then(state)

@@ -22,7 +22,7 @@ from tpcompile.evidence.logs.diagnose import LEFT_OUT, Question, diagnose
 from tpcompile.evidence.logs.domains import parse_mesh
 from tpcompile.evidence.logs.files import find_logs
 from tpcompile.evidence.records import CheckId, Verdict
-from tpcompile.evidence.records.base import MAX_RANKS
+from tpcompile.evidence.records.bounds import MAX_RANKS
 from tpcompile.report import screen
 
 LONG = "long_name_" * 30_000
