@@ -22,7 +22,6 @@ _BECAME = {
     "silent": (Cause.STOPPED_RESPONDING, "does not answer"),
 }
 """How a rank was lost -> the cause, and the text about the rank."""
-"""The state of a rank that did not answer in a round."""
 
 
 @dataclass(frozen=True)
