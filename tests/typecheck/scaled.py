@@ -1,4 +1,4 @@
-"""Programs that add a share of a replicated tensor on every rank, or gather what each rank found in its own block.
+"""Programs that add a share of a replicated tensor on every rank.
 
 Each runs with a group of any size; with `comm.size` 1 it is its own single-device reference.
 """
@@ -13,11 +13,24 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from torch import Tensor
 
 from tpcompile.collectives import api as collectives
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A program, and what the check has to say of it: a rule, or nothing; unless numbers cannot tell."""
+
+    forward: Callable[..., Tensor]
+    rule: str = ""
+    is_complete: bool = True
+    """Every op is judged."""
+
+
+SHARE, COUNTED, ON_SOME = "gradient-of-a-share", "bias-before-reduce", "on-some-ranks"
+
 
 # Shares of a replicated tensor.
 
@@ -26,12 +39,12 @@ def _hidden(m: Any, x: Tensor) -> Tensor:
     return F.gelu(F.linear(m.comm.copy_to_tp(x), m.up))
 
 
-def _partial(m: Any, x: Tensor) -> Tensor:
+def partial(m: Any, x: Tensor) -> Tensor:
     return F.linear(_hidden(m, x), m.down)
 
 
 def divided_bias(m: Any, x: Tensor) -> Tensor:
-    return m.comm.all_reduce(_partial(m, x) + m.bias / m.comm.size)
+    return m.comm.all_reduce(partial(m, x) + m.bias / m.comm.size)
 
 
 def divided_bias_of_a_linear(m: Any, x: Tensor) -> Tensor:
@@ -39,16 +52,16 @@ def divided_bias_of_a_linear(m: Any, x: Tensor) -> Tensor:
 
 
 def bias_times_a_reciprocal(m: Any, x: Tensor) -> Tensor:
-    return m.comm.all_reduce(_partial(m, x) + m.bias * (1 / m.comm.size))
+    return m.comm.all_reduce(partial(m, x) + m.bias * (1 / m.comm.size))
 
 
 def bias_divided_by_a_tensor(m: Any, x: Tensor) -> Tensor:
     ranks = torch.tensor(m.comm.size, dtype=x.dtype)
-    return m.comm.all_reduce(_partial(m, x) + torch.div(m.bias, ranks))
+    return m.comm.all_reduce(partial(m, x) + torch.div(m.bias, ranks))
 
 
 def bias_with_alpha(m: Any, x: Tensor) -> Tensor:
-    return m.comm.all_reduce(torch.add(_partial(m, x), m.bias, alpha=1 / m.comm.size))
+    return m.comm.all_reduce(torch.add(partial(m, x), m.bias, alpha=1 / m.comm.size))
 
 
 def bias_with_beta(m: Any, x: Tensor) -> Tensor:
@@ -59,24 +72,24 @@ def bias_with_beta(m: Any, x: Tensor) -> Tensor:
 
 def divided_bias_that_stays_inside(m: Any, x: Tensor) -> Tensor:
     """Reduced with dst="R", and read by work that differs per rank."""
-    y = m.comm.all_reduce(_partial(m, x) + m.bias / m.comm.size, dst="R")
+    y = m.comm.all_reduce(partial(m, x) + m.bias / m.comm.size, dst="R")
     return m.comm.all_reduce(F.linear(F.gelu(F.linear(y, m.up)), m.down))
 
 
 def divided_residual(m: Any, x: Tensor) -> Tensor:
-    return m.comm.all_reduce(_partial(m, x) + x / m.comm.size)
+    return m.comm.all_reduce(partial(m, x) + x / m.comm.size)
 
 
 def divided_linear_of_replicated_weights(m: Any, x: Tensor) -> Tensor:
-    return m.comm.all_reduce(_partial(m, x) + F.linear(x / m.comm.size, m.square))
+    return m.comm.all_reduce(partial(m, x) + F.linear(x / m.comm.size, m.square))
 
 
 def divided_bias_of_a_view(m: Any, x: Tensor) -> Tensor:
-    return m.comm.all_reduce(_partial(m, x) - (-m.bias.view(1, 1, -1) / m.comm.size).expand_as(x))
+    return m.comm.all_reduce(partial(m, x) - (-m.bias.view(1, 1, -1) / m.comm.size).expand_as(x))
 
 
 def divided_sum_of_two(m: Any, x: Tensor) -> Tensor:
-    return m.comm.all_reduce(_partial(m, x) + (m.bias + x) / m.comm.size)
+    return m.comm.all_reduce(partial(m, x) + (m.bias + x) / m.comm.size)
 
 
 def mean_of_a_replicated_loss(m: Any, x: Tensor) -> Tensor:
@@ -88,7 +101,7 @@ def mean_of_a_replicated_loss(m: Any, x: Tensor) -> Tensor:
 def masked_bias(m: Any, x: Tensor) -> Tensor:
     """Added on rank 0 alone, which alone gets its gradient."""
     is_first = m.comm.rank_index(x.device) == 0
-    return m.comm.all_reduce(_partial(m, x) + torch.where(is_first, m.bias, 0.0))
+    return m.comm.all_reduce(partial(m, x) + torch.where(is_first, m.bias, 0.0))
 
 
 def _on_the_first_rank(m: Any, bias: Tensor) -> Tensor | None:
@@ -111,37 +124,37 @@ def entered_bias_of_every_rank(m: Any, x: Tensor) -> Tensor:
 
 
 def bias_on_every_rank(m: Any, x: Tensor) -> Tensor:
-    return m.comm.all_reduce(_partial(m, x) + m.bias)
+    return m.comm.all_reduce(partial(m, x) + m.bias)
 
 
 def weighted_residual_on_every_rank(m: Any, x: Tensor) -> Tensor:
-    return m.comm.all_reduce(_partial(m, x) + 0.7 * x)
+    return m.comm.all_reduce(partial(m, x) + 0.7 * x)
 
 
 def bias_and_its_share(m: Any, x: Tensor) -> Tensor:
     share = m.bias / m.comm.size
-    return m.comm.all_reduce(_partial(m, x) + (share + m.bias))
+    return m.comm.all_reduce(partial(m, x) + (share + m.bias))
 
 
 def share_of_the_gradient_alone(m: Any, x: Tensor) -> Tensor:
     """The repair the wrong way round: the whole value, a share of the gradient."""
     share = m.bias / m.comm.size
-    return m.comm.all_reduce(_partial(m, x) + (share + (m.bias - share).detach()))
+    return m.comm.all_reduce(partial(m, x) + (share + (m.bias - share).detach()))
 
 
 def share_added_in_place(m: Any, x: Tensor) -> Tensor:
-    y = _partial(m, x)
+    y = partial(m, x)
     y.add_(m.bias, alpha=1 / m.comm.size)
     return m.comm.all_reduce(y)
 
 
 def share_of_an_embedding(m: Any, x: Tensor) -> Tensor:
     positions = torch.arange(x.shape[1], device=x.device)
-    return m.comm.all_reduce(_partial(m, x) + F.embedding(positions, m.table / m.comm.size))
+    return m.comm.all_reduce(partial(m, x) + F.embedding(positions, m.table / m.comm.size))
 
 
 def entered_shares_added_in_place(m: Any, x: Tensor) -> Tensor:
-    y = _partial(m, x)
+    y = partial(m, x)
     y += m.comm.copy_to_tp(x) / m.comm.size
     y.add_(m.comm.copy_to_tp(m.bias), alpha=1 / m.comm.size)
     return m.comm.all_reduce(y)
@@ -150,39 +163,39 @@ def entered_shares_added_in_place(m: Any, x: Tensor) -> Tensor:
 def entered_shares_in_a_buffer(m: Any, x: Tensor) -> Tensor:
     shares = torch.zeros_like(x)
     shares[:, :4] = (m.comm.copy_to_tp(x) / m.comm.size)[:, :4]
-    return m.comm.all_reduce(_partial(m, x) + shares)
+    return m.comm.all_reduce(partial(m, x) + shares)
 
 
 def entered_shares_side_by_side(m: Any, x: Tensor) -> Tensor:
     """Biases of two projections, packed into one tensor."""
-    y, bias = _partial(m, x), m.comm.copy_to_tp(m.bias) / m.comm.size
+    y, bias = partial(m, x), m.comm.copy_to_tp(m.bias) / m.comm.size
     packed = m.comm.all_reduce(torch.cat((y, y), -1) + torch.cat((bias, 0.3 * bias)))
     return packed[..., : x.shape[-1]] - packed[..., x.shape[-1] :]
 
 
 def entered_share_beside_a_whole(m: Any, x: Tensor) -> Tensor:
-    y, bias = _partial(m, x), m.comm.copy_to_tp(m.bias)
+    y, bias = partial(m, x), m.comm.copy_to_tp(m.bias)
     packed = m.comm.all_reduce(torch.cat((y, y), -1) + torch.cat((bias / m.comm.size, bias)))
     return packed[..., : x.shape[-1]] + packed[..., x.shape[-1] :]
 
 
 def value_and_gradient_apart(m: Any, x: Tensor) -> Tensor:
-    y = _partial(m, x) + m.bias.detach() / m.comm.size
+    y = partial(m, x) + m.bias.detach() / m.comm.size
     return m.comm.all_reduce(y + (m.bias - m.bias.detach()))
 
 
 def divided_twice(m: Any, x: Tensor) -> Tensor:
-    return m.comm.all_reduce(_partial(m, x) + m.comm.copy_to_tp(m.bias) / m.comm.size / m.comm.size)
+    return m.comm.all_reduce(partial(m, x) + m.comm.copy_to_tp(m.bias) / m.comm.size / m.comm.size)
 
 
 def repaired_behind_copy(m: Any, x: Tensor) -> Tensor:
     """The repair, and copy_to_tp adds up gradients that are whole already."""
-    return m.comm.all_reduce(_partial(m, x) + _repaired(m.comm.copy_to_tp(m.bias), m.comm.size))
+    return m.comm.all_reduce(partial(m, x) + _repaired(m.comm.copy_to_tp(m.bias), m.comm.size))
 
 
 def divided_and_multiplied(m: Any, x: Tensor) -> Tensor:
     bias = m.comm.copy_to_tp(m.bias)
-    return m.comm.all_reduce(_partial(m, x) + bias * m.comm.size / m.comm.size)
+    return m.comm.all_reduce(partial(m, x) + bias * m.comm.size / m.comm.size)
 
 
 def _shared_expert(m: Any, x: Tensor) -> Tensor:
@@ -191,28 +204,28 @@ def _shared_expert(m: Any, x: Tensor) -> Tensor:
 
 def divided_shared_expert(m: Any, x: Tensor) -> Tensor:
     """An expert that all ranks hold, added to their parts of the others."""
-    return x + m.comm.all_reduce(_partial(m, x) + _shared_expert(m, x) / m.comm.size)
+    return x + m.comm.all_reduce(partial(m, x) + _shared_expert(m, x) / m.comm.size)
 
 
 def entered_shared_expert(m: Any, x: Tensor) -> Tensor:
-    return x + m.comm.all_reduce(_partial(m, x) + m.comm.copy_to_tp(_shared_expert(m, x)) / m.comm.size)
+    return x + m.comm.all_reduce(partial(m, x) + m.comm.copy_to_tp(_shared_expert(m, x)) / m.comm.size)
 
 
 def divided_bias_scattered(m: Any, x: Tensor) -> Tensor:
-    part = m.comm.reduce_scatter(_partial(m, x).transpose(0, 1) + m.bias / m.comm.size, dim=0)
+    part = m.comm.reduce_scatter(partial(m, x).transpose(0, 1) + m.bias / m.comm.size, dim=0)
     return m.comm.all_gather(part, dim=0, dst="I").transpose(0, 1)
 
 
 def entered_bias_scattered(m: Any, x: Tensor) -> Tensor:
     bias = m.comm.copy_to_tp(m.bias)
-    part = m.comm.reduce_scatter(_partial(m, x).transpose(0, 1) + bias / m.comm.size, dim=0)
+    part = m.comm.reduce_scatter(partial(m, x).transpose(0, 1) + bias / m.comm.size, dim=0)
     return m.comm.all_gather(part, dim=0, dst="I").transpose(0, 1)
 
 
 def divided_by_a_count(m: Any, x: Tensor) -> Tensor:
     """The number of ranks is counted, so the check does not know it."""
     count = m.comm.all_reduce(torch.ones(1, dtype=x.dtype))
-    return m.comm.all_reduce(_partial(m, x) + m.comm.copy_to_tp(m.bias) / count)
+    return m.comm.all_reduce(partial(m, x) + m.comm.copy_to_tp(m.bias) / count)
 
 
 def _repaired(bias: Tensor, size: int) -> Tensor:
@@ -220,7 +233,7 @@ def _repaired(bias: Tensor, size: int) -> Tensor:
 
 
 def repaired_bias(m: Any, x: Tensor) -> Tensor:
-    return m.comm.all_reduce(_partial(m, x) + _repaired(m.bias, m.comm.size))
+    return m.comm.all_reduce(partial(m, x) + _repaired(m.bias, m.comm.size))
 
 
 def repaired_bias_of_a_linear(m: Any, x: Tensor) -> Tensor:
@@ -231,20 +244,20 @@ def repaired_by_numbers(m: Any, x: Tensor) -> Tensor:
     rest = 1 / m.comm.size - 1
     with torch.no_grad():
         correction = m.bias * rest
-    return m.comm.all_reduce(_partial(m, x) + (m.bias + correction))
+    return m.comm.all_reduce(partial(m, x) + (m.bias + correction))
 
 
 def repaired_view(m: Any, x: Tensor) -> Tensor:
     bias = m.bias.unsqueeze(0)
-    return m.comm.all_reduce(_partial(m, x) + (m.bias + (bias / m.comm.size - bias).detach()))
+    return m.comm.all_reduce(partial(m, x) + (m.bias + (bias / m.comm.size - bias).detach()))
 
 
 def repaired_residual(m: Any, x: Tensor) -> Tensor:
-    return m.comm.all_reduce(_partial(m, x) + _repaired(x, m.comm.size))
+    return m.comm.all_reduce(partial(m, x) + _repaired(x, m.comm.size))
 
 
 def entered_then_divided(m: Any, x: Tensor) -> Tensor:
-    return m.comm.all_reduce(_partial(m, x) + m.comm.copy_to_tp(m.bias) / m.comm.size)
+    return m.comm.all_reduce(partial(m, x) + m.comm.copy_to_tp(m.bias) / m.comm.size)
 
 
 def divided_then_entered(m: Any, x: Tensor) -> Tensor:
@@ -259,27 +272,27 @@ def entered_residual(m: Any, x: Tensor) -> Tensor:
 
 def divided_by_roots(m: Any, x: Tensor) -> Tensor:
     root = math.sqrt(m.comm.size)
-    return m.comm.all_reduce(_partial(m, x) + m.comm.copy_to_tp(m.bias) / root / root)
+    return m.comm.all_reduce(partial(m, x) + m.comm.copy_to_tp(m.bias) / root / root)
 
 
 def masked_entered_bias(m: Any, x: Tensor) -> Tensor:
     is_first = m.comm.rank_index(x.device) == 0
-    return m.comm.all_reduce(_partial(m, x) + torch.where(is_first, m.comm.copy_to_tp(m.bias), 0.0))
+    return m.comm.all_reduce(partial(m, x) + torch.where(is_first, m.comm.copy_to_tp(m.bias), 0.0))
 
 
 def divided_constant(m: Any, x: Tensor) -> Tensor:
-    return m.comm.all_reduce(_partial(m, x) + x.detach() / m.comm.size)
+    return m.comm.all_reduce(partial(m, x) + x.detach() / m.comm.size)
 
 
 def reported_mean(m: Any, x: Tensor) -> Tensor:
     """A number for the log, averaged over ranks that all have it."""
-    y = m.comm.all_reduce(_partial(m, x)) + m.bias
+    y = m.comm.all_reduce(partial(m, x)) + m.bias
     mean = m.comm.all_reduce(y.detach().mean() / m.comm.size)
     return y * 1.0 + 0.1 * mean
 
 
 def reported_mean_in_place(m: Any, x: Tensor) -> Tensor:
-    y = m.comm.all_reduce(_partial(m, x)) + m.bias
+    y = m.comm.all_reduce(partial(m, x)) + m.bias
     mean = y.detach().mean() / m.comm.size
     if m.comm.size > 1:
         dist.all_reduce(mean, group=m.comm.group)
@@ -292,28 +305,17 @@ def averaged_loss(m: Any, x: Tensor) -> Tensor:
 
 
 def reported_average_in_place(m: Any, x: Tensor) -> Tensor:
-    y = m.comm.all_reduce(_partial(m, x)) + m.bias
-    return y + 0.1 * _in_place(m, y.detach().mean(), dist.ReduceOp.AVG, by=m.comm.size)
+    y = m.comm.all_reduce(partial(m, x)) + m.bias
+    return y + 0.1 * reduced_in_place(m, y.detach().mean(), dist.ReduceOp.AVG, by=m.comm.size)
 
 
 def reported_sum_in_place(m: Any, x: Tensor) -> Tensor:
     """What all ranks have is added up."""
-    y = m.comm.all_reduce(_partial(m, x)) + m.bias
-    return y + 0.1 * _in_place(m, y.detach().mean(), dist.ReduceOp.SUM)
+    y = m.comm.all_reduce(partial(m, x)) + m.bias
+    return y + 0.1 * reduced_in_place(m, y.detach().mean(), dist.ReduceOp.SUM)
 
 
-def largest_in_place(m: Any, x: Tensor) -> Tensor:
-    top = _in_place(m, _logits(m, x).detach().amax(-1, keepdim=True), dist.ReduceOp.MAX)
-    return m.comm.all_reduce(_partial(m, x)) + _in_place(m, top, dist.ReduceOp.MAX)
-
-
-def largest_added_in_place(m: Any, x: Tensor) -> Tensor:
-    """The ranks' maxima are added up."""
-    top = _logits(m, x).detach().amax(-1, keepdim=True)
-    return m.comm.all_reduce(_partial(m, x)) + _in_place(m, top, dist.ReduceOp.SUM)
-
-
-def _in_place(m: Any, value: Tensor, op: Any, by: int = 1) -> Tensor:
+def reduced_in_place(m: Any, value: Tensor, op: Any, by: int = 1) -> Tensor:
     """gloo has no average: its ranks take the sum, and divide it."""
     is_real = m.comm.size > 1 and dist.get_backend() == "gloo"
     if m.comm.size > 1:
@@ -326,193 +328,9 @@ def hooked_bias(m: Any, x: Tensor) -> Tensor:
     share = m.bias / m.comm.size
     if share.requires_grad:
         share.register_hook(lambda grad: grad * m.comm.size)
-    return m.comm.all_reduce(_partial(m, x) + share)
+    return m.comm.all_reduce(partial(m, x) + share)
 
 
-# What each rank found in its own block.
-
-
-def _logits(m: Any, x: Tensor) -> Tensor:
-    return F.linear(m.comm.copy_to_tp(x), m.up)
-
-
-def _functional_gather(m: Any, x: Tensor, dim: int) -> Tensor:
-    return x if m.comm.size == 1 else funcol.all_gather_tensor(x, gather_dim=dim, group=m.comm.group)
-
-
-def _global(m: Any, x: Tensor, index: Tensor) -> Tensor:
-    return index + m.comm.rank_index(x.device) * m.up.shape[0]
-
-
-def _token(m: Any, x: Tensor, ids: Tensor) -> Tensor:
-    return x + F.embedding(ids, m.table)
-
-
-def best_of_shards(m: Any, x: Tensor) -> Tensor:
-    value, index = _logits(m, x).detach().max(-1, keepdim=True)
-    values = m.comm.all_gather(value, dim=-1, dst="I")
-    ids = m.comm.all_gather(_global(m, x, index), dim=-1, dst="I")
-    return _token(m, x, ids.gather(-1, values.argmax(-1, keepdim=True)).squeeze(-1))
-
-
-def functional_best_of_shards(m: Any, x: Tensor) -> Tensor:
-    value, index = _logits(m, x).detach().max(-1, keepdim=True)
-    values, ids = _functional_gather(m, value, 2), _functional_gather(m, _global(m, x, index), 2)
-    return _token(m, x, ids.gather(-1, values.argmax(-1, keepdim=True)).squeeze(-1))
-
-
-def stacked_best_of_shards(m: Any, x: Tensor) -> Tensor:
-    """Gathered along a new dim in front, so that the blocks are of dim 0."""
-    value, index = _logits(m, x).detach().max(-1)
-    values, ids = _functional_gather(m, value[None], 0), _functional_gather(m, _global(m, x, index)[None], 0)
-    return _token(m, x, ids.gather(0, values.argmax(0, keepdim=True)).squeeze(0))
-
-
-def best_of_shards_in_a_buffer(m: Any, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        value, index = _logits(m, x).max(-1)
-        index = _global(m, x, index)
-        values, ids = (t.new_empty(m.comm.size * len(t), *t.shape[1:]) for t in (value, index))
-        if m.comm.size == 1:
-            values, ids = value, index
-        else:
-            dist.all_gather_into_tensor(values, value.contiguous(), group=m.comm.group)
-            dist.all_gather_into_tensor(ids, index.contiguous(), group=m.comm.group)
-        values, ids = (t.unflatten(0, (m.comm.size, -1)) for t in (values, ids))
-        winner = ids.gather(0, values.argmax(0, keepdim=True)).squeeze(0)
-    return _token(m, x, winner)
-
-
-def worst_of_shards(m: Any, x: Tensor) -> Tensor:
-    values = m.comm.all_gather(_logits(m, x).amin(-1, keepdim=True), dim=-1, dst="I")
-    lowest, _ = values.min(-1, keepdim=True)
-    return x + lowest
-
-
-def sorted_maxima(m: Any, x: Tensor) -> Tensor:
-    """The largest of the largest, by a sort and by topk."""
-    values = m.comm.all_gather(_logits(m, x).amax(-1, keepdim=True), dim=-1, dst="I")
-    return x + values.sort(-1, descending=True)[0][..., :1] + values.topk(1, -1)[0]
-
-
-def pairwise_maxima(m: Any, x: Tensor) -> Tensor:
-    values = m.comm.all_gather(_logits(m, x).amax(-1, keepdim=True), dim=-1, dst="I")
-    top, *others = values.unbind(-1)
-    for other in others:
-        top = torch.maximum(top, other)
-    return x + top.unsqueeze(-1)
-
-
-def merged_log_sums(m: Any, x: Tensor) -> Tensor:
-    parts = m.comm.all_gather(_logits(m, x).logsumexp(-1, keepdim=True), dim=-1, dst="I")
-    return x - parts.logsumexp(-1, keepdim=True)
-
-
-def merged_softmax_sums(m: Any, x: Tensor) -> Tensor:
-    """Maxima and sums of exponentials are gathered, and merged by the maxima."""
-    logits = _logits(m, x)
-    top = logits.detach().amax(-1, keepdim=True)
-    sums = m.comm.all_gather((logits - top).exp().sum(-1, keepdim=True), dim=-1, dst="I")
-    tops = m.comm.all_gather(top, dim=-1, dst="I")
-    highest = tops.amax(-1, keepdim=True)
-    return x - (sums * (tops - highest).exp()).sum(-1, keepdim=True).log() - highest
-
-
-def gathered_squares(m: Any, x: Tensor) -> Tensor:
-    parts = m.comm.all_gather(_logits(m, x).square().sum(-1, keepdim=True), dim=-1, dst="I")
-    return x / (1 + parts.sum(-1, keepdim=True).sqrt())
-
-
-def gathered_norms(m: Any, x: Tensor) -> Tensor:
-    parts = m.comm.all_gather(_logits(m, x).norm(dim=-1, keepdim=True), dim=-1, dst="I")
-    return x / (1 + parts.norm(dim=-1, keepdim=True))
-
-
-def gathered_means(m: Any, x: Tensor) -> Tensor:
-    parts = m.comm.all_gather(_logits(m, x).mean(-1, keepdim=True), dim=-1, dst="I")
-    return x - parts.sum(-1, keepdim=True) / m.comm.size
-
-
-def gathered_flags(m: Any, x: Tensor) -> Tensor:
-    """Whether any logit is above a threshold."""
-    found = (_logits(m, x).detach() > 1).any(-1, keepdim=True).to(x.dtype)
-    return x * (1 + m.comm.all_gather(found, dim=-1, dst="I").amax(-1, keepdim=True))
-
-
-def gathered_summands(m: Any, x: Tensor) -> Tensor:
-    """A reduce by hand: partial sums are gathered and added up."""
-    parts = m.comm.all_gather(_partial(m, x).unsqueeze(0), dim=0, dst="I")
-    return x + parts.sum(0) + m.bias
-
-
-def functional_gathered_summands(m: Any, x: Tensor) -> Tensor:
-    parts = _functional_gather(m, _partial(m, x), 2).unflatten(-1, (m.comm.size, -1))
-    return m.comm.all_reduce(F.linear(F.gelu(F.linear(parts.sum(-2), m.up)), m.down))
-
-
-def two_best_of_shards(m: Any, x: Tensor) -> Tensor:
-    values, index = _logits(m, x).detach().topk(2, -1)
-    values = m.comm.all_gather(values, dim=-1, dst="I")
-    ids = m.comm.all_gather(_global(m, x, index), dim=-1, dst="I")
-    best = ids.gather(-1, values.topk(2, -1)[1])
-    return _token(m, x, best[..., 0]) + F.embedding(best[..., 1], m.table)
-
-
-def best_of_masked_shards(m: Any, x: Tensor) -> Tensor:
-    value, index = _logits(m, x).detach().max(-1, keepdim=True)
-    values = m.comm.all_gather(value, dim=-1, dst="I")
-    ids = m.comm.all_gather(_global(m, x, index), dim=-1, dst="I")
-    is_best = values == values.amax(-1, keepdim=True)
-    return _token(m, x, torch.where(is_best, ids, 0).amax(-1))
-
-
-def summed_before(m: Any, x: Tensor) -> Tensor:
-    """A running sum along the shard, plus what the ranks before have, taken by a slice."""
-    h = _logits(m, x)
-    totals = m.comm.all_gather(h.sum(-1, keepdim=True), dim=-1, dst="R")
-    before = totals[..., : m.comm.rank].sum(-1, keepdim=True)
-    return m.comm.all_reduce(F.linear(h.cumsum(-1) + before, m.down))
-
-
-def own_maximum(m: Any, x: Tensor) -> Tensor:
-    """The maximum of the own block, for that of the whole."""
-    logits = _logits(m, x)
-    h = (logits - logits.amax(-1, keepdim=True)).exp()
-    return m.comm.all_reduce(F.linear(h, m.down))
-
-
-def returned_maximum(m: Any, x: Tensor) -> Tensor:
-    return x + _logits(m, x).amax(-1, keepdim=True)
-
-
-def largest_summand(m: Any, x: Tensor) -> Tensor:
-    """A decision by partial sums."""
-    parts = m.comm.all_gather(_partial(m, x).detach().unsqueeze(0), dim=0, dst="I")
-    return _token(m, x, parts.amax(0).argmax(-1) + parts.argmax(0)[..., 0])
-
-
-def first_summand(m: Any, x: Tensor) -> Tensor:
-    parts = m.comm.all_gather(_partial(m, x), dim=-1, dst="I")
-    return x + parts[..., : x.shape[-1]]
-
-
-def sum_of_maxima(m: Any, x: Tensor) -> Tensor:
-    """The maxima are added up where the largest is meant."""
-    value = _logits(m, x).amax(-1, keepdim=True)
-    return x + m.comm.all_reduce(value)
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """A program, and what the check has to say of it: a rule, or nothing; unless numbers cannot tell."""
-
-    forward: Callable[..., Tensor]
-    rule: str = ""
-    is_complete: bool = True
-    """Every op is judged."""
-
-
-SHARE, COUNTED, ON_SOME = "gradient-of-a-share", "bias-before-reduce", "on-some-ranks"
 PROGRAMS = (
     Scaled(divided_bias, SHARE),
     Scaled(divided_bias_of_a_linear, SHARE),
@@ -562,30 +380,5 @@ PROGRAMS = (
     Scaled(averaged_loss, SHARE),
     Scaled(reported_average_in_place),
     Scaled(reported_sum_in_place, "double-reduce"),
-    Scaled(largest_in_place),
-    Scaled(largest_added_in_place, "wrong-reduce-op"),
     Scaled(hooked_bias, is_complete=False),
-    Scaled(best_of_shards),
-    Scaled(functional_best_of_shards),
-    Scaled(stacked_best_of_shards),
-    Scaled(best_of_shards_in_a_buffer, is_complete=False),
-    Scaled(worst_of_shards),
-    Scaled(sorted_maxima),
-    Scaled(pairwise_maxima, is_complete=False),
-    Scaled(merged_log_sums),
-    Scaled(merged_softmax_sums, is_complete=False),
-    Scaled(gathered_squares),
-    Scaled(gathered_norms),
-    Scaled(gathered_means, is_complete=False),
-    Scaled(gathered_flags, is_complete=False),
-    Scaled(gathered_summands),
-    Scaled(functional_gathered_summands, is_complete=False),
-    Scaled(two_best_of_shards),
-    Scaled(best_of_masked_shards, is_complete=False),
-    Scaled(summed_before, is_complete=False),
-    Scaled(own_maximum, "local-statistic"),
-    Scaled(returned_maximum, "local-statistic"),
-    Scaled(largest_summand, "partial-used-as-whole"),
-    Scaled(first_summand, "partial-used-as-whole"),
-    Scaled(sum_of_maxima, "wrong-reduce-op"),
 )

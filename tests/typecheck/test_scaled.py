@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.typecheck import gathered, scaled
 from tests.typecheck.scaled import (
     COUNTED,
     ON_SOME,
-    PROGRAMS,
     SHARE,
     Scaled,
     bias_of_the_first_rank,
@@ -38,6 +38,7 @@ SHAPES = {
     "bias": (WIDTH,),
 }
 SHARDED = {"up": 0, "down": 1}
+PROGRAMS = (*scaled.PROGRAMS, *gathered.PROGRAMS)
 ABOUT_GRADIENTS = (SHARE, ON_SOME, "missing-copy")
 Numbers = dict[str, Tensor]
 """Output and gradients, by name."""
@@ -115,7 +116,7 @@ def test_the_check_says_what_the_numbers_say(program: Scaled, tp: int) -> None:
         assert not program.rule and report.is_complete == program.is_complete, str(report)
         return
     assert finding.rule == program.rule, str(report)
-    assert finding.site.function in (program.forward.__name__, "_in_place"), str(report)
+    assert finding.site.function in (program.forward.__name__, "reduced_in_place"), str(report)
     assert ("output" in wrong) == (finding.rule not in ABOUT_GRADIENTS), f"{wrong}\n{report}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpcompile.errors import ConfigError
+from tpcompile.errors import ConfigError, DivergenceError
 from tpcompile.evidence.records.bounds import Rank
 from tpcompile.profiles import chosen
 from tpcompile.profiles.agreement import Agreement, Vote
@@ -51,6 +51,8 @@ class Steps:
         else:
             vote = self._of("its measurement")
             found = self._agreement.share(vote, timed, Timings, decide=choose, result=Measurement)
+        if found.profile not in timed:
+            raise DivergenceError(f"{self.label} is to run under {found.profile!r}, which this rank has not measured")
         return self.chose(found)
 
     def chose(self, found: Measurement) -> Measurement:

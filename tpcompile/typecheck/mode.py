@@ -326,7 +326,9 @@ def _names_of_modules(module: nn.Module) -> dict[int, str]:
     names = {}
     for name, child in module.named_modules():
         kind = type(child).__name__
-        label = f"{name} ({kind})" if name else kind
+        label = kind
+        if name:
+            label = f"{name} ({kind})"
         names[id(child)] = label
     return names
 
