@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.groups.by_rank import ByRank, entry
 from tpcompile.evidence.iterables import differ, grouped
+from tpcompile.evidence.judgement.equal_ranks import equal_groups
 from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer, Status, Verdict
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
@@ -107,7 +108,7 @@ class Judge:
             divergences,
             world_size=len(self.digests) + len(self.absent),
             title=self.title,
-            domains=self._equal(),
+            domains=equal_groups(self._domains, divergences),
         )
 
     def _scopes(self, group: str) -> dict[str, list[int]]:
@@ -221,19 +222,9 @@ class Judge:
         names = ", ".join(row.key for row in rows)
         return [_information("normalised", "differs by nature, not compared", names, details)] if rows else []
 
-    def _equal(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        """Domain -> groups of ranks whose compared facts are equal."""
-        texts = self._shas.map(_compared)
-        return {domain: texts.among(ranks).groups() for domain, ranks in self._domains.items()}
-
 
 def _information(name: str, expected: str, observed: str, details: Sequence[str]) -> Check:
     return Check(name=name, status=Status.INFO, expected=expected, observed=observed, details=tuple(details))
-
-
-def _compared(shas: Mapping[str, str]) -> str:
-    """The hashes that must be equal; those of shards and undeclared weights need not be."""
-    return str(sorted(item for item in shas.items() if item[0] not in (SHARDS, UNDECLARED)))
 
 
 def _rows(facts: ByRank[RankFacts], group: str) -> list[_Found]:

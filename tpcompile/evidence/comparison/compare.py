@@ -15,7 +15,7 @@ from tpcompile.evidence.comparison.compiled_by_some import compiled_alone
 from tpcompile.evidence.comparison.unexplained import DEFECTS, unexplained
 from tpcompile.evidence.groups.align import Slot, align
 from tpcompile.evidence.groups.by_group import Row
-from tpcompile.evidence.groups.by_rank import ByRank, Groups
+from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.groups.domain import Allowed, Domain, Fetch, by_domain, sides
 from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import (
@@ -31,7 +31,7 @@ from tpcompile.evidence.records.base import known
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.lines import in_program, is_installed
 
-__all__ = ["Allowed", "Fetch", "compare", "equal_groups"]
+__all__ = ["Allowed", "Fetch", "compare"]
 
 
 def compare(digests: Sequence[RankDigest], fetch: Fetch, *, allowed: Allowed = ()) -> tuple[Divergence, ...]:
@@ -135,12 +135,3 @@ def _information(domain: Domain, layer: Layer, cause: Cause, about: str, texts: 
         cause=cause,
         advice=cause.advice,
     )
-
-
-def equal_groups(digests: Sequence[RankDigest]) -> dict[str, Groups]:
-    """Domain -> groups of ranks whose whole digest is equal, for the table of a report."""
-    return {name: ByRank(dict(map(_whole, ranks))).groups() for name, ranks in by_domain(digests).items()}
-
-
-def _whole(digest: RankDigest) -> tuple[int, str]:
-    return digest.rank, digest.environment + "".join(layer.sha256 for layer in digest.layers)

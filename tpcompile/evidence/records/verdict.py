@@ -137,4 +137,4 @@ class Verdict(Frozen):
     """Everything rank-dependent that was seen, allowed or not."""
     recompiles: tuple[RecompileCause, ...] = ()
     domains: dict[str, tuple[tuple[int, ...], ...]] = {}
-    """Domain -> groups of equal ranks, over all layers."""
+    """Domain -> groups of ranks that no red difference separates."""
