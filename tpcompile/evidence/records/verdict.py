@@ -86,8 +86,6 @@ class Check(Frozen):
     """Ranks to blame; empty for all or none."""
     cause: Cause = Cause.UNKNOWN
     """Why it failed, where that is known."""
-    advice: str = ""
-    """What to do first, where the cause is not known."""
     is_consequence: bool = False
     """True when a different finding explains it."""
 
