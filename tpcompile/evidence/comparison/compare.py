@@ -133,5 +133,5 @@ def _information(domain: Domain, layer: Layer, cause: Cause, about: str, texts: 
         groups=sides(texts.groups(), [value_item(about, text) for _, text in texts.sides()]),
         title=cause.value,
         cause=cause,
-        advice=cause.advice,
+        advice=cause.note,
     )
