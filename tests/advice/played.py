@@ -124,7 +124,6 @@ def main() -> None:
     """Print what became of each program: its key, its sentence, and the verdicts as it is and followed."""
     import json
 
-
     rows = {}
     for program in PROGRAMS:
         found = [verdict(program, follows=follows) for follows in (False, True)]

@@ -13,8 +13,8 @@ from tpcompile.evidence.judgement.rank_taint import SUGGESTIONS
 from tpcompile.evidence.records.causes import ADVICE, Cause
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks]
-ON_RANKS = {Cause.INPUT_VALUES, Cause.WEIGHTS, Cause.CALL_COUNT}
-"""What only running ranks can show: tests/advice/test_on_ranks.py."""
+ON_RANKS = {Cause.INPUT_VALUES, Cause.WEIGHTS}
+"""What only a preflight finds: tests/preflight/test_handshake.py."""
 
 
 @pytest.fixture(scope="module")

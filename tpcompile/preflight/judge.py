@@ -35,16 +35,9 @@ from tpcompile.preflight.shards import misfit, shard_text
 from tpcompile.preflight.weights import Weight
 from tpcompile.ranks.exchange import Fetch
 
-_BACKEND = (
-    "`auto` was resolved by each rank from its installed packages and settings: name the backend instead of `auto`, "
-    "or install the same packages on all ranks."
-)
-_MESH = (
-    "The ranks have different meshes and will create different groups: build the mesh from the same ranks everywhere."
-)
-_CHANGED = "Frozen weights must not be written after loading: look for an in-place op or a late load on these ranks."
-_SHAPES = "Every rank must take its own shard of the same tensor: look at the split and at the checkpoint it came from."
-_ENVIRONMENT = Kind(Layer.ENVIRONMENT, Cause.ENVIRONMENT, "")
+_BACKEND = "Name the backend instead of `auto`, which each rank resolves for itself."
+_MESH = "Build the mesh from the same ranks in one order, on all ranks."
+_ENVIRONMENT = Kind(Layer.ENVIRONMENT, Cause.ENVIRONMENT)
 KINDS: dict[str, Kind] = {
     TOPOLOGY: Kind(Layer.ENVIRONMENT, Cause.GROUP, _MESH, DivergenceClass.COLLECTIVES),
     VERSIONS: _ENVIRONMENT,
@@ -52,10 +45,10 @@ KINDS: dict[str, Kind] = {
     ENV: _ENVIRONMENT,
     CONFIG: _ENVIRONMENT,
     BACKENDS: Kind(Layer.ENVIRONMENT, Cause.ENVIRONMENT, _BACKEND),
-    DTYPES: Kind(Layer.ENVIRONMENT, Cause.DTYPE, "", missing="missing"),
-    CHANGES: Kind(Layer.INPUTS, Cause.WEIGHTS, _CHANGED, missing="unchanged"),
-    WEIGHTS: Kind(Layer.INPUTS, Cause.WEIGHTS, "", missing="missing"),
-    SHARDS: Kind(Layer.INPUTS, Cause.WEIGHTS, _SHAPES, missing="missing"),
+    DTYPES: Kind(Layer.ENVIRONMENT, Cause.DTYPE, missing="missing"),
+    CHANGES: Kind(Layer.INPUTS, Cause.WEIGHTS, "", missing="unchanged"),
+    WEIGHTS: Kind(Layer.INPUTS, Cause.WEIGHTS, missing="missing"),
+    SHARDS: Kind(Layer.INPUTS, Cause.WEIGHTS, "", missing="missing"),
 }
 """Group of facts -> how its differences are reported; causes before their effects."""
 

@@ -146,7 +146,6 @@ ADVICE: dict[Cause, tuple[str, ...]] = {
     Cause.ENVIRONMENT: ("Set it equal on all ranks before compiling.",),
     Cause.INPUT_VALUES: ("Broadcast the batch from one rank of the group.",),
     Cause.WEIGHTS: ("Broadcast the weights from one rank of the group.",),
-    Cause.CALL_COUNT: ("Make the decision about this call the same on all ranks: all-reduce the flag.",),
 }
 """Each sentence has a program in tests/advice that is red, and green where the sentence is followed."""
 

@@ -23,7 +23,8 @@ def decide(measured: Sequence[Measured]) -> Advice:
     if best is None:
         return _no_win(wrong[0], Cause.WRONG, ()) if wrong else _no_win(*_reason(right), right)
     if best.error_ratio is None:
-        return Advice(use=best.mode, cause=Cause.NOT_COMPARED, says=f"{_win(best, measured)}; {Cause.NOT_COMPARED}: {TODO[Cause.NOT_COMPARED]}")
+        not_compared = f"{Cause.NOT_COMPARED}: {TODO[Cause.NOT_COMPARED]}"
+        return Advice(use=best.mode, cause=Cause.NOT_COMPARED, says=f"{_win(best, measured)}; {not_compared}")
     return Advice(use=best.mode, cause=None, says=_win(best, measured))
 
 
@@ -106,6 +107,8 @@ TODO = {
     Cause.LAUNCHES: "use reduce-overhead",
 }
 """What helps, of which there is a program in repro/fusion/modes.py or the tests; nothing is said of other causes."""
+
+
 def _no_win(one: Measured, cause: Cause, right: Sequence[Measured]) -> Advice:
     gain = "" if cause is Cause.WRONG else f" ({speedup(one):.2f}x in {one.mode})"
     todo = TODO.get(cause, "")
