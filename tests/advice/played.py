@@ -5,6 +5,7 @@ The ranks have a group that communicates nothing, so that a program in which rea
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -59,14 +60,20 @@ class Program:
     """Settings of a rank from before it is recorded."""
 
 
-PROGRAMS: list[Program] = []
+_PROGRAMS: list[Program] = []
+
+
+def declared() -> list[Program]:
+    """All of them."""
+    importlib.import_module("tests.advice.programs")
+    return _PROGRAMS
 
 
 def advised(cause: Cause, number: int = 0, **fields: Any) -> Callable[[Body], Body]:
     """Declare the program of a sentence of a cause, the first by default."""
 
     def declare(body: Body) -> Body:
-        PROGRAMS.append(Program(key=cause, sentence=ADVICE[cause][number], body=body, **fields))
+        _PROGRAMS.append(Program(key=cause, sentence=ADVICE[cause][number], body=body, **fields))
         return body
 
     return declare
@@ -76,7 +83,7 @@ def suggested(kind: TaintKind) -> Callable[[Body], Body]:
     """Declare the program of what is suggested for a kind of taint."""
 
     def declare(body: Body) -> Body:
-        PROGRAMS.append(Program(key=kind, sentence=SUGGESTIONS[kind], body=body))
+        _PROGRAMS.append(Program(key=kind, sentence=SUGGESTIONS[kind], body=body))
         return body
 
     return declare
@@ -125,7 +132,7 @@ def main() -> None:
     import json
 
     rows = {}
-    for program in PROGRAMS:
+    for program in declared():
         found = [verdict(program, follows=follows) for follows in (False, True)]
         name = program.body.__name__
         assert name not in rows, name

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.advice.played import PROGRAMS
+from tests.advice.played import declared
 from tests.forked import run_python
 from tpcompile.evidence.judgement.rank_taint import SUGGESTIONS
 from tpcompile.evidence.records.causes import ADVICE, Cause
@@ -25,7 +25,7 @@ def played() -> Any:
     return json.loads(ended.stdout)
 
 
-@pytest.mark.parametrize("name", [program.body.__name__ for program in PROGRAMS])
+@pytest.mark.parametrize("name", [program.body.__name__ for program in declared()])
 def test_the_advice_turns_red_into_green(name: str, played: Any) -> None:
     row = played[name]
     as_it_is, followed = row["verdicts"]
@@ -35,10 +35,10 @@ def test_the_advice_turns_red_into_green(name: str, played: Any) -> None:
 
 
 def test_every_sentence_has_a_program() -> None:
-    shown = {(program.key, program.sentence) for program in PROGRAMS}
+    shown = {(program.key, program.sentence) for program in declared()}
     of_causes = {(cause, text) for cause, texts in ADVICE.items() for text in texts if cause not in ON_RANKS}
     assert of_causes - shown == set()
-    assert set(SUGGESTIONS.values()) == {program.sentence for program in PROGRAMS if program.key in SUGGESTIONS}
+    assert set(SUGGESTIONS.values()) == {program.sentence for program in declared() if program.key in SUGGESTIONS}
 
 
 def test_a_sentence_without_a_program_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

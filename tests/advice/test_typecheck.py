@@ -221,7 +221,12 @@ def rolled_gathered(m: Any, x: Tensor) -> Tensor:
 
 
 def two_layouts(m: Any, x: Tensor) -> Tensor:
-    return m.comm.all_gather(tokens(m, x), dim=1, dst="R") * m.comm.scatter(x, dim=0, src="I").sum(0, keepdim=True)
+    return m.comm.scatter(x, dim=0, src="I")[..., :1] * m.comm.scatter(x, dim=2, src="I")[:1]
+
+
+def one_layout(m: Any, x: Tensor) -> Tensor:
+    whole = m.comm.all_gather(m.comm.scatter(x, dim=2, src="I"), dim=2, dst="R")
+    return m.comm.all_gather(m.comm.scatter(x, dim=0, src="I")[..., :1] * whole[:1], dim=0, dst="I")
 
 
 def causal(m: Any, x: Tensor) -> Tensor:
@@ -305,6 +310,7 @@ OWN = (
     Repair(shards_added, "or reduce the partial result of the op that contracts the sharded dim", reduced),
     Repair(running_sum, "or gather first", running_sum_gathered),
     Repair(rolled, "or all_gather along the dim first", rolled_gathered),
+    Repair(two_layouts, "all_gather one of them", one_layout),
     Repair(causal, "pass a mask made from global positions", causal_by_position),
     Repair(attends_to_own_keys, "all_gather keys and values along the tokens", attends_to_all_keys),
     Repair(triangle, "compare global positions", triangle_by_position),

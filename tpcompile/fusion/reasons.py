@@ -59,7 +59,6 @@ DIFFERENT_ORDER = Reason(
     text="the second reads the buffer in a different order, or more of it, than the first writes",
 )
 TWO_ORDERS = Reason(boundary=Boundary.INDEXING, text="they read the same buffer in different orders")
-AGGRESSIVE = "config.aggressive_fusion with config.score_fusion_memory_threshold = 0 makes one launch of them"
 
 _KNOWN: dict[str, Reason] = {
     "intermediate nodes between node1 & node2": Reason(

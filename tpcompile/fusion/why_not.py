@@ -12,7 +12,7 @@ from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import Frozen
 from tpcompile.fusion.exchanges import reason_of_exchange
 from tpcompile.fusion.kinds import Kind, kind_of
-from tpcompile.fusion.reasons import AGGRESSIVE, DIFFERENT_ORDER, TWO_ORDERS, Boundary, Reason, reason_of
+from tpcompile.fusion.reasons import DIFFERENT_ORDER, TWO_ORDERS, Boundary, Reason, reason_of
 from tpcompile.fusion.records import Decisions, GraphManifest, Launch, Pair, Realized, Role
 
 _NAMESPACE = re.compile(r"torch\.ops\.(?P<name>\w+)")
@@ -253,7 +253,7 @@ def _by_use(graph: GraphManifest, both: Sequence[Launch], reason: Reason) -> Rea
         return DIFFERENT_ORDER
     are_pointwise = not any("reduction" in one.body for one in both)
     have_one_loop = first_one.loops == second.loops
-    remedy = AGGRESSIVE if are_pointwise and have_one_loop else ""
+    remedy = _AGGRESSIVE if are_pointwise and have_one_loop else ""
     sizes = graph.decisions.sizes if graph.decisions else {}
     read_whole = [name for name, size in sizes.items() if first_one.reads.get(name) == size == second.reads.get(name)]
     found = TWO_ORDERS if read_whole else reason
@@ -347,6 +347,7 @@ def _is_matmul(launch: Launch) -> bool:
 
 
 _TO_TEMPLATE = "config.max_autotune_gemm may make it a template, which takes the pointwise ops"
+_AGGRESSIVE = "config.aggressive_fusion with config.score_fusion_memory_threshold = 0 makes one launch of them"
 _SIDE_BY_SIDE = "put the operands that differ side by side, and it is one matmul (gate and up, or q, k and v)"
 _STAGES = Reason(
     boundary=Boundary.STAGES,
