@@ -35,11 +35,14 @@ def ended(folder: Path) -> dict[str, dict[str, Any]]:
     pytest.importorskip("triton")
     program = folder / "program.py"
     program.write_text(PROGRAM.replace("ROWS", str(ROWS)))
+    advised = folder / "advised.py"
+    advised.write_text(ADVISED)
     manifest = ("-o", folder / "manifest.json", "--arch", "sm_90", "--resources", "--set", "train=1")
     commands = {
         "record": ("-m", "tpcompile.fusion", *RECORD, *manifest),
         "program": (program,),
         "walk through": (ROOT / "repro/fusion/walk_through.py", "--json"),
+        "advice": (advised,),
         "known misses": (ROOT / "repro/fusion/known_misses.py", "--json"),
     }
     words = {name: [str(word) for word in command] for name, command in commands.items()}
@@ -158,6 +161,53 @@ def test_an_unknown_architecture_is_one_line_with_those_that_are_known(tmp_path:
 def test_a_process_that_has_torch_already_is_refused() -> None:
     with pytest.raises(ConfigError, match="torch is imported already"):
         no_gpu.pretend("sm_90")
+
+
+ADVISED = """
+from tpcompile.fusion.no_gpu import pretend
+pretend("sm_90")
+from tests.advice import fused
+fused.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def advised(ended: dict[str, Any]) -> Any:
+    return printed(ended, "advice")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("aggressive", "config.aggressive_fusion with config.score_fusion_memory_threshold = 0"),
+        ("threshold", "config.score_fusion_memory_threshold = 0"),
+        ("size", "config.max_fusion_size"),
+        ("custom op", "write it with torch's ops"),
+        ("two matmuls", "put the operands that differ side by side"),
+        ("template", "config.max_autotune_gemm"),
+    ],
+)
+def test_what_is_proposed_makes_one_launch(name: str, says: str, advised: Any) -> None:
+    as_it_is, followed = advised[name]
+    assert as_it_is["missed"][0]["reason"]["remedy"].startswith(says)
+    assert (len(as_it_is["launches"]) > 1, len(followed["launches"]), followed["missed"]) == (True, 1, [])
+
+
+def test_nothing_is_proposed_where_it_does_not_help(advised: Any) -> None:
+    """A reduction stays a launch of its own, whatever the settings."""
+    for row in advised["a reduction"]:
+        assert len(row["launches"]) == 2
+        assert row["missed"][0]["reason"]["remedy"] == ""
+    assert advised["before a matmul"][0]["missed"][0]["reason"]["remedy"] == ""
+
+
+def test_bytes_are_saved_only_where_the_reason_does_not_deny_it(advised: Any) -> None:
+    saved = {(name, one["saved_bytes"] > 0) for name, rows in advised.items() for one in rows[0]["missed"]}
+    assert {name for name, is_saving in saved if not is_saving} == {"aggressive", "a reduction", "threshold"}
+    for rows in advised.values():
+        for one in (missed for row in rows for missed in row["missed"]):
+            is_denied = "save no read" in one["reason"]["text"] or "too few bytes" in one["reason"]["text"]
+            assert is_denied == (one["saved_bytes"] == 0), one
 
 
 # repro/fusion/walk_through.py: its numbers, what it says of matmuls, and the three failures.

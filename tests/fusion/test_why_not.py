@@ -86,6 +86,33 @@ def test_a_logged_reason_comes_with_the_score_the_lines_and_what_one_kernel_woul
     assert found.saved_bytes == 64  # buf0 need not be written, nor read
 
 
+def two_readers(second_reads: int, second_body: dict[str, int]) -> Missed:
+    """Two kernels that read an input of 32 bytes, of which the second reads so many, in no common order."""
+    first = node("op0", "pointwise", {"arg0_1": second_reads}, {"buf0": 32})
+    second = node("op1", "reduction", {"arg0_1": second_reads}, {"buf9": 4}).model_copy(update={"body": second_body})
+    made = decisions((first, second), (pair("no shared data"),), ("buf0", "buf9"))
+    found = made.model_copy(update={"sizes": {"arg0_1": 32}})
+    code = CODE.format(between="").replace("run(buf0, buf9", "run(arg0_1, buf9")
+    return only(graph_manifest(code, found, compile_id="0/0"))
+
+
+@pytest.mark.parametrize(
+    ("reads", "body", "says", "saved", "has_remedy"),
+    [
+        (16, {}, "one pass would save no read", 0, True),
+        (16, {"reduction": 1}, "one pass would save no read", 0, False),
+        (32, {"reduction": 1}, "in different orders", 32, False),
+    ],
+    ids=["different parts", "different parts, a reduction", "all of it"],
+)
+def test_of_two_readers_the_bytes_are_those_that_the_reason_allows(
+    reads: int, body: dict[str, int], says: str, saved: int, has_remedy: bool
+) -> None:
+    found = two_readers(reads, body)
+    assert found.reason.text.endswith(says)
+    assert (found.saved_bytes, "aggressive_fusion" in found.reason.remedy) == (saved, has_remedy)
+
+
 def test_a_buffer_that_the_graph_returns_is_written_in_any_case() -> None:
     assert only(graph(pair("exceeds max fusion"), outputs=("buf0", "buf9"))).saved_bytes == 32
 
@@ -147,7 +174,7 @@ def test_a_custom_op_is_named_with_what_to_do() -> None:
     code = CODE.format(between="").replace("triton_red_fused_b_1.run(", "torch.ops.mine.op.default(")
     one = only(graph_manifest(code, decisions(nodes, (), ("buf9",)), compile_id="0/0"))
     assert one.reason.boundary is Boundary.CUSTOM
-    assert "triton_op" in one.reason.remedy
+    assert one.reason.remedy == "write it with torch's ops"
 
 
 def test_launches_that_could_not_be_matched_have_no_reasons() -> None:
@@ -199,7 +226,7 @@ def test_two_stages_of_one_reduction_are_told_from_two_reductions() -> None:
     ("buffer", "logged", "says"),
     [
         ("buf0", "no shared data", "it was made in memory because of its 5 reads, more than 4"),
-        ("buf7", "no shared data", "one pass would save no read"),
+        ("buf7", "no shared data", "than the first writes"),
         ("buf0", "exceeds max fusion", "the kernel would hold too many nodes"),
     ],
 )

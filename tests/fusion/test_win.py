@@ -86,7 +86,21 @@ def test_what_is_faster_and_was_not_compared_is_no_win() -> None:
     assert decide([mode(gain=1.5)]).is_win
     advice = decide([mode(gain=1.5, error_ratio=None)])
     assert (advice.use, advice.cause, advice.is_win) == ("default", Cause.NOT_COMPARED, False)
-    assert advice.says.startswith("default: 1.50x of eager; its outputs were not compared: ")
+    assert advice.says.startswith("default: 1.50x of eager; outputs not compared: ")
+
+
+def test_a_module_in_float64_with_its_tensors_as_parameters_can_be_compared() -> None:
+    """What is said of a program whose outputs were not compared."""
+    import torch
+    from torch import nn
+
+    from tpcompile import Target
+    from tpcompile.fusion.win.measure import Program, _exact
+
+    weight = torch.ones(4, 4)
+    for program, is_compared in ((lambda x: x @ weight, False), (nn.Linear(4, 4), True)):
+        target = Target(program=program, inputs=(torch.ones(2, 4),))
+        assert (_exact(Program(target, torch.device("cpu"), "it")).first is not None) == is_compared
 
 
 def test_a_cause_of_the_program_is_looked_for_in_every_mode() -> None:

@@ -28,6 +28,11 @@ from tpcompile.ranks.store import RankStore
 WAIT_S = 20.0
 
 
+def broadcast_from_0(x: torch.Tensor) -> torch.Tensor:
+    dist.broadcast(x, 0)
+    return x
+
+
 class Block(nn.Module):
     """A column shard and a norm, plain tensors."""
 
@@ -134,6 +139,14 @@ class Ranks:
             block.norm.data.view(torch.int32)[13, 7] ^= 1
         return self.check(block, sharded=lambda name, tensor: name == "up")
 
+    def broadcast_weight(self) -> str:
+        """The same, and the weight is broadcast from rank 0."""
+        block = Block()
+        if self.is_odd:
+            block.norm.data.view(torch.int32)[13, 7] ^= 1
+        dist.broadcast(block.norm.data, 0)
+        return self.check(block, sharded=lambda name, tensor: name == "up")
+
     def replicated_buffer(self) -> str:
         """Minus zero instead of zero."""
         block = Block()
@@ -224,6 +237,7 @@ class Ranks:
         calls: dict[str, Callable[[], Any]] = {
             "equal": lambda: inputs.check(x, {"a": [y, 1]}, mask=None, step=1),
             "value": lambda: inputs.check(y, perturbed, perturbed + 1, step=5),
+            "broadcast": lambda: inputs.check(y, broadcast_from_0(perturbed), step=6),
             "nan payload": lambda: inputs.check(nan),
             "stride": lambda: inputs.check(mask=x.t().contiguous().t() if odd else x),
             "shape": lambda: inputs.check(x[: 99 + self.rank]),
@@ -298,6 +312,7 @@ class Ranks:
 SCENARIOS = (
     "clean", "version", "variable", "declared_variable", "setting", "precision", "attention", "named_backend",
     "failing_resolver", "autocast", "topology", "parameter_dtype", "dtensor_on_one_rank", "replicated_bit",
+    "broadcast_weight",
     "replicated_buffer", "nobody_said", "missing_parameter", "uneven_undeclared", "uneven_declared", "lost_rows",
     "dtensor", "dtensor_drift", "own_module", "own_module_other_size", "recheck", "inputs", "absent", "absent_judge",
     "died_on_the_way", "silent_judge", "silent_answerer",

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from tests.preflight import job
 from tpcompile.evidence.records import Check, CheckId, Divergence, DivergenceClass, Layer, Status, Verdict
-from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.records.causes import ADVICE, Cause
+from tpcompile.preflight import inputs, judge
 from tpcompile.report.terminal import render
 from tpcompile.testing import run_on_ranks
 
@@ -84,8 +85,29 @@ def test_every_group_of_facts_holds_something_in_a_clean_run() -> None:
 def test_a_difference_is_red_and_names_key_and_ranks(scenario: str, layer: Layer, title: str) -> None:
     found = red(scenario)
     assert title in found.title
-    assert found.layer == layer and found.advice
+    assert found.layer == layer
     assert verdict(scenario).summary
+
+
+@pytest.mark.parametrize(
+    ("as_it_is", "followed", "advice"),
+    [
+        (("named_backend", ""), ("clean", ""), judge._BACKEND),
+        (("topology", ""), ("clean", ""), judge._MESH),
+        (("replicated_bit", ""), ("broadcast_weight", ""), ADVICE[Cause.WEIGHTS][0]),
+        (("inputs", "value"), ("inputs", "broadcast"), ADVICE[Cause.INPUT_VALUES][0]),
+    ],
+    ids=["backend", "mesh", "weights", "inputs"],
+)
+def test_the_advice_turns_red_into_green(as_it_is: tuple[str, str], followed: tuple[str, str], advice: str) -> None:
+    assert red(*as_it_is).advice == advice
+    assert verdict(*followed).status == Status.PASS
+
+
+def test_every_advice_of_a_preflight_is_shown_to_help() -> None:
+    """Above; that of a cause is in tests/advice."""
+    given = {kind.advice for kind in (*judge.KINDS.values(), *inputs._KINDS.values(), inputs._STEP)}
+    assert given - {None, ""} == {judge._BACKEND, judge._MESH}
 
 
 def test_a_difference_of_meshes_is_one_that_hangs() -> None:

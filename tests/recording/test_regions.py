@@ -93,6 +93,15 @@ def test_a_class_whose_code_was_skipped_earlier_enters_a_region_per_block() -> N
     assert digest.splits[0].pieces[0].function == "forward"
 
 
+def test_a_reset_after_the_call_that_broke_its_graph_makes_one_region_of_it() -> None:
+    """What the report says to do; the other way, without the break, is the healthy module above."""
+    torch.compile(Stack(debug=True), backend="eager")(torch.ones(2, 4))
+    torch.compiler.reset()
+    (count,), digest = captured(torch.compile(Stack(), backend="eager"))
+    assert count.most == 1
+    assert region_check("", [digest], phases=[STEP]).status == Status.PASS
+
+
 def test_blocks_that_were_compiled_before_the_capture_are_counted_too() -> None:
     torch.compile(Stack(debug=True), backend="eager")(torch.ones(2, 4))
     program = torch.compile(Stack(), backend="eager")

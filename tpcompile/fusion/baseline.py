@@ -122,8 +122,7 @@ def _other_graphs(baseline: Baseline, manifest: Manifest) -> str:
     now = [graph.phase for graph in manifest.graphs]
     if now == then:
         return ""
-    both = f"the graphs are {', '.join(now)}, and those of the baseline {', '.join(then)}"
-    return f"{both}: look for graph breaks and recompiles, or for flags that differ from its `made_with`"
+    return f"the graphs are {', '.join(now)}, and those of the baseline {', '.join(then)}"
 
 
 def _release(version: str) -> str:

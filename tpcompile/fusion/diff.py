@@ -32,13 +32,13 @@ class Change(StrEnum):
 
 _BY_WEIGHT = (Change.NONE, Change.CODEGEN, Change.WRAPPER, Change.FUSION, Change.CHOICE)
 """Classes of one graph; of several graphs, the last one here is the program's."""
-_ADVICE = {
-    Change.NONE: "a difference in speed then comes from clocks, the library's algorithm, or an autotuned configuration",
-    Change.OVERHEAD: "look at graph breaks and recompiles first: `tpcompile gate`, `tpcompile diagnose`",
-    Change.FUSION: "look at the reasons of the pairs below",
-    Change.CHOICE: "pin it: config.deterministic, a lookup table, or the choices of one rank for all",
-    Change.WRAPPER: "look at what the copies and ops below are for: device copies, in-place writes, alignment",
-    Change.CODEGEN: "compare size hints and tiling of the kernels below",
+WORDS = {
+    Change.NONE: "the same kernels with the same code",
+    Change.OVERHEAD: "a graph more or less",
+    Change.FUSION: "different kernels",
+    Change.CHOICE: "a library call on one side is a template on the other, since autotuning chose by timing",
+    Change.WRAPPER: "the same kernels, and different copies or ops that the wrapper runs between them",
+    Change.CODEGEN: "the same kernels with different code",
 }
 
 
@@ -82,11 +82,6 @@ class Diff(Frozen):
     """Those that differ."""
     tuned: tuple[str, ...] = ()
     """Of all graphs: kernels with the same code in a different configuration, which autotuning chose by timing."""
-
-    @property
-    def advice(self) -> str:
-        """What to look at."""
-        return _ADVICE[self.change]
 
 
 def diff(base: Manifest, new: Manifest, *, across_versions: bool = False) -> Diff:

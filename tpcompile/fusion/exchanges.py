@@ -15,16 +15,7 @@ _TAKEN = frozenset({"aten.mm", "aten._scaled_mm"})
 _GATHER, _SCATTER = "all_gather_into_tensor", "reduce_scatter_tensor"
 _ENABLE = "torch.distributed._symmetric_memory.enable_symm_mem_for_group(group)"
 _WAITS = {_GATHER: "the matmul waits for the all-gather", _SCATTER: "the reduce-scatter waits for the matmul"}
-_NO_BATCH = "F.linear or x @ weight, which is an mm; then async TP (config._micro_pipeline_tp)"
-_INSTEAD = {
-    "aten.bmm": _NO_BATCH,
-    "aten.baddbmm": _NO_BATCH,
-    "aten.addmm": "a matmul without bias, and the bias added behind it; then async TP (config._micro_pipeline_tp)",
-}
-_IF_USED_ALONE = {
-    _GATHER: "the gathered tensor must reach the matmul as it is, at most reshaped",
-    _SCATTER: "the matmul's result must have no other use",
-}
+_INSTEAD = {"aten.bmm": "F.linear or x @ weight, which is an mm; then async TP (config._micro_pipeline_tp)"}
 
 
 def reason_of_exchange(both: Sequence[Launch], settings: Mapping[str, str]) -> Reason | None:
@@ -36,9 +27,7 @@ def reason_of_exchange(both: Sequence[Launch], settings: Mapping[str, str]) -> R
     if kind:
         return _async_tp(kind, both, is_on=settings.get(ASYNC_TP) == "True")
     text = f"{exchanges[0].kind} is a collective: the kernels before and after it are apart"
-    return Reason(
-        boundary=Boundary.COLLECTIVE, text=text, remedy="an exchange kernel that does both (docs/fastpath.md)"
-    )
+    return Reason(boundary=Boundary.COLLECTIVE, text=text)
 
 
 def _with_matmul(both: Sequence[Launch]) -> str:
@@ -62,9 +51,9 @@ def _async_tp(kind: str, both: Sequence[Launch], *, is_on: bool) -> Reason:
     remedy = f"async TP: config._micro_pipeline_tp, and {_ENABLE}"
     if is_on:
         text = f"async TP is on and did not match: {text}"
-        remedy = f"{_ENABLE} before the compile; {_IF_USED_ALONE[kind]}"
+        remedy = f"{_ENABLE} before the compile"
     matmul = next(filter(None, map(_matmul, both)))
     if matmul not in _TAKEN:
         text += f", and async TP does not look for {matmul.removeprefix('aten.')}"
-        remedy = _INSTEAD[matmul]
+        remedy = _INSTEAD.get(matmul, "")
     return Reason(boundary=Boundary.COLLECTIVE, text=text, remedy=remedy)

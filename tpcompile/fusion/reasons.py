@@ -43,7 +43,9 @@ class Reason(Frozen):
     text: str
     """In plain words."""
     remedy: str = ""
-    """The setting or rewrite that would change it; empty where none is known."""
+    """The setting or rewrite that makes one launch of them, of which tests/advice has a program; empty for none."""
+    saves_nothing: bool = False
+    """True where neither reads what the other has at hand, or next to nothing: one kernel would move as much."""
 
     @property
     def says(self) -> str:
@@ -52,39 +54,35 @@ class Reason(Frozen):
         return f"{self.boundary}: {self.text}{remedy}"
 
 
-_TEMPLATE_ONLY = (
-    "make it a template: mode='max-autotune', or max_autotune_gemm with TRITON in max_autotune_gemm_backends"
+DIFFERENT_ORDER = Reason(
+    boundary=Boundary.INDEXING,
+    text="the second reads the buffer in a different order, or more of it, than the first writes",
 )
-_PROLOGUE = "compute the operand before the matmul, or fuse both by hand in a Triton kernel"
-_OTHER_LOOPS = "give both the same shape; for a reduction, reduce over the same dimension"
+TWO_ORDERS = Reason(boundary=Boundary.INDEXING, text="they read the same buffer in different orders")
 
 _KNOWN: dict[str, Reason] = {
     "intermediate nodes between node1 & node2": Reason(
         boundary=Boundary.ORDER,
         text="a different launch must run between them, which reads what the first writes and feeds the second",
-        remedy="look at what lies between: a collective or a library call stays a boundary",
     ),
     "will create cycle": Reason(
         boundary=Boundary.ORDER, text="one kernel would have to run before and after a different one"
     ),
     "node1 must go before node2": Reason(boundary=Boundary.ORDER, text="the second makes an input of the first"),
-    "memory deps did not match": Reason(
-        boundary=Boundary.INDEXING,
-        text="the second reads the buffer in a different order, or more of it, than the first writes",
-        remedy="avoid a transpose, split or broadcast between them; .contiguous() if it is read often",
-    ),
+    "memory deps did not match": DIFFERENT_ORDER,
     "no shared data": Reason(
         boundary=Boundary.INDEXING,
-        text="they use the same buffer, but no element in the same order: one pass would save no read",
-        remedy="config.aggressive_fusion fuses pointwise nodes without shared data",
+        text="they read the same buffer, but no element of it in the same order: one pass would save no read",
+        saves_nothing=True,
     ),
     "no shared data due to indexing mismatch": Reason(
-        boundary=Boundary.INDEXING, text="they use the same buffer with different indices", remedy="use the same layout"
+        boundary=Boundary.INDEXING, text="they use the same buffer with different indices"
     ),
     "score_fusion_memory_threshold": Reason(
         boundary=Boundary.SIZE,
         text="they share too few bytes",
-        remedy="config.score_fusion_memory_threshold (10 bytes by default)",
+        remedy="config.score_fusion_memory_threshold = 0 (10 bytes by default)",
+        saves_nothing=True,
     ),
     "exceeds max fusion": Reason(
         boundary=Boundary.SIZE, text="the kernel would hold too many nodes", remedy="config.max_fusion_size (64)"
@@ -92,21 +90,16 @@ _KNOWN: dict[str, Reason] = {
     "fusion_prevent_too_many_reads_and_writes": Reason(
         boundary=Boundary.SIZE,
         text="the kernel would read and write too many buffers",
-        remedy="config.realize_acc_reads_threshold; split the expression",
     ),
     "Fusion will increase peak memory": Reason(
         boundary=Boundary.MEMORY,
         text="a buffer would have to live longer, and peak memory would grow",
-        remedy="config.max_fusion_size, or compute both where the buffer is made",
     ),
     "Nodes are too far away. Fusing them may increase peak memory.": Reason(
         boundary=Boundary.MEMORY,
         text="they are far from each other in the program: fused, a buffer would live longer",
-        remedy="compute them next to each other",
     ),
-    "device mismatch (%s vs %s)": Reason(
-        boundary=Boundary.DEVICE, text="they run on different devices", remedy="keep the data on one device"
-    ),
+    "device mismatch (%s vs %s)": Reason(boundary=Boundary.DEVICE, text="they run on different devices"),
     "fusion for buffer explicit disabled": Reason(
         boundary=Boundary.MUTATION, text="a pass of Inductor forbids fusion of this buffer (no_fuse_buffer_names)"
     ),
@@ -114,29 +107,25 @@ _KNOWN: dict[str, Reason] = {
         boundary=Boundary.ORDER, text="one belongs to a group of nodes that a pass keeps together"
     ),
     "numel/rnumel mismatch (reduce) (%s, %s), (%s, %s)": Reason(
-        boundary=Boundary.SHAPE, text="two reductions over different shapes", remedy=_OTHER_LOOPS
+        boundary=Boundary.SHAPE, text="two reductions over different shapes"
     ),
     "numel/rnumel mismatch (non-reduce) (%s, %s), (%s, %s)": Reason(
-        boundary=Boundary.SHAPE, text="they have different numbers of elements", remedy=_OTHER_LOOPS
+        boundary=Boundary.SHAPE, text="they have different numbers of elements"
     ),
     "numel/rnumel mismatch prologue mismatch (%s, %s), (%s, %s)": Reason(
-        boundary=Boundary.SHAPE, text="the template's operand has a different number of elements", remedy=_PROLOGUE
+        boundary=Boundary.SHAPE, text="the template's operand has a different number of elements"
     ),
-    "nodes numel incompatibility": Reason(
-        boundary=Boundary.SHAPE, text="their numbers of elements do not fit", remedy=_OTHER_LOOPS
-    ),
+    "nodes numel incompatibility": Reason(boundary=Boundary.SHAPE, text="their numbers of elements do not fit"),
     "nodes numel/rnumel incompatibility": Reason(
-        boundary=Boundary.SHAPE, text="a reduction and a pointwise node of a different shape", remedy=_OTHER_LOOPS
+        boundary=Boundary.SHAPE, text="a reduction and a pointwise node of a different shape"
     ),
     "tiling mismatch (%s, %s, %s)": Reason(
         boundary=Boundary.SHAPE,
         text="fused, the kernel would need a different tiling than each alone",
-        remedy="config.triton.tiling_prevents_pointwise_fusion",
     ),
     "invalid tiling for reduction": Reason(
         boundary=Boundary.SHAPE,
         text="the reduction's tiling does not fit the other node",
-        remedy="config.triton.tiling_prevents_reduction_fusion",
     ),
     "invalid loop order and tiling for native matmul": Reason(
         boundary=Boundary.SHAPE, text="the loop order of the native matmul does not fit"
@@ -144,59 +133,49 @@ _KNOWN: dict[str, Reason] = {
     "Split scan cannot fuse with reductions": Reason(
         boundary=Boundary.SHAPE, text="a long scan is several kernels, which take no reduction"
     ),
-    "prologue fusion turned off": Reason(
-        boundary=Boundary.TEMPLATE, text="operands are not computed in the template", remedy="config.prologue_fusion"
-    ),
+    "prologue fusion turned off": Reason(boundary=Boundary.TEMPLATE, text="operands are not computed in the template"),
     "prologue fusion only supported for pointwise nodes": Reason(
-        boundary=Boundary.TEMPLATE, text="a reduction cannot be computed in a template's operand", remedy=_PROLOGUE
+        boundary=Boundary.TEMPLATE, text="a reduction cannot be computed in a template's operand"
     ),
     "prologue fusion only supported for TritonTemplates": Reason(
-        boundary=Boundary.TEMPLATE, text="this template takes no computed operand", remedy=_TEMPLATE_ONLY
+        boundary=Boundary.TEMPLATE, text="this template takes no computed operand"
     ),
     "prologue fusion not implemented for kernel for these inputs": Reason(
-        boundary=Boundary.TEMPLATE, text="the template takes no computed operand at this place", remedy=_PROLOGUE
+        boundary=Boundary.TEMPLATE, text="the template takes no computed operand at this place"
     ),
     "template has no allowed prologue inputs": Reason(
-        boundary=Boundary.TEMPLATE, text="the template takes no computed operand", remedy=_PROLOGUE
+        boundary=Boundary.TEMPLATE, text="the template takes no computed operand"
     ),
     "prologue fusion will not increase amount of bytes read in kernel": Reason(
         boundary=Boundary.TEMPLATE,
         text="the template would read more than 1.1 times the bytes: several operands instead of one",
-        remedy=_PROLOGUE,
     ),
     "prologue fusion will not increase attempt to fuse in padding bc it increases unaligned reads": Reason(
-        boundary=Boundary.TEMPLATE, text="padding in the template would read unaligned", remedy="pad the weights once"
+        boundary=Boundary.TEMPLATE, text="padding in the template would read unaligned"
     ),
     "prologue fusion that must be upcast to fp32 not profitable for low precision templates": Reason(
         boundary=Boundary.TEMPLATE, text="the operand is computed in float32, the template in a lower precision"
     ),
     "template prologue can only fuse functional pointwise nodes": Reason(
-        boundary=Boundary.MUTATION, text="the operand is written in place", remedy="write it out of place"
+        boundary=Boundary.MUTATION, text="the operand is written in place"
     ),
     "template prologue can only fuse nodes with a single use": Reason(
-        boundary=Boundary.TEMPLATE, text="the operand is used elsewhere too", remedy=_PROLOGUE
+        boundary=Boundary.TEMPLATE, text="the operand is used elsewhere too"
     ),
     "template prologue can only fuse nodes with a single use into template": Reason(
-        boundary=Boundary.TEMPLATE, text="the operand is used elsewhere too", remedy=_PROLOGUE
+        boundary=Boundary.TEMPLATE, text="the operand is used elsewhere too"
     ),
     "template epilogue not satisfied": Reason(
         boundary=Boundary.TEMPLATE,
         text="a reduction, or an op in place, cannot follow in the template, or config.epilogue_fusion is off",
-        remedy="config.epilogue_fusion; a pointwise op out of place can follow",
     ),
     "multi-output template epilogue requires ComputedBuffer": Reason(
         boundary=Boundary.TEMPLATE, text="the template has several outputs, and takes pointwise nodes only"
     ),
     "node1 is nop": Reason(boundary=Boundary.UNKNOWN, text="the first does nothing"),
-    "node1 is extern or nop": Reason(
-        boundary=Boundary.EXTERN, text="the first is a library call", remedy=_TEMPLATE_ONLY
-    ),
-    "node2 is extern or nop": Reason(
-        boundary=Boundary.EXTERN, text="the second is a library call", remedy=_TEMPLATE_ONLY
-    ),
-    "node1 is extern but not a triton kernel": Reason(
-        boundary=Boundary.EXTERN, text="the first is a library call", remedy=_TEMPLATE_ONLY
-    ),
+    "node1 is extern or nop": Reason(boundary=Boundary.EXTERN, text="the first is a library call"),
+    "node2 is extern or nop": Reason(boundary=Boundary.EXTERN, text="the second is a library call"),
+    "node1 is extern but not a triton kernel": Reason(boundary=Boundary.EXTERN, text="the first is a library call"),
     "node1 is extern but node2 is not SchedulerNode": Reason(
         boundary=Boundary.TRITON, text="a Triton kernel of yours takes one pointwise node only"
     ),
@@ -209,7 +188,6 @@ _KNOWN: dict[str, Reason] = {
     "node1's triton kernel doesn't support epilogue fusion": Reason(
         boundary=Boundary.TRITON,
         text="your Triton kernel cannot take what follows",
-        remedy="config.epilogue_fusion_user_defined_triton_kernel, and one store of one output",
     ),
     "epilogue reads from buffers other than the mutated output": Reason(
         boundary=Boundary.TRITON, text="what follows your Triton kernel reads a second buffer"
@@ -218,7 +196,7 @@ _KNOWN: dict[str, Reason] = {
         boundary=Boundary.TRITON, text="what follows your Triton kernel has a different layout"
     ),
     "foreach do not have same length": Reason(
-        boundary=Boundary.SHAPE, text="two foreach ops over lists of different lengths", remedy="use equal lists"
+        boundary=Boundary.SHAPE, text="two foreach ops over lists of different lengths"
     ),
     "candidate producer is not dep of any foreach consumer": Reason(
         boundary=Boundary.ORDER, text="no element of the foreach op reads it"

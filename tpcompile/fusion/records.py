@@ -104,6 +104,8 @@ class Decisions(Frozen):
     """If each op of the graph were a kernel of its own."""
     outputs: tuple[str, ...]
     """Buffers that the graph returns."""
+    sizes: dict[str, int] = {}
+    """Of whole buffers, in bytes: a node may read a part of one."""
     recomputed: tuple[Recomputed, ...] = ()
     realized: tuple[Realized, ...] = ()
     unseen: tuple[str, ...] = ()

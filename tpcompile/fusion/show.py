@@ -12,8 +12,9 @@ from rich.text import Text
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import at_text
 from tpcompile.fusion.baseline import Outcome
-from tpcompile.fusion.bisect import WORDS, Attempt, Bisection, TakenOut
-from tpcompile.fusion.diff import Change, Diff, GraphDiff, Split
+from tpcompile.fusion.bisect import WORDS as TAKEN_OUT
+from tpcompile.fusion.bisect import Attempt, Bisection, TakenOut
+from tpcompile.fusion.diff import WORDS, Change, Diff, GraphDiff, Split
 from tpcompile.fusion.kinds import TERMINAL, kind_of, label, ops_text, shortened, size_text
 from tpcompile.fusion.manifest import removed_round_trips, total, total_before
 from tpcompile.fusion.records import Decisions, GraphManifest, Launch, Manifest, Recomputed, Role, Totals
@@ -162,10 +163,8 @@ def outcome(found: Outcome, path: Path) -> Iterator[Text]:
 
 def difference(found: Diff) -> Iterator[Text]:
     """What differs, the class of the change first."""
-    if found.change is Change.NONE:
-        yield Text("the same kernels with the same code")
-    else:
-        yield Text(f"{found.change}: {found.advice}", style="bold")
+    words = WORDS[found.change]
+    yield Text(words) if found.change is Change.NONE else Text(f"{found.change}: {words}", style="bold")
     for name in found.missing:
         yield Text(f"- graph {name}", style="red")
     for name in found.new:
@@ -231,7 +230,7 @@ def _attempt(found: Bisection, attempt: Attempt) -> Iterator[Text]:
     assert attempt.now is not None, "what helps was compiled"
     fewer = found.fewer_kernels(attempt)
     gain = f"{fewer} fewer" if fewer else "fewer bytes"
-    yield Text(f"without {attempt.kind}: {_kernels(attempt.now)}, {gain}: {WORDS[attempt.kind]}", style="green")
+    yield Text(f"without {attempt.kind}: {_kernels(attempt.now)}, {gain}: {TAKEN_OUT[attempt.kind]}", style="green")
     yield from map(_taken_out, dict.fromkeys(attempt.taken_out))
 
 

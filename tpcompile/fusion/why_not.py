@@ -11,7 +11,8 @@ from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import Frozen
 from tpcompile.fusion.exchanges import reason_of_exchange
-from tpcompile.fusion.reasons import Boundary, Reason, reason_of
+from tpcompile.fusion.kinds import Kind, kind_of
+from tpcompile.fusion.reasons import DIFFERENT_ORDER, TWO_ORDERS, Boundary, Reason, reason_of
 from tpcompile.fusion.records import Decisions, GraphManifest, Launch, Pair, Realized, Role
 
 _NAMESPACE = re.compile(r"torch\.ops\.(?P<name>\w+)")
@@ -129,18 +130,27 @@ def _missed(
     logged = tuple(dict.fromkeys(texts))
     lines = chain.from_iterable(one.lines for one in both)
     between = _between(graph.launches, places) if _BETWEEN in logged else []
+    reason = reason_of_exchange(both, settings) or _reason(graph, both, between, pairs, logged)
+    if _is_on(reason.remedy, settings):
+        reason = reason.model_copy(update={"remedy": ""})
     return Missed(
         first=both[0].name,
         second=both[1].name,
         places=places,
         shared=tuple(sorted(set.intersection(*map(_buffers, both)))),
-        saved_bytes=_saved(graph, places),
-        reason=reason_of_exchange(both, settings) or _reason(graph, both, between, pairs, logged),
+        saved_bytes=0 if reason.saves_nothing else _saved(graph, places),
+        reason=reason,
         logged=logged,
         score=first(pair.score for pair in pairs if pair.score),
         between=tuple(one.name for one in between),
         lines=tuple(dict.fromkeys(lines)),
     )
+
+
+def _is_on(remedy: str, settings: Mapping[str, str]) -> bool:
+    """True where the setting that a remedy begins with is on already."""
+    setting, _, _ = remedy.partition(" ")
+    return settings.get(f"_inductor.{setting}") == "True"
 
 
 def _saved(graph: GraphManifest, places: tuple[int, int]) -> int:
@@ -195,16 +205,16 @@ def _reason(
 ) -> Reason:
     are_matmuls = all(map(_is_matmul, both))
     if are_matmuls:
-        return _TWO_MATMULS
+        return _of_matmuls(both)
     boundary = first(filter(None, map(_boundary_of, both)))
     if boundary is not None:
-        return boundary
+        return _with_template(boundary, both)
     if between:
         return _of_between(between)
     if _are_stages(both):
         return _STAGES
     if logged:
-        return _in_memory(graph, both, _most_telling(logged))
+        return _in_memory(graph, both, _by_use(graph, both, _most_telling(logged)))
     return _without_a_reason({pair.is_allowed for pair in pairs})
 
 
@@ -213,19 +223,16 @@ def _without_a_reason(answers: Set[bool | None]) -> Reason:
     if True in answers:
         return Reason(
             boundary=Boundary.BACKEND,
-            text="the backend refused it without a reason",
-            remedy="the C++ backend gives none; look at the same program on a GPU",
+            text="the backend refused it without a reason: the C++ backend gives none",
         )
     if False in answers:
         return Reason(
             boundary=Boundary.CHOICES,
             text="the choices handler refused it without a reason, which torch's own never does",
-            remedy="look for what replaces InductorChoices.can_fuse, or sets a choices handler",
         )
     return Reason(
         boundary=Boundary.NOT_TRIED,
-        text="the scheduler did not look at this pair",
-        remedy="config.max_fusion_buffer_group_pairwise_attempts (64 neighbours of a buffer)",
+        text="the scheduler did not look at this pair: it looks at 64 neighbours of a buffer",
     )
 
 
@@ -234,6 +241,23 @@ def _most_telling(logged: Sequence[str]) -> Reason:
     reasons = [reason_of(text) for text in logged]
     telling = [one for one in reasons if one.boundary is not Boundary.ORDER]
     return (telling or reasons)[-1]
+
+
+def _by_use(graph: GraphManifest, both: Sequence[Launch], reason: Reason) -> Reason:
+    """Inductor's `no shared data` is about the order, unless the two read different parts of a buffer."""
+    first_one, second = both
+    is_reader = bool(first_one.writes.keys() & second.reads.keys())
+    if reason.boundary is not Boundary.INDEXING or not reason.saves_nothing:
+        return reason
+    if is_reader:
+        return DIFFERENT_ORDER
+    are_pointwise = not any("reduction" in one.body for one in both)
+    have_one_loop = first_one.loops == second.loops
+    remedy = _AGGRESSIVE if are_pointwise and have_one_loop else ""
+    sizes = graph.decisions.sizes if graph.decisions else {}
+    read_whole = [name for name, size in sizes.items() if first_one.reads.get(name) == size == second.reads.get(name)]
+    found = TWO_ORDERS if read_whole else reason
+    return found.model_copy(update={"remedy": remedy})
 
 
 def _are_stages(both: Sequence[Launch]) -> bool:
@@ -284,38 +308,49 @@ def _boundary_of(launch: Launch) -> Reason | None:
     is_by_the_wrapper = launch.role in (Role.COPY, Role.WRAPPER)
     if is_by_the_wrapper:
         text = f"{launch.name} is done by the wrapper, outside of any kernel"
-        return Reason(boundary=Boundary.DEVICE, text=text, remedy="keep the data on one device")
+        return Reason(boundary=Boundary.DEVICE, text=text)
     return _of_extern(launch)
+
+
+def _with_template(reason: Reason, both: Sequence[Launch]) -> Reason:
+    """A template takes pointwise ops behind a matmul: no reduction, and nothing before it."""
+    first_one, second = both
+    is_pointwise = kind_of(second) is Kind.POINTWISE or (second.kind == "cpp" and "reduction" not in second.body)
+    takes_it = _is_matmul(first_one) and is_pointwise
+    return reason.model_copy(update={"remedy": _TO_TEMPLATE}) if takes_it else reason
 
 
 def _of_users_kernel(launch: Launch) -> Reason | None:
     if launch.kind != "triton":
         return None
     text = f"{launch.name} is a Triton kernel of yours"
-    return Reason(boundary=Boundary.TRITON, text=text, remedy="config.epilogue_fusion_user_defined_triton_kernel")
+    return Reason(boundary=Boundary.TRITON, text=text)
 
 
 def _of_extern(launch: Launch) -> Reason:
     namespace = _NAMESPACE.match(launch.name)
     if namespace is not None and namespace["name"] not in _OF_TORCH:
         text = f"{launch.name} is a custom op, which Inductor does not look into"
-        return Reason(boundary=Boundary.CUSTOM, text=text, remedy="write it with torch's ops, or as a triton_op")
+        return Reason(boundary=Boundary.CUSTOM, text=text, remedy="write it with torch's ops")
     text = f"{launch.name} is a library call"
-    return Reason(boundary=Boundary.EXTERN, text=text, remedy=_TO_TEMPLATE if _is_matmul(launch) else "")
+    return Reason(boundary=Boundary.EXTERN, text=text)
+
+
+def _of_matmuls(both: Sequence[Launch]) -> Reason:
+    first_one, second = both
+    is_reader = bool(first_one.writes.keys() & second.reads.keys())
+    return Reason(boundary=Boundary.EXTERN, text="two library calls", remedy="" if is_reader else _SIDE_BY_SIDE)
 
 
 def _is_matmul(launch: Launch) -> bool:
     return launch.role is Role.EXTERN and launch.name.rsplit(".", 1)[-1] in _MATMULS
 
 
-_TO_TEMPLATE = "mode='max-autotune' may make it a template, which takes pointwise ops behind it"
-_TWO_MATMULS = Reason(
-    boundary=Boundary.EXTERN,
-    text="two library calls",
-    remedy="of one input: put their weights side by side, and it is one matmul (gate and up, or q, k and v)",
-)
+_TO_TEMPLATE = "config.max_autotune_gemm may make it a template, which takes the pointwise ops"
+_AGGRESSIVE = "config.aggressive_fusion with config.score_fusion_memory_threshold = 0 makes one launch of them"
+_SIDE_BY_SIDE = "put the operands that differ side by side, and it is one matmul (gate and up, or q, k and v)"
 _STAGES = Reason(
     boundary=Boundary.STAGES,
     text="one reduction in two stages: the second reduces the partial results of the first",
-    remedy="config.triton.cooperative_reductions, or config.split_reductions=False where the result has many elements",
+    remedy="config.triton.cooperative_reductions",
 )

@@ -119,7 +119,7 @@ def target(config: JobConfig, digests: Sequence[RankDigest], divergences: Sequen
     numbers: list[Check] = []
     if declared.has_reference:
         right = _errors(config, ranks, TARGET, "forward right", only="forward")
-        numbers.append(_with_advice(right, wrong_numbers.advice(ranks)) if right.is_red else right)
+        numbers.append(_with_detail(right, wrong_numbers.differing(ranks)) if right.is_red else right)
         numbers.append(_errors(config, ranks, TARGET, "eager equals compiled", only="eager"))
     else:
         why = "no reference is declared: the numbers were not compared"
@@ -353,8 +353,8 @@ def _errors(config: JobConfig, ranks: Ranks, mode: AnyMode, name: str, *, only: 
     )
 
 
-def _with_advice(check: Check, advice: str) -> Check:
-    return check.model_copy(update={"advice": advice, "details": (advice, *check.details)})
+def _with_detail(check: Check, detail: str) -> Check:
+    return check.model_copy(update={"details": (detail, *check.details)})
 
 
 MODES: dict[str, Judge] = {"A": mode_a, "B": mode_b, "C": mode_c, TARGET: target}

@@ -1,4 +1,4 @@
-"""Facts of all ranks -> what to do about a target whose numbers are wrong; torch-free."""
+"""Facts of all ranks -> in what the ranks of a target with wrong numbers differ; torch-free."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from tpcompile.evidence.records import RankDigest
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.gate.measurements import GateFacts
 
-_NAMES = "tpcompile.testing.check_numerics names its first wrong module (docs/tp-maths.md)"
 _SAME = 1e-6
 """Relative difference of two norms in float64 from which on they are of different numbers."""
 
 
-def advice(ranks: Ranks) -> str:
-    """Where to look first: at the inputs or references, where ranks of a domain differ in them, or in the program."""
+def differing(ranks: Ranks) -> str:
+    """Whether the inputs of the ranks of a domain have different values, or else their references."""
     domains = [_facts(digests) for digests in by_domain(ranks.values()).values()]
     for facts in domains:
         if facts.differ(lambda known: known.inputs):
             groups = " | ".join(named_ranks(group) for group in facts.groups(lambda known: known.inputs))
-            return f"Give all ranks the same inputs, from one seed: their values differ ({groups})."
+            return f"the values of the inputs differ between ranks: {groups}"
     for facts in domains:
         if not all(_is_near(facts.first.reference, known.reference) for known in facts.values()):
-            return "Give the reference the same weights on all ranks: it returns different values for equal inputs."
-    return f"No difference between the ranks was seen in inputs or reference, so look at the program: {_NAMES}."
+            return "the reference returns different values on different ranks, for equal inputs"
+    return "no difference between the ranks was seen in inputs or reference"
 
 
 def _facts(digests: Sequence[RankDigest]) -> ByRank[GateFacts]:

@@ -26,7 +26,8 @@ class Kind:
 
     layer: Layer
     cause: Cause
-    advice: str
+    advice: str | None = None
+    """What to do; None for what the cause says."""
     cls: DivergenceClass = DivergenceClass.CONTENT
     missing: str = UNSET
     """Text for ranks that do not have the key."""
@@ -58,7 +59,7 @@ def difference(
     texts = [kind.missing if value is None else value for _, value in groups]
     items = [value_item(key, text) for text in texts]
     cls = kind.cls
-    advice = f"{kind.advice} {kind.cause.advice}".strip()
+    advice = kind.cause.advice if kind.advice is None else kind.advice
     reason = reason_for([kind.layer], [item.text for item in items], allowed)
     if reason:
         cls, advice = DivergenceClass.DECLARED, f"declared: {reason}"

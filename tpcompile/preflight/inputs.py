@@ -27,23 +27,18 @@ from tpcompile.ranks.exchange import Fetch, Side
 _PASSED = ""
 """The aspect that every passed argument has."""
 _KINDS = {
-    _PASSED: Kind(
-        Layer.INPUTS,
-        Cause.UNKNOWN,
-        "The ranks pass different arguments: look at the code that builds them.",
-        missing="not passed",
-    ),
-    "class": Kind(Layer.INPUTS, Cause.TENSOR_SUBCLASS, ""),
-    "dtype": Kind(Layer.INPUTS, Cause.DTYPE, ""),
-    "shape": Kind(Layer.INPUTS, Cause.SHAPE, ""),
-    "dims": Kind(Layer.INPUTS, Cause.SHAPE, ""),
-    "stride": Kind(Layer.INPUTS, Cause.STRIDE, ""),
-    "requires_grad": Kind(Layer.INPUTS, Cause.REQUIRES_GRAD, ""),
-    "bits": Kind(Layer.INPUTS, Cause.INPUT_VALUES, ""),
-    "value": Kind(Layer.INPUTS, Cause.PYTHON_VALUE, ""),
+    _PASSED: Kind(Layer.INPUTS, Cause.UNKNOWN, missing="not passed"),
+    "class": Kind(Layer.INPUTS, Cause.TENSOR_SUBCLASS),
+    "dtype": Kind(Layer.INPUTS, Cause.DTYPE),
+    "shape": Kind(Layer.INPUTS, Cause.SHAPE),
+    "dims": Kind(Layer.INPUTS, Cause.SHAPE),
+    "stride": Kind(Layer.INPUTS, Cause.STRIDE),
+    "requires_grad": Kind(Layer.INPUTS, Cause.REQUIRES_GRAD),
+    "bits": Kind(Layer.INPUTS, Cause.INPUT_VALUES),
+    "value": Kind(Layer.INPUTS, Cause.PYTHON_VALUE),
 }
 """Aspects of an argument, metadata before content; JSON does not keep their order."""
-_STEP = Kind(Layer.INPUTS, Cause.UNKNOWN, "The ranks are at different steps: one rank skipped or repeated a call.")
+_STEP = Kind(Layer.INPUTS, Cause.UNKNOWN)
 
 
 class InputFacts(Frozen):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.groups.by_rank import ByRank, entry
 from tpcompile.evidence.iterables import differ, grouped
+from tpcompile.evidence.judgement.equal_ranks import equal_groups
 from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer, Status, Verdict
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
@@ -34,16 +35,9 @@ from tpcompile.preflight.shards import misfit, shard_text
 from tpcompile.preflight.weights import Weight
 from tpcompile.ranks.exchange import Fetch
 
-_BACKEND = (
-    "`auto` was resolved by each rank from its installed packages and settings: name the backend instead of `auto`, "
-    "or install the same packages on all ranks."
-)
-_MESH = (
-    "The ranks have different meshes and will create different groups: build the mesh from the same ranks everywhere."
-)
-_CHANGED = "Frozen weights must not be written after loading: look for an in-place op or a late load on these ranks."
-_SHAPES = "Every rank must take its own shard of the same tensor: look at the split and at the checkpoint it came from."
-_ENVIRONMENT = Kind(Layer.ENVIRONMENT, Cause.ENVIRONMENT, "")
+_BACKEND = "Name the backend instead of `auto`, which each rank resolves for itself."
+_MESH = "Build the mesh from the same ranks in one order, on all ranks."
+_ENVIRONMENT = Kind(Layer.ENVIRONMENT, Cause.ENVIRONMENT)
 KINDS: dict[str, Kind] = {
     TOPOLOGY: Kind(Layer.ENVIRONMENT, Cause.GROUP, _MESH, DivergenceClass.COLLECTIVES),
     VERSIONS: _ENVIRONMENT,
@@ -51,10 +45,10 @@ KINDS: dict[str, Kind] = {
     ENV: _ENVIRONMENT,
     CONFIG: _ENVIRONMENT,
     BACKENDS: Kind(Layer.ENVIRONMENT, Cause.ENVIRONMENT, _BACKEND),
-    DTYPES: Kind(Layer.ENVIRONMENT, Cause.DTYPE, "", missing="missing"),
-    CHANGES: Kind(Layer.INPUTS, Cause.WEIGHTS, _CHANGED, missing="unchanged"),
-    WEIGHTS: Kind(Layer.INPUTS, Cause.WEIGHTS, "", missing="missing"),
-    SHARDS: Kind(Layer.INPUTS, Cause.WEIGHTS, _SHAPES, missing="missing"),
+    DTYPES: Kind(Layer.ENVIRONMENT, Cause.DTYPE, missing="missing"),
+    CHANGES: Kind(Layer.INPUTS, Cause.WEIGHTS, "", missing="unchanged"),
+    WEIGHTS: Kind(Layer.INPUTS, Cause.WEIGHTS, missing="missing"),
+    SHARDS: Kind(Layer.INPUTS, Cause.WEIGHTS, "", missing="missing"),
 }
 """Group of facts -> how its differences are reported; causes before their effects."""
 
@@ -107,7 +101,7 @@ class Judge:
             divergences,
             world_size=len(self.digests) + len(self.absent),
             title=self.title,
-            domains=self._equal(),
+            domains=equal_groups(self._domains, divergences),
         )
 
     def _scopes(self, group: str) -> dict[str, list[int]]:
@@ -221,19 +215,9 @@ class Judge:
         names = ", ".join(row.key for row in rows)
         return [_information("normalised", "differs by nature, not compared", names, details)] if rows else []
 
-    def _equal(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        """Domain -> groups of ranks whose compared facts are equal."""
-        texts = self._shas.map(_compared)
-        return {domain: texts.among(ranks).groups() for domain, ranks in self._domains.items()}
-
 
 def _information(name: str, expected: str, observed: str, details: Sequence[str]) -> Check:
     return Check(name=name, status=Status.INFO, expected=expected, observed=observed, details=tuple(details))
-
-
-def _compared(shas: Mapping[str, str]) -> str:
-    """The hashes that must be equal; those of shards and undeclared weights need not be."""
-    return str(sorted(item for item in shas.items() if item[0] not in (SHARDS, UNDECLARED)))
 
 
 def _rows(facts: ByRank[RankFacts], group: str) -> list[_Found]:

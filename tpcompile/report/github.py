@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tpcompile.evidence.iterables import find
 from tpcompile.evidence.judgement.checks import CAUSES
+from tpcompile.evidence.judgement.equal_ranks import equal_ranks
 from tpcompile.evidence.records import Check, Divergence, RankGroup, UserLine, Verdict
 from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.text.ranks import named_ranks
@@ -15,7 +16,6 @@ from tpcompile.report.wording import (
     by_mode,
     cause_lines,
     failed,
-    groups_text,
     headline,
     item_text,
     mode_title,
@@ -180,8 +180,7 @@ def _checks(mode: str, checks: Sequence[Check]) -> str:
 
 
 def _equal_ranks(verdict: Verdict) -> str:
-    domains = sorted(verdict.domains.items())
-    return _paragraphs(*(f"Equal ranks in {_cell(name)}: {_cell(groups_text(groups))}" for name, groups in domains))
+    return _paragraphs(*(_cell(text) for text, _ in equal_ranks(verdict)))
 
 
 def _difference(divergence: Divergence) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tpcompile.evidence.judgement.equal_ranks import equal_ranks
 from tpcompile.evidence.judgement.leading import cause_text, lead_ranks_text
 from tpcompile.evidence.judgement.rank_taint import value_text
 from tpcompile.evidence.records import Check, Divergence, Lead, RankGroup, UserLine, Verdict, items_of
@@ -11,7 +12,6 @@ from tpcompile.evidence.text.ranks import named_ranks, ranks_text
 from tpcompile.report.wording import (
     accepted_lines,
     cause_lines,
-    groups_text,
     headline,
     item_text,
     more_alike,
@@ -32,7 +32,7 @@ def lines(verdict: Verdict, *, command: str) -> list[str]:
     if verdict.lead is not None:
         found.append(f"cause: {_lead(verdict.lead)}")
     found += map(_check, verdict.checks)
-    found += [f"equal ranks in {name}: {groups_text(groups)}" for name, groups in sorted(verdict.domains.items())]
+    found += [text for text, _ in equal_ranks(verdict)]
     found += [f"median ms per call: {mode} {ms:.3g}" for mode, ms in sorted(verdict.timings_ms.items())]
     found += _differences(red_by_kind(verdict))
     found += _taints(verdict)

@@ -15,6 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from tpcompile.evidence.judgement import equal_ranks as equality
 from tpcompile.evidence.judgement.leading import cause_text, lead_ranks_text
 from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, RankGroup, Status, UserLine, Verdict
 from tpcompile.evidence.records.base import known
@@ -156,12 +157,7 @@ def _table(mode: str, checks: Sequence[Check]) -> Table:
 
 def equal_ranks(verdict: Verdict) -> list[Text]:
     """The groups of equal ranks of each domain."""
-    return [_equal_ranks(domain, groups) for domain, groups in sorted(verdict.domains.items())]
-
-
-def _equal_ranks(domain: str, groups: Sequence[Sequence[int]]) -> Text:
-    note, style = (" (all equal)", "") if len(groups) == 1 else ("", "bold red")
-    return line(f"equal ranks in {domain}: {groups_text(groups)}{note}", style)
+    return [line(text, "bold red" if is_split else "") for text, is_split in equality.equal_ranks(verdict)]
 
 
 def _timings(verdict: Verdict) -> list[Text]:

@@ -312,6 +312,18 @@ def _whole(dependencies: Iterable[Any]) -> dict[str, int]:
     return {name: _bytes_of_buffer(name) for name in sorted({one.name for one in dependencies})}
 
 
+def sizes(nodes: Iterable[Any]) -> dict[str, int]:
+    """Bytes of all tensors that the nodes read."""
+    read = (dependency for one in nodes for dependency in one.read_writes.reads)
+    return _whole(dependency for dependency in read if _is_tensor(dependency.name))
+
+
+def _is_tensor(name: str) -> bool:
+    """False for the results of a collective in place and of an op with several results."""
+    buffer: Any = V.graph.name_to_buffer.get(name) or V.graph.graph_inputs.get(name)
+    return isinstance(buffer, _ir.IRNode) and buffer.maybe_get_size() is not None
+
+
 def _bytes_of_buffer(name: str) -> int:
     buffer: Any = V.graph.name_to_buffer.get(name) or V.graph.graph_inputs.get(name)
     if buffer is None:

@@ -62,6 +62,7 @@ class _Graph:
             "num_rounds": self.num_rounds,
             "ops": scheduled.one_kernel_per_op(),
             "outputs": sorted(V.graph.get_output_names()),
+            "sizes": scheduled.sizes(nodes),
             "recomputed": inlined.recomputed(nodes),
             "realized": inlined.realized(nodes),
             "unseen": self._unseen(nodes),

@@ -70,7 +70,7 @@ def mixed_shards(step: Step, varying: Types) -> SpmdType:
         "mixed-shards",
         why=f"the operands are shards of different dims ({dims}, counted on the result): every rank computes a block "
         "of its own, and the other blocks of the whole result are computed nowhere",
-        fix="bring both into one layout first: all_gather one of them, or reduce_scatter along the dim of the other",
+        fix="bring both into one layout first: all_gather one of them",
     )
 
 

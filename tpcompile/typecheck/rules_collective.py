@@ -262,7 +262,7 @@ def _wrong_op(step: Step, x: SpmdType, op: str) -> SpmdType | None:
     return step.flag(
         "wrong-reduce-op",
         why=f"the operand is a partial {x.op}, reduced with {op!r}",
-        fix=advice if fitting else f"a partial {x.op} cannot be reduced; reduce sums",
+        fix=advice if fitting else "reduce sums",
     )
 
 

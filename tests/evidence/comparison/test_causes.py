@@ -26,9 +26,12 @@ from tpcompile.evidence.text import normalise
 FUNCTIONAL = "torch.ops._c10d_functional."
 
 
-def test_every_cause_has_one_paragraph_of_advice() -> None:
-    assert set(ADVICE) == set(Cause)
-    assert not [cause for cause in Cause if "\n" in cause.advice or not cause.advice.endswith(".")]
+def test_advice_is_whole_sentences_of_which_the_first_stands_alone() -> None:
+    for cause, texts in ADVICE.items():
+        assert cause.advice == " ".join(texts)
+        assert not texts[0].startswith("Or ") and all(text.startswith("Or ") for text in texts[1:])
+        assert not [text for text in texts if "\n" in text or not text.endswith(".") or ". " in text]
+    assert Cause.KILLED.advice == ""
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests.evidence.samples import (
     reduce,
     tensor,
 )
-from tpcompile.evidence.comparison.compare import compare, equal_groups
+from tpcompile.evidence.comparison.compare import compare
 from tpcompile.evidence.digests.digest import digest_rank, layer_items
 from tpcompile.evidence.records import CompileRecord, Divergence, DivergenceClass, Item, Layer
 from tpcompile.evidence.records.causes import Cause
@@ -76,7 +76,7 @@ def test_a_rank_constant_is_found_in_the_graph_with_value_and_line_of_each_side(
     assert (found.layer, found.cls) == (Layer.GRAPH, DivergenceClass.CONTENT)
     assert texts(found) == [f"%1 :: call mul(%0, 1) -> {F32}", f"%1 :: call mul(%0, 2) -> {F32}"]
     assert lines(found) == ["/app/model.py:12 in forward"] * 2
-    assert "mul(%0, 1) / mul(%0, 2)" in found.title and "get_rank" in found.advice
+    assert "mul(%0, 1) / mul(%0, 2)" in found.title
 
 
 def test_an_inserted_op_is_named_on_the_rank_that_has_it() -> None:
@@ -348,7 +348,6 @@ def test_domains_are_compared_apart() -> None:
     assert divergences(*stages) == ()
     broken_stage = [*stages[:3], record(3, compiled(), domain="stage1")]
     assert [(d.domain, parts(d)) for d in divergences(*broken_stage)] == [("stage1", [(2,), (3,)])]
-    assert equal_groups([digest_rank(r) for r in stages]) == {"stage0": ((0, 1),), "stage1": ((2, 3),)}
 
 
 def test_a_domain_whose_ranks_cannot_finish_comes_before_one_that_differs_in_a_guard() -> None:
@@ -384,6 +383,7 @@ def test_nothing_is_fetched_when_ranks_are_equal() -> None:
 
 def test_a_graph_in_a_call_that_only_one_rank_made_is_missing_elsewhere() -> None:
     found = only([compiled(), compiled(phase="C/resized", graphs=(graph(RELU),), compile_id="0/1")], compiled())
-    assert found.title == "forward app/model.py:3 compiled on rank 0 only, not on rank 1" and found.where.startswith(
-        "C/resized"
+    assert found.title == (
+        "forward app/model.py:3 compiled on rank 0 only, not on rank 1; it issues no collective, so no rank waits in it"
     )
+    assert found.where.startswith("C/resized")

@@ -99,7 +99,7 @@ def test_a_matmul_that_one_rank_padded_by_timing_is_explained() -> None:
         call("torch.ops.aten.constant_pad_nd.default", "%0", "[0, 1, 0, 0]"), call("torch.ops.aten.mm", "%1")
     )
     found = only(padded, lowered(call("torch.ops.aten.mm", "%0")))
-    assert found.cause == Cause.AUTOTUNE and "shape_padding" in found.advice
+    assert found.cause == Cause.AUTOTUNE
     assert found.is_choice
 
 

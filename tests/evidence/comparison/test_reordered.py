@@ -58,7 +58,7 @@ def test_a_set_whose_elements_choose_what_the_same_op_reads_is_iterated_in_a_dif
     found = only(on_values("%1", "%2", guards=(A_SET,)), on_values("%2", "%1", guards=(A_SET,)))
     assert found.cause == Cause.SET_ORDER
     assert found.title == "the same ops in a different order: all_reduce of tanh(x) / relu(x)"
-    assert "PYTHONHASHSEED" in found.advice
+    assert "sorted(...)" in found.advice
 
 
 def test_a_set_is_no_reason_for_a_value_that_only_one_rank_reads() -> None:

@@ -184,7 +184,7 @@ T = torch.ones
         (double, T(4, 8), without_grad, "global state", "set grad_mode once"),
         (double, T(4, 8), marked, "dynamic mark", "before the first call"),
         (SCALED, T(3), changed(SCALED, k=0.75), "Python number", "self.k as a 0-dim tensor"),
-        (INT, T(3), changed(INT, k=3), "int attribute of a module", "allow_unspec_int_on_nn_module"),
+        (INT, T(3), changed(INT, k=3), "int attribute of a module", "keep self.k in a tensor"),
         (MODE, T(3), changed(MODE, training=False), "training mode", "train() or eval()"),
         (first, [T(3)], lambda c: c([T(3), T(3)]), "length", "length of xs"),
         (double, T(4, 8), lambda c: c(2.5), "Python type", "pass x with one Python type"),

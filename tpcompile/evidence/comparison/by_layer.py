@@ -372,7 +372,7 @@ class _Layer:
             title=title,
             cause=cause,
             step=self.whole.slot.step,
-            advice=f"declared: {reason}" if reason else cause.advice,
+            advice=f"declared: {reason}" if reason else cause.note,
         )
 
     def _where(self) -> str:

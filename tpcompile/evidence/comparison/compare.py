@@ -16,7 +16,7 @@ from tpcompile.evidence.comparison.unexplained import DEFECTS, unexplained
 from tpcompile.evidence.comparison.whole_and_parts import Programs
 from tpcompile.evidence.groups.align import Slot, align
 from tpcompile.evidence.groups.by_group import Row
-from tpcompile.evidence.groups.by_rank import ByRank, Groups
+from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.groups.domain import Allowed, Domain, Fetch, by_domain, sides
 from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import (
@@ -32,7 +32,7 @@ from tpcompile.evidence.records.base import known
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.lines import in_program, is_installed
 
-__all__ = ["Allowed", "Fetch", "compare", "equal_groups"]
+__all__ = ["Allowed", "Fetch", "compare"]
 
 
 def compare(digests: Sequence[RankDigest], fetch: Fetch, *, allowed: Allowed = ()) -> tuple[Divergence, ...]:
@@ -136,14 +136,5 @@ def _information(domain: Domain, layer: Layer, cause: Cause, about: str, texts: 
         groups=sides(texts.groups(), [value_item(about, text) for _, text in texts.sides()]),
         title=cause.value,
         cause=cause,
-        advice=cause.advice,
+        advice=cause.note,
     )
-
-
-def equal_groups(digests: Sequence[RankDigest]) -> dict[str, Groups]:
-    """Domain -> groups of ranks whose whole digest is equal, for the table of a report."""
-    return {name: ByRank(dict(map(_whole, ranks))).groups() for name, ranks in by_domain(digests).items()}
-
-
-def _whole(digest: RankDigest) -> tuple[int, str]:
-    return digest.rank, digest.environment + "".join(layer.sha256 for layer in digest.layers)

@@ -49,7 +49,7 @@ _NAMED = _TENSOR_CAUSES.keys() - {ReasonKind.SIZE_BOUND, ReasonKind.DYNAMIC_MARK
 """Properties of a tensor whose expected value the reason holds."""
 _NOTHING = CompileDigest(index=-1, compile_id="", phase="", frame="", layers=())
 """The compile of a rank that made none."""
-_BESIDE = "It issues no collective, so no rank waits in it."
+_BESIDE = "it issues no collective, so no rank waits in it"
 _VALUE_KINDS = (ReasonKind.MODULE_INT, ReasonKind.NUMBER, ReasonKind.VALUE, ReasonKind.TRAINING)
 
 
@@ -69,13 +69,13 @@ def compiled_alone(programs: Programs, slot: Slot, absent: tuple[int, ...]) -> D
         where=slot.where,
         frame=slot.frame,
         groups=found.groups(cause),
-        title=found.title(cause),
+        title=f"{found.title(cause)}; {_BESIDE}" if found.is_beside(cause) else found.title(cause),
         cause=cause,
         guard=found.guard,
         held=found.held,
         step=slot.step,
         is_rank_known=cause not in (Cause.REGIONAL_COMPILE, Cause.EXTRA_COMPILE),
-        advice=f"{cause.advice} {_BESIDE}" if found.is_beside(cause) else cause.advice,
+        advice=cause.advice,
     )
 
 

@@ -16,7 +16,6 @@ from tpcompile.evidence.records.causes import Cause
 
 DEFECTS = (ArithmeticError, AssertionError, AttributeError, LookupError, StopIteration, TypeError, ValueError)
 """Exceptions of a defect in the code that names causes; an unreachable store raises a different one."""
-_ADVICE = "The difference is real; that its cause has no name is a bug in tpcompile. Please report it with this text."
 
 
 def unexplained(domain: Domain, slot: Slot, absent: Sequence[int], error: Exception) -> Divergence:
@@ -35,10 +34,9 @@ def unexplained(domain: Domain, slot: Slot, absent: Sequence[int], error: Except
         domain=domain.name,
         where=slot.where,
         groups=sides(hashes.groups(), row),
-        title=f"{names} of {slot.frame} not equal; naming the cause failed ({where})",
+        title=f"{names} of {slot.frame} not equal; naming the cause failed, a bug in tpcompile ({where})",
         cause=Cause.UNKNOWN,
         step=slot.step,
-        advice=_ADVICE,
         consequences=tuple(layers[1:]),
     )
 

@@ -18,46 +18,36 @@ _LOCAL = re.compile(r"^L\['(.*?)'\]")
 MAX_VALUES = 4
 """Changes of value shown per cause."""
 
-_ADVICE = {
+ADVICE = {
     ReasonKind.SIZE: (
-        "torch._dynamo.mark_dynamic({source}, {dim}) on every rank before the first call; or pad to one size and "
-        "keep it with torch._dynamo.mark_static({source}, {dim})"
+        "torch._dynamo.mark_dynamic({source}, {dim}) on every rank before the first call",
+        "pad {source} to one size",
     ),
     ReasonKind.SIZE_BOUND: (
-        "torch specialises on sizes 0 and 1: torch._dynamo.decorators.mark_unbacked({source}, {dim}), or pad so that "
-        "the size stays in the range of the guard"
+        "torch specialises on sizes 0 and 1: torch._dynamo.decorators.mark_unbacked({source}, {dim}) before the first "
+        "call",
     ),
-    ReasonKind.STRIDE: "call {source}.contiguous() before the compiled region, on every rank",
-    ReasonKind.DTYPE: "cast {source} to one dtype before the compiled region",
-    ReasonKind.REQUIRES_GRAD: (
-        "give {source} the same requires_grad in every call: detach() it, or keep inference and training apart and "
-        "warm up both"
+    ReasonKind.STRIDE: ("call {source}.contiguous() before the compiled region, on every rank",),
+    ReasonKind.DTYPE: ("cast {source} to one dtype before the compiled region",),
+    ReasonKind.REQUIRES_GRAD: ("detach() {source} in every call",),
+    ReasonKind.NUM_DIMS: ("give {source} one number of dimensions in every call (unsqueeze, flatten)",),
+    ReasonKind.DISPATCH_KEYS: (
+        "create {source} in the same mode in every call: always under inference_mode, or never",
     ),
-    ReasonKind.NUM_DIMS: "give {source} one number of dimensions in every call (unsqueeze, flatten)",
-    ReasonKind.DEVICE: "move {source} to this rank's device before the compiled region",
-    ReasonKind.DISPATCH_KEYS: ("create {source} in the same mode in every call: always under inference_mode, or never"),
-    ReasonKind.TENSOR_TYPE: "wait for or unwrap {source}, so that it has one tensor class in every call",
-    ReasonKind.DYNAMIC_MARK: "mark the tensor dynamic before the first call, not between calls, and on every rank",
-    ReasonKind.GLOBAL_STATE: (
-        "set {expected} once, before the first call, and on every rank; if both settings are meant (no_grad and "
-        "grad), warm up both"
-    ),
-    ReasonKind.TRAINING: "call train() or eval() before the first call; if both are meant, warm up both on every rank",
-    ReasonKind.MODULE_INT: (
-        "set torch._dynamo.config.allow_unspec_int_on_nn_module = True, or keep {source} in a tensor (a buffer); "
-        "best not to change it between calls"
-    ),
-    ReasonKind.NUMBER: "pass {source} as a 0-dim tensor, or stop changing it between calls",
-    ReasonKind.VALUE: "keep {source} equal in every call, or warm up each of its few values on every rank",
-    ReasonKind.LENGTH: "keep the length of {source} constant (pad the list), or stack its tensors along a dynamic dim",
-    ReasonKind.KEYS: "keep the keys of {source} and their order constant, or pass a tuple of tensors",
-    ReasonKind.IDENTITY: (
-        "{source} is a different object in each call: create it once, outside of the loop, and pass the same object"
-    ),
-    ReasonKind.DUPLICATE: "pass two tensors, or one tensor twice, in every call and on every rank",
-    ReasonKind.TYPE: "pass {source} with one Python type in every call",
-    ReasonKind.OTHER: "TORCH_LOGS=recompiles_verbose lists every guard that failed",
+    ReasonKind.TENSOR_TYPE: ("unwrap {source} before the compiled region, so that it has one tensor class",),
+    ReasonKind.DYNAMIC_MARK: ("mark the tensor dynamic before the first call, on every rank",),
+    ReasonKind.GLOBAL_STATE: ("set {expected} once, before the first call, and on every rank",),
+    ReasonKind.TRAINING: ("call train() or eval() once, before the first call",),
+    ReasonKind.MODULE_INT: ("keep {source} in a tensor (a buffer)",),
+    ReasonKind.NUMBER: ("pass {source} as a 0-dim tensor",),
+    ReasonKind.VALUE: ("keep {source} equal in every call",),
+    ReasonKind.LENGTH: ("keep the length of {source} constant (pad the list)",),
+    ReasonKind.KEYS: ("keep the keys of {source} and their order constant",),
+    ReasonKind.IDENTITY: ("create {source} once, outside of the loop, and pass the same object",),
+    ReasonKind.DUPLICATE: ("pass two tensors in every call, a clone where they are one",),
+    ReasonKind.TYPE: ("pass {source} with one Python type in every call",),
 }
+"""What keeps torch from compiling again, one way each; each has a program in tests/advice/test_recompiles.py."""
 
 
 def recompile_of(compile_: CompileRecord, *, frame: str) -> Recompile:
@@ -136,4 +126,5 @@ def _cause(seen: Sequence[_Seen]) -> RecompileCause:
 def advice_for(reason: Reason) -> str:
     """How to avoid recompiles for this reason, in terms of the user's names and indices."""
     source = _LOCAL.sub(r"\1", reason.source)
-    return _ADVICE[reason.kind].format(source=source or "it", dim=reason.dim, expected=reason.expected)
+    text = "; or ".join(ADVICE.get(reason.kind, ()))
+    return text.format(source=source or "it", dim=reason.dim, expected=reason.expected)

@@ -191,7 +191,7 @@ def refused_check(mode: str, found: Mapping[int, Sequence[Item]], *, statuses: I
         details=[f"{name}: {status}" for name, status in statuses],
         on_failure=[
             *map(_places, subjects.values()),
-            "register it as a TP-aware fast path, or declare it with gate.tp_aware_ops once it is right on a shard",
+            "declare it with gate.tp_aware_ops once it is right on a shard",
         ],
         line=_first_line(subjects),
         id=CheckId.TP_AWARE,

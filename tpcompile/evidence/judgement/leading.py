@@ -51,7 +51,7 @@ def of_check(check: Check) -> Lead:
         says=check.observed if is_named else f"{check.name}: {check.observed}, expected {check.expected}",
         ranks=check.ranks,
         line=check.line,
-        do_first=_first_sentence(check.cause.advice) if is_named else check.advice,
+        do_first=_first_sentence(check.cause.advice) if is_named else "",
     )
 
 

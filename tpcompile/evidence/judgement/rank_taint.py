@@ -51,17 +51,15 @@ _NUMBERS: Mapping[TaintKind, Callable[[RankDigest], int | None]] = {
 _MAY_BE_EQUAL = frozenset({TaintKind.ENVIRONMENT, TaintKind.HOSTNAME})
 _LAYERS = {"guard": "guards", "constant": "graph", "read": "taint"}
 """The layer under which an entry of the allow-list may name a taint."""
-_TENSOR = "make it tensor data: register a buffer in __init__ and index or multiply with that"
-_SUGGESTIONS = {
-    TaintKind.DIFFERS: "make the value equal on all ranks, or make it tensor data (a registered buffer)",
-    TaintKind.RANK: f"move it out of the compiled region, or {_TENSOR}",
-    TaintKind.GROUP_RANK: f"move it out of the compiled region, or {_TENSOR}",
-    TaintKind.LOCAL_RANK: f"move it out of the compiled region, or {_TENSOR}",
-    TaintKind.DEVICE_INDEX: "pass the device itself (x.device), not its index",
-    TaintKind.HOSTNAME: "read it before the compiled region and keep it out of the program",
-    TaintKind.ENVIRONMENT: "read the variable once in __init__, and set it equal on all ranks or keep it in a buffer",
-    TaintKind.PID: "read it before the compiled region and keep it out of the program",
+_BUFFER = "keep it in a tensor: register a buffer in __init__ and multiply with that"
+SUGGESTIONS = {
+    TaintKind.DIFFERS: "make the value equal on all ranks, or keep it in a tensor (a registered buffer)",
+    TaintKind.RANK: _BUFFER,
+    TaintKind.GROUP_RANK: _BUFFER,
+    TaintKind.LOCAL_RANK: _BUFFER,
+    TaintKind.ENVIRONMENT: "set the variable equal on all ranks, or read it in __init__ and keep it in a buffer",
 }
+"""Each has a program in tests/advice; nothing is suggested for the other kinds."""
 
 
 def find_taints(digests: Sequence[RankDigest], fetch: Fetch, *, allowed: Allowed = ()) -> tuple[Taint, ...]:
@@ -261,7 +259,7 @@ def _of_suspect(suspect: RankRead, grade: Grade, values: ByRank[str]) -> Taint:
         where=suspect.where,
         line=suspect.line,
         groups=sides(values.groups(), row),
-        suggestion=_SUGGESTIONS[suspect.kind],
+        suggestion=SUGGESTIONS.get(suspect.kind, ""),
     )
 
 
@@ -277,7 +275,7 @@ def _observed(
         where=phrase(slot.phase, slot.frame),
         line=first(row.lines),
         groups=sides(groups, row),
-        suggestion=_SUGGESTIONS[kind],
+        suggestion=SUGGESTIONS.get(kind, ""),
     )
 
 

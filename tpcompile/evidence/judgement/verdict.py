@@ -8,13 +8,15 @@ from typing import Literal
 
 from tpcompile.choices import TARGET
 from tpcompile.errors import ExitCode
-from tpcompile.evidence.comparison.compare import Allowed, Fetch, compare, equal_groups
+from tpcompile.evidence.comparison.compare import Allowed, Fetch, compare
 from tpcompile.evidence.compiles.normalised import hidden_check
 from tpcompile.evidence.digests.digest import environment_items, layer_items
 from tpcompile.evidence.digests.recompiles import recompile_causes
+from tpcompile.evidence.groups.domain import by_domain
 from tpcompile.evidence.iterables import find, grouped, indexed
 from tpcompile.evidence.judgement import checks
 from tpcompile.evidence.judgement import leading as lead
+from tpcompile.evidence.judgement.equal_ranks import equal_groups
 from tpcompile.evidence.judgement.rank_taint import find_taints
 from tpcompile.evidence.judgement.taint_check import taint_check
 from tpcompile.evidence.records import (
@@ -115,6 +117,7 @@ def conclude(
     found += hidden_check((*rules.taint_modes, *rules.modes, "")[0], digests)
     leading = lead.of_run(found, divergences, causes=checks.CAUSES)
     exit_code = _exit_code(found, is_red=leading is not None)
+    domains = {name: [digest.rank for digest in ranks] for name, ranks in by_domain(digests).items()}
     return Verdict(
         status=Status.PASS if exit_code == ExitCode.PASS else Status.FAIL,
         exit_code=exit_code,
@@ -128,7 +131,7 @@ def conclude(
         taints=taints,
         recompiles=recompile_causes(digests, expected_phases=rules.expected_recompiles),
         timings_ms=rules.timings(digests),
-        domains=equal_groups(digests),
+        domains=equal_groups(domains, divergences),
     )
 
 

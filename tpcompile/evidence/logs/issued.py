@@ -20,14 +20,6 @@ from tpcompile.evidence.text.ranks import named_ranks
 
 _OP = "torch.ops._c10d_functional."
 _WAIT = "wait_tensor"
-_SCHEDULED = (
-    "The graphs are the same; Inductor reordered, bucketed or dropped collectives on some ranks only. Compare "
-    "torch._inductor.config (reorder_for_compute_comm_overlap, bucketing) and its environment on these ranks."
-)
-_EXECUTED = (
-    "Every rank has the same graphs and calls them in a different order. Look at what decides which one is called."
-)
-
 
 Orders = ByRank[tuple[str, ...]]
 
@@ -60,7 +52,7 @@ def _rescheduled(logs: DomainLogs, step: Step, orders: Orders) -> Divergence:
         f"Inductor scheduled different collectives, first at number {place}",
         orders.map(lambda order: _at(order, place)),
         Cause.EXTRA_COLLECTIVE if has_others else Cause.ORDER_FORWARD,
-        _SCHEDULED,
+        "",
         lines=_lines(step),
     )
 
@@ -72,7 +64,7 @@ def executed(logs: DomainLogs) -> Iterator[Divergence]:
         return
     place = _first_difference(runs)
     title = f"compiled graphs with collectives ran in a different order, first at number {place}"
-    yield _divergence(logs, "", title, runs.map(lambda run: _at(run, place)), Cause.ORDER_FORWARD, _EXECUTED)
+    yield _divergence(logs, "", title, runs.map(lambda run: _at(run, place)), Cause.ORDER_FORWARD, "")
 
 
 def lonely_groups(logs: DomainLogs) -> Iterator[Divergence]:

@@ -88,8 +88,6 @@ class Check(Frozen):
     """Ranks to blame; empty for all or none."""
     cause: Cause = Cause.UNKNOWN
     """Why it failed, where that is known."""
-    advice: str = ""
-    """What to do first, where the cause is not known."""
     is_consequence: bool = False
     """True when a different finding explains it."""
 
@@ -141,4 +139,4 @@ class Verdict(Frozen):
     """Everything rank-dependent that was seen, allowed or not."""
     recompiles: tuple[RecompileCause, ...] = ()
     domains: dict[str, tuple[tuple[Rank, ...], ...]] = {}
-    """Domain -> groups of equal ranks, over all layers."""
+    """Domain -> groups of ranks that no red difference separates."""

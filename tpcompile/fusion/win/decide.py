@@ -23,7 +23,8 @@ def decide(measured: Sequence[Measured]) -> Advice:
     if best is None:
         return _no_win(wrong[0], Cause.WRONG, ()) if wrong else _no_win(*_reason(right), right)
     if best.error_ratio is None:
-        return Advice(use=best.mode, cause=Cause.NOT_COMPARED, says=f"{_win(best, measured)}; {_UNCHECKED}")
+        not_compared = f"{Cause.NOT_COMPARED}: {TODO[Cause.NOT_COMPARED]}"
+        return Advice(use=best.mode, cause=Cause.NOT_COMPARED, says=f"{_win(best, measured)}; {not_compared}")
     return Advice(use=best.mode, cause=None, says=_win(best, measured))
 
 
@@ -98,27 +99,24 @@ _OF_KERNELS: _Causes = (
     (Cause.UNCHANGED, lambda one: one.compiled.launches >= one.eager.launches),
 )
 
-_UNCHECKED = "its outputs were not compared: make it an nn.Module that runs in float64, with its tensors as parameters"
-_TODO = {
-    Cause.WRONG: "find the first wrong op (tpcompile gate names it) before any speed counts",
-    Cause.RECOMPILES: "run with TORCH_LOGS=recompiles, and make what the failing guard names constant or dynamic",
-    Cause.BREAKS: "run with TORCH_LOGS=graph_breaks, and repair the first break",
+TODO = {
+    Cause.NOT_COMPARED: "make it an nn.Module that runs in float64, with its tensors as parameters",
+    Cause.RECOMPILES: "TORCH_LOGS=recompiles names a guard: keep its value in a tensor",
+    Cause.BREAKS: "TORCH_LOGS=graph_breaks names an op: take it out of the program",
     Cause.SHAPES: "pad inputs to a few fixed lengths, so that each CUDA graph is recorded once",
-    Cause.LAUNCHES: "the GPU waits for launches: use reduce-overhead, or make the batch larger",
-    Cause.LIBRARY: "nearly all time is in library calls: use a lower precision, or fewer and larger matmuls",
-    Cause.UNCHANGED: "as many kernels as in eager: `tpcompile fusion record` lists what is not fused and why",
-    Cause.UNKNOWN: "stay in eager: fewer kernels, and no less time",
+    Cause.LAUNCHES: "use reduce-overhead",
 }
-_GRAPHS_DO_NOT_HELP = (
-    "the GPU waits for launches, and CUDA graphs do not help: make the batch larger, or call it under torch.no_grad()"
-)
+"""What helps, of which there is a program in repro/fusion/modes.py or the tests; nothing is said of other causes."""
 
 
 def _no_win(one: Measured, cause: Cause, right: Sequence[Measured]) -> Advice:
     gain = "" if cause is Cause.WRONG else f" ({speedup(one):.2f}x in {one.mode})"
+    todo = TODO.get(cause, "")
     has_tried_graphs = any(each.mode in WITH_CUDA_GRAPHS for each in right)
-    todo = _GRAPHS_DO_NOT_HELP if cause is Cause.LAUNCHES and has_tried_graphs else _TODO[cause]
-    return Advice(use=EAGER, cause=cause, says=f"{EAGER}: {cause}{gain}: {todo}")
+    if cause is Cause.LAUNCHES and has_tried_graphs:
+        todo = "CUDA graphs do not help"
+    says = f"{EAGER}: {cause}{gain}"
+    return Advice(use=EAGER, cause=cause, says=f"{says}: {todo}" if todo else says)
 
 
 def _win(best: Measured, measured: Sequence[Measured]) -> str:
