@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import linecache
 import logging
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -14,6 +16,7 @@ import tpcompile
 from tests.evidence.samples import compiled, line
 from tpcompile.evidence.digests.digest import digest_compile
 from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.text import lines
 from tpcompile.evidence.text.lines import (
     BETWEEN,
     called_at,
@@ -67,6 +70,20 @@ def test_a_path_that_torch_cut_is_completed_from_its_code() -> None:
 
 
 WRAPPER = UserLine(file="/v/lib/python3.11/site-packages/torch/_dynamo/external_utils.py", line=67, function="inner")
+
+
+def test_a_path_that_leads_out_of_the_library_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths come from peers and logs: one to a device or a pipe would be read for ever."""
+    read: list[str] = []
+    monkeypatch.setattr(linecache, "getline", lambda path, number: read.append(path) or "")
+    (torch_folder, *_) = lines._library_folders()
+    secret = tmp_path / "secret"
+    secret.write_text("code")
+    for file in (os.path.relpath(secret, torch_folder), "a/../../../dev/zero", "a/" * 100_000 + "b.py"):
+        assert lines.own_lines([UserLine(file=file, line=1, code="code")])
+        assert read == []
+    assert lines.own_lines([UserLine(file="nn/modules/module.py", line=1, code="code")])
+    assert read  # the control: a path that torch cut is looked for
 
 
 def test_a_region_in_torch_is_placed_at_the_line_that_calls_it() -> None:

@@ -18,6 +18,8 @@ from tpcompile.evidence.iterables import last
 from tpcompile.evidence.records import UserLine
 
 _PACKAGE = Path(__file__).resolve().parents[2]
+_MAX_PARTS = 64
+"""Folders in the path of a library's file, at most."""
 BETWEEN = (
     "by_size", "collectives", "evidence", "fastpath", "fusion", "gate", "preflight", "profiles", "pytest_plugin",
     "ranks", "recording", "report", "sentinel", "torch_api",
@@ -163,6 +165,9 @@ def _is_cut_library(file: str, line: int, code: str) -> bool:
     if file.startswith("/") or not code:
         return False
     parts = file.split("/")
+    is_inside = len(parts) <= _MAX_PARTS and ".." not in parts
+    if not is_inside:  # a peer may send any path; only files of the library are read
+        return False
     ends = ["/".join(parts[start:]) for start in range(len(parts))]
     for folder, end in itertools.product(_library_folders(), ends):
         path = os.path.join(folder, end)
