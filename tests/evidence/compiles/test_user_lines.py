@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tpcompile.evidence.compiles.collectives import is_library
-from tpcompile.evidence.compiles.user_lines import with_user_lines
+from tpcompile.evidence.compiles.user_lines import is_there, with_user_lines
 from tpcompile.evidence.records import Graph, Guard, Node, UserLine
 
 SOURCE = """def forward(x):
@@ -40,6 +41,13 @@ def graph(file: str, kind: str = "dynamo") -> Graph:
 def numbers(found: tuple[Graph, ...]) -> list[int]:
     """The user's lines of the nodes of the only graph."""
     return [node.line.line for node in found[0].nodes if node.line]
+
+
+def test_a_device_or_pipe_that_a_log_names_as_source_is_not_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "model.py"
+    os.mkfifo(pipe)
+    for file in (pipe, "/dev/zero", tmp_path):
+        assert not is_there(UserLine(file=str(file), line=1, function="forward", code="y = x"))
 
 
 @pytest.mark.parametrize("kind", ["dynamo", "forward"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import linecache
+import os
 from collections.abc import Iterable, Mapping, Sequence
 
 from tpcompile.evidence.compiles.collectives import is_library
@@ -20,6 +21,8 @@ from tpcompile.evidence.text.lines import own_lines
 
 _MAX_LINES = 60
 """Lines of source searched on each side of the user's line."""
+_MAX_SOURCE_BYTES = 16 << 20
+"""Largest file that is read as source."""
 
 
 def with_user_lines(graphs: Sequence[Graph], guards: Iterable[Guard]) -> tuple[Graph, ...]:
@@ -104,7 +107,7 @@ def _calls(line: UserLine, names: set[str]) -> bool:
 
 def _source_around(line: UserLine) -> list[UserLine]:
     """The lines of its function in the source file; none when the file has changed."""
-    source = linecache.getlines(line.file)
+    source = _source(line.file)
     if not is_there(line):
         return []
     start = max(1, line.line - _MAX_LINES)
@@ -118,8 +121,15 @@ def _source_around(line: UserLine) -> list[UserLine]:
 
 def is_there(line: UserLine) -> bool:
     """True when the source file still has that code on that line."""
-    here = linecache.getlines(line.file)[max(0, line.line - 1) : line.line]
+    here = _source(line.file)[max(0, line.line - 1) : line.line]
     return bool(line.code) and any(line.code in text for text in here)
+
+
+def _source(file: str) -> list[str]:
+    """Lines of a source file; none of what a log may name instead: a device without an end, a file of any size."""
+    is_read = file in linecache.cache
+    is_source = is_read or (os.path.isfile(file) and os.path.getsize(file) <= _MAX_SOURCE_BYTES)
+    return linecache.getlines(file) if is_source else []
 
 
 def _is_definition(code: str) -> bool:

@@ -183,7 +183,7 @@ class _Diagnosis:
         if not limits:
             return verdict.model_copy(update={"summary": f"{verdict.summary}; {_NOT_ALL}"})
         heaviest = max(limits, key=lambda limit: limit.weight)
-        update = {"status": Status.SKIPPED, "exit_code": int(ExitCode.INCOMPLETE), "summary": heaviest.doubt}
+        update = {"status": Status.SKIPPED, "exit_code": ExitCode.INCOMPLETE, "summary": heaviest.doubt}
         return verdict.model_copy(update=update)
 
     # What the logs show besides the digests.
