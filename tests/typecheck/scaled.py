@@ -175,7 +175,7 @@ def entered_shares_side_by_side(m: Any, x: Tensor) -> Tensor:
 
 def entered_share_beside_a_whole(m: Any, x: Tensor) -> Tensor:
     y, bias = partial(m, x), m.comm.copy_to_tp(m.bias)
-    packed = m.comm.all_reduce(torch.cat((y, y), -1) + torch.cat((bias / m.comm.size, bias)))
+    packed = m.comm.all_reduce(torch.cat((y, y), -1) + torch.cat((bias, bias / m.comm.size)))
     return packed[..., : x.shape[-1]] + packed[..., x.shape[-1] :]
 
 
