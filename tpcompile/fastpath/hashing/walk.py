@@ -1,0 +1,464 @@
+"""Launcher -> texts of all that is reached from it: functions, classes, values, files, and how they are joined."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.util as importlib_util
+import inspect
+import sys
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from pathlib import Path, PurePath
+from types import FunctionType, MappingProxyType, MethodType, ModuleType
+from typing import Any
+
+from torch.library import CustomOpDef
+
+from tpcompile.errors import ConfigError
+from tpcompile.fastpath.hashing.classes import body_of, changing_attributes, is_generated, own_attributes, state_of
+from tpcompile.fastpath.hashing.libraries import is_library, is_standard, roots_of, top_of
+from tpcompile.fastpath.hashing.names import MISSING, Found, Named, Names, name_of, sorted_by_label
+from tpcompile.fastpath.hashing.plain import UntoldError, library_text, plain_text
+from tpcompile.fastpath.hashing.written import definition_of, file_of, text_of
+from tpcompile.torch_api import kernels as torch_kernels
+
+_SEQUENCES = (tuple, list, deque)
+_SETS = (set, frozenset)
+
+
+class Walk:
+    """What was reached so far.
+
+    `changed` and `rebound` are the ids of objects and the names of globals that the program changes while it runs: of
+    those the definition counts, not the value. `is_told` says that the launcher's files are declared.
+    """
+
+    def __init__(self, own: str, *, changed: Iterable[int], rebound: Iterable[tuple[str, str]], is_told: bool) -> None:
+        self.parts: dict[str, str] = {}
+        """`module.function`, or that and a name in it -> text."""
+        self.kernels: set[str] = set()
+        self.ops: set[str] = set()
+        self.functions: set[FunctionType] = set()
+        self.libraries: set[str] = set()
+        self.refused: list[str] = []
+        """Why the source does not say what runs, by name."""
+        self.changed, self.rebound = set(changed), set(rebound)
+        self._own, self._is_told = own, is_told
+        self._known: dict[int, str] = {}
+        """Id of a function, class or container on the way -> its text."""
+        self._kept: list[Any] = []
+        """Objects of those ids."""
+        self._later: list[tuple[str, Any]] = []
+        self._roots: set[str] = set()
+        self._is_run = True
+
+    def read(self, launcher: Any, references: Iterable[Any] = ()) -> None:
+        """Follow a launcher, then what it does not run: fake kernels, plain code."""
+        for label, root in [("launcher", launcher), *(("reference", one) for one in references)]:
+            self._reference(label, Named("", root))
+            self._is_run = False
+        for key, function in self._later:
+            self._reference(key, Named("", function))
+
+    # Values
+
+    def text(self, value: Any) -> str:
+        """The text of a value; what it refers to is followed. Raises UntoldError where it has none."""
+        plain = plain_text(value)
+        if plain is not None:
+            return plain
+        if id(value) in self._known:
+            return self._known[id(value)]
+        for kinds, read in _READERS:
+            if isinstance(value, kinds):
+                return read(self, value)
+        return self._object(value)
+
+    def _library(self, name: str) -> str:
+        top = top_of(name)
+        if not is_standard(top):
+            self.libraries.add(top)
+        return f"library {name}"
+
+    def _is_library(self, module: str) -> bool:
+        return is_library(module or "", self._own)
+
+    def _string(self, value: str) -> str:
+        kind = "str" if type(value) is str else f"str of {self.text(type(value))}"
+        return f"{kind} {self._portable(str(value))!r}{self._read_by(str(value))}"
+
+    def _path(self, value: PurePath) -> str:
+        return f"path {self._portable(str(value))!r}{self._read_by(str(value))}"
+
+    def _portable(self, text: str) -> str:
+        """Text without the folder that the program is installed in."""
+        for root in sorted(self._roots, key=len, reverse=True):
+            if len(root) > 1:
+                text = text.replace(root, "<root>")
+        return text
+
+    def _read_by(self, text: str) -> str:
+        """The contents of a data file of the program that a constant names."""
+        is_own = self._portable(text) != text and "\n" not in text and not text.endswith((".py", ".pyc"))
+        return f" {content(Path(text))}" if is_own and Path(text).is_file() else ""
+
+    def _items(self, value: Any) -> str:
+        kind = type(value)
+        name = kind.__name__ if self._is_library(kind.__module__) else self.text(kind)
+        with _Inside(self, value, name):
+            if isinstance(value, _SETS):
+                inner = sorted(map(self.text, value))
+            elif isinstance(value, Mapping):
+                inner = [f"{self.text(key)}: {self.text(each)}" for key, each in value.items()]
+            else:
+                inner = [self.text(each) for each in value]
+        return f"{name}({', '.join(inner)})"
+
+    def _implicit(self, value: Any) -> str:
+        raise UntoldError(f"it is a {type(value).__name__}, which changes when it is read")
+
+    def _member(self, value: Enum) -> str:
+        return f"{self.text(type(value))}.{value.name}"
+
+    def _partial(self, value: Any) -> str:
+        with _Inside(self, value, "partial"):
+            return f"partial {self.text(value.func)} {self.text(value.args)} {self.text(value.keywords)}"
+
+    def _method(self, value: MethodType) -> str:
+        return f"method {self.text(value.__func__)} of {self.text(value.__self__)}"
+
+    def _descriptor(self, value: Any) -> str:
+        names = ("__func__", "fget", "fset", "fdel", "func")
+        parts = [getattr(value, name) for name in names if getattr(value, name, None) is not None]
+        return f"{type(value).__name__} {', '.join(map(self.text, parts))}"
+
+    def _module(self, value: ModuleType) -> str:
+        if self._is_library(value.__name__):
+            return self._library(value.__name__)
+        raise UntoldError(f"it is the module {value.__name__}: name what is used of it")
+
+    def _object(self, value: Any) -> str:
+        kind = type(value)
+        launch = torch_kernels.triton_launch(value)
+        if launch is not None:
+            return self._kernel(value, launch)
+        constant = getattr(value, "value", MISSING)
+        if top_of(kind.__module__) == "triton" and kind.__name__ == "constexpr":
+            return f"constexpr {self.text(constant)}"
+        op = torch_kernels.op_name(value)
+        if op:
+            return self._op(op)
+        if not self._is_library(kind.__module__):
+            return self._instance(value)
+        if hasattr(value, "__wrapped__"):
+            return f"{name_of(kind)} {self.text(value.__wrapped__)}"
+        self._library(kind.__module__)
+        with _Inside(self, value, name_of(kind)):
+            return library_text(value, self.text)
+
+    def _kernel(self, value: Any, launch: Mapping[str, Any]) -> str:
+        function = inspect.unwrap(launch["fn"]) if isinstance(launch["fn"], FunctionType) else None
+        if function is not None and self._is_library(function.__module__):
+            return self._library(f"{function.__module__}.{function.__qualname__}")
+        self._library("triton")
+        if function is not None:
+            self.kernels.add(f"{function.__module__}.{function.__name__}")
+        with _Inside(self, value, "kernel"):
+            return f"kernel {', '.join(f'{name}={self.text(part)}' for name, part in launch.items() if part)}"
+
+    def _op(self, name: str) -> str:
+        made = torch_kernels.custom_op(name)
+        if made is not None:
+            return self.text(made)
+        if torch_kernels.is_defined_in_python(name):
+            raise UntoldError(
+                f"it is the op {name} of torch.library.Library, which does not say what runs for it: make it with "
+                "torch.library.custom_op"
+            )
+        self.libraries.add("torch")
+        return f"op {name}"
+
+    def _custom_op(self, op: CustomOpDef) -> str:
+        name = torch_kernels.custom_op_name(op)
+        function = torch_kernels.custom_op_function(op)
+        if self._is_library(function.__module__):
+            return self._library(f"{function.__module__}.{name}")
+        if id(op) not in self._known:
+            self._remember(op, f"op {name}")
+            if self._is_run:
+                self.ops.add(name)
+            parts = [function, *torch_kernels.custom_op_backward(op)]
+            self.parts[f"op {name}"] = ", ".join(map(self.text, parts))
+            others = torch_kernels.custom_op_others(op)
+            self._later += [(f"op {name}: {kind}", other) for kind, other in others.items()]
+        return self.text(function)
+
+    # Functions
+
+    def _function(self, function: FunctionType) -> str:
+        module = function.__globals__.get("__name__") or function.__module__
+        if self._is_library(module):
+            wrapped = getattr(function, "__wrapped__", None)
+            name = self._library(f"{module}.{function.__code__.co_name}")
+            return name if wrapped is None else f"{name} of {self.text(wrapped)}"
+        try:
+            node = definition_of(function)
+        except ConfigError as error:
+            raise UntoldError(str(error)) from error
+        key = self._free(f"{function.__module__}.{function.__qualname__}")
+        self._remember(function, f"function {key}")
+        self.parts[key] = text_of(node)
+        self._roots.update(roots_of(sys.modules.get(module), function.__code__.co_filename))
+        if self._is_run:
+            self.functions.add(function)
+        names = self._names(_outer_of(function), function.__globals__)
+        self._found(key, names.function(node))
+        self._defaults(key, function, names.changed_arguments)
+        if hasattr(function, "__wrapped__"):
+            self._reference(f"{key}: wraps", Named("", function.__wrapped__))
+        return f"function {key}"
+
+    def _defaults(self, key: str, function: FunctionType, changed: set[str]) -> None:
+        """Defaults that are no caches: of one that the function itself changes the text of the function counts."""
+        positional = function.__defaults__ or ()
+        code = function.__code__
+        names = code.co_varnames[code.co_argcount - len(positional) : code.co_argcount]
+        defaults = {**dict(zip(names, positional, strict=True)), **(function.__kwdefaults__ or {})}
+        for name, value in defaults.items():
+            if name not in changed:
+                self._reference(key, Named(f"default of {name}", value))
+
+    def _names(self, outer: Callable[[str], Named], module: Mapping[str, Any]) -> Names:
+        package = module.get("__package__") or str(module.get("__name__")).rpartition(".")[0]
+        return Names(outer, is_library=self._is_library, package=package)
+
+    def _found(self, key: str, found: Found) -> None:
+        """What a tree names."""
+        self.changed |= found.changed
+        self.rebound |= found.rebound
+        self.refused += [f"what {key} runs cannot be told from its source: {why}" for why in found.refused]
+        for named in sorted_by_label(found.named):
+            self._reference(key, named)
+        for expression, files in found.files:
+            if files is None and not self._is_told:
+                self.refused.append(
+                    f"{key} reads a file whose name is computed, in `{expression}`: declare what it reads, "
+                    "fast_path(..., files=('norm.cu',)), or name the file by constants and __file__"
+                )
+            for file in files or ():
+                self.parts[f"{key}: file {self._portable(str(file))}"] = content(file)
+
+    def _reference(self, key: str, named: Named) -> None:
+        """What one name stands for."""
+        value = named.value
+        if named.module == "builtins" and value is not MISSING:
+            return
+        try:
+            if id(value) in self.changed or (named.module, named.name) in self.rebound:
+                raise UntoldError("it is changed while the program runs")
+            told = self._origin(named) or self.text(value)
+        except UntoldError as error:
+            defined = self._definition(named.module, named.name)
+            if not defined:
+                what = f"{named.label}, which {key} refers to," if named.label else key
+                self.refused.append(
+                    f"what {what} stands for cannot be told: {error}; make it a global variable of a module, or an "
+                    "argument"
+                )
+            told = defined or "refused"
+        self.parts[f"{key}: {named.label}"] = told
+
+    def _origin(self, named: Named) -> str:
+        """`library module.name`, as it was imported, of what a library has; empty for what is the program's own."""
+        module, name = named.module, named.name
+        if not module or self._is_own(named.value):
+            return ""
+        while not self._is_library(module):
+            file = file_of(str(getattr(sys.modules.get(module), "__file__", "")))
+            statements = file.statements.get(name, []) if file else []
+            if len(statements) != 1 or not isinstance(statements[0], ast.ImportFrom):
+                return ""
+            aliases = {alias.asname or alias.name: alias.name for alias in statements[0].names}
+            module, name = _full_name(module, statements[0]), aliases[name]
+            if getattr(sys.modules.get(module), name, MISSING) is not named.value:
+                return ""
+        return self._library(f"{module}.{name}")
+
+    def _is_own(self, value: Any) -> bool:
+        """Whether a value may run code of the program: of modules of a library, others count by name."""
+        launch = torch_kernels.triton_launch(value)
+        if launch is not None:
+            return self._is_own(launch["fn"])
+        if isinstance(value, CustomOpDef):
+            return self._is_own(torch_kernels.custom_op_function(value))
+        if isinstance(value, FunctionType):
+            return not self._is_library(str(value.__globals__.get("__name__"))) or hasattr(value, "__wrapped__")
+        if torch_kernels.op_name(value):
+            return True
+        kind = value if isinstance(value, type) else type(value)
+        return not self._is_library(kind.__module__)
+
+    # Definitions
+
+    def _definition(self, module: str, name: str) -> str:
+        """The statements that define a global variable, and what they name; empty where there are none."""
+        file = file_of(str(getattr(sys.modules.get(module), "__file__", "")))
+        statements = file.statements.get(name, []) if file else []
+        if not statements:
+            return self._from_star(module, name, file.statements.get("*", []) if file else [])
+        if all(isinstance(statement, ast.ImportFrom) for statement in statements):
+            return self._imported(module, name, statements)
+        key = f"{module}.{name}, as defined"
+        if key not in self.parts:
+            self.parts[key] = text_of(statements)
+            namespace = vars(sys.modules[module])
+            names = self._names(_global_of(namespace), namespace)
+            found = names.statements(statements)
+            found.named = [each for each in found.named if (each.module, each.name) != (module, name)]
+            self._found(key, found)
+        return key
+
+    def _imported(self, module: str, name: str, statements: Iterable[Any]) -> str:
+        for statement in statements:
+            full = _full_name(module, statement)
+            for alias in statement.names:
+                if (alias.asname or alias.name) == name:
+                    return self._definition(full, alias.name)
+        return ""
+
+    def _from_star(self, module: str, name: str, statements: Iterable[Any]) -> str:
+        for statement in statements:
+            full = _full_name(module, statement)
+            if hasattr(sys.modules.get(full), name):
+                return self._definition(full, name)
+        return ""
+
+    # Classes
+
+    def _class(self, kind: type) -> str:
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if self._is_library(kind.__module__):
+            return self._library(name)
+        if issubclass(kind, BaseException):
+            return f"exception {name}"  # what is raised is no result
+        if id(kind) in self.changed:
+            raise UntoldError("it is changed while the program runs")
+        key = self._free(name)
+        self._remember(kind, f"class {key}")
+        bodies = body_of(kind)
+        self.parts[key] = text_of(bodies)
+        self._reference(key, Named("bases", (kind.__bases__, type(kind))))
+        module = vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
+        if bodies and module:
+            names = self._names(_global_of(module), module)
+            for body in bodies:
+                self._found(key, names.class_body(body))
+        for label, value in own_attributes(kind, are_written=bool(bodies)):
+            if not is_generated(kind, value):
+                is_global = bool(bodies) and "<locals>" not in kind.__qualname__
+                module_name = kind.__module__ if is_global else ""
+                self._reference(key, Named(label, value, module_name, kind.__qualname__.partition(".")[0]))
+        return f"class {key}"
+
+    def _instance(self, value: Any) -> str:
+        kind = type(value)
+        told = self.text(kind)
+        own = [base for base in kind.__mro__ if not self._is_library(base.__module__)]
+        changing = set().union(*map(changing_attributes, own))
+        with _Inside(self, value, told):
+            state = state_of(value)
+            for name in state:
+                if name in changing:
+                    raise UntoldError(f"its attribute {name} is changed while the program runs")
+            shown = [f"{name}={self.text(each)}" for name, each in sorted(state.items())]
+        if hasattr(value, "__wrapped__"):
+            shown.append(f"wraps {self.text(value.__wrapped__)}")
+        return f"{told}({', '.join(shown)})"
+
+    def _remember(self, value: Any, text: str) -> None:
+        self._known[id(value)] = text
+        self._kept.append(value)
+
+    def _free(self, key: str) -> str:
+        """`key`, marked where two functions have one name."""
+        return key if key not in self.parts else self._free(f"{key}'")
+
+    def enter(self, value: Any, name: str) -> None:
+        """Begin a value that may contain itself."""
+        self._remember(value, f"the {name} around it")
+
+    def leave(self, value: Any) -> None:
+        """End it."""
+        del self._known[id(value)]
+
+
+class _Inside:
+    def __init__(self, walk: Walk, value: Any, name: str) -> None:
+        self._walk, self._value, self._name = walk, value, name
+
+    def __enter__(self) -> None:
+        self._walk.enter(self._value, self._name)
+
+    def __exit__(self, *_: object) -> None:
+        self._walk.leave(self._value)
+
+
+_READERS: list[tuple[Any, Callable[[Walk, Any], str]]] = [
+    (Enum, Walk._member),
+    (str, Walk._string),
+    (PurePath, Walk._path),
+    (defaultdict, Walk._implicit),
+    ((*_SEQUENCES, *_SETS, dict, MappingProxyType), Walk._items),
+    (CustomOpDef, Walk._custom_op),
+    (functools.partial, Walk._partial),
+    (MethodType, Walk._method),
+    ((staticmethod, classmethod, property, functools.cached_property), Walk._descriptor),
+    (FunctionType, Walk._function),
+    (type, Walk._class),
+    (ModuleType, Walk._module),
+]
+"""Kinds of values, in the order in which they are asked for."""
+
+
+def content(file: Path) -> str:
+    """Hash of what a file holds."""
+    try:
+        return f"sha256 {hashlib.sha256(file.read_bytes()).hexdigest()}"
+    except OSError:
+        return "sha256 of no file"
+
+
+def _outer_of(function: FunctionType) -> Callable[[str], Named]:
+    """Name -> the variable of an enclosing function, a global or a builtin."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    globally = _global_of(function.__globals__)
+
+    def outer(name: str) -> Named:
+        if name not in cells:
+            return globally(name)
+        try:
+            return Named(name, cells[name].cell_contents, "", name)
+        except ValueError:  # not yet assigned
+            return Named(name, MISSING)
+
+    return outer
+
+
+def _global_of(namespace: Mapping[str, Any]) -> Callable[[str], Named]:
+    import builtins
+
+    def outer(name: str) -> Named:
+        if name in namespace:
+            return Named(name, namespace[name], str(namespace.get("__name__", "")), name)
+        return Named(name, getattr(builtins, name, MISSING), "builtins", name)
+
+    return outer
+
+
+def _full_name(module: str, statement: Any) -> str:
+    package = str(getattr(sys.modules.get(module), "__package__", "") or "")
+    relative = "." * statement.level + (statement.module or "")
+    return importlib_util.resolve_name(relative, package) if statement.level else relative
