@@ -44,6 +44,7 @@ def own_attributes(kind: type, *, are_written: bool) -> Iterator[tuple[str, Any]
 
 def is_generated(kind: type, value: Any) -> bool:
     """True for a method that a decorator or base class wrote, which the fields of the class define."""
+    value = inspect.unwrap(getattr(value, "__func__", value))
     if not isinstance(value, FunctionType) or not value.__code__.co_filename.startswith("<"):
         return False
     return dataclasses.is_dataclass(kind) or issubclass(kind, tuple)

@@ -25,10 +25,10 @@ def is_library(module: str, own: str) -> bool:
     Modules that are neither installed nor of the standard library belong to the program, whatever their package.
     """
     top = top_of(module)
-    if top == own:
+    if top in (own, "__main__"):
         return False
     if top in _ALWAYS or top in sys.stdlib_module_names:
-        return top != "__main__"
+        return True
     found = sys.modules.get(module) or sys.modules.get(top)
     place = getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", [])), "")
     return any(folder in str(place) for folder in _INSTALLED)

@@ -58,8 +58,11 @@ class Named:
     """As it is written: `consts.EPS`."""
     value: Any
     module: str = ""
-    """The module that has it as a global variable; empty for variables of enclosing functions and for attributes."""
+    """The module that has it, or what has it, as a global variable; empty for variables of enclosing functions."""
     name: str = ""
+    owner: str = ""
+    """The class or function that has it as an attribute; empty for others."""
+    attr: str = ""
 
 
 @dataclass
@@ -70,7 +73,7 @@ class Found:
     changed: set[int] = field(default_factory=set)
     """Ids of objects that it changes."""
     rebound: set[tuple[str, str]] = field(default_factory=set)
-    """Module and name of global variables that it assigns; of variables of enclosing functions no module."""
+    """Global variables that it assigns, by module and name, and attributes by class or function and name."""
     files: list[tuple[str, list[Any] | None]] = field(default_factory=list)
     """Expressions of files that it reads -> the files, None where they are computed."""
     refused: list[str] = field(default_factory=list)
@@ -295,7 +298,7 @@ class Names(ast.NodeVisitor):
             return _of_class(label, value, attr)
         if isinstance(value, FunctionType) and attr in vars(value) and attr != "__wrapped__":
             self._emit(named)
-            return Named(label, vars(value)[attr])
+            return Named(label, vars(value)[attr], *_global_of(value), name_of(value), attr)
         return None
 
     def _of_module(self, label: str, module: ModuleType, attr: str) -> Named:
@@ -335,8 +338,8 @@ class Names(ast.NodeVisitor):
             self.changed_arguments.add(node.id)
         if named is None or isinstance(named.value, _UNCHANGING):
             return
-        if isinstance(named.value, ModuleType):
-            self.found.rebound.add((named.value.__name__, attr))
+        if isinstance(named.value, ModuleType | type | FunctionType):
+            self.found.rebound.add((name_of(named.value), attr))
         else:
             self.found.changed.add(id(named.value))
 
@@ -361,8 +364,13 @@ def _of_class(label: str, owner: type, attr: str) -> Named:
     is_constant = static is not MISSING and not hasattr(type(static), "__get__")
     if not is_constant and not isinstance(static, FunctionType):
         return Named(label, owner)
-    is_local = "<locals>" in owner.__qualname__
-    return Named(label, static, "" if is_local else owner.__module__, owner.__qualname__.partition(".")[0])
+    return Named(label, static, *_global_of(owner), name_of(owner), attr)
+
+
+def _global_of(value: Any) -> tuple[str, str]:
+    """Module and name of the global variable that a class or function is part of; empty inside of a function."""
+    is_local = "<locals>" in value.__qualname__
+    return ("", "") if is_local else (value.__module__, value.__qualname__.partition(".")[0])
 
 
 def _file_argument(node: ast.Call, called: str) -> ast.expr | None:

@@ -23,6 +23,10 @@ class UntoldError(Exception):
     """A value has no text that is equal in every process; the text says why."""
 
 
+class NoSourceError(UntoldError):
+    """A function is in no file: the statement that defines its name does not say what it runs."""
+
+
 def plain_text(value: Any) -> str | None:
     """Text of a value that refers to nothing else; None for others."""
     if value is MISSING:

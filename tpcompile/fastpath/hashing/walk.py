@@ -21,7 +21,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.fastpath.hashing.classes import body_of, changing_attributes, is_generated, own_attributes, state_of
 from tpcompile.fastpath.hashing.libraries import is_library, is_standard, roots_of, top_of
 from tpcompile.fastpath.hashing.names import MISSING, Found, Named, Names, name_of, sorted_by_label
-from tpcompile.fastpath.hashing.plain import UntoldError, library_text, plain_text
+from tpcompile.fastpath.hashing.plain import NoSourceError, UntoldError, library_text, plain_text
 from tpcompile.fastpath.hashing.written import definition_of, file_of, text_of
 from tpcompile.torch_api import kernels as torch_kernels
 
@@ -165,6 +165,7 @@ class Walk:
             return self._library(f"{function.__module__}.{function.__qualname__}")
         self._library("triton")
         if function is not None:
+            launch = {**launch, "annotations": function.__annotations__}  # Triton reads them
             self.kernels.add(f"{function.__module__}.{function.__name__}")
         with _Inside(self, value, "kernel"):
             return f"kernel {', '.join(f'{name}={self.text(part)}' for name, part in launch.items() if part)}"
@@ -207,7 +208,7 @@ class Walk:
         try:
             node = definition_of(function)
         except ConfigError as error:
-            raise UntoldError(str(error)) from error
+            raise NoSourceError(str(error)) from error
         key = self._free(f"{function.__module__}.{function.__qualname__}")
         self._remember(function, f"function {key}")
         self.parts[key] = text_of(node)
@@ -257,19 +258,23 @@ class Walk:
         if named.module == "builtins" and value is not MISSING:
             return
         try:
-            if id(value) in self.changed or (named.module, named.name) in self.rebound:
+            if id(value) in self.changed or self._is_rebound(named):
                 raise UntoldError("it is changed while the program runs")
             told = self._origin(named) or self.text(value)
         except UntoldError as error:
-            defined = self._definition(named.module, named.name)
+            is_function = isinstance(error, NoSourceError)
+            defined = "" if is_function else self._definition(named.module, named.name)
             if not defined:
+                advice = "" if is_function else "; make it a global variable of a module, or an argument"
                 what = f"{named.label}, which {key} refers to," if named.label else key
-                self.refused.append(
-                    f"what {what} stands for cannot be told: {error}; make it a global variable of a module, or an "
-                    "argument"
-                )
+                self.refused.append(f"what {what} stands for cannot be told: {error}{advice}")
             told = defined or "refused"
         self.parts[f"{key}: {named.label}"] = told
+
+    def _is_rebound(self, named: Named) -> bool:
+        if named.owner:
+            return (named.owner, named.attr) in self.rebound
+        return (named.module, named.name) in self.rebound
 
     def _origin(self, named: Named) -> str:
         """`library module.name`, as it was imported, of what a library has; empty for what is the program's own."""
@@ -344,8 +349,6 @@ class Walk:
             return self._library(name)
         if issubclass(kind, BaseException):
             return f"exception {name}"  # what is raised is no result
-        if id(kind) in self.changed:
-            raise UntoldError("it is changed while the program runs")
         key = self._free(name)
         self._remember(kind, f"class {key}")
         bodies = body_of(kind)
@@ -356,8 +359,9 @@ class Walk:
             names = self._names(_global_of(module), module)
             for body in bodies:
                 self._found(key, names.class_body(body))
+        changing = changing_attributes(kind) | {attr for owner, attr in self.rebound if owner == name}
         for label, value in own_attributes(kind, are_written=bool(bodies)):
-            if not is_generated(kind, value):
+            if label not in changing and not is_generated(kind, value):
                 is_global = bool(bodies) and "<locals>" not in kind.__qualname__
                 module_name = kind.__module__ if is_global else ""
                 self._reference(key, Named(label, value, module_name, kind.__qualname__.partition(".")[0]))

@@ -39,7 +39,7 @@ class File:
 
     @cached_property
     def statements(self) -> dict[str, list[ast.stmt]]:
-        """Global variable -> statements of the module that bind it, store into it or call a method of it."""
+        """Global variable -> statements of the module that bind it, store into it, or call a method of it or with it."""
         found: dict[str, list[ast.stmt]] = defaultdict(list)
         for statement in self.tree.body:
             for name in set(_changed_by(statement)):
@@ -149,6 +149,8 @@ def _changed_by(statement: ast.stmt) -> Iterator[str]:
             yield from _root(node)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             yield from _root(node.func)
+        elif isinstance(node, ast.Name) and isinstance(statement, ast.Expr):
+            yield node.id
         elif isinstance(node, ast.alias):
             yield (node.asname or node.name).partition(".")[0]
 
