@@ -50,22 +50,26 @@ DIFFERS = {
         {"base.py": "class B:\n    EPS = 1e-6"},
     ),
     "class annotations": Program(
-        "from dataclasses import dataclass\n@dataclass\nclass C:\n    eps: float = 1e-6\ndef launch(x): return x * C().eps"
+        "from dataclasses import dataclass\n@dataclass\nclass C:\n    eps: float = 1e-6\n"
+        "def launch(x): return x * C().eps"
     ),
     "default factory": Program(
         "from dataclasses import dataclass, field\ndef make(): return 1e-6\n@dataclass\nclass C:\n"
         "    eps: float = field(default_factory=make)\ndef launch(x): return x * C().eps"
     ),
     "enum": Program("from enum import Enum\nclass E(Enum):\n    A = 1e-6\ndef launch(x): return x * E.A.value"),
-    "enum by name": Program("from enum import Enum\nclass E(Enum):\n    A = 1e-6\ndef launch(x): return x * E['A'].value"),
+    "enum by name": Program("from enum import Enum\nclass E(Enum):\n    A = 1e-6\n"
+    "def launch(x): return x * E['A'].value"),
     "named tuple": Program(
-        "from typing import NamedTuple\nclass N(NamedTuple):\n    eps: float = 1e-6\nC = N()\ndef launch(x): return x * C.eps"
+        "from typing import NamedTuple\nclass N(NamedTuple):\n    eps: float = 1e-6\nC = N()\n"
+        "def launch(x): return x * C.eps"
     ),
     "namespace": Program(
         "from types import SimpleNamespace\nC = SimpleNamespace(eps=1e-6)\ndef launch(x): return x * C.eps"
     ),
     "partial": Program(
-        "from functools import partial\ndef f(x, eps): return x * eps\nG = partial(f, eps=1e-6)\ndef launch(x): return G(x)"
+        "from functools import partial\ndef f(x, eps): return x * eps\nG = partial(f, eps=1e-6)\n"
+        "def launch(x): return G(x)"
     ),
     "function of a partial": Program(
         "from functools import partial\ndef f(x, k): return x * 1e-6\nG = partial(f, k=1)\ndef launch(x): return G(x)"
@@ -96,10 +100,12 @@ DIFFERS = {
         "F = C(1e-6)\ndef launch(x): return F(x)"
     ),
     "code of a callable object": Program(
-        "class C:\n    __slots__ = ()\n    def __call__(self, x): return x * 1e-6\nF = C()\ndef launch(x): return F(x)"
+        "class C:\n    __slots__ = ()\n    def __call__(self, x): return x * 1e-6\nF = C()\n"
+        "def launch(x): return F(x)"
     ),
     "slots": Program(
-        "class C:\n    __slots__ = ('e',)\n    def __init__(self): self.e = E\nE = 1e-6\nF = C()\ndef launch(x): return x * F.e"
+        "class C:\n    __slots__ = ('e',)\n    def __init__(self): self.e = E\nE = 1e-6\nF = C()\n"
+        "def launch(x): return x * F.e"
     ),
     "descriptor": Program(
         "class D:\n    def __get__(self, o, k): return 1e-6\nclass C:\n    e = D()\ndef launch(x): return x * C.e"
@@ -112,12 +118,14 @@ DIFFERS = {
         "class C:\n    EPS = 1e-6\ndef launch(x, n): return x * getattr(C, n)"
     ),
     "operator.attrgetter": Program(
-        "from operator import attrgetter\nclass C:\n    a = 1\n    b = 2\nG = attrgetter('a')\ndef launch(x): return x * G(C)",
+        "from operator import attrgetter\nclass C:\n    a = 1\n    b = 2\nG = attrgetter('a')\n"
+        "def launch(x): return x * G(C)",
         edit=("attrgetter('a')", "attrgetter('b')"),
     ),
     "import inside": _with_consts("def launch(x):\n    from .consts import EPS\n    return x * EPS"),
     "import of a module inside": _with_consts("def launch(x):\n    from . import consts as c\n    return x * c.EPS"),
-    "absolute import inside": _with_consts("def launch(x):\n    import evader.consts\n    return x * evader.consts.EPS"),
+    "absolute import inside": _with_consts("def launch(x):\n    import evader.consts\n"
+    "    return x * evader.consts.EPS"),
     "import_module inside": _with_consts(
         "import importlib\ndef launch(x): return x * importlib.import_module('evader.consts').EPS"
     ),
@@ -155,7 +163,8 @@ DIFFERS = {
     ),
     "decorator that is a class": Program(
         "import functools\nclass Deco:\n    def __init__(self, f): functools.update_wrapper(self, f)\n"
-        "    def __call__(self, x): return self.__wrapped__(x) * 1e-6\n@Deco\ndef f(x): return x\ndef launch(x): return f(x)"
+        "    def __call__(self, x): return self.__wrapped__(x) * 1e-6\n@Deco\ndef f(x): return x\n"
+        "def launch(x): return f(x)"
     ),
     "cached helper": Program(
         "import functools\n@functools.cache\ndef f(): return 1e-6\ndef launch(x): return x * f()"
@@ -169,14 +178,17 @@ DIFFERS = {
     ),
     "closure": Program("def make(e):\n    def launch(x): return x * e\n    return launch\nlaunch = make(1e-6)"),
     "nested closure": Program(
-        "def make(e):\n    def middle():\n        def inner(x): return x * e\n        return inner\n    f = middle()\n"
+        "def make(e):\n    def middle():\n        def inner(x): return x * e\n        return inner\n"
+        "    f = middle()\n"
         "    def launch(x): return f(x)\n    return launch\nlaunch = make(1e-6)"
     ),
     "two closures of one function": Program(
-        "def make(e):\n    def f(x): return x * e\n    return f\nA, B = make(1e-6), make(2)\ndef launch(x): return A(x) + B(x)"
+        "def make(e):\n    def f(x): return x * e\n    return f\nA, B = make(1e-6), make(2)\n"
+        "def launch(x): return A(x) + B(x)"
     ),
     "two closures swapped": Program(
-        "def make(e):\n    def f(x): return x * e\n    return f\nA, B = make(1), make(2)\ndef launch(x): return A(x) - B(x)",
+        "def make(e):\n    def f(x): return x * e\n    return f\nA, B = make(1), make(2)\n"
+        "def launch(x): return A(x) - B(x)",
         edit=("A, B = make(1), make(2)", "A, B = make(2), make(1)"),
     ),
     "lambda": Program("F = {'a': lambda x: x, 'b': lambda x: x * 1e-6}\ndef launch(x, k): return F[k](x)"),
@@ -195,7 +207,8 @@ DIFFERS = {
     "attribute of a function": Program("def launch(x): return x * launch.eps\nlaunch.eps = 1e-6"),
     "computed constant": Program("EPS = sum([1e-6, 1])\ndef launch(x): return x * EPS"),
     "tensor": Program("import torch\nT = torch.full((2,), 1e-6)\ndef launch(x): return x * T"),
-    "tensor changed as it is made": Program("import torch\nT = torch.ones(2)\nT[0] = 1e-6\ndef launch(x): return x * T"),
+    "tensor changed as it is made": Program("import torch\nT = torch.ones(2)\nT[0] = 1e-6\n"
+    "def launch(x): return x * T"),
     "tensor that a function fills": Program(
         "import torch\nT = torch.ones(2)\ndef fill(t): t[0] = 1e-6\nfill(T)\ndef launch(x): return x * T"
     ),
@@ -211,11 +224,13 @@ DIFFERS = {
     ),
     "start of a counter": Program("N = 1e-6\ndef launch(x):\n    global N\n    N += 1\n    return x * N"),
     "argument of an object that changes": Program(
-        "class C:\n    def __init__(self, e): self.e, self.n = e, 0\n    def __call__(self, x):\n        self.n += 1\n"
+        "class C:\n    def __init__(self, e): self.e, self.n = e, 0\n    def __call__(self, x):\n"
+        "        self.n += 1\n"
         "        return x * self.e\nF = C(1e-6)\ndef launch(x): return F(x)"
     ),
     "read when imported": Program(
-        "from pathlib import Path\nTEXT = Path(__file__).with_name('e.txt').read_text()\ndef launch(x): return x * float(TEXT)",
+        "from pathlib import Path\nTEXT = Path(__file__).with_name('e.txt').read_text()\n"
+        "def launch(x): return x * float(TEXT)",
         {"e.txt": "1e-6"},
     ),
     "read in the launcher": Program(
@@ -233,7 +248,8 @@ DIFFERS = {
         {"data/e.txt": "1e-6"},
     ),
     "source of an extension": Program(
-        "from pathlib import Path\nfrom torch.utils.cpp_extension import load\nCSRC = Path(__file__).with_name('k.cpp')\n"
+        "from pathlib import Path\nfrom torch.utils.cpp_extension import load\n"
+        "CSRC = Path(__file__).with_name('k.cpp')\n"
         "def launch(x): return load(name='k', sources=[str(CSRC)]).run(x)",
         {"k.cpp": "float e = 1e-6;"},
     ),
@@ -243,7 +259,8 @@ DIFFERS = {
          "def scale(x: torch.Tensor) -> torch.Tensor: return x * 1e-6"},
     ),
     "autograd function": Program(
-        "import torch\nclass F(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x): return x * 1e-6\n"
+        "import torch\nclass F(torch.autograd.Function):\n    @staticmethod\n"
+        "    def forward(ctx, x): return x * 1e-6\n"
         "def launch(x): return F.apply(x)"
     ),
 }  # fmt: skip
@@ -279,7 +296,8 @@ TRITON = {
         edit=("'B': 64", "'B': 128"),
     ),
     "autotuner that is called": Program(
-        "WARPS = 4\n@triton.jit\ndef k(x): tl.store(x, 1)\nt = triton.autotune([triton.Config({}, num_warps=WARPS)], [])(k)\n"
+        "WARPS = 4\n@triton.jit\ndef k(x): tl.store(x, 1)\n"
+        "t = triton.autotune([triton.Config({}, num_warps=WARPS)], [])(k)\n"
         "def launch(x): t[(1,)](x)",
         edit=("WARPS = 4", "WARPS = 8"),
     ),
@@ -289,7 +307,8 @@ TRITON = {
         edit=("args: 64", "args: 128"),
     ),
     "option of jit": Program(
-        "NAMES = ['n']\n@triton.jit(do_not_specialize=NAMES)\ndef k(x, n, m): tl.store(x, n)\ndef launch(x): k[(1,)](x, 1, 1)",
+        "NAMES = ['n']\n@triton.jit(do_not_specialize=NAMES)\ndef k(x, n, m): tl.store(x, n)\n"
+        "def launch(x): k[(1,)](x, 1, 1)",
         edit=("['n']", "['m']"),
     ),
     "annotation": Program(
@@ -314,7 +333,8 @@ REFUSED = {
         refused=r"consts, a module, is used as a value",
     ),
     "attrgetter of a module": Program(
-        "from operator import attrgetter\nfrom . import consts\nG = attrgetter('EPS')\ndef launch(x): return x * G(consts)",
+        "from operator import attrgetter\nfrom . import consts\nG = attrgetter('EPS')\n"
+        "def launch(x): return x * G(consts)",
         {"consts.py": CONSTS}, refused=r"consts, a module, is used as a value",
     ),
     "vars of a module": Program(
@@ -348,16 +368,19 @@ REFUSED = {
         refused=r"what f, which evader\.run\.launch refers to, stands for cannot be told: Python finds no source of ",
     ),
     "tensor in a closure": Program(
-        "import torch\ndef make(t):\n    def launch(x): return x * t\n    return launch\nlaunch = make(torch.full((2,), 1e-6))",
-        refused=r"what t, which evader\.run\.make\.<locals>\.launch refers to, stands for cannot be told: it is a torch\.Tensor",
+        "import torch\ndef make(t):\n    def launch(x): return x * t\n    return launch\n"
+        "launch = make(torch.full((2,), 1e-6))",
+        refused=r"what t, which .*make\.<locals>\.launch refers to, stands for cannot be told: it is a torch\.Tensor",
     ),
     "variable of the function around it": Program(
-        "def make(n):\n    def launch(x):\n        nonlocal n\n        n += 1\n        return x * n\n    return launch\n"
+        "def make(n):\n    def launch(x):\n        nonlocal n\n        n += 1\n        return x * n\n"
+        "    return launch\n"
         "launch = make(1e-6)",
         refused=r"what n, which .*launch refers to, stands for cannot be told: it is changed while the program runs",
     ),
     "op of torch.library.Library": Program(
-        "import torch\nL = torch.library.Library('evader_defined', 'FRAGMENT')\nif not hasattr(torch.ops.evader_defined, 'f'):\n"
+        "import torch\nL = torch.library.Library('evader_defined', 'FRAGMENT')\n"
+        "if not hasattr(torch.ops.evader_defined, 'f'):\n"
         "    L.define('f(Tensor x) -> Tensor')\n    L.impl('f', lambda x: x * 1e-6, 'CPU')\n"
         "def launch(x): return torch.ops.evader_defined.f(x)",
         refused=r"the op evader_defined::f of torch\.library\.Library",
@@ -366,14 +389,20 @@ REFUSED = {
 """What runs cannot be told: it is refused, with the name."""
 
 SAME = {
-    "unrelated constant": _with_consts("from . import consts\ndef launch(x): return x * consts.EPS"),
+    "unrelated constant": Program(
+        "from . import consts\ndef launch(x): return x * consts.EPS",
+        {"consts.py": CONSTS},
+        edit=("OTHER = 3", "OTHER = 4"),
+    ),
     "comment and layout": Program("def launch(x):\n    return x*2  # 1e-6"),
     "unrelated function": Program("def launch(x): return x\ndef other(x): return x * 1e-6"),
     "unrelated method of a static one": Program(
-        "class C:\n    @staticmethod\n    def f(x): return x\n    def g(self): return 1e-6\ndef launch(x): return C.f(x)"
+        "class C:\n    @staticmethod\n    def f(x): return x\n    def g(self): return 1e-6\n"
+        "def launch(x): return C.f(x)"
     ),
     "attribute with the name of a global": Program("shape = 1e-6\ndef launch(x): return x.shape"),
-    "local variable with the name of a global": Program("eps = 1e-6\ndef launch(x):\n    eps = 1\n    return x * eps"),
+    "local variable with the name of a global": Program("eps = 1e-6\ndef launch(x):\n    eps = 1\n"
+    "    return x * eps"),
     "variable of a comprehension": Program("i = 1e-6\ndef launch(x): return [i for i in x]"),
     "type of an argument": Program("class C:\n    a = 1e-6\ndef launch(x: C) -> C: return x"),
     "message of an exception": Program(
@@ -382,7 +411,9 @@ SAME = {
     "fixed by the launcher": Program("EPS = 1e-6\ndef f(x, eps=0): return x * eps\ndef launch(x): return f(x, 1)"),
 }  # fmt: skip
 """An edit that changes no result leaves the hash."""
-SAME["unrelated constant"] = Program(SAME["unrelated constant"].run, SAME["unrelated constant"].files, ("OTHER = 3", "OTHER = 4"))
+SAME["unrelated constant"] = Program(
+    SAME["unrelated constant"].run, SAME["unrelated constant"].files, ("OTHER = 3", "OTHER = 4")
+)
 
 
 def uses_libraries(x: float) -> float:

@@ -38,9 +38,9 @@ def fast_path(
 
     In eager, a call with arguments that do not meet what is declared raises FastPathError before anything is launched,
     and inside `tp_region` so does every call of one that is not TP-aware; in compiled code the gate and `check`
-    refuse it. `contiguous`, `divisible`, `dtypes`, `min_sm` and `files` are those of `FastPath`. Raises ConfigError for a `tp`
-    that is not a `TpSupport`, an argument that the launcher does not have, a name that is taken, and a launcher without
-    source.
+    refuse it. `contiguous`, `divisible`, `dtypes`, `min_sm` and `files` are those of `FastPath`. Raises ConfigError for
+    a `tp` that is not a `TpSupport`, an argument that the launcher does not have, a name that is taken, and a launcher
+    without source.
     """
     supports = _supported(name, tp)
 

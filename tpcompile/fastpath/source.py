@@ -39,6 +39,8 @@ class Source:
     """The first name whose meaning cannot be told from the source, and why; empty when all can."""
     libraries: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Packages that it calls, without torch and Triton -> their versions."""
+    compiled: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """Names of its Triton kernels -> kernels, which keep what they were compiled to."""
     functions: frozenset[FunctionType] = field(default=frozenset(), compare=False)
     """All Python functions that it runs: the launcher, kernels, helpers and backwards."""
 
@@ -62,6 +64,7 @@ def source_of(launcher: Callable[..., Any], *, reference: Any = None, files: Col
         ops=frozenset(walk.ops),
         refused=first(walk.refused) or "",
         libraries={top: version_of(top) for top in sorted(walk.libraries - PLATFORM)},
+        compiled=walk.kernels,
         functions=frozenset(walk.functions),
     )
 

@@ -39,7 +39,8 @@ class Walk:
     def __init__(self, own: str, *, changed: Iterable[int], rebound: Iterable[tuple[str, str]], is_told: bool) -> None:
         self.parts: dict[str, str] = {}
         """`module.function`, or that and a name in it -> text."""
-        self.kernels: set[str] = set()
+        self.kernels: dict[str, Any] = {}
+        """`module.function` -> Triton kernel, without what is around it."""
         self.ops: set[str] = set()
         self.functions: set[FunctionType] = set()
         self.libraries: set[str] = set()
@@ -166,7 +167,7 @@ class Walk:
         self._library("triton")
         if function is not None:
             launch = {**launch, "annotations": function.__annotations__}  # Triton reads them
-            self.kernels.add(f"{function.__module__}.{function.__name__}")
+            self.kernels[f"{function.__module__}.{function.__name__}"] = value
         with _Inside(self, value, "kernel"):
             return f"kernel {', '.join(f'{name}={self.text(part)}' for name, part in launch.items() if part)}"
 
