@@ -207,7 +207,7 @@ BINARIES = {"kernels.norm_kernel 01": "ptx code", "kernels.scale 02": "ptx code"
             {"kernels.scale 02": "ptx other"},
             "sm90",
             "3.9.0",
-            "its certificate is for different code of kernels.scale: PTX and machine code ptx code, and this is ptx other",
+            "its certificate is for different code of kernels.scale: PTX and machine code ptx code, and this is ptx",
         ),
     ],
     ids=["the same", "other arguments", "nothing compiled", "other Triton", "other GPU", "other code"],

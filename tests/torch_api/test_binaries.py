@@ -1,4 +1,4 @@
-"""What Triton compiled of a kernel: found where it keeps it, equal wherever the source lies, different for other code."""
+"""What Triton compiled of a kernel: found where it keeps it, equal wherever its source is, different for other code."""
 
 from __future__ import annotations
 

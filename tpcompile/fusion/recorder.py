@@ -13,6 +13,7 @@ import torch
 from loguru import logger
 
 from tpcompile.evidence.compiles.events import FUSION, TraceEvent, event
+from tpcompile.fastpath.registry import registered
 from tpcompile.fusion import resources
 from tpcompile.fusion.launched import launched
 from tpcompile.fusion.manifest import graph_manifest
@@ -72,9 +73,23 @@ def manifest_of(events: Iterable[TraceEvent], settings: Mapping[str, str]) -> Ma
         triton=compiler.triton_version(),
         device=device_name("cuda" if _is_for_gpu(graphs) else "cpu"),
         settings=dict(settings),
+        sources=sources_of(graphs),
         graphs=graphs,
     )
     return resources.with_launched(found)
+
+
+def sources_of(graphs: Iterable[GraphManifest]) -> dict[str, str]:
+    """Fast paths of which the graphs launch an op or a kernel -> hashes of their sources."""
+    launched_names = {launch.name for graph in graphs for launch in graph.launches}
+    ops = {".".join(name.removeprefix("torch.ops.").split(".")[:2]).replace(".", "::") for name in launched_names}
+    kernels = {name.rstrip("0123456789").removesuffix("_") for name in launched_names} | launched_names
+    found = {}
+    for name, path in sorted(registered().items()):
+        own = {kernel.rpartition(".")[2] for kernel in path.source.kernels}
+        if path.source.ops & ops or own & kernels:
+            found[name] = path.source.sha256
+    return found
 
 
 def _is_for_gpu(graphs: Iterable[GraphManifest]) -> bool:

@@ -39,7 +39,7 @@ class File:
 
     @cached_property
     def statements(self) -> dict[str, list[ast.stmt]]:
-        """Global variable -> statements of the module that bind or change it: stores, calls of its methods or with it."""
+        """Global variable -> statements of the module that bind it, or change it: stores, calls of it and with it."""
         found: dict[str, list[ast.stmt]] = defaultdict(list)
         for statement in self.tree.body:
             for name in set(_changed_by(statement)):
