@@ -149,6 +149,32 @@ DIFFERS = {
         "import evader_beside\ndef launch(x): return evader_beside.f(x)",
         {"../evader_beside.py": "def f(x): return x * 1e-6"},
     ),
+    "method of a dict": Program("F = {'a': 1e-6}.get\ndef launch(x): return x * F('a')"),
+    "global inside of a function with a local one": Program(
+        "E = 1e-6\ndef launch(x):\n    E = 1\n    def f(y):\n        global E\n        return y * E\n    return f(x)"
+    ),
+    "one name for two": Program(
+        "from .deep import f\ndef launch(x):\n    def g(y):\n        from .other import f\n        return f(y)\n"
+        "    return f(x) + g(x)",
+        {"deep.py": "def f(x): return x", "other.py": "def f(x): return x * 1e-6"},
+    ),
+    "one name for two, the other": Program(
+        "from .deep import f\ndef launch(x):\n    def g(y):\n        from .other import f\n        return f(y)\n"
+        "    return f(x) + g(x)",
+        {"deep.py": "def f(x): return x * 1e-6", "other.py": "def f(x): return x"},
+    ),
+    "single dispatch": Program(
+        "from functools import singledispatch\n@singledispatch\ndef f(x): return x\n@f.register\n"
+        "def _(x: int): return x * 1e-6\ndef launch(x): return f(x)"
+    ),
+    "compiled helper": Program(
+        "import torch\n@torch.compile\ndef f(x): return x * 1e-6\ndef launch(x): return f(x)"
+    ),
+    "opened in the launcher": Program(
+        "from pathlib import Path\nHERE = Path(__file__).parent\n"
+        "def launch(x):\n    with (HERE / 'e.txt').open('r') as file: return x * float(file.read())",
+        {"e.txt": "1e-6"},
+    ),
     "wrapping decorator": Program(
         "import functools\ndef deco(f):\n    @functools.wraps(f)\n    def w(x): return f(x) * 1e-6\n    return w\n"
         "@deco\ndef launch(x): return x"

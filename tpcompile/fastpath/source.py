@@ -16,7 +16,8 @@ from tpcompile.errors import ConfigError
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
 from tpcompile.fastpath.hashing.libraries import PLATFORM, top_of, version_of
-from tpcompile.fastpath.hashing.walk import Walk, content
+from tpcompile.fastpath.hashing.paths import content
+from tpcompile.fastpath.hashing.walk import Walk
 from tpcompile.fastpath.hashing.written import definition_of
 from tpcompile.torch_api import kernels as torch_kernels
 

@@ -60,7 +60,7 @@ def state_of(value: Any) -> dict[str, Any]:
                 state[name] = getattr(value, name)
     for base in (int, float, bytes):
         if isinstance(value, base):
-            state["itself"] = base(value)
+            state["itself"] = base.__repr__(value)
     return {name: each for name, each in state.items() if name != "__wrapped__" and not _is_cached(value, name)}
 
 

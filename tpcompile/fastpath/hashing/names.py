@@ -12,7 +12,7 @@ import importlib.util
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from types import FunctionType, ModuleType
@@ -220,10 +220,11 @@ class Names(ast.NodeVisitor):
     def _look_at_files(self, node: ast.Call, called: str) -> None:
         method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
         is_read = called in _READS or called.startswith(_READ_RESOURCES)
-        if method in _READ_METHODS or (method == "open" and not called and not node.args):
-            of_path = method.startswith("read_") or method == "open"
+        is_opened = method == "open" and not called and not _is_written(node, at=0)
+        if method in _READ_METHODS or is_opened:
+            of_path = method.startswith("read_") or is_opened
             place: ast.expr | None = node.func.value if of_path else next(iter(node.args), None)  # type: ignore[attr-defined]
-        elif is_read and not _is_written(node):
+        elif is_read and not _is_written(node, at=1):
             place = _file_argument(node, called)
         else:
             return
@@ -261,6 +262,8 @@ class Names(ast.NodeVisitor):
         for depth, scope in enumerate(reversed(self._scopes)):
             if scope.is_class and depth:
                 continue
+            if name in scope.globals:
+                break
             if name in scope.imports:
                 return self._imported(name, *scope.imports[name])
             if name in scope.local:
@@ -383,12 +386,12 @@ def _file_argument(node: ast.Call, called: str) -> ast.expr | None:
     return next(iter([*by_name, *node.args[at:]]), None)
 
 
-def _is_written(node: ast.Call) -> bool:
-    modes = [*node.args[1:2], *(keyword.value for keyword in node.keywords if keyword.arg == "mode")]
+def _is_written(node: ast.Call, *, at: int) -> bool:
+    modes = [*node.args[at : at + 1], *(keyword.value for keyword in node.keywords if keyword.arg == "mode")]
     return any(isinstance(mode, ast.Constant) and set(str(mode.value)) & set("wax") for mode in modes)
 
 
-def sorted_by_label(named: Iterable[Named]) -> Iterator[Named]:
-    """Each name once, in the order of the labels."""
-    once = {each.label: each for each in named}
-    return iter(sorted(once.values(), key=operator.attrgetter("label")))
+def sorted_by_label(named: Iterable[Named]) -> list[Named]:
+    """Each name once for each value, in the order of the labels."""
+    once = {(each.label, id(each.value)): each for each in named}
+    return sorted(once.values(), key=operator.attrgetter("label"))

@@ -1,11 +1,13 @@
-"""Expression of a file's name -> the file, where it is made of constants, globals and `__file__` alone."""
+"""Names of files -> texts without where they are installed; expression of a name -> the file, if constants make it."""
 
 from __future__ import annotations
 
 import ast
+import hashlib
 import os
 import pathlib
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -20,6 +22,35 @@ _NODES = (
     ast.List, ast.Tuple, ast.Subscript, ast.UnaryOp, ast.USub, ast.Load,
 )  # fmt: skip
 _PLAIN = str | PurePath | int | list | tuple
+
+
+@dataclass
+class Places:
+    """Texts without the folders that programs are installed in."""
+
+    roots: set[str] = field(default_factory=set)
+
+    def portable(self, text: str) -> str:
+        """The text with `<root>` in place of such a folder."""
+        for root in sorted(self.roots, key=len, reverse=True):
+            if len(root) > 1:
+                text = text.replace(root, "<root>")
+        return text
+
+    def text(self, value: str | PurePath) -> str:
+        """A string or path; with the contents of a data file of the program that it names."""
+        text, portable = str(value), self.portable(str(value))
+        is_data = portable != text and "\n" not in text and not text.endswith((".py", ".pyc"))
+        read = f" {content(Path(text))}" if is_data and Path(text).is_file() else ""
+        return f"{portable!r}{read}"
+
+
+def content(file: Path) -> str:
+    """Hash of what a file holds."""
+    try:
+        return f"sha256 {hashlib.sha256(file.read_bytes()).hexdigest()}"
+    except OSError:
+        return "sha256 of no file"
 
 
 def paths_of(

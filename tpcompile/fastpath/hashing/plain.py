@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
-from types import BuiltinFunctionType, GenericAlias, MethodDescriptorType, UnionType, WrapperDescriptorType
+from types import GenericAlias, MethodDescriptorType, UnionType, WrapperDescriptorType
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from tpcompile.fastpath.hashing.names import MISSING, Library, name_of
 
 _NUMBERS = (type(None), bool, int, float, complex, bytes, range, slice, type(Ellipsis), type(NotImplemented))
 _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
-_OF_PYTHON = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, GenericAlias, UnionType)
+_OF_PYTHON = (MethodDescriptorType, WrapperDescriptorType, GenericAlias, UnionType)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -38,8 +38,13 @@ def plain_text(value: Any) -> str | None:
     if isinstance(value, Library):
         return f"library {value.name}"
     if isinstance(value, _OF_PYTHON):
-        return f"library {name_of(value) or value}"
+        return plain_name(value)
     return None
+
+
+def plain_name(value: Any) -> str:
+    """Text of a function or type of Python itself."""
+    return f"library {name_of(value) or value}"
 
 
 def library_text(value: Any, text: Callable[[Any], str]) -> str:

@@ -24,6 +24,8 @@ class Scope:
     """Local variable that is assigned once -> expression."""
     assigned_outside: set[str] = field(default_factory=set)
     """Names that are declared global or nonlocal."""
+    globals: set[str] = field(default_factory=set)
+    """Those of them that are declared global."""
 
 
 def scope_of(node: ast.AST) -> Scope:
@@ -51,7 +53,10 @@ def _bind(node: ast.AST, scope: Scope) -> None:
             scope.local.add(name)
         case ast.MatchMapping(rest=str(name)):
             scope.local.add(name)
-        case ast.Global(names=names) | ast.Nonlocal(names=names):
+        case ast.Global(names=names):
+            scope.globals.update(names)
+            scope.assigned_outside.update(names)
+        case ast.Nonlocal(names=names):
             scope.assigned_outside.update(names)
         case ast.Import(names=aliases):
             for alias in aliases:

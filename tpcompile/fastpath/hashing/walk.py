@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-import ast
 import functools
-import hashlib
-import importlib.util as importlib_util
 import inspect
 import sys
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from pathlib import Path, PurePath
-from types import FunctionType, MappingProxyType, MethodType, ModuleType
+from pathlib import PurePath
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
 from typing import Any
 
 from torch.library import CustomOpDef
 
 from tpcompile.errors import ConfigError
 from tpcompile.fastpath.hashing.classes import body_of, changing_attributes, is_generated, own_attributes, state_of
+from tpcompile.fastpath.hashing.definitions import defined, global_of, is_own, origin_of, outer_of
 from tpcompile.fastpath.hashing.libraries import is_library, is_standard, roots_of, top_of
 from tpcompile.fastpath.hashing.names import MISSING, Found, Named, Names, name_of, sorted_by_label
-from tpcompile.fastpath.hashing.plain import NoSourceError, UntoldError, library_text, plain_text
-from tpcompile.fastpath.hashing.written import definition_of, file_of, text_of
+from tpcompile.fastpath.hashing.paths import Places, content
+from tpcompile.fastpath.hashing.plain import NoSourceError, UntoldError, library_text, plain_name, plain_text
+from tpcompile.fastpath.hashing.written import definition_of, text_of
 from tpcompile.torch_api import kernels as torch_kernels
 
 _SEQUENCES = (tuple, list, deque)
@@ -53,15 +60,23 @@ class Walk:
         self._kept: list[Any] = []
         """Objects of those ids."""
         self._later: list[tuple[str, Any]] = []
-        self._roots: set[str] = set()
+        self._places = Places()
         self._is_run = True
 
     def read(self, launcher: Any, references: Iterable[Any] = ()) -> None:
-        """Follow a launcher, then what it does not run: fake kernels, plain code."""
-        for label, root in [("launcher", launcher), *(("reference", one) for one in references)]:
-            self._reference(label, Named("", root))
-            self._is_run = False
-        for key, function in self._later:
+        """Follow a launcher, then what it does not run: kernels for fake tensors, plain code."""
+        self._reference("launcher", Named("", launcher))
+        self._is_run = False
+        self._read_later()
+        kernels, ops = dict(self.kernels), set(self.ops)
+        for reference in references:
+            self._reference("reference", Named("", reference))
+        self._read_later()
+        self.kernels, self.ops = kernels, ops
+
+    def _read_later(self) -> None:
+        while self._later:
+            key, function = self._later.pop(0)
             self._reference(key, Named("", function))
 
     # Values
@@ -89,22 +104,10 @@ class Walk:
 
     def _string(self, value: str) -> str:
         kind = "str" if type(value) is str else f"str of {self.text(type(value))}"
-        return f"{kind} {self._portable(str(value))!r}{self._read_by(str(value))}"
+        return f"{kind} {self._places.text(value)}"
 
     def _path(self, value: PurePath) -> str:
-        return f"path {self._portable(str(value))!r}{self._read_by(str(value))}"
-
-    def _portable(self, text: str) -> str:
-        """Text without the folder that the program is installed in."""
-        for root in sorted(self._roots, key=len, reverse=True):
-            if len(root) > 1:
-                text = text.replace(root, "<root>")
-        return text
-
-    def _read_by(self, text: str) -> str:
-        """The contents of a data file of the program that a constant names."""
-        is_own = self._portable(text) != text and "\n" not in text and not text.endswith((".py", ".pyc"))
-        return f" {content(Path(text))}" if is_own and Path(text).is_file() else ""
+        return f"path {self._places.text(value)}"
 
     def _items(self, value: Any) -> str:
         kind = type(value)
@@ -190,8 +193,7 @@ class Walk:
             return self._library(f"{function.__module__}.{name}")
         if id(op) not in self._known:
             self._remember(op, f"op {name}")
-            if self._is_run:
-                self.ops.add(name)
+            self.ops.add(name)
             parts = [function, *torch_kernels.custom_op_backward(op)]
             self.parts[f"op {name}"] = ", ".join(map(self.text, parts))
             others = torch_kernels.custom_op_others(op)
@@ -203,9 +205,9 @@ class Walk:
     def _function(self, function: FunctionType) -> str:
         module = function.__globals__.get("__name__") or function.__module__
         if self._is_library(module):
-            wrapped = getattr(function, "__wrapped__", None)
-            name = self._library(f"{module}.{function.__code__.co_name}")
-            return name if wrapped is None else f"{name} of {self.text(wrapped)}"
+            with _Inside(self, function, function.__code__.co_name):
+                name = self._library(f"{module}.{function.__code__.co_name}")
+                return " of ".join([name, *self._kept_by(function)])
         try:
             node = definition_of(function)
         except ConfigError as error:
@@ -213,15 +215,31 @@ class Walk:
         key = self._free(f"{function.__module__}.{function.__qualname__}")
         self._remember(function, f"function {key}")
         self.parts[key] = text_of(node)
-        self._roots.update(roots_of(sys.modules.get(module), function.__code__.co_filename))
+        self._places.roots.update(roots_of(sys.modules.get(module), function.__code__.co_filename))
         if self._is_run:
             self.functions.add(function)
-        names = self._names(_outer_of(function), function.__globals__)
+        names = self._names(outer_of(function), function.__globals__)
         self._found(key, names.function(node))
         self._defaults(key, function, names.changed_arguments)
         if hasattr(function, "__wrapped__"):
             self._reference(f"{key}: wraps", Named("", function.__wrapped__))
         return f"function {key}"
+
+    def _kept_by(self, function: FunctionType) -> Iterator[str]:
+        """Functions of the program that a wrapper of a library runs: in its attributes and its closure."""
+        cells = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
+        for value in [*vars(function).values(), *cells]:
+            inside = value.values() if isinstance(value, Mapping) else [value]
+            callables = [each for each in inside if callable(each)]
+            if any(is_own(each, self._is_library) for each in callables):
+                yield self.text(value)
+
+    def _builtin(self, value: Any) -> str:
+        name = plain_name(value)
+        owner = getattr(value, "__self__", None)
+        if owner is None or isinstance(owner, ModuleType):
+            return name
+        return f"{name} of {self.text(owner)}"
 
     def _defaults(self, key: str, function: FunctionType, changed: set[str]) -> None:
         """Defaults that are no caches: of one that the function itself changes the text of the function counts."""
@@ -251,7 +269,7 @@ class Walk:
                     "fast_path(..., files=('norm.cu',)), or name the file by constants and __file__"
                 )
             for file in files or ():
-                self.parts[f"{key}: file {self._portable(str(file))}"] = content(file)
+                self.parts[f"{key}: file {self._places.portable(str(file))}"] = content(file)
 
     def _reference(self, key: str, named: Named) -> None:
         """What one name stands for."""
@@ -261,7 +279,8 @@ class Walk:
         try:
             if id(value) in self.changed or self._is_rebound(named):
                 raise UntoldError("it is changed while the program runs")
-            told = self._origin(named) or self.text(value)
+            origin = origin_of(named, self._is_library)
+            told = self._library(origin) if origin else self.text(value)
         except UntoldError as error:
             is_function = isinstance(error, NoSourceError)
             defined = "" if is_function else self._definition(named.module, named.name)
@@ -270,77 +289,25 @@ class Walk:
                 what = f"{named.label}, which {key} refers to," if named.label else key
                 self.refused.append(f"what {what} stands for cannot be told: {error}{advice}")
             told = defined or "refused"
-        self.parts[f"{key}: {named.label}"] = told
+        self.parts[self._free(f"{key}: {named.label}")] = told
 
     def _is_rebound(self, named: Named) -> bool:
         if named.owner:
             return (named.owner, named.attr) in self.rebound
         return (named.module, named.name) in self.rebound
 
-    def _origin(self, named: Named) -> str:
-        """`library module.name`, as it was imported, of what a library has; empty for what is the program's own."""
-        module, name = named.module, named.name
-        if not module or self._is_own(named.value):
-            return ""
-        while not self._is_library(module):
-            file = file_of(str(getattr(sys.modules.get(module), "__file__", "")))
-            statements = file.statements.get(name, []) if file else []
-            if len(statements) != 1 or not isinstance(statements[0], ast.ImportFrom):
-                return ""
-            aliases = {alias.asname or alias.name: alias.name for alias in statements[0].names}
-            module, name = _full_name(module, statements[0]), aliases[name]
-            if getattr(sys.modules.get(module), name, MISSING) is not named.value:
-                return ""
-        return self._library(f"{module}.{name}")
-
-    def _is_own(self, value: Any) -> bool:
-        """Whether a value may run code of the program: of modules of a library, others count by name."""
-        launch = torch_kernels.triton_launch(value)
-        if launch is not None:
-            return self._is_own(launch["fn"])
-        if isinstance(value, CustomOpDef):
-            return self._is_own(torch_kernels.custom_op_function(value))
-        if isinstance(value, FunctionType):
-            return not self._is_library(str(value.__globals__.get("__name__"))) or hasattr(value, "__wrapped__")
-        if torch_kernels.op_name(value):
-            return True
-        kind = value if isinstance(value, type) else type(value)
-        return not self._is_library(kind.__module__)
-
-    # Definitions
-
     def _definition(self, module: str, name: str) -> str:
         """The statements that define a global variable, and what they name; empty where there are none."""
-        file = file_of(str(getattr(sys.modules.get(module), "__file__", "")))
-        statements = file.statements.get(name, []) if file else []
-        if not statements:
-            return self._from_star(module, name, file.statements.get("*", []) if file else [])
-        if all(isinstance(statement, ast.ImportFrom) for statement in statements):
-            return self._imported(module, name, statements)
+        module, name, statements = defined(module, name)
         key = f"{module}.{name}, as defined"
-        if key not in self.parts:
-            self.parts[key] = text_of(statements)
-            namespace = vars(sys.modules[module])
-            names = self._names(_global_of(namespace), namespace)
-            found = names.statements(statements)
-            found.named = [each for each in found.named if (each.module, each.name) != (module, name)]
-            self._found(key, found)
+        if not statements or key in self.parts:
+            return key if statements else ""
+        self.parts[key] = text_of(statements)
+        namespace = vars(sys.modules[module])
+        found = self._names(global_of(namespace), namespace).statements(statements)
+        found.named = [each for each in found.named if (each.module, each.name) != (module, name)]
+        self._found(key, found)
         return key
-
-    def _imported(self, module: str, name: str, statements: Iterable[Any]) -> str:
-        for statement in statements:
-            full = _full_name(module, statement)
-            for alias in statement.names:
-                if (alias.asname or alias.name) == name:
-                    return self._definition(full, alias.name)
-        return ""
-
-    def _from_star(self, module: str, name: str, statements: Iterable[Any]) -> str:
-        for statement in statements:
-            full = _full_name(module, statement)
-            if hasattr(sys.modules.get(full), name):
-                return self._definition(full, name)
-        return ""
 
     # Classes
 
@@ -357,7 +324,7 @@ class Walk:
         self._reference(key, Named("bases", (kind.__bases__, type(kind))))
         module = vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
         if bodies and module:
-            names = self._names(_global_of(module), module)
+            names = self._names(global_of(module), module)
             for body in bodies:
                 self._found(key, names.class_body(body))
         changing = changing_attributes(kind) | {attr for owner, attr in self.rebound if owner == name}
@@ -400,6 +367,13 @@ class Walk:
         del self._known[id(value)]
 
 
+def _is_empty(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is None
+    except ValueError:  # not yet assigned
+        return True
+
+
 class _Inside:
     def __init__(self, walk: Walk, value: Any, name: str) -> None:
         self._walk, self._value, self._name = walk, value, name
@@ -422,48 +396,8 @@ _READERS: list[tuple[Any, Callable[[Walk, Any], str]]] = [
     (MethodType, Walk._method),
     ((staticmethod, classmethod, property, functools.cached_property), Walk._descriptor),
     (FunctionType, Walk._function),
+    ((BuiltinFunctionType, MethodWrapperType), Walk._builtin),
     (type, Walk._class),
     (ModuleType, Walk._module),
 ]
 """Kinds of values, in the order in which they are asked for."""
-
-
-def content(file: Path) -> str:
-    """Hash of what a file holds."""
-    try:
-        return f"sha256 {hashlib.sha256(file.read_bytes()).hexdigest()}"
-    except OSError:
-        return "sha256 of no file"
-
-
-def _outer_of(function: FunctionType) -> Callable[[str], Named]:
-    """Name -> the variable of an enclosing function, a global or a builtin."""
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    globally = _global_of(function.__globals__)
-
-    def outer(name: str) -> Named:
-        if name not in cells:
-            return globally(name)
-        try:
-            return Named(name, cells[name].cell_contents, "", name)
-        except ValueError:  # not yet assigned
-            return Named(name, MISSING)
-
-    return outer
-
-
-def _global_of(namespace: Mapping[str, Any]) -> Callable[[str], Named]:
-    import builtins
-
-    def outer(name: str) -> Named:
-        if name in namespace:
-            return Named(name, namespace[name], str(namespace.get("__name__", "")), name)
-        return Named(name, getattr(builtins, name, MISSING), "builtins", name)
-
-    return outer
-
-
-def _full_name(module: str, statement: Any) -> str:
-    package = str(getattr(sys.modules.get(module), "__package__", "") or "")
-    relative = "." * statement.level + (statement.module or "")
-    return importlib_util.resolve_name(relative, package) if statement.level else relative
