@@ -18,7 +18,7 @@ from tpcompile.evidence.iterables import first
 from tpcompile.fastpath import peers
 from tpcompile.fastpath.certificate import is_certified, uncertified
 from tpcompile.fastpath.registry import FastPath, TpSupport, add, tp_size
-from tpcompile.fastpath.source import checked, line_of, python_function, source_of
+from tpcompile.fastpath.source import declared, line_of, python_function, source_of
 from tpcompile.torch_api import kernels as torch_kernels
 
 
@@ -39,13 +39,13 @@ def fast_path(
     In eager, a call with arguments that do not meet what is declared raises FastPathError before anything is launched,
     and inside `tp_region` so does every call of one that is not TP-aware; in compiled code the gate and `check`
     refuse it. `contiguous`, `divisible`, `dtypes`, `min_sm` and `files` are those of `FastPath`. Raises ConfigError for
-    a `tp` that is not a `TpSupport`, an argument that the launcher does not have, a name that is taken, and a launcher
-    without source.
+    a `tp` that is not a `TpSupport`, an argument that the launcher does not have, a name that is taken, a launcher
+    without source, and a declared file that is not there.
     """
     supports = _supported(name, tp)
 
     def register(launcher: Callable[..., Any]) -> Callable[..., Any]:
-        checked(launcher)
+        declared(launcher, files)
         path = FastPath(
             name=name,
             replaces=replaces,

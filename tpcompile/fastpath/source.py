@@ -56,8 +56,7 @@ def source_of(launcher: Callable[..., Any], *, reference: Any = None, files: Col
     function = checked(launcher)
     references = [] if reference is None else [reference]
     walk = _walked(launcher, references, own=top_of(function.__module__), is_told=bool(files))
-    folder = Path(function.__code__.co_filename).parent
-    parts = walk.parts | {f"file {name}": _declared(folder / name, name) for name in files}
+    parts = walk.parts | {f"file {name}": content(file) for name, file in declared(launcher, files).items()}
     text = "\n".join(f"{name}\n{parts[name]}" for name in sorted(parts))
     return Source(
         sha256=hashlib.sha256(text.encode()).hexdigest()[:16],
@@ -91,10 +90,14 @@ def _walked(launcher: Any, references: list[Any], *, own: str, is_told: bool) ->
     return walk
 
 
-def _declared(file: Path, name: str) -> str:
-    if not file.is_file():
-        raise ConfigError(f"the file {name} is declared to be read, and there is no {file}")
-    return content(file)
+def declared(launcher: Callable[..., Any], files: Collection[str]) -> dict[str, Path]:
+    """Files that a launcher is declared to read, by name; ConfigError for one that is not there."""
+    folder = Path(checked(launcher).__code__.co_filename).parent
+    found = {name: folder / name for name in files}
+    for name, file in found.items():
+        if not file.is_file():
+            raise ConfigError(f"the file {name} is declared to be read, and there is no {file}")
+    return found
 
 
 def python_function(wrapped: Any) -> FunctionType | None:

@@ -16,6 +16,7 @@ from tpcompile.fastpath.hashing.written import file_of
 
 _MAKES = frozenset({"__init__", "__new__", "__post_init__", "__set_name__", "__setstate__"})
 _CHANGES = frozenset({"append", "add", "update", "setdefault", "pop", "clear", "extend", "insert", "remove", "discard"})
+_SLOTS = (MemberDescriptorType, GetSetDescriptorType)
 _METHODS = (FunctionType, staticmethod, classmethod, property, functools.cached_property)
 
 
@@ -27,19 +28,20 @@ def body_of(kind: type) -> list[ast.ClassDef]:
 
 def own_attributes(kind: type, *, are_written: bool) -> Iterator[tuple[str, Any]]:
     """Methods and constants of a class itself, by name; what Python adds to it is left out."""
+    is_enum = issubclass(kind, Enum)
     for name, value in sorted(vars(kind).items()):
-        is_method = isinstance(value, _METHODS)
-        is_dunder = name.startswith("__") and name.endswith("__")
-        if isinstance(value, MemberDescriptorType | GetSetDescriptorType) or name == "_abc_impl":
-            continue
-        if issubclass(kind, Enum) and not is_method:
-            continue
-        if is_method or not is_dunder:
+        if isinstance(value, _METHODS):
             yield name, value
-    if issubclass(kind, Enum):
-        yield "members", [(member.name, member.value) for member in kind]
+            continue
+        is_made_by_python = isinstance(value, _SLOTS) or name == "_abc_impl" or name.startswith("__")
+        if not is_enum and not is_made_by_python:
+            yield name, value
+    if is_enum:
+        members = kind.__members__.items()  # type: ignore[attr-defined]
+        yield "members", [(name, member.value) for name, member in members]
     if dataclasses.is_dataclass(kind) and not are_written:
-        yield "fields", [(each.name, each.default, each.default_factory) for each in dataclasses.fields(kind)]
+        fields = dataclasses.fields(kind)
+        yield "fields", [(each.name, each.default, each.default_factory) for each in fields]
 
 
 def is_generated(kind: type, value: Any) -> bool:
@@ -51,17 +53,18 @@ def is_generated(kind: type, value: Any) -> bool:
 
 
 def state_of(value: Any) -> dict[str, Any]:
-    """Attributes of an instance itself; of one that is also a number, string or container, that too."""
+    """Attributes of an instance itself; of one that is also a number, that too."""
+    kind = type(value)
     state = dict(getattr(value, "__dict__", {}))
-    for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                state[name] = getattr(value, name)
+    slots = [name for name, each in inspect.getmembers_static(kind) if isinstance(each, MemberDescriptorType)]
+    for name in slots:
+        if hasattr(value, name):
+            state[name] = getattr(value, name)
     for base in (int, float, bytes):
         if isinstance(value, base):
             state["itself"] = base.__repr__(value)
-    return {name: each for name, each in state.items() if name != "__wrapped__" and not _is_cached(value, name)}
+    state.pop("__wrapped__", None)
+    return {name: each for name, each in state.items() if not _is_cached(value, name)}
 
 
 def _is_cached(value: Any, name: str) -> bool:
@@ -71,24 +74,32 @@ def _is_cached(value: Any, name: str) -> bool:
 
 def changing_attributes(kind: type) -> set[str]:
     """Attributes that the methods of a class itself store or change after an instance was made."""
-    found: set[str] = set()
+    methods: list[Any] = []
     for body in body_of(kind):
-        for method in body.body:
-            if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and method.name not in _MAKES:
-                found.update(_changed(method))
-    return found
+        methods += [node for node in body.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    changing: set[str] = set()
+    for method in methods:
+        if method.name not in _MAKES:
+            changing.update(_changed(method))
+    return changing
 
 
 def _changed(method: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
     arguments = [*method.args.posonlyargs, *method.args.args]
     own = arguments[0].arg if arguments else ""
-    for node in ast.walk(method):
-        target: ast.AST | None = None
-        if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
-            target = node
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES:
-            target = node.func.value
+    for target in filter(None, map(_target, ast.walk(method))):
         while isinstance(target, ast.Subscript):
             target = target.value
-        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == own:
-            yield target.attr
+        match target:
+            case ast.Attribute(value=ast.Name(id=name), attr=attr) if name == own:
+                yield attr
+
+
+def _target(node: ast.AST) -> ast.expr | None:
+    """What a node stores into or changes by a method; None for others."""
+    match node:
+        case ast.Attribute(ctx=ast.Store() | ast.Del()) | ast.Subscript(ctx=ast.Store() | ast.Del()):
+            return node
+        case ast.Call(func=ast.Attribute(value=target, attr=attr)) if attr in _CHANGES:
+            return target
+    return None

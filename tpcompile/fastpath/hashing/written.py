@@ -6,6 +6,7 @@ The text is made of the fields of the tree, not of bytecode or `ast.unparse`, wh
 from __future__ import annotations
 
 import ast
+import itertools
 import linecache
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -50,9 +51,10 @@ class File:
         """Definitions of a class; several where one is defined in different branches."""
         nodes: list[ast.AST] = [self.tree]
         for name in qualname.replace(".<locals>", "").split("."):
-            inner = [node for outer in nodes for node in _definitions(outer) if node.name == name]
-            nodes = list(inner)
-        return [node for node in nodes if isinstance(node, ast.ClassDef)]
+            inside = itertools.chain.from_iterable(map(_definitions, nodes))
+            nodes = [node for node in inside if node.name == name]
+        found = filter(lambda node: isinstance(node, ast.ClassDef), nodes)
+        return list(found)  # type: ignore[arg-type]
 
 
 _FILES: dict[str, File] = {}
@@ -77,11 +79,14 @@ def file_of(name: str, module: Mapping[str, Any] | None = None) -> File | None:
 def function_of(code: CodeType, module: Mapping[str, Any]) -> Function | None:
     """The definition of a function; None when it is in no file."""
     file = file_of(code.co_filename, module)
-    found = file.functions.get(code.co_firstlineno, []) if file else []
-    named = [node for node in found if getattr(node, "name", "<lambda>") == code.co_name]
-    if len(named) < 2:
-        return named[0] if named else None
-    return min((node for node in named if _holds(node, code)), key=_size, default=None)
+    if file is None:
+        return None
+    begin_there = file.functions.get(code.co_firstlineno, [])
+    named = [node for node in begin_there if getattr(node, "name", "<lambda>") == code.co_name]
+    if len(named) > 1:
+        named = [node for node in named if _holds(node, code)]
+        named.sort(key=_size)
+    return named[0] if named else None
 
 
 def definition_of(function: FunctionType) -> Function:
@@ -99,13 +104,16 @@ def text_of(node: Any) -> str:
     """Fields of a tree as text, without comments, layout and places."""
     if isinstance(node, ast.Constant):
         return f"{type(node.value).__name__} {node.value!r}"
-    if isinstance(node, ast.AST):
-        fields = [(name, value) for name, value in ast.iter_fields(node) if name not in _LEFT_OUT]
-        shown = [f"{name}={text_of(value)}" for name, value in fields if value is not None and value != []]
-        return f"{type(node).__name__}({', '.join(shown)})"
     if isinstance(node, list):
         return f"[{', '.join(map(text_of, node))}]"
-    return repr(node)
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    shown = []
+    for name, value in ast.iter_fields(node):
+        is_empty = value is None or value == []  # which fields there are depends on the version of Python
+        if name not in _LEFT_OUT and not is_empty:
+            shown.append(f"{name}={text_of(value)}")
+    return f"{type(node).__name__}({', '.join(shown)})"
 
 
 def _first_line(node: Function) -> int:
@@ -114,14 +122,16 @@ def _first_line(node: Function) -> int:
 
 
 def _holds(node: Function, code: CodeType) -> bool:
-    """Whether all instructions of the code lie inside the body of one of several functions that begin on a line."""
-    body = node.body if isinstance(node.body, ast.expr) else node.body[-1]
-    start = (body if isinstance(node, ast.Lambda) else node).lineno, node.col_offset
-    places = [place for place in code.co_positions() if place[2] is not None and place[3]]
-    first = min(((line, column) for line, _, column, _ in places if line and column is not None), default=start)
-    last = max(((line, column) for _, line, _, column in places if line and column is not None), default=start)
-    begins = (body.lineno, body.col_offset) if isinstance(node, ast.Lambda) else start
-    return begins <= first and last <= (body.end_lineno or 0, body.end_col_offset or 0)
+    """Whether all instructions of the code lie inside of one of several functions that begin on a line."""
+    inside = node.body if isinstance(node, ast.Lambda) else node
+    begin = inside.lineno, inside.col_offset
+    end = inside.end_lineno or 0, inside.end_col_offset or 0
+    for line, last_line, column, last_column in code.co_positions():
+        if not line or not last_line or column is None or not last_column:
+            continue  # an instruction of Python's own
+        if (line, column) < begin or (last_line, last_column) > end:
+            return False
+    return True
 
 
 def _size(node: Function) -> tuple[int, int]:
@@ -142,17 +152,18 @@ def _changed_by(statement: ast.stmt) -> Iterator[str]:
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield statement.name
         return
+    is_call = isinstance(statement, ast.Expr)
     for node in _outside_of_definitions(statement):
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            yield node.id
-        elif isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
-            yield from _root(node)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            yield from _root(node.func)
-        elif isinstance(node, ast.Name) and isinstance(statement, ast.Expr):
-            yield node.id
-        elif isinstance(node, ast.alias):
-            yield (node.asname or node.name).partition(".")[0]
+        match node:
+            case ast.Name(id=name, ctx=context):
+                if is_call or not isinstance(context, ast.Load):
+                    yield name
+            case ast.Attribute(ctx=ast.Store() | ast.Del()) | ast.Subscript(ctx=ast.Store() | ast.Del()):
+                yield from _root(node)
+            case ast.Call(func=ast.Attribute() as method):
+                yield from _root(method)
+            case ast.alias(name=name, asname=new_name):
+                yield (new_name or name).partition(".")[0]
 
 
 def _outside_of_definitions(node: ast.AST) -> Iterator[ast.AST]:
