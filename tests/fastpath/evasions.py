@@ -37,6 +37,14 @@ DIFFERS = {
     "default of a nested function": Program(
         "EPS = 1e-6\ndef launch(x):\n    def f(y, eps=EPS): return y * eps\n    return f(x)"
     ),
+    "default that is a cache": Program(
+        "E = 1e-6\ndef launch(x, cache={0: E}):\n    cache[1] = x\n    return x * cache[0]"
+    ),
+    "default that is changed by a method of its own": Program(
+        "class C:\n    def __init__(self, e): self.e = e\n    def add(self, x): return x * self.e\nT = C(1e-6)\n"
+        "def launch(x, t=T): return t.add(x)"
+    ),
+    "default that is a tensor": Program("import torch\nE = 1e-6\ndef launch(x, t=torch.ones(2) * E): return x * t"),
     "list": Program("EPS = [1, 1e-6]\ndef launch(x): return x * EPS[1]"),
     "dict": Program("EPS = {'a': {'b': 1e-6}}\ndef launch(x): return x * EPS['a']['b']"),
     "order of a dict": Program(
@@ -398,6 +406,11 @@ REFUSED = {
         "launch = make(torch.full((2,), 1e-6))",
         refused=r"what t, which .*make\.<locals>\.launch refers to, stands for cannot be told: it is a torch\.Tensor",
     ),
+    "tensor in a default": Program(
+        "import torch\ndef make(e):\n    def launch(x, t=torch.ones(2) * e): return x * t\n    return launch\n"
+        "launch = make(1e-6)",
+        refused=r"the default of t in .*launch cannot be told: e is a variable of the function around it",
+    ),
     "variable of the function around it": Program(
         "def make(n):\n    def launch(x):\n        nonlocal n\n        n += 1\n        return x * n\n"
         "    return launch\n"
@@ -433,6 +446,17 @@ SAME = {
     "type of an argument": Program("class C:\n    a = 1e-6\ndef launch(x: C) -> C: return x"),
     "message of an exception": Program(
         "class E(Exception):\n    code = 1e-6\ndef launch(x):\n    if x: raise E('no')\n    return x"
+    ),
+    "package that is not installed": Program(
+        "def launch(x):\n    try:\n        import no_such_package as p\n    except ImportError:\n        return x\n"
+        "    return p.f(x)\nE = 1e-6"
+    ),
+    "environment that is changed": Program(
+        "import os\ndef launch(x):\n    os.environ['A'] = 'b'\n    return x\nE = 1e-6"
+    ),
+    "object that raises when it is looked at": Program(
+        "class C:\n    def __getattr__(self, name): raise RuntimeError(name)\n    def f(self, x): return x\nO = C()\n"
+        "def launch(x): return O.f(x)\nE = 1e-6"
     ),
     "fixed by the launcher": Program("EPS = 1e-6\ndef f(x, eps=0): return x * eps\ndef launch(x): return f(x, 1)"),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Class or instance -> what of it may change a result: the definition, attributes, state."""
+"""Class, instance or function -> what of it may change a result: definition, attributes, state, defaults."""
 
 from __future__ import annotations
 
@@ -103,3 +103,18 @@ def _target(node: ast.AST) -> ast.expr | None:
         case ast.Call(func=ast.Attribute(value=target, attr=attr)) if attr in _CHANGES:
             return target
     return None
+
+
+def default_values(function: FunctionType) -> dict[str, Any]:
+    """Argument -> default."""
+    positional = function.__defaults__ or ()
+    code = function.__code__
+    names = code.co_varnames[code.co_argcount - len(positional) : code.co_argcount]
+    return {**dict(zip(names, positional, strict=True)), **(function.__kwdefaults__ or {})}
+
+
+def default_expressions(node: Any) -> dict[str, ast.expr]:
+    """Argument -> the expression of its default, in the definition of a function."""
+    positional = [*node.args.posonlyargs, *node.args.args][-len(node.args.defaults) :] if node.args.defaults else []
+    by_place = zip([*positional, *node.args.kwonlyargs], [*node.args.defaults, *node.args.kw_defaults], strict=True)
+    return {argument.arg: default for argument, default in by_place if default is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -29,9 +30,19 @@ def is_library(module: str, own: str) -> bool:
         return False
     if top in _ALWAYS or top in sys.stdlib_module_names:
         return True
+    return any(folder in _place(module, top) for folder in _INSTALLED)
+
+
+def _place(module: str, top: str) -> str:
+    """Where a module or its package is, without importing it; empty where that is not known."""
     found = sys.modules.get(module) or sys.modules.get(top)
-    place = getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", [])), "")
-    return any(folder in str(place) for folder in _INSTALLED)
+    if found is not None:
+        return str(getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", [])), ""))
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        spec = None
+    return str(spec.origin or "") if spec else ""
 
 
 def is_standard(module: str) -> bool:

@@ -287,6 +287,8 @@ class Names(ast.NodeVisitor):
             return Named(label, Library(full))
         try:
             return Named(label, importlib.import_module(full))
+        except ModuleNotFoundError:
+            return Named(label, MISSING)
         except Exception as error:  # a module may raise anything
             self._refuse(f"{full}, which it imports, cannot be imported: {error}")
             return Named(label, Library(full))

@@ -23,7 +23,15 @@ from typing import Any
 from torch.library import CustomOpDef
 
 from tpcompile.errors import ConfigError
-from tpcompile.fastpath.hashing.classes import body_of, changing_attributes, is_generated, own_attributes, state_of
+from tpcompile.fastpath.hashing.classes import (
+    body_of,
+    changing_attributes,
+    default_expressions,
+    default_values,
+    is_generated,
+    own_attributes,
+    state_of,
+)
 from tpcompile.fastpath.hashing.definitions import defined, global_of, is_own, origin_of, outer_of
 from tpcompile.fastpath.hashing.libraries import is_library, is_standard, roots_of, top_of
 from tpcompile.fastpath.hashing.names import MISSING, Found, Named, Names, name_of, sorted_by_label
@@ -34,6 +42,7 @@ from tpcompile.torch_api import kernels as torch_kernels
 
 _SEQUENCES = (tuple, list, deque)
 _SETS = (set, frozenset)
+_CACHES = (dict, list, set, deque)
 
 
 class Walk:
@@ -220,7 +229,7 @@ class Walk:
             self.functions.add(function)
         names = self._names(outer_of(function), function.__globals__)
         self._found(key, names.function(node))
-        self._defaults(key, function, names.changed_arguments)
+        self._defaults(key, function, node, names.changed_arguments)
         if hasattr(function, "__wrapped__"):
             self._reference(f"{key}: wraps", Named("", function.__wrapped__))
         return f"function {key}"
@@ -241,15 +250,28 @@ class Walk:
             return name
         return f"{name} of {self.text(owner)}"
 
-    def _defaults(self, key: str, function: FunctionType, changed: set[str]) -> None:
-        """Defaults that are no caches: of one that the function itself changes the text of the function counts."""
-        positional = function.__defaults__ or ()
-        code = function.__code__
-        names = code.co_varnames[code.co_argcount - len(positional) : code.co_argcount]
-        defaults = {**dict(zip(names, positional, strict=True)), **(function.__kwdefaults__ or {})}
-        for name, value in defaults.items():
-            if name not in changed:
-                self._reference(key, Named(f"default of {name}", value))
+    def _defaults(self, key: str, function: FunctionType, node: Any, changed: set[str]) -> None:
+        """Defaults of arguments; of a cache, and of what has no text, the expression counts."""
+        expressions = default_expressions(node)
+        for name, value in default_values(function).items():
+            is_cache = name in changed and isinstance(value, _CACHES)
+            try:
+                told = "changed while the program runs" if is_cache else self.text(value)
+            except NoSourceError as error:
+                self.refused.append(f"the default of {name} in {key} cannot be told: {error}")
+                continue
+            except UntoldError:
+                told = "as it is written"
+            if told[:7] in ("changed", "as it i"):
+                found = self._names(outer_of(function), function.__globals__).statements([expressions[name]])
+                self._found(key, found)
+                self._refuse_missing(f"the default of {name} in {key}", found)
+            self.parts[f"{key}: default of {name}"] = told
+
+    def _refuse_missing(self, what: str, found: Found) -> None:
+        """Names of the function around it, which is over."""
+        missing = [named.label for named in found.named if named.value is MISSING]
+        self.refused += [f"{what} cannot be told: {label} is a variable of the function around it" for label in missing]
 
     def _names(self, outer: Callable[[str], Named], module: Mapping[str, Any]) -> Names:
         package = module.get("__package__") or str(module.get("__name__")).rpartition(".")[0]
@@ -276,20 +298,37 @@ class Walk:
         value = named.value
         if named.module == "builtins" and value is not MISSING:
             return
-        try:
-            if id(value) in self.changed or self._is_rebound(named):
-                raise UntoldError("it is changed while the program runs")
-            origin = origin_of(named, self._is_library)
-            told = self._library(origin) if origin else self.text(value)
-        except UntoldError as error:
-            is_function = isinstance(error, NoSourceError)
-            defined = "" if is_function else self._definition(named.module, named.name)
-            if not defined:
-                advice = "" if is_function else "; make it a global variable of a module, or an argument"
-                what = f"{named.label}, which {key} refers to," if named.label else key
-                self.refused.append(f"what {what} stands for cannot be told: {error}{advice}")
-            told = defined or "refused"
+        origin = origin_of(named, self._is_library)
+        if origin:
+            told = self._library(origin)
+        elif id(value) in self.changed or self._is_rebound(named):
+            told = self._defined(key, named, "it is changed while the program runs")
+        else:
+            told = self._told(key, named)
         self.parts[self._free(f"{key}: {named.label}")] = told
+
+    def _told(self, key: str, named: Named) -> str:
+        """The text of a value; where it has none, of its definition."""
+        try:
+            return self.text(named.value)
+        except NoSourceError as error:
+            self._refuse(key, named, str(error))
+        except UntoldError as error:
+            return self._defined(key, named, f"{error}")
+        except Exception as error:  # whatever an object raises when it is looked at
+            return self._defined(key, named, f"it raises {type(error).__name__}")
+        return "refused"
+
+    def _defined(self, key: str, named: Named, why: str) -> str:
+        """The definition of a global variable; refused where it has none."""
+        definition = self._definition(named.module, named.name)
+        if not definition:
+            self._refuse(key, named, f"{why}; make it a global variable of a module, or an argument")
+        return definition or "refused"
+
+    def _refuse(self, key: str, named: Named, why: str) -> None:
+        what = f"{named.label}, which {key} refers to," if named.label else key
+        self.refused.append(f"what {what} stands for cannot be told: {why}")
 
     def _is_rebound(self, named: Named) -> bool:
         if named.owner:
