@@ -159,9 +159,12 @@ def _other_sources(baseline: Baseline, manifest: Manifest) -> str:
 
 def _with_settings(found: Regression, baseline: Baseline, manifest: Manifest) -> Regression:
     """With the settings that differ, as the last reason."""
-    names = sorted(baseline.settings.keys() | manifest.settings.keys())
-    pairs = {name: (baseline.settings.get(name), manifest.settings.get(name)) for name in names}
-    differ = [f"{name} {then or 'default'} / {now or 'default'}" for name, (then, now) in pairs.items() if then != now]
+    differ = []
+    for name in sorted(baseline.settings.keys() | manifest.settings.keys()):
+        then = baseline.settings.get(name, "default")
+        now = manifest.settings.get(name, "default")
+        if then != now:
+            differ.append(f"{name} {then} / {now}")
     if not differ:
         return found
     return found.model_copy(update={"reasons": (*found.reasons, f"settings then / now: {', '.join(differ)}")})

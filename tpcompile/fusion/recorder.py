@@ -81,15 +81,23 @@ def manifest_of(events: Iterable[TraceEvent], settings: Mapping[str, str]) -> Ma
 
 def sources_of(graphs: Iterable[GraphManifest]) -> dict[str, str]:
     """Fast paths of which the graphs launch an op or a kernel -> hashes of their sources."""
-    launched_names = {launch.name for graph in graphs for launch in graph.launches}
-    ops = {".".join(name.removeprefix("torch.ops.").split(".")[:2]).replace(".", "::") for name in launched_names}
-    kernels = {name.rstrip("0123456789").removesuffix("_") for name in launched_names} | launched_names
+    names = set()
+    for graph in graphs:
+        names.update(_as_named(launch.name) for launch in graph.launches)
     found = {}
     for name, path in sorted(registered().items()):
         own = {kernel.rpartition(".")[2] for kernel in path.source.kernels}
-        if path.source.ops & ops or own & kernels:
+        if names & (path.source.ops | own):
             found[name] = path.source.sha256
     return found
+
+
+def _as_named(launched: str) -> str:
+    """`torch.ops.mine.norm.default` as `mine::norm`, and `scale_kernel_0` of generated code as `scale_kernel`."""
+    if not launched.startswith("torch.ops."):
+        return launched.rstrip("0123456789").removesuffix("_")
+    namespace, op = launched.removeprefix("torch.ops.").split(".")[:2]
+    return f"{namespace}::{op}"
 
 
 def _is_for_gpu(graphs: Iterable[GraphManifest]) -> bool:

@@ -76,11 +76,12 @@ def op_name(op: Any) -> str:
 def custom_op_others(op: CustomOpDef) -> dict[str, Callable[..., Any]]:
     """What else was registered with a custom op: kernels of single devices, the fake kernel, the rule of vmap."""
     found = {"fake": op._abstract_fn, "vmap": op._vmap_fn}
-    inner = custom_op_function(op)
+    inner = inspect.unwrap(custom_op_function(op))
     for device, wrapped in op._backend_fns.items():
         kernel = inspect.getclosurevars(inspect.unwrap(wrapped)).nonlocals.get("fn")
-        is_same = kernel is op._init_fn or inspect.unwrap(kernel) is inspect.unwrap(inner) if kernel else True
-        found[f"on {device}"] = None if is_same else kernel
+        is_its_function = kernel is None or kernel is op._init_fn
+        if not is_its_function and inspect.unwrap(kernel) is not inner:
+            found[f"on {device}"] = kernel
     return {name: function for name, function in found.items() if function is not None}
 
 

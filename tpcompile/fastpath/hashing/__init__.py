@@ -6,7 +6,7 @@ definitions.py  global variable -> the statements that define it, or the library
 scopes.py       names that a function, class or comprehension binds itself
 names.py        syntax tree of a function -> what it names, what it changes, which files it reads
 paths.py        names of files without where they are installed; expression -> the file that it names
-classes.py      class or instance -> its definition, attributes and state
-plain.py        values that have a text by themselves
+classes.py      class, instance or function -> its definition, attributes, state, defaults
+plain.py        texts of values, by themselves or by those of their parts
 walk.py         launcher -> texts of all that is reached from it; what has none is refused by name
 """

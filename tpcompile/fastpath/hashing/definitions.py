@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -94,6 +95,20 @@ def is_own(value: Any, is_library: IsLibrary) -> bool:
         return True
     kind = value if isinstance(value, type) else type(value)
     return not is_library(kind.__module__)
+
+
+def kept_by(function: FunctionType, is_library: IsLibrary) -> list[Any]:
+    """What a wrapper of a library keeps, in attributes and its closure, of what the program has it run."""
+    values = list(vars(function).values())
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # not yet assigned
+            values.append(cell.cell_contents)
+    return [value for value in values if _has_own(value, is_library)]
+
+
+def _has_own(value: Any, is_library: IsLibrary) -> bool:
+    inside = value.values() if isinstance(value, Mapping) else [value]
+    return any(callable(each) and is_own(each, is_library) for each in inside)
 
 
 def _file(module: str) -> File | None:

@@ -91,10 +91,12 @@ class Names(ast.NodeVisitor):
 
     def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> Found:
         """The body of a function, and the arguments of decorators from libraries: they may change what runs."""
-        for decorator in getattr(node, "decorator_list", []):
-            if isinstance(decorator, ast.Call) and self._is_of_library(decorator.func):
-                self._visit_all([*decorator.args, *decorator.keywords])
-        self._within(node, node.body if isinstance(node.body, list) else [node.body])
+        decorators = [each for each in getattr(node, "decorator_list", []) if isinstance(each, ast.Call)]
+        for decorator in decorators:
+            if self._is_of_library(decorator.func):
+                self._visit_all(decorator.args)
+                self._visit_all(decorator.keywords)
+        self._visit_body(node)
         return self.found
 
     def statements(self, nodes: Iterable[ast.AST]) -> Found:
@@ -115,6 +117,10 @@ class Names(ast.NodeVisitor):
         self._visit_all(inside)
         self._scopes.pop()
 
+    def _visit_body(self, node: Any) -> None:
+        is_lambda = isinstance(node, ast.Lambda)
+        self._within(node, [node.body] if is_lambda else node.body)
+
     def _visit_all(self, nodes: Iterable[ast.AST]) -> None:
         for node in nodes:
             self.visit(node)
@@ -123,7 +129,7 @@ class Names(ast.NodeVisitor):
         """A function inside: its defaults and decorators are those of the function around it."""
         defaults = [default for default in (*node.args.defaults, *node.args.kw_defaults) if default is not None]
         self._visit_all([*getattr(node, "decorator_list", []), *defaults])
-        self._within(node, node.body if isinstance(node.body, list) else [node.body])
+        self._visit_body(node)
 
     visit_AsyncFunctionDef = visit_Lambda = visit_FunctionDef
 

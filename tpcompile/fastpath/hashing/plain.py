@@ -1,11 +1,22 @@
-"""Values that have a text by themselves: numbers, strings, constants and settings of libraries."""
+"""Values -> their texts, by themselves or by those of their parts: numbers, containers, methods, library objects."""
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
-from collections.abc import Callable, Iterator
-from types import GenericAlias, MethodDescriptorType, UnionType, WrapperDescriptorType
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from types import (
+    BuiltinFunctionType,
+    GenericAlias,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    UnionType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 import torch
@@ -16,6 +27,12 @@ from tpcompile.fastpath.hashing.names import MISSING, Library, name_of
 _NUMBERS = (type(None), bool, int, float, complex, bytes, range, slice, type(Ellipsis), type(NotImplemented))
 _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _OF_PYTHON = (MethodDescriptorType, WrapperDescriptorType, GenericAlias, UnionType)
+SEQUENCES = (tuple, list, deque)
+SETS = (set, frozenset)
+CACHES = (dict, list, set, deque)
+"""Defaults of these kinds that a function changes are caches."""
+Text = Callable[[Any], str]
+"""The text of a part."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -47,7 +64,51 @@ def plain_name(value: Any) -> str:
     return f"library {name_of(value) or value}"
 
 
-def library_text(value: Any, text: Callable[[Any], str]) -> str:
+def items(value: Any, text: Text) -> list[str]:
+    """Texts of what a container holds: of sets sorted, of others in their order, which may decide a result.
+
+    Raises UntoldError for a container that changes when it is read.
+    """
+    if isinstance(value, defaultdict):
+        raise UntoldError("it is a defaultdict, which changes when it is read")
+    if isinstance(value, SETS):
+        return sorted(map(text, value))
+    if isinstance(value, Mapping):
+        return [f"{text(key)}: {text(each)}" for key, each in value.items()]
+    return [text(each) for each in value]
+
+
+def _partial(value: Any, text: Text) -> str:
+    return f"partial {text(value.func)} {text(value.args)} {text(value.keywords)}"
+
+
+def _method(value: MethodType, text: Text) -> str:
+    return f"method {text(value.__func__)} of {text(value.__self__)}"
+
+
+def _builtin(value: Any, text: Text) -> str:
+    name = plain_name(value)
+    owner = getattr(value, "__self__", None)
+    is_of_object = owner is not None and not isinstance(owner, ModuleType)
+    return f"{name} of {text(owner)}" if is_of_object else name
+
+
+def _descriptor(value: Any, text: Text) -> str:
+    names = ("__func__", "fget", "fset", "fdel", "func")
+    parts = [getattr(value, name, None) for name in names]
+    return f"{type(value).__name__} {', '.join(text(part) for part in parts if part is not None)}"
+
+
+JOINED: list[tuple[Any, Callable[[Any, Text], str]]] = [
+    (functools.partial, _partial),
+    (MethodType, _method),
+    ((BuiltinFunctionType, MethodWrapperType), _builtin),
+    ((staticmethod, classmethod, property, functools.cached_property), _descriptor),
+]
+"""Kinds of values whose text is made of those of their parts."""
+
+
+def library_text(value: Any, text: Text) -> str:
     """Text of an object of a library: the name that its module has for it, or what pickle would keep of it.
 
     Raises UntoldError where there is neither: for tensors, open files, locks, iterators.
@@ -72,6 +133,9 @@ def _names_of(value: Any) -> Iterator[str]:
     """Names under which the module of its class, or one above it, has the object itself."""
     module = type(value).__module__
     while module:
-        found = vars(sys.modules[module]) if module in sys.modules else {}
-        yield from sorted(f"{module}.{name}" for name, known in found.items() if known is value)
+        names = []
+        for name, known in vars(sys.modules.get(module, object)).items():
+            if known is value:
+                names.append(f"{module}.{name}")
+        yield from sorted(names)
         module = module.rpartition(".")[0]

@@ -34,12 +34,15 @@ def scope_of(node: ast.AST) -> Scope:
     assigned: Counter[str] = Counter()
     for inner in _inside(node):
         _bind(inner, scope)
-        if isinstance(inner, ast.Name) and not isinstance(inner.ctx, ast.Load):
-            assigned[inner.id] += 1
-        if isinstance(inner, ast.Assign) and len(inner.targets) == 1 and isinstance(inner.targets[0], ast.Name):
-            scope.once[inner.targets[0].id] = inner.value
+        match inner:
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+                assigned[name] += 1
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                scope.once[name] = value
     scope.local -= scope.assigned_outside
-    scope.once = {name: value for name, value in scope.once.items() if assigned[name] == 1 and name in scope.local}
+    for name in list(scope.once):
+        if assigned[name] > 1 or name not in scope.local:
+            del scope.once[name]
     return scope
 
 
@@ -72,7 +75,7 @@ def _inside(node: ast.AST) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
         yield child
         if isinstance(child, _COMPREHENSIONS):
-            yield from (inner for inner in ast.walk(child) if isinstance(inner, ast.NamedExpr))
-            yield from (inner.target for inner in ast.walk(child) if isinstance(inner, ast.NamedExpr))
+            named = filter(lambda inner: isinstance(inner, ast.NamedExpr), ast.walk(child))
+            yield from (inner.target for inner in named)  # type: ignore[attr-defined]  # they bind in the scope around it
         elif not isinstance(child, _SCOPES):
             yield from _inside(child)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from pathlib import PurePath
 from types import (
-    BuiltinFunctionType,
-    CellType,
     FunctionType,
     MappingProxyType,
-    MethodType,
-    MethodWrapperType,
     ModuleType,
 )
 from typing import Any
@@ -32,17 +26,23 @@ from tpcompile.fastpath.hashing.classes import (
     own_attributes,
     state_of,
 )
-from tpcompile.fastpath.hashing.definitions import defined, global_of, is_own, origin_of, outer_of
+from tpcompile.fastpath.hashing.definitions import defined, global_of, kept_by, origin_of, outer_of
 from tpcompile.fastpath.hashing.libraries import is_library, is_standard, roots_of, top_of
 from tpcompile.fastpath.hashing.names import MISSING, Found, Named, Names, name_of, sorted_by_label
 from tpcompile.fastpath.hashing.paths import Places, content
-from tpcompile.fastpath.hashing.plain import NoSourceError, UntoldError, library_text, plain_name, plain_text
+from tpcompile.fastpath.hashing.plain import (
+    CACHES,
+    JOINED,
+    SEQUENCES,
+    SETS,
+    NoSourceError,
+    UntoldError,
+    items,
+    library_text,
+    plain_text,
+)
 from tpcompile.fastpath.hashing.written import definition_of, text_of
 from tpcompile.torch_api import kernels as torch_kernels
-
-_SEQUENCES = (tuple, list, deque)
-_SETS = (set, frozenset)
-_CACHES = (dict, list, set, deque)
 
 
 class Walk:
@@ -92,6 +92,8 @@ class Walk:
 
     def text(self, value: Any) -> str:
         """The text of a value; what it refers to is followed. Raises UntoldError where it has none."""
+        if isinstance(value, Enum):
+            return f"{self.text(type(value))}.{value.name}"
         plain = plain_text(value)
         if plain is not None:
             return plain
@@ -100,6 +102,10 @@ class Walk:
         for kinds, read in _READERS:
             if isinstance(value, kinds):
                 return read(self, value)
+        for kinds, joined in JOINED:
+            if isinstance(value, kinds):
+                with _Inside(self, value, type(value).__name__):
+                    return joined(value, self.text)
         return self._object(value)
 
     def _library(self, name: str) -> str:
@@ -122,31 +128,7 @@ class Walk:
         kind = type(value)
         name = kind.__name__ if self._is_library(kind.__module__) else self.text(kind)
         with _Inside(self, value, name):
-            if isinstance(value, _SETS):
-                inner = sorted(map(self.text, value))
-            elif isinstance(value, Mapping):
-                inner = [f"{self.text(key)}: {self.text(each)}" for key, each in value.items()]
-            else:
-                inner = [self.text(each) for each in value]
-        return f"{name}({', '.join(inner)})"
-
-    def _implicit(self, value: Any) -> str:
-        raise UntoldError(f"it is a {type(value).__name__}, which changes when it is read")
-
-    def _member(self, value: Enum) -> str:
-        return f"{self.text(type(value))}.{value.name}"
-
-    def _partial(self, value: Any) -> str:
-        with _Inside(self, value, "partial"):
-            return f"partial {self.text(value.func)} {self.text(value.args)} {self.text(value.keywords)}"
-
-    def _method(self, value: MethodType) -> str:
-        return f"method {self.text(value.__func__)} of {self.text(value.__self__)}"
-
-    def _descriptor(self, value: Any) -> str:
-        names = ("__func__", "fget", "fset", "fdel", "func")
-        parts = [getattr(value, name) for name in names if getattr(value, name, None) is not None]
-        return f"{type(value).__name__} {', '.join(map(self.text, parts))}"
+            return f"{name}({', '.join(items(value, self.text))})"
 
     def _module(self, value: ModuleType) -> str:
         if self._is_library(value.__name__):
@@ -216,7 +198,7 @@ class Walk:
         if self._is_library(module):
             with _Inside(self, function, function.__code__.co_name):
                 name = self._library(f"{module}.{function.__code__.co_name}")
-                return " of ".join([name, *self._kept_by(function)])
+                return " of ".join([name, *map(self.text, kept_by(function, self._is_library))])
         try:
             node = definition_of(function)
         except ConfigError as error:
@@ -234,39 +216,28 @@ class Walk:
             self._reference(f"{key}: wraps", Named("", function.__wrapped__))
         return f"function {key}"
 
-    def _kept_by(self, function: FunctionType) -> Iterator[str]:
-        """Functions of the program that a wrapper of a library runs: in its attributes and its closure."""
-        cells = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
-        for value in [*vars(function).values(), *cells]:
-            inside = value.values() if isinstance(value, Mapping) else [value]
-            callables = [each for each in inside if callable(each)]
-            if any(is_own(each, self._is_library) for each in callables):
-                yield self.text(value)
-
-    def _builtin(self, value: Any) -> str:
-        name = plain_name(value)
-        owner = getattr(value, "__self__", None)
-        if owner is None or isinstance(owner, ModuleType):
-            return name
-        return f"{name} of {self.text(owner)}"
-
     def _defaults(self, key: str, function: FunctionType, node: Any, changed: set[str]) -> None:
         """Defaults of arguments; of a cache, and of what has no text, the expression counts."""
         expressions = default_expressions(node)
         for name, value in default_values(function).items():
-            is_cache = name in changed and isinstance(value, _CACHES)
-            try:
-                told = "changed while the program runs" if is_cache else self.text(value)
-            except NoSourceError as error:
-                self.refused.append(f"the default of {name} in {key} cannot be told: {error}")
-                continue
-            except UntoldError:
-                told = "as it is written"
-            if told[:7] in ("changed", "as it i"):
+            what = f"default of {name}"
+            is_cache = name in changed and isinstance(value, CACHES)
+            told = "" if is_cache else self._default(key, what, value)
+            if not told:
                 found = self._names(outer_of(function), function.__globals__).statements([expressions[name]])
                 self._found(key, found)
-                self._refuse_missing(f"the default of {name} in {key}", found)
-            self.parts[f"{key}: default of {name}"] = told
+                self._refuse_missing(f"the {what} in {key}", found)
+            self.parts[f"{key}: {what}"] = told
+
+    def _default(self, key: str, what: str, value: Any) -> str:
+        """The text of a default; empty where its expression counts."""
+        try:
+            return self.text(value)
+        except NoSourceError as error:
+            self._refuse(key, Named(f"the {what}", value), str(error))
+            return "refused"
+        except UntoldError:
+            return ""
 
     def _refuse_missing(self, what: str, found: Found) -> None:
         """Names of the function around it, which is over."""
@@ -406,13 +377,6 @@ class Walk:
         del self._known[id(value)]
 
 
-def _is_empty(cell: CellType) -> bool:
-    try:
-        return cell.cell_contents is None
-    except ValueError:  # not yet assigned
-        return True
-
-
 class _Inside:
     def __init__(self, walk: Walk, value: Any, name: str) -> None:
         self._walk, self._value, self._name = walk, value, name
@@ -425,17 +389,11 @@ class _Inside:
 
 
 _READERS: list[tuple[Any, Callable[[Walk, Any], str]]] = [
-    (Enum, Walk._member),
     (str, Walk._string),
     (PurePath, Walk._path),
-    (defaultdict, Walk._implicit),
-    ((*_SEQUENCES, *_SETS, dict, MappingProxyType), Walk._items),
+    ((*SEQUENCES, *SETS, dict, MappingProxyType), Walk._items),
     (CustomOpDef, Walk._custom_op),
-    (functools.partial, Walk._partial),
-    (MethodType, Walk._method),
-    ((staticmethod, classmethod, property, functools.cached_property), Walk._descriptor),
     (FunctionType, Walk._function),
-    ((BuiltinFunctionType, MethodWrapperType), Walk._builtin),
     (type, Walk._class),
     (ModuleType, Walk._module),
 ]
