@@ -191,6 +191,9 @@ DIFFERS = {
         "import functools\ndef deco(f):\n    @functools.wraps(f)\n    def w(x): return f(x)\n    return w\n"
         "@deco\ndef launch(x): return x * 1e-6"
     ),
+    "wrapped in an attribute": Program(
+        "def f(x): return x * 1e-6\ndef launch(x): return launch.__wrapped__(x) + 1\nlaunch.__wrapped__ = f"
+    ),
     "argument of a decorator": Program(
         "def deco(e):\n    def d(f):\n        def w(x): return f(x) * e\n        return w\n    return d\n"
         "EPS = 1e-6\n@deco(EPS)\ndef launch(x): return x"

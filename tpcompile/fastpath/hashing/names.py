@@ -18,7 +18,7 @@ from enum import Enum
 from types import FunctionType, ModuleType
 from typing import Any
 
-from tpcompile.fastpath.hashing.paths import paths_of
+from tpcompile.fastpath.hashing.paths import file_of_call, paths_of, reads_file
 from tpcompile.fastpath.hashing.scopes import Scope, scope_of
 
 MISSING = object()
@@ -38,14 +38,6 @@ _CHANGES = frozenset({
     "set", "reset",
 })  # fmt: skip
 """Methods that change what they are called on."""
-_READS = frozenset({
-    "io.open", "_io.open", "posix.open", "codecs.open", "gzip.open", "torch.serialization.load", "numpy.load",
-    "numpy.fromfile", "numpy.loadtxt", "numpy.genfromtxt", "numpy.memmap", "ctypes.CDLL", "runpy.run_path",
-    "torch.utils.cpp_extension.load",
-})  # fmt: skip
-"""Functions that read a file."""
-_READ_METHODS = frozenset({"read_text", "read_bytes", "LoadLibrary", "load_library"})
-_READ_RESOURCES = ("importlib.resources.", "importlib_resources.", "pkgutil.get_data")
 _UNCHANGING = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, Library)
 _RUNS_TEXT = (eval, exec, compile, globals)
 
@@ -224,16 +216,9 @@ class Names(ast.NodeVisitor):
         self._look_at_files(node, called)
 
     def _look_at_files(self, node: ast.Call, called: str) -> None:
-        method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-        is_read = called in _READS or called.startswith(_READ_RESOURCES)
-        is_opened = method == "open" and not called and not _is_written(node, at=0)
-        if method in _READ_METHODS or is_opened:
-            of_path = method.startswith("read_") or is_opened
-            place: ast.expr | None = node.func.value if of_path else next(iter(node.args), None)  # type: ignore[attr-defined]
-        elif is_read and not _is_written(node, at=1):
-            place = _file_argument(node, called)
-        else:
+        if not reads_file(node, called):
             return
+        place = file_of_call(node, called)
         files = paths_of(place, self._path_value, self._assigned) if place is not None else None
         self.found.files.append((ast.unparse(node), files))
 
@@ -382,21 +367,6 @@ def _global_of(value: Any) -> tuple[str, str]:
     """Module and name of the global variable that a class or function is part of; empty inside of a function."""
     is_local = "<locals>" in value.__qualname__
     return ("", "") if is_local else (value.__module__, value.__qualname__.partition(".")[0])
-
-
-def _file_argument(node: ast.Call, called: str) -> ast.expr | None:
-    """The argument that is the file; None where it is given in parts."""
-    if called.startswith(_READ_RESOURCES):
-        return None
-    names = ("sources",) if called == "torch.utils.cpp_extension.load" else ("file", "f", "fname", "filename", "name")
-    by_name = [keyword.value for keyword in node.keywords if keyword.arg in names]
-    at = 1 if names == ("sources",) else 0
-    return next(iter([*by_name, *node.args[at:]]), None)
-
-
-def _is_written(node: ast.Call, *, at: int) -> bool:
-    modes = [*node.args[at : at + 1], *(keyword.value for keyword in node.keywords if keyword.arg == "mode")]
-    return any(isinstance(mode, ast.Constant) and set(str(mode.value)) & set("wax") for mode in modes)
 
 
 def sorted_by_label(named: Iterable[Named]) -> list[Named]:

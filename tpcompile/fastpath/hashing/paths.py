@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
+from tpcompile.evidence.iterables import first
+
 _CALLED = (Path, pathlib.PurePath, str, os.fspath, os.path.join, os.path.dirname, os.path.abspath, os.path.realpath)
 _ATTRIBUTES = frozenset({
     "path", "join", "dirname", "abspath", "realpath", "parent", "parents", "with_name", "with_suffix", "joinpath",
@@ -21,6 +23,14 @@ _NODES = (
     ast.Constant, ast.Name, ast.Attribute, ast.Call, ast.BinOp, ast.Div, ast.Add, ast.JoinedStr, ast.FormattedValue,
     ast.List, ast.Tuple, ast.Subscript, ast.UnaryOp, ast.USub, ast.Load,
 )  # fmt: skip
+_READS = frozenset({
+    "io.open", "_io.open", "posix.open", "codecs.open", "gzip.open", "torch.serialization.load", "numpy.load",
+    "numpy.fromfile", "numpy.loadtxt", "numpy.genfromtxt", "numpy.memmap", "ctypes.CDLL", "runpy.run_path",
+    "torch.utils.cpp_extension.load",
+})  # fmt: skip
+"""Functions that read a file."""
+_READ_METHODS = frozenset({"read_text", "read_bytes", "LoadLibrary", "load_library"})
+_READ_RESOURCES = ("importlib.resources.", "importlib_resources.", "pkgutil.get_data")
 _PLAIN = str | PurePath | int | list | tuple
 
 
@@ -51,6 +61,40 @@ def content(file: Path) -> str:
         return f"sha256 {hashlib.sha256(file.read_bytes()).hexdigest()}"
     except OSError:
         return "sha256 of no file"
+
+
+def reads_file(node: ast.Call, called: str) -> bool:
+    """Whether a call reads a file; `called` is the name of the function, empty for a method of a value."""
+    method = _method(node)
+    if method in _READ_METHODS:
+        return True
+    if method == "open" and not called:
+        return not _is_written(node, at=0)
+    is_read = called in _READS or called.startswith(_READ_RESOURCES)
+    return is_read and not _is_written(node, at=1)
+
+
+def file_of_call(node: ast.Call, called: str) -> ast.expr | None:
+    """The expression of the file that such a call reads; None where it is given in parts."""
+    method = _method(node)
+    if method.startswith("read_") or (method == "open" and not called):
+        return node.func.value  # type: ignore[attr-defined]  # a method's
+    if called.startswith(_READ_RESOURCES):
+        return None
+    is_built = called == "torch.utils.cpp_extension.load"
+    names = ("sources",) if is_built else ("file", "f", "fname", "filename", "name")
+    by_name = [keyword.value for keyword in node.keywords if keyword.arg in names]
+    by_place = node.args[1:] if is_built else node.args
+    return first([*by_name, *by_place])
+
+
+def _method(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else ""
+
+
+def _is_written(node: ast.Call, *, at: int) -> bool:
+    modes = [*node.args[at : at + 1], *(keyword.value for keyword in node.keywords if keyword.arg == "mode")]
+    return any(isinstance(mode, ast.Constant) and set(str(mode.value)) & set("wax") for mode in modes)
 
 
 def paths_of(
