@@ -235,6 +235,18 @@ def test_what_its_kernels_were_compiled_to_is_found_by_their_names(path: FastPat
     assert name.startswith("kernels.scale ") and len(code.split()) == 2
 
 
+@pytest.mark.gpu(1)
+def test_on_a_gpu_the_code_of_a_launch_is_recorded_and_checked(path: FastPath) -> None:
+    kernels.launch(torch.ones(4, device="cuda"))
+    found = certificate.binaries_of(path)
+    assert {name.partition(" ")[0] for name in found} == {"tests.fastpath.kernels.norm_kernel"}
+    here = {"source": source(path), "device": certificate.device_kind(), "triton": certificate._triton()}
+    certificate.write(made(**here, binaries=found), path)
+    assert certificate.uncertified(path) == ""
+    certificate.write(made(**here, binaries=dict.fromkeys(found, "ptx other")), path)
+    assert "for different code of tests.fastpath.kernels.norm_kernel" in certificate.uncertified(path)
+
+
 def test_a_source_that_does_not_say_what_runs_is_refused(path: FastPath) -> None:
     refused = with_source(path, refused="launch reads a file whose name is computed")
     certificate.write(made(source=source(path)), path)

@@ -81,7 +81,7 @@ def manifest_of(events: Iterable[TraceEvent], settings: Mapping[str, str]) -> Ma
 
 def sources_of(graphs: Iterable[GraphManifest]) -> dict[str, str]:
     """Fast paths of which the graphs launch an op or a kernel -> hashes of their sources."""
-    names = set()
+    names: set[str] = set()
     for graph in graphs:
         names.update(_as_named(launch.name) for launch in graph.launches)
     found = {}

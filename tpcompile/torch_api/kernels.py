@@ -79,8 +79,9 @@ def custom_op_others(op: CustomOpDef) -> dict[str, Callable[..., Any]]:
     inner = inspect.unwrap(custom_op_function(op))
     for device, wrapped in op._backend_fns.items():
         kernel = inspect.getclosurevars(inspect.unwrap(wrapped)).nonlocals.get("fn")
-        is_its_function = kernel is None or kernel is op._init_fn
-        if not is_its_function and inspect.unwrap(kernel) is not inner:
+        if kernel is None or kernel is op._init_fn:
+            continue
+        if inspect.unwrap(kernel) is not inner:
             found[f"on {device}"] = kernel
     return {name: function for name, function in found.items() if function is not None}
 

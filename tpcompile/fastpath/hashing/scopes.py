@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,8 +29,9 @@ class Scope:
     """Those of them that are declared global."""
 
 
+@functools.cache  # many fast paths share their helpers
 def scope_of(node: ast.AST) -> Scope:
-    """The scope that a node opens."""
+    """The scope that a node opens; not to be changed."""
     scope = Scope(is_class=isinstance(node, ast.ClassDef))
     assigned: Counter[str] = Counter()
     for inner in _inside(node):

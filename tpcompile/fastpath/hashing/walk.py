@@ -41,7 +41,7 @@ from tpcompile.fastpath.hashing.plain import (
     library_text,
     plain_text,
 )
-from tpcompile.fastpath.hashing.written import definition_of, text_of
+from tpcompile.fastpath.hashing.written import definition_of, function_text, text_of
 from tpcompile.torch_api import kernels as torch_kernels
 
 
@@ -205,7 +205,7 @@ class Walk:
             raise NoSourceError(str(error)) from error
         key = self._free(f"{function.__module__}.{function.__qualname__}")
         self._remember(function, f"function {key}")
-        self.parts[key] = text_of(node)
+        self.parts[key] = function_text(node)
         self._places.roots.update(roots_of(sys.modules.get(module), function.__code__.co_filename))
         if self._is_run:
             self.functions.add(function)

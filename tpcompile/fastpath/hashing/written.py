@@ -6,6 +6,7 @@ The text is made of the fields of the tree, not of bytecode or `ast.unparse`, wh
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import linecache
 from collections import defaultdict
@@ -98,6 +99,12 @@ def definition_of(function: FunctionType) -> Function:
             "detected; define it in a file"
         )
     return found
+
+
+@functools.cache  # many fast paths share their helpers
+def function_text(node: Function) -> str:
+    """The text of a definition."""
+    return text_of(node)
 
 
 def text_of(node: Any) -> str:
