@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -152,6 +154,104 @@ def test_what_cases_see_is_known_from_a_machine_without_gpu(path: FastPath) -> N
     assert certificate.power_of(path) is None
     certificate.write(made(source=source(path)), path)
     assert certificate.power_of(path) == made().power
+
+
+def test_one_of_the_older_hash_is_refused_with_what_to_do(path: FastPath) -> None:
+    file = certificate.write(made(source=source(path)), path)
+    old = json.loads(file.read_text()) | {"schema_version": 2}
+    del old["libraries"], old["binaries"]  # as it was written then
+    file.write_text(json.dumps(old))
+    assert certificate.uncertified(path).endswith(
+        "its certificate has schema 2, whose source hash is made in a different way; this is schema 3; run `tpcompile "
+        "certify norm`"
+    )
+    assert certificate.power_of(path) is None
+
+
+def with_source(path: FastPath, **changes: Any) -> FastPath:
+    changed = replace(path)
+    changed.__dict__["source"] = replace(path.source, **changes)
+    return changed
+
+
+def test_it_is_for_the_libraries_that_it_was_made_with(path: FastPath) -> None:
+    certificate.write(made(source=source(path), libraries={"einops": "0.7.0"}), path)
+    assert certificate.uncertified(with_source(path, libraries={"einops": "0.7.0"})) == ""
+    why = certificate.uncertified(with_source(path, libraries={"einops": "0.8.0"}))
+    assert "its certificate was made with einops 0.7.0, and this is 0.8.0; run `tpcompile certify norm`" in why
+    why = certificate.uncertified(with_source(path, libraries={"einops": "0.7.0", "other": "1"}))
+    assert "its certificate was made with other no version, and this is 1; run" in why
+
+
+def test_it_is_for_the_versions_of_torch_that_tpcompile_is_tested_with(path: FastPath) -> None:
+    certificate.write(made(source=source(path), torch="2.9.1"), path)
+    assert "its certificate was made with torch 2.9.1, and this is 2." in certificate.uncertified(path)
+    certificate.write(made(source=source(path), torch=torch.__version__), path)
+    assert certificate.uncertified(path) == ""
+    certificate.write(made(source=source(path), torch="2.12.0"), path)
+    assert certificate.uncertified(path) == ""
+
+
+BINARIES = {"kernels.norm_kernel 01": "ptx code", "kernels.scale 02": "ptx code"}
+
+
+@pytest.mark.parametrize(
+    ("here", "device", "triton", "why"),
+    [
+        (BINARIES, "sm90", "3.9.0", ""),
+        ({"kernels.norm_kernel 03": "other code"}, "sm90", "3.9.0", ""),
+        ({}, "sm90", "3.9.0", ""),
+        ({"kernels.scale 02": "ptx other"}, "sm90", "3.10.0", ""),
+        ({"kernels.scale 02": "ptx other"}, "sm100", "3.9.0", ""),
+        (
+            {"kernels.scale 02": "ptx other"},
+            "sm90",
+            "3.9.0",
+            "its certificate is for different code of kernels.scale: PTX and machine code ptx code, and this is ptx",
+        ),
+    ],
+    ids=["the same", "other arguments", "nothing compiled", "other Triton", "other GPU", "other code"],
+)
+def test_it_is_for_the_code_that_was_compiled_where_the_same_is_compiled(
+    path: FastPath, monkeypatch: pytest.MonkeyPatch, here: dict[str, str], device: str, triton: str, why: str
+) -> None:
+    certificate.write(made(source=source(path), device="sm90", binaries=BINARIES), path)
+    monkeypatch.setattr(certificate, "device_kind", lambda: device)
+    monkeypatch.setattr(certificate, "_triton", lambda: triton)
+    monkeypatch.setattr(certificate, "binaries_of", lambda path: here)
+    refusal = certificate.uncertified(path)
+    assert why in refusal and bool(why) == bool(refusal)
+
+
+def test_what_its_kernels_were_compiled_to_is_found_by_their_names(path: FastPath) -> None:
+    variant = SimpleNamespace(
+        asm={"ptx": ".visible", "cubin": b""},
+        metadata=SimpleNamespace(target=SimpleNamespace(arch=90)),
+        src=SimpleNamespace(signature={}, constants={}, attrs={}),
+    )
+    assert certificate.binaries_of(path) == {}
+    fakes = {"kernels.scale": SimpleNamespace(device_caches={0: ({"key": variant},)})}
+    ((name, code),) = certificate.binaries_of(with_source(path, compiled=fakes)).items()
+    assert name.startswith("kernels.scale ") and len(code.split()) == 2
+
+
+@pytest.mark.gpu(1)
+def test_on_a_gpu_the_code_of_a_launch_is_recorded_and_checked(path: FastPath) -> None:
+    kernels.launch(torch.ones(4, device="cuda"))
+    found = certificate.binaries_of(path)
+    assert {name.partition(" ")[0] for name in found} == {"tests.fastpath.kernels.norm_kernel"}
+    here = {"source": source(path), "device": certificate.device_kind(), "triton": certificate._triton()}
+    certificate.write(made(**here, binaries=found), path)
+    assert certificate.uncertified(path) == ""
+    certificate.write(made(**here, binaries=dict.fromkeys(found, "ptx other")), path)
+    assert "for different code of tests.fastpath.kernels.norm_kernel" in certificate.uncertified(path)
+
+
+def test_a_source_that_does_not_say_what_runs_is_refused(path: FastPath) -> None:
+    refused = with_source(path, refused="launch reads a file whose name is computed")
+    certificate.write(made(source=source(path)), path)
+    assert certificate.uncertified(path) == ""
+    assert certificate.uncertified(refused).endswith(": launch reads a file whose name is computed")
 
 
 def test_a_damaged_one_is_one_line(path: FastPath) -> None:

@@ -178,6 +178,18 @@ def in_this_process(calls: list[Callable[[], Any]], **_: Any) -> list[Ended]:
     return [Ended(call()) for call in calls]
 
 
+def computed_norm(
+    x: Tensor, weight: Tensor, eps: float, all_reduce: Callable[[Tensor], Tensor] = lambda x: x
+) -> Tensor:
+    return norm(x, weight, eps, all_reduce) * globals()["ONE"]
+
+
+def test_a_source_that_does_not_say_what_runs_is_not_certified() -> None:
+    declare(computed_norm)
+    with pytest.raises(ConfigError, match=r"cannot be certified: what .*computed_norm runs .* it calls globals\(\)"):
+        certify("norm", tp_sizes=(2,), num_mutations=0)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

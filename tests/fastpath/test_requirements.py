@@ -129,3 +129,10 @@ def test_a_custom_op_stays_one_and_its_calls_are_checked() -> None:
     for call in (declared_op, checked):  # also under the name that it had before
         with pytest.raises(FastPathError, match="fast path checked: x of shape"):
             call(torch.ones(4, 2).t())
+
+
+def test_files_that_are_declared_are_there() -> None:
+    with pytest.raises(ConfigError, match=r"the file csrc/norm\.cu is declared to be read, and there is no "):
+        declared(files=("csrc/norm.cu",))
+    declared(files=("kernels.py",))
+    assert registered()["norm"].files == ("kernels.py",) and registered()["norm"].source.refused == ""

@@ -86,7 +86,7 @@ def test_an_op_made_from_a_launcher_runs_what_the_launcher_runs(make: Callable[.
     name = f"tpcompile_tests::{make.__name__}_of_launch"
     op = source_of(make(name, mutates_args=())(kernels.launch))
     launcher = source_of(kernels.launch)
-    assert (op.kernels, op.functions, op.sha256) == (launcher.kernels, launcher.functions, launcher.sha256)
+    assert (op.kernels, op.functions) == (launcher.kernels, launcher.functions)
     assert (op.ops, launcher.ops) == ({name}, frozenset())
 
 
@@ -94,4 +94,19 @@ def test_a_backward_that_is_registered_belongs_to_the_source() -> None:
     op = torch.library.custom_op("tpcompile_tests::trained", mutates_args=())(kernels.launch)
     before = source_of(op)
     op.register_autograd(lambda ctx, grad: kernels.plain(grad))
-    assert source_of(op).sha256 != before.sha256
+    trained = source_of(op)
+    assert trained.sha256 != before.sha256 and kernels.plain in trained.functions
+
+
+def test_so_does_what_is_registered_for_fake_tensors_and_devices_and_the_plain_code() -> None:
+    op = torch.library.custom_op("tpcompile_tests::faked", mutates_args=())(kernels.launch)
+    op.register_fake(lambda x: torch.empty_like(x))
+    found = [source_of(op).sha256]
+    op.register_fake(lambda x: kernels.plain(x))
+    found.append(source_of(op).sha256)
+    op.register_kernel("cpu")(lambda x: kernels.plain(x))
+    found.append(source_of(op).sha256)
+    with_reference = source_of(op, reference=kernels.plain)
+    found.append(with_reference.sha256)
+    assert len(set(found)) == 4
+    assert kernels.plain not in with_reference.functions  # what a launcher does not run is not mutated

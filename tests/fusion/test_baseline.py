@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from tpcompile.errors import ConfigError, PreflightError
 from tpcompile.evidence.records import UserLine
 from tpcompile.fusion import baseline as baselines
+from tpcompile.fusion import recorder
 from tpcompile.fusion.baseline import GraphBaseline, baseline_of, compare
 from tpcompile.fusion.manifest import _as_launched
 from tpcompile.fusion.records import Decisions, GraphManifest, Launch, Manifest, Node, Pair, Role, Totals
@@ -125,10 +127,54 @@ def test_launches_that_are_not_known_are_not_compared() -> None:
 
 def test_a_different_torch_or_architecture_is_refused(tmp_path: Path) -> None:
     baseline = baseline_of(ONE)
-    baselines.check_same_build(baseline, torch="2.13.0+cu130", device="cpu", path=tmp_path)
+    baselines.check_same_build(baseline, torch="2.13.0+cu130", triton="3.9.0", device="cpu", path=tmp_path)
     for build in ({"torch": "2.11.0", "device": "cpu"}, {"torch": "2.13.0", "device": "sm_90"}):
+        build["triton"] = "3.9.0"
         with pytest.raises(ConfigError, match=r"is for torch 2\.13\.0 on cpu, and this is torch"):
             baselines.check_same_build(baseline, path=tmp_path, **build)
+
+
+def test_on_a_gpu_a_different_triton_is_refused(tmp_path: Path) -> None:
+    baseline = baseline_of(ONE.model_copy(update={"device": "sm_90", "triton": "3.9.0"}))
+    build = {"torch": "2.13.0", "device": "sm_90", "path": tmp_path}
+    baselines.check_same_build(baseline, triton="3.9.0", **build)
+    with pytest.raises(
+        ConfigError, match=r"for torch 2\.13\.0, Triton 3\.9\.0 on sm_90, and this is .*Triton 3\.10\.0"
+    ):
+        baselines.check_same_build(baseline, triton="3.10.0", **build)
+
+
+@pytest.mark.parametrize(
+    ("sources", "why"),
+    [
+        ({"norm": "01"}, ""),
+        ({"norm": "02"}, "fast path norm has source 02, and in the baseline 01: make the baseline again"),
+        ({}, "this program does not call fast path norm, unlike that of the baseline: make the baseline again"),
+        ({"norm": "01", "gelu": "1"}, "this program calls fast path gelu, unlike that of the baseline"),
+    ],
+)
+def test_fast_paths_of_a_different_source_are_not_compared(sources: dict[str, str], why: str) -> None:
+    baseline = baseline_of(ONE.model_copy(update={"sources": {"norm": "01"}}))
+    found = compare(baseline, ONE.model_copy(update={"sources": sources})).why_not
+    assert found.startswith(why) and bool(found) == bool(why)
+
+
+def test_settings_that_differ_are_the_last_reason_of_a_regression() -> None:
+    (found,) = compare(baseline_of(ONE), TWO.model_copy(update={"settings": {"max_fusion_size": "1"}})).regressions
+    assert found.reasons[-1] == "settings then / now: max_fusion_size default / 1"
+
+
+def test_the_fast_paths_of_a_manifest_are_those_whose_op_or_kernel_its_graphs_launch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def path(**names: Any) -> Any:
+        return SimpleNamespace(source=SimpleNamespace(sha256="01", **{"ops": set(), "kernels": set(), **names}))
+
+    known = {"op": path(ops={"mine::norm"}), "kernel": path(kernels={"mine.scale_kernel"}), "none": path()}
+    monkeypatch.setattr(recorder, "registered", lambda: known)
+    calls = [kernel(name, {}, {}) for name in ("torch.ops.mine.norm.default", "scale_kernel_0", "triton_poi_fused_0")]
+    assert recorder.sources_of([graph(*calls)]) == {"op": "01", "kernel": "01"}
+    assert recorder.sources_of([graph(calls[2])]) == {}
 
 
 def test_a_file_is_a_baseline_or_one_line_says_why_not(tmp_path: Path) -> None:
@@ -137,8 +183,8 @@ def test_a_file_is_a_baseline_or_one_line_says_why_not(tmp_path: Path) -> None:
     assert baselines.read(path) == baseline_of(ONE)
     for text, why in {
         "{": "cannot be read as a baseline",
-        "[]": "has schema version None, and this reads 1",
-        '{"schema_version": 1, "torch": "2.13.0"}': "is no baseline: device: Field required",
+        "[]": "has schema version None, and this reads 2",
+        '{"schema_version": 2, "torch": "2.13.0"}': "is no baseline: device: Field required",
     }.items():
         path.write_text(text)
         with pytest.raises(ConfigError, match=why):

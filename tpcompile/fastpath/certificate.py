@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection
 from enum import StrEnum
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -15,8 +16,11 @@ from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import Frozen
 from tpcompile.evidence.records.reader import read_record
 from tpcompile.fastpath.registry import FastPath
+from tpcompile.torch_api import binaries
+from tpcompile.torch_api.tested import is_tested_or
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+"""Incremented when a certificate changes shape, or the hash of a source is made in a different way."""
 TP_SIZES = (2, 1, 4, 8)
 """Default numbers of ranks to certify. Two comes first, since it catches most mutations."""
 MAX_RATIO = 2.5
@@ -112,6 +116,8 @@ class Certificate(Frozen):
     tp: str
     source: str
     """Hash of the source that was run."""
+    libraries: dict[str, str] = {}
+    """Packages that it calls, without torch and Triton -> versions."""
     device: str
     """`sm90` for a GPU of that compute capability, `interpreter`, or `cpu`."""
     machine: str
@@ -127,19 +133,33 @@ class Certificate(Frozen):
     power: Power
     launches_kernels: bool = True
     """False when it only calls a library: its source is short, so it may have few mutations if all are caught."""
+    binaries: dict[str, str] = {}
+    """Kernel and hash of what it was compiled for -> hashes of its PTX and its machine code; empty without a GPU."""
 
     @property
     def is_of_gpu(self) -> bool:
         """True when its cases ran on a GPU."""
         return self.device.startswith("sm")
 
+    @property
+    def _code(self) -> str:
+        """`no compiled kernels`, or how many are recorded."""
+        return f"{len(self.binaries) or 'no'} compiled kernels"
+
     def refusal(self, source: str, *, tp: int | None = None, dtypes: Collection[str] = ()) -> str:
         """Why it does not certify this source, for this number of ranks and these element types; empty when it does.
 
         A number of ranks that no case had is refused: heads, replicas and padding differ with each number.
         """
+        if self.schema_version != SCHEMA_VERSION:
+            return (
+                f"its certificate has schema {self.schema_version}, whose source hash is made in a different way; "
+                f"this is schema {SCHEMA_VERSION}"
+            )
         if self.source != source:
             return f"its certificate is for source {self.source}, and this is {source}"
+        if not is_tested_or(self.torch, torch.__version__):
+            return f"its certificate was made with torch {self.torch}, and this is {torch.__version__}"
         if tp is not None and tp not in self.tp_sizes:
             return f"its certificate is for {_joined(self.tp_sizes)} ranks, and this is a group of {tp}"
         unproved = sorted(set(dtypes).difference(self.dtypes))
@@ -178,7 +198,7 @@ class Certificate(Frozen):
         return (
             f"{self.name}: {self.num_cases} cases, worst error {self.worst.ratio:.3g} times the plain code's "
             f"({self.worst.tensor}, {self.worst.case}), {self.power}, on {self.device} ({self.machine}), "
-            f"torch {self.torch}, Triton {self.triton}"
+            f"torch {self.torch}, Triton {self.triton}, {self._code}"
         )
 
 
@@ -195,11 +215,43 @@ def uncertified(path: FastPath, *, tp: int | None = None, dtypes: Collection[str
         files = [one for one in files if one.is_of_gpu]
         missing = "it has no certificate from a GPU"
     wanted = dtypes or _names(path.dtypes)
-    refusals = [one.refusal(path.source.sha256, tp=tp, dtypes=wanted) for one in files]
+    refusals = [one.refusal(path.source.sha256, tp=tp, dtypes=wanted) or _made_with(one, path) for one in files]
+    if path.source.refused:
+        return f"fast path {path.name} at {path.line}: {path.source.refused}"
     if "" in refusals:
         return ""
     why = first(refusals) or missing
     return f"fast path {path.name} at {path.line}: {why}; run `tpcompile certify {path.name}{_sizes(files, tp)}`"
+
+
+def binaries_of(path: FastPath) -> dict[str, str]:
+    """What its Triton kernels were compiled to in this process, for `Certificate.binaries`."""
+    kernels = path.source.compiled.items()
+    return {f"{name} {purpose}": code for name, kernel in kernels for purpose, code in binaries.compiled(kernel)}
+
+
+def _made_with(one: Certificate, path: FastPath) -> str:
+    """The first library or kernel that differs from those that a certificate was made with; empty when none does.
+
+    Code of the same source, arguments and Triton differs where something else decides what is compiled.
+    """
+    for name, now in path.source.libraries.items():
+        then = one.libraries.get(name, "no version")
+        if then != now:
+            return f"its certificate was made with {name} {then}, and this is {now}"
+    if (one.device, one.triton) != (device_kind(), _triton()):
+        return ""
+    for key, now in sorted(binaries_of(path).items()):
+        then = one.binaries.get(key, now)
+        if then != now:
+            kernel = key.partition(" ")[0]
+            return f"its certificate is for different code of {kernel}: PTX and machine code {then}, and this is {now}"
+    return ""
+
+
+@cache
+def _triton() -> str:
+    return version("triton")
 
 
 def is_certified(path: FastPath, *, tp: int, dtypes: Collection[str]) -> bool:
@@ -212,8 +264,9 @@ def is_certified(path: FastPath, *, tp: int, dtypes: Collection[str]) -> bool:
 
 def power_of(path: FastPath) -> Power | None:
     """`Power` from a certificate of this source that was made without a GPU; None when there is none."""
-    made = (one for one in certificates_of(path) if one.source == path.source.sha256 and not one.is_of_gpu)
-    return first(one.power for one in made)
+    sha256 = path.source.sha256
+    made = [one for one in certificates_of(path) if one.schema_version == SCHEMA_VERSION and one.source == sha256]
+    return first(one.power for one in made if not one.is_of_gpu)
 
 
 def certificates_of(path: FastPath) -> list[Certificate]:

@@ -18,7 +18,7 @@ from tpcompile.evidence.iterables import first
 from tpcompile.fastpath import peers
 from tpcompile.fastpath.certificate import is_certified, uncertified
 from tpcompile.fastpath.registry import FastPath, TpSupport, add, tp_size
-from tpcompile.fastpath.source import line_of, python_function, source_of
+from tpcompile.fastpath.source import declared, line_of, python_function, source_of
 from tpcompile.torch_api import kernels as torch_kernels
 
 
@@ -32,23 +32,24 @@ def fast_path(
     dtypes: tuple[torch.dtype, ...] = (),
     autograd: bool = False,
     min_sm: int = 0,
+    files: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare the launcher of a fused kernel, a function or a custom op, under a name of its own.
 
     In eager, a call with arguments that do not meet what is declared raises FastPathError before anything is launched,
     and inside `tp_region` so does every call of one that is not TP-aware; in compiled code the gate and `check`
-    refuse it. `contiguous`, `divisible`, `dtypes` and `min_sm` are those of `FastPath`. Raises ConfigError for a `tp`
-    that is not a `TpSupport`, an argument that the launcher does not have, a name that is taken, and a launcher without
-    source.
+    refuse it. `contiguous`, `divisible`, `dtypes`, `min_sm` and `files` are those of `FastPath`. Raises ConfigError for
+    a `tp` that is not a `TpSupport`, an argument that the launcher does not have, a name that is taken, a launcher
+    without source, and a declared file that is not there.
     """
     supports = _supported(name, tp)
 
     def register(launcher: Callable[..., Any]) -> Callable[..., Any]:
+        declared(launcher, files)
         path = FastPath(
             name=name,
             replaces=replaces,
             tp=supports,
-            source=source_of(launcher),
             launcher=launcher,
             line=line_of(_function(launcher)),
             contiguous=contiguous,
@@ -56,6 +57,7 @@ def fast_path(
             dtypes=dtypes,
             autograd=autograd,
             min_sm=min_sm,
+            files=files,
         )
         call = _Call(path, inspect.signature(_function(launcher)))
         call.check_declaration()
@@ -176,7 +178,7 @@ class _Call:
 
 def _publish_refusals_of_ops(path: FastPath) -> None:
     """Publish to the peers what its custom ops refuse, in compiled code as in eager."""
-    for name in path.source.ops:
+    for name in source_of(path.launcher).ops:
         torch_kernels.run_within(torch_kernels.custom_op(name), peers.launching, argument="state")
 
 

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records import UserLine
-from tpcompile.fastpath.source import Source
+from tpcompile.fastpath.source import Source, source_of
 
 _TP_SIZE: ContextVar[int | None] = ContextVar("tp_size", default=None)
 _ENTERED: list[int] = []
@@ -45,7 +46,6 @@ class FastPath:
     replaces: Callable[..., Any]
     """The plain code with the same result."""
     tp: TpSupport
-    source: Source
     launcher: Callable[..., Any] = field(repr=False, compare=False)
     line: UserLine
     """Where the launcher is."""
@@ -59,6 +59,16 @@ class FastPath:
     """True when it has a backward."""
     min_sm: int = 0
     """Least compute capability, 90 for Hopper."""
+    files: tuple[str, ...] = ()
+    """What it reads besides the files that its source names, relative to its own file."""
+
+    @cached_property
+    def source(self) -> Source:
+        """What it runs, as it is when this is first read: modules have defined all that a launcher names by then.
+
+        Raises ConfigError when a declared file is not there.
+        """
+        return source_of(self.launcher, reference=self.replaces, files=self.files)
 
     @property
     def is_tp_aware(self) -> bool:

@@ -1,24 +1,29 @@
-"""Launcher of a fused kernel -> one hash: its source, the Triton kernels and helpers that it names, their constants."""
+"""Launcher of a fused kernel -> one hash of all that it runs and reads, wherever it is installed."""
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import inspect
-import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType, ModuleType
+from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from torch.library import CustomOpDef
 
 from tpcompile.errors import ConfigError
+from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
+from tpcompile.fastpath.hashing.libraries import PLATFORM, top_of, version_of
+from tpcompile.fastpath.hashing.paths import content
+from tpcompile.fastpath.hashing.walk import Walk
+from tpcompile.fastpath.hashing.written import definition_of
 from tpcompile.torch_api import kernels as torch_kernels
 
 _WRAPS = ("fn", "__wrapped__")
 """Where a wrapper keeps its function: Triton's kernels and autotuners, functools."""
+_MOST_WALKS = 5
 
 
 @dataclass(frozen=True)
@@ -26,38 +31,73 @@ class Source:
     """The code that a launcher runs, and its hash."""
 
     sha256: str
-    """Of the code without comments and layout, 16 hex digits."""
+    """Of the code without comments and layout, and of all values that it names, 16 hex digits."""
     kernels: frozenset[str]
     """Names of its Triton kernels, `module.function`."""
     ops: frozenset[str] = frozenset()
     """Names of its custom ops, `namespace::op`."""
+    refused: str = ""
+    """The first name whose meaning cannot be told from the source, and why; empty when all can."""
+    libraries: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Packages that it calls, without torch and Triton -> their versions."""
+    compiled: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """Names of its Triton kernels -> kernels, which keep what they were compiled to."""
     functions: frozenset[FunctionType] = field(default=frozenset(), compare=False)
-    """All Python functions that were read: the launcher, kernels, helpers and backwards."""
+    """All Python functions that it runs: the launcher, kernels, helpers and backwards."""
 
 
-@dataclass
-class _Found:
-    parts: dict[str, str] = field(default_factory=dict)
-    """`module.function`, or that and the name of a constant -> text."""
-    kernels: set[str] = field(default_factory=set)
-    ops: set[str] = field(default_factory=set)
-    functions: set[FunctionType] = field(default_factory=set)
+def source_of(launcher: Callable[..., Any], *, reference: Any = None, files: Collection[str] = ()) -> Source:
+    """Follow all that a launcher or a Triton kernel runs, to the libraries that it calls.
 
-
-def source_of(launcher: Callable[..., Any]) -> Source:
-    """Follow the functions and constants that a launcher or a Triton kernel names in its own top-level package.
-
-    Raises ConfigError when Python cannot find the source, as for code that was typed into an interpreter.
+    `reference` is the plain code with the same result, which it does not run; `files` are what it reads besides those
+    that its source names, relative to its own file. Raises ConfigError when the launcher is not a Python function in a
+    file, or a declared file is not there.
     """
-    found = _Found()
-    _read(launcher, found)
-    text = "\n".join(f"{name}\n{found.parts[name]}" for name in sorted(found.parts))
+    function = checked(launcher)
+    references = [] if reference is None else [reference]
+    walk = _walked(launcher, references, own=top_of(function.__module__), is_told=bool(files))
+    parts = walk.parts | {f"file {name}": content(file) for name, file in declared(launcher, files).items()}
+    text = "\n".join(f"{name}\n{parts[name]}" for name in sorted(parts))
     return Source(
-        hashlib.sha256(text.encode()).hexdigest()[:16],
-        frozenset(found.kernels),
-        frozenset(found.ops),
-        frozenset(found.functions),
+        sha256=hashlib.sha256(text.encode()).hexdigest()[:16],
+        kernels=frozenset(walk.kernels),
+        ops=frozenset(walk.ops),
+        refused=first(walk.refused) or "",
+        libraries={top: version_of(top) for top in sorted(walk.libraries - PLATFORM)},
+        compiled=walk.kernels,
+        functions=frozenset(walk.functions),
     )
+
+
+def checked(launcher: Callable[..., Any]) -> FunctionType:
+    """The Python function of a launcher; ConfigError when there is none, or Python cannot find its source."""
+    function = python_function(launcher)
+    if function is None:
+        raise ConfigError(f"{launcher!r} is not a Python function, nor a Triton kernel or custom op made from one")
+    definition_of(function)
+    return function
+
+
+def _walked(launcher: Any, references: list[Any], *, own: str, is_told: bool) -> Walk:
+    """Again until it is known all along what the program changes while it runs."""
+    walk = Walk(own, changed=(), rebound=(), is_told=is_told)
+    for _ in range(_MOST_WALKS):
+        changed, rebound = set(walk.changed), set(walk.rebound)
+        walk = Walk(own, changed=changed, rebound=rebound, is_told=is_told)
+        walk.read(launcher, references)
+        if (walk.changed, walk.rebound) == (changed, rebound):
+            break
+    return walk
+
+
+def declared(launcher: Callable[..., Any], files: Collection[str]) -> dict[str, Path]:
+    """Files that a launcher is declared to read, by name; ConfigError for one that is not there."""
+    folder = Path(checked(launcher).__code__.co_filename).parent
+    found = {name: folder / name for name in files}
+    for name, file in found.items():
+        if not file.is_file():
+            raise ConfigError(f"the file {name} is declared to be read, and there is no {file}")
+    return found
 
 
 def python_function(wrapped: Any) -> FunctionType | None:
@@ -84,87 +124,3 @@ def line_of(function: FunctionType) -> UserLine:
 def kernel_name(function: FunctionType) -> str:
     """As it stands in a graph: `module.function`."""
     return f"{function.__module__}.{function.__name__}"
-
-
-def _read(wrapped: Any, found: _Found) -> None:
-    function = python_function(wrapped)
-    if function is None:
-        raise ConfigError(f"{wrapped!r} is not a Python function, nor a Triton kernel or custom op made from one")
-    key = f"{function.__module__}.{function.__qualname__}"
-    if _is_triton(wrapped):
-        found.kernels.add(kernel_name(function))
-    if function in found.functions:
-        return
-    found.functions.add(function)
-    found.parts[_free(key, found)] = _text(function)
-    if isinstance(wrapped, CustomOpDef):
-        found.ops.add(torch_kernels.custom_op_name(wrapped))
-        for part in torch_kernels.custom_op_backward(wrapped):
-            _read(part, found)
-    for name, value in _named(function):
-        if _is_followed(value, function):
-            _read(value, found)
-        elif _is_constant(value):
-            found.parts[f"{key}: {name}"] = repr(getattr(value, "value", value))
-
-
-def _free(key: str, found: _Found) -> str:
-    """`key`, marked where two functions have one name."""
-    return key if key not in found.parts else _free(f"{key}'", found)
-
-
-def _text(function: FunctionType) -> str:
-    try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError) as error:
-        name = kernel_name(function)
-        raise ConfigError(
-            f"Python finds no source of {name}, so changes of it could not be detected; define it in a file"
-        ) from error
-    try:
-        return ast.unparse(ast.parse(textwrap.dedent(source)))
-    except SyntaxError:  # a lambda, whose source is the line around it
-        return source
-
-
-def _named(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Globals and closure variables that its code names; of modules, the attributes that it names."""
-    names = _names(function.__code__)
-    closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    outer = {**function.__globals__, **{name: cell.cell_contents for name, cell in closure}}
-    for name in sorted(names & outer.keys()):
-        value = outer[name]
-        is_module = isinstance(value, ModuleType)
-        if not is_module or _package(value.__name__) != _package(function.__module__):
-            yield name, value
-            continue
-        for part in sorted(names & vars(value).keys()):
-            yield f"{name}.{part}", getattr(value, part)
-
-
-def _names(code: CodeType) -> set[str]:
-    names = {*code.co_names, *code.co_freevars}
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names |= _names(constant)
-    return names
-
-
-def _is_followed(value: Any, user: FunctionType) -> bool:
-    """True for a Triton kernel, and for a function of the same package."""
-    function = python_function(value) if callable(value) and not isinstance(value, type) else None
-    if function is None:
-        return False
-    return _package(function.__module__) == _package(user.__module__)
-
-
-def _is_triton(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "triton"
-
-
-def _is_constant(value: Any) -> bool:
-    return isinstance(value, bool | int | float | str | tuple) or (_is_triton(value) and hasattr(value, "value"))
-
-
-def _package(module: str | None) -> str:
-    return (module or "__main__").partition(".")[0]  # None for code that was executed without a module

@@ -123,7 +123,7 @@ def check(
 ) -> None:
     """Compare a manifest with a baseline; what has improved leaves the baseline. Exits with 1 on a regression."""
     found, known = manifests.read(manifest), baselines.read(limit)
-    baselines.check_same_build(known, torch=found.torch, device=found.device, path=limit)
+    baselines.check_same_build(known, torch=found.torch, triton=found.triton, device=found.device, path=limit)
     outcome = baselines.compare(known, found, tolerance=tolerance)
     if outcome.why_not:
         raise ConfigError(f"{manifest} cannot be compared: {outcome.why_not}")

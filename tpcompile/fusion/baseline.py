@@ -17,7 +17,7 @@ from tpcompile.fusion.manifest import total
 from tpcompile.fusion.records import GraphManifest, Manifest, Role
 from tpcompile.fusion.why_not import Missed, missed_fusions
 
-BASELINE_VERSION = 1
+BASELINE_VERSION = 2
 """Incremented when a baseline changes shape; a reader refuses any other version."""
 TOLERANCE = 0.05
 """Bytes may grow by this share: padding and size hints move them by a few percent."""
@@ -37,12 +37,18 @@ class GraphBaseline(Frozen):
 
 
 class Baseline(Frozen):
-    """What a program may launch, on one version of torch and one architecture."""
+    """What a program may launch, on one version of torch and Triton, one architecture, with these fast paths."""
 
     schema_version: int = BASELINE_VERSION
     torch: str
     device: str
     """Architecture: `cpu`, `sm_90`."""
+    triton: str = ""
+    """Empty where no kernel was generated for it, and in baselines that were made before it was recorded."""
+    settings: dict[str, str] = {}
+    """Compile-relevant settings that differed from their default."""
+    sources: dict[str, str] | None = None
+    """Fast paths that its graphs call -> hashes of their sources; None in baselines from before it was recorded."""
     made_with: str = ""
     """The command."""
     graphs: tuple[GraphBaseline, ...]
@@ -83,27 +89,37 @@ def baseline_of(manifest: Manifest, *, made_with: str = "") -> Baseline:
     if reason := _unknown(manifest):
         raise ConfigError(f"no baseline can be made: {reason}")
     graphs = tuple(map(_graph, manifest.graphs))
-    return Baseline(torch=_release(manifest.torch), device=manifest.device, made_with=made_with, graphs=graphs)
+    return Baseline(
+        torch=_release(manifest.torch),
+        device=manifest.device,
+        triton="" if manifest.device == "cpu" else manifest.triton,
+        settings=manifest.settings,
+        sources=manifest.sources,
+        made_with=made_with,
+        graphs=graphs,
+    )
 
 
-def check_same_build(baseline: Baseline, *, torch: str, device: str, path: Path) -> None:
-    """Raise ConfigError for a baseline of a different torch or architecture: kernels differ by nature."""
-    ours = (_release(torch), device)
-    if (baseline.torch, baseline.device) != ours:
+def check_same_build(baseline: Baseline, *, torch: str, triton: str, device: str, path: Path) -> None:
+    """Raise ConfigError for a baseline of a different torch, Triton or architecture: kernels differ by nature."""
+    ours, theirs = f"torch {_release(torch)}", f"torch {baseline.torch}"
+    if baseline.triton and device != "cpu":
+        ours, theirs = f"{ours}, Triton {triton}", f"{theirs}, Triton {baseline.triton}"
+    if (theirs, baseline.device) != (ours, device):
         raise ConfigError(
-            f"{path} is for torch {baseline.torch} on {baseline.device}, and this is torch {ours[0]} on {device}; "
+            f"{path} is for {theirs} on {baseline.device}, and this is {ours} on {device}; "
             "make one for this build with `tpcompile fusion baseline`"
         )
 
 
 def compare(baseline: Baseline, manifest: Manifest, *, tolerance: float = TOLERANCE) -> Outcome:
     """What regressed, and what has improved, graph by graph in order; only for the same graphs."""
-    if reason := _unknown(manifest) or _other_graphs(baseline, manifest):
+    if reason := _unknown(manifest) or _other_graphs(baseline, manifest) or _other_sources(baseline, manifest):
         return Outcome(why_not=reason)
     pairs = list(zip(baseline.graphs, manifest.graphs, strict=True))
     allowed = _Allowed(manifest.settings, tolerance)
     compared = [allowed.exceeded(number, *pair) for number, pair in enumerate(pairs)]
-    regressions = tuple(filter(None, compared))
+    regressions = tuple(_with_settings(found, baseline, manifest) for found in compared if found is not None)
     better = None if regressions else _tightened(baseline, pairs)
     return Outcome(regressions=regressions, better=better)
 
@@ -123,6 +139,34 @@ def _other_graphs(baseline: Baseline, manifest: Manifest) -> str:
     if now == then:
         return ""
     return f"the graphs are {', '.join(now)}, and those of the baseline {', '.join(then)}"
+
+
+def _other_sources(baseline: Baseline, manifest: Manifest) -> str:
+    """Empty where both call the same fast paths of the same source."""
+    known = baseline.sources
+    if known is None:
+        return ""
+    for name in sorted(known.keys() | manifest.sources.keys()):
+        then, now = known.get(name), manifest.sources.get(name)
+        if then is None or now is None:
+            calls = "calls" if then is None else "does not call"
+            return f"this program {calls} fast path {name}, unlike that of the baseline: make the baseline again"
+        if then != now:
+            return f"fast path {name} has source {now}, and in the baseline {then}: make the baseline again"
+    return ""
+
+
+def _with_settings(found: Regression, baseline: Baseline, manifest: Manifest) -> Regression:
+    """With the settings that differ, as the last reason."""
+    differ = []
+    for name in sorted(baseline.settings.keys() | manifest.settings.keys()):
+        then = baseline.settings.get(name, "default")
+        now = manifest.settings.get(name, "default")
+        if then != now:
+            differ.append(f"{name} {then} / {now}")
+    if not differ:
+        return found
+    return found.model_copy(update={"reasons": (*found.reasons, f"settings then / now: {', '.join(differ)}")})
 
 
 def _release(version: str) -> str:

@@ -13,6 +13,7 @@ import torch
 from loguru import logger
 
 from tpcompile.evidence.compiles.events import FUSION, TraceEvent, event
+from tpcompile.fastpath.registry import registered
 from tpcompile.fusion import resources
 from tpcompile.fusion.launched import launched
 from tpcompile.fusion.manifest import graph_manifest
@@ -72,9 +73,31 @@ def manifest_of(events: Iterable[TraceEvent], settings: Mapping[str, str]) -> Ma
         triton=compiler.triton_version(),
         device=device_name("cuda" if _is_for_gpu(graphs) else "cpu"),
         settings=dict(settings),
+        sources=sources_of(graphs),
         graphs=graphs,
     )
     return resources.with_launched(found)
+
+
+def sources_of(graphs: Iterable[GraphManifest]) -> dict[str, str]:
+    """Fast paths of which the graphs launch an op or a kernel -> hashes of their sources."""
+    names: set[str] = set()
+    for graph in graphs:
+        names.update(_as_named(launch.name) for launch in graph.launches)
+    found = {}
+    for name, path in sorted(registered().items()):
+        own = {kernel.rpartition(".")[2] for kernel in path.source.kernels}
+        if names & (path.source.ops | own):
+            found[name] = path.source.sha256
+    return found
+
+
+def _as_named(launched: str) -> str:
+    """`torch.ops.mine.norm.default` as `mine::norm`, and `scale_kernel_0` of generated code as `scale_kernel`."""
+    if not launched.startswith("torch.ops."):
+        return launched.rstrip("0123456789").removesuffix("_")
+    namespace, op = launched.removeprefix("torch.ops.").split(".")[:2]
+    return f"{namespace}::{op}"
 
 
 def _is_for_gpu(graphs: Iterable[GraphManifest]) -> bool:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import Frozen
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Incremented when a manifest changes shape; a reader refuses any other version."""
 
 
@@ -191,4 +191,6 @@ class Manifest(Frozen):
     """Architecture: `cpu`, `sm_90`."""
     settings: dict[str, str]
     """Compile-relevant settings that differ from their default."""
+    sources: dict[str, str] = {}
+    """Fast paths that its graphs call -> hashes of their sources."""
     graphs: tuple[GraphManifest, ...]

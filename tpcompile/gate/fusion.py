@@ -17,6 +17,7 @@ from tpcompile.fusion.recorder import device_name
 from tpcompile.fusion.records import Manifest
 from tpcompile.gate.checks import COMPARED
 from tpcompile.recording import CaptureSession
+from tpcompile.torch_api.compiler import triton_version
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class FusionCheck:
         if config.compile.backend != "inductor" or not modes:
             raise ConfigError("--fusion-baseline needs compile.backend=inductor, and mode C, all or a target")
         baseline = baselines.read(path)
-        baselines.check_same_build(baseline, torch=torch.__version__, device=device_name(device.type), path=path)
+        build = {"torch": torch.__version__, "triton": triton_version(), "device": device_name(device.type)}
+        baselines.check_same_build(baseline, **build, path=path)
         return cls(modes, path, baseline)
 
     def manifest(self, session: CaptureSession) -> Manifest:

@@ -2,6 +2,7 @@
 
 autotuning.py   what Inductor times in order to choose between kernels
 backends.py     backends and autotuning that the programs of tpcompile.faults wrap
+binaries.py     what Triton compiled of a kernel for a GPU
 c10d.py         groups, and collectives as the eager wrappers issue them
 compiler.py     Dynamo, Inductor and the structured trace, as capture reads them
 dispatch.py     modes that see every op, views and trees of tensors, as the SPMD type check needs them

@@ -4,6 +4,9 @@
     _higher_order_ops.triton_kernel_wrap                  a traced graph names a kernel by its index in a side table
     _library.custom_ops.OPDEFS                            the Python object of a custom op, by name
     CustomOpDef._qualname, _init_fn, _backward_fn, ...    its name, and the functions it was made from
+    _ops.OpOverloadPacket._qualified_op_name              the name of an op of torch.ops
+    library._defs                                         names of ops that Python defined by torch.library.Library
+    Autotuner.configs, keys, ..., Heuristics.values       what decides how Triton launches a kernel
 
 `tests/torch_api/test_kernels.py` fails when torch moves one of them.
 """
@@ -61,6 +64,45 @@ def custom_op_backward(op: CustomOpDef) -> list[Callable[..., Any]]:
     """The backward that was registered with a custom op, and its context, if any."""
     parts = (op._backward_fn, op._setup_context_fn)
     return [part for part in parts if part is not None]
+
+
+def op_name(op: Any) -> str:
+    """`namespace::op` of an op of torch.ops; empty for anything else."""
+    if isinstance(op, torch._ops.OpOverloadPacket):
+        return op._qualified_op_name
+    return op.name().partition(".")[0] if isinstance(op, torch._ops.OpOverload) else ""
+
+
+def custom_op_others(op: CustomOpDef) -> dict[str, Callable[..., Any]]:
+    """What else was registered with a custom op: kernels of single devices, the fake kernel, the rule of vmap."""
+    found = {"fake": op._abstract_fn, "vmap": op._vmap_fn}
+    inner = inspect.unwrap(custom_op_function(op))
+    for device, wrapped in op._backend_fns.items():
+        kernel = inspect.getclosurevars(inspect.unwrap(wrapped)).nonlocals.get("fn")
+        if kernel is None or kernel is op._init_fn:
+            continue
+        if inspect.unwrap(kernel) is not inner:
+            found[f"on {device}"] = kernel
+    return {name: function for name, function in found.items() if function is not None}
+
+
+def is_defined_in_python(name: str) -> bool:
+    """Whether `namespace::op` was defined by torch.library.Library, which does not say what runs for it."""
+    from torch.library import _defs
+
+    return name in _defs
+
+
+def triton_launch(wrapper: Any) -> dict[str, Any] | None:
+    """What decides how a Triton kernel, autotuner or heuristic launches, and its function; None for anything else."""
+    if type(wrapper).__module__.partition(".")[0] != "triton" or not hasattr(wrapper, "fn"):
+        return None
+    names = ("fn", "configs", "keys", "reset_to_zero", "restore_value", "perf_model", "early_config_prune", "values")
+    found = {name: getattr(wrapper, name) for name in names if hasattr(wrapper, name)}
+    for name in ("pre_hook", "post_hook"):
+        if getattr(wrapper, f"user_defined_{name}", False):
+            found[name] = getattr(wrapper, name)
+    return found
 
 
 def run_within(op: CustomOpDef, context: Callable[[Any], AbstractContextManager[None]], *, argument: str) -> None:

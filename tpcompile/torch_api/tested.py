@@ -21,6 +21,11 @@ def untested(version: str) -> str:
     )
 
 
+def is_tested_or(version: str, here: str) -> bool:
+    """Whether a version lies between the tested ones, or is of the same minor version as `here`."""
+    return not untested(version) or _minor(version) == _minor(here)
+
+
 def warn_if_untested(version: str) -> None:
     """Warn once, on rank 0."""
     text = untested(version)

@@ -99,8 +99,8 @@ def source_mutations(functions: Iterable[FunctionType], *, of_options: bool = Fa
     for function in sorted(functions, key=lambda f: (f.__code__.co_filename, f.__code__.co_firstlineno)):
         lines, first = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
-        if not isinstance(tree, ast.FunctionDef):
-            continue
+        if not isinstance(tree, ast.FunctionDef) or tree.name != function.__code__.co_name:
+            continue  # a lambda, whose lines are those of the statement around it
         tree.decorator_list = []
         for place, changed in itertools.chain(_changes(tree), _without_options(tree) if of_options else ()):
             mutated = _with(tree, place, changed)

@@ -24,6 +24,7 @@ from tpcompile.fastpath.certificate import (
     Power,
     Survivor,
     Worst,
+    binaries_of,
     device_kind,
     power_of,
 )
@@ -69,12 +70,14 @@ def certify(
     On a GPU the mutations are not run: what the cases see is taken from a certificate of the same source that was made
     without one. `num_mutations` takes that many, evenly spread; None all. `is_for_more_cases` takes those that no case
     caught in that certificate, when cases were added and none was changed. Raises ConfigError for a path that is not
-    registered, has no cases, or has no such certificate, and for more than one rank when it is not TP-aware;
-    DivergenceError when a case fails, with the case, the tensor and the numbers.
+    registered, has no cases, no such certificate, or a source that does not say what runs, and for more than one rank
+    when it is not TP-aware; DivergenceError when a case fails, with the case, the tensor and the numbers.
     """
     path = find(name)
     if path.tp == TpSupport.NONE and set(tp_sizes) != {1}:
         raise ConfigError(f"fast path {name} is declared tp=none, so it is refused on shards: certify it with --tp 1")
+    if path.source.refused:
+        raise ConfigError(f"fast path {name} cannot be certified: {path.source.refused}")
     trial = trial_of(name)
     settings = _settings(path, tp_sizes)
     on_gpu = torch.cuda.is_available()
@@ -101,6 +104,7 @@ def certify(
         name=name,
         tp=path.tp,
         source=path.source.sha256,
+        libraries=dict(path.source.libraries),
         device=device_kind(),
         machine=torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
         torch=torch.__version__,
@@ -112,6 +116,7 @@ def certify(
         worst=worst,
         power=power,
         launches_kernels=bool(path.source.kernels),
+        binaries=binaries_of(path),
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tpcompile.fastpath import fast_path, registry
-from tpcompile.fastpath.source import python_function, source_of
+from tpcompile.fastpath.source import python_function
 from tpcompile.faults.injected.program import Wrapped
 from tpcompile.nn.attention import Attention
 from tpcompile.nn.block import TransformerBlock
@@ -92,7 +92,7 @@ def _edit(kernel: Any, before: str, after: str) -> None:
     function.__code__ = _code_of(file, function)
     for path in registry.registered().values():
         if function in path.source.functions:
-            registry.add(replace(path, source=source_of(path.launcher)))
+            registry.add(replace(path))
 
 
 def _code_of(file: Path, function: FunctionType) -> Any:
