@@ -35,7 +35,6 @@ class Additions:
         self._opaque: dict[str, dict[str, Item]] = {}
         """Compile -> functions that stand in its graph as one call."""
         self._kernels: dict[tuple[str, str], registrations.Place] = {}
-        self._seen: tuple[int, ...] = ()
         self._has_compiled = False
 
     def note(self, compile_id: str | None) -> None:
@@ -47,19 +46,10 @@ class Additions:
         self._opaque[compile_id or ""] = calls
         self.note_kernels()
 
-    def note_kernels(self) -> None:
-        """Look through the dispatcher if anything was registered since the last look."""
-        now = registrations.num_registered()
-        if now == self._seen:
-            return
-        self._seen = now
-        for op in registrations.all_ops():
-            for key, place in registrations.replaced_kernels(op):
-                if registrations.whose_op(op) is None:
-                    self._kernels.setdefault((op, key), place)
-        for op, key, function in registrations.python_kernels():
-            for made in makers.made_by_others(function):
-                self._kernels.setdefault((op, f"{key} in Python"), registrations.place_of(made))
+    def note_kernels(self, *, thorough: bool = False) -> None:
+        """Look for kernels that replace torch's; `thorough` also for those of C++ that was loaded late."""
+        for op, key, place in registrations.all_replaced_kernels(thorough=thorough):
+            self._kernels.setdefault((op, key), place)
 
     def items(self, compiles: Iterable[CompileRecord]) -> list[Item]:
         """One item each, for the ban."""
@@ -81,12 +71,10 @@ def _compiler_items() -> Iterator[Item]:
     for setting, value in torchs.settings(backend):
         for made in makers.made_by_others(value):
             yield _addition(made, f"set as {setting}", "a pass of yours may put any kernel into a graph")
-    for table, op, function in torchs.tables():
-        for made in makers.made_by_others(function) if makers.is_others(function) else ():
-            yield _addition(made, f"entered for {op} in {table}", f"it replaces what torch makes of {op}")
-    for module, functions in torchs.patterns():
-        for made in makers.made_by_others(functions):
-            yield _addition(made, f"entered in the patterns of {module}", "it replaces parts of any graph")
+    for table, op, made in torchs.tables():
+        yield _addition(made, f"entered for {op} in {table}", f"it replaces what torch makes of {op}")
+    for module, made in torchs.patterns():
+        yield _addition(made, f"entered in the patterns of {module}", "it replaces parts of any graph")
     for made in makers.made_by_others(backend):
         yield _addition(made, "the backend of torch.compile", "a backend of yours may run any kernel for a graph")
 

@@ -31,7 +31,7 @@ from tpcompile.recording.launches import Launches
 from tpcompile.recording.rank_reads import rank_reads
 from tpcompile.recording.regions import RegionCounter
 from tpcompile.torch_api import compiler as compat
-from tpcompile.torch_api import generated
+from tpcompile.torch_api import generated, registrations
 from tpcompile.torch_api import hooks as torch_hooks
 
 OnCompile = Callable[[CompileRecord], None]
@@ -101,6 +101,7 @@ class CaptureSession:
         self._last_counters = compat.dynamo_counters()
         self._stack.enter_context(compat.tracing(compat.TraceHandler(self._receive)))
         self._stacks = self._stack.enter_context(compat.users_lines())
+        self._stack.enter_context(registrations.functions_noted())
         if self._records_fusion:
             from tpcompile.fusion.recorder import logged_manifests  # and Inductor's scheduler, which others do without
 
@@ -216,6 +217,7 @@ class CaptureSession:
         a shard.
         """
         compiles = self.compiles()
+        self._additions.note_kernels(thorough=True)
         judged = self.judged(compiles, tp_size=world_size if tp_size is None else tp_size, tp_aware=tp_aware)
         kernels = ban.sources(judged.uses, self._launches.sources) | selection.choices() | self._additions.environment()
         profiles = chosen.entries(without=self._ended_profiles)
@@ -241,7 +243,6 @@ class CaptureSession:
         their code; `record` has it of all."""
         compiles = tuple(compiles)
         found = foreign_ops(compiles)
-        self._additions.note_kernels()
         judged = [*found, *self._additions.items(compiles)]
         return ban.judge(judged, tp_size=tp_size, declared=set(tp_aware), seen=self._seen(found))
 

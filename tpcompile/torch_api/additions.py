@@ -7,6 +7,7 @@
     _inductor.decomposition, _decomp            what an op is replaced by before
     _inductor.fx_passes.*                       `PatternMatcherPass`: replacements that are found in any graph
     _inductor.codegen.common.device_codegens    who generates code for a device
+    _inductor.select_algorithm.extern_kernels   the libraries' kernels, as generated code calls them
 
 `tests/torch_api/test_additions.py` fails when one of them moves.
 """
@@ -16,12 +17,16 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import chain
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 import torch._functorch.config as _functorch_config
 import torch._inductor.config as _inductor_config
 from torch._dynamo.symbolic_convert import InstructionTranslator as _InstructionTranslator
+
+from tpcompile.torch_api import makers
 
 _CHANGES_NO_CODE = ("trace.",)
 """Settings of Inductor whose functions are told about what was compiled."""
@@ -30,6 +35,7 @@ _OP_TABLES = (
     ("torch._inductor.lowering", "user_lowerings"),
     ("torch._inductor.decomposition", "decompositions"),
     ("torch._inductor.codegen.common", "device_codegens"),
+    ("torch._inductor.select_algorithm", "extern_kernels"),
     ("torch._decomp", "decomposition_table"),
 )
 _PASSES = "torch._inductor.fx_passes."
@@ -50,7 +56,7 @@ def backend() -> Any:
 
 
 def settings(backend: Any) -> Iterator[tuple[str, Any]]:
-    """(name, value) of each setting of AOTAutograd and Inductor that may hold a function, `options` of the compile too."""
+    """(name, value) of the settings of AOTAutograd and Inductor that may hold a function, and of `options`."""
     for module in (_inductor_config, _functorch_config):
         for name, value in module.get_config_copy().items():
             if _may_hold_code(value) and not name.startswith(_CHANGES_NO_CODE):
@@ -66,16 +72,26 @@ def _may_hold_code(value: Any) -> bool:
 
 
 def tables() -> Iterator[tuple[str, str, Any]]:
-    """(table, op, function) of the tables that the compiler looks ops up in; of Inductor once it is imported."""
+    """(table, op, function) of what is not torch's in the tables that the compiler looks ops up in.
+
+    The tables of Inductor are empty until it is imported.
+    """
     for module, name in _OP_TABLES:
-        table = getattr(sys.modules.get(module), name, None)
-        if isinstance(table, Mapping):
-            for op, function in list(table.items()):
-                yield f"{module}.{name}", str(op), inspect.unwrap(function) if callable(function) else function
+        table = getattr(sys.modules.get(module), name, {})
+        for op, entry in list((table if isinstance(table, Mapping) else vars(table)).items()):
+            if not _is_torchs_function(entry):
+                for made in makers.made_by_others(entry):
+                    yield f"{module}.{name}", str(op), made
+
+
+def _is_torchs_function(entry: Any) -> bool:
+    """Without a look into its closure: there are thousands, and torch's decorators name what they wrap."""
+    function = inspect.unwrap(entry) if callable(entry) else entry
+    return isinstance(function, FunctionType) and not makers.is_others(function)
 
 
 def patterns() -> Iterator[tuple[str, Any]]:
-    """(module, functions of its entries) of every list of patterns that Inductor looks for in graphs."""
+    """(module, function) of what is not torch's in the patterns that Inductor looks for in graphs."""
     matcher = sys.modules.get("torch._inductor.pattern_matcher")
     if matcher is None:
         return
@@ -83,7 +99,9 @@ def patterns() -> Iterator[tuple[str, Any]]:
         for value in list(vars(sys.modules[module]).values()):
             for each in _members(value):
                 if isinstance(each, matcher.PatternMatcherPass):
-                    yield module, [_functions(entry) for entries in list(each.patterns.values()) for entry in entries]
+                    entries = chain.from_iterable(list(each.patterns.values()))
+                    for made in makers.made_by_others(list(map(_functions, entries))):
+                        yield module, made
 
 
 def _functions(entry: Any) -> list[Any]:

@@ -26,6 +26,8 @@ _PROGRAMS = f"{_PACKAGE / 'faults'}/"
 """Programs of ours that stand for a user's."""
 _STANDARD = f"{sysconfig.get_path('stdlib')}/"
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, ModuleType)
+_OPS = (torch._ops.OperatorBase, torch._ops.OpOverloadPacket)
+"""Who made an op is known by its registration, not by its object."""
 _DATA = (torch.Tensor, torch.nn.Module, torch.fx.Graph, torch.fx.Node)
 """Objects of torch that hold programs and data, and no part of the compiler."""
 _MAX_DEPTH = 8
@@ -102,7 +104,7 @@ def _parts(value: Any) -> Iterable[Any]:
         return [value.__func__, value.__self__]
     if isinstance(value, FunctionType):
         return [*_closed_over(value), *filter(callable, vars(value).values())]
-    is_object = not isinstance(value, (type, *_DATA)) and is_torchs_file(file_of(type(value)))
+    is_object = not isinstance(value, (type, *_DATA, *_OPS)) and is_torchs_file(file_of(type(value)))
     if not is_object:
         return ()
     slots = [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]

@@ -3,6 +3,7 @@
     name                                       why
     _C._dispatch_dump                          file and line of each registration, in C++ and in Python
     _C._dispatch_get_all_op_names              all ops, with their overloads
+    library.Library.impl                       what registers a kernel in Python; it is told the function
     _C._jit_get_schemas_for_operator           ops of TorchScript, which the dispatcher does not have
     _library.custom_ops.OPDEFS                 the functions of a custom op, whose registrations all name torch's file
     _library.simple_registry                   file and line of a fake kernel
@@ -14,13 +15,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch._library import simple_registry as _simple_registry
@@ -47,6 +50,9 @@ _CALLERS_IN_TORCH = frozenset({
 caller."""
 _KEYS_BY_TORCH = frozenset({"Autograd[alias]", "BackendSelect", "CompositeExplicitAutograd[alias]"})
 """The dispatch keys of those calls. A kernel that replaces one of them is told apart: torch lists the replaced one."""
+
+_functions: dict[tuple[str, str], Any] = {}
+"""(op, dispatch key) -> the function of its kernel, of registrations that were watched."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +90,34 @@ def registered(name: str) -> Registered:
         elif line["replaced"]:
             replaced.add(line["what"])
         else:
-            found[line["what"]] = place
+            found[line["what"]] = _with_caller(name, line["what"], place)
     return Registered(name, schema, found, frozenset(replaced))
+
+
+def _with_caller(name: str, key: str, place: Place) -> Place:
+    """The place of the kernel's function, where torch noted only itself and the registration was watched."""
+    function = _functions.get((name, key.removesuffix("[alias]"))) if registers_for_others(place) else None
+    return place if function is None else place_of(function)
+
+
+@contextmanager
+def functions_noted() -> Iterator[None]:
+    """Note the functions of kernels that Python registers meanwhile: `torch.library.impl` tells torch no caller."""
+    original = torch.library.Library.impl
+
+    @functools.wraps(original)
+    def impl(library: Any, op: Any, function: Any, dispatch_key: str = "", **options: Any) -> Any:
+        result = original(library, op, function, dispatch_key, **options)
+        name = (op if isinstance(op, str) else op.name()).rpartition("::")[2]
+        _functions[f"{library.ns}::{name}", dispatch_key or library.dispatch_key] = function
+        return result
+
+    torch.library.Library.impl = impl  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        if torch.library.Library.impl is impl:  # sessions may end in any order
+            torch.library.Library.impl = original  # type: ignore[method-assign]
 
 
 def is_torchs(file: str) -> bool:
@@ -107,7 +139,7 @@ def registers_for_others(place: Place) -> bool:
     return place.file.startswith(_FOR_OTHERS)
 
 
-@cache
+@functools.cache
 def _build_roots() -> tuple[str, ...]:
     """Folders of the sources that this torch was built from, of which the C++ registrations have the paths."""
     schema = registered("aten::add.Tensor").schema
@@ -121,7 +153,8 @@ def whose_op(name: str) -> Place | None:
     """Where an op that torch did not register comes from; None for torch's own."""
     found = registered(name)
     if found.schema is None:
-        return None if torch._C._jit_get_schemas_for_operator(name) else Place("a library that is gone")
+        is_torchscripts = torch._C._jit_get_schemas_for_operator(name.partition(".")[0])
+        return None if is_torchscripts else Place("a library that is gone")
     if not registers_for_others(found.schema):
         return None if is_torchs(found.schema.file) else found.schema
     functions = kernels.custom_op_functions(name)
@@ -167,11 +200,64 @@ def _is_called_by_torch(name: str) -> bool:
     return name.partition("::")[0] in _CALLERS_IN_TORCH
 
 
-def python_kernels() -> Iterator[tuple[str, str, Callable[..., Any]]]:
-    """(op, dispatch key, function) of the kernels that Python registered with `py_impl`, of ops used in this process."""
+def all_replaced_kernels(*, thorough: bool) -> Iterator[tuple[str, str, Place]]:
+    """(op, dispatch key, where it was registered) of all kernels of torch's ops that torch did not register.
+
+    Looking through the dispatcher takes 0.2 s, so it is done when a registration in Python or a new op shows that there
+    is something to find; with `thorough` also when any library in C++ was loaded since, which may only add kernels.
+    """
+    state = _state()
+    if thorough:
+        _loaded.append(_num_loads())
+    yield from _replaced_kernels(state, _loaded[-1])
     for op in _used_ops():
         for key, function in op.py_kernels.items():
-            yield op.name(), str(getattr(key, "name", key)), function
+            name = str(getattr(key, "name", key))
+            made = inspect.unwrap(function)
+            if makers.is_others(made) and not name.startswith(_NO_NUMBERS):
+                yield op.name(), f"{name} in Python", place_of(made)
+
+
+@functools.lru_cache(maxsize=2)
+def _replaced_kernels(_state: int, _num_loads: int) -> tuple[tuple[str, str, Place], ...]:
+    return tuple((op, *found) for op in all_ops() for found in replaced_kernels(op) if whose_op(op) is None)
+
+
+def _state() -> int:
+    """A number that changes when Python registers ops or kernels, or when there are more ops."""
+    return hash((frozenset(torch.library._impls), len(all_ops()), len(torch.ops.loaded_libraries)))
+
+
+_loaded = [0]
+"""Libraries that were loaded before the dispatcher was looked through."""
+
+
+class _LoadedObject(ctypes.Structure):
+    """`struct dl_phdr_info` of the C library."""
+
+    _fields_: ClassVar = [
+        ("address", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("headers", ctypes.c_void_p),
+        ("num_headers", ctypes.c_uint16),
+        ("num_loads", ctypes.c_ulonglong),
+    ]
+
+
+def _num_loads() -> int:
+    """How many libraries this process has loaded so far; 0 where the C library does not count them."""
+    counts: list[int] = []
+
+    def read(loaded: Any, size: int, _: Any) -> int:
+        if size >= ctypes.sizeof(_LoadedObject):
+            counts.append(loaded.contents.num_loads)
+        return 1  # all have the same count
+
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_LoadedObject), ctypes.c_size_t, ctypes.c_void_p)
+    iterate = getattr(ctypes.CDLL(None), "dl_iterate_phdr", None)
+    if iterate is not None:
+        iterate(kind(read), None)
+    return sum(counts)
 
 
 def _used_ops() -> Iterator[Any]:
@@ -187,11 +273,6 @@ def higher_order_kernels(name: str) -> list[Any]:
     """The class of a higher-order op, and the functions that were registered with it."""
     op: Any = torch._ops._higher_order_ops.get(name)
     return [] if op is None else [type(op), *op.py_kernels.values(), *op.python_key_table.values()]
-
-
-def num_registered() -> tuple[int, int, int]:
-    """Changes when a library registers ops or kernels, in Python or by loading C++."""
-    return len(torch.library._impls), len(all_ops()), len(torch.ops.loaded_libraries)
 
 
 def fake_kernel(name: str) -> Place | None:

@@ -172,7 +172,7 @@ def _of_mode(divergence: Divergence, mode: str) -> bool:
 
 
 def tp_aware(mode: str, ranks: Ranks) -> Check:
-    """Check that every custom op, Triton kernel, pass and backend is registered or declared to be correct on a shard."""
+    """Check that all that others than torch run on a shard is registered or declared to be correct there."""
     found = ranks.map(lambda digest: digest.refused_ops).where(bool)
     return refused_check(mode, found, statuses=_once(ranks.map(lambda digest: digest.fast_paths)))
 
