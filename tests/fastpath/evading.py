@@ -20,7 +20,9 @@ from torch._inductor import config as inductor_config
 from torch.distributed.device_mesh import init_device_mesh
 
 import tpcompile
+from tpcompile.evidence.records import RankRecord
 from tpcompile.gate import Target, TargetContext
+from tpcompile.recording import CaptureSession
 
 
 class Evading(NamedTuple):
@@ -188,6 +190,7 @@ HEALTHY: dict[str, Callable[[], AbstractContextManager[Evading]]] = {
     "allow_in_graph, traced": in_graph(untraced, "aot_eager"),
     "torch's pass": with_setting("reorder_for_compute_comm_overlap_passes", ["reorder_compute_for_overlap"]),
 }
+ON_RANKS = ("aten fragment", "custom op", "overridden", "post-grad pass", "own backend", "allow_in_graph")
 DECLARED = {
     "post-grad pass": "fuses_norms",
     "own backend": "swaps_nodes",
@@ -201,11 +204,19 @@ def verdicts() -> dict[str, str]:
     torch._dynamo.config.cache_size_limit = 64
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
     found = {}
-    for name, program in {**EVADING, **HEALTHY}.items():
-        found[name] = verdict(program, mesh, ())
+    for name in (*ON_RANKS, *HEALTHY):
+        found[name] = verdict({**EVADING, **HEALTHY}[name], mesh, ())
     for name, declaration in DECLARED.items():
         found[f"{name} declared"] = verdict(EVADING[name], mesh, (declaration,))
     return found
+
+
+def captured(name: str, *, tp_aware: tuple[str, ...] = ()) -> RankRecord:
+    """What one rank of two captures of a program."""
+    torch.compiler.reset()
+    with EVADING[name]() as made, CaptureSession() as session:
+        torch.compile(made.program, backend=made.backend)(torch.ones(4))
+        return session.record(rank=0, world_size=2, tp_aware=tp_aware)
 
 
 def verdict(program: Callable[[], AbstractContextManager[Evading]], mesh: Any, tp_aware: tuple[str, ...]) -> str:

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.evidence.samples import divergences
 from tests.fastpath import banned, evading
 from tests.gate.runs import run_many
-from tpcompile.evidence.records import Check, CheckId, Verdict
+from tpcompile.evidence.layers.environment import COMPILED_WITH, KERNEL_OF
+from tpcompile.evidence.records import Check, CheckId, Layer, RankRecord, Verdict
+from tpcompile.recording.additions import ALONE
 from tpcompile.testing import run_on_ranks
 
 HERE = r"evading\.py:\d+"
@@ -48,16 +51,23 @@ def test_every_program_is_expected_to_be_named() -> None:
 
 
 @pytest.mark.parametrize("program", NAMED)
-def test_it_is_refused_by_name_with_the_file_that_made_it(verdicts: dict[str, list[Verdict]], program: str) -> None:
+def test_it_is_refused_by_name_with_the_file_that_made_it(program: str) -> None:
+    name, defined, says = NAMED[program]
+    (found,) = evading.captured(program).refused_ops
+    assert found.about == name and says in f"{found.notes['why']} {found.notes.get('how')}"
+    assert re.search(defined, found.notes["defined"]) and found.line is not None
+    if program in CALLED:
+        assert "# the user's line" in found.line.code
+
+
+@pytest.mark.parametrize("program", evading.ON_RANKS)
+def test_check_is_red_by_name_and_tells_the_file(verdicts: dict[str, list[Verdict]], program: str) -> None:
     name, defined, says = NAMED[program]
     for verdict in verdicts[program]:
         check = refusal(verdict)
         assert (verdict.exit_code, check.is_red, check.observed) == (1, True, name)
         details = "\n".join(check.details)
         assert re.search(f"{re.escape(name)} is defined at [^,]*{defined}", details) and says in details, details
-        assert check.line is not None
-        if program in CALLED:
-            assert "# the user's line" in check.line.code
 
 
 @pytest.mark.parametrize("program", evading.HEALTHY)
@@ -86,3 +96,37 @@ def test_the_gate_refuses_them(tmp_path: Path) -> None:
         name, defined, _ = NAMED[how]
         assert run.exit_code == 1 and name in check.observed
         assert re.search(defined, "\n".join(check.details))
+
+
+def test_ranks_that_compile_with_different_passes_differ_before_they_compile() -> None:
+    """By the name of the pass, and by its source."""
+    one = evading.captured("post-grad pass", tp_aware=("fuses_norms",))
+    assert divergences(one, other_rank(one)) == ()
+    plain = evading.captured("own backend")
+    (found,) = divergences(one, other_rank(one, {COMPILED_WITH: ALONE}))
+    assert (found.layer, found.is_red) == (Layer.ENVIRONMENT, True)
+    assert "compiled with" in found.title and "fuses_norms" in found.title
+    (found,) = divergences(one, other_rank(one, {COMPILED_WITH: f"{dict(one.environment)[COMPILED_WITH]}0"}))
+    assert found.layer == Layer.ENVIRONMENT
+    assert dict(plain.environment)[COMPILED_WITH].startswith("tests.fastpath.evading.swaps_nodes ")
+
+
+def test_ranks_with_different_kernels_for_an_op_of_torch_differ_before_they_compile() -> None:
+    one = evading.captured("overridden")
+    name = f"{KERNEL_OF}aten::silu (CPU)"
+    assert dict(one.environment)[name].startswith("evading.py:")
+    without = one.model_copy(update={"rank": 1, "environment": tuple(e for e in one.environment if e[0] != name)})
+    (found,) = divergences(one, without)
+    assert (found.layer, found.is_red) == (Layer.ENVIRONMENT, True) and name in found.title
+
+
+def test_a_rank_that_compiles_nothing_is_told_by_that_alone() -> None:
+    one = evading.captured("own backend")
+    idle = one.model_copy(update={"rank": 1, "environment": tuple(e for e in one.environment if e[0] != COMPILED_WITH)})
+    assert not any(found.is_red for found in divergences(one, idle))
+
+
+def other_rank(record: RankRecord, changed: dict[str, str] | None = None) -> RankRecord:
+    """The same on rank 1, with some entries of its environment changed."""
+    environment = dict(record.environment) | (changed or {})
+    return record.model_copy(update={"rank": 1, "coordinate": 1, "environment": tuple(sorted(environment.items()))})
