@@ -297,13 +297,17 @@ def test_an_undeclared_triton_kernel_is_seen_in_a_graph_that_never_runs(monkeypa
     context = injected.FaultContext(rank=0, world_size=1, target=0)
     program = injected.find("triton_kernel").program(FirstOfThree(), context)
     x = torch.ones(4, 8)
+
+    def runs_nothing(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        return lambda *args: (x,)
+
     with CaptureSession() as session, session.phase("C/first"):
-        torch.compile(program, backend=lambda graph, inputs: lambda *args: (x,))(x, x, x)
-    found = session.record(rank=0, world_size=2).refused_ops
+        torch.compile(program, backend=runs_nothing)(x, x, x)
+    found = session.record(rank=0, world_size=2, tp_aware=["runs_nothing"]).refused_ops
     assert [item.text.partition(" ")[0] for item in found] == [
         "tpcompile.faults.injected.triton_kernel.local_scale_kernel"
     ]
     assert found[0].line is not None
     assert "local_scale_kernel[" in found[0].line.code
-    assert session.record(rank=0, world_size=2, tp_aware=["local_scale_kernel"]).refused_ops == ()
+    assert session.record(rank=0, world_size=2, tp_aware=["local_scale_kernel", "runs_nothing"]).refused_ops == ()
     assert session.record(rank=0, world_size=1).refused_ops == ()  # there are no shards

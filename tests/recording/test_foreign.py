@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tpcompile.evidence.records import CompileRecord, Graph, Node, UserLine
-from tpcompile.recording import foreign
 from tpcompile.recording.foreign import foreign_ops
 
 LINE = UserLine(file="/app/model.py", line=7)
@@ -48,7 +47,3 @@ def test_a_launch_without_a_name_in_a_lowered_graph_is_left_to_the_call_that_dyn
     (record,) = compiled("torch.ops.higher_order.triton_kernel_wrapper_functional", kernel_idx="3")
     lowered = record.graphs[0].model_copy(update={"kind": "forward"})
     assert foreign_ops([record.model_copy(update={"graphs": (lowered,)})]) == ()
-
-
-def test_the_list_of_torchs_namespaces_holds_no_user_namespace() -> None:
-    assert "symm_mem" not in foreign.TORCH_NAMESPACES and "tpcompile_faults" not in foreign.TORCH_NAMESPACES

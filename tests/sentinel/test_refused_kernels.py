@@ -29,22 +29,22 @@ def on_rank() -> dict[str, dict[str, Any]]:
     return {
         "refused": watched("single_gpu", sharded),
         "in the backward": watched("backward_only", sharded),
-        "allowed": watched("single_gpu", sharded, tp_aware=["norm_kernel"]),
+        "allowed": watched("single_gpu", sharded, tp_aware=("norm_kernel",)),
         "without shards": watched("single_gpu", alone),
         "without a mesh": watched("single_gpu", None),
     }
 
 
-def watched(program: str, mesh: DeviceMesh | None, **options: Any) -> dict[str, Any]:
+def watched(program: str, mesh: DeviceMesh | None, *, tp_aware: tuple[str, ...] = ()) -> dict[str, Any]:
     """Two compiles and several calls of the program under a sentinel whose policy is to stop."""
     from tests.fastpath import banned  # imports Triton
 
     torch.compiler.reset()
     banned.registry._REGISTERED.clear()
     step = banned.PROGRAMS[program]()
-    shown = torch.compile(step, backend=lambda graph, inputs: lambda *args: (inputs[-1],), dynamic=False)
+    shown = torch.compile(step, backend=banned.traced_only, dynamic=False)
     with contextlib.redirect_stderr(io.StringIO()) as stderr:
-        with Ranks().sentinel(mesh=mesh, policy="stop", **options) as sentinel:
+        with Ranks().sentinel(mesh=mesh, policy="stop", tp_aware=("traced_only", *tp_aware)) as sentinel:
             for size in (4, 4, 5, 5):
                 shown(torch.ones(size, requires_grad=True))
         dist.barrier()

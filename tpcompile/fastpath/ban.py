@@ -1,4 +1,4 @@
-"""Custom ops and Triton kernels of a program -> which are refused under tensor parallelism, and why.
+"""Custom ops, Triton kernels, passes and backends of a program -> which are refused under tensor parallelism, and why.
 
 Denied by default: a fused kernel that sees one shard computes a local mean where a global one was meant, and digests
 cannot show it, because the result is wrong in the same way on every rank.
@@ -42,7 +42,8 @@ class Judged:
 
     refused: tuple[Item, ...] = ()
     statuses: tuple[tuple[str, str], ...] = ()
-    """Name of each fast path, custom op or kernel -> `used`, `refused: why` or `not applicable: why`."""
+    """Name of each fast path, custom op, kernel, pass or backend -> `used`, `declared: what`, `refused: why` or
+    `not applicable: why`."""
     uses: tuple[Use, ...] = ()
     """All that were judged."""
 
@@ -62,7 +63,7 @@ def judge(found: Iterable[Item], *, tp_size: int, declared: Collection[str], see
             refused.setdefault(use.name, _refused(use, why, seen))
             statuses[_label(use)] = f"refused: {why}"
         else:
-            statuses.setdefault(_label(use), "used")
+            statuses.setdefault(_label(use), _allowed(use))
     for name in registered():
         statuses.setdefault(name, "not applicable: no compiled graph calls it")
     return Judged(tuple(refused.values()), tuple(sorted(statuses.items())), all_uses)
@@ -81,7 +82,7 @@ def refusal(use: Use, declared: Collection[str], *, tp_size: int | None = None) 
     for known in single_gpu_packages():
         if any(fnmatchcase(name, pattern) for pattern in known.names):
             return f"{known.package} (looked at in {known.version}): {known.reason}"
-    return _unregistered(name)
+    return use.item.notes.get("reason") or _unregistered(name)
 
 
 def _unregistered(name: str) -> str:
@@ -91,10 +92,15 @@ def _unregistered(name: str) -> str:
     return "it is not registered as a fast path"
 
 
+def _allowed(use: Use) -> str:
+    """What the report says of one that may run; what its graphs do not show is told with its place."""
+    notes = use.item.notes
+    return f"declared: {notes['how']}, defined at {notes['defined']}" if use.is_addition else "used"
+
+
 def _refused(use: Use, why: str, seen: Seen) -> Item:
     """The call at the user's line, with why, and where the kernel or op is."""
-    defined = use.defined_at(seen.kernels)
-    notes = {**use.item.notes, "why": why, "defined": str(defined or "in a library without Python source")}
+    notes = {**use.item.notes, "why": why, "defined": use.defined_at(seen.kernels)}
     return use.item.model_copy(update={"notes": notes, "line": use.line})
 
 

@@ -13,8 +13,8 @@ from tpcompile.evidence.text.lines import innermost, lines_of, of_program
 from tpcompile.fastpath.ban import refusal
 from tpcompile.fastpath.registry import tp_region
 from tpcompile.fastpath.source import kernel_name, line_of, python_function
-from tpcompile.fastpath.use import IN_EAGER, TORCH_NAMESPACES, Use
-from tpcompile.torch_api import launches
+from tpcompile.fastpath.use import IN_EAGER, Use, is_torchs_op, replaced_kernel
+from tpcompile.torch_api import launches, registrations
 from tpcompile.torch_api.dispatch import TorchDispatchMode
 
 _CLOSES = "tpcompile.fastpath.kernels.closing.close_kernel"
@@ -42,6 +42,8 @@ class _Ban(TorchDispatchMode):
     def __init__(self, size: int, tp_aware: frozenset[str]) -> None:
         super().__init__()
         self._size, self._tp_aware = size, tp_aware
+        self._torchs: set[Any] = set()
+        """Ops of torch with torch's own kernels."""
         self._allowed: set[Any] = set()
         self._num_ops = 0
         """Custom ops that run now."""
@@ -52,16 +54,26 @@ class _Ban(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace in TORCH_NAMESPACES:
+        if func not in self._torchs and func not in self._allowed:
+            self._judge(func)
+        if func in self._torchs:
             return func(*args, **(kwargs or {}))
-        if func not in self._allowed:
-            self._check(Use(value_item(func.name().partition(".")[0], "in eager")), "called")
-            self._allowed.add(func)
         self._num_ops += 1
         try:
             return func(*args, **(kwargs or {}))
         finally:
             self._num_ops -= 1
+
+    def _judge(self, op: Any) -> None:
+        """Raise FastPathError for an op or kernel that others made, unless it may run on a shard."""
+        namespace, _, name = op.name().partition("::")
+        if not is_torchs_op(namespace, name.partition(".")[0], op._overloadname):
+            self._check(Use(value_item(op.name().partition(".")[0], "in eager")), "called")
+            self._allowed.add(op)
+            return
+        for key, place in registrations.replaced_kernels(op.name()):
+            self._check(Use(replaced_kernel(op.name(), key, place)), "called")
+        self._torchs.add(op)
 
     def check_launch(self, kernel: Any) -> None:
         """Raise FastPathError for a Triton kernel that is launched outside of any op, unless it may run on a shard."""
@@ -76,7 +88,7 @@ class _Ban(TorchDispatchMode):
         if why:
             stack = lines_of(traceback.extract_stack())
             line = use.line or of_program(stack) or innermost(stack)
-            defined = kernel or use.defined_at({}) or "in a library without Python source"
+            defined = kernel or use.defined_at({})
             raise FastPathError(
                 f"{use.name} was {done} at {line} where tensors are shards of {self._size} ranks, and {why}; "
                 f"it is defined at {defined}"

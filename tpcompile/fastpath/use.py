@@ -6,18 +6,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tpcompile.evidence.iterables import last
-from tpcompile.evidence.records import Item, UserLine
+from tpcompile.evidence.records import Item, UserLine, value_item
 from tpcompile.evidence.text.lines import is_installed, own_lines
 from tpcompile.fastpath.registry import FastPath, registered
 from tpcompile.fastpath.source import line_of, python_function
 from tpcompile.torch_api import kernels as torch_kernels
+from tpcompile.torch_api import makers, registrations
 
-TORCH_NAMESPACES = frozenset({
-    "aten", "prim", "prims", "higher_order", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional",
-    "c10d", "_dtensor", "inductor", "rngprims", "quantized", "quantized_decomposed", "mkldnn", "mkl", "onednn",
-    "sym_size", "_inductor_test", "_quantized", "profiler", "debugprims", "static_input",
-})  # fmt: skip
-"""Namespaces of torch itself; symm_mem is not among them, its fused ops make TP assumptions of their own."""
+_OWN_ASSUMPTIONS = frozenset({"symm_mem"})
+"""Namespaces of torch whose fused ops make TP assumptions of their own."""
 
 IN_EAGER = "eager"
 """Stands for the graph of a launch in eager."""
@@ -59,16 +56,22 @@ class Use:
         return max(owners, key=lambda path: path.is_tp_aware, default=None)
 
     @property
+    def is_addition(self) -> bool:
+        """True for what acts on graphs that never name it: a pass, a backend, a kernel of one of torch's ops."""
+        return "reason" in self.item.notes
+
+    @property
     def line(self) -> UserLine | None:
         """The innermost line of the program, outside of the fast path and of installed packages."""
         programs = [line for line in own_lines(self.stack) if not is_installed(line)]
         inside = set(map(_place, self.path.source.functions)) if self.path else set()
         return last([line for line in programs if (line.file, line.function) not in inside]) or self.item.line
 
-    def defined_at(self, kernels: Mapping[str, UserLine]) -> UserLine | None:
-        """Where the kernel is, or the Python function of the op; None for an op that was made in C++."""
+    def defined_at(self, kernels: Mapping[str, UserLine]) -> str:
+        """Where the kernel is, or the function of the op, or what registered it."""
         function = python_function(torch_kernels.custom_op(self.name))
-        return line_of(function) if function else kernels.get(self.name)
+        line = line_of(function) if function else kernels.get(self.name)
+        return str(line or self.item.notes.get("defined") or _registration(self.name))
 
     def _is_part_of(self, path: FastPath) -> bool:
         if self.name not in path.names:
@@ -85,6 +88,35 @@ class Use:
         """True for a kernel whose launch was traced by Dynamo, or seen in eager."""
         where = self.item.notes.get("graph")
         return bool(self.stack) and "::" not in self.name and where in ("dynamo", IN_EAGER)
+
+
+def is_torchs_op(namespace: str, op: str, overload: str | None = None) -> bool:
+    """True for an op that torch itself registered, whatever its namespace; without an overload, for all overloads."""
+    if namespace in _OWN_ASSUMPTIONS:
+        return False
+    name = f"{namespace}::{op}"
+    if namespace == "higher_order":
+        return not makers.made_by_others(registrations.higher_order_kernels(op))
+    names = [name if overload == "default" else f"{name}.{overload}"] if overload else registrations.overloads(name)
+    return all(registrations.whose_op(one) is None for one in names or [name])
+
+
+def replaced_kernel(op: str, key: str, place: registrations.Place) -> Item:
+    """A kernel of torch's op that others registered, under this dispatch key; the op is named without its overload."""
+    notes = {
+        "graph": "any",
+        "defined": registrations.told(place),
+        "how": "run wherever torch's op is called",
+        "reason": f"its kernel for {key.removesuffix('[alias]')} is not torch's",
+    }
+    line = UserLine(file=place.file, line=place.line)
+    return value_item(op.partition(".")[0], "in the dispatcher", line=line).model_copy(update={"notes": notes})
+
+
+def _registration(op: str) -> str:
+    """Where an op was registered, for the reader."""
+    places = filter(None, map(registrations.whose_op, registrations.overloads(op)))
+    return next(map(registrations.told, places), "in a library without Python source")
 
 
 def uses(found: Iterable[Item], seen: Seen) -> Iterator[Use]:

@@ -4,6 +4,7 @@ session.py     all compiles of a session
 regions.py     how many compiled regions each call of a compiled callable entered
 rank_reads.py  reads of the rank in traced code
 foreign.py     custom ops and Triton kernels in compiled graphs
+additions.py   passes, backends and replaced kernels, which no graph names
 launches.py    names of Triton kernels in graphs that torch prints with numbers
 """
 

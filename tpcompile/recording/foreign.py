@@ -1,27 +1,36 @@
-"""Compiled graphs -> the custom ops and user Triton kernels in them."""
+"""Compiled graphs and generated code -> the custom ops and user Triton kernels in them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from tpcompile.evidence.compiles.collectives import blamed_line
 from tpcompile.evidence.records import CompileRecord, Graph, Item, Node, UserLine, value_item
-from tpcompile.fastpath.use import TORCH_NAMESPACES
+from tpcompile.fastpath.use import is_torchs_op
 
 NAMELESS = "triton kernel"
 """A launch of which only its number in a table of the process is known."""
 
-_OP = re.compile(r"^torch\.ops\.(\w+)\.(\w+)")
+_OP = re.compile(r"^torch\.ops\.(\w+)\.(\w+)(?:\.(\w+))?$")
+_CALLED = re.compile(r"\btorch\.ops\.\w+\.\w+(?:\.\w+)?(?=\()")
 
 
 def foreign_ops(compiles: Iterable[CompileRecord]) -> tuple[Item, ...]:
-    """Each custom op and user Triton kernel once per line: `namespace::op` or `module.kernel`, with the user's line."""
+    """Each custom op and user Triton kernel once per line: `namespace::op` or `module.kernel`, with the user's line.
+
+    An op that only the generated code calls was put there by a pass, and has no line.
+    """
+    compiles = tuple(compiles)
     found: dict[tuple[str, UserLine | None], Item] = {}
-    for compile_ in compiles:
-        for graph in compile_.graphs:
-            for item in _foreign_items(graph):
-                found.setdefault((item.about, item.line), item)
+    for graph in chain.from_iterable(compile_.graphs for compile_ in compiles):
+        for item in _foreign_items(graph):
+            found.setdefault((item.about, item.line), item)
+    in_graphs = {name for name, _ in found}
+    for item in chain.from_iterable(map(_only_generated, compiles)):
+        if item.about not in in_graphs:
+            found.setdefault((item.about, None), item)
     return tuple(sorted(found.values(), key=lambda item: item.about))
 
 
@@ -38,12 +47,23 @@ def _foreign_items(graph: Graph) -> Iterator[Item]:
 
 def foreign_name(node: Node) -> str:
     """Name of a custom op or user Triton kernel, empty for torch's own nodes."""
-    match = _OP.match(node.target)
-    if node.op != "call" or match is None:
-        return ""
-    if node.is_launch:
+    if node.op == "call" and node.is_launch:
         return dict(node.kwargs).get("kernel", NAMELESS).strip("'")
-    namespace, op = match.groups()
-    if namespace in TORCH_NAMESPACES:
+    return _foreign_op(node.target) if node.op == "call" else ""
+
+
+def _foreign_op(target: str) -> str:
+    """`namespace::op` of a call of an op that torch did not register, empty for any other call."""
+    match = _OP.match(target)
+    if match is None:
         return ""
-    return f"{namespace}::{op}"
+    namespace, op, overload = match.groups()
+    return "" if is_torchs_op(namespace, op, overload) else f"{namespace}::{op}"
+
+
+def _only_generated(compile_: CompileRecord) -> Iterator[Item]:
+    """Ops of others that the generated code calls."""
+    targets = {target for kernel in compile_.kernels for target in _CALLED.findall(kernel.code)}
+    for name in sorted(set(map(_foreign_op, targets)) - {""}):
+        notes = {"graph": "generated", "how": "called by the generated code, where a pass put it"}
+        yield value_item(name, "in the generated code").model_copy(update={"notes": notes})

@@ -25,12 +25,13 @@ from tpcompile.fastpath import ban, selection
 from tpcompile.fastpath.use import Seen, Stack, uses
 from tpcompile.fusion.records import Manifest
 from tpcompile.profiles import chosen
+from tpcompile.recording.additions import Additions
 from tpcompile.recording.foreign import foreign_ops
 from tpcompile.recording.launches import Launches
 from tpcompile.recording.rank_reads import rank_reads
 from tpcompile.recording.regions import RegionCounter
 from tpcompile.torch_api import compiler as compat
-from tpcompile.torch_api import generated
+from tpcompile.torch_api import generated, registrations
 from tpcompile.torch_api import hooks as torch_hooks
 
 OnCompile = Callable[[CompileRecord], None]
@@ -81,6 +82,7 @@ class CaptureSession:
         self._regions = RegionCounter() if count_regions else None
         self._records_fusion = records_fusion
         self._launches = Launches()
+        self._additions = Additions()
         self._ended_profiles: list[chosen.Choice] = []
         """Of callables that were closed before this session."""
         self._stacks: compat.Stacks = {}
@@ -99,6 +101,7 @@ class CaptureSession:
         self._last_counters = compat.dynamo_counters()
         self._stack.enter_context(compat.tracing(compat.TraceHandler(self._receive)))
         self._stacks = self._stack.enter_context(compat.users_lines())
+        self._stack.enter_context(registrations.functions_noted())
         if self._records_fusion:
             from tpcompile.fusion.recorder import logged_manifests  # and Inductor's scheduler, which others do without
 
@@ -214,8 +217,9 @@ class CaptureSession:
         a shard.
         """
         compiles = self.compiles()
+        self._additions.note_kernels(thorough=True)
         judged = self.judged(compiles, tp_size=world_size if tp_size is None else tp_size, tp_aware=tp_aware)
-        kernels = ban.sources(judged.uses, self._launches.sources) | selection.choices()
+        kernels = ban.sources(judged.uses, self._launches.sources) | selection.choices() | self._additions.environment()
         profiles = chosen.entries(without=self._ended_profiles)
         return RankRecord(
             rank=rank,
@@ -235,9 +239,12 @@ class CaptureSession:
         )
 
     def judged(self, compiles: Iterable[CompileRecord], *, tp_size: int, tp_aware: Iterable[str] = ()) -> ban.Judged:
-        """What became of the custom ops and Triton kernels in these compiles; `record` has it of all."""
+        """What became of the custom ops and Triton kernels in these compiles, and of the passes and backends that made
+        their code; `record` has it of all."""
+        compiles = tuple(compiles)
         found = foreign_ops(compiles)
-        return ban.judge(found, tp_size=tp_size, declared=set(tp_aware), seen=self._seen(found))
+        judged = [*found, *self._additions.items(compiles)]
+        return ban.judge(judged, tp_size=tp_size, declared=set(tp_aware), seen=self._seen(found))
 
     def region_counts(self) -> tuple[RegionCount, ...]:
         """Compiled regions entered per call, by phase and compiled callable; empty when they are not counted."""
@@ -280,6 +287,8 @@ class CaptureSession:
             self.after_event(metadata)
 
     def _keep(self, event: trace.TraceEvent) -> None:
+        if event.name == "dynamo_output_graph":
+            self._additions.note(event.compile_id)
         with self._lock:
             self._events.append(event)
             if event.name == "dynamo_output_graph" and event.compile_id is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 from tpcompile.errors import ExitCode, TpCompileError
 from tpcompile.evidence.judgement import leading
-from tpcompile.evidence.judgement.checks import refused_check
+from tpcompile.evidence.judgement.checks import how_used, refused_check
 from tpcompile.evidence.records import CompileRecord, Item, Status, Verdict
 from tpcompile.recording import CaptureSession
 from tpcompile.sentinel.sink import logger
@@ -61,6 +61,6 @@ class RefusedKernels:
         )
         if self._log.claim(f"refused/{item.about}"):
             logger.warning(
-                "{} may not run on a shard: {}; it is defined at {} and called at {}; the job goes on",
-                item.about, item.notes["why"], item.notes["defined"], item.line,
+                "{} may not run on a shard: {}; it is defined at {} and {}; the job goes on",
+                item.about, item.notes["why"], item.notes["defined"], how_used(item),
             )  # fmt: skip

@@ -1,5 +1,6 @@
 """Every private or moving name of torch that tpcompile uses, by subject, with the versions it was seen on.
 
+additions.py    passes, backends and tables that a program adds to the compiler
 autotuning.py   what Inductor times in order to choose between kernels
 backends.py     backends and autotuning that the programs of tpcompile.faults wrap
 binaries.py     what Triton compiled of a kernel for a GPU
@@ -15,10 +16,12 @@ inlined.py      ops that several kernels compute, and buffers that a limit put i
 interpreted.py  Triton's interpreter, made to round as GPUs do
 kernels.py      a user's Triton kernels and custom ops, as torch keeps them
 launches.py     launches of Triton kernels outside of compiled code, before they begin
+makers.py       functions and classes that others than torch made, in anything that torch calls
 no_gpu.py       generated code for a GPU on a machine without one
 packed_sums.py  small sums that only leave a graph as one
 profiler.py     what the profiler saw on the GPU, without what is only drawn there
 pushed_sums.py  ops that send and receive in place of an all-reduce that has work beside it
+registrations.py  the files that registered an op and its kernels
 replaced_sums.py  an op of ours in place of an all-reduce and its wait
 resources.py    registers and shared memory of compiled Triton kernels
 rewrites.py     graphs with one kind of op taken out

@@ -3,7 +3,7 @@
     name                                                  why
     _higher_order_ops.triton_kernel_wrap                  a traced graph names a kernel by its index in a side table
     _library.custom_ops.OPDEFS                            the Python object of a custom op, by name
-    CustomOpDef._qualname, _init_fn, _backward_fn, ...    its name, and the functions it was made from
+    CustomOpDef._qualname, _init_fn, _backward_fn, _backend_fns, ...    its name, and the functions it was made from
     _ops.OpOverloadPacket._qualified_op_name              the name of an op of torch.ops
     library._defs                                         names of ops that Python defined by torch.library.Library
     Autotuner.configs, keys, ..., Heuristics.values       what decides how Triton launches a kernel
@@ -58,6 +58,12 @@ def custom_op_function(op: CustomOpDef) -> Callable[..., Any]:
     if function.__qualname__.startswith("triton_op."):  # wraps it, and keeps it in its closure
         function = inspect.getclosurevars(function).nonlocals["fn"]
     return function
+
+
+def custom_op_functions(name: str) -> list[Callable[..., Any]]:
+    """The functions of a custom op that compute, its own first; empty for an op that was made otherwise."""
+    op = custom_op(name)
+    return [] if op is None else [custom_op_function(op), *op._backend_fns.values(), *custom_op_backward(op)]
 
 
 def custom_op_backward(op: CustomOpDef) -> list[Callable[..., Any]]:

@@ -172,7 +172,7 @@ def _of_mode(divergence: Divergence, mode: str) -> bool:
 
 
 def tp_aware(mode: str, ranks: Ranks) -> Check:
-    """Check that every custom op and Triton kernel is registered or declared to be correct on a shard."""
+    """Check that all that others than torch run on a shard is registered or declared to be correct there."""
     found = ranks.map(lambda digest: digest.refused_ops).where(bool)
     return refused_check(mode, found, statuses=_once(ranks.map(lambda digest: digest.fast_paths)))
 
@@ -181,17 +181,19 @@ def refused_check(mode: str, found: Mapping[int, Sequence[Item]], *, statuses: I
     """The check of the custom ops and Triton kernels that each rank refused; `statuses` says why, by name."""
     subjects, statuses = _by_subject(found), tuple(statuses)
     used = ", ".join(name for name, status in statuses if status == "used")
-    observed = f"used: {used}" if used else "none refused"
+    declared = ", ".join(name for name, status in statuses if status.startswith("declared: "))
+    observed = "; ".join(filter(None, [used and f"used: {used}", declared and f"declared: {declared}"]))
     return make_check(
         mode,
         "",
         found,
         "only TP-aware ones",
-        ", ".join(subjects) or observed,
+        ", ".join(subjects) or observed or "none refused",
         details=[f"{name}: {status}" for name, status in statuses],
         on_failure=[
             *map(_places, subjects.values()),
-            "declare it with gate.tp_aware_ops once it is right on a shard",
+            "declare what is named here once it is right on a shard: "
+            "gate.tp_aware_ops, or tp_aware of Target, capture and Sentinel",
         ],
         line=_first_line(subjects),
         id=CheckId.TP_AWARE,
@@ -199,7 +201,12 @@ def refused_check(mode: str, found: Mapping[int, Sequence[Item]], *, statuses: I
 
 
 def _places(refused: Item) -> str:
-    return f"{refused.about} is defined at {refused.notes.get('defined', '?')}, called at {refused.line}"
+    return f"{refused.about} is defined at {refused.notes.get('defined', '?')}, {how_used(refused)}"
+
+
+def how_used(refused: Item) -> str:
+    """How a compiled program comes to run what was refused."""
+    return refused.notes.get("how") or f"called at {refused.line}"
 
 
 def kept(mode: str, ranks: Ranks) -> Check:

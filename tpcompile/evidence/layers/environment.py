@@ -10,6 +10,10 @@ from tpcompile.evidence.records.causes import Cause
 
 SOURCE_OF = "source of "
 """Start of the item that has the hash of a fused kernel's source."""
+COMPILED_WITH = "compiled with"
+"""The item that names the passes and backends that others than torch made."""
+KERNEL_OF = "kernel of "
+"""Start of the item of a kernel that others registered for an op of torch."""
 
 
 def _items(record: RankRecord) -> list[Item]:
@@ -25,13 +29,16 @@ def _explain(difference: Difference) -> Explanation:
 
 
 def _uncalled(difference: Difference) -> Followed:
-    """A kernel that some ranks do not call has no source there: what differs is the program, which has a finding."""
+    """A kernel that some ranks do not call has no source there: what differs is the program, which has a finding.
+
+    So has a rank that compiled nothing.
+    """
     rows = list(filter(_is_uncalled, difference.rows))
     return difference.following(rows, "a fused kernel that some ranks do not call")
 
 
 def _is_uncalled(row: Row) -> bool:
-    return not row.is_full and row.first.about.startswith(SOURCE_OF)
+    return not row.is_full and row.first.about.startswith((SOURCE_OF, COMPILED_WITH))
 
 
 SPEC = LayerSpec(explain=_explain, of_rank=_items, follow=_uncalled, is_ordered=False)

@@ -1,0 +1,119 @@
+"""Anything that torch calls while it compiles -> the functions and classes in it that others than torch made.
+
+Who made a callable is told by the file of its code, never by its name. Torch, what its compiler
+needs, Python itself and this package count as torch; what a wrapper of theirs holds does not.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache, partial
+from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+
+_SITE = Path(torch.__file__).parents[1]
+_PACKAGE = Path(__file__).parents[1]
+_NEEDED = ("torch", "torchgen", "functorch", "triton", "sympy", "mpmath", "networkx", "typing_extensions.py")
+"""Torch and the packages that its compiler calls; none of them adds a kernel."""
+_TORCHS = tuple(str(_SITE / name) + ("" if name.endswith(".py") else "/") for name in _NEEDED)
+_PROGRAMS = f"{_PACKAGE / 'faults'}/"
+"""Programs of ours that stand for a user's."""
+_STANDARD = f"{sysconfig.get_path('stdlib')}/"
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, ModuleType)
+_OPS = (torch._ops.OperatorBase, torch._ops.OpOverloadPacket)
+"""Who made an op is known by its registration, not by its object."""
+_DATA = (torch.Tensor, torch.nn.Module, torch.fx.Graph, torch.fx.Node)
+"""Objects of torch that hold programs and data, and no part of the compiler."""
+_MAX_DEPTH = 8
+
+
+@lru_cache(maxsize=4096)
+def is_torchs_file(file: str) -> bool:
+    """True for a Python file of torch and what it needs, of Python, or of this package."""
+    if file.startswith(_PROGRAMS):
+        return False
+    is_installed = "/site-packages/" in file or "/dist-packages/" in file
+    is_pythons = file.startswith("<frozen ") or (file.startswith(_STANDARD) and not is_installed)
+    return is_pythons or file.startswith((*_TORCHS, f"{_PACKAGE}/"))
+
+
+def made_by_others(value: Any) -> list[Any]:
+    """The functions and classes of others in a callable, or in a container of callables, each once.
+
+    Wrappers are looked through: closures, partials, bound methods, objects of torch's classes.
+    """
+    found: dict[int, Any] = {}
+    seen: dict[int, Any] = {}  # keeps each object alive, so that no other gets its id
+    pending = deque([(value, 0)])  # nearest first, so that the depth of each object is its least
+    while pending:
+        one, depth = pending.popleft()
+        if isinstance(one, _PLAIN) or id(one) in seen or depth > _MAX_DEPTH:
+            continue
+        seen[id(one)] = one
+        maker = _code(one)
+        if maker is not None and is_others(maker):
+            found.setdefault(id(maker), maker)
+        else:
+            pending.extend((part, depth + 1) for part in _parts(one))
+    return list(found.values())
+
+
+def is_others(made: Any) -> bool:
+    """True for a function or class that is neither torch's, Python's nor ours."""
+    file = file_of(made)
+    return bool(file) and not is_torchs_file(file)
+
+
+def file_of(made: Any) -> str:
+    """The file with the code of a function or class; empty for what Python itself has built in."""
+    code = getattr(made, "__code__", None)
+    if code is not None and not code.co_filename.startswith("<"):
+        return str(code.co_filename)
+    module = getattr(made, "__module__", None)
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    if file or module != "__main__":
+        return str(file or "")
+    return "<typed in>"
+
+
+def _code(value: Any) -> Any:
+    """The function or class that runs when this is called; None for what cannot be called."""
+    if isinstance(value, MethodType):
+        return value.__func__
+    if isinstance(value, (type, FunctionType)) or not callable(value):
+        return value if callable(value) else None
+    is_builtin = getattr(value, "__module__", None) is not None and hasattr(value, "__qualname__")
+    return value if is_builtin else type(value)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """What a container, a wrapper or an object of torch's own holds."""
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return list(value)
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, FunctionType):
+        return [*_closed_over(value), *filter(callable, vars(value).values())]
+    is_object = not isinstance(value, (type, *_DATA, *_OPS)) and is_torchs_file(file_of(type(value)))
+    if not is_object:
+        return ()
+    slots = [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
+    return [*getattr(value, "__dict__", {}).values(), *slots]
+
+
+def _closed_over(function: FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not filled yet
+            continue

@@ -1,0 +1,302 @@
+"""Name of an op -> the files that registered it and its kernels; private names, seen on torch 2.11.0 and 2.13.0.
+
+    name                                       why
+    _C._dispatch_dump                          file and line of each registration, in C++ and in Python
+    _C._dispatch_get_all_op_names              all ops, with their overloads
+    library.Library.impl                       what registers a kernel in Python; it is told the function
+    _C._jit_get_schemas_for_operator           ops of TorchScript, which the dispatcher does not have
+    _library.custom_ops.OPDEFS                 the functions of a custom op, whose registrations all name torch's file
+    _library.simple_registry                   file and line of a fake kernel
+    _ops._higher_order_ops                     all higher-order ops by name
+    OpOverload.py_kernels                      kernels that Python registered with `py_impl`
+
+`tests/torch_api/test_registrations.py` fails when one of them moves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch._library import simple_registry as _simple_registry
+
+from tpcompile.torch_api import kernels, makers
+
+_REGISTERED = re.compile(
+    r"^(?P<what>[^:\n]+?)(?P<replaced> \(inactive\))?: registered at (?P<file>.+?):(?P<line>\d+)(?: :: .*)?$",
+    re.MULTILINE,
+)
+_TORCH = str(Path(torch.__file__).parent) + "/"
+_FOR_OTHERS = (f"{_TORCH}library.py", f"{_TORCH}_library/", f"{_TORCH}_custom_op/", f"{_TORCH}_custom_ops.py")
+"""Files of torch that register what their caller asks for."""
+_ANCHOR = "build/aten/src/ATen/RegisterSchema.cpp"
+_OTHER_DEVICE = "PrivateUse"
+"""Dispatch keys of a device that torch itself has no kernels for: all of them come with the device's own library."""
+_NO_NUMBERS = ("Meta", "Python")
+"""Dispatch keys whose kernels compute shapes, or which a tensor subclass must ask for."""
+_CALLERS_IN_TORCH = frozenset({
+    "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "_native", "ao", "debugprims", "device_mesh",
+    "inductor_prims", "pippy",
+})  # fmt: skip
+"""Namespaces in which torch's own modules call `torch.library.define`, `impl` or `register_autograd`, which keep no
+caller."""
+_KEYS_BY_TORCH = frozenset({"Autograd[alias]", "BackendSelect", "CompositeExplicitAutograd[alias]"})
+"""The dispatch keys of those calls. A kernel that replaces one of them is told apart: torch lists the replaced one."""
+
+_functions: dict[tuple[str, str], Any] = {}
+"""(op, dispatch key) -> the function of its kernel, of registrations that were watched."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """File and line of a registration, as torch noted it."""
+
+    file: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+
+@dataclass(frozen=True)
+class Registered:
+    """What the dispatcher knows of one overload of an op."""
+
+    name: str
+    """`namespace::op`, or `namespace::op.overload`."""
+    schema: Place | None = None
+    """None for an op that the dispatcher does not have."""
+    kernels: dict[str, Place] = field(default_factory=dict)
+    """Dispatch key -> where the kernel in force was registered."""
+    replaced: frozenset[str] = frozenset()
+    """Dispatch keys under which an earlier kernel was replaced."""
+
+
+def registered(name: str) -> Registered:
+    """Who registered an overload of an op, by its whole name."""
+    schema, found, replaced = None, {}, set()
+    for line in _REGISTERED.finditer(torch._C._dispatch_dump(name)):
+        place = Place(line["file"], int(line["line"]))
+        if line["what"] == "debug":
+            schema = place
+        elif line["replaced"]:
+            replaced.add(line["what"])
+        else:
+            found[line["what"]] = _with_caller(name, line["what"], place)
+    return Registered(name, schema, found, frozenset(replaced))
+
+
+def _with_caller(name: str, key: str, place: Place) -> Place:
+    """The place of the kernel's function, where torch noted only itself and the registration was watched."""
+    function = _functions.get((name, key.removesuffix("[alias]"))) if registers_for_others(place) else None
+    return place if function is None else place_of(function)
+
+
+@contextmanager
+def functions_noted() -> Iterator[None]:
+    """Note the functions of kernels that Python registers meanwhile: `torch.library.impl` tells torch no caller."""
+    original = torch.library.Library.impl
+
+    @functools.wraps(original)
+    def impl(library: Any, op: Any, function: Any, dispatch_key: str = "", **options: Any) -> Any:
+        result = original(library, op, function, dispatch_key, **options)
+        name = (op if isinstance(op, str) else op.name()).rpartition("::")[2]
+        _functions[f"{library.ns}::{name}", dispatch_key or library.dispatch_key] = function
+        return result
+
+    torch.library.Library.impl = impl  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        if torch.library.Library.impl is impl:  # sessions may end in any order
+            torch.library.Library.impl = original  # type: ignore[method-assign]
+
+
+def is_torchs(file: str) -> bool:
+    """True for a file of torch or of this package, in Python or in C++; False for those that register for others."""
+    if file.startswith(_FOR_OTHERS):
+        return False
+    return file.startswith(_build_roots()) or makers.is_torchs_file(file)
+
+
+def told(place: Place) -> str:
+    """Where a registration is, for the reader."""
+    if registers_for_others(place):
+        return "a file that torch did not note (it was registered by a function of torch.library)"
+    return str(place)
+
+
+def registers_for_others(place: Place) -> bool:
+    """True where torch noted itself, and not its caller."""
+    return place.file.startswith(_FOR_OTHERS)
+
+
+@functools.cache
+def _build_roots() -> tuple[str, ...]:
+    """Folders of the sources that this torch was built from, of which the C++ registrations have the paths."""
+    schema = registered("aten::add.Tensor").schema
+    if schema is None or not schema.file.endswith(_ANCHOR):
+        return ()
+    root = schema.file.removesuffix(_ANCHOR)
+    return tuple(f"{root}{part}" for part in ("aten/", "build/", "c10/", "caffe2/", "torch/"))
+
+
+def whose_op(name: str) -> Place | None:
+    """Where an op that torch did not register comes from; None for torch's own."""
+    found = registered(name)
+    if found.schema is None:
+        is_torchscripts = torch._C._jit_get_schemas_for_operator(name.partition(".")[0])
+        return None if is_torchscripts else Place("a library that is gone")
+    if not registers_for_others(found.schema):
+        return None if is_torchs(found.schema.file) else found.schema
+    functions = kernels.custom_op_functions(name)
+    if functions:
+        return _others(functions[:1])
+    fake = fake_kernel(name)
+    if fake is not None:
+        return None if makers.is_torchs_file(fake.file) else fake
+    return None if _is_called_by_torch(name) else found.schema
+
+
+def overloads(name: str) -> list[str]:
+    """All overloads of `namespace::op` in the dispatcher, with their whole names."""
+    return [one for one in all_ops() if one.partition(".")[0] == name]
+
+
+def all_ops() -> list[str]:
+    """Every overload in the dispatcher."""
+    return list(torch._C._dispatch_get_all_op_names())
+
+
+def replaced_kernels(name: str) -> Iterator[tuple[str, Place]]:
+    """(dispatch key, where it was registered) of the kernels of torch's op that torch did not register.
+
+    Left out are kernels that compute shapes, and those of a device whose kernels are all its library's.
+    """
+    found = registered(name)
+    for key, place in found.kernels.items():
+        is_left_out = key.startswith(_NO_NUMBERS) or _OTHER_DEVICE in key
+        if is_left_out or is_torchs(place.file):
+            continue
+        functions = kernels.custom_op_functions(name) if registers_for_others(place) else []
+        others = _others(functions)
+        is_torchs_call = key in _KEYS_BY_TORCH - found.replaced and _is_called_by_torch(name)
+        is_known = bool(functions) or is_torchs_call
+        if others is not None:
+            yield key, others
+        elif not (registers_for_others(place) and is_known):
+            yield key, place
+
+
+def _is_called_by_torch(name: str) -> bool:
+    return name.partition("::")[0] in _CALLERS_IN_TORCH
+
+
+def all_replaced_kernels(*, thorough: bool) -> Iterator[tuple[str, str, Place]]:
+    """(op, dispatch key, where it was registered) of all kernels of torch's ops that torch did not register.
+
+    Looking through the dispatcher takes 0.2 s, so it is done when a registration in Python or a new op shows that there
+    is something to find; with `thorough` also when any library in C++ was loaded since, which may only add kernels.
+    """
+    state = _state()
+    if thorough:
+        _loaded.append(_num_loads())
+    yield from _replaced_kernels(state, _loaded[-1])
+    for op in _used_ops():
+        for key, function in op.py_kernels.items():
+            name = str(getattr(key, "name", key))
+            made = inspect.unwrap(function)
+            if makers.is_others(made) and not name.startswith(_NO_NUMBERS):
+                yield op.name(), f"{name} in Python", place_of(made)
+
+
+@functools.lru_cache(maxsize=2)
+def _replaced_kernels(_state: int, _num_loads: int) -> tuple[tuple[str, str, Place], ...]:
+    return tuple((op, *found) for op in all_ops() for found in replaced_kernels(op) if whose_op(op) is None)
+
+
+def _state() -> int:
+    """A number that changes when Python registers ops or kernels, or when there are more ops."""
+    return hash((frozenset(torch.library._impls), len(all_ops()), len(torch.ops.loaded_libraries)))
+
+
+_loaded = [0]
+"""Libraries that were loaded before the dispatcher was looked through."""
+
+
+class _LoadedObject(ctypes.Structure):
+    """`struct dl_phdr_info` of the C library."""
+
+    _fields_: ClassVar = [
+        ("address", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("headers", ctypes.c_void_p),
+        ("num_headers", ctypes.c_uint16),
+        ("num_loads", ctypes.c_ulonglong),
+    ]
+
+
+def _num_loads() -> int:
+    """How many libraries this process has loaded so far; 0 where the C library does not count them."""
+    counts: list[int] = []
+
+    def read(loaded: Any, size: int, _: Any) -> int:
+        if size >= ctypes.sizeof(_LoadedObject):
+            counts.append(loaded.contents.num_loads)
+        return 1  # all have the same count
+
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_LoadedObject), ctypes.c_size_t, ctypes.c_void_p)
+    iterate = getattr(ctypes.CDLL(None), "dl_iterate_phdr", None)
+    if iterate is not None:
+        iterate(kind(read), None)
+    return sum(counts)
+
+
+def _used_ops() -> Iterator[Any]:
+    for namespace in list(vars(torch.ops).values()):
+        if not isinstance(namespace, torch._ops._OpNamespace):
+            continue
+        for packet in list(vars(namespace).values()):
+            if isinstance(packet, torch._ops.OpOverloadPacket):
+                yield from [one for one in list(vars(packet).values()) if isinstance(one, torch._ops.OpOverload)]
+
+
+def higher_order_kernels(name: str) -> list[Any]:
+    """The class of a higher-order op, and the functions that were registered with it."""
+    op: Any = torch._ops._higher_order_ops.get(name)
+    return [] if op is None else [type(op), *op.py_kernels.values(), *op.python_key_table.values()]
+
+
+def fake_kernel(name: str) -> Place | None:
+    """Where the fake kernel of an op was registered; None without one."""
+    entry = _simple_registry.singleton._data.get(name)
+    kernel = entry.fake_impl.kernel if entry is not None else None
+    if kernel is None:
+        return None
+    file, _, line = str(kernel.source).rpartition(":")
+    return Place(file, int(line)) if line.isdigit() else None
+
+
+def _others(functions: Iterable[Any]) -> Place | None:
+    """Where the first of the functions is that torch did not make; None when there is none."""
+    made = makers.made_by_others(list(functions))
+    return place_of(made[0]) if made else None
+
+
+def place_of(made: Any) -> Place:
+    """File and line of a function or class."""
+    code = getattr(made, "__code__", None)
+    if code is not None:
+        return Place(code.co_filename, code.co_firstlineno)
+    try:
+        return Place(makers.file_of(made), inspect.getsourcelines(made)[1])
+    except (OSError, TypeError):
+        return Place(makers.file_of(made))
