@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tpcompile.evidence.iterables import find, first
 from tpcompile.evidence.records import Collective, Graph, Node, UserLine
+from tpcompile.evidence.records.compile import nodes_of
+from tpcompile.evidence.text.group_names import Place
 from tpcompile.evidence.text.lines import is_library, is_library_file, users
 
 __all__ = ["blamed_line", "collectives_of", "is_library", "is_library_file"]
@@ -28,6 +30,16 @@ def collectives_of(graphs: Iterable[Graph]) -> tuple[Collective, ...]:
     lowered = [graph for graph in graphs if graph.kind != "dynamo"]
     in_order = sorted(lowered or graphs, key=lambda graph: graph.phase == "backward")
     return tuple(itertools.chain.from_iterable(map(_in_graph, in_order)))
+
+
+def issued_at(graphs: Iterable[Graph]) -> frozenset[Place]:
+    """Where the graphs communicate, and in which group."""
+    places: set[Place] = set()
+    for node in nodes_of(graphs):
+        roles = [text.removeprefix(_GROUP) for text in node.arguments if text.startswith(_GROUP)]
+        if node.line:
+            places.update((node.line.file, node.line.line, role) for role in roles)
+    return frozenset(places)
 
 
 def _in_graph(graph: Graph) -> Iterator[Collective]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tpcompile.evidence.compiles.cached_lines import FROM_CACHE, with_current_lines
-from tpcompile.evidence.compiles.collectives import collectives_of
+from tpcompile.evidence.compiles.collectives import collectives_of, issued_at
 from tpcompile.evidence.compiles.events import CACHE_EVENTS, FUSION, GRAPH_KINDS, RANK_READS, TraceEvent
 from tpcompile.evidence.compiles.normalised import normalised
 from tpcompile.evidence.compiles.user_lines import with_user_lines
@@ -120,7 +120,7 @@ class LoggedEvents:
         stack = start_stack(self.start, table) if self.start else ()
         graphs = tuple(parsed(parse_graph, e.payload, roles, kind=GRAPH_KINDS[e.name]) for e in self.graph_events())
         guard_text = "".join(self.payloads("dynamo_cpp_guards_str")[-1:])
-        guards = parsed(parse_guards, guard_text, roles, files=_files(stack, graphs))
+        guards = parsed(parse_guards, guard_text, roles, files=_files(stack, graphs), issued=issued_at(graphs))
         graphs = self.with_lines(graphs, guards)
         began = self.last("dynamo_start") or self.events[0]
         return CompileRecord(

@@ -138,6 +138,10 @@ class GroupRoles:
         unknown = sum(role.startswith("group#") for role in self._roles.values())
         return self._roles.setdefault(name, f"group#{unknown}")
 
+    def knows(self, name: str) -> bool:
+        """True for the name of a group of the mesh, or of one that was seen."""
+        return name in self._roles
+
     @property
     def items(self) -> tuple[tuple[str, str], ...]:
         """(name, role) of all, including those without a known role that were seen."""
