@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tpcompile.evidence.comparison.blamed import rank_group
 from tpcompile.evidence.comparison.cache_entries import reason_of
+from tpcompile.evidence.comparison.other_call import is_own_call
 from tpcompile.evidence.groups.align import Slot, content
 from tpcompile.evidence.groups.by_group import Items
 from tpcompile.evidence.groups.domain import Domain, Seen
@@ -214,8 +215,9 @@ class _Recompiled(_Alone):
         self.held = _held(failure) if self.has_earlier else ""
 
     def is_beside(self, cause: Cause) -> bool:
-        """True for a function that only these ranks compile, however often."""
-        return not self.has_earlier and self.is_apart()
+        """True for a function that only these ranks compile, however often, and for a call that only they make."""
+        is_own_function = not self.has_earlier and self.is_apart()
+        return is_own_function or is_own_call(self.ours, self.absent)
 
     def cause(self) -> Cause:
         """The cause that the failed guard is about."""

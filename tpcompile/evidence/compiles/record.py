@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from tpcompile.evidence.compiles.cached_lines import FROM_CACHE, with_current_lines
 from tpcompile.evidence.compiles.collectives import collectives_of, issued_at
-from tpcompile.evidence.compiles.events import CACHE_EVENTS, FUSION, GRAPH_KINDS, RANK_READS, TraceEvent
+from tpcompile.evidence.compiles.events import CACHE_EVENTS, CALLED_FROM, FUSION, GRAPH_KINDS, RANK_READS, TraceEvent
 from tpcompile.evidence.compiles.normalised import normalised
 from tpcompile.evidence.compiles.user_lines import with_user_lines
 from tpcompile.evidence.iterables import grouped, indexed, last
@@ -130,6 +130,7 @@ class LoggedEvents:
             function=stack[-1].function if stack else "",
             line=frame_line(stack),
             stack=stack,
+            called_from=self.called_from(),
             inputs=self.inputs(),
             graphs=graphs,
             guards=guards,
@@ -207,6 +208,11 @@ class LoggedEvents:
         found = self.payloads(RANK_READS)
         reads = itertools.chain.from_iterable(map(json.loads, found))
         return tuple(dict.fromkeys(map(RankRead.model_validate, reads))) if found else None
+
+    def called_from(self) -> tuple[UserLine, ...]:
+        """The program's lines that called the compiled callable; empty where they were not recorded, as in a trace file."""
+        found = [UserLine.model_validate(line) for text in self.payloads(CALLED_FROM)[-1:] for line in json.loads(text)]
+        return tuple(found)
 
     def metrics(self) -> Mapping[str, Any]:
         """The metrics that torch logs at the end of the compile."""

@@ -105,6 +105,7 @@ def digest_compile(compile_: CompileRecord, index: int) -> CompileDigest:
         line=own_line(compile_.line, compile_.stack),
         entered_at=entered_at(compile_.line, compile_.stack),
         called_at=called_at(compile_.stack),
+        called_from=compile_.called_from,
         callers=tuple(own_lines(compile_.stack[:-1])),
         recompile_reasons=compile_.recompile_reasons,
         limit_reached=compile_.limit_reached,

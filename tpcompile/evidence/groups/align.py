@@ -69,7 +69,7 @@ def align(ranks: Sequence[RankDigest]) -> list[Slot]:
     """Put every compile of every rank into exactly one slot.
 
     Best match first: same content in the same call and step, same content in the same call, same content in a
-    different call, same frame in the same call, same graph; a compile without a match gets a slot of its own.
+    different call, same frame in the same call from the same line, same frame in the same call, same graph; a compile without a match gets a slot of its own.
     """
     slots: list[Slot] = []
     for digest in ranks:
@@ -87,6 +87,7 @@ _PASSES: tuple[_Key, ...] = (
     lambda c: (content(c), c.phase, c.frame, c.step),
     lambda c: (content(c), c.phase, c.frame),
     lambda c: (content(c), c.frame),
+    lambda c: (c.phase, c.frame, c.called_from),
     lambda c: (c.phase, c.frame),
     lambda c: (c.sha(Layer.GRAPH), c.phase),
 )

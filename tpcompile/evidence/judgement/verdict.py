@@ -62,6 +62,8 @@ class Rules:
     """Phases that change a guarded value on purpose."""
     timings: Callable[[Sequence[RankDigest]], dict[str, float]] = lambda _digests: {}
     """Median ms per call, by mode."""
+    is_running: bool = False
+    """The program continues after the comparison."""
     revise: Callable[[tuple[Divergence, ...]], tuple[Divergence, ...]] = tuple
     """Correction by the source of the digests, from what the digests do not hold: adds or removes divergences."""
 
@@ -81,7 +83,7 @@ def capture_rules(*, timeout_s: float, allowed: Allowed = ()) -> Rules:
 
 def agree_rules(*, timeout_s: float, allowed: Allowed = ()) -> Rules:
     """Rules for a program in mid-run: the ranks compiled the same programs."""
-    return Rules(checks.agreed, timeout_s, allowed, preset="running program")
+    return Rules(checks.agreed, timeout_s, allowed, preset="running program", is_running=True)
 
 
 def conclude(
@@ -98,7 +100,8 @@ def conclude(
 
     `reported` are the checks of a verdict before this one on absent ranks, which knew more of them.
     """
-    divergences = rules.revise(_without_raised(compare(digests, fetch, allowed=rules.allowed), problems))
+    found_by_layer = compare(digests, fetch, allowed=rules.allowed, is_running=rules.is_running)
+    divergences = rules.revise(_without_raised(found_by_layer, problems))
     judged = rules.judge(digests, divergences)
     taints: tuple[Taint, ...] = ()
     explained = [_explained(check, divergences) for check in problems]

@@ -195,6 +195,8 @@ class CompileRecord(Frozen):
     function: str = ""
     line: UserLine | None = None
     stack: tuple[UserLine, ...] = ()
+    called_from: tuple[UserLine, ...] = ()
+    """The program's lines that called the compiled callable, outermost first; empty where they were not recorded."""
     inputs: tuple[InputTensor, ...] = ()
     graphs: tuple[Graph, ...] = ()
     guards: tuple[Guard, ...] = ()

@@ -34,6 +34,8 @@ class CompileDigest(Frozen):
     """The user's line of the frame; of a frame of an installed package, the program's line that enters it."""
     called_at: UserLine | None = None
     """The line of the program that called a compiled module; None for a compiled function, whose caller torch omits."""
+    called_from: tuple[UserLine, ...] = ()
+    """The program's lines that called the compiled callable, outermost first; empty where they were not recorded."""
     callers: tuple[UserLine, ...] = ()
     """The program's lines around the compiled frame, outermost first; those of torch are left out."""
     recompile_reasons: tuple[str, ...] = ()

@@ -94,11 +94,12 @@ def line_of_frame(frame: FrameType) -> UserLine:
     """As `innermost` of the stack that ends in a frame, without reading the source of the others."""
     for one, line in traceback.walk_stack(frame):
         if not is_library_file(one.f_code.co_filename):
-            return _line(one, line)
-    return _line(frame, frame.f_lineno)
+            return line_at(one, line)
+    return line_at(frame, frame.f_lineno)
 
 
-def _line(frame: FrameType, number: int) -> UserLine:
+def line_at(frame: FrameType, number: int) -> UserLine:
+    """A line of a frame, with its code."""
     file = frame.f_code.co_filename
     code = linecache.getline(file, number, frame.f_globals).strip()
     return UserLine(file=file, line=number, function=frame.f_code.co_name, code=code)

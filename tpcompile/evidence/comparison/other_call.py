@@ -1,0 +1,65 @@
+"""A compile that only some ranks made, of a function that all ranks compile -> whether the call is one of their own.
+
+Rank 0 evaluates, generates samples or checks a batch more often than the others: the same function, called from a
+different line. Without a collective no rank waits in such a call, and no number of a different rank depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from tpcompile.evidence.groups.align import Slot
+from tpcompile.evidence.groups.domain import Domain, Seen
+from tpcompile.evidence.records import CompileDigest, ItemKind, Layer
+from tpcompile.evidence.text import normalise
+
+CallPath = tuple[tuple[str, int], ...]
+"""File and line of each call of the program that leads to a compiled callable, outermost first."""
+
+
+def is_own_call(ours: Seen, absent: Collection[int]) -> bool:
+    """True where this rank alone calls the function from that line, and calls it also as the absent ranks do.
+
+    Of a program that still runs, the latter may be to come.
+    """
+    domain, frame = ours.domain, ours.compile.frame
+    theirs: set[CallPath] = set()
+    for rank in absent:
+        theirs |= _paths(domain.digests[rank].of_frame(frame))
+    if not (theirs and is_local(ours)):
+        return False
+    is_own = call_path(ours.compile) not in {*theirs, ()}
+    mine = _paths(ours.digest.of_frame(frame))
+    return is_own and (domain.is_running or theirs <= mine)
+
+
+def are_other_calls(domain: Domain, slot: Slot) -> bool:
+    """True for compiles of a program that still runs, which belong to different calls without collectives."""
+    paths = slot.compiles.map(call_path)
+    if not domain.is_running or () in paths.values() or not paths.differ():
+        return False
+    return all(is_local(Seen(domain, rank, compile_)) for rank, compile_ in slot.compiles.items())
+
+
+def is_local(seen: Seen) -> bool:
+    """True for a complete graph that issues no collective.
+
+    Of a DTensor the collectives are seen in lowered graphs only.
+    """
+    compile_ = seen.compile
+    if compile_.limit_reached or compile_.num_items(Layer.COLLECTIVES):
+        return False
+    program = seen.observed(Layer.GRAPH)
+    is_lowered = any(digest.layer == Layer.LOWERED for digest in compile_.layers)
+    has_dtensors = any("DTensor(" in item.text for item in program)
+    is_whole = all(item.kind not in (ItemKind.BREAK, ItemKind.FAILURE) for item in program)
+    return bool(program) and is_whole and (is_lowered or not has_dtensors)
+
+
+def call_path(compile_: CompileDigest) -> CallPath:
+    """From where the compiled callable was called; empty where that was not recorded."""
+    return tuple((normalise.short_path(line.file), line.line) for line in compile_.called_from)
+
+
+def _paths(compiles: Sequence[CompileDigest]) -> set[CallPath]:
+    return {call_path(compile_) for compile_ in compiles} - {()}
