@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from tpcompile.config import JobConfig
 from tpcompile.errors import ConfigError
@@ -34,6 +35,7 @@ class _Judged(BaseModel):
 
     timeout_s: float
     allowed: tuple[tuple[Layer, str, str], ...]
+    num_breaks: Annotated[int, Field(ge=0)] = 0
 
 
 def gate_rules(config: JobConfig) -> Rules:
@@ -98,8 +100,10 @@ def _live_checks(live: Verdict | None) -> list[Check]:
 def _rules_of(run_dir: RunDir) -> Rules:
     """The rules of the run: of a sentinel or a check from `run.json`, of the gate from its configuration."""
     facts = run_dir.read_run()
-    make_rules = {SENTINEL: agree_rules, CAPTURED: capture_rules}.get(str(facts.get("kind", "")))
-    if make_rules is None:
+    kind = facts.get("kind", "")
+    if kind not in (SENTINEL, CAPTURED):
         return gate_rules(run_dir.read_config())
     judged = validated(_Judged, facts, run_dir.path / "run.json")
-    return make_rules(timeout_s=judged.timeout_s, allowed=judged.allowed)
+    if kind == SENTINEL:
+        return agree_rules(timeout_s=judged.timeout_s, allowed=judged.allowed)
+    return capture_rules(timeout_s=judged.timeout_s, allowed=judged.allowed, num_breaks=judged.num_breaks)

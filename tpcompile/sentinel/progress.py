@@ -19,7 +19,7 @@ from types import CodeType
 
 from tpcompile.evidence.iterables import last
 from tpcompile.evidence.records import SkippedFrame, UserLine
-from tpcompile.sentinel.counter_samples import Counted, Samples
+from tpcompile.sentinel.counter_samples import COLLECTIVES, Counted, Samples
 from tpcompile.sentinel.messages import COMPILING, RUNNING, Announcement, Position
 
 _END = 1 << 30
@@ -43,6 +43,8 @@ class Region:
     """Frames entered in the current call."""
     compiled: dict[tuple[int, int], str] = field(default_factory=dict)
     """(call, index) -> compile id."""
+    num_issued: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(call, index) of a compile -> collectives that this rank had issued until then, outside of compiled code too."""
     ended: set[tuple[int, int]] = field(default_factory=set)
     """Positions whose compile has ended."""
     collectives: set[tuple[str, str]] = field(default_factory=set)
@@ -86,6 +88,11 @@ class Region:
     def is_compared(self) -> bool:
         """False when its content may differ, or a difference was reported."""
         return not (self.reason_uneven or self.is_reported)
+
+    @property
+    def is_local(self) -> bool:
+        """True where nothing that was compiled in it issues a collective; False before the first compile has ended."""
+        return bool(self.ended) and self.num_collectives == 0
 
     @property
     def position(self) -> Position:
@@ -186,6 +193,7 @@ class Progress:
         region.has_missed = False
         position = region.position
         region.compiled[position.place] = compile_id
+        region.num_issued[position.place] = self._num_issued()
         region.index += 1
         self.set(COMPILING, compile_id)
         return position
@@ -216,10 +224,19 @@ class Progress:
         """Regions whose content is compared between ranks; may be called from any thread."""
         return [region for region in list(self.regions.values()) if region.is_compared]
 
-    def compiled_until(self, position: Position) -> frozenset[str]:
-        """Compile ids of the position's region, up to the position."""
-        compiled = self.region(position.region).compiled
-        return frozenset(compile_id.strip("[]") for place, compile_id in compiled.items() if place <= position.place)
+    def compiled_until(self, position: Position, num_issued: int = 0) -> frozenset[str]:
+        """Compile ids of the position's region, up to the position, or up to that number of collectives.
+
+        By collectives, a compile that has not ended may be one after the position, of which nothing is known yet.
+        """
+        region = self.region(position.region)
+        compiled = region.compiled.copy()
+        places = [place for place in compiled if place <= position.place]
+        if num_issued:
+            ended = compiled.keys() & region.ended
+            places = [place for place in ended if region.num_issued[place] <= num_issued]
+        compile_ids = map(compiled.__getitem__, places)
+        return frozenset(compile_id.strip("[]") for compile_id in compile_ids)
 
     def announce(self, found: Announcement) -> list[Announcement]:
         """Add a compile of a different rank; returns those that this rank passed. Called on the listener's thread."""
@@ -246,14 +263,33 @@ class Progress:
         """Announcements that this rank passed without compiling; those made or passed are no longer pending."""
         with self._lock:  # the listener and the main thread may both find it
             waiting = self.pending.get(region.name, [])
-            here = (region.call, region.index)
-            not_made = [found for found in waiting if found.position.place not in region.compiled]
-            ahead = [found for found in not_made if found.position.place >= here]
+            not_made = [found for found in waiting if not _has_made(region, found)]
+            ahead = [found for found in not_made if not self._has_passed(region, found)]
             if ahead:
                 self.pending[region.name] = ahead
             else:
                 self.pending.pop(region.name, None)
         return [found for found in not_made if found not in ahead]
+
+    def _num_issued(self) -> int:
+        """Collectives that this rank has issued in the groups that all watched ranks share."""
+        counted = self._counters()
+        return sum(number for name, number in counted.items() if name.startswith(COLLECTIVES))
+
+    def _has_passed(self, region: Region, found: Announcement) -> bool:
+        """True when this rank cannot make the compile any more.
+
+        One rank may call a region without collectives more often than the others (an evaluation). Its calls then
+        have different numbers, and the collectives that all ranks issue show where it is.
+        """
+        is_called = found.position.place < (region.call, region.index)
+        return is_called and (found.num_issued == 0 or self._num_issued() > found.num_issued)
+
+
+def _has_made(region: Region, found: Announcement) -> bool:
+    """True when this rank has compiled there: at the same call, or between the same two collectives."""
+    is_between = found.num_issued > 0 and found.num_issued in region.num_issued.values()
+    return is_between or found.position.place in region.compiled
 
 
 def _counted(region: Region, *, is_over: bool) -> Counted:

@@ -10,6 +10,7 @@ import linecache
 import logging
 import os
 import re
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from torch.nn.attention import SDPBackend
 from tpcompile.evidence.compiles.collectives import is_library_file
 from tpcompile.evidence.records import SkippedFrame, UserLine
 from tpcompile.evidence.text import normalise
+from tpcompile.evidence.text.lines import line_at
 from tpcompile.torch_api import c10d, flags
 
 _PER_RANK_ENVIRONMENT = frozenset({
@@ -167,6 +169,23 @@ def compiled_call(frame: FrameType | None) -> CompiledCall | None:
         return None
     values = frame.f_locals
     return CompiledCall(values["fn"], values["cleanups"], around)
+
+
+def program_lines(frame: FrameType | None) -> list[UserLine]:
+    """The program's lines that called the compiled callable below which `frame` runs, outermost first.
+
+    Outside of a compiled callable, all lines of the program that lead to the frame.
+    """
+    wrapper = frame
+    while wrapper is not None and wrapper.f_code is not COMPILE_WRAPPER:
+        wrapper = wrapper.f_back
+    lines: list[UserLine] = []
+    for one, number in traceback.walk_stack(wrapper or frame):
+        file = one.f_code.co_filename
+        if not _is_library(file):
+            line = line_at(one, number)
+            lines.append(line)
+    return lines[::-1]
 
 
 _is_library = functools.cache(is_library_file)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from tpcompile.evidence.comparison import order
 from tpcompile.evidence.comparison.by_layer import environment, of_slot
 from tpcompile.evidence.comparison.compiled_by_some import compiled_alone
+from tpcompile.evidence.comparison.other_call import are_other_calls
 from tpcompile.evidence.comparison.unexplained import DEFECTS, unexplained
 from tpcompile.evidence.comparison.whole_and_parts import Programs
 from tpcompile.evidence.groups.align import Slot, align
@@ -35,12 +36,17 @@ from tpcompile.evidence.text.lines import in_program, is_installed
 __all__ = ["Allowed", "Fetch", "compare"]
 
 
-def compare(digests: Sequence[RankDigest], fetch: Fetch, *, allowed: Allowed = ()) -> tuple[Divergence, ...]:
+def compare(
+    digests: Sequence[RankDigest], fetch: Fetch, *, allowed: Allowed = (), is_running: bool = False
+) -> tuple[Divergence, ...]:
     """Compare the ranks of every symmetry domain, layer by layer from cause to effect.
+
+    `is_running`: the ranks continue, so that what one of them has not compiled may follow.
 
     A domain whose ranks cannot finish comes first: differences in other domains follow from it.
     """
-    found = [_compare(Domain(name, ranks, fetch, allowed)) for name, ranks in by_domain(digests).items()]
+    by_name = by_domain(digests)
+    found = [_compare(Domain(name, ranks, fetch, allowed, is_running)) for name, ranks in by_name.items()]
     return tuple(itertools.chain.from_iterable(sorted(found, key=_can_finish)))
 
 
@@ -69,13 +75,24 @@ def _of_slot(programs: Programs, slot: Slot, absent: tuple[int, ...]) -> list[Di
     """What differs in one compile; the finding is kept, without a cause, when naming the cause fails."""
     domain = programs.domain
     try:
-        found = [compiled_alone(programs, slot, absent)] if absent else of_slot(domain, slot)
+        if absent:
+            found = [compiled_alone(programs, slot, absent)]
+        elif slot.differing and are_other_calls(domain, slot):
+            found = [_other_calls(domain, slot)]
+        else:
+            found = of_slot(domain, slot)
         return list(map(_with_program, found))
     except DEFECTS as error:
         is_different = absent or slot.differing
         if not is_different:
             raise
         return [unexplained(domain, slot, absent, error)]
+
+
+def _other_calls(domain: Domain, slot: Slot) -> Divergence:
+    """Compiles that were counted as one call and belong to different ones, as an evaluation before the first step."""
+    places = slot.compiles.map(lambda compile_: f"called from {compile_.called_from[-1]}")
+    return _information(domain, Layer.GRAPH, Cause.EXTRA_COMPILE, slot.frame, places)
 
 
 def _with_program(divergence: Divergence) -> Divergence:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tpcompile.evidence.comparison.blamed import rank_group
 from tpcompile.evidence.comparison.cache_entries import reason_of
+from tpcompile.evidence.comparison.other_call import is_own_call
 from tpcompile.evidence.comparison.whole_and_parts import Programs
 from tpcompile.evidence.groups.align import Slot, content
 from tpcompile.evidence.groups.by_group import Items
@@ -75,7 +76,7 @@ def compiled_alone(programs: Programs, slot: Slot, absent: tuple[int, ...]) -> D
         held=found.held,
         step=slot.step,
         is_rank_known=cause not in (Cause.REGIONAL_COMPILE, Cause.EXTRA_COMPILE),
-        advice=cause.advice,
+        advice=found.advice(cause),
     )
 
 
@@ -133,6 +134,10 @@ class _Alone:
         if self.hangs():
             return DivergenceClass.COLLECTIVES
         return DivergenceClass.LABEL if self.is_beside(cause) else DivergenceClass.CONTENT
+
+    def advice(self, cause: Cause) -> str:
+        """What to do about it, and why it is listed only."""
+        return f"{cause.advice} {_BESIDE}" if self.is_beside(cause) else cause.advice
 
     def is_beside(self, cause: Cause) -> bool:
         """True for an extra function such as an evaluation on one rank: no collective, no counterpart elsewhere."""
@@ -214,8 +219,15 @@ class _Recompiled(_Alone):
         self.held = _held(failure) if self.has_earlier else ""
 
     def is_beside(self, cause: Cause) -> bool:
-        """True for a function that only these ranks compile, however often."""
-        return not self.has_earlier and self.is_apart()
+        """True for a function that only these ranks compile, however often, and for a call that only they make."""
+        is_own_function = not self.has_earlier and self.is_apart()
+        return is_own_function or is_own_call(self.ours, self.absent)
+
+    def advice(self, cause: Cause) -> str:
+        """The same; of a call that only these ranks make, there is nothing to do about the guard."""
+        if is_own_call(self.ours, self.absent):
+            return f"Only {named_ranks(self.present)} called it from {self.ours.compile.called_from[-1]}. {_BESIDE}"
+        return super().advice(cause)
 
     def cause(self) -> Cause:
         """The cause that the failed guard is about."""

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tpcompile.evidence.iterables import find, first
 from tpcompile.evidence.records import Collective, Graph, Node, UserLine
+from tpcompile.evidence.records.compile import nodes_of
+from tpcompile.evidence.text.group_names import Place
 from tpcompile.evidence.text.lines import is_library, is_library_file, users
 
 __all__ = ["blamed_line", "collectives_of", "is_library", "is_library_file"]
@@ -28,6 +30,18 @@ def collectives_of(graphs: Iterable[Graph]) -> tuple[Collective, ...]:
     lowered = [graph for graph in graphs if graph.kind != "dynamo"]
     in_order = sorted(lowered or graphs, key=lambda graph: graph.phase == "backward")
     return tuple(itertools.chain.from_iterable(map(_in_graph, in_order)))
+
+
+def issued_at(graphs: Iterable[Graph]) -> frozenset[Place]:
+    """Where the graphs communicate, and in which group."""
+    places: list[Place] = []
+    for node in nodes_of(graphs):
+        line = node.line
+        group = find(node.arguments, lambda text: text.startswith(_GROUP))
+        if line and group:
+            role = group.removeprefix(_GROUP)
+            places.append((line.file, line.line, role))
+    return frozenset(places)
 
 
 def _in_graph(graph: Graph) -> Iterator[Collective]:

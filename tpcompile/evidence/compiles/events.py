@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tpcompile.evidence.iterables import find
-from tpcompile.evidence.records import RankRead
+from tpcompile.evidence.records import RankRead, UserLine
 
 GRAPH_KINDS = {
     "dynamo_output_graph": "dynamo",
@@ -28,6 +28,9 @@ WANTED_EVENTS = frozenset(GRAPH_KINDS) | CACHE_EVENTS | {
 """Events the parser reads; everything else is dropped at the source."""
 RANK_READS = "tpcompile_rank_reads"
 """An event of tpcompile's own, which torch's trace lacks: reads of the rank in traced code."""
+
+CALLED_FROM = "tpcompile_called_from"
+"""An event of tpcompile's own: the program's lines that called the compiled callable; torch leaves out the last."""
 
 RESERVED = frozenset({
     "rank", "compiled_autograd_id", "frame_id", "frame_compile_id", "attempt", "severity", "timestamp", "pathname",
@@ -95,6 +98,12 @@ def _compile_id(metadata: Mapping[str, Any]) -> str | None:
 
 TRACED = frozenset({"dynamo_output_graph", "dynamo_graph_break_reason"})
 """Events at which the traced code is still known; a graph break before the first op leaves no graph."""
+
+
+def called_from_event(at: TraceEvent, lines: Iterable[UserLine]) -> TraceEvent:
+    """The lines from which a compiled callable was called, outermost first, as an event of the compile that begins."""
+    payload = json.dumps([line.model_dump(mode="json") for line in lines])
+    return replace(at, name=CALLED_FROM, metadata={}, payload=payload)
 
 
 def rank_reads_event(at: TraceEvent, reads: Iterable[RankRead]) -> TraceEvent:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tpcompile.evidence.compiles.cached_lines import FROM_CACHE, with_current_lines
-from tpcompile.evidence.compiles.collectives import collectives_of
-from tpcompile.evidence.compiles.events import CACHE_EVENTS, FUSION, GRAPH_KINDS, RANK_READS, TraceEvent
+from tpcompile.evidence.compiles.collectives import collectives_of, issued_at
+from tpcompile.evidence.compiles.events import CACHE_EVENTS, CALLED_FROM, FUSION, GRAPH_KINDS, RANK_READS, TraceEvent
 from tpcompile.evidence.compiles.normalised import normalised
 from tpcompile.evidence.compiles.user_lines import with_user_lines
 from tpcompile.evidence.iterables import grouped, indexed, last
@@ -120,7 +120,7 @@ class LoggedEvents:
         stack = start_stack(self.start, table) if self.start else ()
         graphs = tuple(parsed(parse_graph, e.payload, roles, kind=GRAPH_KINDS[e.name]) for e in self.graph_events())
         guard_text = "".join(self.payloads("dynamo_cpp_guards_str")[-1:])
-        guards = parsed(parse_guards, guard_text, roles, files=_files(stack, graphs))
+        guards = parsed(parse_guards, guard_text, roles, files=_files(stack, graphs), issued=issued_at(graphs))
         graphs = self.with_lines(graphs, guards)
         began = self.last("dynamo_start") or self.events[0]
         return CompileRecord(
@@ -130,6 +130,7 @@ class LoggedEvents:
             function=stack[-1].function if stack else "",
             line=frame_line(stack),
             stack=stack,
+            called_from=self.called_from(),
             inputs=self.inputs(),
             graphs=graphs,
             guards=guards,
@@ -207,6 +208,14 @@ class LoggedEvents:
         found = self.payloads(RANK_READS)
         reads = itertools.chain.from_iterable(map(json.loads, found))
         return tuple(dict.fromkeys(map(RankRead.model_validate, reads))) if found else None
+
+    def called_from(self) -> tuple[UserLine, ...]:
+        """The program's lines that called the compiled callable; empty where they were not recorded, as in a log."""
+        recorded = self.last(CALLED_FROM)
+        if recorded is None:
+            return ()
+        lines = json.loads(recorded.payload)
+        return tuple(map(UserLine.model_validate, lines))
 
     def metrics(self) -> Mapping[str, Any]:
         """The metrics that torch logs at the end of the compile."""

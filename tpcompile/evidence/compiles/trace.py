@@ -16,6 +16,7 @@ from tpcompile.evidence.compiles.events import (
     TRACED,
     WANTED_EVENTS,
     TraceEvent,
+    called_from_event,
     event,
     rank_reads_event,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "WANTED_EVENTS",
     "CompileNumbers",
     "TraceEvent",
+    "called_from_event",
     "compile_record",
     "compile_records",
     "event",

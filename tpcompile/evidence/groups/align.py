@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from tpcompile.evidence.groups.by_rank import ByRank, Groups
 from tpcompile.evidence.iterables import find, first
 from tpcompile.evidence.records import CompileDigest, Layer, RankDigest
+from tpcompile.evidence.records.digest import CallPath
 from tpcompile.evidence.text.phrases import phrase
 
 
@@ -70,12 +71,14 @@ def align(ranks: Sequence[RankDigest]) -> list[Slot]:
     """Put every compile of every rank into exactly one slot.
 
     Best match first: same content in the same call and step, same content in the same call, same content in a
-    different call, same frame in the same call, same graph; a compile without a match gets a slot of its own.
+    different call, same frame in the same call from the same line, same frame in the same call, same graph; a compile
+    without a match gets a slot of its own.
     """
-    placed = _Placed()
+    passes = _passes(ranks)
+    placed = _Placed(len(passes))
     for digest in ranks:
-        left = [(compile_, [key(compile_) for key in _PASSES]) for compile_ in digest.compiles]
-        for number in range(len(_PASSES)):
+        left = [(compile_, [key(compile_) for key in passes]) for compile_ in digest.compiles]
+        for number in range(len(passes)):
             left = placed.unmatched(digest.rank, left, number)
         for compile_, keys in left:
             placed.add(digest.rank, compile_, keys)
@@ -85,21 +88,40 @@ def align(ranks: Sequence[RankDigest]) -> list[Slot]:
 _Key = Callable[[CompileDigest], Hashable]
 _Keyed = tuple[CompileDigest, list[Hashable]]
 """A compile and its key in every pass."""
-_PASSES: tuple[_Key, ...] = (
-    lambda c: (content(c), c.phase, c.frame, c.step),
-    lambda c: (content(c), c.phase, c.frame),
-    lambda c: (content(c), c.frame),
-    lambda c: (c.phase, c.frame),
-    lambda c: (c.sha(Layer.GRAPH), c.phase),
-)
+
+
+def _passes(ranks: Sequence[RankDigest]) -> tuple[_Key, ...]:
+    """What must be equal, best match first.
+
+    A call that all ranks make from one line is never that of a rank which calls the function from a line of its own.
+    """
+    common = _common_calls(ranks)
+
+    def is_common(compile_: CompileDigest) -> bool:
+        return (compile_.frame, compile_.call_path) in common
+
+    return (
+        lambda c: (content(c), c.phase, c.frame, c.step),
+        lambda c: (content(c), c.phase, c.frame),
+        lambda c: (content(c), c.frame),
+        lambda c: (c.phase, c.frame, c.call_path),
+        lambda c: (c.phase, c.frame, is_common(c)),
+        lambda c: (c.sha(Layer.GRAPH), c.phase, is_common(c)),
+    )
+
+
+def _common_calls(ranks: Sequence[RankDigest]) -> set[tuple[str, CallPath]]:
+    """(frame, path of the call) that every rank compiled."""
+    calls = [{(c.frame, c.call_path) for c in digest.compiles} for digest in ranks]
+    return set.intersection(*calls) if calls else set()
 
 
 class _Placed:
     """The slots so far, found by the keys of their compiles: nothing is computed again for the next rank."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_passes: int) -> None:
         self.slots: list[Slot] = []
-        self.numbers: list[dict[Hashable, list[int]]] = [{} for _ in _PASSES]
+        self.numbers: list[dict[Hashable, list[int]]] = [{} for _ in range(num_passes)]
         """For each pass: key -> numbers of the slots that hold a compile with it, in order."""
 
     def unmatched(self, rank: int, compiles: Sequence[_Keyed], number: int) -> list[_Keyed]:

@@ -52,6 +52,8 @@ class Domain:
     ranks: Sequence[RankDigest]
     fetch: Fetch
     allowed: Allowed = ()
+    is_running: bool = False
+    """The ranks continue after this comparison: what one of them has not done yet may follow."""
     _known: dict[tuple[int, int, Layer, str], tuple[Item, ...]] = field(default_factory=dict)
 
     _compiled: dict[int, Compiles] = field(default_factory=dict)

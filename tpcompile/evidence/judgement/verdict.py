@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from tpcompile.choices import TARGET
@@ -65,6 +66,8 @@ class Rules:
     """Phases that change a guarded value on purpose."""
     timings: Callable[[Sequence[RankDigest]], dict[str, float]] = lambda _digests: {}
     """Median ms per call, by mode."""
+    is_running: bool = False
+    """The program continues after the comparison."""
     revise: Callable[[tuple[Divergence, ...]], tuple[Divergence, ...]] = tuple
     """Correction by the source of the digests, from what the digests do not hold: adds or removes divergences."""
 
@@ -77,14 +80,16 @@ CAPTURED = "captured"
 """`kind` in the `run.json` of a verdict that `tpcompile.check` published."""
 
 
-def capture_rules(*, timeout_s: float, allowed: Allowed = ()) -> Rules:
-    """Rules for any program: something was compiled, no graph breaks, the ranks agree, no undeclared custom op."""
-    return Rules(checks.captured, timeout_s, allowed, preset="captured program", taint="list")
+def capture_rules(*, timeout_s: float, allowed: Allowed = (), num_breaks: int | None = 0) -> Rules:
+    """Rules for any program: something was compiled, no other graph breaks than expected, the ranks agree, no
+    undeclared custom op."""
+    judge = partial(checks.captured, num_breaks=num_breaks)
+    return Rules(judge, timeout_s, allowed, preset="captured program", taint="list")
 
 
 def agree_rules(*, timeout_s: float, allowed: Allowed = ()) -> Rules:
     """Rules for a program in mid-run: the ranks compiled the same programs."""
-    return Rules(checks.agreed, timeout_s, allowed, preset="running program")
+    return Rules(checks.agreed, timeout_s, allowed, preset="running program", is_running=True)
 
 
 def conclude(
@@ -101,7 +106,8 @@ def conclude(
 
     `reported` are the checks of a verdict before this one on absent ranks, which knew more of them.
     """
-    divergences = rules.revise(_without_raised(compare(digests, fetch, allowed=rules.allowed), problems))
+    found_by_layer = compare(digests, fetch, allowed=rules.allowed, is_running=rules.is_running)
+    divergences = rules.revise(_without_raised(found_by_layer, problems))
     judged = rules.judge(digests, divergences)
     taints: tuple[Taint, ...] = ()
     explained = [_explained(check, divergences) for check in problems]
@@ -115,7 +121,8 @@ def conclude(
         taints = find_taints(digests, fetch, allowed=rules.allowed)
         found += [taint_check(mode, digests, taints, fails=rules.taint == "fail") for mode in rules.taint_modes]
     found += hidden_check((*rules.taint_modes, *rules.modes, "")[0], digests)
-    leading = lead.of_run(found, divergences, causes=checks.CAUSES)
+    recompiles = recompile_causes(digests, expected_phases=rules.expected_recompiles)
+    leading = lead.of_run(found, divergences, causes=checks.CAUSES, recompiles=recompiles)
     exit_code = _exit_code(found, is_red=leading is not None)
     domains = {name: [digest.rank for digest in ranks] for name, ranks in by_domain(digests).items()}
     return Verdict(
@@ -129,7 +136,7 @@ def conclude(
         checks=tuple(found),
         divergences=divergences,
         taints=taints,
-        recompiles=recompile_causes(digests, expected_phases=rules.expected_recompiles),
+        recompiles=recompiles,
         timings_ms=rules.timings(digests),
         domains=equal_groups(domains, divergences),
     )

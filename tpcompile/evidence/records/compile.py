@@ -75,6 +75,9 @@ class GraphBreak(Frozen):
     reason: str
     line: UserLine | None = None
     stack: tuple[UserLine, ...] = ()
+    library: str = ""
+    """File and line of torch or an installed package at which it breaks, or the file of a function of theirs that is
+    not traced; empty where the user's own code breaks it."""
 
 
 class Collective(Frozen):
@@ -196,6 +199,8 @@ class CompileRecord(Frozen):
     function: str = ""
     line: UserLine | None = None
     stack: tuple[UserLine, ...] = ()
+    called_from: tuple[UserLine, ...] = ()
+    """The program's lines that called the compiled callable, outermost first; empty where they were not recorded."""
     inputs: tuple[InputTensor, ...] = ()
     graphs: tuple[Graph, ...] = ()
     guards: tuple[Guard, ...] = ()

@@ -21,6 +21,10 @@ class LayerDigest(Frozen):
     num_items: Number
 
 
+CallPath = tuple[tuple[str, int], ...]
+"""File and line of each call of the program that leads to a compiled callable, outermost first."""
+
+
 class CompileDigest(Frozen):
     """Hashes of one compile, with what is needed to align and name it."""
 
@@ -37,6 +41,8 @@ class CompileDigest(Frozen):
     """The user's line of the frame; of a frame of an installed package, the program's line that enters it."""
     called_at: UserLine | None = None
     """The line of the program that called a compiled module; None for a compiled function, whose caller torch omits."""
+    called_from: tuple[UserLine, ...] = ()
+    """The program's lines that called the compiled callable, outermost first; empty where they were not recorded."""
     callers: tuple[UserLine, ...] = ()
     """The program's lines around the compiled frame, outermost first; those of torch are left out."""
     recompile_reasons: tuple[str, ...] = ()
@@ -57,6 +63,11 @@ class CompileDigest(Frozen):
     def sha(self, layer: Layer, part: str = "") -> str | None:
         """Hash of that layer, None when it was not observed."""
         return self.shas.get((layer, part))
+
+    @property
+    def call_path(self) -> CallPath:
+        """From where the compiled callable was called; empty where that was not recorded."""
+        return tuple((line.file, line.line) for line in self.called_from)
 
     @property
     def is_loaded(self) -> bool:
@@ -85,11 +96,15 @@ class SplitCall(Frozen):
     """First lines of the frames that were compiled separately inside it, where their compiles were seen."""
     skipped: SkippedFrame | None = None
     """Why it runs in Python, where torch recorded that."""
+    broken: GraphBreak | None = None
+    """The graph break in its own code, where that is code of torch."""
 
     @property
     def broke_at(self) -> UserLine | None:
-        """The line of the graph break since which it is skipped."""
-        return self.skipped.broke_at if self.skipped else None
+        """The line of the graph break since which it is skipped, or that ends its graph."""
+        if self.skipped:
+            return self.skipped.broke_at
+        return self.broken.line if self.broken else None
 
 
 class EnteredRegion(Frozen):

@@ -34,6 +34,8 @@ class CheckId(StrEnum):
     UNTAINTED = "untainted"
     HIDDEN = "hidden"
     TP_AWARE = "tp-aware"
+    NUMBERS = "numbers"
+    """What the program computes is right."""
     FUSION = "fusion"
     """Kernels are compared with a baseline."""
     LOGS_COMPLETE = "logs complete"
@@ -88,8 +90,12 @@ class Check(Frozen):
     """Ranks to blame; empty for all or none."""
     cause: Cause = Cause.UNKNOWN
     """Why it failed, where that is known."""
+    advice: str = ""
+    """What to do first, where that is not what the cause says."""
     is_consequence: bool = False
     """True when a different finding explains it."""
+    is_of_library: bool = False
+    """True when only code of torch or of an installed package is at fault, such as a graph break there."""
 
     @model_validator(mode="before")
     @classmethod

@@ -13,6 +13,7 @@ from functools import lru_cache
 from tpcompile.evidence.records import Guard, UserLine
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.comments import comment_line, split_comments
+from tpcompile.evidence.text.group_names import Place, with_roles
 from tpcompile.evidence.text.lines import with_whole_path
 from tpcompile.evidence.text.normalise import GroupRoles
 
@@ -35,14 +36,15 @@ _HOOK_ID = re.compile(r"(___dict_contains\()\d+(?=, \S*_hooks\w*\)$)")
 """The handle of a hook is a number that the process counts up over all modules."""
 _TENSOR_DEVICE = re.compile(r"(check_tensor\((?:(?!check_tensor\().)*?\bdevice=)\d+")
 _OFFSET_BOUND = re.compile(r"^\d+ <= [LG]\[\S*\.storage_offset\(\)(?=\s*(?:#|$))")
-_GROUP_EQUALS = re.compile(r"^(.*(?:group_name|pg_name)(?:(?!group_name|pg_name)\S)*+ == )'([^']*)'$")
 
 
-def parse_guards(text: str, *, roles: GroupRoles, files: Iterable[str] = ()) -> tuple[Guard, ...]:
+def parse_guards(
+    text: str, *, roles: GroupRoles, files: Iterable[str] = (), issued: frozenset[Place] = frozenset()
+) -> tuple[Guard, ...]:
     """Parse the guard tree of one compile.
 
     `files` are full paths known from the same compile: torch shortens the paths in guard comments, and a report
-    gives the whole path.
+    gives the whole path. `issued` is where its graphs communicate.
     """
     known = tuple(sorted(set(files)))
     sources: dict[int, str] = {}
@@ -57,8 +59,8 @@ def parse_guards(text: str, *, roles: GroupRoles, files: Iterable[str] = ()) -> 
             continue
         manager_depth = len(guard["bars"]) - 2
         source = sources.get(manager_depth, "")
-        guards.append(_guard(guard["type"], source, guard["rest"], roles, known))
-    return tuple(guards)
+        guards.append(_guard(guard["type"], source, guard["rest"], known))
+    return with_roles(guards, roles, issued)
 
 
 def _is_left_out(guard: re.Match[str]) -> bool:
@@ -66,11 +68,9 @@ def _is_left_out(guard: re.Match[str]) -> bool:
     return guard["type"].endswith("Manager") or _OFFSET_BOUND.match(guard["rest"]) is not None
 
 
-def _guard(type_: str, source: str, rest: str, roles: GroupRoles, known: tuple[str, ...]) -> Guard:
+def _guard(type_: str, source: str, rest: str, known: tuple[str, ...]) -> Guard:
     expression, comments = split_comments(rest)
-    return Guard(
-        type=type_, source=source, expression=_expression(expression, roles), line=_line(tuple(comments), known)
-    )
+    return Guard(type=type_, source=source, expression=_expression(expression), line=_line(tuple(comments), known))
 
 
 @lru_cache(maxsize=1024)
@@ -80,12 +80,10 @@ def _line(comments: tuple[str, ...], known: tuple[str, ...]) -> UserLine | None:
     return with_whole_path(line, known) if line else None
 
 
-def _expression(text: str, roles: GroupRoles) -> str:
+def _expression(text: str) -> str:
     text = _ID_CALL.sub(r"\1)", text.rstrip())
     text = _HOOK_ID.sub(r"\1ID", text)
     text = _TENSOR_DEVICE.sub(r"\1INDEX", text)
-    if match := _GROUP_EQUALS.match(text):
-        text = f"{match[1]}group:{roles(match[2])}"
     check, type_is, type_ = text.partition("), type=")
     if type_.startswith("<") and type_.endswith(">"):
         text = f"{check}{type_is}{normalise.objects(type_)}"

@@ -148,6 +148,10 @@ class GroupRoles:
             self._num_unknown += 1
         return self._roles[name]
 
+    def knows(self, name: str) -> bool:
+        """True for the name of a group of the mesh, or of one that was seen."""
+        return name in self._roles
+
     @property
     def items(self) -> tuple[tuple[str, str], ...]:
         """(name, role) of all, including those without a known role that were seen."""

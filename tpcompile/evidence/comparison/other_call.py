@@ -1,0 +1,63 @@
+"""A compile that only some ranks made, of a function that all ranks compile -> whether the call is one of their own.
+
+Rank 0 evaluates, generates samples or checks a batch more often than the others: the same function, called from a
+different line. Without a collective no rank waits in such a call, and no number of a different rank depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from tpcompile.evidence.groups.align import Slot
+from tpcompile.evidence.groups.domain import Domain, Seen
+from tpcompile.evidence.records import CompileDigest, ItemKind, Layer
+from tpcompile.evidence.records.digest import CallPath
+
+
+def is_own_call(ours: Seen, absent: Collection[int]) -> bool:
+    """True where this rank alone calls the function from that line, and calls it also as the absent ranks do.
+
+    Of a program that still runs, the latter may be to come.
+    """
+    domain, frame = ours.domain, ours.compile.frame
+    path = ours.compile.call_path
+    mine = _paths(ours.digest.of_frame(frame))
+    theirs: set[CallPath] = set()
+    for rank in absent:
+        theirs |= _paths(domain.digests[rank].of_frame(frame))
+    is_own = path in mine - theirs
+    is_in_place = not domain.is_running and not theirs <= mine
+    if not theirs or not is_own or is_in_place:
+        return False
+    return is_local(ours)
+
+
+def are_other_calls(domain: Domain, slot: Slot) -> bool:
+    """True for compiles of a program that still runs, which belong to different calls without collectives."""
+    paths = slot.compiles.map(lambda compile_: compile_.call_path)
+    if not domain.is_running or () in paths.values() or not paths.differ():
+        return False
+    return all(is_local(Seen(domain, rank, compile_)) for rank, compile_ in slot.compiles.items())
+
+
+def is_local(seen: Seen) -> bool:
+    """True for a complete graph that issues no collective.
+
+    Of a DTensor the collectives are seen in lowered graphs only.
+    """
+    compile_ = seen.compile
+    if compile_.limit_reached or compile_.num_items(Layer.COLLECTIVES):
+        return False
+    program = seen.observed(Layer.GRAPH)
+    kinds = {item.kind for item in program}
+    has_eager_code = not kinds.isdisjoint((ItemKind.BREAK, ItemKind.FAILURE))
+    if has_eager_code or not program:
+        return False
+    layers = {digest.layer for digest in compile_.layers}
+    if Layer.LOWERED in layers:
+        return True
+    return not any("DTensor(" in item.text for item in program)
+
+
+def _paths(compiles: Sequence[CompileDigest]) -> set[CallPath]:
+    return {compile_.call_path for compile_ in compiles} - {()}
