@@ -93,8 +93,8 @@ def _log(code: str, decisions: dict[str, Any] | None) -> None:
     path = scheduling.cache_folder() / _FOLDER / f"{_hash(code)}.json"
     is_cached = decisions is None
     if decisions is None:
-        with suppress(OSError, ValueError):
-            decisions = json.loads(path.read_text())
+        with suppress(OSError, TpCompileError):
+            decisions = read_object(path)
     else:
         _keep(path, decisions)
     try:
