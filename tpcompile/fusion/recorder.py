@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from loguru import logger
 
+from tpcompile.errors import TpCompileError
 from tpcompile.evidence.compiles.events import FUSION, TraceEvent, event
+from tpcompile.evidence.records.reader import read_object
 from tpcompile.fusion import resources
 from tpcompile.fusion.launched import launched
 from tpcompile.fusion.manifest import graph_manifest

@@ -85,7 +85,8 @@ def _expression(text: str, roles: GroupRoles) -> str:
     text = _HOOK_ID.sub(r"\1ID", text)
     text = _TENSOR_DEVICE.sub(r"\1INDEX", text)
     if match := _GROUP_EQUALS.match(text):
-        text = f"{match[1]}group:{roles(match[2])}"
+        role = roles(match[2])
+        text = f"{match[1]}group:{role}"
     check, type_is, type_ = text.partition("), type=")
     if type_.startswith("<") and type_.endswith(">"):
         text = f"{check}{type_is}{normalise.objects(type_)}"
