@@ -162,9 +162,11 @@ class RunDir:
         for path in self._rank_files("record.json"):
             record = self._read(RankRecord, path)
             _check_whole(record, path)
-            first, _ = found.setdefault(record.rank, (path, record))
+            rank = record.rank
+            first, _ = found.setdefault(rank, (path, record))
             if first != path:
-                raise ConfigError(f"two records of rank {record.rank}: {first} and {path}; keep that of this run")
+                both = f"{first} and {path}"
+                raise ConfigError(f"two records of rank {rank}: {both}; keep that of this run")
         return [record for _, record in found.values()]
 
     def write_status(self, status: RankStatus) -> None:

@@ -287,7 +287,8 @@ def read(file: Path) -> Certificate | None:
     except FileNotFoundError:
         return None
     except ConfigError as error:
-        raise ConfigError(f"{error}; remove it, and certify again") from None
+        what_to_do = "remove it, and certify again"
+        raise ConfigError(f"{error}; {what_to_do}") from None
 
 
 def write(certificate: Certificate, path: FastPath) -> Path:

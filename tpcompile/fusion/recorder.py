@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from loguru import logger
 
+from tpcompile.errors import TpCompileError
 from tpcompile.evidence.compiles.events import FUSION, TraceEvent, event
+from tpcompile.evidence.records.reader import read_object
 from tpcompile.fastpath.registry import registered
 from tpcompile.fusion import resources
 from tpcompile.fusion.launched import launched
@@ -116,8 +118,8 @@ def _log(code: str, decisions: dict[str, Any] | None) -> None:
     path = scheduling.cache_folder() / _FOLDER / f"{_hash(code)}.json"
     is_cached = decisions is None
     if decisions is None:
-        with suppress(OSError, ValueError):
-            decisions = json.loads(path.read_text())
+        with suppress(OSError, TpCompileError):
+            decisions = read_object(path)
     else:
         _keep(path, decisions)
     try:

@@ -89,8 +89,10 @@ def more_alike(alike: Sequence[Divergence], *, at_most: int = MAX_PLACES) -> lis
     others = alike[1:]
     if not others:
         return []
-    places = [divergence.where or "the whole rank" for divergence in others]
-    return [f"and {len(others)} more like it, in {listed(places, by='; ', at_most=at_most)}"]
+    where = [divergence.where for divergence in others]
+    places = listed(where, by="; ", at_most=at_most)
+    text = f"and {len(others)} more like it, in {places}"
+    return [text]
 
 
 def accepted(verdict: Verdict) -> list[Divergence]:

@@ -14,8 +14,19 @@ import typing_extensions
 
 from tpcompile import collectives
 
-_OWN = tuple(f"{Path(file).resolve().parent}/" for file in (__file__, collectives.__file__))
-_SKIPPED = (*_OWN, f"{Path(torch.__file__).resolve().parent}/", str(Path(typing_extensions.__file__).resolve()))
+
+def _spellings(file: str, *, is_package: bool = True) -> set[str]:
+    """A module's file or its folder, as imported and without links: code has the one, a frame may have the other."""
+    paths = (Path(file), Path(file).resolve())
+    return {f"{path.parent}/" if is_package else str(path) for path in paths}
+
+
+_SKIPPED = tuple(
+    set.union(
+        *map(_spellings, (__file__, collectives.__file__, torch.__file__)),
+        _spellings(typing_extensions.__file__, is_package=False),
+    )
+)
 """This package, our collectives, torch and its decorator for old names: a frame in them is never the user's."""
 
 

@@ -115,9 +115,12 @@ class _Alone:
         of the frame."""
         frame = self.ours.compile.frame
         theirs = self.domain.compiled(self.absent[0])
-        failed = self.domain.compiled(self.ours.rank).before(self.ours.compile, entry)
-        alike = theirs.newest_like.get((frame, content(failed))) if failed else None
-        return alike or theirs.newest.get(frame)
+        newest = theirs.newest.get(frame)
+        ours = self.domain.compiled(self.ours.rank)
+        failed = ours.before(self.ours.compile, entry)
+        if failed is None:
+            return newest
+        return theirs.newest_like.get((frame, content(failed)), newest)
 
     @property
     def program(self) -> Sequence[Item]:

@@ -82,8 +82,10 @@ class Programs:
         """Function -> programs that it calls, or whose ops are from its lines."""
         found: defaultdict[_Place | None, list[_Program]] = defaultdict(list)
         for program in self._partial:
-            for place in {*program.callers, *program.lines}:
-                found[place].append(program)
+            places = {*program.callers, *program.lines}
+            for place in places:
+                same = found[place]
+                same.append(program)
         return found
 
 

@@ -149,5 +149,6 @@ class _Placed:
         for numbers, key in zip(self.numbers, keys, strict=True):
             found = numbers.setdefault(key, [])
             at = bisect.bisect_left(found, slot)
-            if found[at : at + 1] != [slot]:
+            there = found[at : at + 1]
+            if there != [slot]:
                 found.insert(at, slot)

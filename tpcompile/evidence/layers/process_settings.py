@@ -43,7 +43,7 @@ def settings_of(expression: str) -> dict[str, str]:
         return {}
     try:
         state = json.loads(match["state"])
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return {}
     return dict(_settings(state))
 

@@ -70,8 +70,11 @@ def described(ends: ByRank[LogEnd]) -> list[str]:
     lost = ends.where(lambda end: end.is_missing)
     lines = [str(end) for end in ends.without(lost).values()]
     if len(lost) > 1:
-        return [*lines, f"{named_ranks(lost.ranks)} left no log: they never compiled anything, or their logs are lost"]
-    return [*lines, *map(str, lost.values())]
+        who = named_ranks(lost.ranks)
+        lines.append(f"{who} left no log: they never compiled anything, or their logs are lost")
+    else:
+        lines += map(str, lost.values())
+    return lines
 
 
 def endings(ends: ByRank[LogEnd]) -> str:

@@ -363,7 +363,8 @@ def _numbered(compile_: LoggedCompile, payload: bytes) -> tuple[bytes, list[tupl
         group = match["group"].decode(errors="replace")
         issued.append((match["op"].decode(), group))
         has_size = match["op"].startswith(_HAVE_SIZE)
-        if has_size and match[1][:-1].endswith(b", 1, "):
+        arguments = match[1][:-1]
+        if has_size and arguments.endswith(b", 1, "):
             compile_.alone.add(group)
         return place_of(match)
 

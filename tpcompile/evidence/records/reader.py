@@ -102,7 +102,8 @@ def _bytes_of(path: Path) -> bytes:
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
             raise ConfigError(f"{path} is {kind}, not a file")
         if status.st_size > MAX_BYTES:
-            raise ConfigError(f"{path} has {status.st_size:,} bytes; records have at most {MAX_BYTES:,}")
+            size = f"{status.st_size:,} bytes"
+            raise ConfigError(f"{path} has {size}; records have at most {MAX_BYTES:,}")
         with open(descriptor, "rb", closefd=False) as file:
             return file.read(MAX_BYTES)
     except OSError as error:

@@ -67,8 +67,10 @@ def _definitions(body: str) -> tuple[list[tuple[re.Match[str], str]], str]:
         if head.start() < read:
             continue  # a line of the source before
         opened = body.find(_QUOTES, head.end())
-        closed = body.find(_QUOTES, opened + len(_QUOTES))
-        end = _NEXT_STATEMENT.search(body, closed + len(_QUOTES))
+        inside = opened + len(_QUOTES)
+        closed = body.find(_QUOTES, inside)
+        behind = closed + len(_QUOTES)
+        end = _NEXT_STATEMENT.search(body, behind)
         if opened < 0 or closed < 0 or end is None:
             break  # no later one is whole either
         found.append((head, body[head.end() : end.start()]))
