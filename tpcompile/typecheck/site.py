@@ -15,18 +15,15 @@ import typing_extensions
 from tpcompile import collectives
 
 
-def _spellings(file: str, *, is_package: bool = True) -> set[str]:
-    """A module's file or its folder, as imported and without links: code has the one, a frame may have the other."""
-    paths = (Path(file), Path(file).resolve())
-    return {f"{path.parent}/" if is_package else str(path) for path in paths}
+def _folders(*files: str) -> tuple[str, ...]:
+    """The folders of modules as they were imported and without links: code of a linked environment may have either."""
+    paths = [Path(file) for file in files]
+    return tuple(f"{one.parent}/" for one in (*paths, *(path.resolve() for path in paths)))
 
 
-_SKIPPED = tuple(
-    set.union(
-        *map(_spellings, (__file__, collectives.__file__, torch.__file__)),
-        _spellings(typing_extensions.__file__, is_package=False),
-    )
-)
+_OWN = _folders(__file__, collectives.__file__)
+_OLD_NAMES = typing_extensions.__file__
+_SKIPPED = (*_OWN, *_folders(torch.__file__), _OLD_NAMES, str(Path(_OLD_NAMES).resolve()))
 """This package, our collectives, torch and its decorator for old names: a frame in them is never the user's."""
 
 
