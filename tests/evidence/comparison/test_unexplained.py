@@ -24,7 +24,7 @@ def test_layers_that_differ_are_found_without_a_cause(monkeypatch: pytest.Monkey
     found = only(*ranks)
     assert (found.cause, found.is_red, found.layer) == (Cause.UNKNOWN, True, Layer.GRAPH)
     assert [group.ranks for group in found.groups] == [(0, 1), (2,)]
-    assert "naming the cause failed (KeyError: 'op' at test_unexplained.py:" in found.title
+    assert "naming the cause failed, a bug in tpcompile (KeyError: 'op' at test_unexplained.py:" in found.title
     assert "a bug in tpcompile" in found.title
 
 
