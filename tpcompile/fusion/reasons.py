@@ -58,6 +58,11 @@ DIFFERENT_ORDER = Reason(
     boundary=Boundary.INDEXING,
     text="the second reads the buffer in a different order, or more of it, than the first writes",
 )
+NOTHING_SHARED = Reason(
+    boundary=Boundary.INDEXING,
+    text="they read the same buffer, but no element of it in the same order: one pass would save no read",
+    saves_nothing=True,
+)
 TWO_ORDERS = Reason(boundary=Boundary.INDEXING, text="they read the same buffer in different orders")
 
 _KNOWN: dict[str, Reason] = {
@@ -70,11 +75,7 @@ _KNOWN: dict[str, Reason] = {
     ),
     "node1 must go before node2": Reason(boundary=Boundary.ORDER, text="the second makes an input of the first"),
     "memory deps did not match": DIFFERENT_ORDER,
-    "no shared data": Reason(
-        boundary=Boundary.INDEXING,
-        text="they read the same buffer, but no element of it in the same order: one pass would save no read",
-        saves_nothing=True,
-    ),
+    "no shared data": NOTHING_SHARED,
     "no shared data due to indexing mismatch": Reason(
         boundary=Boundary.INDEXING, text="they use the same buffer with different indices"
     ),

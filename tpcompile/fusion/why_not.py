@@ -12,7 +12,7 @@ from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import Frozen
 from tpcompile.fusion.exchanges import reason_of_exchange
 from tpcompile.fusion.kinds import Kind, kind_of
-from tpcompile.fusion.reasons import DIFFERENT_ORDER, TWO_ORDERS, Boundary, Reason, reason_of
+from tpcompile.fusion.reasons import DIFFERENT_ORDER, NOTHING_SHARED, TWO_ORDERS, Boundary, Reason, reason_of
 from tpcompile.fusion.records import Decisions, GraphManifest, Launch, Pair, Realized, Role
 
 _NAMESPACE = re.compile(r"torch\.ops\.(?P<name>\w+)")
@@ -245,19 +245,29 @@ def _most_telling(logged: Sequence[str]) -> Reason:
 
 def _by_use(graph: GraphManifest, both: Sequence[Launch], reason: Reason) -> Reason:
     """Inductor's `no shared data` is about the order, unless the two read different parts of a buffer."""
+    if reason is not NOTHING_SHARED:
+        return reason
     first_one, second = both
     is_reader = bool(first_one.writes.keys() & second.reads.keys())
-    if reason.boundary is not Boundary.INDEXING or not reason.saves_nothing:
-        return reason
     if is_reader:
         return DIFFERENT_ORDER
-    are_pointwise = not any("reduction" in one.body for one in both)
+    found = TWO_ORDERS if _read_one_buffer_whole(graph, both) else NOTHING_SHARED
+    kinds = [one.body.get("reduction", 0) for one in both]
     have_one_loop = first_one.loops == second.loops
-    remedy = _AGGRESSIVE if are_pointwise and have_one_loop else ""
+    remedy = "" if any(kinds) else _AGGRESSIVE
+    return found.model_copy(update={"remedy": remedy if have_one_loop else ""})
+
+
+def _read_one_buffer_whole(graph: GraphManifest, both: Sequence[Launch]) -> bool:
+    """True where both read all elements of a buffer, so that one pass in one order would read them once."""
+    first_one, second = both
     sizes = graph.decisions.sizes if graph.decisions else {}
-    read_whole = [name for name, size in sizes.items() if first_one.reads.get(name) == size == second.reads.get(name)]
-    found = TWO_ORDERS if read_whole else reason
-    return found.model_copy(update={"remedy": remedy})
+    read_whole = []
+    for name, size in sizes.items():
+        read = [first_one.reads.get(name), second.reads.get(name)]
+        if read == [size, size]:
+            read_whole.append(name)
+    return bool(read_whole)
 
 
 def _are_stages(both: Sequence[Launch]) -> bool:

@@ -37,9 +37,12 @@ def equal_ranks(verdict: Verdict) -> list[tuple[str, bool]]:
 
 def _line(verdict: Verdict, domain: str, groups: Groups) -> tuple[str, bool]:
     text = " | ".join(ranks_text(group) for group in groups)
-    num_accepted = sum(not one.is_red and one.domain == domain for one in verdict.divergences)
+    here = [one for one in verdict.divergences if one.domain == domain]
+    accepted = [one for one in here if not one.is_red]
     is_split = len(groups) > 1
-    note = ""
-    if not is_split:
-        note = f" (but for {num_accepted} accepted)" if num_accepted else " (all equal)"
+    note = " (all equal)"
+    if accepted:
+        note = f" (but for {len(accepted)} accepted)"
+    if is_split:
+        note = ""
     return f"equal ranks in {domain}: {text}{note}", is_split
