@@ -100,7 +100,7 @@ def test_a_file_gives_the_manifest_that_was_written(base: Manifest, tmp_path: Pa
     [
         ("{", "is not JSON"),
         ('{"schema_version": 99}', "schema version 99, and this reads 4"),
-        ("[]", "version None"),
+        ("[]", "holds a list, not an object"),
     ],
 )
 def test_a_file_that_is_no_manifest_is_one_line(content: str, says: str, tmp_path: Path) -> None:
