@@ -15,6 +15,7 @@ from tpcompile.evidence.records import Check, CheckId, Layer, RankRecord, Verdic
 from tpcompile.recording.additions import ALONE
 from tpcompile.testing import run_on_ranks
 
+pytestmark = pytest.mark.filterwarnings("ignore:Warning only once for all operators:UserWarning")
 HERE = r"evading\.py:\d+"
 NAMED = {
     "aten fragment": ("aten::local_norm", HERE, "it is not registered as a fast path"),

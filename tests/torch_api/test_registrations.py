@@ -66,6 +66,14 @@ def test_an_op_in_a_namespace_of_torch_is_whose_file_registered_it(library: Any,
     assert registrations.overloads(f"{namespace}::tpcompile_test") == [f"{namespace}::tpcompile_test"]
 
 
+def test_an_op_of_this_package_is_not_torchs() -> None:
+    """It is judged as any other: as a fast path with its certificate."""
+    pytest.importorskip("triton")
+    importlib.import_module("tpcompile.fastpath.kernels.all")
+    place = registrations.whose_op("tpcompile::qk_sums")
+    assert place is not None and place.file.endswith("fastpath/kernels/qk_norm.py")
+
+
 def test_an_op_by_torch_library_define_has_the_file_of_its_fake_kernel() -> None:
     torch.library.define("inductor::tpcompile_defined", "(Tensor x) -> Tensor")
     place = registrations.whose_op("inductor::tpcompile_defined")

@@ -90,15 +90,27 @@ class Use:
         return bool(self.stack) and "::" not in self.name and where in ("dynamo", IN_EAGER)
 
 
-def is_torchs_op(namespace: str, op: str, overload: str | None = None) -> bool:
+def is_torchs_op(namespace: str, op: str, overload: str = "") -> bool:
     """True for an op that torch itself registered, whatever its namespace; without an overload, for all overloads."""
     if namespace in _OWN_ASSUMPTIONS:
         return False
     name = f"{namespace}::{op}"
     if namespace == "higher_order":
         return not makers.made_by_others(registrations.higher_order_kernels(op))
+    return not _others_places(name, overload)
+
+
+def is_our_op(namespace: str, op: str, overload: str = "") -> bool:
+    """True for an op that this package registered."""
+    places = _others_places(f"{namespace}::{op}", overload)
+    return bool(places) and all(makers.is_ours(place.file) for place in places)
+
+
+def _others_places(name: str, overload: str) -> list[registrations.Place]:
+    """Where an op was registered, as far as it was not by torch."""
     names = [name if overload == "default" else f"{name}.{overload}"] if overload else registrations.overloads(name)
-    return all(registrations.whose_op(one) is None for one in names or [name])
+    places = map(registrations.whose_op, names or [name])
+    return [place for place in places if place is not None]
 
 
 def replaced_kernel(op: str, key: str, place: registrations.Place) -> Item:
@@ -115,8 +127,8 @@ def replaced_kernel(op: str, key: str, place: registrations.Place) -> Item:
 
 def _registration(op: str) -> str:
     """Where an op was registered, for the reader."""
-    places = filter(None, map(registrations.whose_op, registrations.overloads(op)))
-    return next(map(registrations.told, places), "in a library without Python source")
+    places = _others_places(op, "")
+    return registrations.told(places[0]) if places else "in a library without Python source"
 
 
 def uses(found: Iterable[Item], seen: Seen) -> Iterator[Use]:

@@ -8,12 +8,12 @@ from itertools import chain
 
 from tpcompile.evidence.compiles.collectives import blamed_line
 from tpcompile.evidence.records import CompileRecord, Graph, Item, Node, UserLine, value_item
-from tpcompile.fastpath.use import is_torchs_op
+from tpcompile.fastpath.use import is_our_op, is_torchs_op
 
 NAMELESS = "triton kernel"
 """A launch of which only its number in a table of the process is known."""
 
-_OP = re.compile(r"^torch\.ops\.(\w+)\.(\w+)(?:\.(\w+))?$")
+_OP = re.compile(r"^torch\.ops\.\w+\.\w+(?:\.\w+)?$")
 _CALLED = re.compile(r"\btorch\.ops\.\w+\.\w+(?:\.\w+)?(?=\()")
 
 
@@ -54,16 +54,22 @@ def foreign_name(node: Node) -> str:
 
 def _foreign_op(target: str) -> str:
     """`namespace::op` of a call of an op that torch did not register, empty for any other call."""
-    match = _OP.match(target)
-    if match is None:
+    if not _OP.match(target):
         return ""
-    namespace, op, overload = match.groups()
+    namespace, op, overload = _parts(target)
     return "" if is_torchs_op(namespace, op, overload) else f"{namespace}::{op}"
 
 
+def _parts(target: str) -> tuple[str, str, str]:
+    """Namespace, op and overload of `torch.ops.namespace.op.overload`, the last empty where it is left out."""
+    namespace, op, *overload = target.split(".")[2:]
+    return namespace, op, "".join(overload)
+
+
 def _only_generated(compile_: CompileRecord) -> Iterator[Item]:
-    """Ops of others that the generated code calls."""
+    """Ops of others that the generated code calls; our own passes put ops of ours there."""
     targets = {target for kernel in compile_.kernels for target in _CALLED.findall(kernel.code)}
-    for name in sorted(set(map(_foreign_op, targets)) - {""}):
+    names = {_foreign_op(target) for target in targets if not is_our_op(*_parts(target))}
+    for name in sorted(names - {""}):
         notes = {"graph": "generated", "how": "called by the generated code, where a pass put it"}
         yield value_item(name, "in the generated code").model_copy(update={"notes": notes})

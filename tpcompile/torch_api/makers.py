@@ -36,11 +36,14 @@ _MAX_DEPTH = 8
 @lru_cache(maxsize=4096)
 def is_torchs_file(file: str) -> bool:
     """True for a Python file of torch and what it needs, of Python, or of this package."""
-    if file.startswith(_PROGRAMS):
-        return False
     is_installed = "/site-packages/" in file or "/dist-packages/" in file
     is_pythons = file.startswith("<frozen ") or (file.startswith(_STANDARD) and not is_installed)
-    return is_pythons or file.startswith((*_TORCHS, f"{_PACKAGE}/"))
+    return is_pythons or is_ours(file) or file.startswith(_TORCHS)
+
+
+def is_ours(file: str) -> bool:
+    """True for a file of this package that stands for no user's."""
+    return file.startswith(f"{_PACKAGE}/") and not file.startswith(_PROGRAMS)
 
 
 def made_by_others(value: Any) -> list[Any]:

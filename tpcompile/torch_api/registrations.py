@@ -150,20 +150,24 @@ def _build_roots() -> tuple[str, ...]:
 
 
 def whose_op(name: str) -> Place | None:
-    """Where an op that torch did not register comes from; None for torch's own."""
+    """Where an op that torch did not register comes from, one of this package too; None for torch's own."""
     found = registered(name)
     if found.schema is None:
         is_torchscripts = torch._C._jit_get_schemas_for_operator(name.partition(".")[0])
         return None if is_torchscripts else Place("a library that is gone")
     if not registers_for_others(found.schema):
-        return None if is_torchs(found.schema.file) else found.schema
+        return _unless_torchs(found.schema)
     functions = kernels.custom_op_functions(name)
     if functions:
-        return _others(functions[:1])
+        return _others(functions[:1]) or _unless_torchs(place_of(functions[0]))
     fake = fake_kernel(name)
     if fake is not None:
-        return None if makers.is_torchs_file(fake.file) else fake
+        return _unless_torchs(fake)
     return None if _is_called_by_torch(name) else found.schema
+
+
+def _unless_torchs(place: Place) -> Place | None:
+    return None if is_torchs(place.file) and not makers.is_ours(place.file) else place
 
 
 def overloads(name: str) -> list[str]:
