@@ -7,6 +7,7 @@ from tpcompile.recording import CaptureSession
 from tpcompile.sentinel.checks import finding_check, one_rank_check
 from tpcompile.sentinel.events import Alarm, RaiseAlarm, RaiseFinding, RaiseOneRank
 from tpcompile.sentinel.hang import calls_parted
+from tpcompile.sentinel.messages import Position
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.snapshot import Snapshot
 from tpcompile.sentinel.store_log import StoreLog
@@ -36,15 +37,27 @@ class Alarms:
         self.once(problem, action.finding.gone)
 
     def of_one_rank(self, action: RaiseOneRank) -> None:
-        """Raise the alarm that only this rank compiled at this position."""
+        """Raise the alarm that only this rank compiled at this position.
+
+        Whether a compile without collectives is a fault, the comparison says: it may be a call that only this rank
+        makes.
+        """
         position = action.position
+        region = self._progress.region(position.region)
+        if region.is_local:
+            self._of_local(position, region.num_issued.get(position.place, 0))
+            return
         parted = calls_parted(self._snapshot.state(), action.theirs)
         if parted is not None:  # the ranks made different calls before this compile
             self.once(finding_check(parted))
         elif self._log.claim(f"passed/{position.key}"):
-            compile_id = self._progress.region(position.region).compiled.get(position.place, "?")
+            compile_id = region.compiled.get(position.place, "?")
             problem = one_rank_check(self._log.rank, position, action.theirs, self._session.compile(compile_id))
             self._tell(Alarm(key=position.key, position=position, problem=problem))
+
+    def _of_local(self, position: Position, num_issued: int) -> None:
+        if self._log.claim(f"passed/{position.key}"):
+            self._tell(Alarm(key=position.key, position=position, num_issued=num_issued))
 
     def once(self, problem: Check, gone: tuple[int, ...] = ()) -> None:
         """Raise the alarm for a problem that is not about a compile, unless a rank has already raised one."""

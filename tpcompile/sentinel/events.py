@@ -23,6 +23,8 @@ class Alarm(Frozen):
     """The failed check, where it is known already."""
     gone: tuple[int, ...] = ()
     """Ranks that cannot answer."""
+    num_issued: int = 0
+    """Of a compile without collectives: collectives that its rank had issued until then."""
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,15 @@ class Hooks:
         self._progress.reason = reason_of(begun).guard
         reason = nearest_reason(begun.recompile_reasons)
         line = last(flight.user_stack(sys._getframe(1)))
-        found = Announcement(rank=self._rank, position=position, compile_id=compile_id, reason=reason, line=line)
+        region = self._progress.region(position.region)
+        found = Announcement(
+            rank=self._rank,
+            position=position,
+            compile_id=compile_id,
+            reason=reason,
+            line=line,
+            num_issued=region.num_issued[position.place] if region.is_local else 0,
+        )
         self._on(CompileStarted(found))
 
     def _keep_skipped(self, frame: FrameType | None) -> None:

@@ -71,6 +71,8 @@ class Announcement(Frozen):
     """The failed guard as torch prints it; empty for a first compile."""
     line: UserLine | None = None
     """The user's call of the compiled code."""
+    num_issued: int = 0
+    """Of a region without collectives: collectives that the rank had issued until then; 0 where calls alone count."""
 
 
 class CompilePost(Frozen):

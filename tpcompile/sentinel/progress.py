@@ -43,6 +43,8 @@ class Region:
     """Frames entered in the current call."""
     compiled: dict[tuple[int, int], str] = field(default_factory=dict)
     """(call, index) -> compile id."""
+    num_issued: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(call, index) of a compile -> collectives that this rank had issued until then, outside of compiled code too."""
     ended: set[tuple[int, int]] = field(default_factory=set)
     """Positions whose compile has ended."""
     collectives: set[tuple[str, str]] = field(default_factory=set)
@@ -88,6 +90,11 @@ class Region:
         return not (self.reason_uneven or self.is_reported)
 
     @property
+    def is_local(self) -> bool:
+        """True where nothing that was compiled in it issues a collective; False before the first compile has ended."""
+        return bool(self.ended) and self.num_collectives == 0
+
+    @property
     def position(self) -> Position:
         """Current position of this rank in the region."""
         return Position(region=self.name, call=self.call, index=self.index)
@@ -104,9 +111,16 @@ class Progress:
     """Counts lookups, and calls `passed` when this rank passed a position at which a different rank compiles."""
 
     def __init__(
-        self, passed: Passed, *, clock: Callable[[], float] = time.monotonic, counters: Counters | None = None
+        self,
+        passed: Passed,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        counters: Counters | None = None,
+        num_issued: Callable[[], int] = int,
     ) -> None:
+        """`num_issued` counts the collectives that this rank has issued, in groups that all watched ranks share."""
         self._passed, self._clock, self._counters = passed, clock, counters or dict
+        self._num_issued = num_issued
         self.is_active = False
         """True while this process is watched."""
         self.regions: dict[str, Region] = {}
@@ -186,6 +200,7 @@ class Progress:
         region.has_missed = False
         position = region.position
         region.compiled[position.place] = compile_id
+        region.num_issued[position.place] = self._num_issued()
         region.index += 1
         self.set(COMPILING, compile_id)
         return position
@@ -216,10 +231,13 @@ class Progress:
         """Regions whose content is compared between ranks; may be called from any thread."""
         return [region for region in list(self.regions.values()) if region.is_compared]
 
-    def compiled_until(self, position: Position) -> frozenset[str]:
-        """Compile ids of the position's region, up to the position."""
-        compiled = self.region(position.region).compiled
-        return frozenset(compile_id.strip("[]") for place, compile_id in compiled.items() if place <= position.place)
+    def compiled_until(self, position: Position, num_issued: int = 0) -> frozenset[str]:
+        """Compile ids of the position's region, up to the position, or up to that number of collectives."""
+        region = self.region(position.region)
+        places = [place for place in region.compiled if place <= position.place]
+        if num_issued:
+            places = [place for place, number in region.num_issued.items() if number <= num_issued]
+        return frozenset(region.compiled[place].strip("[]") for place in places)
 
     def announce(self, found: Announcement) -> list[Announcement]:
         """Add a compile of a different rank; returns those that this rank passed. Called on the listener's thread."""
@@ -246,14 +264,28 @@ class Progress:
         """Announcements that this rank passed without compiling; those made or passed are no longer pending."""
         with self._lock:  # the listener and the main thread may both find it
             waiting = self.pending.get(region.name, [])
-            here = (region.call, region.index)
-            not_made = [found for found in waiting if found.position.place not in region.compiled]
-            ahead = [found for found in not_made if found.position.place >= here]
+            not_made = [found for found in waiting if not _has_made(region, found)]
+            ahead = [found for found in not_made if not self._has_passed(region, found)]
             if ahead:
                 self.pending[region.name] = ahead
             else:
                 self.pending.pop(region.name, None)
         return [found for found in not_made if found not in ahead]
+
+    def _has_passed(self, region: Region, found: Announcement) -> bool:
+        """True when this rank cannot make the compile any more.
+
+        One rank may call a region without collectives more often than the others (an evaluation). Its calls then
+        have different numbers, and the collectives that all ranks issue show where it is.
+        """
+        is_called = found.position.place < (region.call, region.index)
+        return is_called and (found.num_issued == 0 or self._num_issued() > found.num_issued)
+
+
+def _has_made(region: Region, found: Announcement) -> bool:
+    """True when this rank has compiled there: at the same call, or between the same two collectives."""
+    is_between = found.num_issued > 0 and found.num_issued in region.num_issued.values()
+    return is_between or found.position.place in region.compiled
 
 
 def _counted(region: Region, *, is_over: bool) -> Counted:

@@ -53,7 +53,7 @@ from tpcompile.sentinel.events import (
     WentPast,
 )
 from tpcompile.sentinel.finding import Finding
-from tpcompile.sentinel.messages import CompilePost, Position, RankState
+from tpcompile.sentinel.messages import Announcement, CompilePost, Position, RankState
 from tpcompile.sentinel.parting import parting
 from tpcompile.sentinel.progress import Progress, Region
 from tpcompile.sentinel.split import parts_alone, split_alone
@@ -83,6 +83,8 @@ class Protocol:
         """Positions at which this rank has compiled."""
         self._free: set[Position] = set()
         """Positions whose code may run."""
+        self._announced: dict[Position, Announcement] = {}
+        """Compiles of this rank that have not ended."""
         self._passed: dict[Position, RankState] = {}
         """Position -> state of a rank that passed it without compiling."""
         self._compares_at_s = 0.0
@@ -138,17 +140,24 @@ class Protocol:
 
     def _compile_started(self, event: CompileStarted) -> list[Action]:
         is_left_alone = self._is_left_alone(self._region(event.found.position))
-        return [] if is_left_alone else [Announce(event.found)]
+        if is_left_alone:
+            return []
+        self._announced[event.found.position] = event.found
+        return [Announce(event.found)]
 
     def _compile_ended(self, event: CompileEnded) -> list[Action]:
         position, post = event.position, event.post
         region = self._region(position)
+        begun = self._announced.pop(position, None)
         if self._is_left_alone(region):
             return []
         self._open.add(position)
         actions: list[Action] = [Post(position, post)]
         needs_others = bool(post.num_collectives or region.num_collectives)
         region.num_collectives = post.num_collectives
+        if begun and begun.num_issued and post.num_collectives:
+            # Others wait in the new code: whether they come is decided by the call, as the region is no longer local.
+            actions.append(Announce(begun.model_copy(update={"num_issued": 0})))
         if not self._counts(region, post):
             return actions
         region.ended.add(position.place)
@@ -192,6 +201,8 @@ class Protocol:
         self._passed[position] = event.theirs
         if position.place in region.ended:
             return [RaiseOneRank(position, event.theirs)]
+        if region.is_local:
+            return []  # no rank waits in it: its result decides, whenever it comes
         if position.place in region.compiled and not region.reason_uneven:
             # The divergence is certain. The result of the compile gives a better report, but may take minutes. In an
             # uneven region it is not certain: only the collectives of the result decide.

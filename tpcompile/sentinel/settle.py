@@ -12,7 +12,7 @@ from typing import Literal
 from tpcompile.errors import ExitCode, TpCompileError
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.judgement.verdict import SENTINEL, agree_rules
-from tpcompile.evidence.records import Divergence, Layer, RankRecord, Verdict
+from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, RankRecord, Verdict
 from tpcompile.evidence.rundir import RunDir, free_name, new_name
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.ranks.exchange import Exchange
@@ -101,7 +101,7 @@ class Settlement:
                 self._shutdown.leave(ExitCode.FAIL)
             return True
         self._timeline.note(TimelineEvent.ALARM)
-        record = self.record(alarm.position)
+        record = self.record(alarm.position, alarm.num_issued)
         store = self._log.store(f"alarm/{alarm.key}")
         problems = [alarm.problem] if alarm.problem else []
         side = record_side(record, self._rules, problems=problems)
@@ -146,6 +146,8 @@ class Settlement:
         for found in verdict.divergences:
             if found.is_choice:
                 logger.warning("{}: {}; the collectives are equal, the job goes on", found.cause, found.title)
+            elif found.cls == DivergenceClass.LABEL:
+                logger.info("accepted ({}): {}; {}", found.cls, found.title, found.advice)
 
     def _tell_not_compared(self, settled: _Settled) -> None:
         """Log that hashes differ from those of ranks that have left, which cannot be compared further."""
@@ -156,12 +158,12 @@ class Settlement:
                 settled.alarm.position, named_ranks(left),
             )  # fmt: skip
 
-    def record(self, position: Position | None) -> RankRecord:
+    def record(self, position: Position | None, num_issued: int = 0) -> RankRecord:
         """This rank's compiles of the region up to the position; all but the last are known to agree."""
         everything = self._session.record(
             rank=self._log.rank, world_size=self._world_size, domain=self._domain, coordinate=self._coordinate
         )
-        wanted = self._progress.compiled_until(position) if position is not None else frozenset()
+        wanted = self._progress.compiled_until(position, num_issued) if position is not None else frozenset()
         kept = tuple(compile_ for compile_ in everything.compiles if compile_.compile_id in wanted)
         return everything.model_copy(update={"compiles": kept, "counters": ()})
 

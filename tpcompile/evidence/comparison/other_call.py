@@ -11,10 +11,7 @@ from collections.abc import Collection, Sequence
 from tpcompile.evidence.groups.align import Slot
 from tpcompile.evidence.groups.domain import Domain, Seen
 from tpcompile.evidence.records import CompileDigest, ItemKind, Layer
-from tpcompile.evidence.text import normalise
-
-CallPath = tuple[tuple[str, int], ...]
-"""File and line of each call of the program that leads to a compiled callable, outermost first."""
+from tpcompile.evidence.records.digest import CallPath
 
 
 def is_own_call(ours: Seen, absent: Collection[int]) -> bool:
@@ -28,14 +25,14 @@ def is_own_call(ours: Seen, absent: Collection[int]) -> bool:
         theirs |= _paths(domain.digests[rank].of_frame(frame))
     if not (theirs and is_local(ours)):
         return False
-    is_own = call_path(ours.compile) not in {*theirs, ()}
+    is_own = ours.compile.call_path not in {*theirs, ()}
     mine = _paths(ours.digest.of_frame(frame))
     return is_own and (domain.is_running or theirs <= mine)
 
 
 def are_other_calls(domain: Domain, slot: Slot) -> bool:
     """True for compiles of a program that still runs, which belong to different calls without collectives."""
-    paths = slot.compiles.map(call_path)
+    paths = slot.compiles.map(lambda compile_: compile_.call_path)
     if not domain.is_running or () in paths.values() or not paths.differ():
         return False
     return all(is_local(Seen(domain, rank, compile_)) for rank, compile_ in slot.compiles.items())
@@ -56,10 +53,5 @@ def is_local(seen: Seen) -> bool:
     return bool(program) and is_whole and (is_lowered or not has_dtensors)
 
 
-def call_path(compile_: CompileDigest) -> CallPath:
-    """From where the compiled callable was called; empty where that was not recorded."""
-    return tuple((normalise.short_path(line.file), line.line) for line in compile_.called_from)
-
-
 def _paths(compiles: Sequence[CompileDigest]) -> set[CallPath]:
-    return {call_path(compile_) for compile_ in compiles} - {()}
+    return {compile_.call_path for compile_ in compiles} - {()}

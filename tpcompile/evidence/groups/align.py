@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from tpcompile.evidence.groups.by_rank import ByRank, Groups
 from tpcompile.evidence.iterables import find, first
 from tpcompile.evidence.records import CompileDigest, Layer, RankDigest
+from tpcompile.evidence.records.digest import CallPath
 from tpcompile.evidence.text.phrases import phrase
 
 
@@ -72,9 +73,10 @@ def align(ranks: Sequence[RankDigest]) -> list[Slot]:
     different call, same frame in the same call from the same line, same frame in the same call, same graph; a compile without a match gets a slot of its own.
     """
     slots: list[Slot] = []
+    passes = _passes(ranks)
     for digest in ranks:
         left = list(digest.compiles)
-        for key in _PASSES:
+        for key in passes:
             left = _unplaced(slots, digest.rank, left, key)
         for compile_ in left:
             slot = Slot(compile_.phase, compile_.frame, {digest.rank: compile_})
@@ -83,14 +85,32 @@ def align(ranks: Sequence[RankDigest]) -> list[Slot]:
 
 
 _Key = Callable[[CompileDigest], Hashable]
-_PASSES: tuple[_Key, ...] = (
-    lambda c: (content(c), c.phase, c.frame, c.step),
-    lambda c: (content(c), c.phase, c.frame),
-    lambda c: (content(c), c.frame),
-    lambda c: (c.phase, c.frame, c.called_from),
-    lambda c: (c.phase, c.frame),
-    lambda c: (c.sha(Layer.GRAPH), c.phase),
-)
+
+
+def _passes(ranks: Sequence[RankDigest]) -> tuple[_Key, ...]:
+    """What must be equal, best match first.
+
+    A call that all ranks make from one line is never that of a rank which calls the function from a line of its own.
+    """
+    common = _common_calls(ranks)
+
+    def is_common(compile_: CompileDigest) -> bool:
+        return (compile_.frame, compile_.call_path) in common
+
+    return (
+        lambda c: (content(c), c.phase, c.frame, c.step),
+        lambda c: (content(c), c.phase, c.frame),
+        lambda c: (content(c), c.frame),
+        lambda c: (c.phase, c.frame, c.call_path),
+        lambda c: (c.phase, c.frame, is_common(c)),
+        lambda c: (c.sha(Layer.GRAPH), c.phase, is_common(c)),
+    )
+
+
+def _common_calls(ranks: Sequence[RankDigest]) -> set[tuple[str, CallPath]]:
+    """(frame, path of the call) that every rank compiled."""
+    calls = [{(c.frame, c.call_path) for c in digest.compiles} for digest in ranks]
+    return set.intersection(*calls) if calls else set()
 
 
 def _unplaced(slots: Sequence[Slot], rank: int, compiles: Sequence[CompileDigest], key: _Key) -> list[CompileDigest]:

@@ -18,6 +18,10 @@ class LayerDigest(Frozen):
     num_items: int
 
 
+CallPath = tuple[tuple[str, int], ...]
+"""File and line of each call of the program that leads to a compiled callable, outermost first."""
+
+
 class CompileDigest(Frozen):
     """Hashes of one compile, with what is needed to align and name it."""
 
@@ -56,6 +60,11 @@ class CompileDigest(Frozen):
     def sha(self, layer: Layer, part: str = "") -> str | None:
         """Hash of that layer, None when it was not observed."""
         return self.shas.get((layer, part))
+
+    @property
+    def call_path(self) -> CallPath:
+        """From where the compiled callable was called; empty where that was not recorded."""
+        return tuple((line.file, line.line) for line in self.called_from)
 
     @property
     def is_loaded(self) -> bool:
