@@ -12,7 +12,7 @@ from typing import Self
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from tpcompile.errors import DivergenceError
+from tpcompile.errors import ConfigError, DivergenceError
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.judgement.verdict import capture_rules
 from tpcompile.evidence.rundir import new_name
@@ -40,9 +40,10 @@ class Capture:
         sentinel: Sentinel | None,
         allowed: Allowed,
         tp_aware: tuple[str, ...],
+        num_breaks: int | None,
     ) -> None:
         self.domain, self.session, self.sentinel = domain, session, sentinel
-        self.allowed, self.tp_aware = allowed, tp_aware
+        self.allowed, self.tp_aware, self.num_breaks = allowed, tp_aware, num_breaks
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -67,6 +68,7 @@ def capture(
     policy: Policy = "stop",
     allowed: Allowed = (),
     tp_aware: Iterable[str] = (),
+    num_breaks: int | None = 0,
     run_dir: Path | str | None = None,
 ) -> Capture:
     """Record what this rank compiles, for `check`; on every rank, after `init_process_group`.
@@ -83,7 +85,13 @@ def capture(
         the verdict is printed and written to `run_dir`, and the ranks end with exit code 1.
     allowed: intended differences, (layer, text, reason).
     tp_aware: custom ops and Triton kernels that are right on a shard.
+    num_breaks: places (line and reason) at which the graphs break on each rank by intent, 0 by default; None for any
+        number. More or fewer are red.
+
+    Raises ConfigError for a `num_breaks` that is no such number.
     """
+    if num_breaks is not None and (isinstance(num_breaks, bool) or not isinstance(num_breaks, int) or num_breaks < 0):
+        raise ConfigError(f"num_breaks={num_breaks!r}: pass the number of graph breaks that are meant, or None for any")
     allowed, tp_aware = tuple(allowed), tuple(tp_aware)  # read twice
     domain = domain_of(mesh, axis) if dist.is_initialized() else ALONE
     session = CaptureSession(groups=domain.roles)
@@ -92,13 +100,15 @@ def capture(
         sentinel = Sentinel(
             mesh=mesh, axis=axis, policy=policy, allow=allowed, tp_aware=tp_aware, run_dir=run_dir, session=session
         )
-    return Capture(domain, session=session, sentinel=sentinel, allowed=allowed, tp_aware=tp_aware)
+    return Capture(
+        domain, session=session, sentinel=sentinel, allowed=allowed, tp_aware=tp_aware, num_breaks=num_breaks
+    )
 
 
 def check(run: Capture, *, timeout_s: float = 300.0) -> ReportedVerdict:
     """Compare what all ranks captured; every rank calls it, every rank gets the verdict.
 
-    Something was compiled, without graph breaks, and the ranks of a group agree, layer by layer. Groups are compared
+    Something was compiled, without graph breaks other than those expected, and the ranks of a group agree, layer by layer. Groups are compared
     apart. Talks through the store of the job; no collective. A rank that does not call within `timeout_s` seconds is a
     failed check with its number. Raises DivergenceError when the judging rank stops responding.
     """
@@ -113,7 +123,8 @@ def check(run: Capture, *, timeout_s: float = 300.0) -> ReportedVerdict:
         tp_aware=run.tp_aware,
     )
     run_dir = client.put_first("run_dir", new_name("check"))
-    side = record_side(record, capture_rules(timeout_s=timeout_s, allowed=run.allowed))
+    rules = capture_rules(timeout_s=timeout_s, allowed=run.allowed, num_breaks=run.num_breaks)
+    side = record_side(record, rules)
     exchange = Exchange(client, range(client.world_size), others=_NoStatus(), timeout_s=timeout_s)
     verdict = exchange.verdict(side)
     client.leave_together(timeout_s=min(timeout_s, _LEAVING_S))
@@ -121,7 +132,9 @@ def check(run: Capture, *, timeout_s: float = 300.0) -> ReportedVerdict:
         raise DivergenceError(
             f"rank {client.rank} got no verdict within {timeout_s:g} s; the judging rank stopped responding"
         )
-    evidence = Evidence(record=record, run_dir=Path(run_dir), timeout_s=timeout_s, allowed=run.allowed)
+    evidence = Evidence(
+        record=record, run_dir=Path(run_dir), timeout_s=timeout_s, allowed=run.allowed, num_breaks=run.num_breaks
+    )
     return ReportedVerdict.of(verdict, evidence)
 
 

@@ -349,8 +349,9 @@ def _errors(config: JobConfig, ranks: Ranks, mode: AnyMode, name: str, *, only: 
         observed += f"; not measured on {named_ranks(unmeasured)}"
     blamed = [*(one.rank for one in bad), *unmeasured]
     return make_check(
-        mode, name, blamed, f"at most {limit:g}x the single-device error", observed, details=details, line=line
-    )
+        mode, name, blamed, f"at most {limit:g}x the single-device error", observed, details=details, line=line,
+        id=CheckId.NUMBERS,
+    )  # fmt: skip
 
 
 def _with_advice(check: Check, advice: str) -> Check:

@@ -88,8 +88,10 @@ def _live_checks(live: Verdict | None) -> list[Check]:
 def _rules_of(run_dir: RunDir) -> Rules:
     """The rules of the run: of a sentinel or a check from `run.json`, of the gate from its configuration."""
     facts = run_dir.read_run()
-    make_rules = {SENTINEL: agree_rules, CAPTURED: capture_rules}.get(facts.get("kind", ""))
-    if make_rules is None:
+    kind = facts.get("kind", "")
+    if kind not in (SENTINEL, CAPTURED):
         return gate_rules(run_dir.read_config())
     allowed = [(Layer(layer), contains, reason) for layer, contains, reason in facts["allowed"]]
-    return make_rules(timeout_s=facts["timeout_s"], allowed=allowed)
+    if kind == SENTINEL:
+        return agree_rules(timeout_s=facts["timeout_s"], allowed=allowed)
+    return capture_rules(timeout_s=facts["timeout_s"], allowed=allowed, num_breaks=facts.get("num_breaks", 0))

@@ -27,6 +27,7 @@ class Evidence(NamedTuple):
     """The run directory that the ranks agreed on; `publish` may be given a different one."""
     timeout_s: float
     allowed: Sequence[tuple[str, str, str]]
+    num_breaks: int | None = 0
 
 
 class ReportedVerdict(Verdict):
@@ -78,7 +79,12 @@ class ReportedVerdict(Verdict):
             raise DirectoryTakenError(directory.path)
         directory.write_record(evidence.record)
         if self.is_reporter:
-            facts = {"kind": CAPTURED, "timeout_s": evidence.timeout_s, "allowed": list(evidence.allowed)}
+            facts = {
+                "kind": CAPTURED,
+                "timeout_s": evidence.timeout_s,
+                "allowed": list(evidence.allowed),
+                "num_breaks": evidence.num_breaks,
+            }
             directory.write_run(facts)
             directory.write_verdict(self)
         return directory

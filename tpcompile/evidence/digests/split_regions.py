@@ -16,6 +16,7 @@ from tpcompile.evidence.records import (
     Check,
     CheckId,
     CompileRecord,
+    GraphBreak,
     RankDigest,
     RankRecord,
     RegionCount,
@@ -68,15 +69,28 @@ def skipped_frame(at: UserLine, failed: Iterable[SkippedFrame]) -> SkippedFrame 
     return max(same, key=lambda frame: frame.line.line, default=None)
 
 
-def region_check(mode: str, digests: Sequence[RankDigest], *, phases: Iterable[str]) -> Check:
-    """Check that every call of a compiled callable enters one region."""
+def _advice(split: SplitCall) -> str:
+    if split.skipped is None and split.broken:
+        return f"what breaks it: {split.broken.reason}"
+    return _ADVICE_ON_HOOKS if split.is_in_library and not split.skipped else _ADVICE
+
+
+def region_check(
+    mode: str, digests: Sequence[RankDigest], *, phases: Iterable[str], accepted: Sequence[GraphBreak] = ()
+) -> Check:
+    """Check that every call of a compiled callable enters one region, apart from `accepted` graph breaks."""
     wanted = set(phases)
-    splits = [(rank, split) for rank, split in _of_all(digests) if split.phase in wanted]
+    places = _places(accepted)
+    found = [(rank, split) for rank, split in _of_all(digests) if split.phase in wanted]
+    splits = [(rank, split) for rank, split in found if _place(split.broke_at or split.runs_at) not in places]
     if splits:
         _, worst = max(splits, key=lambda pair: pair[1].regions_per_call)
         return _check(mode, Status.FAIL, splits, worst)
     is_counted = any(digest.regions_counted for digest in digests)
     status, observed = (Status.PASS, "1") if is_counted else (Status.SKIPPED, "not counted")
+    if found:
+        most = max(split.regions_per_call for _, split in found)
+        observed = f"{most}, at the expected graph breaks"
     return Check(
         id=CheckId.ONE_REGION,
         mode=mode,
@@ -84,6 +98,16 @@ def region_check(mode: str, digests: Sequence[RankDigest], *, phases: Iterable[s
         expected=_EXPECTED,
         observed=observed,
     )
+
+
+def _places(breaks: Iterable[GraphBreak]) -> set[tuple[str, int]]:
+    """Where these breaks end a graph: their lines, and those of the calls that lead there."""
+    lines = itertools.chain.from_iterable([*known([found.line]), *found.stack] for found in breaks)
+    return set(map(_place, lines))
+
+
+def _place(line: UserLine) -> tuple[str, int]:
+    return line.file, line.line
 
 
 def split_note(digests: Sequence[RankDigest]) -> list[Check]:
@@ -149,6 +173,8 @@ def _entered_by_library(
     count: RegionCount, compiles: Sequence[CompileRecord], skipped: Sequence[SkippedFrame]
 ) -> SplitCall:
     """The callable, where only code of torch runs between it and its regions."""
+    own = [c for c in compiles if c.phase == count.phase and _is_frame(c, count.target)]
+    breaks = itertools.chain.from_iterable(compile_.breaks for compile_ in own)
     beside = [c for c in compiles if c.graphs and c.phase == count.phase and _is_beside(c, count.target, compiles)]
     return SplitCall(
         phase=count.phase,
@@ -158,7 +184,14 @@ def _entered_by_library(
         regions_per_call=count.most,
         pieces=_lines(beside),
         skipped=skipped_frame(count.target, skipped),
+        broken=first(breaks),
     )
+
+
+def _is_frame(compile_: CompileRecord, target: UserLine) -> bool:
+    """True for a compile of the function that begins at `target`, whether of the user's or of torch."""
+    frame = last(compile_.stack)
+    return frame is not None and (frame.file, frame.line) == (target.file, target.line)
 
 
 def _is_beside(compile_: CompileRecord, target: UserLine, compiles: Sequence[CompileRecord]) -> bool:
@@ -221,6 +254,9 @@ def _observed(split: SplitCall, ranks: Sequence[int]) -> str:
 
 def _why(split: SplitCall) -> str:
     at = split.runs_at
+    broken = split.broken
+    if split.skipped is None and broken:
+        return f"{split.name} is compiled in parts: its graph breaks at {broken.library or broken.line}"
     if split.skipped is None and split.is_in_library:
         return f"{split.name} and hooks on it, or other code that torch calls around it, are compiled apart"
     if split.skipped is None:
@@ -231,5 +267,5 @@ def _why(split: SplitCall) -> str:
 def _details(splits: Sequence[SplitCall]) -> tuple[str, ...]:
     texts = [f"{_why(split)}: {split.skipped.reason}" for split in splits if split.skipped]
     pieces = [f"compiled on its own: {piece}" for split in splits for piece in split.pieces]
-    advice = [_ADVICE_ON_HOOKS if split.is_in_library and not split.skipped else _ADVICE for split in splits]
+    advice = list(map(_advice, splits))
     return tuple(dict.fromkeys([*texts, *pieces, *advice]))

@@ -10,7 +10,7 @@ from typing import TypeVar
 from tpcompile.evidence.digests.split_regions import region_check
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import find, first, grouped
-from tpcompile.evidence.records import Check, CheckId, Divergence, Item, Layer, RankDigest, Status, UserLine
+from tpcompile.evidence.records import Check, CheckId, Divergence, GraphBreak, Item, Layer, RankDigest, Status, UserLine
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
@@ -37,15 +37,24 @@ def digests_by_rank(digests: Iterable[RankDigest]) -> Ranks:
     return ByRank({digest.rank: digest for digest in digests})
 
 
-def captured(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
-    """Checks of any program: several graphs are fine, graph breaks and differences between ranks are not."""
+def captured(
+    digests: Sequence[RankDigest], divergences: Sequence[Divergence], *, num_breaks: int | None = 0
+) -> list[Check]:
+    """Checks of any program: several graphs are fine, graph breaks and differences between ranks are not.
+
+    `num_breaks`: places at which the graphs may break, over all phases; None for any number.
+    """
     ranks = digests_by_rank(digests)
     phases = _once(ranks.map(lambda digest: _phases(digest, "")))
-    breaks = [no_breaks("", _breaks_in(phase), phase, ranks, frames=False) for phase in phases]
+    if num_breaks == 0:
+        breaks = [no_breaks("", _breaks_in(phase), phase, ranks, frames=False) for phase in phases]
+    else:
+        breaks = [_expected_breaks(ranks, num_breaks)]
+    accepted = [] if any(check.is_red for check in breaks) else list(_all_breaks(ranks))
     return [
         any_compiled("", ranks),
         *breaks,
-        region_check("", digests, phases=phases),
+        region_check("", digests, phases=phases, accepted=accepted),
         *agreement("", ranks, divergences),
         tp_aware("", ranks),
         kept("", ranks),
@@ -87,8 +96,8 @@ def no_breaks(
 ) -> Check:
     """Check that a phase has no graph breaks, by counter, frames and trace events: each alone misses some breaks."""
     evidence = ranks.map(lambda digest: _break_evidence(digest, phase, frames=frames)).where(bool)
-    breaks = _once(ranks.map(lambda digest: digest.breaks_in(phase)))
-    return make_check(
+    breaks = _users_first(_once(ranks.map(lambda digest: digest.breaks_in(phase))))
+    check = make_check(
         mode,
         name,
         evidence,
@@ -99,16 +108,58 @@ def no_breaks(
         line=first(known(found.line for found in breaks)),
         id=id,
     )
+    return _of_library(check, breaks) if check.is_red else check
+
+
+def _users_first(breaks: Iterable[GraphBreak]) -> list[GraphBreak]:
+    """The breaks, those of the user's own code first: these the user can remove."""
+    return sorted(breaks, key=lambda found: bool(found.library))
+
+
+def _of_library(check: Check, breaks: Sequence[GraphBreak]) -> Check:
+    """The failed check, which says so where all breaks are in code of torch or of an installed package."""
+    places = [found.library for found in breaks]
+    if not places or not all(places):
+        return check
+    advice = (
+        f"The graph breaks in {', '.join(dict.fromkeys(places))}: move the call out of the compiled region, or expect "
+        "the break with tpcompile.capture(num_breaks=...)."
+    )
+    return check.model_copy(update={"is_of_library": True, "advice": advice})
+
+
+def _all_breaks(ranks: Ranks) -> dict[GraphBreak, None]:
+    return _once(ranks.map(lambda digest: [found for _, found in digest.breaks]))
+
+
+def _expected_breaks(ranks: Ranks, num_breaks: int | None) -> Check:
+    """Check that the graphs break at as many places as expected, None for any number."""
+    places = ranks.map(lambda digest: {(found.line, found.reason) for _, found in digest.breaks})
+    numbers = places.map(len)
+    bad = () if num_breaks is None else numbers.where(lambda number: number != num_breaks)
+    expected = "any number" if num_breaks is None else f"{_value_text(num_breaks, 'break')} on every rank"
+    breaks = _users_first(_all_breaks(ranks))
+    return make_check(
+        "",
+        "graph breaks",
+        bad,
+        expected,
+        values_text(numbers, "break"),
+        cause=Cause.GRAPH_BREAK,
+        details=[f"{found.line}: {found.reason}" for found in breaks],
+        line=first(known(found.line for found in breaks)),
+    )
 
 
 def _break_evidence(digest: RankDigest, phase: str, *, frames: bool) -> str:
     """What shows graph breaks of one rank in a phase, torch's explanation first; empty for none."""
     counters = digest.counters_of(phase)
-    breaks = digest.breaks_in(phase)
+    breaks = _users_first(digest.breaks_in(phase))
     if breaks:
         explained = breaks[0].reason.rpartition("Explanation: ")[2]
         number = "1 break" if len(breaks) == 1 else f"{len(breaks)} breaks, the first"
-        return f"{number}: {shorten(explained, _MAX_EXPLANATION, placeholder='...')}"
+        inside = f" in {breaks[0].library}" if breaks[0].library else ""
+        return f"{number}{inside}: {shorten(explained, _MAX_EXPLANATION, placeholder='...')}"
     if counters.breaks:
         return f"break counter {counters.breaks}"
     has_more_frames = frames and counters.frames > max(1, counters.graphs)
@@ -213,6 +264,7 @@ def kept(mode: str, ranks: Ranks) -> Check:
         found,
         "reduced buffers share no memory with live tensors",
         overwriting if subjects else "none",
+        id=CheckId.NUMBERS,
         on_failure=["an Inductor bug: repro/inductor_all_reduce_of_cat.py has a workaround"],
         line=_first_line(subjects),
     )

@@ -4,25 +4,71 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from tpcompile.evidence.iterables import find
-from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, Status
+from tpcompile.evidence.iterables import find, first
+from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, RecompileCause, Status
 from tpcompile.evidence.records.base import at_text
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.text.lines import is_packaged
 from tpcompile.evidence.text.ranks import named_ranks
 
 
-def of_run(checks: Sequence[Check], divergences: Sequence[Divergence], *, causes: Container[CheckId]) -> Lead | None:
-    """The failure to show first: a check of `causes`, else a red divergence, else any other failed check."""
+_WRONG = (CheckId.NUMBERS, CheckId.TP_AWARE)
+"""Checks whose failure says that a result is wrong, or will be."""
+
+
+def of_run(
+    checks: Sequence[Check],
+    divergences: Sequence[Divergence],
+    *,
+    causes: Container[CheckId],
+    recompiles: Sequence[RecompileCause] = (),
+) -> Lead | None:
+    """The failure to show first, by what it does to the run.
+
+    A check of `causes` ended it; then what runs differently on some ranks, then wrong results, then guards that may
+    fail on one rank some day, then all other failed checks. What only code of a library is to blame for comes last,
+    after a guard of the user's that fails again and again.
+    """
     failed = [check for check in checks if check.is_red]
-    cause = find(failed, lambda check: check.id in causes and not check.is_consequence)
-    if cause:
-        return of_check(cause)
-    differing = find(divergences, lambda divergence: divergence.is_red)
+    red = [divergence for divergence in divergences if divergence.is_red]
+    ended = find(failed, lambda check: check.id in causes and not (check.is_consequence or check.is_of_library))
+    differing = find(red, lambda divergence: not divergence.is_latent)
+    wrong = find(failed, lambda check: check.id in _WRONG)
+    if ended:
+        return of_check(ended)
     if differing:
         return of_divergence(differing)
-    if failed:
-        return of_check(failed[0])
-    return None
+    if wrong:
+        return of_check(wrong)
+    if red:
+        return of_divergence(red[0])
+    return _of_slow(failed, recompiles)
+
+
+def _of_slow(failed: Sequence[Check], recompiles: Sequence[RecompileCause]) -> Lead | None:
+    """The failure to show first where equal and right programs are only slow."""
+    of_library = find(failed, lambda check: check.is_of_library)
+    of_user = find(recompiles, _is_repeated)
+    if of_library and of_user:
+        return _of_recompile(of_user)
+    first_failed = of_library or first(failed)
+    return of_check(first_failed) if first_failed else None
+
+
+def _is_repeated(cause: RecompileCause) -> bool:
+    """True for a guard that a line of the user's asked for, and that fails more than once on a rank."""
+    is_users = cause.line is not None and not is_packaged(cause.line.file)
+    return is_users and cause.count > len(cause.ranks)
+
+
+def _of_recompile(cause: RecompileCause) -> Lead:
+    values = f" ({cause.values})" if cause.values else ""
+    return Lead(
+        says=f"recompiled {cause.count} times by {cause.kind}: {cause.guard}{values}",
+        ranks=cause.ranks,
+        line=cause.line,
+        do_first=cause.advice,
+    )
 
 
 def num_passed(checks: Sequence[Check]) -> int:
@@ -51,7 +97,7 @@ def of_check(check: Check) -> Lead:
         says=check.observed if is_named else f"{check.name}: {check.observed}, expected {check.expected}",
         ranks=check.ranks,
         line=check.line,
-        do_first=_first_sentence(check.cause.advice) if is_named else check.advice,
+        do_first=check.advice or (_first_sentence(check.cause.advice) if is_named else ""),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from tpcompile.choices import TARGET
@@ -76,9 +77,11 @@ CAPTURED = "captured"
 """`kind` in the `run.json` of a verdict that `tpcompile.check` published."""
 
 
-def capture_rules(*, timeout_s: float, allowed: Allowed = ()) -> Rules:
-    """Rules for any program: something was compiled, no graph breaks, the ranks agree, no undeclared custom op."""
-    return Rules(checks.captured, timeout_s, allowed, preset="captured program", taint="list")
+def capture_rules(*, timeout_s: float, allowed: Allowed = (), num_breaks: int | None = 0) -> Rules:
+    """Rules for any program: something was compiled, no other graph breaks than expected, the ranks agree, no
+    undeclared custom op."""
+    judge = partial(checks.captured, num_breaks=num_breaks)
+    return Rules(judge, timeout_s, allowed, preset="captured program", taint="list")
 
 
 def agree_rules(*, timeout_s: float, allowed: Allowed = ()) -> Rules:
@@ -111,7 +114,8 @@ def conclude(
         taints = find_taints(digests, fetch, allowed=rules.allowed)
         found += [taint_check(mode, digests, taints, fails=rules.taint == "fail") for mode in rules.taint_modes]
     found += hidden_check((*rules.taint_modes, *rules.modes, "")[0], digests)
-    leading = lead.of_run(found, divergences, causes=checks.CAUSES)
+    recompiles = recompile_causes(digests, expected_phases=rules.expected_recompiles)
+    leading = lead.of_run(found, divergences, causes=checks.CAUSES, recompiles=recompiles)
     exit_code = _exit_code(found, is_red=leading is not None)
     return Verdict(
         status=Status.PASS if exit_code == ExitCode.PASS else Status.FAIL,
@@ -124,7 +128,7 @@ def conclude(
         checks=tuple(found),
         divergences=divergences,
         taints=taints,
-        recompiles=recompile_causes(digests, expected_phases=rules.expected_recompiles),
+        recompiles=recompiles,
         timings_ms=rules.timings(digests),
         domains=equal_groups(digests),
     )

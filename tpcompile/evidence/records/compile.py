@@ -74,6 +74,9 @@ class GraphBreak(Frozen):
     reason: str
     line: UserLine | None = None
     stack: tuple[UserLine, ...] = ()
+    library: str = ""
+    """File and line of torch or an installed package at which it breaks, or the file of a function of theirs that is
+    not traced; empty where the user's own code breaks it."""
 
 
 class Collective(Frozen):

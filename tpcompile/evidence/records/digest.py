@@ -93,11 +93,15 @@ class SplitCall(Frozen):
     """First lines of the frames that were compiled separately inside it, where their compiles were seen."""
     skipped: SkippedFrame | None = None
     """Why it runs in Python, where torch recorded that."""
+    broken: GraphBreak | None = None
+    """The graph break in its own code, where that is code of torch."""
 
     @property
     def broke_at(self) -> UserLine | None:
-        """The line of the graph break since which it is skipped."""
-        return self.skipped.broke_at if self.skipped else None
+        """The line of the graph break since which it is skipped, or that ends its graph."""
+        if self.skipped:
+            return self.skipped.broke_at
+        return self.broken.line if self.broken else None
 
 
 class EnteredRegion(Frozen):

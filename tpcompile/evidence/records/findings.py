@@ -110,6 +110,11 @@ class Divergence(Frozen):
         return self.cls in (DivergenceClass.CONTENT, DivergenceClass.COLLECTIVES)
 
     @property
+    def is_latent(self) -> bool:
+        """True when all that runs is equal: only guards differ, so that a rank may recompile alone some day."""
+        return self.layer == Layer.GUARDS and not self.consequences
+
+    @property
     def is_choice(self) -> bool:
         """True when ranks run different kernels for one program, with equal collectives: autotuning chose by timing."""
         return self.cause == Cause.AUTOTUNE and self.cls == DivergenceClass.CONTENT

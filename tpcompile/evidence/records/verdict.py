@@ -32,6 +32,8 @@ class CheckId(StrEnum):
     UNTAINTED = "untainted"
     HIDDEN = "hidden"
     TP_AWARE = "tp-aware"
+    NUMBERS = "numbers"
+    """What the program computes is right."""
     FUSION = "fusion"
     """Kernels are compared with a baseline."""
     LOGS_COMPLETE = "logs complete"
@@ -90,6 +92,8 @@ class Check(Frozen):
     """What to do first, where the cause is not known."""
     is_consequence: bool = False
     """True when a different finding explains it."""
+    is_of_library: bool = False
+    """True when only code of torch or of an installed package is at fault, such as a graph break there."""
 
     @model_validator(mode="before")
     @classmethod

@@ -8,16 +8,29 @@ from tpcompile.evidence.iterables import find, first
 from tpcompile.evidence.records import GraphBreak, UserLine
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.comments import stack_lines
-from tpcompile.evidence.text.lines import innermost_own, is_library
+from tpcompile.evidence.text.lines import in_package, innermost_own, is_library, is_packaged
 
 _AT = re.compile(r"Graph break in user code at (?P<file>.+):(?P<line>\d+)")
 _REASON = re.compile(r"Graph Break Reason: (?P<reason>.*)")
+_NOT_TRACED = re.compile(r"Explanation: .* function `[^`]*` in file `(?P<file>[^`]+)` should not be traced")
+"""A function that Dynamo skips: torch's own and those of installed packages as well as the user's."""
 
 
 def parse_break(text: str) -> GraphBreak:
     """Parse what torch logs of one graph break."""
     stack = stack_lines(text)
-    return GraphBreak(reason=normalise.generic(_reason(text)), line=_blamed(text, stack), stack=stack)
+    reason = normalise.generic(_reason(text))
+    return GraphBreak(reason=reason, line=_blamed(text, stack), stack=stack, library=_library(text))
+
+
+def _library(text: str) -> str:
+    """Where in torch or in an installed package it breaks; empty for the user's code."""
+    at, skipped = _AT.search(text), _NOT_TRACED.search(text)
+    if at and is_packaged(at["file"]):
+        return f"{in_package(at['file'])}:{at['line']}"
+    if skipped and is_packaged(skipped["file"]):
+        return in_package(skipped["file"])
+    return ""
 
 
 def _reason(text: str) -> str:

@@ -32,6 +32,7 @@ _TORCH = re.compile(
     r"|^/.*/torch/(?:_\w+|amp|ao|autograd|compiler|cuda|distributed|export|fx|nn|optim|testing|utils)(?:/|\.py$)"
 )
 """Installed, or built in a checkout."""
+_PACKAGES = re.compile(r"^.*/(?:site-packages|dist-packages)/")
 _CALLS_MODULE = ("torch/nn/modules/module.py", "torch/_dynamo/eval_frame.py")
 """Where torch calls a compiled module."""
 _STANDARD = re.compile(r"/lib(?:64)?/python\d(?:\.\d+)?/(?!site-packages/|dist-packages/)|^<frozen ")
@@ -57,6 +58,16 @@ def _is_library(file: str, line: int, code: str) -> bool:
 def is_library_file(file: str) -> bool:
     """True for a file of those, given with its whole path."""
     return any(place.search(file) for place in (_OWN, _TORCH, _STANDARD))
+
+
+def is_packaged(file: str) -> bool:
+    """True for a file of torch or of an installed package: what happens there the user can only call or not."""
+    return _PACKAGES.search(file) is not None or _TORCH.search(file) is not None
+
+
+def in_package(file: str) -> str:
+    """The path of such a file from its package on: `torch/optim/optimizer.py`."""
+    return _PACKAGES.split(file)[-1]
 
 
 def is_installed(line: UserLine) -> bool:
