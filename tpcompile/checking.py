@@ -108,9 +108,10 @@ def capture(
 def check(run: Capture, *, timeout_s: float = 300.0) -> ReportedVerdict:
     """Compare what all ranks captured; every rank calls it, every rank gets the verdict.
 
-    Something was compiled, without graph breaks other than those expected, and the ranks of a group agree, layer by layer. Groups are compared
-    apart. Talks through the store of the job; no collective. A rank that does not call within `timeout_s` seconds is a
-    failed check with its number. Raises DivergenceError when the judging rank stops responding.
+    Something was compiled, without graph breaks other than those expected, and the ranks of a group agree, layer by
+    layer. Groups are compared apart. Talks through the store of the job; no collective. A rank that does not call
+    within `timeout_s` seconds is a failed check with its number. Raises DivergenceError when the judging rank stops
+    responding.
     """
     client = _client(f"tpcompile/check/{next(_NUMBERS)}")
     domain = run.domain

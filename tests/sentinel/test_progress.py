@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tpcompile.sentinel.counter_samples import COLLECTIVES
 from tpcompile.sentinel.messages import Announcement, Position
 from tpcompile.sentinel.progress import Progress
 
@@ -159,3 +160,55 @@ def test_a_variant_is_known_by_where_it_was_compiled_for_its_hash_may_be_the_ran
         region.keep(position, shard)
         ranks.append(set(region.variants.values()))
     assert ranks[0] == ranks[1] == {"f/1.0"}
+
+
+def local_announcement(call: int, num_issued: int) -> Announcement:
+    """A compile in a region without collectives, between that collective of the program and the next."""
+    return announcement(call).model_copy(update={"num_issued": num_issued})
+
+
+def test_a_compile_without_collectives_is_passed_with_the_next_collective_not_with_the_call() -> None:
+    """This rank has called the region twice more, in an evaluation: its calls have other numbers."""
+    passed: list[Announcement] = []
+    issued = [4]
+    progress = Progress(passed.append, counters=lambda: {f"{COLLECTIVES}tp": issued[0], "`step` in main": 3})
+    region = progress.region("f")
+    for _ in range(5):
+        progress.enter(region, 1)
+    found = local_announcement(call=3, num_issued=4)
+    assert progress.announce(found) == []
+    progress.enter(region, 1)
+    assert passed == []
+    issued[0] = 5
+    progress.enter(region, 1)
+    assert passed == [found]
+    progress.enter(region, 1)
+    assert progress.announce(local_announcement(call=20, num_issued=4)) == [], "a rank that is behind has not passed"
+
+
+def test_a_compile_between_the_same_collectives_is_the_same_whatever_the_number_of_its_call() -> None:
+    passed: list[Announcement] = []
+    issued = [4]
+    progress = Progress(passed.append, counters=lambda: {f"{COLLECTIVES}tp": issued[0], "`step` in main": 3})
+    region = progress.region("f")
+    for _ in range(5):
+        progress.enter(region, 1)
+    progress.compile_starts("0/1")
+    issued[0] = 9
+    progress.enter(region, 1)
+    assert progress.announce(local_announcement(call=3, num_issued=4)) == []
+    other = local_announcement(call=3, num_issued=5)
+    assert progress.announce(other) == [other], "negative control: compiled before that collective, not after it"
+
+
+def test_compiles_are_compared_up_to_the_same_collective() -> None:
+    issued = [0]
+    progress = Progress(lambda _: None, counters=lambda: {f"{COLLECTIVES}tp": issued[0], "`step` in main": 3})
+    region = progress.region("f")
+    for number in range(4):
+        issued[0] = number
+        progress.enter(region)
+        progress.compile_starts(f"0/{number}")
+    second = Position(region="f", call=2, index=0)
+    assert progress.compiled_until(second) == {"0/0", "0/1"}
+    assert progress.compiled_until(second, 2) == {"0/0", "0/1", "0/2"}

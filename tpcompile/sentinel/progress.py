@@ -19,7 +19,7 @@ from types import CodeType
 
 from tpcompile.evidence.iterables import last
 from tpcompile.evidence.records import SkippedFrame, UserLine
-from tpcompile.sentinel.counter_samples import Counted, Samples
+from tpcompile.sentinel.counter_samples import COLLECTIVES, Counted, Samples
 from tpcompile.sentinel.messages import COMPILING, RUNNING, Announcement, Position
 
 _END = 1 << 30
@@ -111,16 +111,9 @@ class Progress:
     """Counts lookups, and calls `passed` when this rank passed a position at which a different rank compiles."""
 
     def __init__(
-        self,
-        passed: Passed,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        counters: Counters | None = None,
-        num_issued: Callable[[], int] = int,
+        self, passed: Passed, *, clock: Callable[[], float] = time.monotonic, counters: Counters | None = None
     ) -> None:
-        """`num_issued` counts the collectives that this rank has issued, in groups that all watched ranks share."""
         self._passed, self._clock, self._counters = passed, clock, counters or dict
-        self._num_issued = num_issued
         self.is_active = False
         """True while this process is watched."""
         self.regions: dict[str, Region] = {}
@@ -232,12 +225,18 @@ class Progress:
         return [region for region in list(self.regions.values()) if region.is_compared]
 
     def compiled_until(self, position: Position, num_issued: int = 0) -> frozenset[str]:
-        """Compile ids of the position's region, up to the position, or up to that number of collectives."""
+        """Compile ids of the position's region, up to the position, or up to that number of collectives.
+
+        By collectives, a compile that has not ended may be one after the position, of which nothing is known yet.
+        """
         region = self.region(position.region)
-        places = [place for place in region.compiled if place <= position.place]
+        compiled = region.compiled.copy()
+        places = [place for place in compiled if place <= position.place]
         if num_issued:
-            places = [place for place, number in region.num_issued.items() if number <= num_issued]
-        return frozenset(region.compiled[place].strip("[]") for place in places)
+            ended = compiled.keys() & region.ended
+            places = [place for place in ended if region.num_issued[place] <= num_issued]
+        compile_ids = map(compiled.__getitem__, places)
+        return frozenset(compile_id.strip("[]") for compile_id in compile_ids)
 
     def announce(self, found: Announcement) -> list[Announcement]:
         """Add a compile of a different rank; returns those that this rank passed. Called on the listener's thread."""
@@ -271,6 +270,11 @@ class Progress:
             else:
                 self.pending.pop(region.name, None)
         return [found for found in not_made if found not in ahead]
+
+    def _num_issued(self) -> int:
+        """Collectives that this rank has issued in the groups that all watched ranks share."""
+        counted = self._counters()
+        return sum(number for name, number in counted.items() if name.startswith(COLLECTIVES))
 
     def _has_passed(self, region: Region, found: Announcement) -> bool:
         """True when this rank cannot make the compile any more.

@@ -113,9 +113,7 @@ class Sentinel:
         self.policy: Policy = policy
         self._limits = Limits(hang_after_s, stopped_s, unresponsive_s, skew_limit_s)
         self._progress = Progress(
-            lambda found: self._on(ev.WentPast(found)),
-            counters=lambda: counters(sys._getframe(), domain.members),
-            num_issued=lambda: sum(watching.collective_numbers(domain.members).values()),
+            lambda found: self._on(ev.WentPast(found)), counters=lambda: counters(sys._getframe(), domain.members)
         )
         self.protocol = Protocol(self.rank, domain.members, self._progress, self._limits)
         self._timeline, self._black_box = Timeline(), BlackBox()

@@ -176,11 +176,15 @@ def program_lines(frame: FrameType | None) -> list[UserLine]:
 
     Outside of a compiled callable, all lines of the program that lead to the frame.
     """
-    innermost = frame
-    while frame is not None and frame.f_code is not COMPILE_WRAPPER:
-        frame = frame.f_back
-    callers = traceback.walk_stack(frame or innermost)
-    lines = [line_at(one, number) for one, number in callers if not _is_library(one.f_code.co_filename)]
+    wrapper = frame
+    while wrapper is not None and wrapper.f_code is not COMPILE_WRAPPER:
+        wrapper = wrapper.f_back
+    lines: list[UserLine] = []
+    for one, number in traceback.walk_stack(wrapper or frame):
+        file = one.f_code.co_filename
+        if not _is_library(file):
+            line = line_at(one, number)
+            lines.append(line)
     return lines[::-1]
 
 

@@ -75,7 +75,7 @@ def compiled_alone(domain: Domain, slot: Slot, absent: tuple[int, ...]) -> Diver
         held=found.held,
         step=slot.step,
         is_rank_known=cause not in (Cause.REGIONAL_COMPILE, Cause.EXTRA_COMPILE),
-        advice=f"{cause.advice} {_BESIDE}" if found.is_beside(cause) else cause.advice,
+        advice=found.advice(cause),
     )
 
 
@@ -129,6 +129,10 @@ class _Alone:
         if self.hangs():
             return DivergenceClass.COLLECTIVES
         return DivergenceClass.LABEL if self.is_beside(cause) else DivergenceClass.CONTENT
+
+    def advice(self, cause: Cause) -> str:
+        """What to do about it, and why it is listed only."""
+        return f"{cause.advice} {_BESIDE}" if self.is_beside(cause) else cause.advice
 
     def is_beside(self, cause: Cause) -> bool:
         """True for an extra function such as an evaluation on one rank: no collective, no counterpart elsewhere."""
@@ -218,6 +222,12 @@ class _Recompiled(_Alone):
         """True for a function that only these ranks compile, however often, and for a call that only they make."""
         is_own_function = not self.has_earlier and self.is_apart()
         return is_own_function or is_own_call(self.ours, self.absent)
+
+    def advice(self, cause: Cause) -> str:
+        """The same; of a call that only these ranks make, there is nothing to do about the guard."""
+        if is_own_call(self.ours, self.absent):
+            return f"Only {named_ranks(self.present)} called it from {self.ours.compile.called_from[-1]}. {_BESIDE}"
+        return super().advice(cause)
 
     def cause(self) -> Cause:
         """The cause that the failed guard is about."""

@@ -20,14 +20,16 @@ def is_own_call(ours: Seen, absent: Collection[int]) -> bool:
     Of a program that still runs, the latter may be to come.
     """
     domain, frame = ours.domain, ours.compile.frame
+    path = ours.compile.call_path
+    mine = _paths(ours.digest.of_frame(frame))
     theirs: set[CallPath] = set()
     for rank in absent:
         theirs |= _paths(domain.digests[rank].of_frame(frame))
-    if not (theirs and is_local(ours)):
+    is_own = path in mine - theirs
+    is_in_place = not domain.is_running and not theirs <= mine
+    if not theirs or not is_own or is_in_place:
         return False
-    is_own = ours.compile.call_path not in {*theirs, ()}
-    mine = _paths(ours.digest.of_frame(frame))
-    return is_own and (domain.is_running or theirs <= mine)
+    return is_local(ours)
 
 
 def are_other_calls(domain: Domain, slot: Slot) -> bool:
@@ -47,10 +49,14 @@ def is_local(seen: Seen) -> bool:
     if compile_.limit_reached or compile_.num_items(Layer.COLLECTIVES):
         return False
     program = seen.observed(Layer.GRAPH)
-    is_lowered = any(digest.layer == Layer.LOWERED for digest in compile_.layers)
-    has_dtensors = any("DTensor(" in item.text for item in program)
-    is_whole = all(item.kind not in (ItemKind.BREAK, ItemKind.FAILURE) for item in program)
-    return bool(program) and is_whole and (is_lowered or not has_dtensors)
+    kinds = {item.kind for item in program}
+    has_eager_code = not kinds.isdisjoint((ItemKind.BREAK, ItemKind.FAILURE))
+    if has_eager_code or not program:
+        return False
+    layers = {digest.layer for digest in compile_.layers}
+    if Layer.LOWERED in layers:
+        return True
+    return not any("DTensor(" in item.text for item in program)
 
 
 def _paths(compiles: Sequence[CompileDigest]) -> set[CallPath]:

@@ -34,11 +34,13 @@ def collectives_of(graphs: Iterable[Graph]) -> tuple[Collective, ...]:
 
 def issued_at(graphs: Iterable[Graph]) -> frozenset[Place]:
     """Where the graphs communicate, and in which group."""
-    places: set[Place] = set()
+    places: list[Place] = []
     for node in nodes_of(graphs):
-        roles = [text.removeprefix(_GROUP) for text in node.arguments if text.startswith(_GROUP)]
-        if node.line:
-            places.update((node.line.file, node.line.line, role) for role in roles)
+        line = node.line
+        group = find(node.arguments, lambda text: text.startswith(_GROUP))
+        if line and group:
+            role = group.removeprefix(_GROUP)
+            places.append((line.file, line.line, role))
     return frozenset(places)
 
 

@@ -210,9 +210,12 @@ class LoggedEvents:
         return tuple(dict.fromkeys(map(RankRead.model_validate, reads))) if found else None
 
     def called_from(self) -> tuple[UserLine, ...]:
-        """The program's lines that called the compiled callable; empty where they were not recorded, as in a trace file."""
-        found = [UserLine.model_validate(line) for text in self.payloads(CALLED_FROM)[-1:] for line in json.loads(text)]
-        return tuple(found)
+        """The program's lines that called the compiled callable; empty where they were not recorded, as in a log."""
+        recorded = self.last(CALLED_FROM)
+        if recorded is None:
+            return ()
+        lines = json.loads(recorded.payload)
+        return tuple(map(UserLine.model_validate, lines))
 
     def metrics(self) -> Mapping[str, Any]:
         """The metrics that torch logs at the end of the compile."""

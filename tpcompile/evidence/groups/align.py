@@ -70,7 +70,8 @@ def align(ranks: Sequence[RankDigest]) -> list[Slot]:
     """Put every compile of every rank into exactly one slot.
 
     Best match first: same content in the same call and step, same content in the same call, same content in a
-    different call, same frame in the same call from the same line, same frame in the same call, same graph; a compile without a match gets a slot of its own.
+    different call, same frame in the same call from the same line, same frame in the same call, same graph; a compile
+    without a match gets a slot of its own.
     """
     slots: list[Slot] = []
     passes = _passes(ranks)

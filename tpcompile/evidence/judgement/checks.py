@@ -118,12 +118,14 @@ def _users_first(breaks: Iterable[GraphBreak]) -> list[GraphBreak]:
 
 def _of_library(check: Check, breaks: Sequence[GraphBreak]) -> Check:
     """The failed check, which says so where all breaks are in code of torch or of an installed package."""
-    places = [found.library for found in breaks]
-    if not places or not all(places):
+    places = list(dict.fromkeys(found.library for found in breaks))
+    is_users = not places or "" in places
+    if is_users:
         return check
+    inside = ", ".join(places)
     advice = (
-        f"The graph breaks in {', '.join(dict.fromkeys(places))}: move the call out of the compiled region, or expect "
-        "the break with tpcompile.capture(num_breaks=...)."
+        f"The graph breaks in {inside}: move the call out of the compiled region, or expect the break with "
+        "tpcompile.capture(num_breaks=...)."
     )
     return check.model_copy(update={"is_of_library": True, "advice": advice})
 
@@ -134,21 +136,32 @@ def _all_breaks(ranks: Ranks) -> dict[GraphBreak, None]:
 
 def _expected_breaks(ranks: Ranks, num_breaks: int | None) -> Check:
     """Check that the graphs break at as many places as expected, None for any number."""
-    places = ranks.map(lambda digest: {(found.line, found.reason) for _, found in digest.breaks})
-    numbers = places.map(len)
-    bad = () if num_breaks is None else numbers.where(lambda number: number != num_breaks)
-    expected = "any number" if num_breaks is None else f"{_value_text(num_breaks, 'break')} on every rank"
+    numbers = ranks.map(_num_broken_places)
     breaks = _users_first(_all_breaks(ranks))
-    return make_check(
+    observed = values_text(numbers, "break")
+    bad: ByRank[int] = ByRank({})
+    expected = "any number"
+    if num_breaks is not None:
+        bad = numbers.where(lambda number: number != num_breaks)
+        expected = f"{_value_text(num_breaks, 'break')} on every rank"
+    check = make_check(
         "",
         "graph breaks",
         bad,
         expected,
-        values_text(numbers, "break"),
+        observed,
         cause=Cause.GRAPH_BREAK,
         details=[f"{found.line}: {found.reason}" for found in breaks],
         line=first(known(found.line for found in breaks)),
     )
+    advice = f"Remove the breaks that are not meant, or give the number that is: num_breaks={num_breaks} is expected."
+    return check.model_copy(update={"advice": advice}) if check.is_red else check
+
+
+def _num_broken_places(digest: RankDigest) -> int:
+    """Places, a line and a reason, at which the graphs of a rank break."""
+    places = {(found.line, found.reason) for _, found in digest.breaks}
+    return len(places)
 
 
 def _break_evidence(digest: RankDigest, phase: str, *, frames: bool) -> str:

@@ -25,9 +25,11 @@ def parse_break(text: str) -> GraphBreak:
 
 def _library(text: str) -> str:
     """Where in torch or in an installed package it breaks; empty for the user's code."""
-    at, skipped = _AT.search(text), _NOT_TRACED.search(text)
+    at = _AT.search(text)
+    skipped = _NOT_TRACED.search(text)
     if at and is_packaged(at["file"]):
-        return f"{in_package(at['file'])}:{at['line']}"
+        file = in_package(at["file"])
+        return f"{file}:{at['line']}"
     if skipped and is_packaged(skipped["file"]):
         return in_package(skipped["file"])
     return ""

@@ -33,11 +33,14 @@ def with_roles(guards: Sequence[Guard], roles: GroupRoles, issued: Collection[Pl
     for name in named.values():
         roles(name)  # a role for a group that the mesh does not have
     entries = _entries(guards, named, roles)
-    places = {*issued, *_lookups(guards, entries, roles)}
-    replaced = [_with_role(guard, roles, places) for guard in guards]
-    for container, name in entries:
-        key, role = f"'{name}'", f"group:{roles(name)}"
-        replaced = [_with_key(guard, container, key, role) for guard in replaced]
+    lookups = _lookups(guards, entries, roles)
+    places = {*issued, *lookups}
+    replaced: list[Guard] = []
+    for guard in guards:
+        found = _with_role(guard, roles, places)
+        for container, name in entries:
+            found = _with_key(found, container, f"'{name}'", f"group:{roles(name)}")
+        replaced.append(found)
     return tuple(replaced)
 
 
