@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from rich.console import Console
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -22,7 +23,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import tpcompile
 from tests.forked import torchrun
 from tpcompile.checking import Capture
-from tpcompile.errors import DirectoryTakenError, DivergenceError, ExitCode
+from tpcompile.errors import ConfigError, DirectoryTakenError, DivergenceError, ExitCode
 from tpcompile.evidence.records import DivergenceClass, Status
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate.replay import replay
@@ -86,6 +87,121 @@ def test_one_rank_with_a_different_constant_is_red_on_every_rank_and_named(mesh:
     assert red[0].domain == "tp 2-3"
     assert [g.ranks for g in red[0].groups] == [(2,), (3,)]
     assert red[0].title == "factor == 2 / 3"
+
+
+class Experts(nn.Module):
+    """A sum over the other axis, through the group that the mesh looks up by its name; a factor of the user's."""
+
+    def __init__(self, mesh: DeviceMesh, key: str) -> None:
+        super().__init__()
+        self.mesh, self.key = mesh, key
+        self.factors = {key: 2.0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x -> its sum over the replicas, times the factor."""
+        summed = funcol.all_reduce(x, "sum", self.mesh.get_group("dp"))
+        return summed * self.factors[self.key]
+
+
+@pytest.mark.tp(world_size=WORLD)
+def test_a_group_of_the_other_axis_is_its_role_and_a_users_key_that_looks_like_its_name_is_not(
+    mesh: DeviceMesh,
+) -> None:
+    """The ranks of one group of tp are in different groups of dp: the group's name is a key in a guard."""
+    own = mesh.get_group("dp").group_name
+    for key, exit_code in (("all", ExitCode.PASS), (f"rank {dist.get_rank()}", ExitCode.FAIL), (own, ExitCode.FAIL)):
+        torch.compiler.reset()
+        program = torch.compile(Experts(mesh, key), backend="eager")
+        with tpcompile.capture(mesh, watch=False) as run:
+            program(torch.ones(2))
+        verdict = tpcompile.check(run, timeout_s=30)
+        assert verdict.exit_code == exit_code, (key, verdict.summary)
+
+
+def trained_by(optimizer: torch.optim.Optimizer, step: Callable[[], object]) -> None:
+    """Three steps, with gradients of ones."""
+    for _ in range(3):
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.grad = torch.ones_like(parameter)
+        step()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize(("num_breaks", "is_green"), [(0, False), (1, True), (2, False), (None, True)])
+def test_as_many_graph_breaks_as_expected_are_green_and_one_more_or_fewer_are_red(
+    num_breaks: int | None, is_green: bool
+) -> None:
+    """torch breaks the graph of a compiled `Optimizer.step` itself; the model beside it is compiled, too."""
+    model = torch.compile(nn.Linear(4, 4), backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = torch.compile(optimizer.step, backend="eager")
+    with tpcompile.capture(watch=False, num_breaks=num_breaks) as run:
+        model(torch.ones(2, 4))
+        trained_by(optimizer, step)
+    verdict = tpcompile.check(run)
+    red = {check.name: check for check in verdict.checks if check.is_red}
+    assert bool(red) != is_green
+    if num_breaks == 0:
+        assert verdict.lead is not None and "move the call out" in verdict.lead.do_first
+        assert "in torch/optim/optimizer.py" in red["graph breaks"].observed
+        regions = red["one region per call"]
+        assert "its graph breaks at torch/optim/optimizer.py" in regions.observed
+        assert "hooks" not in f"{regions.observed} {regions.details}"
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_an_expected_break_does_not_hide_a_code_object_that_is_skipped_since_a_different_one() -> None:
+    def leaves_graph(x: Tensor) -> Tensor:
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y.cos()
+
+    def layer(x: Tensor) -> Tensor:
+        return x.sin() * 2
+
+    def loops(x: Tensor, is_debugged: bool) -> Tensor:
+        for _ in range(2):
+            x = layer(x)
+            if is_debugged:
+                torch._dynamo.graph_break()
+        return x
+
+    compiled, looping = torch.compile(leaves_graph, backend="eager"), torch.compile(loops, backend="eager")
+    looping(torch.ones(2), True)
+    with tpcompile.capture(watch=False, num_breaks=None) as run:
+        compiled(torch.ones(2))
+    assert tpcompile.check(run).exit_code == ExitCode.PASS
+    with tpcompile.capture(watch=False, num_breaks=1) as run:
+        compiled(torch.ones(3))
+        looping(torch.ones(2), False)
+    assert tpcompile.check(run).exit_code == ExitCode.FAIL
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_guard_of_the_users_that_fails_in_every_call_comes_before_a_break_in_torch() -> None:
+    """PyTorch's recipe for a compiled optimizer with a scheduler, and a number of the user's that changes."""
+    optimizer = torch.optim.SGD(nn.Linear(4, 4).parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=5)
+    tags = iter(["first", "second", "third"])
+
+    def step(tag: str) -> None:
+        if tag:
+            optimizer.step()
+        scheduler.step()
+
+    compiled = torch.compile(step, backend="eager")
+    with tpcompile.capture(watch=False) as run:
+        trained_by(optimizer, lambda: compiled(next(tags)))
+    verdict = tpcompile.check(run)
+    assert verdict.exit_code == ExitCode.FAIL and verdict.lead is not None
+    assert verdict.lead.says == "recompiled 2 times by Python value: tag == 'first' ('first', 'second')"
+    assert verdict.lead.line is not None and verdict.lead.line.file.endswith("test_checking.py")
+
+
+@pytest.mark.parametrize("num_breaks", [-1, True, "1", 1.0])
+def test_a_number_of_graph_breaks_that_is_none_is_refused(num_breaks: Any) -> None:
+    with pytest.raises(ConfigError, match="num_breaks="):
+        tpcompile.capture(watch=False, num_breaks=num_breaks)
 
 
 def _left(waits: bool) -> tuple[float, float]:
