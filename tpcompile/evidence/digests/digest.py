@@ -96,6 +96,10 @@ def _overwritten(compile_: CompileRecord, phase: str, number: int) -> Item:
 
 def digest_compile(compile_: CompileRecord, index: int) -> CompileDigest:
     """Hash every observed layer of one compile."""
+    called = called_at(compile_.stack)
+    callers = tuple(own_lines(compile_.stack[:-1]))
+    # Of a module torch's own stack has all lines of the program.
+    called_from = compile_.called_from or (callers if called else ())
     return CompileDigest(
         index=index,
         compile_id=compile_.compile_id,
@@ -104,9 +108,9 @@ def digest_compile(compile_: CompileRecord, index: int) -> CompileDigest:
         step=compile_.step,
         line=own_line(compile_.line, compile_.stack),
         entered_at=entered_at(compile_.line, compile_.stack),
-        called_at=called_at(compile_.stack),
-        called_from=compile_.called_from,
-        callers=tuple(own_lines(compile_.stack[:-1])),
+        called_at=called,
+        called_from=called_from,
+        callers=callers,
         recompile_reasons=compile_.recompile_reasons,
         limit_reached=compile_.limit_reached,
         is_dynamic=_is_dynamic(compile_),
