@@ -78,6 +78,8 @@ def test_a_call_in_place_of_that_of_the_other_ranks_is_red() -> None:
     assert [one.is_red for one in between(*ranks)] == [True]
     (found,) = between(*ranks, is_running=True)
     assert (found.cls, found.cause) == (DivergenceClass.LABEL, Cause.EXTRA_COMPILE)
+    fed_later = [[trains()], [trains(called_from=(MAIN, EVALUATE)), again()]]
+    assert [one.is_red for one in between(*fed_later)] == [True]
     same_call = [[trains()], [again(called_from=(MAIN, TRAIN))]]
     assert [one.is_red for one in between(*same_call, is_running=True)] == [True]
 
