@@ -178,6 +178,13 @@ def test_a_divergence_explains_the_wrong_number_behind_it() -> None:
     assert "mul(%0, 2) / mul(%0, 9)" in verdict(plain(0), wrong).summary
 
 
+def test_wrong_numbers_come_before_guards_that_differ_under_equal_programs() -> None:
+    records = [healthy(rank, compiles=[compiled(guards=(guard(says=f"== {rank}"),))]) for rank in range(2)]
+    assert verdict(*records).summary.startswith(Cause.GUARD_ONLY.value)
+    wrong = [record.model_copy(update={"facts": facts(errors=errors(forward=99.0))}) for record in records]
+    assert verdict(*wrong).summary.startswith("forward right: worst 99.00x")
+
+
 def test_what_ended_the_run_explains_the_divergence() -> None:
     found = verdict(plain(0), odd(1), problems=[problem(CheckId.NO_ERROR)])
     assert found.summary == "exceptions: it went wrong, expected - (rank 1)"

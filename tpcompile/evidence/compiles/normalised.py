@@ -19,7 +19,9 @@ OBJECT_IDS, DEVICE_INDICES, GROUP_NAMES = "object ids", "device indices", "group
 _KINDS = {  # every pattern begins with fixed text where it can: they run over all text of every compile
     OBJECT_IDS: re.compile(r"\d{12,}|0x[0-9a-fA-F]{5,}"),
     DEVICE_INDICES: re.compile(r"cuda:\d+|xpu:\d+|index=\d+|device=\d+"),
-    GROUP_NAMES: re.compile(r"g(?:roup)?_name\S* == '[^']*'|_c10d_functional(?:_autograd)?\.\w[^\n]*'[^'\n]*'"),
+    GROUP_NAMES: re.compile(
+        r"g(?:roup)?_name\S* == '[^']*'|_pg_registry\['[^']*'\]|_c10d_functional(?:_autograd)?\.\w[^\n]*'[^'\n]*'"
+    ),
 }
 _LAYERS = {
     "dynamo_cpp_guards_str": Layer.GUARDS,
