@@ -20,12 +20,8 @@ _KINDS = {  # every pattern begins with fixed text where it can: they run over a
     OBJECT_IDS: re.compile(r"\d{12,}|0x[0-9a-fA-F]{5,}"),
     DEVICE_INDICES: re.compile(r"cuda:\d+|xpu:\d+|index=\d+|device=\d+"),
     GROUP_NAMES: re.compile(
-<<<<<<< ours
-        r"g(?:roup)?_name(?:(?!g(?:roup)?_name)\S)*+ == '[^']*'"
+        r"g(?:roup)?_name(?:(?!g(?:roup)?_name)\S)*+ == '[^']*'|_pg_registry\['[^']*'\]"
         r"|_c10d_functional(?:_autograd)?\.\w(?:(?!_c10d_functional)[^\n])*'[^'\n]*'"
-=======
-        r"g(?:roup)?_name\S* == '[^']*'|_pg_registry\['[^']*'\]|_c10d_functional(?:_autograd)?\.\w[^\n]*'[^'\n]*'"
->>>>>>> theirs
     ),
 }
 _LAYERS = {
