@@ -39,6 +39,8 @@ from tpcompile.evidence.text.normalise import GroupRoles
 from tpcompile.evidence.text.reasons import LIMIT
 
 T = TypeVar("T")
+UNKNOWN_FILE = "?"
+"""The file of a line of a stack whose index is not in the table of strings."""
 _DYNAMIC_MARKS = re.compile(r"^dynamo_\w*(dynamic|unbacked|static)\w*$")
 
 
@@ -69,7 +71,7 @@ def start_stack(start: TraceEvent, table: Mapping[int, str]) -> tuple[UserLine, 
 
 def _stack_line(frame: Mapping[str, Any], table: Mapping[int, str]) -> UserLine:
     name = frame["filename"]
-    file = table.get(name, "?") if isinstance(name, int) else name
+    file = table.get(name, UNKNOWN_FILE) if isinstance(name, int) else name
     return _line(file, frame["line"], frame["name"], frame.get("loc") or "")
 
 

@@ -16,6 +16,7 @@ from tpcompile.evidence.compiles.events import (
     TRACED,
     WANTED_EVENTS,
     TraceEvent,
+    compile_id_of,
     event,
     rank_reads_event,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "WANTED_EVENTS",
     "CompileNumbers",
     "TraceEvent",
+    "compile_id_of",
     "compile_record",
     "compile_records",
     "event",

@@ -80,9 +80,10 @@ def diagnose(folders: Sequence[Path], question: Question | None = None) -> Verdi
     logs = _read_all(files.paths)
     world_size = _world_size(question, max(logs) + 1)
     missing = sorted(set(range(world_size)).difference(logs))
-    ends = log_ends(logs, missing)
+    domains = _domains(question, logs, missing)
+    ends = log_ends(logs, missing, domains.domains)
     incomplete = ends.where(lambda end: end.lacks)
-    job = Job(logs, _domains(question, logs, missing), world_size=world_size, incomplete=frozenset(incomplete))
+    job = Job(logs, domains, world_size=world_size, incomplete=frozenset(incomplete))
     return _Diagnosis(job, question, ends, files.left_out).verdict()
 
 

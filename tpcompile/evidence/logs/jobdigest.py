@@ -84,7 +84,7 @@ def _listed(logs: DomainLogs, others: frozenset[Frame]) -> list[Frame]:
 
 def _order(member: Member, among: frozenset[Frame]) -> tuple[Frame, ...]:
     """Frames with collectives in the order in which a rank compiled them."""
-    issuing = [compile_.frame for compile_ in member.log.compiles if compile_.issued]
+    issuing = [compile_.frame for compile_ in member.log.sound.values() if compile_.issued]
     return tuple(frame for frame in issuing if frame in among)
 
 
@@ -129,7 +129,7 @@ class JobDigest:
         chosen = self.selection.domains[member.domain.name]
         empty = digest_rank(self._record(member, ()))
         parts = [empty]
-        for number, compile_ in enumerate(member.log.compiles):
+        for number, compile_ in member.log.sound.items():
             if compile_.frame in chosen.parsed:
                 record = self.records[member.log.rank](number)
                 parts.append(_numbered(digest_rank(self._record(member, (record,))), number))

@@ -1,0 +1,163 @@
+"""Events of one compile in a log, in order -> what contradicts what: evidence that something is missing or was changed.
+
+Payloads are hashed, but no hash covers which records a log has, nor the JSON in front of a payload. What torch logs of
+one compile is redundant, though: it begins with a start and ends with metrics, which repeat the stack, the reason, and
+how much was traced and lowered. Each rule below compares two records of the same compile. Fields that a version of
+torch does not log are not compared. Seen on torch 2.11.0 and 2.13.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tpcompile.evidence.compiles.events import GRAPH_KINDS, TraceEvent
+from tpcompile.evidence.compiles.record import UNKNOWN_FILE
+from tpcompile.evidence.records import UserLine
+
+LOWERED = frozenset(GRAPH_KINDS) - {"dynamo_output_graph"}
+CODE = "inductor_output_code"
+AOT_TIME, INDUCTOR_TIME = "aot_autograd_cumulative_compile_time_us", "inductor_cumulative_compile_time_us"
+"""Fields of the metrics: None where a compile was not lowered that far."""
+_BEFORE_THE_END = frozenset(GRAPH_KINDS) | {
+    "dynamo_start", "describe_tensor", "describe_source", "dynamo_cpp_guards_str", "dynamo_graph_break_reason",
+    "recompile_reasons",
+}  # fmt: skip
+"""Events that torch logs before the metrics of a compile; the code of a backward comes when it first runs."""
+_FIRST = frozenset({"recompile_reasons", "dynamo_start", "compilation_metrics"})
+_OF_A_BREAK = "For more details about this graph break"
+"""In the reason of a restart: the attempt before it ended in a graph break, which is logged."""
+
+
+def after_the_end(name: str) -> str:
+    """What is wrong with an event of a compile that has ended; empty for one that may come later."""
+    return f"{name} comes after its end" if name in _BEFORE_THE_END else ""
+
+
+@dataclass(slots=True)
+class Story:
+    """What one compile has logged so far."""
+
+    compile_id: str
+    names: set[str] = field(default_factory=set)
+    time: bytes = b""
+    attempt: int = 0
+    stack: Sequence[UserLine] | None = None
+    """Of its last start; None without a start."""
+    tensors: set[tuple[object, object]] = field(default_factory=set)
+    sources: set[tuple[object, object]] = field(default_factory=set)
+    contradiction: str = ""
+    """The first one, for the reader; empty for none."""
+
+    @property
+    def is_ended(self) -> bool:
+        """True when the metrics were logged."""
+        return "compilation_metrics" in self.names
+
+    def take(self, item: TraceEvent, time: bytes) -> None:
+        """Note an event and compare it with what came before; `time` is that of its record."""
+        self.contradicted(self._out_of_order(item, time))
+        self.time = time
+        self.attempt = max(item.attempt, self.attempt)
+        self.names.add(item.name)
+        if item.name == "describe_tensor":
+            self.tensors.add(_described(item))
+        elif item.name == "describe_source":
+            self.sources.add(_described(item))
+        elif item.name == "compilation_metrics":
+            self.contradicted(next(self._at_the_end(item.metadata["compilation_metrics"]), ""))
+            self.tensors, self.sources, self.stack = set(), set(), None
+
+    def contradicted(self, why: str) -> None:
+        """Note a contradiction; of several the first is kept."""
+        self.contradiction = self.contradiction or why
+
+    def _out_of_order(self, item: TraceEvent, time: bytes) -> str:
+        if not self.names and item.name not in _FIRST:
+            return f"its first record is {item.name}"
+        if time < self.time:
+            return f"{item.name} is out of order"
+        if item.attempt < self.attempt:
+            return f"{item.name} is of an earlier attempt"
+        return ""
+
+    def _at_the_end(self, metrics: Mapping[str, Any]) -> Iterator[str]:
+        has_failed = bool(metrics.get("fail_type"))
+        yield from self._start(metrics, has_failed=has_failed)
+        yield from self._reasons(metrics)
+        if not self.sources <= self.tensors:
+            yield "a tensor that enters it is not described"
+        if has_failed:
+            return
+        yield from self._traced(metrics)
+        yield from self._breaks(metrics)
+        yield from self._lowered(metrics)
+
+    def _start(self, metrics: Mapping[str, Any], *, has_failed: bool) -> Iterator[str]:
+        if self.stack is None:
+            if not has_failed:
+                yield "it has no start"
+            return
+        if any(line.file == UNKNOWN_FILE for line in self.stack):
+            yield "the name of a file in its stack is missing"
+        if not _is_same_stack(self.stack, metrics.get("stack_trace")):
+            yield "its start and its end have different stacks"
+        ours = _frame(self.stack[-1]) if self.stack else None
+        theirs = (metrics.get("co_name"), metrics.get("co_filename"), metrics.get("co_firstlineno"))
+        if None not in theirs and ours != theirs:
+            yield "its start and its end name different functions"
+
+    def _reasons(self, metrics: Mapping[str, Any]) -> Iterator[str]:
+        has_reasons = "recompile_reasons" in self.names
+        is_first = self.compile_id.endswith("/0")
+        # An entry of the cache whose objects are gone cannot fail: then torch recompiles without a reason, and says so.
+        expected = bool(metrics["recompile_reason"]) if "recompile_reason" in metrics else not is_first
+        if expected and not has_reasons:
+            yield "it is a recompile without a reason"
+
+    def _traced(self, metrics: Mapping[str, Any]) -> Iterator[str]:
+        has_graph = "dynamo_output_graph" in self.names
+        is_lowered = not self.names.isdisjoint(LOWERED)
+        if not has_graph and (is_lowered or metrics.get("graph_op_count")):
+            yield "its graph is missing"
+        if "dynamo_cpp_guards_str" not in self.names and (has_graph or metrics.get("guard_count")):
+            yield "its guards are missing"
+
+    def _breaks(self, metrics: Mapping[str, Any]) -> Iterator[str]:
+        if "restart_reasons" in metrics:
+            reasons = metrics["restart_reasons"] or ()
+            is_broken = any(_OF_A_BREAK in reason for reason in reasons)
+        else:
+            is_broken = self.attempt > 0
+        if is_broken and "dynamo_graph_break_reason" not in self.names:
+            yield "the reason of its graph break is missing"
+
+    def _lowered(self, metrics: Mapping[str, Any]) -> Iterator[str]:
+        is_loaded = any(name.endswith("_hit") for name in self.names)
+        is_loaded_there = any(metrics.get(name) for name in metrics if name.endswith("cache_hit_count"))
+        if is_loaded_there and not is_loaded:
+            yield "what it loaded from a cache is missing"
+        if is_loaded or "dynamo_output_graph" not in self.names:
+            return
+        if metrics.get(AOT_TIME) and self.names.isdisjoint(LOWERED):
+            yield "its lowered graphs are missing"
+        if metrics.get(INDUCTOR_TIME) and CODE not in self.names:
+            yield "its generated code is missing"
+
+
+def _described(item: TraceEvent) -> tuple[object, object]:
+    body = item.metadata[item.name]
+    return body.get("describer_id"), body.get("id")
+
+
+def _frame(line: UserLine) -> tuple[str, str, int]:
+    return line.function, line.file, line.line
+
+
+def _is_same_stack(stack: Sequence[UserLine], said: Sequence[str] | None) -> bool:
+    """True for the stack that the metrics repeat; between the callers and the frame they may have torch's own lines."""
+    if not said or not stack:
+        return True
+    *callers, frame = [f"Line: {line.line}, Name: {line.function}, Filename: {line.file}" for line in stack]
+    return frame == said[-1] and callers == said[: len(callers)]

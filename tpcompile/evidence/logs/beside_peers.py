@@ -1,0 +1,74 @@
+"""Logs of ranks that must agree -> the ranks whose log lacks a record that their peers have.
+
+A log has no count of its records. Where two ranks compiled the same frame, one with a lowered graph, generated code or
+a schedule that the other has no trace of, and which it did not load from a cache, that record was not observed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from tpcompile.evidence.compiles.events import FUSION
+from tpcompile.evidence.compiles.shapes import SCHEDULE
+from tpcompile.evidence.compiles.story import CODE
+from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.logs.compiled import Frame, LoggedCompile
+from tpcompile.evidence.logs.ranklog import RankLog
+
+_FROM_CODE = frozenset({SCHEDULE, FUSION})
+"""Logged together with generated code."""
+
+
+def missing_frames(logs: ByRank[RankLog]) -> set[int]:
+    """Ranks without any compile of frames whose numbers are not missing on all ranks: torch may count one silently."""
+    missing = [log.missing for log in logs.values()]
+    everywhere = frozenset.intersection(*missing)
+    return set(logs.where(lambda log: log.missing - everywhere))
+
+
+def fewer_records(logs: ByRank[RankLog]) -> set[int]:
+    """Ranks that lack a record which a peer has of the same compile, or of the job."""
+    found = _without(logs, lambda log: log.executions) | _without(logs, lambda log: log.torch_version)
+    for turn in _turns(logs):
+        found.update(_lacking(turn))
+    return found
+
+
+def _without(logs: ByRank[RankLog], has: Callable[[RankLog], object]) -> set[int]:
+    """Ranks without what any other rank has."""
+    having = logs.where(has)
+    return set(logs).difference(having) if having else set()
+
+
+def _turns(logs: ByRank[RankLog]) -> Iterator[ByRank[LoggedCompile]]:
+    """The first, second, ... compile of every frame on the ranks that made it and logged its end."""
+    frames: Iterable[Frame] = dict.fromkeys(frame for log in logs.values() for frame in log.by_frame)
+    for frame in frames:
+        compiles = logs.map(lambda log: log.by_frame.get(frame, ()))
+        longest = max(map(len, compiles.values()))
+        for number in range(longest):
+            having = compiles.where(lambda found: number < len(found))
+            turn = having.map(lambda found: found[number])
+            yield turn.where(lambda compile_: compile_.is_ended)
+
+
+def _lacking(turn: ByRank[LoggedCompile]) -> Iterator[int]:
+    """Ranks with fewer records of a kind than a peer with the same number of Dynamo graphs."""
+    traced = turn.where(lambda compile_: "dynamo_output_graph" in compile_.names)
+    most: Counter[str] = Counter()
+    for compile_ in traced.values():
+        most |= Counter(compile_.lowered)
+    for rank, compile_ in traced.items():
+        own = Counter(compile_.lowered)
+        if any(_is_lost(kind, own, compile_) for kind in most - own):
+            yield rank
+
+
+def _is_lost(kind: str, own: Counter[str], compile_: LoggedCompile) -> bool:
+    """True when a compile has fewer records of a kind than a peer, and neither a cache nor its backend is the reason."""
+    is_loaded = any(name.endswith("_hit") for name in compile_.names)
+    if is_loaded or not compile_.says_how_lowered:
+        return not is_loaded
+    is_from_code = kind in _FROM_CODE and CODE in own
+    return kind in own or is_from_code
