@@ -23,8 +23,8 @@ import torch
 import torch._inductor.config
 import torch.distributed as dist
 from torch import Tensor, nn
-from tpcompile.collectives import all_reduce
 
+from tpcompile.collectives import all_reduce
 from tpcompile.evidence.compiles.trace import CACHE_EVENTS, event
 from tpcompile.testing import run_on_ranks
 

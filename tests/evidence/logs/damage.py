@@ -1,7 +1,9 @@
-"""A seed -> one damaged copy of the log of one rank: what a full disk, a crash or an editor does to a TORCH_TRACE file."""
+"""A seed -> one damaged copy of the log of one rank: what a full disk or a crash does to a TORCH_TRACE file."""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import random
 import re
@@ -23,7 +25,19 @@ def starts(log: bytes) -> list[int]:
 def records(log: bytes) -> list[bytes]:
     """The records of a log, each with its payload."""
     places = starts(log)
-    return [log[begin:end] for begin, end in zip(places, places[1:], strict=False)]
+    return [log[begin:end] for begin, end in itertools.pairwise(places)]
+
+
+def rehashed(text: str) -> str:
+    """An edited log with the hashes of its payloads, as a job that logged it would have written it."""
+    return "".join(_rehashed(record.decode()) for record in records(text.encode()))
+
+
+def _rehashed(record: str) -> str:
+    line, _, rest = record.partition("\n")
+    payload = rest.removeprefix("\t").removesuffix("\n").replace("\n\t", "\n")
+    md5 = hashlib.md5(payload.encode(), usedforsecurity=False).hexdigest()
+    return re.sub(r'"has_payload": "\w+"', f'"has_payload": "{md5}"', line) + "\n" + rest
 
 
 def truncated(log: bytes, rng: random.Random) -> bytes:
@@ -141,6 +155,7 @@ def _with_alien(value: Any, rng: random.Random) -> Any:
 
 
 OPERATORS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
-    truncated, one_byte, twenty_bytes, in_an_envelope, hole, cut, nuls_behind, doubled, lost, swapped, other_type, printable,
+    truncated, one_byte, twenty_bytes, printable, in_an_envelope, hole, cut, nuls_behind, doubled, lost, swapped,
+    other_type,
 )  # fmt: skip
 """All kinds of damage."""

@@ -134,8 +134,12 @@ class _Alone:
         return cause == Cause.EXTRA_COMPILE and self.is_apart()
 
     def is_apart(self) -> bool:
-        """True when it issues no collective of its own and the absent ranks compile nothing in its place."""
-        return not (self.hangs() or self.not_shared())
+        """True when it issues no collective and the absent ranks compile neither the frame nor one in its place.
+
+        A second compile of a frame that all ranks have is a recompile, also where the reason of it was not observed.
+        """
+        issues = self.ours.compile.num_items(Layer.COLLECTIVES) > 0
+        return not (issues or self.has_earlier or self.not_shared())
 
     def not_shared(self) -> list[Seen]:
         """Compiles on the absent ranks, of functions that the first present rank did not compile."""
@@ -215,7 +219,7 @@ class _Recompiled(_Alone):
 
     def is_beside(self, cause: Cause) -> bool:
         """True for a function that only these ranks compile, however often."""
-        return not self.has_earlier and self.is_apart()
+        return self.is_apart()
 
     def cause(self) -> Cause:
         """The cause that the failed guard is about."""

@@ -84,7 +84,10 @@ def _end(log: RankLog, beside: Mapping[Lack, Collection[int]]) -> LogEnd:
     """`beside`: ranks whose log lacks something, as those of other ranks show."""
     unfinished = [compile_ for compile_ in log.compiles if not compile_.is_ended]
     shown = last(unfinished or log.compiles)
-    lacks = [*_lacks(log, is_unfinished=bool(unfinished)), *(lack for lack, ranks in beside.items() if log.rank in ranks)]
+    lacks = [
+        *_lacks(log, is_unfinished=bool(unfinished)),
+        *(lack for lack, ranks in beside.items() if log.rank in ranks),
+    ]
     return LogEnd(log.rank, tuple(lacks), log.facts.ended, shown, log.damage)
 
 

@@ -38,7 +38,7 @@ from tpcompile.evidence.iterables import find, first, grouped
 from tpcompile.evidence.logs.compiled import Frame, LoggedCompile
 from tpcompile.evidence.logs.sound import Soundness
 from tpcompile.evidence.logs.tracefile import FileFacts, Record, TraceFile, events_at
-from tpcompile.evidence.records import CompileRecord, UserLine
+from tpcompile.evidence.records import CompileRecord
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.normalise import GroupRoles
 

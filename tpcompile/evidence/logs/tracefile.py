@@ -26,6 +26,8 @@ _HEAD = re.compile(
 _NEXT = re.compile(rb'\n(?=[A-Z]\d{4} [\d:.]+ \d+ .*?\] \{"[^"\n]+")')
 _SAID = re.compile(rb'"has_payload": "([0-9a-f]{32})"\}\Z')
 """The hash of the payload, which torch adds as the last key."""
+_FOREIGN = re.compile(rb"\n(?!\t)")
+"""The end of a line of a record whose next line is none of it: torch begins all lines of a payload with a tab."""
 _BLOCK_BYTES = 1 << 16
 
 
@@ -101,7 +103,7 @@ class TraceFile:
         """
         last: Record | None = None
         with self.path.open("rb") as file:
-            for place, text, is_complete in _texts(file):
+            for place, text, is_complete in _own_and_foreign(_texts(file)):
                 if last is not None:
                     yield from self._known(last)
                 last = self._read(place, text)
@@ -162,6 +164,17 @@ def _texts(file: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
             place += len(text) + 1
     if rest:
         yield place, rest.removesuffix(b"\n"), rest.endswith(b"\n")
+
+
+def _own_and_foreign(texts: Iterable[tuple[int, bytes, bool]]) -> Iterator[tuple[int, bytes, bool]]:
+    """The texts, with what stands behind a record and is no line of it as a text of its own."""
+    for place, text, is_complete in texts:
+        if text.count(b"\n") == text.count(b"\n\t"):
+            yield place, text, is_complete
+        else:
+            own = _FOREIGN.split(text, maxsplit=1)[0]
+            yield place, own, True
+            yield place + len(own) + 1, text[len(own) + 1 :], is_complete
 
 
 def _parts(head: re.Match[bytes]) -> tuple[bytes, bytes | None]:
