@@ -6,18 +6,19 @@ a schedule that the other has no trace of, and which it did not load from a cach
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from tpcompile.evidence.compiles.events import FUSION
 from tpcompile.evidence.compiles.shapes import SCHEDULE
-from tpcompile.evidence.compiles.story import CODE
+from tpcompile.evidence.compiles.story import CODE, LOWERED
 from tpcompile.evidence.groups.by_rank import ByRank
-from tpcompile.evidence.logs.compiled import Frame, LoggedCompile
+from tpcompile.evidence.logs.compiled import LoggedCompile
 from tpcompile.evidence.logs.ranklog import RankLog
 
-_FROM_CODE = frozenset({SCHEDULE, FUSION})
-"""Logged together with generated code."""
+_MADE_WITH = dict.fromkeys((CODE, SCHEDULE, FUSION), frozenset({CODE}))
+"""Kind of record -> those of which one at least is there as well; a lowered graph is there with any other one."""
 
 
 def missing_frames(logs: ByRank[RankLog]) -> set[int]:
@@ -43,14 +44,12 @@ def _without(logs: ByRank[RankLog], has: Callable[[RankLog], object]) -> set[int
 
 def _turns(logs: ByRank[RankLog]) -> Iterator[ByRank[LoggedCompile]]:
     """The first, second, ... compile of every frame on the ranks that made it and logged its end."""
-    frames: Iterable[Frame] = dict.fromkeys(frame for log in logs.values() for frame in log.by_frame)
+    frames = dict.fromkeys(itertools.chain.from_iterable(log.by_frame for log in logs.values()))
     for frame in frames:
-        compiles = logs.map(lambda log: log.by_frame.get(frame, ()))
-        longest = max(map(len, compiles.values()))
-        for number in range(longest):
-            having = compiles.where(lambda found: number < len(found))
-            turn = having.map(lambda found: found[number])
-            yield turn.where(lambda compile_: compile_.is_ended)
+        compiles = [log.by_frame.get(frame, []) for log in logs.values()]
+        for turn in itertools.zip_longest(*compiles):
+            made = {rank: compile_ for rank, compile_ in zip(logs, turn, strict=True) if compile_ is not None}
+            yield ByRank(made).where(lambda compile_: compile_.is_ended)
 
 
 def _lacking(turn: ByRank[LoggedCompile]) -> Iterator[int]:
@@ -66,9 +65,11 @@ def _lacking(turn: ByRank[LoggedCompile]) -> Iterator[int]:
 
 
 def _is_lost(kind: str, own: Counter[str], compile_: LoggedCompile) -> bool:
-    """True when a compile has fewer records of a kind than a peer, and neither a cache nor its backend is the reason."""
+    """True when neither a cache nor its backend is the reason for fewer records of a kind than a peer has."""
     is_loaded = any(name.endswith("_hit") for name in compile_.names)
-    if is_loaded or not compile_.says_how_lowered:
-        return not is_loaded
-    is_from_code = kind in _FROM_CODE and CODE in own
-    return kind in own or is_from_code
+    if is_loaded:
+        return False
+    if not compile_.says_how_lowered:
+        return True
+    above = _MADE_WITH.get(kind, LOWERED)
+    return not above.isdisjoint(own)

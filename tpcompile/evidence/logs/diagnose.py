@@ -290,9 +290,9 @@ _UNCOUPLED = (
 
 
 _UNCONFIRMED = (
-    "Only the descriptions of the inputs differ; the graphs and the guards of this function agree. No hash covers these "
-    "descriptions in a log, so this is either a damaged log or an input whose size no guard checks: log the shapes that "
-    "enter the function on these ranks."
+    "Only the descriptions of the inputs differ; the graphs and guards of this function agree. No hash covers these "
+    "descriptions, so this is a damaged log, or an input whose size no guard checks: print the shapes that enter the "
+    "function on these ranks."
 )
 
 

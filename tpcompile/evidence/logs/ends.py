@@ -68,8 +68,7 @@ def log_ends(logs: ByRank[RankLog], missing: Sequence[int], domains: Iterable[Do
     lost = {rank: LogEnd(rank, (Lack.NO_LOG,)) for rank in missing}
     fewer = set[int]()
     for domain in domains:
-        members = logs.where(lambda log: log.rank in domain.ranks)
-        fewer |= fewer_records(members)
+        fewer |= fewer_records(logs.among(logs.keys() & set(domain.ranks)))
     beside = {Lack.GAPS: missing_frames(logs), Lack.FEWER: fewer}
     return ByRank({**logs.map(lambda log: _end(log, beside)), **lost})
 

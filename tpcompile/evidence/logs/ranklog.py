@@ -200,7 +200,7 @@ class _Reader:
         number = self.number_of(found)
         if number == len(self.log.compiles):
             self.log.compiles.append(self.begun(found, number))
-            self.soundness.begin(number)
+            self.soundness.begin(number, record.time)
         compile_ = self.log.compiles[number]
         compile_.places.append(record.start)
         compile_.size_bytes += len(record.payload)

@@ -27,6 +27,8 @@ class Soundness:
         """By number, of the compiles that have not ended."""
         self._open: int | None = None
         """The compile in progress: torch compiles one frame at a time."""
+        self._time = b""
+        """Of the last record of any compile."""
         self._latest: dict[str, int] = {}
         self._damaged_ids: set[str] = set()
         """Ids in damaged records of compiles that had no sound record yet."""
@@ -37,9 +39,14 @@ class Soundness:
         """Ranges of frames of which the log has no compile, though torch numbers frames without gaps."""
         return frozenset(self._ids.missing)
 
-    def begin(self, number: int) -> None:
-        """Note a compile whose first record was read."""
+    def begin(self, number: int, time: bytes) -> None:
+        """Note a compile whose first record, of that time, was read."""
         compile_id = self._compiles[number].compile_id
+        if self._latest.get(compile_id) in self._stories:
+            self._blame(self._latest[compile_id], "it begins twice")
+            self._blame(number, "it begins twice")
+        if time < self._time:
+            self._blame(number, "it begins before the record in front of it")
         self._stories[number] = Story(compile_id)
         self._open = self._latest[compile_id] = number
         if compile_id in self._damaged_ids:
@@ -52,9 +59,11 @@ class Soundness:
         if self._open not in (None, number):
             self._blame(number, _AMONG)
             self._blame(self._open, _AMONG)
+        is_out_of_order = time < self._time
+        self._time = time
         story = self._stories.get(number)
         if story is None:
-            self._blame(number, after_the_end(item.name))
+            self._blame(number, f"{item.name} is out of order" if is_out_of_order else after_the_end(item.name))
             return
         if stack is not None:
             story.stack = stack

@@ -40,6 +40,8 @@ class Record:
     payload: bytes
     time: bytes = b""
     """As torch writes it, `MMDD hh:mm:ss.ffffff`."""
+    line: bytes = b""
+    """Its JSON as it was written."""
     is_damaged: bool = False
     """True when it is not what torch wrote. Its compile id, if it has one, may be wrong too."""
 
@@ -74,17 +76,17 @@ class FileFacts:
 
 @dataclass(slots=True)
 class _Moment:
-    """Heads of the records of one timestamp: the same record twice is one that was written twice."""
+    """Lines of the records of one timestamp: the same record twice is one that was written twice."""
 
     time: bytes = b""
-    heads: set[bytes] = field(default_factory=set)
+    lines: set[bytes] = field(default_factory=set)
 
-    def has(self, time: bytes, head: bytes) -> bool:
+    def has(self, time: bytes, line: bytes) -> bool:
         """True when the record was read before; it is noted."""
         if time != self.time:
-            self.time, self.heads = time, set()
-        is_known = head in self.heads
-        self.heads.add(head)
+            self.time, self.lines = time, set()
+        is_known = line in self.lines
+        self.lines.add(line)
         return is_known
 
 
@@ -103,35 +105,31 @@ class TraceFile:
         """
         last: Record | None = None
         with self.path.open("rb") as file:
-            for place, text, is_complete in _own_and_foreign(_texts(file)):
-                if last is not None:
-                    yield from self._known(last)
-                last = self._read(place, text)
-                self.facts.is_cut = last.is_damaged or not is_complete
+            for place, text, is_complete in _texts(file):
+                for record in _own_and_foreign(place, text):
+                    if last is not None:
+                        yield from self._known(last)
+                    last = record
+                self.facts.is_cut = not is_complete
+        self.facts.is_cut |= last is None or last.is_damaged
         if last is not None and not self.facts.is_cut:
             yield from self._known(last)
+        elif last is not None:
+            self._count(last)
 
     def _known(self, record: Record) -> list[Record]:
-        """The record when it is damaged, or has an event that is read."""
+        """The record when it is damaged, or has an event that is read and is not the same record again."""
+        self._count(record)
         if record.is_damaged:
             self.facts.num_damaged += 1
-        return [record] if record.is_damaged or record.metadata else []
+            return [record]
+        is_new = bool(record.metadata) and not self._moment.has(record.time, record.line)
+        return [record] if is_new else []
 
-    def _read(self, place: int, text: bytes) -> Record:
-        """The record; without metadata when its event is not read, or when it was read before."""
-        head = _HEAD.match(text)
-        if head is None:  # what stands before the first record
-            return Record(place, {}, b"", is_damaged=bool(text))
-        self.facts.num_records += 1
-        self.facts.time = head["time"]
-        if head["name"] in _READ:
-            record = _record(place, head)
-            is_known = self._moment.has(record.time, text.partition(b"\n")[0])
-            return Record(place, {}, b"", record.time) if is_known else record
-        line, payload = _parts(head)
-        said = _SAID.search(line)
-        is_whole = _is_hashed(payload, said[1].decode() if said else None)
-        return Record(place, {}, b"", head["time"], is_damaged=not is_whole)
+    def _count(self, record: Record) -> None:
+        if record.time:
+            self.facts.num_records += 1
+            self.facts.time = record.time
 
 
 def events_at(path: Path, places: Iterable[int]) -> Iterator[TraceEvent]:
@@ -148,14 +146,13 @@ def _events(records: Iterable[Record]) -> Iterator[TraceEvent]:
 
 def _record_at(file: BinaryIO, place: int) -> Record:
     file.seek(place)
-    _, text, _ = next(_texts(file))
-    head = _HEAD.match(text)
-    return _record(place, head) if head else Record(place, {}, b"", is_damaged=True)
+    place, text, _ = next(_texts(file))
+    return _own_and_foreign(place, text)[0]
 
 
 def _texts(file: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
-    """(place, text, is its last line complete) of every record from the file's position on; the file is read in
-    blocks, since splitting all of it into lines is slow."""
+    """(place, text, is its last line complete), from one record to the next; the file is read in blocks, since
+    splitting all of it into lines is slow."""
     place, rest = file.tell(), b""
     while block := file.read(max(_BLOCK_BYTES, len(rest))):
         *whole, rest = _NEXT.split(rest + block)
@@ -166,15 +163,28 @@ def _texts(file: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
         yield place, rest.removesuffix(b"\n"), rest.endswith(b"\n")
 
 
-def _own_and_foreign(texts: Iterable[tuple[int, bytes, bool]]) -> Iterator[tuple[int, bytes, bool]]:
-    """The texts, with what stands behind a record and is no line of it as a text of its own."""
-    for place, text, is_complete in texts:
-        if text.count(b"\n") == text.count(b"\n\t"):
-            yield place, text, is_complete
-        else:
-            own = _FOREIGN.split(text, maxsplit=1)[0]
-            yield place, own, True
-            yield place + len(own) + 1, text[len(own) + 1 :], is_complete
+def _own_and_foreign(place: int, text: bytes) -> list[Record]:
+    """The record, and as a damaged one what stands behind it and is no line of it."""
+    record = _read(place, text)
+    own = _FOREIGN.split(text, maxsplit=1)[0] if record.is_damaged else text
+    if len(own) == len(text):
+        return [record]
+    return [_read(place, own), Record(place + len(own), {}, b"", is_damaged=True)]
+
+
+def _read(place: int, text: bytes) -> Record:
+    """A record; without metadata when its event is not read."""
+    head = _HEAD.match(text)
+    if head is None:  # what stands before the first record
+        return Record(place, {}, b"", is_damaged=bool(text))
+    line, payload = _parts(head)
+    if head["name"] not in _READ:
+        said = _SAID.search(line)
+        is_whole = _is_hashed(payload, said[1].decode() if said else None)
+        return Record(place, {}, b"", head["time"], is_damaged=not is_whole)
+    metadata = json_object(line)
+    is_whole = _is_hashed(payload, metadata.get("has_payload")) and is_as_written(metadata, payload or b"")
+    return Record(place, metadata, payload or b"", head["time"], line, is_damaged=not is_whole)
 
 
 def _parts(head: re.Match[bytes]) -> tuple[bytes, bytes | None]:
@@ -183,14 +193,6 @@ def _parts(head: re.Match[bytes]) -> tuple[bytes, bytes | None]:
     if not newline:
         return line, None
     return line, (newline + rest).replace(b"\n\t", b"\n")[1:]
-
-
-def _record(place: int, head: re.Match[bytes]) -> Record:
-    line, payload = _parts(head)
-    metadata = json_object(line)
-    text = payload or b""
-    is_whole = _is_hashed(payload, metadata.get("has_payload")) and is_as_written(metadata, text)
-    return Record(place, metadata, text, head["time"], is_damaged=not is_whole)
 
 
 def _is_hashed(payload: bytes | None, said: object) -> bool:
