@@ -121,6 +121,8 @@ class Story:
         is_lowered = not self.names.isdisjoint(LOWERED)
         if not has_graph and (is_lowered or metrics.get("graph_op_count")):
             yield "its graph is missing"
+        if len(self.names & {"aot_forward_graph", "aot_backward_graph"}) == 1:
+            yield "its forward or its backward graph is missing"
         if "dynamo_cpp_guards_str" not in self.names and (has_graph or metrics.get("guard_count")):
             yield "its guards are missing"
 

@@ -28,12 +28,17 @@ def missing_frames(logs: ByRank[RankLog]) -> set[int]:
     return set(logs.where(lambda log: log.missing - everywhere))
 
 
-def fewer_records(logs: ByRank[RankLog]) -> set[int]:
-    """Ranks that lack a record which a peer has of the same compile, or of the job."""
+def fewer_records(logs: ByRank[RankLog]) -> tuple[set[int], set[int]]:
+    """Ranks that lack a record which a peer has of the same compile, or of the job; and those of them of which it is
+    unknown whether they lowered the graph at all."""
     found = _without(logs, lambda log: log.executions) | _without(logs, lambda log: log.torch_version)
+    unknown = set[int]()
     for turn in _turns(logs):
-        found.update(_lacking(turn))
-    return found
+        traced = turn.where(lambda compile_: "dynamo_output_graph" in compile_.names)
+        lacking = _lacking(traced)
+        found.update(lacking)
+        unknown.update(lacking.where(lambda compile_: not compile_.says_how_lowered))
+    return found, unknown
 
 
 def _without(logs: ByRank[RankLog], has: Callable[[RankLog], object]) -> set[int]:
@@ -52,24 +57,19 @@ def _turns(logs: ByRank[RankLog]) -> Iterator[ByRank[LoggedCompile]]:
             yield ByRank(made).where(lambda compile_: compile_.is_ended)
 
 
-def _lacking(turn: ByRank[LoggedCompile]) -> Iterator[int]:
-    """Ranks with fewer records of a kind than a peer with the same number of Dynamo graphs."""
-    traced = turn.where(lambda compile_: "dynamo_output_graph" in compile_.names)
-    most: Counter[str] = Counter()
-    for compile_ in traced.values():
-        most |= Counter(compile_.lowered)
-    for rank, compile_ in traced.items():
-        own = Counter(compile_.lowered)
-        if any(_is_lost(kind, own, compile_) for kind in most - own):
-            yield rank
+def _lacking(turn: ByRank[LoggedCompile]) -> ByRank[LoggedCompile]:
+    """Ranks that lack records of their compile which one peer has besides all those that they have."""
+    lowered = [Counter(compile_.lowered) for compile_ in turn.values()]
+    return turn.where(lambda compile_: any(_has_lost(compile_, peer) for peer in lowered))
 
 
-def _is_lost(kind: str, own: Counter[str], compile_: LoggedCompile) -> bool:
-    """True when neither a cache nor its backend is the reason for fewer records of a kind than a peer has."""
+def _has_lost(compile_: LoggedCompile, peer: Counter[str]) -> bool:
+    """True when neither a cache, nor its backend, nor a different program is the reason for what a peer has more."""
+    own = Counter(compile_.lowered)
     is_loaded = any(name.endswith("_hit") for name in compile_.names)
-    if is_loaded:
+    if is_loaded or not own < peer:
         return False
     if not compile_.says_how_lowered:
         return True
-    above = _MADE_WITH.get(kind, LOWERED)
-    return not above.isdisjoint(own)
+    lacking = peer - own
+    return any(_MADE_WITH.get(kind, LOWERED) & own.keys() for kind in lacking)

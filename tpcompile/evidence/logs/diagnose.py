@@ -85,7 +85,7 @@ def diagnose(folders: Sequence[Path], question: Question | None = None) -> Verdi
     missing = sorted(set(range(world_size)).difference(logs))
     domains = _domains(question, logs, missing)
     ends = log_ends(logs, missing, domains.domains)
-    incomplete = ends.where(lambda end: end.lacks)
+    incomplete = ends.where(lambda end: end.is_partial)
     job = Job(logs, domains, world_size=world_size, incomplete=frozenset(incomplete))
     return _Diagnosis(job, question, ends, files.left_out).verdict()
 

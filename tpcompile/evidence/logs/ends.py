@@ -24,6 +24,7 @@ class Lack(Enum):
     BROKEN = "has records that contradict each other"
     GAPS = "lacks compiles that torch numbered"
     FEWER = "lacks records that other ranks have"
+    UNLOWERED = "does not say whether its graphs were lowered like those of other ranks"
     NO_COMPILE = "ends before any compile"
     UNFINISHED = "ends inside a compile"
 
@@ -39,6 +40,11 @@ class LogEnd:
     last: LoggedCompile | None = None
     damage: str = ""
     """What is wrong with the first compile that cannot be relied on."""
+
+    @property
+    def is_partial(self) -> bool:
+        """True when a compile, or what is missing of it, may not have been observed; a peer's record shows one part."""
+        return any(lack != Lack.FEWER for lack in self.lacks)
 
     def __str__(self) -> str:
         if Lack.NO_LOG in self.lacks:
@@ -66,10 +72,12 @@ class LogEnd:
 def log_ends(logs: ByRank[RankLog], missing: Sequence[int], domains: Iterable[Domain]) -> ByRank[LogEnd]:
     """How the log of every rank ends; ranks in `missing` left no log, those of a domain must agree."""
     lost = {rank: LogEnd(rank, (Lack.NO_LOG,)) for rank in missing}
-    fewer = set[int]()
+    fewer, unlowered = set[int](), set[int]()
     for domain in domains:
-        fewer |= fewer_records(logs.among(logs.keys() & set(domain.ranks)))
-    beside = {Lack.GAPS: missing_frames(logs), Lack.FEWER: fewer}
+        found, unknown = fewer_records(logs.among(logs.keys() & set(domain.ranks)))
+        fewer |= found
+        unlowered |= unknown
+    beside = {Lack.GAPS: missing_frames(logs), Lack.FEWER: fewer, Lack.UNLOWERED: unlowered}
     return ByRank({**logs.map(lambda log: _end(log, beside)), **lost})
 
 

@@ -15,6 +15,7 @@ from tpcompile.evidence.logs.compiled import LoggedCompile
 from tpcompile.evidence.records import UserLine
 
 _DAMAGED = "one of its records is damaged"
+_TWICE = "it begins twice"
 _AMONG = "a record of a different compile is among its records"
 
 
@@ -42,11 +43,11 @@ class Soundness:
     def begin(self, number: int, time: bytes) -> None:
         """Note a compile whose first record, of that time, was read."""
         compile_id = self._compiles[number].compile_id
-        if self._latest.get(compile_id) in self._stories:
-            self._blame(self._latest[compile_id], "it begins twice")
-            self._blame(number, "it begins twice")
-        if time < self._time:
-            self._blame(number, "it begins before the record in front of it")
+        before = self._latest.get(compile_id)
+        is_written_again = before is not None and time < self._time  # torch.compiler.reset() gives ids again, later
+        if before in self._stories or is_written_again:
+            self._blame(before, _TWICE)
+            self._blame(number, _TWICE)
         self._stories[number] = Story(compile_id)
         self._open = self._latest[compile_id] = number
         if compile_id in self._damaged_ids:
