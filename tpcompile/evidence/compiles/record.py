@@ -14,6 +14,7 @@ from tpcompile.evidence.compiles.cached_lines import FROM_CACHE, with_current_li
 from tpcompile.evidence.compiles.collectives import collectives_of
 from tpcompile.evidence.compiles.events import CACHE_EVENTS, FUSION, GRAPH_KINDS, RANK_READS, TraceEvent
 from tpcompile.evidence.compiles.normalised import normalised
+from tpcompile.evidence.compiles.shapes import json_value
 from tpcompile.evidence.compiles.user_lines import with_user_lines
 from tpcompile.evidence.iterables import grouped, indexed, last
 from tpcompile.evidence.records import (
@@ -268,9 +269,8 @@ def _dynamic_marks(tensor: Mapping[str, Any]) -> str:
 
 def _texts(payload: str) -> list[str]:
     """A JSON list of strings; any other payload is one string."""
-    try:
-        data = json.loads(payload)
-    except json.JSONDecodeError:
+    data = json_value(payload)
+    if data is None:
         return [payload]
     texts = data if isinstance(data, list) else [data]
     return list(map(str, texts))

@@ -29,15 +29,23 @@ _PLACES = frozenset({"frame_id", "compiled_autograd_id", "stack"})
 
 def is_as_written(metadata: Mapping[str, Any], payload: bytes) -> bool:
     """True for a record whose fields have the right types; of an event that is not known only the ids are checked."""
-    are_ids = all(_is_number_or_none(metadata.get(name)) for name in _IDS)
-    if not metadata or not are_ids:
-        return False
-    are_bodies = all(_BODIES[name](metadata[name]) for name in _BODIES.keys() & metadata.keys())
-    if not are_bodies:
-        return False
     name = name_of(metadata)
+    ids = [metadata.get(key) for key in _IDS]
+    bodies = metadata.keys() & _BODIES.keys()
     is_placed = name not in _OF_COMPILES or not metadata.keys().isdisjoint(_PLACES)
-    return is_placed and (name not in _PAYLOADS or _PAYLOADS[name](payload))
+    has_payload = _PAYLOADS.get(name, _has_any_payload)
+    checks = [
+        bool(metadata),
+        all(map(_is_number_or_none, ids)),
+        all(_BODIES[key](metadata[key]) for key in bodies),
+        is_placed,
+        has_payload(payload),
+    ]
+    return all(checks)
+
+
+def _has_any_payload(_payload: bytes) -> bool:
+    return True
 
 
 def json_value(text: str | bytes) -> Any | None:
@@ -85,20 +93,9 @@ def _is_string(body: object) -> bool:
     return is_pair and _is_text(body[0]) and _is_number(body[1])
 
 
-def _is_start(body: object) -> bool:
-    if not isinstance(body, dict):
-        return False
-    stack = body.get("stack", [])
-    return isinstance(stack, list) and all(map(_is_frame, stack))
-
-
-def _is_frame(frame: object) -> bool:
-    if not isinstance(frame, dict):
-        return False
-    file = frame.get("filename")
-    is_file = _is_text(file) or _is_number(file)
-    is_place = _is_number(frame.get("line")) and _is_text(frame.get("name"))
-    return is_file and is_place and _is_text_or_none(frame.get("loc"))
+def _is_file(value: object) -> bool:
+    """A name, or its index in the table of strings."""
+    return _is_text(value) or _is_number(value)
 
 
 def _has(fields: Mapping[str, Callable[[object], bool]], *required: str) -> Callable[[object], bool]:
@@ -114,6 +111,15 @@ def _has(fields: Mapping[str, Callable[[object], bool]], *required: str) -> Call
 
 def _is_object(body: object) -> bool:
     return isinstance(body, dict)
+
+
+_is_frame = _has(
+    {"line": _is_number, "name": _is_text, "filename": _is_file, "loc": _is_text_or_none}, "line", "name", "filename"
+)
+
+
+def _are_frames(stack: object) -> bool:
+    return isinstance(stack, list) and all(map(_is_frame, stack))
 
 
 _TENSOR = {
@@ -133,7 +139,7 @@ _METRICS = {
 }
 _BODIES: Mapping[str, Callable[[object], bool]] = {
     "str": _is_string,
-    "dynamo_start": _is_start,
+    "dynamo_start": _has({"stack": _are_frames}),
     "describe_tensor": _has(_TENSOR, "id"),
     "describe_source": _has({"id": _is_number, "describer_id": _is_number, "source": _is_text}, "id", "source"),
     "compilation_metrics": _has(_METRICS),

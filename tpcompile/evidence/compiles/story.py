@@ -8,11 +8,11 @@ torch does not log are not compared. Seen on torch 2.11.0 and 2.13.0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpcompile.evidence.compiles.events import GRAPH_KINDS, TraceEvent
+from tpcompile.evidence.compiles.events import CACHE_EVENTS, GRAPH_KINDS, TraceEvent
 from tpcompile.evidence.compiles.record import UNKNOWN_FILE
 from tpcompile.evidence.records import UserLine
 
@@ -28,6 +28,36 @@ _BEFORE_THE_END = frozenset(GRAPH_KINDS) | {
 _FIRST = frozenset({"recompile_reasons", "dynamo_start", "compilation_metrics"})
 _OF_A_BREAK = "For more details about this graph break"
 """In the reason of a restart: the attempt before it ended in a graph break, which is logged."""
+
+
+_HITS = frozenset(name for name in CACHE_EVENTS if name.endswith("_hit"))
+
+
+@dataclass(frozen=True)
+class _Implied:
+    """A record that a compile without an error has to have."""
+
+    says: str
+    needs: Set[str]
+    """One of these events."""
+    counted: str = ""
+    """Where this field of the metrics is a number besides 0,"""
+    after: Set[str] = frozenset()
+    """or one of these events was logged."""
+
+
+_IMPLIED = (
+    _Implied("its graph is missing", {"dynamo_output_graph"}, "graph_op_count", LOWERED),
+    _Implied("its guards are missing", {"dynamo_cpp_guards_str"}, "guard_count", {"dynamo_output_graph"}),
+    _Implied("its forward graph is missing", {"aot_forward_graph"}, after={"aot_backward_graph"}),
+    _Implied("its backward graph is missing", {"aot_backward_graph"}, after={"aot_forward_graph"}),
+    _Implied("its lowered graphs are missing", LOWERED | _HITS, AOT_TIME),
+    _Implied("its generated code is missing", {CODE, *_HITS}, INDUCTOR_TIME),
+    _Implied("what it loaded from a cache is missing", _HITS, "aotautograd_local_cache_hit_count"),
+    _Implied("what it loaded from a cache is missing", _HITS, "aotautograd_remote_cache_hit_count"),
+    _Implied("what it loaded from a cache is missing", _HITS, "inductor_fx_local_cache_hit_count"),
+    _Implied("what it loaded from a cache is missing", _HITS, "inductor_fx_remote_cache_hit_count"),
+)
 
 
 def after_the_end(name: str) -> str:
@@ -88,24 +118,23 @@ class Story:
         yield from self._reasons(metrics)
         if not self.sources <= self.tensors:
             yield "a tensor that enters it is not described"
-        if has_failed:
-            return
-        yield from self._traced(metrics)
-        yield from self._breaks(metrics)
-        yield from self._lowered(metrics)
+        if not has_failed:
+            yield from self._missing(metrics)
+            yield from self._breaks(metrics)
 
     def _start(self, metrics: Mapping[str, Any], *, has_failed: bool) -> Iterator[str]:
-        if self.stack is None:
-            if not has_failed:
-                yield "it has no start"
+        if self.stack is None and not has_failed:
+            yield "it has no start"
+        if not self.stack:
             return
-        if any(line.file == UNKNOWN_FILE for line in self.stack):
+        if UNKNOWN_FILE in {line.file for line in self.stack}:
             yield "the name of a file in its stack is missing"
         if not _is_same_stack(self.stack, metrics.get("stack_trace")):
             yield "its start and its end have different stacks"
-        ours = _frame(self.stack[-1]) if self.stack else None
-        theirs = (metrics.get("co_name"), metrics.get("co_filename"), metrics.get("co_firstlineno"))
-        if None not in theirs and ours != theirs:
+        frame = self.stack[-1]
+        ours = {"co_name": frame.function, "co_filename": frame.file, "co_firstlineno": frame.line}
+        theirs = {name: metrics.get(name) for name in ours}
+        if None not in theirs.values() and ours != theirs:
             yield "its start and its end name different functions"
 
     def _reasons(self, metrics: Mapping[str, Any]) -> Iterator[str]:
@@ -116,45 +145,26 @@ class Story:
         if expected and not has_reasons:
             yield "it is a recompile without a reason"
 
-    def _traced(self, metrics: Mapping[str, Any]) -> Iterator[str]:
-        has_graph = "dynamo_output_graph" in self.names
-        is_lowered = not self.names.isdisjoint(LOWERED)
-        if not has_graph and (is_lowered or metrics.get("graph_op_count")):
-            yield "its graph is missing"
-        if len(self.names & {"aot_forward_graph", "aot_backward_graph"}) == 1:
-            yield "its forward or its backward graph is missing"
-        if "dynamo_cpp_guards_str" not in self.names and (has_graph or metrics.get("guard_count")):
-            yield "its guards are missing"
-
     def _breaks(self, metrics: Mapping[str, Any]) -> Iterator[str]:
+        is_restarted = self.attempt > 0
         if "restart_reasons" in metrics:
-            reasons = metrics["restart_reasons"] or ()
-            is_broken = any(_OF_A_BREAK in reason for reason in reasons)
-        else:
-            is_broken = self.attempt > 0
-        if is_broken and "dynamo_graph_break_reason" not in self.names:
+            reasons = "".join(metrics["restart_reasons"] or ())
+            is_restarted = _OF_A_BREAK in reasons
+        if is_restarted and "dynamo_graph_break_reason" not in self.names:
             yield "the reason of its graph break is missing"
 
-    def _lowered(self, metrics: Mapping[str, Any]) -> Iterator[str]:
-        is_loaded = any(name.endswith("_hit") for name in self.names)
-        is_loaded_there = any(metrics.get(name) for name in metrics if name.endswith("cache_hit_count"))
-        if is_loaded_there and not is_loaded:
-            yield "what it loaded from a cache is missing"
-        if is_loaded or "dynamo_output_graph" not in self.names:
-            return
-        if metrics.get(AOT_TIME) and self.names.isdisjoint(LOWERED):
-            yield "its lowered graphs are missing"
-        if metrics.get(INDUCTOR_TIME) and CODE not in self.names:
-            yield "its generated code is missing"
+    def _missing(self, metrics: Mapping[str, Any]) -> Iterator[str]:
+        for rule in _IMPLIED:
+            is_logged = not self.names.isdisjoint(rule.after)
+            is_counted = bool(metrics.get(rule.counted))
+            is_expected = is_logged or is_counted
+            if is_expected and self.names.isdisjoint(rule.needs):
+                yield rule.says
 
 
 def _described(item: TraceEvent) -> tuple[object, object]:
     body = item.metadata[item.name]
     return body.get("describer_id"), body.get("id")
-
-
-def _frame(line: UserLine) -> tuple[str, str, int]:
-    return line.function, line.file, line.line
 
 
 def _is_same_stack(stack: Sequence[UserLine], said: Sequence[str] | None) -> bool:

@@ -6,7 +6,6 @@ a schedule that the other has no trace of, and which it did not load from a cach
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -14,7 +13,7 @@ from tpcompile.evidence.compiles.events import FUSION
 from tpcompile.evidence.compiles.shapes import SCHEDULE
 from tpcompile.evidence.compiles.story import CODE, LOWERED
 from tpcompile.evidence.groups.by_rank import ByRank
-from tpcompile.evidence.logs.compiled import LoggedCompile
+from tpcompile.evidence.logs.compiled import Frame, LoggedCompile
 from tpcompile.evidence.logs.ranklog import RankLog
 
 _MADE_WITH = dict.fromkeys((CODE, SCHEDULE, FUSION), frozenset({CODE}))
@@ -49,12 +48,15 @@ def _without(logs: ByRank[RankLog], has: Callable[[RankLog], object]) -> set[int
 
 def _turns(logs: ByRank[RankLog]) -> Iterator[ByRank[LoggedCompile]]:
     """The first, second, ... compile of every frame on the ranks that made it and logged its end."""
-    frames = dict.fromkeys(itertools.chain.from_iterable(log.by_frame for log in logs.values()))
-    for frame in frames:
-        compiles = [log.by_frame.get(frame, []) for log in logs.values()]
-        for turn in itertools.zip_longest(*compiles):
-            made = {rank: compile_ for rank, compile_ in zip(logs, turn, strict=True) if compile_ is not None}
-            yield ByRank(made).where(lambda compile_: compile_.is_ended)
+    by_turn: dict[tuple[Frame, int], dict[int, LoggedCompile]] = {}
+    for rank, log in logs.items():
+        for frame, compiles in log.by_frame.items():
+            for number, compile_ in enumerate(compiles):
+                turn = by_turn.setdefault((frame, number), {})
+                turn[rank] = compile_
+    for made in by_turn.values():
+        turn_of_all = ByRank(made)
+        yield turn_of_all.where(lambda compile_: compile_.is_ended)
 
 
 def _lacking(turn: ByRank[LoggedCompile]) -> ByRank[LoggedCompile]:
@@ -69,7 +71,7 @@ def _has_lost(compile_: LoggedCompile, peer: Counter[str]) -> bool:
     is_loaded = any(name.endswith("_hit") for name in compile_.names)
     if is_loaded or not own < peer:
         return False
-    if not compile_.says_how_lowered:
-        return True
-    lacking = peer - own
-    return any(_MADE_WITH.get(kind, LOWERED) & own.keys() for kind in lacking)
+    made_with = [_MADE_WITH.get(kind, LOWERED) for kind in peer - own]
+    there_as_well = frozenset[str]().union(*made_with)
+    is_shown = not there_as_well.isdisjoint(own)
+    return is_shown or not compile_.says_how_lowered

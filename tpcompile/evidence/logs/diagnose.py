@@ -221,11 +221,15 @@ class _Diagnosis:
         """Logs have torch's version and nothing else of the environment."""
         if environment.is_red:
             return environment
-        unknown = self.job.logs.where(lambda log: not log.torch_version)
+        logs = self.job.logs
+        unknown = logs.where(lambda log: not log.torch_version)
         if unknown:
-            where = "" if len(unknown) == len(self.job.logs) else f" on {named_ranks(unknown.ranks)}"
-            return environment.model_copy(update={"status": Status.SKIPPED, "observed": f"not observed{where}"})
-        observed = f"torch {self.job.logs.first.torch_version} on all ranks; nothing else is logged"
+            observed = "not observed"
+            if len(unknown) < len(logs):
+                observed += f" on {named_ranks(unknown.ranks)}"
+            update = {"status": Status.SKIPPED, "observed": observed}
+            return environment.model_copy(update=update)
+        observed = f"torch {logs.first.torch_version} on all ranks; nothing else is logged"
         return environment.model_copy(update={"observed": observed})
 
     def compiled(self) -> Check:

@@ -270,7 +270,7 @@ def _schedule(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> byt
 
 
 def _end(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
-    metrics = found.metadata.get("compilation_metrics") or {}
+    metrics = found.metadata.get("compilation_metrics", {})
     fail_type = metrics.get("fail_type")
     compile_.says_how_lowered |= AOT_TIME in metrics
     if fail_type:

@@ -30,8 +30,9 @@ class Soundness:
         """The compile in progress: torch compiles one frame at a time."""
         self._time = b""
         """Of the last record of any compile."""
-        self._latest: dict[str, int] = {}
-        self._damaged_ids: set[str] = set()
+        self._latest: dict[str | None, int] = {}
+        """By compile id, the number of its last compile."""
+        self._damaged_ids: set[str | None] = set()
         """Ids in damaged records of compiles that had no sound record yet."""
         self._ids = _Ids()
 
@@ -44,27 +45,29 @@ class Soundness:
         """Note a compile whose first record, of that time, was read."""
         compile_id = self._compiles[number].compile_id
         before = self._latest.get(compile_id)
-        is_written_again = before is not None and time < self._time  # torch.compiler.reset() gives ids again, later
-        if before in self._stories or is_written_again:
+        is_unfinished = before in self._stories
+        has_id_again = compile_id in self._latest
+        is_written_again = has_id_again and time < self._time  # torch.compiler.reset() gives ids again, later
+        if is_unfinished or is_written_again:
             self._blame(before, _TWICE)
             self._blame(number, _TWICE)
-        self._stories[number] = Story(compile_id)
-        self._open = self._latest[compile_id] = number
         if compile_id in self._damaged_ids:
             self._damaged_ids.remove(compile_id)
             self._blame(number, _DAMAGED)
         self._blame(number, self._ids.begin(compile_id))
+        self._stories[number] = Story(compile_id)
+        self._open = self._latest[compile_id] = number
 
     def take(self, number: int, item: TraceEvent, time: bytes, stack: Sequence[UserLine] | None) -> None:
         """Note a sound record of a compile; `stack` is that of a start."""
         if self._open not in (None, number):
             self._blame(number, _AMONG)
             self._blame(self._open, _AMONG)
-        is_out_of_order = time < self._time
+        is_late = time < self._time
         self._time = time
         story = self._stories.get(number)
         if story is None:
-            self._blame(number, f"{item.name} is out of order" if is_out_of_order else after_the_end(item.name))
+            self._take_after_the_end(number, item.name, is_late=is_late)
             return
         if stack is not None:
             story.stack = stack
@@ -72,18 +75,22 @@ class Soundness:
         self._blame(number, story.contradiction)
         if story.is_ended:
             del self._stories[number]
-            self._open = None if self._open == number else self._open
+            self._open = None
+
+    def _take_after_the_end(self, number: int, name: str, *, is_late: bool) -> None:
+        """The code of a backward is generated when it first runs."""
+        self._blame(number, after_the_end(name))
+        if is_late:
+            self._blame(number, f"{name} is out of order")
 
     def damaged(self, metadata: Mapping[str, Any]) -> None:
         """Note a damaged record: it may be of the compile in progress, and of the one that it names."""
-        self._blame(self._open, _DAMAGED)
         named = compile_id_of(metadata)
-        if named is None:
-            return
         number = self._latest.get(named)
-        if number is None or number not in self._stories:
-            self._damaged_ids.add(named)
+        self._blame(self._open, _DAMAGED)
         self._blame(number, _DAMAGED)
+        if number not in self._stories:
+            self._damaged_ids.add(named)
 
     def _blame(self, number: int | None, why: str) -> None:
         if number is None:

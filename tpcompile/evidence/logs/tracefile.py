@@ -159,17 +159,19 @@ def _texts(file: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
         for text in whole:
             yield place, text, True
             place += len(text) + 1
-    if rest:
-        yield place, rest.removesuffix(b"\n"), rest.endswith(b"\n")
+    yield place, rest.removesuffix(b"\n"), rest.endswith(b"\n")
 
 
 def _own_and_foreign(place: int, text: bytes) -> list[Record]:
     """The record, and as a damaged one what stands behind it and is no line of it."""
     record = _read(place, text)
-    own = _FOREIGN.split(text, maxsplit=1)[0] if record.is_damaged else text
+    own = text
+    if record.is_damaged:
+        own = _FOREIGN.split(text, maxsplit=1)[0]
     if len(own) == len(text):
         return [record]
-    return [_read(place, own), Record(place + len(own), {}, b"", is_damaged=True)]
+    foreign = Record(place + len(own), {}, b"", is_damaged=True)
+    return [_read(place, own), foreign]
 
 
 def _read(place: int, text: bytes) -> Record:
