@@ -126,6 +126,34 @@ def test_what_stands_behind_the_end_is_no_part_of_a_whole_log(end: bytes, job: C
     assert verdict.exit_code == 6 and "rank 0 ends inside a record" in verdict.summary
 
 
+def test_a_log_without_its_last_newline_is_cut(job: Callable[[str], Path]) -> None:
+    verdict = edit(job("cold_shared"), 0, lambda text: text.removesuffix("\n"))
+    assert verdict.exit_code == 6 and "rank 0 ends inside a record" in verdict.summary
+
+
+def test_text_between_two_records_is_damage_and_both_are_read(job: Callable[[str], Path]) -> None:
+    log = job("cold_shared") / LOG.format(0)
+    whole = read_rank_log(0, log).compiles[0]
+    text = log.read_text()
+    log.write_text(text.replace("\nV", "\n\0\0\0\nV"))
+    damaged = read_rank_log(0, log)
+    assert damaged.facts.num_damaged == text.count("\nV") == damaged.facts.num_records - 1
+    assert (damaged.compiles[0].sha, damaged.compiles[0].names) == (whole.sha, whole.names)
+
+
+def test_a_graph_that_torch_export_captured_under_an_id_of_before_is_no_damage(job: Callable[[str], Path]) -> None:
+    def export(text: str) -> str:
+        found = [record.decode() for record in records(text.encode())]
+        names = ("describe_tensor", "describe_source", "dynamo_output_graph")
+        captured = [
+            record.replace(":15:", ":59:") for record in found if any(f'{{"{name}"' in record for name in names)
+        ]
+        return text + "".join(captured)
+
+    assert edit(job("stride"), 0, export).exit_code == 1
+    assert edit(job("cold_shared"), 0, export).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("before", "after", "says"),
     [

@@ -18,8 +18,8 @@ from tpcompile.evidence.records import UserLine
 
 LOWERED = frozenset(GRAPH_KINDS) - {"dynamo_output_graph"}
 CODE = "inductor_output_code"
-AOT_TIME, INDUCTOR_TIME = "aot_autograd_cumulative_compile_time_us", "inductor_cumulative_compile_time_us"
-"""Fields of the metrics: None where a compile was not lowered that far."""
+INDUCTOR_TIME = "inductor_cumulative_compile_time_us"
+"""A field of the metrics: None for a backend besides Inductor. That of AOTAutograd holds the time of any backend."""
 _BEFORE_THE_END = frozenset(GRAPH_KINDS) | {
     "dynamo_start", "describe_tensor", "describe_source", "dynamo_cpp_guards_str", "dynamo_graph_break_reason",
     "recompile_reasons",
@@ -51,7 +51,7 @@ _IMPLIED = (
     _Implied("its guards are missing", {"dynamo_cpp_guards_str"}, "guard_count", {"dynamo_output_graph"}),
     _Implied("its forward graph is missing", {"aot_forward_graph"}, after={"aot_backward_graph"}),
     _Implied("its backward graph is missing", {"aot_backward_graph"}, after={"aot_forward_graph"}),
-    _Implied("its lowered graphs are missing", LOWERED | _HITS, AOT_TIME),
+    _Implied("its lowered graphs are missing", LOWERED | _HITS, INDUCTOR_TIME),
     _Implied("its generated code is missing", {CODE, *_HITS}, INDUCTOR_TIME),
     _Implied("what it loaded from a cache is missing", _HITS, "aotautograd_local_cache_hit_count"),
     _Implied("what it loaded from a cache is missing", _HITS, "aotautograd_remote_cache_hit_count"),
@@ -60,9 +60,9 @@ _IMPLIED = (
 )
 
 
-def after_the_end(name: str) -> str:
-    """What is wrong with an event of a compile that has ended; empty for one that may come later."""
-    return f"{name} comes after its end" if name in _BEFORE_THE_END else ""
+def is_before_the_end(name: str) -> bool:
+    """True for an event that a compile which has ended no longer logs."""
+    return name in _BEFORE_THE_END
 
 
 @dataclass(slots=True)

@@ -9,15 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from tpcompile.evidence.compiles.events import FUSION
-from tpcompile.evidence.compiles.shapes import SCHEDULE
-from tpcompile.evidence.compiles.story import CODE, LOWERED
+from tpcompile.evidence.compiles.story import CODE
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.logs.compiled import Frame, LoggedCompile
 from tpcompile.evidence.logs.ranklog import RankLog
-
-_MADE_WITH = dict.fromkeys((CODE, SCHEDULE, FUSION), frozenset({CODE}))
-"""Kind of record -> those of which one at least is there as well; a lowered graph is there with any other one."""
 
 
 def missing_frames(logs: ByRank[RankLog]) -> set[int]:
@@ -36,7 +31,7 @@ def fewer_records(logs: ByRank[RankLog]) -> tuple[set[int], set[int]]:
         traced = turn.where(lambda compile_: "dynamo_output_graph" in compile_.names)
         lacking = _lacking(traced)
         found.update(lacking)
-        unknown.update(lacking.where(lambda compile_: not compile_.says_how_lowered))
+        unknown.update(lacking.where(_may_be_of_other_backend))
     return found, unknown
 
 
@@ -71,7 +66,10 @@ def _has_lost(compile_: LoggedCompile, peer: Counter[str]) -> bool:
     is_loaded = any(name.endswith("_hit") for name in compile_.names)
     if is_loaded or not own < peer:
         return False
-    made_with = [_MADE_WITH.get(kind, LOWERED) for kind in peer - own]
-    there_as_well = frozenset[str]().union(*made_with)
-    is_shown = not there_as_well.isdisjoint(own)
-    return is_shown or not compile_.says_how_lowered
+    is_other_backend = CODE in peer and CODE not in own
+    return not (is_other_backend and compile_.says_how_lowered)
+
+
+def _may_be_of_other_backend(compile_: LoggedCompile) -> bool:
+    """True where neither the metrics nor any lowered graph says how far a compile was lowered."""
+    return not (compile_.lowered and compile_.says_how_lowered)

@@ -63,7 +63,7 @@ class LoggedCompile:
     lowered: tuple[str, ...] = ()
     """Names of its records of lowered graphs, generated code and schedules, sorted, one for each."""
     says_how_lowered: bool = False
-    """Its metrics say whether it was lowered, and the rest of the log agrees."""
+    """Its metrics say whether Inductor generated code, and the rest of the log agrees."""
     damage: str = ""
     """Why it cannot be relied on, and is not compared; empty for a compile whose records are whole and agree."""
     sha: str = ""

@@ -25,7 +25,7 @@ from tpcompile.evidence.compiles.shapes import (
     json_object,
     json_value,
 )
-from tpcompile.evidence.compiles.story import AOT_TIME, CODE, LOWERED
+from tpcompile.evidence.compiles.story import CODE, INDUCTOR_TIME, LOWERED
 from tpcompile.evidence.compiles.trace import (
     CACHE_EVENTS,
     CompileNumbers,
@@ -168,6 +168,7 @@ def read_rank_log(rank: int, path: Path) -> RankLog:
     reader = _Reader(log)
     for record in file.records():
         reader.take(record)
+    reader.soundness.finish()
     log.missing = reader.soundness.missing
     return log
 
@@ -198,6 +199,8 @@ class _Reader:
 
     def of_compile(self, found: TraceEvent, record: Record) -> None:
         number = self.number_of(found)
+        if self.soundness.is_stray(number, found.name):
+            return
         if number == len(self.log.compiles):
             self.log.compiles.append(self.begun(found, number))
             self.soundness.begin(number, record.time)
@@ -272,7 +275,7 @@ def _schedule(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> byt
 def _end(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
     metrics = found.metadata.get("compilation_metrics", {})
     fail_type = metrics.get("fail_type")
-    compile_.says_how_lowered |= AOT_TIME in metrics
+    compile_.says_how_lowered |= INDUCTOR_TIME in metrics
     if fail_type:
         reason = metrics.get("fail_reason") or ""
         compile_.fail_type = str(fail_type)

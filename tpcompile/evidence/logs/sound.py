@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tpcompile.evidence.compiles.story import Story, after_the_end
+from tpcompile.evidence.compiles.story import Story, is_before_the_end
 from tpcompile.evidence.compiles.trace import TraceEvent, compile_id_of
 from tpcompile.evidence.logs.compiled import LoggedCompile
 from tpcompile.evidence.records import UserLine
@@ -34,6 +34,8 @@ class Soundness:
         """By compile id, the number of its last compile."""
         self._damaged_ids: set[str | None] = set()
         """Ids in damaged records of compiles that had no sound record yet."""
+        self._strays: dict[int, set[str]] = {}
+        """By compile, events that came after its end."""
         self._ids = _Ids()
 
     @property
@@ -67,7 +69,7 @@ class Soundness:
         self._time = time
         story = self._stories.get(number)
         if story is None:
-            self._take_after_the_end(number, item.name, is_late=is_late)
+            self._blame(number, f"{item.name} is out of order" if is_late else "")
             return
         if stack is not None:
             story.stack = stack
@@ -77,11 +79,23 @@ class Soundness:
             del self._stories[number]
             self._open = None
 
-    def _take_after_the_end(self, number: int, name: str, *, is_late: bool) -> None:
-        """The code of a backward is generated when it first runs."""
-        self._blame(number, after_the_end(name))
-        if is_late:
-            self._blame(number, f"{name} is out of order")
+    def is_stray(self, number: int, name: str) -> bool:
+        """True for an event of a compile that has ended and no longer logs it.
+
+        torch.export captures a graph under an id that was used before, without a start and an end; any other stray
+        record has a damaged id.
+        """
+        is_ended = number < len(self._compiles) and number not in self._stories
+        if not is_ended or not is_before_the_end(name):
+            return False
+        self._strays.setdefault(number, set()).add(name)
+        return True
+
+    def finish(self) -> None:
+        """Note the end of the log."""
+        for number, names in self._strays.items():
+            if "dynamo_output_graph" not in names:
+                self._blame(number, f"{min(names)} comes after its end")
 
     def damaged(self, metadata: Mapping[str, Any]) -> None:
         """Note a damaged record: it may be of the compile in progress, and of the one that it names."""
