@@ -89,8 +89,10 @@ def _are_sizes(value: object) -> bool:
 
 def _is_string(body: object) -> bool:
     """`[text, index]` of the table of strings."""
-    is_pair = isinstance(body, list) and len(body) == 2
-    return is_pair and _is_text(body[0]) and _is_number(body[1])
+    if not isinstance(body, list) or len(body) != 2:
+        return False
+    text, index = body
+    return _is_text(text) and _is_number(index)
 
 
 def _is_file(value: object) -> bool:

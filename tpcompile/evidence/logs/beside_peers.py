@@ -45,7 +45,8 @@ def _turns(logs: ByRank[RankLog]) -> Iterator[ByRank[LoggedCompile]]:
     """The first, second, ... compile of every frame on the ranks that made it and logged its end."""
     by_turn: dict[tuple[Frame, int], dict[int, LoggedCompile]] = {}
     for rank, log in logs.items():
-        for frame, compiles in log.by_frame.items():
+        by_frame = log.by_frame.items()
+        for frame, compiles in by_frame:
             for number, compile_ in enumerate(compiles):
                 turn = by_turn.setdefault((frame, number), {})
                 turn[rank] = compile_

@@ -188,7 +188,7 @@ class _Diagnosis:
 
     def revised(self, divergences: tuple[Divergence, ...]) -> tuple[Divergence, ...]:
         """Differences that are expected in this job become information; those of schedules and runs are added."""
-        self.unconfirmed = [divergence for divergence in divergences if _is_unconfirmed(divergence)]
+        self.unconfirmed = list(filter(_is_unconfirmed, divergences))
         found = [self.accepted(divergence) for divergence in divergences]
         hanging = _hanging(found)
         for logs in self.job.domains:

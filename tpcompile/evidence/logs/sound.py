@@ -26,6 +26,7 @@ class Soundness:
         self._compiles = compiles
         self._stories: dict[int, Story] = {}
         """By number, of the compiles that have not ended."""
+        self._ended: set[int] = set()
         self._open: int | None = None
         """The compile in progress: torch compiles one frame at a time."""
         self._time = b""
@@ -77,6 +78,7 @@ class Soundness:
         self._blame(number, story.contradiction)
         if story.is_ended:
             del self._stories[number]
+            self._ended.add(number)
             self._open = None
 
     def is_stray(self, number: int, name: str) -> bool:
@@ -85,11 +87,13 @@ class Soundness:
         torch.export captures a graph under an id that was used before, without a start and an end; any other stray
         record has a damaged id.
         """
-        is_ended = number < len(self._compiles) and number not in self._stories
-        if not is_ended or not is_before_the_end(name):
-            return False
-        self._strays.setdefault(number, set()).add(name)
-        return True
+        is_ended = number in self._ended
+        is_early_event = is_before_the_end(name)
+        is_stray = is_ended and is_early_event
+        if is_stray:
+            names = self._strays.setdefault(number, set())
+            names.add(name)
+        return is_stray
 
     def finish(self) -> None:
         """Note the end of the log."""
