@@ -57,6 +57,8 @@ def _turns(logs: ByRank[RankLog]) -> Iterator[ByRank[LoggedCompile]]:
 
 def _lacking(turn: ByRank[LoggedCompile]) -> ByRank[LoggedCompile]:
     """Ranks that lack records of their compile which one peer has besides all those that they have."""
+    if not turn.differ(lambda compile_: compile_.lowered):
+        return ByRank({})
     lowered = [Counter(compile_.lowered) for compile_ in turn.values()]
     return turn.where(lambda compile_: any(_has_lost(compile_, peer) for peer in lowered))
 
