@@ -106,9 +106,42 @@ def clean(rank: int) -> None:
     torch.compile(healthy)(torch.ones(4, 4))
 
 
+class Scaled(torch.nn.Module):
+    """A row-parallel linear and a scale."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.weight, self.scale = torch.nn.Parameter(torch.ones(4, 4)), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, 4] -> [B, 4]; breaks its graph in the middle."""
+        y = reduced(x @ self.weight)
+        torch._dynamo.graph_break()
+        return torch.relu(y) * self.scale
+
+
+def _train(scale: float) -> None:
+    """Steps with a graph break, a recompile with dynamic sizes and a backward; then a function through Inductor."""
+    torch._inductor.config.compile_threads = 1
+    step = torch.compile(Scaled(scale), backend="aot_eager")
+    for size in (2, 3):
+        step(torch.ones(size, 4)).sum().backward()
+    torch.compile(reduced)(torch.ones(3))
+
+
+def training(rank: int) -> None:
+    """All ranks train the same program."""
+    _train(0.5)
+
+
+def training_scale(rank: int) -> None:
+    """Rank 1 has a different constant behind the graph break."""
+    _train(0.5 * (rank + 1))
+
+
 JOBS: dict[str, Callable[[int], None]] = {
     "stride": stride, "reduce_op": reduce_op, "order": order, "graph_break": graph_break, "limit": limit,
-    "cold_shared": clean, "warm_cold": clean,
+    "cold_shared": clean, "warm_cold": clean, "training": training, "training_scale": training_scale,
 }  # fmt: skip
 
 
@@ -127,7 +160,7 @@ def record(name: str, folder: Path) -> None:
             run_on_ranks(run, name, caches, False)
             shutil.rmtree(Path(caches, "1"))
         os.environ["TORCH_TRACE"] = str(Path(work, "trace"))
-        run_on_ranks(run, name, caches, name != "warm_cold")
+        run_on_ranks(run, name, caches, name != "warm_cold", timeout_s=400.0)
         del os.environ["TORCH_TRACE"]
         folder.mkdir(parents=True)
         for rank in range(2):

@@ -23,13 +23,18 @@ import torch
 import torch._inductor.config
 import torch.distributed as dist
 from torch import Tensor, nn
-from tpcompile.dist.collectives import all_reduce
 
+from tpcompile.collectives import all_reduce
+from tpcompile.evidence.compiles.shapes import BACKWARD_METRICS, FILE_EVENTS
 from tpcompile.evidence.compiles.trace import CACHE_EVENTS, event
 from tpcompile.testing import run_on_ranks
 
 HERE = Path(__file__).resolve().parent
-METRICS = ("fail_type", "fail_reason")
+METRICS = (
+    "fail_type", "fail_reason", "co_name", "co_filename", "co_firstlineno", "stack_trace", "recompile_reason",
+    "restart_reasons", "graph_op_count", "guard_count", "aot_autograd_cumulative_compile_time_us",
+    "inductor_cumulative_compile_time_us", "aotautograd_local_cache_hit_count", "inductor_fx_local_cache_hit_count",
+)  # fmt: skip
 LOG_LINE = re.compile(r"^([A-Z]\d{4} [\d:.]+ )\d+( .*?\] )(\{.*\})$")
 
 
@@ -79,15 +84,15 @@ def cleaned(text: str, work: str) -> str:
             continue
         metadata = json.loads(neutral(match[3], work))
         body = neutral("\n".join(payload), work) if payload else None
-        found = event(metadata, body)
+        found = event(metadata, body, wanted=FILE_EVENTS)
         if found is None:
             continue
         if found.name in CACHE_EVENTS:  # 60 kB of key
             body = None
             metadata.pop("has_payload", None)
-        if "compilation_metrics" in metadata:  # dozens of timings
-            metrics = metadata["compilation_metrics"]
-            metadata["compilation_metrics"] = {key: metrics[key] for key in METRICS if metrics.get(key) is not None}
+        for name in {"compilation_metrics", BACKWARD_METRICS} & metadata.keys():  # dozens of timings and settings
+            metrics = metadata[name]
+            metadata[name] = {key: metrics[key] for key in METRICS if key in metrics}
         if body is not None:
             metadata["has_payload"] = hashlib.md5(body.encode(), usedforsecurity=False).hexdigest()
         kept.append((f"{match[1]}1{neutral(match[2], work)}", metadata, body))

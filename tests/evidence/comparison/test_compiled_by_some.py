@@ -15,7 +15,7 @@ from tests.evidence.samples import (
     only,
     tensor,
 )
-from tpcompile.evidence.records import CompileRecord, DivergenceClass, Node
+from tpcompile.evidence.records import Collective, CompileRecord, DivergenceClass, Node
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.reasons import nearest_reason
 
@@ -148,6 +148,16 @@ def test_a_shared_function_that_one_rank_compiles_again_is_red() -> None:
     again = evaluation.model_copy(update={"compile_id": "1/1", "recompile_reasons": (reason,)})
     found = only([compiled(), evaluation, again], [compiled(), evaluation])
     assert (found.cause, found.is_red) == (Cause.SHAPE, True)
+
+
+@pytest.mark.parametrize("issued", [(), (collective(),)])
+def test_a_shared_function_that_one_rank_compiles_again_without_a_reason_is_not_harmless(
+    issued: tuple[Collective, ...],
+) -> None:
+    shared = local("shared", at=90).model_copy(update={"collectives": issued})
+    again = shared.model_copy(update={"compile_id": "1/1"})
+    found = only([compiled(), shared, again], [compiled(), shared])
+    assert found.is_red and "no collective" not in found.advice
 
 
 def test_a_function_that_runs_in_place_of_a_different_one_is_red() -> None:

@@ -257,7 +257,7 @@ def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 
 def test_the_recorded_files_are_small_and_know_no_machine() -> None:
     texts = [path.read_text() for path in JOBS.rglob("*.log")]
-    assert sum(map(len, texts)) < 300_000
+    assert sum(map(len, texts)) < 650_000
     root = str(JOBS.parent.parent.parent.parent)
     assert not [word for text in texts for word in ("/root", "/home", ".venv", root) if word in text]
 

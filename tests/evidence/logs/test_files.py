@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.evidence.logs.damage import rehashed
 from tests.evidence.logs.test_diagnose import JOBS, LOG, check
 from tpcompile.errors import PreflightError
 from tpcompile.evidence.logs.diagnose import LEFT_OUT, diagnose
@@ -80,8 +81,9 @@ def test_a_log_without_read_permission_is_reported(healthy: Path) -> None:
 def with_version(path: Path, version: str) -> None:
     """Add the record by which torch says its version."""
     payload = json.dumps({"pytorch_version": version})
-    record = 'V1121 15:00:00.000000 1 x.py:1] {"artifact": {"name": "torch_version", "encoding": "json"}}'
-    path.write_text(f"{record}\n\t{payload}\n{path.read_text()}")
+    artifact = '{"artifact": {"name": "torch_version", "encoding": "json"}, "has_payload": "0"}'
+    record = f"V1121 15:00:00.000000 1 x.py:1] {artifact}"
+    path.write_text(rehashed(f"{record}\n\t{payload}\n{path.read_text()}"))
 
 
 def test_ranks_of_several_torch_versions_are_the_finding(healthy: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.evidence.logs.damage import rehashed
 from tests.evidence.logs.test_diagnose import JOBS, LOG
 from tpcompile.evidence.logs.diagnose import Question, diagnose
 from tpcompile.evidence.records import Verdict
@@ -35,6 +36,8 @@ def artifact(name: str, value: object, of_compile: str = "") -> str:
 def schedule(job: Path, *by_rank: list[str]) -> Verdict:
     """Add what Inductor scheduled on each rank."""
     for rank, names in enumerate(by_rank):
+        if not names:
+            continue
         place = f', "rank": {rank}, "frame_id": 0, "frame_compile_id": 0, "attempt": 0'
         append(job, rank, artifact("inductor_collective_schedule", names, place))
     return diagnose([job])
@@ -59,11 +62,19 @@ def test_a_different_order_of_the_same_collectives_is_a_finding_of_order(job: Pa
     assert found.cause == Cause.ORDER_FORWARD
 
 
-@pytest.mark.parametrize("other", [[REDUCE, GATHER, WAIT, WAIT], [REDUCE, WAIT, GATHER, WAIT], []])
-def test_where_a_rank_waits_and_a_schedule_that_no_rank_logged_are_no_findings(job: Path, other: list[str]) -> None:
-    usual = [REDUCE, WAIT, GATHER, WAIT]
-    verdict = schedule(job, usual, other) if other else schedule(job, usual)
-    assert verdict.exit_code == 0
+@pytest.mark.parametrize("other", [[REDUCE, GATHER, WAIT, WAIT], [REDUCE, WAIT, GATHER, WAIT]])
+def test_where_a_rank_waits_is_no_finding(job: Path, other: list[str]) -> None:
+    assert schedule(job, [REDUCE, WAIT, GATHER, WAIT], other).exit_code == 0
+
+
+def test_a_schedule_that_one_rank_did_not_log_was_not_observed(job: Path) -> None:
+    verdict = schedule(job, [REDUCE, WAIT])
+    assert verdict.exit_code == 6 and "rank 1 lacks records that other ranks have" in verdict.summary
+
+
+def test_a_schedule_of_code_that_one_rank_loaded_from_a_cache_is_none_that_it_lacks(tmp_path: Path) -> None:
+    warm = Path(shutil.copytree(JOBS / "warm_cold", tmp_path / "job"))
+    assert schedule(warm, [], [REDUCE, WAIT]).exit_code == 0
 
 
 def test_graphs_that_ran_in_a_different_order_are_a_finding(tmp_path: Path) -> None:
@@ -99,7 +110,7 @@ def test_a_group_of_one_rank_is_no_finding_and_a_larger_one_that_one_rank_uses_i
         gather = text.replace("all_reduce(", "all_gather_into_tensor(").replace(
             "all_reduce.", "all_gather_into_tensor."
         )
-        path.write_text(gather.replace(f"'sum', '{5 + rank}')", f"{size}, '{5 + rank}')"))
+        path.write_text(rehashed(gather.replace(f"'sum', '{5 + rank}')", f"{size}, '{5 + rank}')")))
     verdict = diagnose([job])
     assert verdict.exit_code == code
     assert [d.cause for d in verdict.divergences if d.is_red] == [Cause.GROUP] * code
@@ -115,13 +126,14 @@ def test_groups_of_stages_are_no_finding(tmp_path: Path) -> None:
 
 def in_group(text: str, name: str) -> str:
     """A log whose collectives are issued in a group that is not the default one."""
-    return text.replace("'sum', '0')", f"'sum', '{name}')").replace("group_name == '0'", f"group_name == '{name}'")
+    text = text.replace("'sum', '0')", f"'sum', '{name}')").replace("group_name == '0'", f"group_name == '{name}'")
+    return rehashed(text)
 
 
 def without_collectives(text: str) -> str:
     """A log whose compiled code issues no collective."""
     text = text.replace("G['dist'].group.WORLD.group_name == '0'", "G['dist'].flag == '0'")
-    return text.replace("torch.ops._c10d_functional.", "torch.ops.mine.")
+    return rehashed(text.replace("torch.ops._c10d_functional.", "torch.ops.mine."))
 
 
 def test_replicas_of_other_sizes_whose_code_issues_no_collective_are_green(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.evidence.logs.damage import rehashed
 from tests.evidence.logs.test_diagnose import JOBS
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.logs import diagnose as diagnose_module
@@ -46,7 +47,7 @@ def test_what_the_user_wrote_is_in_the_hash(difference: tuple[str, str], tmp_pat
     shas = []
     for number, text in enumerate((before, before.replace(*difference))):
         path = tmp_path / f"{number}.log"
-        path.write_text(text)
+        path.write_text(rehashed(text))
         shas.append(read_rank_log(0, path).compiles[0].sha)
     assert shas[0] != shas[1]
 

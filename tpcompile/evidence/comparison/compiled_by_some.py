@@ -147,8 +147,12 @@ class _Alone:
         return cause == Cause.EXTRA_COMPILE and self.is_apart()
 
     def is_apart(self) -> bool:
-        """True when it issues no collective of its own and the absent ranks compile nothing in its place."""
-        return not (self.hangs() or self.programs.are_others(self.ours, self.absent))
+        """True when it issues no collective and the absent ranks compile neither the frame nor one in its place.
+
+        A second compile of a frame that all ranks have is a recompile, also where the reason of it was not observed.
+        """
+        issues = self.ours.compile.num_items(Layer.COLLECTIVES) > 0
+        return not (issues or self.has_earlier or self.programs.are_others(self.ours, self.absent))
 
     def cause(self) -> Cause:
         """Why these ranks compiled alone."""
@@ -223,8 +227,7 @@ class _Recompiled(_Alone):
 
     def is_beside(self, cause: Cause) -> bool:
         """True for a function that only these ranks compile, however often, and for a call that only they make."""
-        is_own_function = not self.has_earlier and self.is_apart()
-        return is_own_function or is_own_call(self.ours, self.absent)
+        return self.is_apart() or is_own_call(self.ours, self.absent)
 
     def advice(self, cause: Cause) -> str:
         """The same; of a call that only these ranks make, there is nothing to do about the guard."""

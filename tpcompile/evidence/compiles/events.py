@@ -60,7 +60,7 @@ def event(
     wanted: frozenset[str] = WANTED_EVENTS,
 ) -> TraceEvent | None:
     """One raw record of torch's trace logger -> event, or None for a kind that is not `wanted`."""
-    name = _name(metadata)
+    name = name_of(metadata)
     if name not in wanted:
         return None
     is_cache_event = name in CACHE_EVENTS  # only the outcome is needed, the cache key is 60 kB
@@ -69,14 +69,14 @@ def event(
         name=name,
         metadata=metadata,
         payload=text,
-        compile_id=_compile_id(metadata),
+        compile_id=compile_id_of(metadata),
         attempt=int(metadata.get("attempt") or 0),
         phase=phase,
         step=step,
     )
 
 
-def _name(metadata: Mapping[str, Any]) -> str:
+def name_of(metadata: Mapping[str, Any]) -> str:
     """The key that names the kind of record; of an artifact, its own name."""
     name = find(metadata, lambda key: key not in RESERVED) or ""
     body = metadata.get(name)
@@ -85,7 +85,7 @@ def _name(metadata: Mapping[str, Any]) -> str:
     return name
 
 
-def _compile_id(metadata: Mapping[str, Any]) -> str | None:
+def compile_id_of(metadata: Mapping[str, Any]) -> str | None:
     """`1/0` of frame 1, or `!0/1/0` inside of compiled autograd; None for a record of no compile."""
     frame = metadata.get("frame_id")
     if frame is None:

@@ -14,6 +14,7 @@ from tpcompile.evidence.compiles.cached_lines import FROM_CACHE, with_current_li
 from tpcompile.evidence.compiles.collectives import collectives_of, issued_at
 from tpcompile.evidence.compiles.events import CACHE_EVENTS, CALLED_FROM, FUSION, GRAPH_KINDS, RANK_READS, TraceEvent
 from tpcompile.evidence.compiles.normalised import normalised
+from tpcompile.evidence.compiles.shapes import json_value
 from tpcompile.evidence.compiles.user_lines import with_user_lines
 from tpcompile.evidence.iterables import grouped, indexed, last
 from tpcompile.evidence.records import (
@@ -39,6 +40,8 @@ from tpcompile.evidence.text.normalise import GroupRoles
 from tpcompile.evidence.text.reasons import LIMIT
 
 T = TypeVar("T")
+UNKNOWN_FILE = "?"
+"""The file of a line of a stack whose index is not in the table of strings."""
 _DYNAMIC_MARKS = re.compile(r"^dynamo_(?=\w*+$)\w*?(?:dynamic|unbacked|static)")
 
 
@@ -69,7 +72,7 @@ def start_stack(start: TraceEvent, table: Mapping[int, str]) -> tuple[UserLine, 
 
 def _stack_line(frame: Mapping[str, Any], table: Mapping[int, str]) -> UserLine:
     name = frame["filename"]
-    file = table.get(name, "?") if isinstance(name, int) else name
+    file = table.get(name, UNKNOWN_FILE) if isinstance(name, int) else name
     return _line(file, frame["line"], frame["name"], frame.get("loc") or "")
 
 
@@ -275,9 +278,8 @@ def _dynamic_marks(tensor: Mapping[str, Any]) -> str:
 
 def _texts(payload: str) -> list[str]:
     """A JSON list of strings; any other payload is one string."""
-    try:
-        data = json.loads(payload)
-    except json.JSONDecodeError:
+    data = json_value(payload)
+    if data is None:
         return [payload]
     texts = data if isinstance(data, list) else [data]
     return list(map(str, texts))

@@ -17,6 +17,7 @@ from tpcompile.evidence.compiles.events import (
     WANTED_EVENTS,
     TraceEvent,
     called_from_event,
+    compile_id_of,
     event,
     rank_reads_event,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "CompileNumbers",
     "TraceEvent",
     "called_from_event",
+    "compile_id_of",
     "compile_record",
     "compile_records",
     "event",

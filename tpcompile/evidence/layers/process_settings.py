@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from tpcompile.evidence.compiles.shapes import json_object
 from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records.causes import Cause
 
@@ -41,11 +41,7 @@ def settings_of(expression: str) -> dict[str, str]:
     match = _GUARDED.match(expression)
     if match is None:
         return {}
-    try:
-        state = json.loads(match["state"])
-    except (ValueError, RecursionError):
-        return {}
-    return dict(_settings(state))
+    return dict(_settings(json_object(match["state"])))
 
 
 def settings_changed(reason: str) -> list[str]:

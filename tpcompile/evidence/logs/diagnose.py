@@ -34,6 +34,7 @@ from tpcompile.evidence.records import (
     CheckId,
     Divergence,
     DivergenceClass,
+    Layer,
     RankDigest,
     Status,
     Verdict,
@@ -42,10 +43,12 @@ from tpcompile.evidence.records.base import known
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 
-LEFT_OUT, EXAMINED, FAILED = "files left out", "functions compared", "failed compiles"
+LEFT_OUT, EXAMINED, FAILED, INPUTS = "files left out", "functions compared", "failed compiles", "inputs"
 """Names of checks."""
 SIDE_BY_SIDE_BYTES = 30_000_000
 """Size of the logs above which they are read in parallel processes."""
+_HASHED = frozenset({Layer.GRAPH, Layer.GUARDS, Layer.COLLECTIVES})
+"""Layers made from payloads: a size, stride, dtype or mark of an input that is not dynamic is in them too."""
 _NEED_NOT_AGREE = frozenset({
     Cause.SHAPE, Cause.AUTOMATIC_DYNAMIC, Cause.RANK_BRANCH, Cause.EXTRA_COMPILE, Cause.COMPILE_DISABLED,
 })  # fmt: skip
@@ -88,9 +91,10 @@ def diagnose(folders: Sequence[Path], question: Question | None = None) -> Verdi
 def _judged(logs: ByRank[RankLog], question: Question, left_out: Sequence[str]) -> Verdict:
     world_size = _world_size(question, max(logs) + 1)
     missing = sorted(set(range(world_size)).difference(logs))
-    ends = log_ends(logs, missing)
-    incomplete = ends.where(lambda end: end.lacks)
-    job = Job(logs, _domains(question, logs, missing), world_size=world_size, incomplete=frozenset(incomplete))
+    domains = _domains(question, logs, missing)
+    ends = log_ends(logs, missing, domains.domains)
+    incomplete = ends.where(lambda end: end.is_partial)
+    job = Job(logs, domains, world_size=world_size, incomplete=frozenset(incomplete))
     return _Diagnosis(job, question, ends, left_out).verdict()
 
 
@@ -145,6 +149,8 @@ class _Diagnosis:
         self.job, self.question, self.ends, self.left_out = job, question, ends, left_out
         self.lacking = ends.where(lambda end: end.lacks)
         self.failed = failed_everywhere(job.logs)
+        self.unconfirmed: list[Divergence] = []
+        """Differences in what the logs say of the inputs, and in nothing else."""
 
     def verdict(self) -> Verdict:
         """Parse the first frames that differ, and more of them only when those are not red."""
@@ -190,6 +196,7 @@ class _Diagnosis:
 
     def revised(self, divergences: tuple[Divergence, ...]) -> tuple[Divergence, ...]:
         """Differences that are expected in this job become information; those of schedules and runs are added."""
+        self.unconfirmed = list(filter(_is_unconfirmed, divergences))
         found = [self.accepted(divergence) for divergence in divergences]
         hanging = _hanging(found)
         for logs in self.job.domains:
@@ -206,6 +213,8 @@ class _Diagnosis:
             return _as(divergence, DivergenceClass.DECLARED, f"declared: {reason}")
         if self.job.source == Source.NOTHING and divergence.cause in _NEED_NOT_AGREE:
             return _as(divergence, DivergenceClass.LABEL, _UNCOUPLED)
+        if _is_unconfirmed(divergence):
+            return _as(divergence, DivergenceClass.LABEL, _UNCONFIRMED)
         return divergence
 
     def uneven(self, divergence: Divergence) -> str | None:
@@ -220,11 +229,15 @@ class _Diagnosis:
         """Logs have torch's version and nothing else of the environment."""
         if environment.is_red:
             return environment
-        versions = {log.torch_version for log in self.job.logs.values()}
-        if versions == {""}:
-            return environment.model_copy(update={"status": Status.SKIPPED, "observed": "not observed"})
-        listed = ", ".join(sorted(versions))
-        observed = f"torch {listed} on all ranks; nothing else is logged"
+        logs = self.job.logs
+        unknown = logs.where(lambda log: not log.torch_version)
+        if unknown:
+            observed = "not observed"
+            if len(unknown) < len(logs):
+                observed += f" on {named_ranks(unknown.ranks)}"
+            update = {"status": Status.SKIPPED, "observed": observed}
+            return environment.model_copy(update=update)
+        observed = f"torch {logs.first.torch_version} on all ranks; nothing else is logged"
         return environment.model_copy(update={"observed": observed})
 
     def compiled(self) -> Check:
@@ -273,6 +286,8 @@ class _Diagnosis:
             yield _lacking(self.lacking)
         elif self.question.ended_badly:
             yield _ended_badly(self.ends)
+        if self.unconfirmed:
+            yield _unconfirmed(self.unconfirmed)
 
 
 _COMPILED = "at least 1 compile in the logs"
@@ -283,6 +298,13 @@ _NOT_ALL = (
 _UNCOUPLED = (
     "No compiled code names a process group, so it is unknown whether these ranks run one program (pipeline stages "
     "and replicas need not). If they must agree, pass --mesh and --axis, e.g. --mesh tp=2 --axis tp."
+)
+
+
+_UNCONFIRMED = (
+    "Only the descriptions of the inputs differ; the graphs and guards of this function agree. No hash covers these "
+    "descriptions, so this is a damaged log, or an input whose size no guard checks: print the shapes that enter the "
+    "function on these ranks."
 )
 
 
@@ -313,6 +335,18 @@ def _lacking(lacking: ByRank[LogEnd]) -> Limit:
 def _ended_badly(ends: ByRank[LogEnd]) -> Limit:
     doubt = f"the compiles agree; the cause is not in them. {endings(ends)}"
     return Limit(0, _information("yes", described(ends), id=CheckId.LOGS_COMPLETE), doubt)
+
+
+def _is_unconfirmed(divergence: Divergence) -> bool:
+    """True for a difference of inputs under equal graphs and guards, which would show it in text that is hashed."""
+    is_of_inputs = divergence.layer == Layer.INPUTS and divergence.cls == DivergenceClass.CONTENT
+    return is_of_inputs and _HASHED.isdisjoint(divergence.consequences)
+
+
+def _unconfirmed(divergences: Sequence[Divergence]) -> Limit:
+    titles = [divergence.title for divergence in divergences]
+    text = f"described differently under equal graphs and guards in {len(titles)} functions"
+    return Limit(2, _information(text, titles, name=INPUTS), f"the graphs agree, but inputs are {text}: {titles[0]}")
 
 
 def _not_looked_into(num_left: int) -> list[Limit]:

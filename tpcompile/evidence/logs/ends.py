@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import grouped, last
+from tpcompile.evidence.logs.beside_peers import fewer_records, missing_frames
+from tpcompile.evidence.logs.domains import Domain
 from tpcompile.evidence.logs.ranklog import LoggedCompile, RankLog
 from tpcompile.evidence.text.ranks import named_ranks
 
@@ -19,6 +21,10 @@ class Lack(Enum):
     EMPTY = "is empty"
     CUT = "ends inside a record"
     DAMAGED = "has records that cannot be read"
+    BROKEN = "has records that contradict each other"
+    GAPS = "lacks compiles that torch numbered"
+    FEWER = "lacks records that other ranks have"
+    UNLOWERED = "does not say whether its graphs were lowered like those of other ranks"
     NO_COMPILE = "ends before any compile"
     UNFINISHED = "ends inside a compile"
 
@@ -32,6 +38,13 @@ class LogEnd:
     ended: str = ""
     """Time of the last record, `MMDD hh:mm:ss.ffffff`."""
     last: LoggedCompile | None = None
+    damage: str = ""
+    """What is wrong with the first compile that cannot be relied on."""
+
+    @property
+    def is_partial(self) -> bool:
+        """True when a compile, or what is missing of it, may not have been observed; a peer's record shows one part."""
+        return any(lack != Lack.FEWER for lack in self.lacks)
 
     def __str__(self) -> str:
         if self.is_missing:
@@ -39,6 +52,8 @@ class LogEnd:
         lacking = [lack.value for lack in self.lacks]
         lacks = " and ".join(lacking) or "is whole"
         ends = f"the log of rank {self.rank} {lacks}"
+        if self.damage:
+            ends += f" ({self.damage})"
         if self.last is None:
             return ends
         return f"{ends}; its {self.last_compile}; its last record is of {self.ended}"
@@ -59,10 +74,16 @@ class LogEnd:
         return f"last compile is {self.last.compile_id} of {self.last.frame}, {state}"
 
 
-def log_ends(logs: ByRank[RankLog], missing: Sequence[int]) -> ByRank[LogEnd]:
-    """How the log of every rank ends; ranks in `missing` left no log."""
+def log_ends(logs: ByRank[RankLog], missing: Sequence[int], domains: Iterable[Domain]) -> ByRank[LogEnd]:
+    """How the log of every rank ends; ranks in `missing` left no log, those of a domain must agree."""
     lost = {rank: LogEnd(rank, (Lack.NO_LOG,)) for rank in missing}
-    return ByRank({**logs.map(_end), **lost})
+    fewer, unlowered = set[int](), set[int]()
+    for domain in domains:
+        found, unknown = fewer_records(logs.among(logs.keys() & set(domain.ranks)))
+        fewer |= found
+        unlowered |= unknown
+    beside = {Lack.GAPS: missing_frames(logs), Lack.FEWER: fewer, Lack.UNLOWERED: unlowered}
+    return ByRank({**logs.map(lambda log: _end(log, beside)), **lost})
 
 
 def described(ends: ByRank[LogEnd]) -> list[str]:
@@ -83,11 +104,15 @@ def endings(ends: ByRank[LogEnd]) -> str:
     return "; ".join(f"{named_ranks(ranks)}: {last}" for last, ranks in alike.items())
 
 
-def _end(log: RankLog) -> LogEnd:
+def _end(log: RankLog, beside: Mapping[Lack, Collection[int]]) -> LogEnd:
+    """`beside`: ranks whose log lacks something, as those of other ranks show."""
     unfinished = [compile_ for compile_ in log.compiles if not compile_.is_ended]
     shown = last(unfinished or log.compiles)
-    lacks = _lacks(log, is_unfinished=bool(unfinished))
-    return LogEnd(log.rank, lacks, log.facts.ended, shown)
+    lacks = [
+        *_lacks(log, is_unfinished=bool(unfinished)),
+        *(lack for lack, ranks in beside.items() if log.rank in ranks),
+    ]
+    return LogEnd(log.rank, tuple(lacks), log.facts.ended, shown, log.damage)
 
 
 def _lacks(log: RankLog, *, is_unfinished: bool) -> tuple[Lack, ...]:
@@ -96,6 +121,7 @@ def _lacks(log: RankLog, *, is_unfinished: bool) -> tuple[Lack, ...]:
     observed = {
         Lack.CUT: log.facts.is_cut,
         Lack.DAMAGED: log.facts.num_damaged > 0,
+        Lack.BROKEN: bool(log.damage) and not log.facts.num_damaged,
         Lack.NO_COMPILE: not log.compiles,
         Lack.UNFINISHED: is_unfinished,
     }
@@ -115,7 +141,7 @@ def failed_first(logs: ByRank[RankLog]) -> tuple[int, LoggedCompile] | None:
     for rank, log in logs.items():
         for number, compile_ in log.fatal.items():
             compiles = _turn(logs, number)
-            unfinished = compiles.where(lambda peer: not peer.is_ended)
+            unfinished = compiles.where(lambda peer: not (peer.is_ended or peer.damage))
             if len(unfinished) == num_peers:
                 return rank, compile_
     return None

@@ -41,7 +41,7 @@ def find_logs(folders: Sequence[Path], *, num_ranks: int = 0) -> LogFiles:
     for path in _candidates(folders):
         rank, reason = _rank_of(path)
         if reason:
-            left_out.append(f"{path.name} is left out: {reason}")
+            left_out.append(f"{printable(path.name)} is left out: {reason}")
         else:
             found.setdefault(rank, {}).setdefault(os.path.realpath(path), path)
     paths = ByRank(found)
@@ -55,8 +55,13 @@ def find_logs(folders: Sequence[Path], *, num_ranks: int = 0) -> LogFiles:
 def _candidates(folders: Sequence[Path]) -> Iterator[Path]:
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError(f"no directory at {folder}")
+            raise ConfigError(f"no directory at {printable(folder)}")
         yield from sorted(folder.rglob(PATTERN))
+
+
+def printable(text: object) -> str:
+    """A path for the reader; bytes of a name that are not UTF-8 cannot be printed, nor written to a report."""
+    return str(text).encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _rank_of(path: Path) -> tuple[int, str]:
@@ -87,7 +92,7 @@ def _check_one_job(paths: ByRank[dict[str, Path]]) -> None:
     several = paths.where(lambda files: len(files) > 1)
     if not several:
         return
-    shown = ", ".join(map(str, sorted(several.first.values())[:3]))
+    shown = ", ".join(map(printable, sorted(several.first.values())[:3]))
     raise ConfigError(
         f"more than one log of {named_ranks(several.ranks)} ({shown}): two jobs, or one that was "
         "restarted; give the logs of one run only"
@@ -97,7 +102,7 @@ def _check_one_job(paths: ByRank[dict[str, Path]]) -> None:
 def _too_few(paths: ByRank[dict[str, Path]], folders: Sequence[Path]) -> str:
     found = f"only that of rank {paths.ranks[0]}" if paths else "none"
     return (
-        f"need the trace logs of two ranks, found {found} in {', '.join(map(str, folders))}; "
+        f"need the trace logs of two ranks, found {found} in {', '.join(map(printable, folders))}; "
         "run the job with TORCH_TRACE=DIR on every rank, which writes DIR/dedicated_log_torch_trace_rank_*.log; "
         "a rank that compiles nothing writes none: pass the number of ranks with --world-size N"
     )
@@ -105,4 +110,4 @@ def _too_few(paths: ByRank[dict[str, Path]], folders: Sequence[Path]) -> str:
 
 def unreadable(path: Path, error: OSError) -> PreflightError:
     """The error for a log that cannot be read."""
-    return PreflightError(f"cannot read {path}: {error.strerror}")
+    return PreflightError(f"cannot read {printable(path)}: {error.strerror}")

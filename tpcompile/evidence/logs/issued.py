@@ -38,9 +38,11 @@ def scheduled(logs: DomainLogs) -> Iterator[Divergence]:
 
 
 def _orders(compiles: ByRank[LoggedCompile]) -> Orders:
-    """What Inductor scheduled, as far as every rank logged it."""
-    common = min((len(compile_.schedules) for compile_ in compiles.values()), default=0)
-    return compiles.map(lambda compile_: _flat(compile_.schedules[:common]))
+    """What Inductor scheduled, on ranks that logged equally many schedules: a part that was loaded from a cache has
+    none, so that of two lists of different length it is not known which ones correspond."""
+    if compiles.differ(lambda compile_: len(compile_.schedules)):
+        return ByRank({})
+    return compiles.map(lambda compile_: _flat(compile_.schedules))
 
 
 def _rescheduled(logs: DomainLogs, step: Step, orders: Orders) -> Divergence:
@@ -59,6 +61,8 @@ def _rescheduled(logs: DomainLogs, step: Step, orders: Orders) -> Divergence:
 
 def executed(logs: DomainLogs) -> Iterator[Divergence]:
     """Compiled graphs with collectives that ranks ran in different orders, or not equally often."""
+    if not logs.is_whole:
+        return  # a run of a graph whose compile is damaged has no name
     runs = logs.members.where(lambda member: member.log.executions).map(_run)
     if not runs.differ(tuple):
         return

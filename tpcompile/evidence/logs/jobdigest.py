@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tpcompile.evidence.digests.digest import digest_rank, environment_items, frame_name, layer_items
+from tpcompile.evidence.iterables import first
 from tpcompile.evidence.logs.job import DomainLogs, Job, Member
 from tpcompile.evidence.logs.ranklog import Frame, LoggedCompile, records_of
 from tpcompile.evidence.records import CompileDigest, CompileRecord, Item, Layer, LayerDigest, RankDigest, RankRecord
@@ -84,7 +85,7 @@ def _listed(logs: DomainLogs, others: frozenset[Frame]) -> list[Frame]:
 
 def _order(member: Member, among: frozenset[Frame]) -> tuple[Frame, ...]:
     """Frames with collectives in the order in which a rank compiled them."""
-    issuing = [compile_.frame for compile_ in member.log.compiles if compile_.issued]
+    issuing = [compile_.frame for compile_ in member.log.sound.values() if compile_.issued]
     return tuple(frame for frame in issuing if frame in among)
 
 
@@ -101,6 +102,8 @@ class JobDigest:
     def __init__(self, job: Job, selection: Selection) -> None:
         self.selection, self.world_size = selection, job.world_size
         self.members = job.members
+        self.torch_version = first(filter(None, (log.torch_version for log in job.logs.values()))) or ""
+        """Of a rank that logged it: where the record of a rank is missing, its version was not observed."""
         self.records = self.members.map(lambda member: records_of(member.log, member.roles))
 
     def digests(self) -> list[RankDigest]:
@@ -120,7 +123,7 @@ class JobDigest:
             world_size=self.world_size,
             domain=domain.name,
             coordinate=domain.coordinates[log.rank],
-            environment=(("torch", log.torch_version or "a version that does not log itself"),),
+            environment=(("torch", log.torch_version or self.torch_version),),
             compiles=compiles,
             is_cut=member.is_incomplete,
         )
@@ -129,7 +132,7 @@ class JobDigest:
         chosen = self.selection.domains[member.domain.name]
         empty = digest_rank(self._record(member, ()))
         parts = [empty]
-        for number, compile_ in enumerate(member.log.compiles):
+        for number, compile_ in member.log.sound.items():
             if compile_.frame in chosen.parsed:
                 record = self.records[member.log.rank](number)
                 parts.append(_numbered(digest_rank(self._record(member, (record,))), number))

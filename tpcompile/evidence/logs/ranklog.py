@@ -11,13 +11,21 @@ import hashlib
 import itertools
 import json
 import re
-from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
+from tpcompile.evidence.compiles.events import FUSION
+from tpcompile.evidence.compiles.shapes import (
+    BACKWARD_METRICS,
+    EXECUTION,
+    SCHEDULE,
+    TORCH_VERSION,
+    json_object,
+    json_value,
+)
+from tpcompile.evidence.compiles.story import CODE, INDUCTOR_TIME, LOWERED
 from tpcompile.evidence.compiles.trace import (
     CACHE_EVENTS,
     CompileNumbers,
@@ -26,22 +34,15 @@ from tpcompile.evidence.compiles.trace import (
     frame_line,
     start_stack,
 )
-from tpcompile.evidence.iterables import first, grouped
-from tpcompile.evidence.logs.tracefile import (
-    BACKWARD_METRICS,
-    EXECUTION,
-    SCHEDULE,
-    TORCH_VERSION,
-    FileFacts,
-    Record,
-    TraceFile,
-    events_at,
-    json_object,
-    json_value,
-)
-from tpcompile.evidence.records import CompileRecord, UserLine
+from tpcompile.evidence.iterables import find, first, grouped
+from tpcompile.evidence.logs.compiled import Frame, LoggedCompile
+from tpcompile.evidence.logs.sound import Soundness
+from tpcompile.evidence.logs.tracefile import FileFacts, Record, TraceFile, events_at
+from tpcompile.evidence.records import CompileRecord
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.normalise import GroupRoles
+
+__all__ = ["Frame", "LoggedCompile", "RankLog", "read_rank_log", "records_of"]
 
 _GRAPHS = frozenset({"dynamo_output_graph", "aot_forward_graph", "aot_inference_graph", "aot_backward_graph"})
 _GROUP = re.compile(
@@ -77,92 +78,9 @@ _BY_NATURE: tuple[tuple[bytes, re.Pattern[bytes], bytes | Callable[[re.Match[byt
 )
 """A part of what a full parse takes out: text that must be there, what is replaced, and with what. Less is safe: texts
 that differ are parsed."""
-_FATAL = (
-    "BackendCompilerFailed",
-    "InternalTorchDynamoError",
-    "InductorError",
-    "LoweringException",
-    "TorchRuntimeError",
-)
+_LOWERED = LOWERED | {CODE, SCHEDULE, FUSION}
 _TENSOR_FIELDS = ("id", "describer_id", "dtype", "size", "stride", "device", "requires_grad")
 _HASH_BYTES = 16
-
-
-class Frame(NamedTuple):
-    """A compiled frame; the same on all ranks, wherever the code is installed."""
-
-    function: str = ""
-    path: str = ""
-    """End of the path of its file."""
-    line: int = 0
-
-    def __str__(self) -> str:
-        if self.path:
-            return f"{self.function} {self.path}:{self.line}"
-        return self.function or "?"
-
-
-@dataclass(slots=True)
-class LoggedCompile:
-    """One compile of one rank, without its text."""
-
-    compile_id: str
-    start_before: int | None = None
-    """Place of the last `dynamo_start` of the same frame before this compile."""
-    places: array[int] = field(default_factory=lambda: array("Q"))
-    start: int | None = None
-    """Place of its `dynamo_start`; None for a call that only exceeded the recompile limit."""
-    function: str = ""
-    line: UserLine | None = None
-    frame: Frame = field(default_factory=Frame)
-    size_bytes: int = 0
-    """Text a full parse has to read."""
-    names: frozenset[str] = frozenset()
-    groups: dict[str, int] = field(default_factory=dict)
-    """Process groups its graphs name, as torch names them -> place in order of appearance."""
-    alone: set[str] = field(default_factory=set)
-    """Those of them that have one rank, where the text shows it."""
-    issued: list[tuple[str, str]] = field(default_factory=list)
-    """(op, group) of the collectives in its graphs, in the order of the text; waits are left out."""
-    schedules: list[tuple[str, ...]] = field(default_factory=list)
-    """What Inductor scheduled: the kernels of collectives in order, forward before backward."""
-    fail_type: str = ""
-    """Type of the error, when the compile failed."""
-    fail_text: str = ""
-    """First line of the error."""
-    sha: str = ""
-    """Hash of the whole text, without what differs by nature and without names of groups."""
-
-    @property
-    def last_start(self) -> int | None:
-        """Place of the last `dynamo_start` of the frame so far."""
-        return self.start_before if self.start is None else self.start
-
-    @property
-    def is_ended(self) -> bool:
-        """True when torch logged the end of the compile."""
-        return "compilation_metrics" in self.names
-
-    @property
-    def error(self) -> str:
-        """Type and first line of the error of a compile that failed."""
-        return f"{self.fail_type}: {self.fail_text}"
-
-    @property
-    def failed(self) -> str:
-        """Function, type and first line of the error of a compile that failed."""
-        return f"{self.function} failed with {self.error}"
-
-    @property
-    def is_fatal(self) -> bool:
-        """True for an error that ends the program unless errors are suppressed; false for a frame that is skipped."""
-        return any(name in self.fail_type for name in _FATAL)
-
-    def starts_in(self, function: str, line: UserLine | None) -> None:
-        """Note the compiled frame."""
-        self.function, self.line, self.frame = function, line, Frame(function)
-        if line is not None:
-            self.frame = Frame(function, normalise.short_path(line.file), line.line)
 
 
 @dataclass
@@ -174,14 +92,40 @@ class RankLog:
     facts: FileFacts = field(default_factory=FileFacts)
     compiles: list[LoggedCompile] = field(default_factory=list)
     strings: dict[int, str] = field(default_factory=dict)
+    missing: frozenset[str] = frozenset()
+    """Ranges of frames without any compile, `3-4`: torch numbers them without gaps."""
     torch_version: str = ""
     executions: list[tuple[str, ...]] = field(default_factory=list)
     """Order in which compiled graphs ran, by compile id, one per recording."""
 
     @functools.cached_property
     def by_frame(self) -> dict[Frame, list[LoggedCompile]]:
-        """Compiles of every frame, in order of appearance; of a log that was read."""
-        return grouped(self.compiles, lambda compile_: compile_.frame)
+        """Compiles of every frame that was observed, in order of appearance; of a log that was read."""
+        return grouped(self.sound.values(), lambda compile_: compile_.frame)
+
+    @functools.cached_property
+    def sound(self) -> dict[int, LoggedCompile]:
+        """By number, the compiles that can be compared: of their frame no compile is damaged.
+
+        The second compile of a frame on one rank corresponds to the second one elsewhere, so all of them are needed.
+        """
+        frames = {compile_.frame for compile_ in self.compiles if self._code(compile_) in self._damaged_code}
+        return {number: compile_ for number, compile_ in enumerate(self.compiles) if compile_.frame not in frames}
+
+    @functools.cached_property
+    def _damaged_code(self) -> set[str]:
+        return {self._code(compile_) for compile_ in self.compiles if compile_.damage}
+
+    @staticmethod
+    def _code(compile_: LoggedCompile) -> str:
+        """torch's number of the code object: a damaged start names the wrong function."""
+        return compile_.compile_id.rpartition("/")[0]
+
+    @property
+    def damage(self) -> str:
+        """The first thing that is wrong with one of its compiles; empty for none."""
+        damaged = find(self.compiles, lambda compile_: compile_.damage)
+        return f"compile {damaged.compile_id}: {damaged.damage}" if damaged else ""
 
     @property
     def sizes(self) -> Counter[Frame]:
@@ -199,7 +143,7 @@ class RankLog:
     @property
     def fatal(self) -> dict[int, LoggedCompile]:
         """Compiles with an error that ends the program, by number."""
-        return {number: compile_ for number, compile_ in enumerate(self.compiles) if compile_.is_fatal}
+        return {number: compile_ for number, compile_ in self.sound.items() if compile_.is_fatal}
 
     @property
     def groups(self) -> dict[str, None]:
@@ -229,6 +173,8 @@ def read_rank_log(rank: int, path: Path) -> RankLog:
     reader = _Reader(log)
     for record in file.records():
         reader.take(record)
+    reader.soundness.finish()
+    log.missing = reader.soundness.missing
     return log
 
 
@@ -238,10 +184,15 @@ class _Reader:
     def __init__(self, log: RankLog) -> None:
         self.log = log
         self.number_of = CompileNumbers()
+        self.soundness = Soundness(log.compiles)
         self.same: dict[frozenset[str], frozenset[str]] = {}
         """Sets of names, each kept once: most compiles have the same events."""
+        self.lowered: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def take(self, record: Record) -> None:
+        if record.is_damaged:
+            self.soundness.damaged(record.metadata)
+            return
         found = record.bare_event
         if found is None:
             return
@@ -253,16 +204,24 @@ class _Reader:
 
     def of_compile(self, found: TraceEvent, record: Record) -> None:
         number = self.number_of(found)
+        if self.soundness.is_stray(number, found.name):
+            return
         if number == len(self.log.compiles):
             self.log.compiles.append(self.begun(found, number))
+            self.soundness.begin(number, record.time)
         compile_ = self.log.compiles[number]
         compile_.places.append(record.start)
         compile_.size_bytes += len(record.payload)
         names = compile_.names | {found.name}
         compile_.names = self.same.setdefault(names, names)
-        if found.name == "dynamo_start":
+        stack = start_stack(found, self.log.strings) if found.name == "dynamo_start" else None
+        if stack is not None:
             compile_.start = record.start
-            self.name(compile_, found)
+            compile_.starts_in(stack[-1].function if stack else "", frame_line(stack))
+        if found.name in _LOWERED:
+            lowered = tuple(sorted([*compile_.lowered, found.name]))
+            compile_.lowered = self.lowered.setdefault(lowered, lowered)
+        self.soundness.take(number, found, record.time, stack)
         text = _TEXTS.get(found.name, _code)(compile_, found, record.payload)
         said = f"{compile_.sha} {found.name} {found.attempt} ".encode() + text
         compile_.sha = hashlib.blake2b(said, digest_size=_HASH_BYTES).hexdigest()
@@ -275,10 +234,6 @@ class _Reader:
             compile_.start_before = before.last_start
             compile_.starts_in(before.function, before.line)  # until its own start is read
         return compile_
-
-    def name(self, compile_: LoggedCompile, start: TraceEvent) -> None:
-        stack = start_stack(start, self.log.strings)
-        compile_.starts_in(stack[-1].function if stack else "", frame_line(stack))
 
 
 # Events of the job, not of a compile.
@@ -323,8 +278,9 @@ def _schedule(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> byt
 
 
 def _end(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
-    metrics = found.metadata.get("compilation_metrics") or {}
+    metrics = found.metadata.get("compilation_metrics", {})
     fail_type = metrics.get("fail_type")
+    compile_.says_how_lowered |= INDUCTOR_TIME in metrics
     if fail_type:
         reason = metrics.get("fail_reason") or ""
         compile_.fail_type = str(fail_type)

@@ -1,21 +1,21 @@
-"""One TORCH_TRACE file -> its records, each with its place in the file; a damaged record is counted, never raised."""
+"""One TORCH_TRACE file -> its records, each with its place in the file and what is wrong with it; nothing is raised.
+
+torch hashes every payload and writes the hash beside it, so a payload is the one that was written, or it is damaged.
+The line of JSON before it has no hash: it is read with the types that torch gives its fields, and `compiles.story`
+compares it with the other records of its compile.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tpcompile.evidence.compiles.trace import RESERVED, WANTED_EVENTS, TraceEvent, event
-
-SCHEDULE, EXECUTION, TORCH_VERSION = "inductor_collective_schedule", "graph_execution", "torch_version"
-BACKWARD_METRICS = "bwd_compilation_metrics"
-FILE_EVENTS = WANTED_EVENTS | {SCHEDULE, EXECUTION, TORCH_VERSION, BACKWARD_METRICS}
-"""What a file is read for. Most of a real log (timings, config dumps, the graphs between two passes) is not in it."""
+from tpcompile.evidence.compiles.shapes import FILE_EVENTS, is_as_written, json_object
+from tpcompile.evidence.compiles.trace import RESERVED, TraceEvent, event
 
 _READ = frozenset(name.encode() for name in FILE_EVENTS | RESERVED | {"artifact"})
 """First keys of the records that are parsed; of one whose keys are in a different order the parser decides."""
@@ -24,7 +24,10 @@ _HEAD = re.compile(
     rb'[A-Z](?P<time>\d{4} [\d:.]+) \d+ .*?\] (?P<json>\{"(?:artifact": \{"name": ")?(?P<name>[^"\n]+)")'
 )
 _NEXT = re.compile(rb'\n(?=[A-Z]\d{4} [\d:.]+ \d+ .*?\] \{"[^"\n]+")')
-_PAYLOAD_LINE = re.compile(rb"^\t(.*)", re.MULTILINE)
+_SAID = re.compile(rb'"has_payload": "([0-9a-f]{32})"\}\Z')
+"""The hash of the payload, which torch adds as the last key."""
+_FOREIGN = re.compile(rb"\n(?!\t)")
+"""The end of a line of a record whose next line is none of it: torch begins all lines of a payload with a tab."""
 _BLOCK_BYTES = 1 << 16
 _RECORD_BYTES = 1 << 11
 """Read first of a record whose place is known."""
@@ -37,6 +40,12 @@ class Record:
     start: int
     metadata: Mapping[str, Any]
     payload: bytes
+    time: bytes = b""
+    """As torch writes it, `MMDD hh:mm:ss.ffffff`."""
+    line: bytes = b""
+    """Its JSON as it was written."""
+    is_damaged: bool = False
+    """True when it is not what torch wrote. Its compile id, if it has one, may be wrong too."""
 
     @property
     def event(self) -> TraceEvent | None:
@@ -57,8 +66,8 @@ class FileFacts:
     """Time of the last record as torch writes it, `MMDD hh:mm:ss.ffffff`."""
     num_records: int = 0
     num_damaged: int = 0
-    """Records that are not JSON, or nested too deeply to parse."""
-    is_cut: bool = False
+    """Records that are not as torch wrote them: no JSON, a payload with a different hash, a field of a wrong type."""
+    is_cut: bool = True
     """True when the file is empty or ends inside a record, as that of a killed process may; the record is left out."""
 
     @property
@@ -67,38 +76,62 @@ class FileFacts:
         return self.time.decode()
 
 
+@dataclass(slots=True)
+class _Moment:
+    """Lines of the records of one timestamp: the same record twice is one that was written twice."""
+
+    time: bytes = b""
+    lines: set[bytes] = field(default_factory=set)
+
+    def has(self, time: bytes, line: bytes) -> bool:
+        """True when the record was read before; it is noted."""
+        if time != self.time:
+            self.time, self.lines = time, set()
+        is_known = line in self.lines
+        self.lines.add(line)
+        return is_known
+
+
 class TraceFile:
     """Records of one file, in order, in one pass; `facts` is complete at its end."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.facts = FileFacts()
+        self._moment = _Moment()
 
     def records(self) -> Iterator[Record]:
-        """Every record whose event is read. Raises OSError."""
-        before: list[Record] = []
-        last = Record(0, {}, b"")
-        with self.path.open("rb") as file:
-            for place, head in _heads(file):
-                yield from before  # a record follows, so this one is whole
-                before = self._read(place, head)
-            if self.facts.num_records:
-                last = _record(place, head)
-        self.facts.is_cut = not _is_whole(last)
-        if not self.facts.is_cut:
-            yield from before
+        """Every record whose event is read, and every damaged one. Raises OSError.
 
-    def _read(self, place: int, head: re.Match[bytes]) -> list[Record]:
-        """The record when its event is read and it is not damaged."""
-        self.facts.num_records += 1
-        self.facts.time = head["time"]
-        if head["name"] not in _READ:
-            return []
-        record = _record(place, head)
-        if not record.metadata:
+        A record that was written twice counts once.
+        """
+        last: Record | None = None
+        with self.path.open("rb") as file:
+            for place, text, is_complete in _texts(file):
+                for record in _own_and_foreign(place, text):
+                    if last is not None:
+                        yield from self._known(last)
+                    last = record
+                self.facts.is_cut = not is_complete
+        self.facts.is_cut |= last is None or last.is_damaged
+        if last is not None and not self.facts.is_cut:
+            yield from self._known(last)
+        elif last is not None:
+            self._count(last)
+
+    def _known(self, record: Record) -> list[Record]:
+        """The record when it is damaged, or has an event that is read and is not the same record again."""
+        self._count(record)
+        if record.is_damaged:
             self.facts.num_damaged += 1
-            return []
-        return [record]
+            return [record]
+        is_new = bool(record.metadata) and not self._moment.has(record.time, record.line)
+        return [record] if is_new else []
+
+    def _count(self, record: Record) -> None:
+        if record.time:
+            self.facts.num_records += 1
+            self.facts.time = record.time
 
 
 def events_at(path: Path, places: Iterable[int]) -> Iterator[TraceEvent]:
@@ -115,63 +148,59 @@ def _events(records: Iterable[Record]) -> Iterator[TraceEvent]:
 
 def _record_at(file: BinaryIO, place: int) -> Record:
     file.seek(place)
-    text = b""
-    while block := file.read(max(_RECORD_BYTES, len(text))):
-        text += block
-        end = _NEXT.search(text)
-        if end is not None:  # most records are far smaller than the blocks of a whole pass
-            text = text[: end.start()]
-            break
-    head = _HEAD.match(text)
-    assert head is not None, "a record was read there before"
-    return _record(place, head)
+    place, text, _ = next(_texts(file, _RECORD_BYTES))
+    return _own_and_foreign(place, text)[0]
 
 
-def _heads(file: BinaryIO) -> Iterator[tuple[int, re.Match[bytes]]]:
-    """(place, head) of every record from the file's position on; the string of a head is the whole record."""
-    place = file.tell()
-    for text in _texts(file):
-        head = _HEAD.match(text)
-        if head is not None:  # else what stands before the first record
-            yield place, head
-        place += len(text) + 1
-
-
-def _texts(file: BinaryIO) -> Iterator[bytes]:
-    """The text of each record; the file is read in blocks, since splitting all of it into lines is slow."""
-    rest = b""
-    while block := file.read(max(_BLOCK_BYTES, len(rest))):
+def _texts(file: BinaryIO, block_bytes: int = _BLOCK_BYTES) -> Iterator[tuple[int, bytes, bool]]:
+    """(place, text, is its last line complete), from one record to the next; the file is read in blocks, since
+    splitting all of it into lines is slow."""
+    place, rest = file.tell(), b""
+    while block := file.read(max(block_bytes, len(rest))):
         *whole, rest = _NEXT.split(rest + block)
-        yield from whole
-    yield rest
+        for text in whole:
+            yield place, text, True
+            place += len(text) + 1
+    yield place, rest.removesuffix(b"\n"), rest.endswith(b"\n")
 
 
-def _record(place: int, head: re.Match[bytes]) -> Record:
-    line, _, rest = head.string[head.start("json") :].partition(b"\n")
-    payload = b"\n".join(_PAYLOAD_LINE.findall(rest))
-    return Record(place, json_object(line), payload)
+def _own_and_foreign(place: int, text: bytes) -> list[Record]:
+    """The record, and as a damaged one what stands behind it and is no line of it."""
+    record = _read(place, text)
+    own = text
+    if record.is_damaged:
+        own = _FOREIGN.split(text, maxsplit=1)[0]
+    if len(own) == len(text):
+        return [record]
+    foreign = Record(place + len(own), {}, b"", is_damaged=True)
+    return [_read(place, own), foreign]
 
 
-def _is_whole(record: Record) -> bool:
-    """False when a payload is not the one that torch hashed: half a graph would look like a different graph."""
-    said = record.metadata.get("has_payload")
-    if said is None:
-        return bool(record.metadata)
-    payload_md5 = hashlib.md5(record.payload, usedforsecurity=False).hexdigest()
-    if said == payload_md5:
-        return True
-    return json_value(record.payload) is not None  # valid JSON is whole, even if it was edited
+def _read(place: int, text: bytes) -> Record:
+    """A record; without metadata when its event is not read."""
+    head = _HEAD.match(text)
+    if head is None:  # what stands before the first record
+        return Record(place, {}, b"", is_damaged=bool(text))
+    line, payload = _parts(head)
+    if head["name"] not in _READ:
+        said = _SAID.search(line)
+        is_whole = _is_hashed(payload, said[1].decode() if said else None)
+        return Record(place, {}, b"", head["time"], is_damaged=not is_whole)
+    metadata = json_object(line)
+    is_whole = _is_hashed(payload, metadata.get("has_payload")) and is_as_written(metadata, payload or b"")
+    return Record(place, metadata, payload or b"", head["time"], line, is_damaged=not is_whole)
 
 
-def json_value(text: str | bytes) -> Any | None:
-    """The value of JSON text; None for text that is not JSON, or is nested too deeply to parse."""
-    try:
-        return json.loads(text if isinstance(text, str) else text.decode())
-    except (ValueError, RecursionError):
-        return None
+def _parts(head: re.Match[bytes]) -> tuple[bytes, bytes | None]:
+    """The line of JSON, and the payload without its tabs; None where there is none."""
+    line, newline, rest = head.string[head.start("json") :].partition(b"\n")
+    if not newline:
+        return line, None
+    return line, (newline + rest).replace(b"\n\t", b"\n")[1:]
 
 
-def json_object(text: str | bytes) -> dict[str, Any]:
-    """The object in JSON text; empty for any other text."""
-    value = json_value(text)
-    return value if isinstance(value, dict) else {}
+def _is_hashed(payload: bytes | None, said: object) -> bool:
+    """True for the payload that torch hashed, and for no payload where torch wrote none."""
+    if payload is None or said is None:
+        return payload is said
+    return hashlib.md5(payload, usedforsecurity=False).hexdigest() == said
