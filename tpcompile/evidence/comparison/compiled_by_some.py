@@ -70,13 +70,13 @@ def compiled_alone(programs: Programs, slot: Slot, absent: tuple[int, ...]) -> D
         where=slot.where,
         frame=slot.frame,
         groups=found.groups(cause),
-        title=f"{found.title(cause)}; {_BESIDE}" if found.is_beside(cause) else found.title(cause),
+        title=f"{found.title(cause)}{found.note(cause)}",
         cause=cause,
         guard=found.guard,
         held=found.held,
         step=slot.step,
         is_rank_known=cause not in (Cause.REGIONAL_COMPILE, Cause.EXTRA_COMPILE),
-        advice=found.advice(cause),
+        advice=cause.advice,
     )
 
 
@@ -138,13 +138,20 @@ class _Alone:
             return DivergenceClass.COLLECTIVES
         return DivergenceClass.LABEL if self.is_beside(cause) else DivergenceClass.CONTENT
 
-    def advice(self, cause: Cause) -> str:
-        """What to do about it, and why it is listed only."""
-        return f"{cause.advice} {_BESIDE}" if self.is_beside(cause) else cause.advice
+    def note(self, cause: Cause) -> str:
+        """Why it is listed only; empty where it is red."""
+        if not self.is_beside(cause):
+            return ""
+        where = f"called from {self.ours.compile.called_from[-1]}; " if self.is_own_call() else ""
+        return f"; {where}{_BESIDE}"
 
     def is_beside(self, cause: Cause) -> bool:
-        """True for an extra function such as an evaluation on one rank: no collective, no counterpart elsewhere."""
-        return cause == Cause.EXTRA_COMPILE and self.is_apart()
+        """True for an extra function such as an evaluation on one rank, and for a call that only these ranks make."""
+        return cause == Cause.EXTRA_COMPILE and (self.is_apart() or self.is_own_call())
+
+    def is_own_call(self) -> bool:
+        """True for a call without collectives that the absent ranks do not make."""
+        return is_own_call(self.ours, self.absent)
 
     def is_apart(self) -> bool:
         """True when it issues no collective and the absent ranks compile neither the frame nor one in its place.
@@ -227,13 +234,7 @@ class _Recompiled(_Alone):
 
     def is_beside(self, cause: Cause) -> bool:
         """True for a function that only these ranks compile, however often, and for a call that only they make."""
-        return self.is_apart() or is_own_call(self.ours, self.absent)
-
-    def advice(self, cause: Cause) -> str:
-        """The same; of a call that only these ranks make, there is nothing to do about the guard."""
-        if is_own_call(self.ours, self.absent):
-            return f"Only {named_ranks(self.present)} called it from {self.ours.compile.called_from[-1]}. {_BESIDE}"
-        return super().advice(cause)
+        return self.is_apart() or self.is_own_call()
 
     def cause(self) -> Cause:
         """The cause that the failed guard is about."""

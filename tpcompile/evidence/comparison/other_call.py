@@ -6,11 +6,11 @@ different line. Without a collective no rank waits in such a call, and no number
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from tpcompile.evidence.groups.align import Slot
 from tpcompile.evidence.groups.domain import Domain, Seen
-from tpcompile.evidence.records import CompileDigest, ItemKind, Layer
+from tpcompile.evidence.records import ItemKind, Layer
 from tpcompile.evidence.records.digest import CallPath
 
 
@@ -21,11 +21,11 @@ def is_own_call(ours: Seen, absent: Collection[int]) -> bool:
     """
     domain, frame = ours.domain, ours.compile.frame
     path = ours.compile.call_path
-    mine = _paths(ours.digest.of_frame(frame))
+    mine = domain.compiled(ours.rank).call_paths[frame]
     theirs: set[CallPath] = set()
     for rank in absent:
-        theirs |= _paths(domain.digests[rank].of_frame(frame))
-    is_own = path in mine - theirs
+        theirs |= domain.compiled(rank).call_paths.get(frame, set())
+    is_own = bool(path) and path not in theirs
     is_in_place = not domain.is_running and not theirs <= mine
     if not theirs or not is_own or is_in_place:
         return False
@@ -57,7 +57,3 @@ def is_local(seen: Seen) -> bool:
     if Layer.LOWERED in layers:
         return True
     return not any("DTensor(" in item.text for item in program)
-
-
-def _paths(compiles: Sequence[CompileDigest]) -> set[CallPath]:
-    return {compile_.call_path for compile_ in compiles} - {()}

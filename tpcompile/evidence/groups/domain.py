@@ -12,6 +12,7 @@ from tpcompile.evidence.groups.by_group import ByGroup, Row
 from tpcompile.evidence.groups.by_rank import ByRank, Groups
 from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.records import CompileDigest, Item, Layer, RankDigest, RankGroup
+from tpcompile.evidence.records.digest import CallPath
 
 Allowed = Sequence[tuple[str, str, str]]
 """(layer, text the item contains, reason) of every intended difference."""
@@ -30,11 +31,16 @@ class Compiles:
         """Frame and content -> the last compile of it."""
         self.newest_called: dict[str, CompileDigest] = {}
         """Compile id -> the last compile with it: ids start over after a reset."""
+        self.call_paths: dict[str, set[CallPath]] = {}
+        """Frame -> the lines from which it was called, where they are known."""
         self._called: dict[tuple[str, str], list[CompileDigest]] = {}
         for compile_ in compiles:
             self.newest[compile_.frame] = compile_
             self.newest_like[compile_.frame, content(compile_)] = compile_
             self.newest_called[compile_.compile_id] = compile_
+            paths = self.call_paths.setdefault(compile_.frame, set())
+            if compile_.call_path:
+                paths.add(compile_.call_path)
             self._called.setdefault((compile_.frame, compile_.compile_id), []).append(compile_)
 
     def before(self, compile_: CompileDigest, compile_id: str) -> CompileDigest | None:
