@@ -122,7 +122,7 @@ class Matrix:
         """Whether there is time for another cell; rank 0 decides, so that all ranks run the same cells."""
         if self.store.rank == 0:
             self.store.put(f"go/{label}", time.monotonic() < self.deadline_s)
-        return bool(self.store.get(f"go/{label}", timeout_s=CELL_TIMEOUT_S))
+        return bool(self.store.get(f"go/{label}", bool, timeout_s=CELL_TIMEOUT_S))
 
     def _reference(self, config: BlockConfig) -> Reference:
         def stack(comm: TpComm) -> nn.Module:

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.forked import run_python
+from tests.gpus import printed_by
 from tpcompile.bench.records import Measured, Report, Row
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
@@ -66,10 +67,12 @@ def test_energy_is_measured_or_the_run_says_why_not() -> None:
 
 
 @pytest.mark.gpu(1)
-def test_the_kernel_that_reads_sees_all_elements() -> None:
-    import torch
+def test_the_kernel_that_reads_sees_all_elements(tmp_path: Path) -> None:
+    program = """
+import torch
+from tpcompile.bench.reading import reader
 
-    from tpcompile.bench.reading import reader
-
-    source = torch.ones((1 << 28) + 3, device="cuda")
-    assert int(reader(source)().sum(dtype=torch.float64)) == source.numel()
+source = torch.ones((1 << 28) + 3, device="cuda")
+print(int(reader(source)().sum(dtype=torch.float64)) == source.numel())
+"""
+    assert printed_by(program, tmp_path) == ["True"]

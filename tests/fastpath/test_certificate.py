@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.fastpath import kernels
+from tests.gpus import printed_by
 from tpcompile.errors import ConfigError, FastPathError
 from tpcompile.evidence.records import UserLine
 from tpcompile.fastpath import certificate, registry
@@ -236,15 +237,28 @@ def test_what_its_kernels_were_compiled_to_is_found_by_their_names(path: FastPat
 
 
 @pytest.mark.gpu(1)
-def test_on_a_gpu_the_code_of_a_launch_is_recorded_and_checked(path: FastPath) -> None:
-    kernels.launch(torch.ones(4, device="cuda"))
-    found = certificate.binaries_of(path)
-    assert {name.partition(" ")[0] for name in found} == {"tests.fastpath.kernels.norm_kernel"}
-    here = {"source": source(path), "device": certificate.device_kind(), "triton": certificate._triton()}
-    certificate.write(made(**here, binaries=found), path)
-    assert certificate.uncertified(path) == ""
-    certificate.write(made(**here, binaries=dict.fromkeys(found, "ptx other")), path)
-    assert "for different code of tests.fastpath.kernels.norm_kernel" in certificate.uncertified(path)
+def test_on_a_gpu_the_code_of_a_launch_is_recorded_and_checked(tmp_path: Path) -> None:
+    program = f"""
+from pathlib import Path
+import torch
+from tests.fastpath import kernels
+from tests.fastpath.test_certificate import made, source
+from tpcompile.fastpath import certificate, fast_path, registered
+
+certificate.certificate_file = lambda path, device: Path({str(tmp_path)!r}, f"{{path.name}}.{{device}}.json")
+fast_path("norm", replaces=kernels.plain, tp="per_head")(kernels.launch)
+path = registered()["norm"]
+kernels.launch(torch.ones(4, device="cuda"))
+found = certificate.binaries_of(path)
+print({{name.partition(" ")[0] for name in found}})
+here = {{"source": source(path), "device": certificate.device_kind(), "triton": certificate._triton()}}
+for code in (found, dict.fromkeys(found, "ptx other")):
+    certificate.write(made(**here, binaries=code), path)
+    print(certificate.uncertified(path))
+"""
+    names, same, other = printed_by(program, tmp_path)
+    assert (names, same) == ("{'tests.fastpath.kernels.norm_kernel'}", "")
+    assert "for different code of tests.fastpath.kernels.norm_kernel" in other
 
 
 def test_a_source_that_does_not_say_what_runs_is_refused(path: FastPath) -> None:
@@ -257,7 +271,9 @@ def test_a_source_that_does_not_say_what_runs_is_refused(path: FastPath) -> None
 def test_a_damaged_one_is_one_line(path: FastPath) -> None:
     file = certificate.write(made(), path)
     file.write_text("{}")
-    with pytest.raises(ConfigError, match="is no certificate: Field required; remove it, and certify again"):
+    with pytest.raises(
+        ConfigError, match="is damaged: as a certificate, name: Field required; remove it, and certify again"
+    ):
         certificate.uncertified(path)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from tests.recording import tainted
 from tpcompile.evidence.digests.digest import digest_rank
-from tpcompile.evidence.judgement.rank_taint import find_taints
+from tpcompile.evidence.judgement.rank_taint import SUGGESTIONS, find_taints
 from tpcompile.evidence.judgement.verdict import fetch_from
 from tpcompile.evidence.records import Grade, RankRead, RankRecord, Taint, TaintKind
 from tpcompile.recording import CaptureSession
@@ -58,7 +58,7 @@ def test_each_source_is_found_once_with_its_line(
 ) -> None:
     (found,) = taints(records, name)
     assert (found.what, found.kind, found.grade) == (what, kind, grade)
-    assert text in found.text and found.suggestion
+    assert text in found.text and bool(found.suggestion) == (found.kind in SUGGESTIONS)
     assert found.line is not None and (found.line.file, found.line.line) == (tainted.__file__, marked(name))
 
 

@@ -208,7 +208,8 @@ def test_compiles_are_compared_up_to_the_same_collective() -> None:
     for number in range(4):
         issued[0] = number
         progress.enter(region)
-        progress.compile_starts(f"0/{number}")
+        region.ended.add(progress.compile_starts(f"0/{number}").place)
+    progress.compile_starts("0/4")  # which has not ended
     second = Position(region="f", call=2, index=0)
     assert progress.compiled_until(second) == {"0/0", "0/1"}
     assert progress.compiled_until(second, 2) == {"0/0", "0/1", "0/2"}

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("triton")
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from tests.gpus import printed_by
 from tpcompile.torch_api import binaries
 
 KERNEL = """
@@ -90,10 +90,15 @@ def test_what_was_not_compiled_for_a_gpu_has_no_code() -> None:
 
 
 @pytest.mark.gpu(1)
-def test_a_launch_leaves_what_was_compiled() -> None:
-    from tests.fastpath import kernels
+def test_a_launch_leaves_what_was_compiled(tmp_path: Path) -> None:
+    program = """
+import torch
+from tests.fastpath import kernels
+from tests.gpus import printed_by
+from tpcompile.torch_api import binaries
 
-    x = torch.ones(4, device="cuda")
-    kernels.launch(x)
-    found = dict(binaries.compiled(kernels.norm_kernel))
-    assert found and all(len(code.split()) == 2 for code in found.values())
+kernels.launch(torch.ones(4, device="cuda"))
+found = dict(binaries.compiled(kernels.norm_kernel))
+print(bool(found) and all(len(code.split()) == 2 for code in found.values()))
+"""
+    assert printed_by(program, tmp_path) == ["True"]

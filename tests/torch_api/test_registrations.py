@@ -38,8 +38,9 @@ def library(request: pytest.FixtureRequest) -> Iterator[Callable[..., torch.libr
 
 
 def _is_of_a_test(place: registrations.Place) -> bool:
-    """Ops of the other tests of this process."""
-    return "/tests/" in place.file or registrations.registers_for_others(place)
+    """Ops of the other tests of this process, and of this package."""
+    is_ours = "/tpcompile/" in place.file
+    return is_ours or "/tests/" in place.file or registrations.registers_for_others(place)
 
 
 def triple(x: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 declare.py      `@fast_path`: what a launcher assumes of its arguments, checked at each eager call
 registry.py     all fast paths by name; `tp_region`
 source.py       a launcher -> the hash of its source
+hashing/        all that a launcher runs or reads -> texts to hash
 certificate.py  a fast path -> whether it was proved on shards
 certify/        `tpcompile certify`: makes certificates
 ban.py          custom ops and Triton kernels of a program -> which are refused, and why

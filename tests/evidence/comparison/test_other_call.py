@@ -10,7 +10,7 @@ from tests.evidence.samples import broken, call, collective, compiled, graph, gu
 from tpcompile.evidence.comparison.compare import compare
 from tpcompile.evidence.digests.digest import digest_rank
 from tpcompile.evidence.judgement.verdict import fetch_from
-from tpcompile.evidence.records import CompileRecord, Divergence, DivergenceClass
+from tpcompile.evidence.records import CompileRecord, Divergence, DivergenceClass, RegionCount
 from tpcompile.evidence.records.causes import Cause
 
 TRAIN, EVALUATE = line(10, "/app/train.py"), line(40, "/app/train.py")
@@ -45,6 +45,20 @@ def test_a_call_of_one_rank_from_a_line_of_its_own_is_listed(reason: str, is_run
         (found,) = between(*ranks, is_running=is_running)
         assert (found.cls, found.is_red) == (DivergenceClass.LABEL, False)
         assert "issues no collective" in found.title and "called from" in found.title
+
+
+@pytest.mark.parametrize(("num_calls", "is_red"), [((2, 1), False), ((2, 2), True), ((1, 2), True)])
+def test_a_rank_that_calls_the_function_no_more_often_makes_no_call_of_its_own(
+    num_calls: tuple[int, int], is_red: bool
+) -> None:
+    """The other rank calls it from that line as well, where what it has compiled fits."""
+    records = []
+    for rank, compiles in enumerate(([trains(), again()], [trains()])):
+        made, entered = record(rank, *compiles, world_size=2), num_calls[rank]
+        count = RegionCount(phase=compiles[0].phase, target=line(3), calls=entered, entered=entered, most=1)
+        records.append(made.model_copy(update={"regions": (count,)}))
+    found = compare([digest_rank(one) for one in records], fetch_from(records))
+    assert [one.is_red for one in found if one.cause != Cause.COMPILE_ORDER] == [is_red]
 
 
 @pytest.mark.parametrize(

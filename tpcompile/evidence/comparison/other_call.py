@@ -17,7 +17,8 @@ from tpcompile.evidence.records.digest import CallPath
 def is_own_call(ours: Seen, absent: Collection[int]) -> bool:
     """True where this rank alone calls the function from that line, and calls it also as the absent ranks do.
 
-    Of a program that still runs, the latter may be to come.
+    Of a program that still runs, the latter may be to come. A rank that calls the function as often as the others makes
+    no call of its own: the others did not compile in that line, since what they have fits.
     """
     domain, frame = ours.domain, ours.compile.frame
     path = ours.compile.call_path
@@ -29,7 +30,18 @@ def is_own_call(ours: Seen, absent: Collection[int]) -> bool:
     is_in_place = not domain.is_running and not theirs <= mine
     if not theirs or not is_own or is_in_place:
         return False
-    return is_local(ours)
+    is_extra = domain.is_running or _is_entered_more(ours, absent)
+    return is_extra and is_local(ours)
+
+
+def _is_entered_more(ours: Seen, absent: Collection[int]) -> bool:
+    """True where this rank entered the function more often than any absent rank, or where that was not counted."""
+    place = ours.compile.phase, ours.compile.frame
+    counts = [ours.domain.compiled(rank).entered for rank in (ours.rank, *absent)]
+    if not any(counts):
+        return True
+    mine, *theirs = (count.get(place, 0) for count in counts)
+    return mine > max(theirs)
 
 
 def are_other_calls(domain: Domain, slot: Slot) -> bool:

@@ -24,7 +24,7 @@ Fetch = Callable[[int, int, Layer, str], Sequence[Item]]
 class Compiles:
     """The compiles of one rank, by what they are looked up by."""
 
-    def __init__(self, compiles: Iterable[CompileDigest]) -> None:
+    def __init__(self, digest: RankDigest) -> None:
         self.newest: dict[str, CompileDigest] = {}
         """Frame -> the last compile of it."""
         self.newest_like: dict[tuple[str, tuple[str, ...]], CompileDigest] = {}
@@ -33,8 +33,10 @@ class Compiles:
         """Compile id -> the last compile with it: ids start over after a reset."""
         self.call_paths: dict[str, set[CallPath]] = {}
         """Frame -> the lines from which it was called, where they are known."""
+        self.entered = {(region.phase, region.name): region.entered for region in digest.regions}
+        """Phase and frame -> how often it was entered; empty where that was not counted."""
         self._called: dict[tuple[str, str], list[CompileDigest]] = {}
-        for compile_ in compiles:
+        for compile_ in digest.compiles:
             self.newest[compile_.frame] = compile_
             self.newest_like[compile_.frame, content(compile_)] = compile_
             self.newest_called[compile_.compile_id] = compile_
@@ -96,7 +98,7 @@ class Domain:
     def compiled(self, rank: int) -> Compiles:
         """The compiles of a rank, by what they are looked up by."""
         if rank not in self._compiled:
-            self._compiled[rank] = Compiles(self.digests[rank].compiles)
+            self._compiled[rank] = Compiles(self.digests[rank])
         return self._compiled[rank]
 
     def seen_by(self, rank: int) -> list[Seen]:

@@ -37,10 +37,10 @@ def of_run(
         return of_check(ended)
     if differing:
         return of_divergence(differing)
-    if wrong:
-        return of_check(wrong)
     if red:
-        return of_divergence(red[0])
+        return of_check(wrong) if wrong else of_divergence(red[0])
+    if wrong:  # what explains a wrong result is checked before it
+        return of_check(next(check for check in failed if not check.is_of_library))
     return _of_slow(failed, recompiles)
 
 

@@ -92,8 +92,8 @@ def _bytes_of(path: Path) -> bytes:
     """All of a file; a pipe without a writer would never be opened, and a device never end."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise
+    except (FileNotFoundError, NotADirectoryError) as error:  # also where its folder was replaced
+        raise FileNotFoundError(error.errno, error.strerror, str(path)) from None
     except (OSError, ValueError) as error:
         raise _unopened(path, error) from None
     try:

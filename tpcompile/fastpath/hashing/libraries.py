@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +31,18 @@ def is_library(module: str, own: str) -> bool:
         return False
     if top in _ALWAYS or top in sys.stdlib_module_names:
         return True
-    return any(folder in _place(module, top) for folder in _INSTALLED)
+    is_in_site = any(folder in _place(module, top) for folder in _INSTALLED)
+    return is_in_site or _is_installed(top)
+
+
+@cache
+def _is_installed(top: str) -> bool:
+    """True for a package whose files an installer has put anywhere, as `pip install --target` does; not for a link."""
+    try:
+        files = metadata.files(top) or []
+    except metadata.PackageNotFoundError:
+        return False
+    return any(file.parts[0] in (top, f"{top}.py") for file in files)
 
 
 def _place(module: str, top: str) -> str:
