@@ -5,7 +5,7 @@ registry.py     all fast paths by name; `tp_region`
 source.py       a launcher -> the hash of its source
 certificate.py  a fast path -> whether it was proved on shards
 certify/        `tpcompile certify`: makes certificates
-ban.py          custom ops and Triton kernels of a program -> which are refused, and why
+ban.py          custom ops, kernels, passes and backends of a program -> which are refused, and why
 use.py          a custom op or kernel in a graph -> its fast path, and the lines to name
 eager.py        the same refusals for custom ops that are called in eager
 in_turn.py      calls of one exchange -> one after the other on the device, and numbered

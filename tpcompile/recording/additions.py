@@ -71,9 +71,9 @@ def _compiler_items() -> Iterator[Item]:
     for setting, value in torchs.settings(backend):
         for made in makers.made_by_others(value):
             yield _addition(made, f"set as {setting}", "a pass of yours may put any kernel into a graph")
-    for table, op, made in torchs.tables():
+    for table, op, made in torchs.tables(backend):
         yield _addition(made, f"entered for {op} in {table}", f"it replaces what torch makes of {op}")
-    for module, made in torchs.patterns():
+    for module, made in torchs.patterns(backend):
         yield _addition(made, f"entered in the patterns of {module}", "it replaces parts of any graph")
     for made in makers.made_by_others(backend):
         yield _addition(made, "the backend of torch.compile", "a backend of yours may run any kernel for a graph")

@@ -242,7 +242,7 @@ def tp_aware(mode: str, ranks: Ranks) -> Check:
 
 
 def refused_check(mode: str, found: Mapping[int, Sequence[Item]], *, statuses: Iterable[tuple[str, str]]) -> Check:
-    """The check of the custom ops and Triton kernels that each rank refused; `statuses` says why, by name."""
+    """The check of what each rank refused; `statuses` says what became of each op, kernel, pass and backend."""
     subjects, statuses = _by_subject(found), tuple(statuses)
     used = ", ".join(name for name, status in statuses if status == "used")
     declared = ", ".join(name for name, status in statuses if status.startswith("declared: "))
