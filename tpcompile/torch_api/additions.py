@@ -78,23 +78,25 @@ def used_by(backend: Any) -> tuple[str, ...]:
     chosen = getattr(backend, "_torchdynamo_orig_backend", backend)
     chosen = getattr(chosen, "compiler_fn", chosen)
     for name, modules in _RUN_BY.items():
-        if chosen is _lookup_backend(name):
+        torchs = _lookup_backend(name)
+        if chosen is torchs:
             return modules
     return ("torch.",)
 
 
 def settings(backend: Any) -> Iterator[tuple[str, Any]]:
-    """(name, value) of the settings of AOTAutograd and Inductor that act on a compile, and of its `options`."""
-    for module in (_inductor_config, _functorch_config):
-        if not module.__name__.startswith(used_by(backend)):
-            continue
-        for name, value in module.get_config_copy().items():
-            if not name.startswith(_CHANGES_NO_CODE):
-                yield f"{module.__name__}.{name}", value
+    """(name, value) of the settings of AOTAutograd and Inductor that act on a compile; its `options` replace some."""
+    values = {module: module.get_config_copy() for module in (_inductor_config, _functorch_config)}
     options = getattr(backend, "config", None)
     if isinstance(options, Mapping):
-        for name, value in options.items():
-            yield f"{_inductor_config.__name__}.{name}", value
+        values[_inductor_config].update(options)
+    used = used_by(backend)
+    for module, of_module in values.items():
+        if not module.__name__.startswith(used):
+            continue
+        for name, value in of_module.items():
+            if not name.startswith(_CHANGES_NO_CODE):
+                yield f"{module.__name__}.{name}", value
 
 
 def tables(backend: Any) -> Iterator[tuple[str, str, Any]]:
@@ -123,23 +125,27 @@ def _is_torchs_function(entry: Any) -> bool:
 
 def patterns(backend: Any) -> Iterator[tuple[str, Any]]:
     """(module, function) of what is not torch's in the patterns that Inductor looks for in graphs."""
-    matcher = sys.modules.get("torch._inductor.pattern_matcher")
-    if matcher is None or not _PASSES.startswith(used_by(backend)):
+    if not _PASSES.startswith(used_by(backend)):
         return
-    modules = [name for name in sys.modules if name.startswith(_PASSES)]
-    for module in modules:
-        members = chain.from_iterable(map(_members, list(vars(sys.modules[module]).values())))
-        for passes in members:
-            if not isinstance(passes, matcher.PatternMatcherPass):
-                continue
-            entries = chain.from_iterable(list(passes.patterns.values()))
-            for made in makers.made_by_others(list(map(_functions, entries))):
-                yield module, made
+    for name, module in list(sys.modules.items()):
+        if not name.startswith(_PASSES):
+            continue
+        values = list(vars(module).values())
+        entries = chain.from_iterable(map(_pattern_entries, values))
+        for made in makers.made_by_others(list(entries)):
+            yield name, made
 
 
-def _functions(entry: Any) -> list[Any]:
-    """What a pattern's entry calls; the pattern itself is a tree of many objects."""
-    return [getattr(entry, name, None) for name in ("handler", "extra_check", "normalize_args")]
+def _pattern_entries(value: Any) -> list[Any]:
+    """What the entries of a `PatternMatcherPass` call, or of several; a pattern itself is a tree of many objects."""
+    matcher = sys.modules["torch._inductor.pattern_matcher"]
+    called: list[Any] = []
+    for passes in _members(value):
+        if not isinstance(passes, matcher.PatternMatcherPass):
+            continue
+        for entry in chain.from_iterable(list(passes.patterns.values())):
+            called += [getattr(entry, name, None) for name in ("handler", "extra_check", "normalize_args")]
+    return called
 
 
 def _members(value: Any) -> list[Any]:
@@ -155,13 +161,13 @@ def opaque_calls() -> Iterator[OpaqueCall]:
     output = _output()
     if output is None:
         return
-    modules = dict(output.nn_modules or {})
+    modules = dict(output.nn_modules)
     graphs = [output.graph]
     for module in modules.values():
         if isinstance(module, torch.fx.GraphModule):
             graphs.append(module.graph)
     for node in chain.from_iterable(graph.nodes for graph in graphs):
-        stack = node.meta.get("stack_trace") or node.stack_trace or ""
+        stack = node.stack_trace or ""
         for function in _called(node, modules):
             yield OpaqueCall(function, stack)
 
