@@ -134,9 +134,9 @@ def replaced_kernel(op: str, key: str, place: registrations.Place) -> Item:
     return value_item(op.partition(".")[0], "in the dispatcher", line=line).model_copy(update={"notes": notes})
 
 
-def _registration(op: str) -> str:
-    """Where an op was registered, for the reader."""
-    places = _others_places(op, "")
+def _registration(name: str) -> str:
+    """Where an op was registered, for the reader; a Triton kernel is no op."""
+    places = _others_places(name, "") if "::" in name else []
     return registrations.told(places[0]) if places else "in a library without Python source"
 
 

@@ -100,7 +100,8 @@ def _raise_first_failure(exit_codes: list[int | None], folder: Path) -> None:
     if by_time:
         # The first is the cause: a peer that lost its connection fails after it.
         rank = by_time[min(by_time)]
-        causes.append(f"rank {rank} failed:\n{_error(folder, rank).read_text()}")
+        text = _error(folder, rank).read_text()
+        causes.append(f"rank {rank} failed:\n{text}")
     if causes:
         raise RuntimeError("\n".join(causes))
 

@@ -43,7 +43,8 @@ def _foreign_items(graph: Graph) -> Iterator[Item]:
             continue
         line = blamed_line(nodes, index)
         item = value_item(name, f"in the {graph.kind} graph", line=line)
-        yield item.model_copy(update={"notes": {"graph": graph.kind}})
+        notes = {"graph": graph.kind}
+        yield item.model_copy(update={"notes": notes})
 
 
 def foreign_name(node: Node) -> str:

@@ -57,7 +57,9 @@ def judge_pending(step: Step, pending: Pending, judge: Judge) -> Result:
         return step.all_results(UNKNOWN)
     plain = replace(step, type_of=lambda tensor: replace(step.type_of(tensor), pending=None))
     result = judge(plain)
-    return result if outcome == COMPLETED else _carried(step, result, pending)
+    if outcome == COMPLETED:
+        return result
+    return _carried(step, result, pending)
 
 
 def _outcome(step: Step, pending: Pending) -> str:
