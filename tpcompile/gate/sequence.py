@@ -274,8 +274,7 @@ class _Gate:
         """True when any rank answers True, on all ranks: they must take one branch before a collective."""
         self.store.put(f"{question}/{self.env.rank}", answer)
         keys = {rank: f"{question}/{rank}" for rank in range(self.env.world_size)}
-        timeout_s = self.config.gate.store_timeout_s
-        found, late = self.store.gather(keys, bool, timeout_s=timeout_s)
+        found, late = self.store.gather(keys, bool, timeout_s=self.config.gate.store_timeout_s)
         if late:
             self.watch.end(self.agreement.missing(question, late))
         return any(found.values())

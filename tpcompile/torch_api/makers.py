@@ -119,9 +119,9 @@ def _parts(value: Any) -> Iterable[Any]:
         return []
     if not is_torchs_file(file_of(type(value))):
         return []
-    attributes = getattr(value, "__dict__", {}).values()
+    held = getattr(value, "__dict__", {}).values()
     slots = getattr(type(value), "__slots__", ())
-    return [*attributes, *(getattr(value, name, None) for name in slots)]
+    return [*held, *(getattr(value, name, None) for name in slots)]
 
 
 def _closed_over(function: FunctionType) -> Iterator[Any]:
