@@ -84,7 +84,7 @@ def capture(
         would otherwise hang the job before `check` is reached. With `policy="stop"` such a job ends within seconds:
         the verdict is printed and written to `run_dir`, and the ranks end with exit code 1.
     allowed: intended differences, (layer, text, reason).
-    tp_aware: custom ops and Triton kernels that are right on a shard.
+    tp_aware: custom ops, kernels, passes and backends that are right on a shard.
     num_breaks: places (line and reason) at which the graphs break on each rank by intent, 0 by default; None for any
         number. More or fewer are red.
 

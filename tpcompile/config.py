@@ -96,7 +96,8 @@ class GateConfig(Frozen):
     phase_timeout_s: float = Field(default=1800.0, gt=0)
     """Seconds one phase (compile, steady calls, ...) may take before the gate stops with exit 124."""
     tp_aware_ops: tuple[str, ...] = ()
-    """Custom ops and Triton kernels declared safe under TP, as `namespace::op` or kernel name; others fail the gate."""
+    """Custom ops, kernels, passes and backends declared right on a shard, as `namespace::op` or name of the function;
+    others fail the gate."""
     allow: tuple[Allow, ...] = ()
     """Intended differences between ranks."""
     fusion_baseline: Path | None = None

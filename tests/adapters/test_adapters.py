@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.adapters.programs import ADAPTERS, Adapter, run_edited
+from tpcompile.evidence.records import CheckId
 
 TOLERANCE = 1e-5  # float32, relative to the largest element
 CHOSEN = (
@@ -46,7 +47,7 @@ def test_the_custom_op_of_mixtral_is_red_until_it_is_declared(tmp_path: Path) ->
     adapter = needed(ADAPTERS["transformers Mixtral"])
     undeclared = (", tp_aware=RIGHT_ON_A_SHARD)", ")")
     outcome = run_edited(adapter, [undeclared, *adapter.smaller], tmp_path, backend="eager")
-    assert "FAIL (exit 1): custom ops and Triton kernels: transformers::grouped_mm_fallback" in outcome.flat
+    assert f"FAIL (exit 1): {CheckId.TP_AWARE.heading}: transformers::grouped_mm_fallback" in outcome.flat
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.backends.debugging import aot_eager
+from torch._dynamo.backends.debugging import aot_eager, boxed_nop
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor import config as inductor_config
 from torch.distributed.device_mesh import init_device_mesh
@@ -102,13 +102,19 @@ class FusesNorms:
         """Edit the graph in place."""
 
 
-def with_setting(name: str, value: Any) -> Callable[[], AbstractContextManager[Evading]]:
+MAY_CALL_INDUCTOR = aot_autograd(fw_compiler=boxed_nop)
+"""torch's wrapper of any compiler; this one takes no time."""
+
+
+def with_setting(
+    name: str, value: Any, backend: Any = MAY_CALL_INDUCTOR
+) -> Callable[[], AbstractContextManager[Evading]]:
     """A pass in a setting of Inductor."""
 
     @contextmanager
     def program() -> Iterator[Evading]:
         with inductor_config.patch({name: value}):
-            yield Evading(torch.sin, "aot_eager")
+            yield Evading(torch.sin, backend)
 
     return program
 
@@ -188,6 +194,8 @@ EVADING: dict[str, Callable[[], AbstractContextManager[Evading]]] = {
 HEALTHY: dict[str, Callable[[], AbstractContextManager[Evading]]] = {
     "of torch": torchs_own,
     "allow_in_graph, traced": in_graph(untraced, "aot_eager"),
+    "pass of Inductor, not compiled with it": with_setting("post_grad_custom_post_pass", fuses_norms, "aot_eager"),
+    "passes in a list, in eager": with_setting("reorder_for_compute_comm_overlap_passes", [fuses_norms], "eager"),
     "torch's pass": with_setting("reorder_for_compute_comm_overlap_passes", ["reorder_compute_for_overlap"]),
 }
 ON_RANKS = ("aten fragment", "custom op", "overridden", "post-grad pass", "own backend", "allow_in_graph")

@@ -296,7 +296,7 @@ def test_gradients_are_judged_only_when_the_run_trains() -> None:
 
 def test_an_undeclared_custom_op_is_named_with_its_line() -> None:
     item = value_item("my::norm", "in the dynamo graph", line=line(7))
-    check = judge("C", healthy(0), healthy(1, refused_ops=(item,)))["custom ops and Triton kernels"]
+    check = judge("C", healthy(0), healthy(1, refused_ops=(item,)))[CheckId.TP_AWARE.heading]
     assert (check.status, check.ranks, str(check.line)) == (Status.FAIL, (1,), "/app/model.py:7 in forward")
     assert check.observed == "my::norm"
 

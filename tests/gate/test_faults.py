@@ -96,7 +96,7 @@ SHARED = {
         detail="rank 1: first wrong in the program around",
     ),
     "custom_op": Red(
-        check="custom ops and Triton kernels",
+        check=CheckId.TP_AWARE.heading,
         summary="tpcompile_faults::local_scale",
         code="x = local_scale(x)",
         detail="gate.tp_aware_ops",
@@ -134,7 +134,7 @@ ALONE = {
         divergence=r"all_reduce of TransformerStack: by_size, table (\w+): .* / by_size, table (?!\1)\w+",
     ),
     "single_gpu_fast_path": Red(
-        check="custom ops and Triton kernels",
+        check=CheckId.TP_AWARE.heading,
         summary=r"FastPathError in phase C/eager: fast path injected_scale is not TP-aware .*; call plain_scale",
         code="x = single_gpu_scale(x)",
         detail=r"injected_scale: refused: fast path injected_scale is declared tp=none, at .*fast_path\.py:\d+",
@@ -282,7 +282,7 @@ class FirstOfThree(nn.Module):
 @pytest.mark.gpu(1)
 def test_an_undeclared_triton_kernel_is_named(tmp_path: Path) -> None:
     run = run_fresh_gate(tmp_path / "run", "--fault", "triton_kernel", device="one_gpu")
-    found = run.failed()["custom ops and Triton kernels"]
+    found = run.failed()[CheckId.TP_AWARE.heading]
     assert "tpcompile.faults.injected.triton_kernel.local_scale_kernel" in found.observed
     assert found.line is not None
     assert "local_scale_kernel[" in found.line.code

@@ -12,6 +12,9 @@ import torch._inductor.codegen.common
 import torch._inductor.decomposition
 import torch._inductor.fx_passes.post_grad as post_grad
 import torch._inductor.lowering
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.debugging import boxed_nop
+from torch._dynamo.backends.registry import lookup_backend
 from torch._inductor import config
 from torch._inductor.pattern_matcher import (
     CallFunction,
@@ -103,12 +106,42 @@ def test_the_backend_is_read(at_graph: Any) -> None:
     assert additions.backend() is None
 
 
+@pytest.mark.parametrize(
+    ("backend", "modules"),
+    [
+        ("eager", ()),
+        ("aot_eager", ("torch._functorch.",)),
+        ("cudagraphs", ("torch._functorch.",)),
+        ("inductor", ("torch.",)),
+        (aot_autograd(fw_compiler=boxed_nop), ("torch.",)),  # torch's wrapper, of any compiler
+        (lambda graph, inputs: graph, ("torch.",)),  # may call Inductor
+    ],
+)
+def test_a_backend_uses_the_settings_and_tables_of_what_it_runs(at_graph: Any, backend: Any, modules: Any) -> None:
+    assert at_graph(lambda x: x @ x, lambda: additions.used_by(additions.backend()), backend=backend) == [modules]
+
+
+def test_what_a_backend_does_not_use_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(torch._inductor.lowering.lowerings, SILU, mine)
+    monkeypatch.setitem(torch._inductor.decomposition.decompositions, SILU, mine)
+    with config.patch(joint_custom_pre_pass=mine), torch._functorch.config.patch(joint_custom_pass=mine):
+        found = {name: read(lookup_backend(name)) for name in ("eager", "aot_eager", "aot_eager_decomp_partition")}
+    aot, decomposed = "torch._functorch.config.joint_custom_pass", "torch._inductor.decomposition.decompositions"
+    assert found == {"eager": set(), "aot_eager": {aot}, "aot_eager_decomp_partition": {aot, decomposed}}
+
+
+def read(backend: Any) -> set[str]:
+    """Settings and tables of this backend with a function of others."""
+    in_settings = {name for name, value in additions.settings(backend) if makers.made_by_others(value)}
+    return in_settings | {table for table, _, _ in additions.tables(backend)}
+
+
 def test_tables_of_ops_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(additions.tables()) == []
+    assert list(additions.tables(None)) == []
     monkeypatch.setitem(torch._inductor.lowering.lowerings, SILU, mine)
     monkeypatch.setitem(torch._inductor.decomposition.decompositions, SILU, mine)
     monkeypatch.setitem(torch._decomp.decomposition_table, SILU, mine)
-    assert {(table, op, made) for table, op, made in additions.tables()} == {
+    assert {(table, op, made) for table, op, made in additions.tables(None)} == {
         ("torch._inductor.lowering.lowerings", "aten.silu.default", mine),
         ("torch._inductor.decomposition.decompositions", "aten.silu.default", mine),
         ("torch._decomp.decomposition_table", "aten.silu.default", mine),
@@ -116,10 +149,10 @@ def test_tables_of_ops_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_patterns_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(additions.patterns()) == []
+    assert list(additions.patterns(None)) == []
     passes = post_grad.pass_patterns[1]
     monkeypatch.setattr(passes, "patterns", passes.patterns.copy())
     register_graph_pattern(CallFunction(SILU, KeywordArg("x")), pass_dict=passes)(mine)
-    assert ("torch._inductor.fx_passes.post_grad", mine) in list(additions.patterns())
+    assert ("torch._inductor.fx_passes.post_grad", mine) in list(additions.patterns(None))
     register_replacement(lambda x: x.sin().cos(), replaces, [torch.ones(2)], fwd_only, passes)
-    assert ("torch._inductor.fx_passes.post_grad", replaces) in list(additions.patterns())
+    assert ("torch._inductor.fx_passes.post_grad", replaces) in list(additions.patterns(None))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tpcompile.torch_api import registrations
+from tpcompile.torch_api import makers, registrations
 
 _REGISTERING = (
     "torch._inductor.compile_fx", "torch.distributed._functional_collectives", "torch.distributed._symmetric_memory",
@@ -38,8 +38,8 @@ def library(request: pytest.FixtureRequest) -> Iterator[Callable[..., torch.libr
 
 
 def _is_of_a_test(place: registrations.Place) -> bool:
-    """Ops of the other tests of this process, and of this package."""
-    is_ours = "/tpcompile/" in place.file
+    """Ops of the other tests of this process, and of this package where they import it."""
+    is_ours = makers.is_ours(place.file)
     return is_ours or "/tests/" in place.file or registrations.registers_for_others(place)
 
 

@@ -66,7 +66,8 @@ def _checked(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     for key, value in given.items():
         name = key.replace("_", "-")
         if name not in known:
-            raise ConfigError(f"{where}: unknown key {key!r}; choose from {', '.join(sorted(known))}")
+            choices = ", ".join(sorted(known))
+            raise ConfigError(f"{where}: unknown key {key!r}; choose from {choices}")
         field, kind = known[name]
         found[field] = _value(value, kind, f"{where}: {key} = {value!r}")
     return found

@@ -6,7 +6,7 @@ source.py       a launcher -> the hash of its source
 hashing/        all that a launcher runs or reads -> texts to hash
 certificate.py  a fast path -> whether it was proved on shards
 certify/        `tpcompile certify`: makes certificates
-ban.py          custom ops and Triton kernels of a program -> which are refused, and why
+ban.py          custom ops, kernels, passes and backends of a program -> which are refused, and why
 use.py          a custom op or kernel in a graph -> its fast path, and the lines to name
 eager.py        the same refusals for custom ops that are called in eager
 in_turn.py      calls of one exchange -> one after the other on the device, and numbered

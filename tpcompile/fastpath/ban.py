@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 from pydantic import TypeAdapter
 
+from tpcompile.evidence.iterables import find
 from tpcompile.evidence.layers.environment import SOURCE_OF
 from tpcompile.evidence.layers.kernels import SOURCE
 from tpcompile.evidence.records import CompileRecord, Frozen, Item, Kernel
@@ -34,6 +35,10 @@ class SingleGpuPackage(Frozen):
     names: tuple[str, ...]
     """Patterns of its ops (`namespace::op`) and Triton kernels (`module.function`)."""
     reason: str
+
+    def has(self, name: str) -> bool:
+        """True for an op or kernel of the package."""
+        return any(fnmatchcase(name, pattern) for pattern in self.names)
 
 
 @dataclass(frozen=True)
@@ -55,41 +60,44 @@ def judge(found: Iterable[Item], *, tp_size: int, declared: Collection[str], see
     """
     seen = seen or Seen()
     refused: dict[str, Item] = {}
-    statuses: dict[str, str] = {}
+    statuses = dict.fromkeys(registered(), "not applicable: no compiled graph calls it")
+    allowed: dict[str, str] = {}
+    forbidden: dict[str, str] = {}
     all_uses = tuple(uses(found, seen))
     for use in all_uses:
         why = "" if tp_size == 1 else refusal(use, declared, tp_size=tp_size)
         if why:
             refused.setdefault(use.name, _refused(use, why, seen))
-            statuses[_label(use)] = f"refused: {why}"
+            forbidden[_label(use)] = f"refused: {why}"
         else:
-            statuses.setdefault(_label(use), _allowed(use))
-    for name in registered():
-        statuses.setdefault(name, "not applicable: no compiled graph calls it")
+            allowed.setdefault(_label(use), _allowed(use))
+    statuses |= allowed | forbidden
     return Judged(tuple(refused.values()), tuple(sorted(statuses.items())), all_uses)
 
 
 def refusal(use: Use, declared: Collection[str], *, tp_size: int | None = None) -> str:
     """Why an op or kernel may not run on the shards of `tp_size` ranks, None for any; empty when it may."""
-    name = use.name
-    if not {name, name.rpartition(".")[2]}.isdisjoint(declared):
+    names = {use.name, use.name.rpartition(".")[2]}
+    is_declared = not names.isdisjoint(declared)
+    if is_declared:
         return ""
     path = use.path
-    if path is not None and not path.is_tp_aware:
+    if path is None:
+        return _outside_of_fast_paths(use)
+    if not path.is_tp_aware:
         return f"fast path {path.name} is declared tp={path.tp}, at {path.line}"
-    if path is not None:
-        return uncertified(path, tp=tp_size)
-    for known in single_gpu_packages():
-        if any(fnmatchcase(name, pattern) for pattern in known.names):
-            return f"{known.package} (looked at in {known.version}): {known.reason}"
-    return use.item.notes.get("reason") or _unregistered(name)
+    return uncertified(path, tp=tp_size)
 
 
-def _unregistered(name: str) -> str:
-    sharing = [path.name for path in registered().values() if name in path.names]
+def _outside_of_fast_paths(use: Use) -> str:
+    """Why it is refused: what is known of its package, of the fast path that it is taken from, or of a pass."""
+    known = find(single_gpu_packages(), lambda package: package.has(use.name))
+    if known is not None:
+        return f"{known.package} (looked at in {known.version}): {known.reason}"
+    sharing = [path.name for path in registered().values() if use.name in path.names]
     if sharing:
         return f"it is launched outside of the fast path that it is part of ({', '.join(sharing)})"
-    return "it is not registered as a fast path"
+    return use.item.notes.get("reason", "it is not registered as a fast path")
 
 
 def _allowed(use: Use) -> str:
@@ -111,8 +119,9 @@ def sources(used: Iterable[Use], kernels: Mapping[str, str]) -> dict[str, str]:
     """
     hashes = {}
     for use in used:
-        path = use.path
-        sha256 = path.source.sha256 if path else kernels.get(use.name, "")
+        sha256 = kernels.get(use.name, "")
+        if use.path is not None:
+            sha256 = use.path.source.sha256
         if sha256:
             hashes[f"{SOURCE_OF}{_label(use)}"] = sha256
     return hashes
@@ -125,7 +134,9 @@ def with_sources(compile_: CompileRecord, used: Iterable[Use], kernels: Mapping[
     """
     if not compile_.kernels:
         return compile_
-    hashed = dict.fromkeys(found for use in used for found in _as_code(use, kernels))
+    hashed: dict[Kernel, None] = {}
+    for use in used:
+        hashed |= dict.fromkeys(_as_code(use, kernels))
     ordered = sorted(hashed, key=lambda kernel: (kernel.phase, kernel.name))
     return compile_.model_copy(update={"kernels": (*ordered, *compile_.kernels)})
 

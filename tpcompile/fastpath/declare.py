@@ -90,7 +90,8 @@ def _indivisible(path: FastPath, name: str, value: Any) -> str:
         size, what = value.shape[-1:].numel(), f"the last dim of {name}"
     if size % divisor == 0:
         return ""
-    return f"{what} is {size}, not a multiple of {divisor}; pad it, or call {path.replaces.__name__}"
+    instead = path.replaces.__name__
+    return f"{what} is {size}, not a multiple of {divisor}; pad it, or call {instead}"
 
 
 def _of_dtype(path: FastPath, name: str, tensor: Tensor) -> str:

@@ -42,9 +42,8 @@ class _Ban(TorchDispatchMode):
     def __init__(self, size: int, tp_aware: frozenset[str]) -> None:
         super().__init__()
         self._size, self._tp_aware = size, tp_aware
-        self._torchs: set[Any] = set()
-        """Ops of torch with torch's own kernels."""
-        self._allowed: set[Any] = set()
+        self._is_custom: dict[Any, bool] = {}
+        """Of the ops that may run: False for those of torch."""
         self._num_ops = 0
         """Custom ops that run now."""
 
@@ -54,42 +53,44 @@ class _Ban(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in self._torchs and func not in self._allowed:
-            self._judge(func)
-        if func in self._torchs:
-            return func(*args, **(kwargs or {}))
-        self._num_ops += 1
+        if func not in self._is_custom:
+            self._is_custom[func] = self._judge(func)
+        num_custom = int(self._is_custom[func])
+        self._num_ops += num_custom
         try:
             return func(*args, **(kwargs or {}))
         finally:
-            self._num_ops -= 1
+            self._num_ops -= num_custom
 
-    def _judge(self, op: Any) -> None:
-        """Raise FastPathError for an op or kernel that others made, unless it may run on a shard."""
-        namespace, _, name = op.name().partition("::")
-        if not is_torchs_op(namespace, name.partition(".")[0], op._overloadname):
-            self._check(Use(value_item(op.name().partition(".")[0], "in eager")), "called")
-            self._allowed.add(op)
-            return
+    def _judge(self, op: Any) -> bool:
+        """Raise FastPathError for an op or kernel of others that may not run on a shard; True for an op of others."""
+        whole_name, _, _ = op.name().partition(".")
+        namespace, _, name = whole_name.partition("::")
+        if not is_torchs_op(namespace, name, op._overloadname):
+            self._check(Use(value_item(whole_name, "in eager")), "called")
+            return True
         for key, place in registrations.replaced_kernels(op.name()):
             self._check(Use(replaced_kernel(op.name(), key, place)), "called")
-        self._torchs.add(op)
+        return False
 
     def check_launch(self, kernel: Any) -> None:
         """Raise FastPathError for a Triton kernel that is launched outside of any op, unless it may run on a shard."""
         function = python_function(kernel)
         if self._num_ops or function is None:
             return
-        item = value_item(kernel_name(function), "in eager").model_copy(update={"notes": {"graph": IN_EAGER}})
-        self._check(Use(item, stack=tuple(lines_of(traceback.extract_stack()))), "launched", line_of(function))
+        item = value_item(kernel_name(function), "in eager")
+        item = item.model_copy(update={"notes": {"graph": IN_EAGER}})
+        stack = tuple(lines_of(traceback.extract_stack()))
+        self._check(Use(item, stack), "launched", line_of(function))
 
     def _check(self, use: Use, done: str, kernel: UserLine | None = None) -> None:
         why = refusal(use, self._tp_aware, tp_size=self._size)
-        if why:
-            stack = lines_of(traceback.extract_stack())
-            line = use.line or of_program(stack) or innermost(stack)
-            defined = kernel or use.defined_at({})
-            raise FastPathError(
-                f"{use.name} was {done} at {line} where tensors are shards of {self._size} ranks, and {why}; "
-                f"it is defined at {defined}"
-            )
+        if not why:
+            return
+        stack = lines_of(traceback.extract_stack())
+        line = use.line or of_program(stack) or innermost(stack)
+        defined = kernel or use.defined_at({})
+        raise FastPathError(
+            f"{use.name} was {done} at {line} where tensors are shards of {self._size} ranks, and {why}; "
+            f"it is defined at {defined}"
+        )

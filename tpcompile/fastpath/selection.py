@@ -182,7 +182,8 @@ class Selection:
         found, missing = store.gather(keys, Vote, timeout_s=self._timeout_s, stop_at="settled")
         found[store.rank] = mine
         own = settle(dict(sorted(found.items())), missing)
-        settled: Decision = store.put_first("settled", own.model_dump(mode="json"), Decision) or own
+        own_fields = own.model_dump(mode="json")
+        settled: Decision = store.put_first("settled", own_fields, Decision) or own
         is_of_this_call = settled.label == own.label
         return settled if is_of_this_call else own
 

@@ -94,10 +94,11 @@ def is_torchs_op(namespace: str, op: str, overload: str = "") -> bool:
     """True for an op that torch itself registered, whatever its namespace; without an overload, for all overloads."""
     if namespace in _OWN_ASSUMPTIONS:
         return False
-    name = f"{namespace}::{op}"
     if namespace == "higher_order":
-        return not makers.made_by_others(registrations.higher_order_kernels(op))
-    return not _others_places(name, overload)
+        found = registrations.higher_order_kernels(op)
+        return not makers.made_by_others(found)
+    places = _others_places(f"{namespace}::{op}", overload)
+    return not places
 
 
 def is_our_op(namespace: str, op: str, overload: str = "") -> bool:
@@ -108,9 +109,17 @@ def is_our_op(namespace: str, op: str, overload: str = "") -> bool:
 
 def _others_places(name: str, overload: str) -> list[registrations.Place]:
     """Where an op was registered, as far as it was not by torch."""
-    names = [name if overload == "default" else f"{name}.{overload}"] if overload else registrations.overloads(name)
-    places = map(registrations.whose_op, names or [name])
-    return [place for place in places if place is not None]
+    names = [f"{name}.{overload}"]
+    if overload == "default":
+        names = [name]
+    elif not overload:
+        names = registrations.overloads(name) or [name]
+    places = []
+    for one in names:
+        place = registrations.whose_op(one)
+        if place is not None:
+            places.append(place)
+    return places
 
 
 def replaced_kernel(op: str, key: str, place: registrations.Place) -> Item:
@@ -125,9 +134,9 @@ def replaced_kernel(op: str, key: str, place: registrations.Place) -> Item:
     return value_item(op.partition(".")[0], "in the dispatcher", line=line).model_copy(update={"notes": notes})
 
 
-def _registration(op: str) -> str:
-    """Where an op was registered, for the reader."""
-    places = _others_places(op, "")
+def _registration(name: str) -> str:
+    """Where an op was registered, for the reader; a Triton kernel is no op."""
+    places = _others_places(name, "") if "::" in name else []
     return registrations.told(places[0]) if places else "in a library without Python source"
 
 

@@ -81,7 +81,7 @@ class Target:
     allowed: Sequence[tuple[str, str, str]] = ()
     """Intended differences between ranks, (layer, text, reason)."""
     tp_aware: Sequence[str] = ()
-    """Custom ops and Triton kernels that are right on a shard."""
+    """Names of custom ops, kernels, passes and backends that are right on a shard."""
 
 
 class TargetError(ConfigError):

@@ -35,7 +35,8 @@ def texts_of_all_ranks(text: str, group: dist.ProcessGroup | None, device: torch
     """The text of every rank, in rank order; sent as bytes, because a pickle could run code of a peer."""
     if group is None or group.size() == 1:
         return [text]
-    data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(device)
+    own_bytes = bytearray(text.encode())
+    data = torch.frombuffer(own_bytes, dtype=torch.uint8).to(device)
     size = torch.tensor([data.numel()], device=device)
     sizes = collectives.all_gather_single(size, dim=0, group=group).tolist()
     padded = torch.zeros(max(sizes), dtype=torch.uint8, device=device)

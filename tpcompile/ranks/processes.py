@@ -70,23 +70,38 @@ def _start(start_method: str | None) -> Start:
 
 def _wait(exit_codes: ExitCodes, deadline_s: float) -> None:
     """Return when all ranks have ended or one has failed."""
-    while None in (codes := exit_codes()) and not any(codes):
+    codes = exit_codes()
+    while None in codes and not any(codes):
         if time.monotonic() > deadline_s:
             alive = [rank for rank, code in enumerate(codes) if code is None]
             raise TimeoutError(f"ranks {alive} did not finish in time")
         time.sleep(_POLL_S)
-    if any(codes):
+        codes = exit_codes()
+    has_failed = any(codes)
+    if has_failed:
         time.sleep(_SETTLED_S)
 
 
 def _raise_first_failure(exit_codes: list[int | None], folder: Path) -> None:
     """Ranks that died are named first: they cannot have failed because of a rank that raised."""
-    failed = {rank: code for rank, code in enumerate(exit_codes) if code}
-    dead = {rank: code for rank, code in failed.items() if not _error(folder, rank).exists()}
-    raised = sorted(failed.keys() - dead.keys(), key=lambda rank: _error(folder, rank).stat().st_mtime_ns)
-    causes = [f"ranks died without a traceback, exit codes {dead}"] if dead else []
-    # Of those that raised, the first is the cause: a peer that lost its connection fails after it.
-    causes += [f"rank {rank} failed:\n{_error(folder, rank).read_text()}" for rank in raised[:1]]
+    dead: dict[int, int] = {}
+    by_time: dict[int, int] = {}
+    for rank, code in enumerate(exit_codes):
+        if not code:
+            continue
+        error = _error(folder, rank)
+        if error.exists():
+            by_time[error.stat().st_mtime_ns] = rank
+        else:
+            dead[rank] = code
+    causes = []
+    if dead:
+        causes.append(f"ranks died without a traceback, exit codes {dead}")
+    if by_time:
+        # The first is the cause: a peer that lost its connection fails after it.
+        rank = by_time[min(by_time)]
+        text = _error(folder, rank).read_text()
+        causes.append(f"rank {rank} failed:\n{text}")
     if causes:
         raise RuntimeError("\n".join(causes))
 

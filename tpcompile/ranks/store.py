@@ -164,8 +164,10 @@ class RankStore:
         deadline = time.monotonic() + timeout_s
         is_last_look = False
         while True:
-            values = {rank: look(rank) for rank in late}
-            found |= {rank: value for rank, value in values.items() if value is not None}
+            for rank in late:
+                value = look(rank)
+                if value is not None:
+                    found[rank] = value
             late = sorted(set(keys).difference(found))
             awaited = [rank for rank in late if not self.why_refused(keys[rank])]
             if not awaited or is_last_look:
@@ -173,7 +175,8 @@ class RankStore:
             # A rank can publish its value after the look at its key and before `stop_at` or its end: look again.
             is_stopped = stop_at != "" and self._store.check([stop_at])
             is_late = time.monotonic() > deadline
-            is_last_look = is_stopped or is_late or all(map(gone, awaited))
+            are_gone = all(map(gone, awaited))
+            is_last_look = is_stopped or is_late or are_gone
             if not is_last_look:
                 time.sleep(_POLL_S)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.iterables import last
+from tpcompile.evidence.iterables import indexed, last
 from tpcompile.evidence.layers.environment import COMPILED_WITH, KERNEL_OF
 from tpcompile.evidence.records import CompileRecord, Item, UserLine, value_item
 from tpcompile.evidence.text.comments import stack_lines
@@ -32,7 +32,7 @@ class Additions:
 
     def __init__(self) -> None:
         self._items: dict[str, Item] = {}
-        self._opaque: dict[str, dict[str, Item]] = {}
+        self._opaque: dict[str | None, list[Item]] = {}
         """Compile -> functions that stand in its graph as one call."""
         self._kernels: dict[tuple[str, str], registrations.Place] = {}
         self._has_compiled = False
@@ -42,8 +42,7 @@ class Additions:
         self._has_compiled = True
         for item in _compiler_items():
             self._items.setdefault(item.about, item)
-        calls = {item.about: item for item in _opaque_items()}
-        self._opaque[compile_id or ""] = calls
+        self._opaque[compile_id] = list(_opaque_items())
         self.note_kernels()
 
     def note_kernels(self, *, thorough: bool = False) -> None:
@@ -53,17 +52,26 @@ class Additions:
 
     def items(self, compiles: Iterable[CompileRecord]) -> list[Item]:
         """One item each, for the ban."""
-        opaque = [self._opaque.get(one.compile_id, {}) for one in compiles if not _is_lowered(one)]
-        calls = {name: item for found in opaque for name, item in found.items()}
-        kernels = {op: replaced_kernel(op, key, place) for (op, key), place in self._kernels.items()}
-        return [*self._items.values(), *kernels.values(), *calls.values()]
+        found = list(self._items.values())
+        for (op, key), place in self._kernels.items():
+            found.append(replaced_kernel(op, key, place))
+        calls: dict[str, Item] = {}
+        for compile_ in compiles:
+            if _is_lowered(compile_):
+                continue
+            of_compile = self._opaque.get(compile_.compile_id, [])
+            calls |= indexed(of_compile, lambda item: item.about)
+        return [*found, *calls.values()]
 
     def environment(self) -> dict[str, str]:
         """Entries for the environment of this rank: with what it compiled, and the kernels that are not torch's."""
-        used = sorted(f"{item.about} {item.notes['source']}".strip() for item in self._items.values())
-        with_what = {COMPILED_WITH: ", ".join(used) or ALONE} if self._has_compiled else {}
-        kernels = {f"{KERNEL_OF}{op} ({key})": _version(place) for (op, key), place in self._kernels.items()}
-        return with_what | kernels
+        found = {}
+        for (op, key), place in self._kernels.items():
+            found[f"{KERNEL_OF}{op} ({key})"] = _version(place)
+        if self._has_compiled:
+            used = [f"{item.about} {item.notes['source']}".strip() for item in self._items.values()]
+            found[COMPILED_WITH] = ", ".join(sorted(used)) or ALONE
+        return found
 
 
 def _compiler_items() -> Iterator[Item]:
@@ -71,9 +79,9 @@ def _compiler_items() -> Iterator[Item]:
     for setting, value in torchs.settings(backend):
         for made in makers.made_by_others(value):
             yield _addition(made, f"set as {setting}", "a pass of yours may put any kernel into a graph")
-    for table, op, made in torchs.tables():
+    for table, op, made in torchs.tables(backend):
         yield _addition(made, f"entered for {op} in {table}", f"it replaces what torch makes of {op}")
-    for module, made in torchs.patterns():
+    for module, made in torchs.patterns(backend):
         yield _addition(made, f"entered in the patterns of {module}", "it replaces parts of any graph")
     for made in makers.made_by_others(backend):
         yield _addition(made, "the backend of torch.compile", "a backend of yours may run any kernel for a graph")
@@ -81,13 +89,14 @@ def _compiler_items() -> Iterator[Item]:
 
 def _opaque_items() -> Iterator[Item]:
     """Functions that stand in the graph as one call, which a backend that does not lower it runs as they are."""
+    reason = "nothing traced it (allow_in_graph, nonstrict_trace), and its backend lowers nothing"
     for call in torchs.opaque_calls():
+        line = last(own_lines(stack_lines(call.stack)))
         for made in makers.made_by_others(call.function):
-            found = _addition(
-                made, "", "nothing traced it (allow_in_graph, nonstrict_trace), and its backend lowers nothing"
-            )
-            line = last(own_lines(stack_lines(call.stack))) or found.line
-            yield found.model_copy(update={"line": line, "notes": {**found.notes, "how": f"called at {line}"}})
+            found = _addition(made, "", reason)
+            called_at = line or found.line
+            notes = {**found.notes, "how": f"called at {called_at}"}
+            yield found.model_copy(update={"line": called_at, "notes": notes})
 
 
 def _addition(made: Any, how: str, reason: str) -> Item:

@@ -23,26 +23,28 @@ def foreign_ops(compiles: Iterable[CompileRecord]) -> tuple[Item, ...]:
     An op that only the generated code calls was put there by a pass, and has no line.
     """
     compiles = tuple(compiles)
-    found: dict[tuple[str, UserLine | None], Item] = {}
-    for graph in chain.from_iterable(compile_.graphs for compile_ in compiles):
-        for item in _foreign_items(graph):
-            found.setdefault((item.about, item.line), item)
-    in_graphs = {name for name, _ in found}
-    for item in chain.from_iterable(map(_only_generated, compiles)):
-        if item.about not in in_graphs:
-            found.setdefault((item.about, None), item)
-    return tuple(sorted(found.values(), key=lambda item: item.about))
+    graphs = chain.from_iterable(compile_.graphs for compile_ in compiles)
+    found = list(chain.from_iterable(map(_foreign_items, graphs)))
+    in_graphs = {item.about for item in found}
+    generated = chain.from_iterable(map(_only_generated, compiles))
+    found += [item for item in generated if item.about not in in_graphs]
+    once: dict[tuple[str, UserLine | None], Item] = {}
+    for item in found:
+        once.setdefault((item.about, item.line), item)
+    return tuple(sorted(once.values(), key=lambda item: item.about))
 
 
 def _foreign_items(graph: Graph) -> Iterator[Item]:
     nodes = list(graph.nodes)
     for index, node in enumerate(nodes):
         name = foreign_name(node)
-        if name == NAMELESS and graph.kind != "dynamo":
-            continue  # text of a cache; the call that launches it is in the Dynamo graph
-        if name:
-            item = value_item(name, f"in the {graph.kind} graph", line=blamed_line(nodes, index))
-            yield item.model_copy(update={"notes": {"graph": graph.kind}})
+        is_text_of_cache = name == NAMELESS and graph.kind != "dynamo"  # the call that launches it is in Dynamo's graph
+        if not name or is_text_of_cache:
+            continue
+        line = blamed_line(nodes, index)
+        item = value_item(name, f"in the {graph.kind} graph", line=line)
+        notes = {"graph": graph.kind}
+        yield item.model_copy(update={"notes": notes})
 
 
 def foreign_name(node: Node) -> str:
@@ -68,8 +70,12 @@ def _parts(target: str) -> tuple[str, str, str]:
 
 def _only_generated(compile_: CompileRecord) -> Iterator[Item]:
     """Ops of others that the generated code calls; our own passes put ops of ours there."""
-    targets = {target for kernel in compile_.kernels for target in _CALLED.findall(kernel.code)}
-    names = {_foreign_op(target) for target in targets if not is_our_op(*_parts(target))}
+    code = "\n".join(kernel.code for kernel in compile_.kernels)
+    names = set()
+    for target in set(_CALLED.findall(code)):
+        if not is_our_op(*_parts(target)):
+            names.add(_foreign_op(target))
     for name in sorted(names - {""}):
         notes = {"graph": "generated", "how": "called by the generated code, where a pass put it"}
-        yield value_item(name, "in the generated code").model_copy(update={"notes": notes})
+        item = value_item(name, "in the generated code")
+        yield item.model_copy(update={"notes": notes})

@@ -213,8 +213,8 @@ class CaptureSession:
         """The record of this rank.
 
         `coordinate` is its place in the symmetry domain, by default its rank; `tp_size` the number of ranks over which
-        its tensors are sharded, by default all; `tp_aware` the custom ops and Triton kernels that are declared right on
-        a shard.
+        its tensors are sharded, by default all; `tp_aware` the custom ops, kernels, passes and backends that are
+        declared right on a shard.
         """
         compiles = self.compiles()
         self._additions.note_kernels(thorough=True)

@@ -24,7 +24,7 @@ aborted_rank.py     the stack of a rank that gloo aborted -> who is to blame, ov
 deadlock.py         ranks of all domains -> a ring of ranks that wait for each other; over order.py: who left the order
 comparison.py       what ran on the ranks -> findings without a stuck rank, in split.py, variants.py and call_counts.py
 loop_counters.py    the counters around a call; counter_samples.py keeps them
-refused_kernels.py  custom ops and Triton kernels that may not run on a shard -> a finding each
+refused_kernels.py  custom ops, kernels, passes and backends that may not run on a shard -> a finding each
 exception_cause.py  an exception -> the rank whose end caused it
 alarms.py           what is wrong -> an alarm
 checks.py           what is wrong -> a failed check

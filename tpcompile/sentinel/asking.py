@@ -144,7 +144,8 @@ class Asking:
         if how == "died":
             return self._died(rank, found)
         limit_s = self._limits.stopped_s if how == "stopped" else self._limits.unresponsive_s
-        is_final = now_s - self._silent_since[rank] >= limit_s
+        silent_s = now_s - self._silent_since[rank]
+        is_final = silent_s >= limit_s
         return Lost(rank, how, self._seen(rank), is_final=is_final)
 
     def _died(self, rank: int, found: Absence) -> Lost:

@@ -37,7 +37,7 @@ class RefusedKernels:
         try:
             judged = self._session.judged([compile_], tp_size=self._tp_size, tp_aware=self._tp_aware)
         except TpCompileError as error:
-            logger.warning("custom ops and Triton kernels were not judged: {}", error)
+            logger.warning("custom ops, kernels, passes and backends were not judged: {}", error)
             return
         for item in judged.refused:
             if item.about not in self._known:

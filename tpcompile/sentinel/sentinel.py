@@ -73,8 +73,8 @@ class Sentinel:
     allow: intended differences, (layer, text, reason). `watch(..., uneven=reason)` for a whole region.
     kernels: what to do when ranks run different kernels for one graph because each rank timed them itself, with equal
     collectives: "warn" (log it and continue) or "stop".
-    tp_aware: custom ops and Triton kernels that are right on a shard. With a mesh whose axis has more than one rank,
-    any other that is no TP-aware fast path is a finding, once; it is logged and no policy applies to it.
+    tp_aware: custom ops, kernels, passes and backends that are right on a shard. With a mesh whose axis has more than
+    one rank, any other that is no TP-aware fast path is a finding, once; it is logged and no policy applies to it.
     run_dir: directory of the report, by default runs/<time>-sentinel-<id>; a taken one gets -2.
     session: records into this session, which it enters and exits, instead of one of its own.
     hang_after_s: seconds in a collective after which a rank asks the other ranks for their state.

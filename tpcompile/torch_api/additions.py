@@ -2,6 +2,8 @@
 
     name                                        why
     symbolic_convert.InstructionTranslator      `current_tx()`: the backend, and the graph that Dynamo has just made
+    _dynamo.backends.registry.lookup_backend    torch's own backends by name
+    _torchdynamo_orig_backend, compiler_fn      what Dynamo's and torch.compile's wrappers of a backend hold
     _inductor.config, _functorch.config         passes, partitioners and choices that a setting holds
     _inductor.lowering.lowerings                what Inductor makes of an op
     _inductor.decomposition, _decomp            what an op is replaced by before
@@ -24,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 import torch._functorch.config as _functorch_config
 import torch._inductor.config as _inductor_config
+from torch._dynamo.backends.registry import lookup_backend as _lookup_backend
 from torch._dynamo.symbolic_convert import InstructionTranslator as _InstructionTranslator
 
 from tpcompile.torch_api import makers
@@ -39,6 +42,18 @@ _OP_TABLES = (
     ("torch._decomp", "decomposition_table"),
 )
 _PASSES = "torch._inductor.fx_passes."
+_AOT = ("torch._functorch.",)
+_DECOMPOSITIONS = ("torch._inductor.decomposition", "torch._decomp")
+_RUN_BY: dict[str, tuple[str, ...]] = {
+    "eager": (),
+    "eager_noexcept": (),
+    "pre_dispatch_eager": (),
+    "aot_eager": _AOT,
+    "aot_eager_default_partitioner": _AOT,
+    "aot_eager_decomp_partition": (*_AOT, *_DECOMPOSITIONS),
+    "cudagraphs": _AOT,
+}
+"""Backend of torch that runs no pass of Inductor -> the modules whose settings and tables it does use."""
 
 
 class OpaqueCall(NamedTuple):
@@ -55,33 +70,51 @@ def backend() -> Any:
     return None if output is None else output.compiler_fn
 
 
+def used_by(backend: Any) -> tuple[str, ...]:
+    """Beginnings of the names of the modules whose settings and tables act on what a backend compiles.
+
+    All of torch's for Inductor, and for a backend of others, which may call it.
+    """
+    chosen = getattr(backend, "_torchdynamo_orig_backend", backend)
+    chosen = getattr(chosen, "compiler_fn", chosen)
+    for name, modules in _RUN_BY.items():
+        torchs = _lookup_backend(name)
+        if chosen is torchs:
+            return modules
+    return ("torch.",)
+
+
 def settings(backend: Any) -> Iterator[tuple[str, Any]]:
-    """(name, value) of the settings of AOTAutograd and Inductor that may hold a function, and of `options`."""
-    for module in (_inductor_config, _functorch_config):
-        for name, value in module.get_config_copy().items():
-            if _may_hold_code(value) and not name.startswith(_CHANGES_NO_CODE):
-                yield f"{module.__name__}.{name}", value
+    """(name, value) of the settings of AOTAutograd and Inductor that act on a compile; its `options` replace some."""
+    values = {module: module.get_config_copy() for module in (_inductor_config, _functorch_config)}
     options = getattr(backend, "config", None)
-    for name, value in (options if isinstance(options, Mapping) else {}).items():
-        if _may_hold_code(value):
-            yield f"{_inductor_config.__name__}.{name}", value
+    if isinstance(options, Mapping):
+        values[_inductor_config].update(options)
+    used = used_by(backend)
+    for module, of_module in values.items():
+        if not module.__name__.startswith(used):
+            continue
+        for name, value in of_module.items():
+            if not name.startswith(_CHANGES_NO_CODE):
+                yield f"{module.__name__}.{name}", value
 
 
-def _may_hold_code(value: Any) -> bool:
-    return value is not None and not isinstance(value, (bool, int, float, str))
-
-
-def tables() -> Iterator[tuple[str, str, Any]]:
-    """(table, op, function) of what is not torch's in the tables that the compiler looks ops up in.
+def tables(backend: Any) -> Iterator[tuple[str, str, Any]]:
+    """(table, op, function) of what is not torch's in the tables that the backend looks ops up in.
 
     The tables of Inductor are empty until it is imported.
     """
+    used = used_by(backend)
     for module, name in _OP_TABLES:
+        if not module.startswith(used):
+            continue
         table = getattr(sys.modules.get(module), name, {})
-        for op, entry in list((table if isinstance(table, Mapping) else vars(table)).items()):
-            if not _is_torchs_function(entry):
-                for made in makers.made_by_others(entry):
-                    yield f"{module}.{name}", str(op), made
+        entries = table if isinstance(table, Mapping) else vars(table)
+        for op, entry in list(entries.items()):
+            if _is_torchs_function(entry):
+                continue
+            for made in makers.made_by_others(entry):
+                yield f"{module}.{name}", str(op), made
 
 
 def _is_torchs_function(entry: Any) -> bool:
@@ -90,29 +123,37 @@ def _is_torchs_function(entry: Any) -> bool:
     return isinstance(function, FunctionType) and not makers.is_others(function)
 
 
-def patterns() -> Iterator[tuple[str, Any]]:
+def patterns(backend: Any) -> Iterator[tuple[str, Any]]:
     """(module, function) of what is not torch's in the patterns that Inductor looks for in graphs."""
-    matcher = sys.modules.get("torch._inductor.pattern_matcher")
-    if matcher is None:
+    if not _PASSES.startswith(used_by(backend)):
         return
-    for module in [name for name in sys.modules if name.startswith(_PASSES)]:
-        for value in list(vars(sys.modules[module]).values()):
-            for each in _members(value):
-                if isinstance(each, matcher.PatternMatcherPass):
-                    entries = chain.from_iterable(list(each.patterns.values()))
-                    for made in makers.made_by_others(list(map(_functions, entries))):
-                        yield module, made
+    for name, module in list(sys.modules.items()):
+        if not name.startswith(_PASSES):
+            continue
+        values = list(vars(module).values())
+        entries = chain.from_iterable(map(_pattern_entries, values))
+        for made in makers.made_by_others(list(entries)):
+            yield name, made
 
 
-def _functions(entry: Any) -> list[Any]:
-    """What a pattern's entry calls; the pattern itself is a tree of many objects."""
-    return [getattr(entry, name, None) for name in ("handler", "extra_check", "normalize_args")]
+def _pattern_entries(value: Any) -> list[Any]:
+    """What the entries of a `PatternMatcherPass` call, or of several; a pattern itself is a tree of many objects."""
+    matcher = sys.modules["torch._inductor.pattern_matcher"]
+    called: list[Any] = []
+    for passes in _members(value):
+        if not isinstance(passes, matcher.PatternMatcherPass):
+            continue
+        for entry in chain.from_iterable(list(passes.patterns.values())):
+            called += [getattr(entry, name, None) for name in ("handler", "extra_check", "normalize_args")]
+    return called
 
 
 def _members(value: Any) -> list[Any]:
     if isinstance(value, Mapping):
         return list(value.values())
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    return [value]
 
 
 def opaque_calls() -> Iterator[OpaqueCall]:
@@ -120,19 +161,25 @@ def opaque_calls() -> Iterator[OpaqueCall]:
     output = _output()
     if output is None:
         return
+    modules = dict(output.nn_modules)
     graphs = [output.graph]
-    modules = dict(output.nn_modules or {})
-    graphs += [module.graph for module in modules.values() if isinstance(module, torch.fx.GraphModule)]
-    for graph in graphs:
-        for node in graph.nodes:
-            target = modules.get(node.target) if node.op == "call_module" else node.target
-            if node.op in ("call_function", "call_module") and callable(target):
-                for function in (target, *_traced_leniently(node, modules)):
-                    yield OpaqueCall(function, node.meta.get("stack_trace") or node.stack_trace or "")
+    for module in modules.values():
+        if isinstance(module, torch.fx.GraphModule):
+            graphs.append(module.graph)
+    for node in chain.from_iterable(graph.nodes for graph in graphs):
+        stack = node.stack_trace or ""
+        for function in _called(node, modules):
+            yield OpaqueCall(function, stack)
 
 
-def _traced_leniently(node: torch.fx.Node, modules: Mapping[str, Any]) -> Iterator[Any]:
-    """The function behind a call through `nonstrict_trace`, which is an attribute of the graph."""
+def _called(node: torch.fx.Node, modules: Mapping[str, Any]) -> Iterator[Any]:
+    """The function or module that a node calls; also the one behind `nonstrict_trace`, an attribute of the graph."""
+    if node.op == "call_module":
+        yield modules.get(str(node.target))
+    elif node.op == "call_function":
+        yield node.target
+    else:
+        return
     for argument in node.all_input_nodes:
         if argument.op == "get_attr":
             yield modules.get(str(argument.target))

@@ -148,7 +148,8 @@ def begin_all_to_all(
     if not receive:
         return send_all_to_all(x, group, later=later)
     out = x.new_empty((sum(receive), *x.shape[1:]))
-    return out, _all_to_all(group, out, x, receive, send, _ALL_TO_ALL[later])
+    work = _all_to_all(group, out, x, receive, send, _ALL_TO_ALL[later])
+    return out, work
 
 
 def begin_broadcast(x: Tensor, src: int, group: Any) -> tuple[Tensor, Any]:

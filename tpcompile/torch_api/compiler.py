@@ -117,7 +117,8 @@ def _users_line(stack_trace: str, filter_fn: Callable[[str, str, str], bool] | N
         return _innermost(stack_trace, None)
     place = (found.file, int(found.lineno))
     for stacks in _asking:
-        stacks.setdefault(place, set()).add(stack_trace)
+        at_place = stacks.setdefault(place, set())
+        at_place.add(stack_trace)
     return found
 
 

@@ -6,6 +6,7 @@ needs, Python itself and this package count as torch; what a wrapper of theirs h
 
 from __future__ import annotations
 
+import re
 import sys
 import sysconfig
 from collections import deque
@@ -25,6 +26,8 @@ _TORCHS = tuple(str(_SITE / name) + ("" if name.endswith(".py") else "/") for na
 _PROGRAMS = f"{_PACKAGE / 'faults'}/"
 """Programs of ours that stand for a user's."""
 _STANDARD = f"{sysconfig.get_path('stdlib')}/"
+_INSTALLED = re.compile("/(site|dist)-packages/")
+"""These folders may be inside of that of Python's own modules."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, ModuleType)
 _OPS = (torch._ops.OperatorBase, torch._ops.OpOverloadPacket)
 """Who made an op is known by its registration, not by its object."""
@@ -36,9 +39,10 @@ _MAX_DEPTH = 8
 @lru_cache(maxsize=4096)
 def is_torchs_file(file: str) -> bool:
     """True for a Python file of torch and what it needs, of Python, or of this package."""
-    is_installed = "/site-packages/" in file or "/dist-packages/" in file
-    is_pythons = file.startswith("<frozen ") or (file.startswith(_STANDARD) and not is_installed)
-    return is_pythons or is_ours(file) or file.startswith(_TORCHS)
+    if is_ours(file) or file.startswith(_TORCHS):
+        return True
+    is_installed = _INSTALLED.search(file) is not None
+    return file.startswith(_STANDARD) and not is_installed
 
 
 def is_ours(file: str) -> bool:
@@ -56,14 +60,16 @@ def made_by_others(value: Any) -> list[Any]:
     pending = deque([(value, 0)])  # nearest first, so that the depth of each object is its least
     while pending:
         one, depth = pending.popleft()
-        if isinstance(one, _PLAIN) or id(one) in seen or depth > _MAX_DEPTH:
+        is_known = isinstance(one, _PLAIN) or id(one) in seen
+        if is_known or depth > _MAX_DEPTH:
             continue
         seen[id(one)] = one
         maker = _code(one)
-        if maker is not None and is_others(maker):
+        if is_others(maker):
             found.setdefault(id(maker), maker)
-        else:
-            pending.extend((part, depth + 1) for part in _parts(one))
+            continue
+        for part in _parts(one):
+            pending.append((part, depth + 1))
     return list(found.values())
 
 
@@ -76,23 +82,24 @@ def is_others(made: Any) -> bool:
 def file_of(made: Any) -> str:
     """The file with the code of a function or class; empty for what Python itself has built in."""
     code = getattr(made, "__code__", None)
-    if code is not None and not code.co_filename.startswith("<"):
-        return str(code.co_filename)
-    module = getattr(made, "__module__", None)
-    file = getattr(sys.modules.get(module or ""), "__file__", None)
-    if file or module != "__main__":
-        return str(file or "")
-    return "<typed in>"
+    file = getattr(code, "co_filename", "<")
+    if not file.startswith("<"):
+        return str(file)
+    module = str(getattr(made, "__module__", None))
+    file = getattr(sys.modules.get(module), "__file__", None)
+    typed_in = "<typed in>" if module == "__main__" else ""
+    return file or typed_in
 
 
 def _code(value: Any) -> Any:
     """The function or class that runs when this is called; None for what cannot be called."""
     if isinstance(value, MethodType):
         return value.__func__
-    if isinstance(value, (type, FunctionType)) or not callable(value):
-        return value if callable(value) else None
-    is_builtin = getattr(value, "__module__", None) is not None and hasattr(value, "__qualname__")
-    return value if is_builtin else type(value)
+    if not callable(value):
+        return None
+    if hasattr(value, "__qualname__"):  # a function or class, of Python or built in
+        return value
+    return type(value)
 
 
 def _parts(value: Any) -> Iterable[Any]:
@@ -106,12 +113,15 @@ def _parts(value: Any) -> Iterable[Any]:
     if isinstance(value, MethodType):
         return [value.__func__, value.__self__]
     if isinstance(value, FunctionType):
-        return [*_closed_over(value), *filter(callable, vars(value).values())]
-    is_object = not isinstance(value, (type, *_DATA, *_OPS)) and is_torchs_file(file_of(type(value)))
-    if not is_object:
-        return ()
-    slots = [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
-    return [*getattr(value, "__dict__", {}).values(), *slots]
+        attributes = filter(callable, vars(value).values())
+        return [*_closed_over(value), *attributes]
+    if isinstance(value, (type, *_DATA, *_OPS)):
+        return []
+    if not is_torchs_file(file_of(type(value))):
+        return []
+    held = getattr(value, "__dict__", {}).values()
+    slots = getattr(type(value), "__slots__", ())
+    return [*held, *(getattr(value, name, None) for name in slots)]
 
 
 def _closed_over(function: FunctionType) -> Iterator[Any]:

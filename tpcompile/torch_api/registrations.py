@@ -19,7 +19,7 @@ import ctypes
 import functools
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,10 +38,9 @@ _TORCH = str(Path(torch.__file__).parent) + "/"
 _FOR_OTHERS = (f"{_TORCH}library.py", f"{_TORCH}_library/", f"{_TORCH}_custom_op/", f"{_TORCH}_custom_ops.py")
 """Files of torch that register what their caller asks for."""
 _ANCHOR = "build/aten/src/ATen/RegisterSchema.cpp"
-_OTHER_DEVICE = "PrivateUse"
-"""Dispatch keys of a device that torch itself has no kernels for: all of them come with the device's own library."""
-_NO_NUMBERS = ("Meta", "Python")
-"""Dispatch keys whose kernels compute shapes, or which a tensor subclass must ask for."""
+_LEFT_OUT = re.compile(r"^Meta|^Python|PrivateUse")
+"""Dispatch keys whose kernels compute shapes, which a tensor subclass must ask for, or of a device that torch has no
+kernels for: all of them come with the device's own library."""
 _CALLERS_IN_TORCH = frozenset({
     "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "_native", "ao", "debugprims", "device_mesh",
     "inductor_prims", "pippy",
@@ -145,31 +144,40 @@ def registers_for_others(place: Place) -> bool:
 def _build_roots() -> tuple[str, ...]:
     """Folders of the sources that this torch was built from, of which the C++ registrations have the paths."""
     schema = registered("aten::add.Tensor").schema
-    if schema is None or not schema.file.endswith(_ANCHOR):
+    noted = str(schema)
+    root, is_found, _ = noted.partition(_ANCHOR)
+    if not is_found:
         return ()
-    root = schema.file.removesuffix(_ANCHOR)
-    return tuple(f"{root}{part}" for part in ("aten/", "build/", "c10/", "caffe2/", "torch/"))
+    sources = ("aten/", "build/", "c10/", "caffe2/", "torch/")
+    return tuple(f"{root}{folder}" for folder in sources)
 
 
 def whose_op(name: str) -> Place | None:
     """Where an op that torch did not register comes from, one of this package too; None for torch's own."""
-    found = registered(name)
-    if found.schema is None:
+    schema = registered(name).schema
+    if schema is None:
         is_torchscripts = torch._C._jit_get_schemas_for_operator(name.partition(".")[0])
         return None if is_torchscripts else Place("a library that is gone")
-    if not registers_for_others(found.schema):
-        return _unless_torchs(found.schema)
-    functions = kernels.custom_op_functions(name)
-    if functions:
-        return _others(functions[:1]) or _unless_torchs(place_of(functions[0]))
-    fake = fake_kernel(name)
-    if fake is not None:
-        return _unless_torchs(fake)
-    return None if _is_called_by_torch(name) else found.schema
+    own_function = kernels.custom_op_functions(name)[:1]
+    place = _caller(schema, own_function)
+    if registers_for_others(place):
+        place = fake_kernel(name) or place
+    if registers_for_others(place) and _is_called_by_torch(name):
+        return None
+    if makers.is_ours(place.file):
+        return place
+    if is_torchs(place.file):
+        return None
+    return place
 
 
-def _unless_torchs(place: Place) -> Place | None:
-    return None if is_torchs(place.file) and not makers.is_ours(place.file) else place
+def _caller(noted: Place, functions: list[Any]) -> Place:
+    """Who asked for a registration of a custom op with these functions, where torch noted only itself."""
+    if not functions or not registers_for_others(noted):
+        return noted
+    others = makers.made_by_others(functions)
+    first = (others or functions)[0]
+    return place_of(first)
 
 
 def overloads(name: str) -> list[str]:
@@ -188,17 +196,16 @@ def replaced_kernels(name: str) -> Iterator[tuple[str, Place]]:
     Left out are kernels that compute shapes, and those of a device whose kernels are all its library's.
     """
     found = registered(name)
-    for key, place in found.kernels.items():
-        is_left_out = key.startswith(_NO_NUMBERS) or _OTHER_DEVICE in key
-        if is_left_out or is_torchs(place.file):
+    functions = kernels.custom_op_functions(name)
+    torchs_keys = frozenset[str]()
+    if _is_called_by_torch(name):
+        torchs_keys = _KEYS_BY_TORCH - found.replaced
+    for key, noted in found.kernels.items():
+        place = _caller(noted, functions)
+        is_torchs_call = key in torchs_keys and registers_for_others(place)
+        if _LEFT_OUT.search(key) or is_torchs_call:
             continue
-        functions = kernels.custom_op_functions(name) if registers_for_others(place) else []
-        others = _others(functions)
-        is_torchs_call = key in _KEYS_BY_TORCH - found.replaced and _is_called_by_torch(name)
-        is_known = bool(functions) or is_torchs_call
-        if others is not None:
-            yield key, others
-        elif not (registers_for_others(place) and is_known):
+        if not is_torchs(place.file):
             yield key, place
 
 
@@ -218,15 +225,22 @@ def all_replaced_kernels(*, thorough: bool) -> Iterator[tuple[str, str, Place]]:
     yield from _replaced_kernels(state, _loaded[-1])
     for op in _used_ops():
         for key, function in op.py_kernels.items():
-            name = str(getattr(key, "name", key))
             made = inspect.unwrap(function)
-            if makers.is_others(made) and not name.startswith(_NO_NUMBERS):
+            name = str(getattr(key, "name", key))
+            is_others = makers.is_others(made)
+            if is_others and not _LEFT_OUT.search(name):
                 yield op.name(), f"{name} in Python", place_of(made)
 
 
 @functools.lru_cache(maxsize=2)
 def _replaced_kernels(_state: int, _num_loads: int) -> tuple[tuple[str, str, Place], ...]:
-    return tuple((op, *found) for op in all_ops() for found in replaced_kernels(op) if whose_op(op) is None)
+    found = []
+    for op in all_ops():
+        if whose_op(op) is not None:
+            continue
+        for key, place in replaced_kernels(op):
+            found.append((op, key, place))
+    return tuple(found)
 
 
 def _state() -> int:
@@ -267,12 +281,13 @@ def _num_loads() -> int:
 
 
 def _used_ops() -> Iterator[Any]:
-    for namespace in list(vars(torch.ops).values()):
-        if not isinstance(namespace, torch._ops._OpNamespace):
-            continue
-        for packet in list(vars(namespace).values()):
-            if isinstance(packet, torch._ops.OpOverloadPacket):
-                yield from [one for one in list(vars(packet).values()) if isinstance(one, torch._ops.OpOverload)]
+    for namespace in _held(torch.ops, torch._ops._OpNamespace):
+        for packet in _held(namespace, torch._ops.OpOverloadPacket):
+            yield from _held(packet, torch._ops.OpOverload)
+
+
+def _held(holder: Any, kind: type) -> list[Any]:
+    return [value for value in list(vars(holder).values()) if isinstance(value, kind)]
 
 
 def higher_order_kernels(name: str) -> list[Any]:
@@ -284,17 +299,12 @@ def higher_order_kernels(name: str) -> list[Any]:
 def fake_kernel(name: str) -> Place | None:
     """Where the fake kernel of an op was registered; None without one."""
     entry = _simple_registry.singleton._data.get(name)
-    kernel = entry.fake_impl.kernel if entry is not None else None
+    kernel = entry and entry.fake_impl.kernel
     if kernel is None:
         return None
-    file, _, line = str(kernel.source).rpartition(":")
-    return Place(file, int(line)) if line.isdigit() else None
-
-
-def _others(functions: Iterable[Any]) -> Place | None:
-    """Where the first of the functions is that torch did not make; None when there is none."""
-    made = makers.made_by_others(list(functions))
-    return place_of(made[0]) if made else None
+    source = str(kernel.source)
+    file, _, line = source.rpartition(":")
+    return Place(file, int(line))
 
 
 def place_of(made: Any) -> Place:

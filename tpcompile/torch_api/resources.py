@@ -49,7 +49,8 @@ def of_launched(kernel: Any) -> Configurations:
     (launcher,) = kernel.launchers
     if launcher.n_regs is None:
         return []
-    return [_needs(launcher.config, launcher.n_regs, launcher.n_spills, launcher.shared)]
+    needs = _needs(launcher.config, launcher.n_regs, launcher.n_spills, launcher.shared)
+    return [needs]
 
 
 @functools.cache

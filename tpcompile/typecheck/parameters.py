@@ -61,7 +61,8 @@ def _given(module: nn.Module, types: Mapping[str, str]) -> Typed:
             raise ConfigError(f"parameter_types: {pattern!r} fits no parameter; there are {known}")
         for name in names:
             parameter = parameters[name]
-            scale = own_scale(name)
             type_ = parse_type(text, ndim=parameter.dim(), grad=parameter.requires_grad)
-            found.append((parameter, replace(type_, scale=scale)))
+            scale = own_scale(name)
+            scaled = replace(type_, scale=scale)
+            found.append((parameter, scaled))
     return found

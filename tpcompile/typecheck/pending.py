@@ -57,16 +57,20 @@ def judge_pending(step: Step, pending: Pending, judge: Judge) -> Result:
         return step.all_results(UNKNOWN)
     plain = replace(step, type_of=lambda tensor: replace(step.type_of(tensor), pending=None))
     result = judge(plain)
-    return result if outcome == COMPLETED else _carried(step, result, pending)
+    if outcome == COMPLETED:
+        return result
+    return _carried(step, result, pending)
 
 
 def _outcome(step: Step, pending: Pending) -> str:
     if step.name in SAME_VALUE:
         return CARRIED
-    is_known = step.name in _OF_CALLS or step.name.startswith(("aten.", "_c10d_functional."))  # no custom op
-    if step.name in _PROBES or not is_known:
+    is_torchs = step.name.startswith(("aten.", "_c10d_functional."))
+    is_custom = not is_torchs and step.name not in _OF_CALLS
+    if is_custom or step.name in _PROBES:
         return LOST
-    return OUTCOMES[pending.kind](step, pending)
+    follow = OUTCOMES[pending.kind]
+    return follow(step, pending)
 
 
 _OF_CALLS = ("all_reduce", "all_gather_single", "reduce_scatter_single", "copy_to_tp", "scatter_single")
@@ -87,14 +91,18 @@ def _next(step: Step, pending: Pending) -> Pending:
     if pending.kind == "scan" and step.name == "aten.exp":
         return replace(pending, kind="product")
     if pending.kind == "blocks" and step.name == "aten.cat":
-        kind = "statistics" if pending.op else "summands"
-        return replace(pending, kind=kind, dim=_joined_at(step))
+        joined = replace(pending, dim=_joined_at(step))
+        return replace(joined, kind="statistics" if pending.op else "summands")
     if pending.kind not in _GATHERED:
         return pending
     if step.name in _APART:
         return replace(pending, kind="blocks")
-    is_reshaped = step.name in VIEWS and step.out.shape != step.args[0].shape
-    return replace(pending, dim=None) if is_reshaped else pending
+    if step.name not in VIEWS:
+        return pending
+    is_reshaped = step.out.shape != step.args[0].shape
+    if is_reshaped:
+        return replace(pending, dim=None)
+    return pending
 
 
 def _others(step: Step) -> Types:
@@ -136,11 +144,13 @@ def _product(step: Step, pending: Pending) -> str:
 def _halo(step: Step, pending: Pending) -> str:
     if step.name in _WRITES:
         return COMPLETED
-    if step.name in _CUTS and pending.dim is not None:
-        shape = step.args[0].shape
-        is_cut = all(part.shape != shape for part in step.results)
-        return COMPLETED if is_cut else CARRIED
-    return _carried_by(step, VIEWS)
+    if step.name not in _CUTS or pending.dim is None:
+        return _carried_by(step, VIEWS)
+    shape = step.args[0].shape
+    is_cut = all(part.shape != shape for part in step.results)
+    if is_cut:
+        return COMPLETED
+    return CARRIED
 
 
 def _shift(step: Step, pending: Pending) -> str:
@@ -149,8 +159,10 @@ def _shift(step: Step, pending: Pending) -> str:
         return COMPLETED
     if step.name in ("aten.log", "aten.reciprocal"):
         return LOST
-    combines_partial = "P" in kinds and step.name in _SUMS | _SCALES
-    return LOST if combines_partial else _carried_by(step, _LINEAR | _GATHERS)
+    is_combining = step.name in _SUMS | _SCALES
+    if is_combining and "P" in kinds:
+        return LOST
+    return _carried_by(step, _LINEAR | _GATHERS)
 
 
 def _kinds(step: Step) -> set[Any]:
@@ -161,11 +173,15 @@ def _kinds(step: Step) -> set[Any]:
 
 def _factor(step: Step, pending: Pending) -> str:
     """`dim` is 1 for a value that is too large by the number of ranks, -1 for one that is too small."""
-    scale = multiplier(step) if step.name in _SCALES else None
+    scale = None
+    if step.name in _SCALES:
+        scale = multiplier(step)
     if scale is None:
         return _carried_by(step, {*VIEWS, "aten.neg"})
     wanted = 1 / step.world if pending.dim == 1 else step.world
-    return COMPLETED if is_close(scale, wanted) else CARRIED
+    if is_close(scale, wanted):
+        return COMPLETED
+    return CARRIED
 
 
 def _gather(step: Step, pending: Pending) -> str:
@@ -176,27 +192,40 @@ def _gather(step: Step, pending: Pending) -> str:
         return LOST
     if step.name not in VIEWS - _CUTS:
         return WRONG
-    return LOST if step.out.dim() > step.args[0].dim() else CARRIED
+    has_more_dims = step.out.dim() > step.args[0].dim()
+    if has_more_dims:
+        return LOST
+    return CARRIED
 
 
 def _summands(step: Step, pending: Pending) -> str:
     """As `_gather`; a sum over the blocks, one of each rank, is the reduce."""
-    is_scaled = step.name in _SCALES and multiplier(step) is not None
-    if is_scaled or step.name == "aten.neg":
+    if step.name == "aten.neg":
+        return CARRIED
+    if step.name in _SCALES and multiplier(step) is not None:
         return CARRIED
     if step.name not in PARTIAL_OF:
         return _gather(step, pending)
-    is_over_ranks = _is_along(step, pending) and step.args[0].shape[pending.dim] == step.world
-    return COMPLETED if is_over_ranks and step.name == "aten.sum" else LOST
+    is_sum = step.name == "aten.sum"
+    if not is_sum or not _is_along(step, pending):
+        return LOST
+    num_blocks = step.args[0].shape[pending.dim]
+    if num_blocks == step.world:
+        return COMPLETED
+    return LOST
 
 
 def _statistics(step: Step, pending: Pending) -> str:
     """What one rank's block may be is not a question of types, so nothing is reported."""
-    fits = step.name in CHOICES or PARTIAL_OF.get(step.name) == pending.op
-    is_over_ranks = fits and _is_along(step, pending)
-    if is_over_ranks or step.is_pointwise:
+    if step.is_pointwise:
         return COMPLETED
-    return CARRIED if step.name in VIEWS - _CUTS | _APART else LOST
+    fits = step.name in CHOICES or PARTIAL_OF.get(step.name) == pending.op
+    if fits and _is_along(step, pending):
+        return COMPLETED
+    keeping = VIEWS - _CUTS | _APART
+    if step.name in keeping:
+        return CARRIED
+    return LOST
 
 
 def _is_along(step: Step, pending: Pending) -> bool:
@@ -212,7 +241,10 @@ def _blocks(step: Step, pending: Pending) -> str:
         return CARRIED
     if pending.rule == "wrong-gather-dim" and pending.dim is None:
         return LOST
-    return COMPLETED if _joined_at(step) == pending.dim else WRONG
+    is_in_place = _joined_at(step) == pending.dim
+    if is_in_place:
+        return COMPLETED
+    return WRONG
 
 
 def _joined_at(step: Step) -> int:

@@ -51,7 +51,8 @@ def _gathered(step: Step) -> Result:
         return UNKNOWN
     x = step.args[0]
     along = step.arg(1, "dim") % max(1, x.dim())
-    return join(step, Types(type_.keep_dim_if(type_.dim != along) for type_ in types))
+    kept = Types(type_.keep_dim_if(type_.dim != along) for type_ in types)
+    return join(step, kept)
 
 
 @rule("aten.floor_divide")

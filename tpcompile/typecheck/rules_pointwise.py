@@ -73,8 +73,10 @@ def _triangle(step: Step) -> Result:
     """The diagonal of a shard of rows or columns is not that of the whole matrix; the first rank's may be."""
     x = step.args[0]
     type_ = step.type_at(0)
-    is_matrix_shard = type_.is_known_shard and type_.dim in (x.dim() - 2, x.dim() - 1)
-    is_at_origin = abs(step.arg(1, "diagonal", 0)) <= 1
+    matrix_dims = (x.dim() - 2, x.dim() - 1)
+    is_matrix_shard = type_.is_known_shard and type_.dim in matrix_dims
+    diagonal = step.arg(1, "diagonal", 0)
+    is_at_origin = abs(diagonal) <= 1
     if is_matrix_shard and is_at_origin and step.rank > 0:
         return step.flag(
             "local-positions",

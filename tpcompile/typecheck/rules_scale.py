@@ -148,9 +148,12 @@ def _factor_of(step: Step, value: Any) -> Factor | None:
     if not isinstance(value, Tensor):
         return None
     type_ = step.type_of(value)
-    if value.numel() == 1 and not type_.grad:
+    is_number = value.numel() == 1 and not type_.grad
+    if is_number:
         return None
-    return type_.multiples.factor if type_.kind in _WHOLE else Factor(gradient=0.0)
+    if type_.kind in _WHOLE:
+        return type_.multiples.factor
+    return Factor(gradient=0.0)
 
 
 def _joined(step: Step, place: int) -> Scale:

@@ -87,10 +87,12 @@ def product(left: Factor | None, right: Factor | None) -> Factor | None:
     """The multiple of a product of two tensors; None where the two get different multiples of its gradient."""
     if left is None or right is None:
         return None
-    value = left.value * right.value
-    gradient = _only({left.gradient * right.value, right.gradient * left.value})
+    of_left = left.gradient * right.value
+    of_right = right.gradient * left.value
+    gradient = _only({of_left, of_right})
     if gradient is None:
         return None
+    value = left.value * right.value
     is_shared = left.is_shared or right.is_shared
     if is_shared:
         return Factor(0.0, value, gradient)
@@ -101,9 +103,12 @@ def _only(gradients: set[float]) -> float | None:
     """The one multiple, but for those of tensors without a gradient; None for several."""
     found = {round(gradient, 6) for gradient in gradients}
     found.discard(0.0)
+    if not found:
+        return 0.0
     if len(found) > 1:
         return None
-    return found.pop() if found else 0.0
+    [gradient] = found
+    return gradient
 
 
 @dataclass(frozen=True)

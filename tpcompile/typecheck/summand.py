@@ -7,9 +7,9 @@ Of I each rank keeps what it gets, so it has to be the whole gradient; of R copy
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from tpcompile.evidence.iterables import find
 from tpcompile.typecheck.report import OnSomeRanks
 from tpcompile.typecheck.scale import Base, Factor, is_close
 from tpcompile.typecheck.spmd import UNKNOWN, SpmdType
@@ -83,18 +83,16 @@ def wrong_summand(step: Step, whole: SpmdType, *, added: str, fix: str) -> SpmdT
     of unknown type where its numbers do not tell.
     """
     terms = summands(whole, step.world)
-    counted = _first(terms, lambda term: not term.may_be_share)
+    counted = find(terms, lambda term: not term.may_be_share)
     if counted is not None:
         return _counted_several_times(step, counted, added=added, fix=fix)
-    scaled = _first(terms, lambda term: term.has_wrong_gradient)
+    scaled = find(terms, lambda term: term.has_wrong_gradient)
     if scaled is not None and step.has_gradient(whole):
         return _scaled_gradient(step, scaled, added=added)
-    is_certain = all(term.is_share and not term.is_hooked for term in terms)
-    return None if terms and is_certain else UNKNOWN
-
-
-def _first(terms: list[Summand], is_wrong: Callable[[Summand], bool]) -> Summand | None:
-    return next(filter(is_wrong, terms), None)
+    unclear = find(terms, lambda term: term.is_hooked or not term.is_share)
+    if unclear is not None or not terms:
+        return UNKNOWN
+    return None
 
 
 def _counted_several_times(step: Step, term: Summand, *, added: str, fix: str) -> SpmdType:

@@ -287,8 +287,9 @@ class _Recompiled(_Alone):
             return None  # nothing was compiled for the value that exceeded the limit
         is_tensor = self.failure.kind in _TENSOR_CAUSES
         layer = Layer.INPUTS if is_tensor else Layer.GUARDS
+        observed = seen.observed(layer)
         source = _short(self.failure.source)
-        return find(seen.observed(layer), lambda item: _short(item.about) == source)
+        return find(observed, lambda item: _short(item.about) == source)
 
 
 _CAUSES: tuple[tuple[Callable[[_Alone], bool], Cause], ...] = (

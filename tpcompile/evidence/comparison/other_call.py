@@ -10,6 +10,7 @@ from collections.abc import Collection
 
 from tpcompile.evidence.groups.align import Slot
 from tpcompile.evidence.groups.domain import Domain, Seen
+from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import ItemKind, Layer
 from tpcompile.evidence.records.digest import CallPath
 
@@ -61,11 +62,12 @@ def is_local(seen: Seen) -> bool:
     if compile_.limit_reached or compile_.num_items(Layer.COLLECTIVES):
         return False
     program = seen.observed(Layer.GRAPH)
+    if not program:
+        return False
     kinds = {item.kind for item in program}
     has_eager_code = not kinds.isdisjoint((ItemKind.BREAK, ItemKind.FAILURE))
-    if has_eager_code or not program:
+    if has_eager_code:
         return False
-    layers = {digest.layer for digest in compile_.layers}
-    if Layer.LOWERED in layers:
-        return True
-    return not any("DTensor(" in item.text for item in program)
+    is_lowered = find(compile_.layers, lambda digest: digest.layer == Layer.LOWERED) is not None
+    with_dtensor = find(program, lambda item: "DTensor(" in item.text)
+    return is_lowered or with_dtensor is None

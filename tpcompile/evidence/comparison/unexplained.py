@@ -26,11 +26,12 @@ def unexplained(domain: Domain, slot: Slot, absent: Sequence[int], error: Except
     ranks = [*slot.compiles, *absent]
     hashes = ByRank({rank: _hashes(slot, rank) for rank in ranks})
     row = Row(value_item("compiled", text) for _, text in hashes.sides())
+    cls = DivergenceClass.COLLECTIVES if hangs else DivergenceClass.CONTENT
     raised = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{type(error).__name__}: {error} at {Path(raised.filename).name}:{raised.lineno}"
     return Divergence(
         layer=first(layers) or Layer.GRAPH,
-        cls=DivergenceClass.COLLECTIVES if hangs else DivergenceClass.CONTENT,
+        cls=cls,
         domain=domain.name,
         where=slot.where,
         groups=sides(hashes.groups(), row),

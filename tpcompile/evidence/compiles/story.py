@@ -127,14 +127,16 @@ class Story:
             yield "it has no start"
         if not self.stack:
             return
-        if UNKNOWN_FILE in {line.file for line in self.stack}:
+        files = {line.file for line in self.stack}
+        if UNKNOWN_FILE in files:
             yield "the name of a file in its stack is missing"
         if not _is_same_stack(self.stack, metrics.get("stack_trace")):
             yield "its start and its end have different stacks"
         frame = self.stack[-1]
         ours = {"co_name": frame.function, "co_filename": frame.file, "co_firstlineno": frame.line}
         theirs = {name: metrics.get(name) for name in ours}
-        if None not in theirs.values() and ours != theirs:
+        is_known = None not in theirs.values()
+        if is_known and ours != theirs:
             yield "its start and its end name different functions"
 
     def _reasons(self, metrics: Mapping[str, Any]) -> Iterator[str]:
@@ -148,17 +150,20 @@ class Story:
     def _breaks(self, metrics: Mapping[str, Any]) -> Iterator[str]:
         is_restarted = self.attempt > 0
         if "restart_reasons" in metrics:
-            reasons = "".join(metrics["restart_reasons"] or ())
-            is_restarted = _OF_A_BREAK in reasons
-        if is_restarted and "dynamo_graph_break_reason" not in self.names:
+            reasons = metrics["restart_reasons"] or ()
+            is_restarted = _OF_A_BREAK in "".join(reasons)
+        has_reason = "dynamo_graph_break_reason" in self.names
+        if is_restarted and not has_reason:
             yield "the reason of its graph break is missing"
 
     def _missing(self, metrics: Mapping[str, Any]) -> Iterator[str]:
         for rule in _IMPLIED:
             is_logged = not self.names.isdisjoint(rule.after)
             is_counted = bool(metrics.get(rule.counted))
-            is_expected = is_logged or is_counted
-            if is_expected and self.names.isdisjoint(rule.needs):
+            if not (is_logged or is_counted):
+                continue
+            is_missing = self.names.isdisjoint(rule.needs)
+            if is_missing:
                 yield rule.says
 
 

@@ -50,7 +50,8 @@ def splits_of(record: RankRecord) -> tuple[SplitCall, ...]:
     failed = filter(None, map(_failed_frame, record.compiles))
     skipped = (*record.skipped, *failed)
     if not record.regions:
-        return tuple(_from_stacks(record.compiles, skipped))
+        on_stacks = _from_stacks(record.compiles, skipped)
+        return tuple(on_stacks)
     found = [_counted(count, record.compiles, skipped) for count in record.regions]
     return tuple(filter(None, found))
 
@@ -158,7 +159,9 @@ def _counted(
     if at is None:
         return _entered_by_library(count, compiles, skipped)
     pieces = [c for c in compiles if _is_run_by(c, at)]
-    named_by = count.target if _is_inside(at, count.target) else at
+    named_by = at
+    if _is_inside(at, count.target):
+        named_by = count.target
     return SplitCall(
         phase=count.phase,
         runs_at=at,

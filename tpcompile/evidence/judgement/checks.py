@@ -166,18 +166,22 @@ def _num_broken_places(digest: RankDigest) -> int:
 
 def _break_evidence(digest: RankDigest, phase: str, *, frames: bool) -> str:
     """What shows graph breaks of one rank in a phase, torch's explanation first; empty for none."""
-    counters = digest.counters_of(phase)
     breaks = _users_first(digest.breaks_in(phase))
     if breaks:
         explained = breaks[0].reason.rpartition("Explanation: ")[2]
-        number = "1 break" if len(breaks) == 1 else f"{len(breaks)} breaks, the first"
-        inside = f" in {breaks[0].library}" if breaks[0].library else ""
-        return f"{number}{inside}: {shorten(explained, _MAX_EXPLANATION, placeholder='...')}"
+        number = _value_text(len(breaks), "break")
+        if len(breaks) > 1:
+            number = f"{number}, the first"
+        if breaks[0].library:
+            number = f"{number} in {breaks[0].library}"
+        return f"{number}: {shorten(explained, _MAX_EXPLANATION, placeholder='...')}"
+    counters = digest.counters_of(phase)
     if counters.breaks:
         return f"break counter {counters.breaks}"
-    has_more_frames = frames and counters.frames > max(1, counters.graphs)
-    graphs = "1 graph" if counters.graphs == 1 else f"{counters.graphs} graphs"
-    return f"{counters.frames} frames compiled into {graphs}" if has_more_frames else ""
+    has_more_frames = counters.frames > max(1, counters.graphs)
+    if frames and has_more_frames:
+        return f"{counters.frames} frames compiled into {_value_text(counters.graphs, 'graph')}"
+    return ""
 
 
 def agreement(mode: str, ranks: Ranks, divergences: Sequence[Divergence]) -> list[Check]:
@@ -242,17 +246,21 @@ def tp_aware(mode: str, ranks: Ranks) -> Check:
 
 
 def refused_check(mode: str, found: Mapping[int, Sequence[Item]], *, statuses: Iterable[tuple[str, str]]) -> Check:
-    """The check of the custom ops and Triton kernels that each rank refused; `statuses` says why, by name."""
-    subjects, statuses = _by_subject(found), tuple(statuses)
-    used = ", ".join(name for name, status in statuses if status == "used")
-    declared = ", ".join(name for name, status in statuses if status.startswith("declared: "))
-    observed = "; ".join(filter(None, [used and f"used: {used}", declared and f"declared: {declared}"]))
+    """The check of what each rank refused; `statuses` says what became of each op, kernel, pass and backend."""
+    statuses = tuple(statuses)
+    subjects = _by_subject(found)
+    by_outcome = grouped(statuses, lambda named: named[1].partition(":")[0])
+    allowed = []
+    for outcome in ("used", "declared"):
+        names = [name for name, _ in by_outcome.get(outcome, [])]
+        if names:
+            allowed.append(f"{outcome}: {', '.join(names)}")
     return make_check(
         mode,
         "",
         found,
         "only TP-aware ones",
-        ", ".join(subjects) or observed or "none refused",
+        ", ".join(subjects) or "; ".join(allowed) or "none refused",
         details=[f"{name}: {status}" for name, status in statuses],
         on_failure=[
             *map(_places, subjects.values()),

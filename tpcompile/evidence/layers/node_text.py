@@ -74,7 +74,9 @@ def _written(by_name: Mapping[str, Item], name: str, depth: int) -> str:
         return _input(target)
     if node.fields["op"] == "get_attr":
         return REFERENCE.sub(inside, target)
-    shown = REFERENCE.sub(inside, args) if depth > 0 else ".."
+    shown = ".."
+    if depth > 0:
+        shown = REFERENCE.sub(inside, args)
     return f"{called(node)}({shown})"
 
 

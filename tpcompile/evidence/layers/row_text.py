@@ -167,7 +167,8 @@ def _closed(text: str, start: int, end: int) -> int:
     for place in range(end, len(text)):
         if num_open <= 0:
             return place
-        num_open += _num_open(text[place])
+        opened = _num_open(text[place])
+        num_open += opened
     return len(text)
 
 

@@ -66,11 +66,15 @@ def _lacking(turn: ByRank[LoggedCompile]) -> ByRank[LoggedCompile]:
 def _has_lost(compile_: LoggedCompile, peer: Counter[str]) -> bool:
     """True when neither a cache, nor its backend, nor a different program is the reason for what a peer has more."""
     own = Counter(compile_.lowered)
-    is_loaded = any(name.endswith("_hit") for name in compile_.names)
-    if is_loaded or not own < peer:
+    if not own < peer:
         return False
-    is_other_backend = CODE in peer and CODE not in own
-    return not (is_other_backend and compile_.says_how_lowered)
+    is_loaded = any(name.endswith("_hit") for name in compile_.names)
+    if is_loaded:
+        return False
+    is_other_backend = CODE in peer.keys() - own.keys()
+    if is_other_backend:
+        return not compile_.says_how_lowered
+    return True
 
 
 def _may_be_of_other_backend(compile_: LoggedCompile) -> bool:

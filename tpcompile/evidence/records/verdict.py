@@ -64,7 +64,7 @@ _NAMES = {
     CheckId.MOVING: "ranks make progress",
     CheckId.UNTAINTED: "rank-dependent guards and constants",
     CheckId.HIDDEN: "text that differs by nature",
-    CheckId.TP_AWARE: "custom ops and Triton kernels",
+    CheckId.TP_AWARE: "custom ops, kernels, passes and backends",
     CheckId.FUSION: "kernels against the baseline",
     CheckId.LOGS_COMPLETE: "complete logs",
 }

@@ -13,7 +13,7 @@ from tpcompile.evidence.text.lines import in_package, innermost_own, is_library,
 _AT = re.compile(r"Graph break in user code at (?P<file>.{1,1000}):(?P<line>\d+)")
 """A path is shorter; without a bound the search would be quadratic in the length of a line."""
 _REASON = re.compile(r"Graph Break Reason: (?P<reason>.*)")
-_NOT_TRACED = re.compile(r"Explanation: [^`\n]*+`[^`\n]*+` in file `(?P<file>[^`\n]+)` should not be traced")
+_NOT_TRACED = re.compile(r"`[^`\n]*+` in file `(?P<file>[^`\n]++)` should not be traced")
 """A function that Dynamo skips: torch's own and those of installed packages as well as the user's."""
 
 

@@ -81,8 +81,12 @@ def _with_role(guard: Guard, roles: GroupRoles, places: Collection[Place]) -> Gu
     if compared is None:
         return guard
     subject, name = compared.groups()
-    is_name = _CALLED_NAME.search(subject) or _is_asked_as_name(guard.line, name, roles, places)
-    return _changed(guard, expression=f"{subject} == group:{roles(name)}") if is_name else guard
+    is_called_name = _CALLED_NAME.search(subject) is not None
+    is_name = is_called_name or _is_asked_as_name(guard.line, name, roles, places)
+    if not is_name:
+        return guard
+    role = f"group:{roles(name)}"
+    return _changed(guard, expression=f"{subject} == {role}")
 
 
 def _is_asked_as_name(line: UserLine | None, name: str, roles: GroupRoles, places: Collection[Place]) -> bool:
