@@ -31,18 +31,18 @@ def is_own_call(ours: Seen, absent: Collection[int]) -> bool:
     is_in_place = not domain.is_running and not theirs <= mine
     if not theirs or not is_own or is_in_place:
         return False
-    is_extra = domain.is_running or _is_entered_more(ours, absent)
+    is_extra = domain.is_running or _is_called_more(ours, absent)
     return is_extra and is_local(ours)
 
 
-def _is_entered_more(ours: Seen, absent: Collection[int]) -> bool:
-    """True where this rank entered the function more often than any absent rank, or where that was not counted."""
-    place = ours.compile.phase, ours.compile.frame
-    counts = [ours.domain.compiled(rank).entered for rank in (ours.rank, *absent)]
-    if not any(counts):
+def _is_called_more(ours: Seen, absent: Collection[int]) -> bool:
+    """True where this rank called the function more often than any absent rank, or where calls were not counted."""
+    domain, place = ours.domain, (ours.compile.phase, ours.compile.frame)
+    mine = domain.compiled(ours.rank)
+    theirs = [domain.compiled(rank) for rank in absent]
+    if not all(one.is_counted for one in (mine, *theirs)):
         return True
-    mine, *theirs = (count.get(place, 0) for count in counts)
-    return mine > max(theirs)
+    return mine.calls[place] > max(one.calls[place] for one in theirs)
 
 
 def are_other_calls(domain: Domain, slot: Slot) -> bool:

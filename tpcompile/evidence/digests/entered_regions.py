@@ -90,6 +90,7 @@ def _entered(count: RegionCount, *, has_collectives: bool) -> EnteredRegion:
         name=_name(count),
         line=count.target,
         entered=count.entered,
+        hits=count.entered - len(count.compiled),
         has_collectives=has_collectives,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -33,13 +34,16 @@ class Compiles:
         """Compile id -> the last compile with it: ids start over after a reset."""
         self.call_paths: dict[str, set[CallPath]] = {}
         """Frame -> the lines from which it was called, where they are known."""
-        self.entered = {(region.phase, region.name): region.entered for region in digest.regions}
-        """Phase and frame -> how often it was entered; empty where that was not counted."""
+        self.is_counted = bool(digest.regions)
+        """Whether calls were counted."""
+        self.calls = Counter({(region.phase, region.name): region.hits for region in digest.regions})
+        """Phase and frame -> calls of it: those that hit what was compiled, and those that compiled."""
         self._called: dict[tuple[str, str], list[CompileDigest]] = {}
         for compile_ in digest.compiles:
             self.newest[compile_.frame] = compile_
             self.newest_like[compile_.frame, content(compile_)] = compile_
             self.newest_called[compile_.compile_id] = compile_
+            self.calls[compile_.phase, compile_.frame] += 1
             paths = self.call_paths.setdefault(compile_.frame, set())
             if compile_.call_path:
                 paths.add(compile_.call_path)

@@ -115,6 +115,8 @@ class EnteredRegion(Frozen):
     """`function file:line` of what the user compiled, path-independent."""
     line: UserLine
     entered: int
+    hits: int = 0
+    """Of these, regions that had been compiled before."""
     has_collectives: bool
     """True when any of its compiles, of any phase, issues a collective."""
 
