@@ -363,7 +363,7 @@ TRITON = {
 REFUSED = {
     "computed name": Program(
         "from . import consts\ndef launch(x, n): return x * getattr(consts, n)", {"consts.py": CONSTS},
-        refused=r"evader\.run\.launch .* getattr\(consts, n\) computes the name",
+        refused=r"evader\.run\.launch .* consts, a module, is used as a value",
     ),
     "module in a variable": Program(
         "from . import consts\ndef launch(x):\n    c = consts\n    return x * c.EPS", {"consts.py": CONSTS},
@@ -402,7 +402,7 @@ REFUSED = {
     ),
     "function without a source": Program(
         "made = {}\nexec('def f(x): return x * 1e-6', made)\nf = made['f']\ndef launch(x): return f(x)",
-        refused=r"what f, which evader\.run\.launch refers to, stands for cannot be told: Python finds no source of ",
+        refused=r"what evader\.run\.made, as defined runs cannot be told from its source: it calls exec\(\)",
     ),
     "tensor in a closure": Program(
         "import torch\ndef make(t):\n    def launch(x): return x * t\n    return launch\n"

@@ -133,9 +133,7 @@ def _holds(node: Function, code: CodeType) -> bool:
     inside = node.body if isinstance(node, ast.Lambda) else node
     begin = inside.lineno, inside.col_offset
     end = inside.end_lineno or 0, inside.end_col_offset or 0
-    for line, last_line, column, last_column in code.co_positions():
-        if not line or not last_line or column is None or not last_column:
-            continue  # an instruction of Python's own
+    for line, last_line, column, last_column in filter(all, code.co_positions()):  # others are of Python's own
         if (line, column) < begin or (last_line, last_column) > end:
             return False
     return True
