@@ -181,7 +181,8 @@ class Selection:
         keys = {rank: f"vote/{rank}" for rank in self._ranks}
         found, missing = store.gather(keys, Vote, timeout_s=self._timeout_s, stop_at="settled")
         found[store.rank] = mine
-        own = settle(dict(sorted(found.items())), missing)
+        by_rank = dict(sorted(found.items()))
+        own = settle(by_rank, missing)
         settled: Decision = store.put_first("settled", own.model_dump(mode="json"), Decision) or own
         is_of_this_call = settled.label == own.label
         return settled if is_of_this_call else own

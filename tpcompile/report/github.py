@@ -134,7 +134,8 @@ def error(line: UserLine | None, title: str, message: str, workspace: Path) -> s
         place = {"file": _relative(line.file, workspace), "line": str(line.line)}
         properties = place | properties
     escaped = [f"{key}={_escape_property(plain(value))}" for key, value in properties.items()]
-    return f"::error {','.join(escaped)}::{_escape(plain(message))}"
+    text = _escape(plain(message))
+    return f"::error {','.join(escaped)}::{text}"
 
 
 def _escape(text: str) -> str:

@@ -63,5 +63,6 @@ def _given(module: nn.Module, types: Mapping[str, str]) -> Typed:
             parameter = parameters[name]
             scale = own_scale(name)
             type_ = parse_type(text, ndim=parameter.dim(), grad=parameter.requires_grad)
-            found.append((parameter, replace(type_, scale=scale)))
+            scaled = replace(type_, scale=scale)
+            found.append((parameter, scaled))
     return found

@@ -71,7 +71,8 @@ class Report:
             return self._without_violation(checked)
         first, *rest = self.violations
         plural = "s" if rest else ""
-        lines = [f"type check failed: {len(self.violations)} finding{plural}, {checked}", "", str(first)]
+        title = f"type check failed: {len(self.violations)} finding{plural}, {checked}"
+        lines = [title, "", str(first)]
         for violation in rest:
             lines += ["", "later, may be a consequence", str(violation)]
         return "\n".join(lines)
@@ -90,7 +91,8 @@ class Report:
         if self.is_complete:
             return f"type check passed: {checked}"
         if not self.num_ops:
-            return f"type check judged nothing: no op ran on {_named(self.ranks)} of tp={self.tp}"
+            ranks = _named(self.ranks)
+            return f"type check judged nothing: no op ran on {ranks} of tp={self.tp}"
         lost = f"not followed since {self.not_followed_since}"
         return f"type check found nothing in the part that it followed: {checked}; {lost}"
 

@@ -50,7 +50,8 @@ def _gathered(step: Step) -> Result:
     if types.has("U", "P"):
         return UNKNOWN
     x = step.args[0]
-    along = step.arg(1, "dim") % max(1, x.dim())
+    ndim = max(1, x.dim())
+    along = step.arg(1, "dim") % ndim
     return join(step, Types(type_.keep_dim_if(type_.dim != along) for type_ in types))
 
 

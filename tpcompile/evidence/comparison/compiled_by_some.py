@@ -287,7 +287,8 @@ class _Recompiled(_Alone):
         is_tensor = self.failure.kind in _TENSOR_CAUSES
         layer = Layer.INPUTS if is_tensor else Layer.GUARDS
         source = _short(self.failure.source)
-        return find(seen.observed(layer), lambda item: _short(item.about) == source)
+        observed = seen.observed(layer)
+        return find(observed, lambda item: _short(item.about) == source)
 
 
 _CAUSES: tuple[tuple[Callable[[_Alone], bool], Cause], ...] = (

@@ -29,11 +29,16 @@ def body_of(kind: type) -> list[ast.ClassDef]:
 def own_attributes(kind: type) -> dict[str, Any]:
     """Methods and constants of a class itself; members of enums and what Python adds are as its definition says."""
     found = {}
+    is_enum = issubclass(kind, Enum)
     for name, value in sorted(vars(kind).items()):
-        is_method = isinstance(value, _METHODS) and not _is_generated(kind, value)
-        is_made_by_python = isinstance(value, (*_SLOTS, *_METHODS)) or name == "_abc_impl" or name.startswith("__")
-        is_constant = not is_made_by_python and not issubclass(kind, Enum)
-        if is_method or is_constant:
+        if isinstance(value, _METHODS):
+            is_own = not _is_generated(kind, value)
+        elif isinstance(value, _SLOTS):
+            is_own = False
+        else:
+            is_pythons = name.startswith(("__", "_abc_impl"))
+            is_own = not is_pythons and not is_enum
+        if is_own:
             found[name] = value
     return found
 

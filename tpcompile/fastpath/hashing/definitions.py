@@ -65,12 +65,14 @@ def origin_of(named: Named, is_library: IsLibrary) -> str:
     if not named.module or is_own(named.value, is_library):
         return ""
     for module, name, statements in _imports(named.module, named.name):
-        is_same = getattr(sys.modules.get(module), name, MISSING) is named.value
+        known = getattr(sys.modules.get(module), name, MISSING)
+        is_same = known is named.value or module == named.module
+        if not is_same:  # it was put there from elsewhere
+            break
         if is_library(module):
-            is_first = module == named.module
-            return f"{module}.{name}" if is_same or is_first else ""
-        if not is_same or len(statements) != 1:
-            return ""
+            return f"{module}.{name}"
+        if len(statements) != 1:
+            break
     return ""
 
 
@@ -78,10 +80,12 @@ def inner_of(value: Any) -> Any:
     """The function that a wrapper of Triton, torch or functools runs; None for what is none."""
     launch = torch_kernels.triton_launch(value)
     if launch is not None:
-        return launch["fn"]
-    if isinstance(value, CustomOpDef):
-        return torch_kernels.custom_op_function(value)
-    return inspect.getattr_static(value, "__wrapped__", None)
+        inner = launch["fn"]
+    elif isinstance(value, CustomOpDef):
+        inner = torch_kernels.custom_op_function(value)
+    else:
+        inner = inspect.getattr_static(value, "__wrapped__", None)
+    return inner
 
 
 def is_own(value: Any, is_library: IsLibrary) -> bool:
@@ -106,7 +110,8 @@ def kept_by(function: FunctionType, is_library: IsLibrary) -> list[Any]:
     kept = []
     for value in values:
         inside = value.values() if isinstance(value, Mapping) else [value]
-        if any(callable(each) and is_own(each, is_library) for each in inside):
+        functions = filter(callable, inside)
+        if any(is_own(function, is_library) for function in functions):
             kept.append(value)
     return kept
 
@@ -130,10 +135,13 @@ def _imports(module: str, name: str) -> Iterator[tuple[str, str, list[ast.stmt]]
 def _imported(module: str, name: str, statements: list[Any]) -> tuple[str, str]:
     """Where statements of a module import a name from; the name itself where they do not."""
     for statement in statements:
-        aliases = statement.names if isinstance(statement, ast.ImportFrom) else []
-        for alias in aliases:
-            if (alias.asname or alias.name) == name:
-                return _full_name(module, statement), alias.name
+        is_import = isinstance(statement, ast.ImportFrom)
+        if not is_import:
+            continue
+        by_name = {alias.asname or alias.name: alias.name for alias in statement.names}
+        if name in by_name:
+            full = _full_name(module, statement)
+            return full, by_name[name]
     return module, name
 
 

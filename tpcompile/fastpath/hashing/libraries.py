@@ -28,9 +28,10 @@ def is_library(module: str, own: str) -> bool:
     top = top_of(module)
     if top in (own, "__main__"):
         return False
-    if top in _ALWAYS or top in sys.stdlib_module_names:
+    if top in (_ALWAYS | sys.stdlib_module_names):
         return True
-    place = _place(module if module in sys.modules else top)
+    known = module if module in sys.modules else top
+    place = _place(known)
     return any(folder in place for folder in _INSTALLED)
 
 

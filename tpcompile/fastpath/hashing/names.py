@@ -238,7 +238,8 @@ class Names(ast.NodeVisitor):
 
     def _look_up(self, name: str) -> Named | None:
         around = [scope for scope in self._scopes[:-1] if not scope.is_class]
-        for scope in reversed([*around, *self._scopes[-1:]]):
+        visible = [*around, *self._scopes[-1:]]
+        for scope in reversed(visible):
             if name in scope.globals:
                 break
             if name in scope.imports:
@@ -274,9 +275,10 @@ class Names(ast.NodeVisitor):
             return self._of_module(label, value, attr)
         if isinstance(value, type) and not self._is_library(value.__module__):
             return _of_class(label, value, attr)
-        if isinstance(value, FunctionType) and attr in vars(value) and attr != "__wrapped__":
+        own = vars(value) if isinstance(value, FunctionType) else {}
+        if attr in own and attr != "__wrapped__":
             self._emit(named)
-            return _of_definition(label, vars(value)[attr], value, attr)
+            return _of_definition(label, own[attr], value, attr)
         return None
 
     def _of_module(self, label: str, module: ModuleType, attr: str) -> Named:

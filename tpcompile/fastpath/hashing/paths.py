@@ -17,6 +17,7 @@ _HARMLESS = frozenset(map(id, (
     os, os.path, pathlib, Path, PurePath, str,
     os.fspath, os.path.join, os.path.dirname, os.path.abspath, os.path.realpath,
 )))  # fmt: skip
+_PLAIN = (str, PurePath, int, list, tuple)
 _ATTRIBUTES = frozenset({
     "path", "join", "dirname", "abspath", "realpath", "parent", "parents", "with_name", "with_suffix", "joinpath",
     "resolve", "absolute", "as_posix", "fspath", "Path", "PurePath",
@@ -51,10 +52,12 @@ class Places:
     def text(self, value: str | PurePath) -> str:
         """A string or path; with the contents of a data file of the program that it names."""
         text, portable = str(value), self.portable(str(value))
-        if portable == text or "\n" in text or text.endswith((".py", ".pyc")):
-            return repr(portable)
+        is_of_program = portable != text and "\n" not in text
         file = Path(text)
-        return f"{portable!r} {content(file)}" if file.is_file() else repr(portable)
+        is_data = is_of_program and file.suffix not in (".py", ".pyc")
+        if is_data and file.is_file():
+            return f"{portable!r} {content(file)}"
+        return repr(portable)
 
 
 def content(file: Path) -> str:
@@ -110,16 +113,18 @@ def paths_of(node: ast.expr, value_of: ValueOf, assigned: Assigned) -> list[Path
 
 def _value(node: ast.expr, value_of: ValueOf, assigned: Assigned) -> Any:
     """The value of an expression that reads and changes nothing; raises ValueError for others."""
-    inside = list(ast.walk(node))
-    names = {inner.id for inner in inside if isinstance(inner, ast.Name)}
-    attributes = {inner.attr for inner in inside if isinstance(inner, ast.Attribute)}
+    text = ast.unparse(node)
     values = {}
-    for name in names:
-        expression = assigned(name)
-        value = _value(expression, value_of, assigned) if expression else value_of(name)
-        is_plain = isinstance(value, str | PurePath | int | list | tuple)
-        if is_plain or id(value) in _HARMLESS:
-            values[name] = value
-    if values.keys() != names or not attributes <= _ATTRIBUTES:
-        raise ValueError(ast.unparse(node))
-    return eval(compile(ast.unparse(node), "<path>", "eval"), {"__builtins__": {}}, values)
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Attribute):
+            is_harmless = inner.attr in _ATTRIBUTES
+        elif isinstance(inner, ast.Name):
+            expression = assigned(inner.id)
+            value = _value(expression, value_of, assigned) if expression else value_of(inner.id)
+            values[inner.id] = value
+            is_harmless = isinstance(value, _PLAIN) or id(value) in _HARMLESS
+        else:
+            is_harmless = True
+        if not is_harmless:
+            raise ValueError(text)
+    return eval(compile(text, "<path>", "eval"), {"__builtins__": {}}, values)

@@ -42,8 +42,10 @@ def items(value: Any, text: Text) -> list[str]:
         raise UntoldError("it is a defaultdict, which changes when it is read")
     if isinstance(value, Mapping):
         return [f"{text(key)}: {text(each)}" for key, each in value.items()]
-    texts = [text(each) for each in value]
-    return sorted(texts) if isinstance(value, SETS) else texts
+    texts = list(map(text, value))
+    if isinstance(value, SETS):
+        texts.sort()
+    return texts
 
 
 def descriptor_text(value: Any, text: Text) -> str:

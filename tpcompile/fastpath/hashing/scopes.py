@@ -76,11 +76,13 @@ def imports_of(node: ast.Import | ast.ImportFrom) -> dict[str, tuple[str, str, i
     """What an import binds, as in `Scope.imports`."""
     found = {}
     for alias in node.names:
+        top = alias.name.partition(".")[0]
         if isinstance(node, ast.ImportFrom):
             found[alias.asname or alias.name] = node.module or "", alias.name, node.level
+        elif alias.asname:
+            found[alias.asname] = alias.name, "", 0
         else:
-            module = alias.name if alias.asname else alias.name.partition(".")[0]
-            found[alias.asname or module] = module, "", 0
+            found[top] = top, "", 0
     return found
 
 
@@ -89,8 +91,8 @@ def _inside(node: ast.AST) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
         yield child
         if isinstance(child, _COMPREHENSIONS):
-            for inner in ast.walk(child):
-                if isinstance(inner, ast.NamedExpr):  # binds in the scope around it
-                    yield inner.target
+            named = [inner for inner in ast.walk(child) if isinstance(inner, ast.NamedExpr)]
+            targets = [inner.target for inner in named]
+            yield from targets  # they bind in the scope around it
         elif not isinstance(child, _SCOPES):
             yield from _inside(child)

@@ -173,7 +173,8 @@ class Walk:
             launch = {**launch, "annotations": function.__annotations__}  # Triton reads them
             self.kernels[f"{function.__module__}.{function.__name__}"] = value
         with self._inside(value, "kernel"):
-            return f"kernel {', '.join(f'{name}={self.text(part)}' for name, part in launch.items() if part)}"
+            parts = [f"{name}={self.text(part)}" for name, part in launch.items() if part]
+            return f"kernel {', '.join(parts)}"
 
     def _op(self, name: str) -> str:
         made = torch_kernels.custom_op(name)
