@@ -255,6 +255,18 @@ DIFFERS = {
     "tensor of a class": Program(
         "import torch\nclass C:\n    T = torch.full((2,), 1e-6)\ndef launch(x): return x * C.T"
     ),
+    "tensor of an import that may fail": Program(
+        "try:\n    from .t import T\nexcept ImportError:\n    T = None\ndef launch(x): return x * T",
+        {"t.py": "import torch\nT = torch.full((2,), 1e-6)"},
+    ),
+    "tensor of a star import": Program(
+        "from .t import *\ndef launch(x): return x * T", {"t.py": "import torch\nT = torch.full((2,), 1e-6)"}
+    ),
+    "number of a class of its own": Program("class N(float): pass\nE = N(1e-6)\ndef launch(x): return x * E"),
+    "class made by a call": Program(
+        "from collections import namedtuple\nC = namedtuple('C', 'eps', defaults=(1e-6,))\n"
+        "def launch(x): return x * C().eps"
+    ),
     "array": Program("import numpy as np\nT = np.array([1e-6])\ndef launch(x): return x * T"),
     "start of a cache": Program(
         "CACHE = {'eps': 1e-6}\ndef launch(x, k):\n    CACHE[k] = x\n    return x * CACHE['eps']"
