@@ -192,7 +192,8 @@ class RunConfig(JobConfig):
         seq = self.block.seq_len
         shorter = max(2, seq - max(1, seq // 4))
         if self.block.sequence_parallel:
-            step = min(64, 1 << (seq // 2).bit_length() - 1)
+            power_of_two = 1 << (seq // 2).bit_length() - 1
+            step = min(64, power_of_two)
             shorter = shorter // step * step
         return self.gate.resized_seq_len or shorter
 

@@ -38,9 +38,10 @@ def shared_folder(name: str) -> Path:
 def _cache_home() -> Iterator[Path]:
     """As the XDG base directory specification has it: a relative path is ignored."""
     configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    home = Path(os.path.expanduser("~"))
-    by_default = home / ".cache"
-    folder = configured if configured.is_absolute() else by_default
+    folder = configured
+    if not configured.is_absolute():
+        home = Path(os.path.expanduser("~"))
+        folder = home / ".cache"
     if folder.is_absolute():
         yield folder / _OWN
 

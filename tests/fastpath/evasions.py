@@ -255,6 +255,18 @@ DIFFERS = {
     "tensor of a class": Program(
         "import torch\nclass C:\n    T = torch.full((2,), 1e-6)\ndef launch(x): return x * C.T"
     ),
+    "tensor of an import that may fail": Program(
+        "try:\n    from .t import T\nexcept ImportError:\n    T = None\ndef launch(x): return x * T",
+        {"t.py": "import torch\nT = torch.full((2,), 1e-6)"},
+    ),
+    "tensor of a star import": Program(
+        "from .t import *\ndef launch(x): return x * T", {"t.py": "import torch\nT = torch.full((2,), 1e-6)"}
+    ),
+    "number of a class of its own": Program("class N(float): pass\nE = N(1e-6)\ndef launch(x): return x * E"),
+    "class made by a call": Program(
+        "from collections import namedtuple\nC = namedtuple('C', 'eps', defaults=(1e-6,))\n"
+        "def launch(x): return x * C().eps"
+    ),
     "array": Program("import numpy as np\nT = np.array([1e-6])\ndef launch(x): return x * T"),
     "start of a cache": Program(
         "CACHE = {'eps': 1e-6}\ndef launch(x, k):\n    CACHE[k] = x\n    return x * CACHE['eps']"
@@ -363,7 +375,7 @@ TRITON = {
 REFUSED = {
     "computed name": Program(
         "from . import consts\ndef launch(x, n): return x * getattr(consts, n)", {"consts.py": CONSTS},
-        refused=r"evader\.run\.launch .* getattr\(consts, n\) computes the name",
+        refused=r"evader\.run\.launch .* consts, a module, is used as a value",
     ),
     "module in a variable": Program(
         "from . import consts\ndef launch(x):\n    c = consts\n    return x * c.EPS", {"consts.py": CONSTS},
@@ -402,7 +414,7 @@ REFUSED = {
     ),
     "function without a source": Program(
         "made = {}\nexec('def f(x): return x * 1e-6', made)\nf = made['f']\ndef launch(x): return f(x)",
-        refused=r"what f, which evader\.run\.launch refers to, stands for cannot be told: Python finds no source of ",
+        refused=r"what evader\.run\.made, as defined runs cannot be told from its source: it calls exec\(\)",
     ),
     "tensor in a closure": Program(
         "import torch\ndef make(t):\n    def launch(x): return x * t\n    return launch\n"

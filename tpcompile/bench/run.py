@@ -257,8 +257,9 @@ class _Preset:
         """Outputs are compared again, after all calls."""
         answers = ranks.ask({"profile": True})
         profiles = [Profile.model_validate(answer["profile"]) for answer in answers]
+        least = min(profiles, key=lambda one: one.communication_ms or 0.0)
         entry.change(
-            profile=min(profiles, key=lambda one: one.communication_ms or 0.0),
+            profile=least,
             **_worst([{"error_ratio": entry.row.error_ratio, "worst": entry.row.worst}, *answers]),
         )
 

@@ -215,13 +215,17 @@ def uncertified(path: FastPath, *, tp: int | None = None, dtypes: Collection[str
         files = [one for one in files if one.is_of_gpu]
         missing = "it has no certificate from a GPU"
     wanted = dtypes or _names(path.dtypes)
-    refusals = [one.refusal(path.source.sha256, tp=tp, dtypes=wanted) or _made_with(one, path) for one in files]
+    where = f"fast path {path.name} at {path.line}"
     if path.source.refused:
-        return f"fast path {path.name} at {path.line}: {path.source.refused}"
+        return f"{where}: {path.source.refused}"
+    refusals = []
+    for one in files:
+        refusal = one.refusal(path.source.sha256, tp=tp, dtypes=wanted)
+        refusals.append(refusal or _made_with(one, path))
     if "" in refusals:
         return ""
     why = first(refusals) or missing
-    return f"fast path {path.name} at {path.line}: {why}; run `tpcompile certify {path.name}{_sizes(files, tp)}`"
+    return f"{where}: {why}; run `tpcompile certify {path.name}{_sizes(files, tp)}`"
 
 
 def binaries_of(path: FastPath) -> dict[str, str]:

@@ -85,7 +85,8 @@ def _unmet(path: FastPath, arguments: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _indivisible(path: FastPath, name: str, value: Any) -> str:
-    size, what, divisor = value, name, path.divisible[name]
+    size, what = value, name
+    divisor = path.divisible[name]
     if isinstance(value, Tensor):
         size, what = value.shape[-1:].numel(), f"the last dim of {name}"
     if size % divisor == 0:

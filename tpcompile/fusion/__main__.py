@@ -122,7 +122,8 @@ def check(
     as_json: _JSON = False,
 ) -> None:
     """Compare a manifest with a baseline; what has improved leaves the baseline. Exits with 1 on a regression."""
-    found, known = manifests.read(manifest), baselines.read(limit)
+    found = manifests.read(manifest)
+    known = baselines.read(limit)
     baselines.check_same_build(known, torch=found.torch, triton=found.triton, device=found.device, path=limit)
     outcome = baselines.compare(known, found, tolerance=tolerance)
     if outcome.why_not:

@@ -166,7 +166,8 @@ def _with_settings(found: Regression, baseline: Baseline, manifest: Manifest) ->
             differ.append(f"{name} {then} / {now}")
     if not differ:
         return found
-    return found.model_copy(update={"reasons": (*found.reasons, f"settings then / now: {', '.join(differ)}")})
+    reason = f"settings then / now: {', '.join(differ)}"
+    return found.model_copy(update={"reasons": (*found.reasons, reason)})
 
 
 def _release(version: str) -> str:

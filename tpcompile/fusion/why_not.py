@@ -339,7 +339,8 @@ def _of_users_kernel(launch: Launch) -> Reason | None:
 
 def _of_extern(launch: Launch) -> Reason:
     namespace = _NAMESPACE.match(launch.name)
-    if namespace is not None and namespace["name"] not in _OF_TORCH:
+    is_custom = namespace is not None and namespace["name"] not in _OF_TORCH
+    if is_custom:
         text = f"{launch.name} is a custom op, which Inductor does not look into"
         return Reason(boundary=Boundary.CUSTOM, text=text, remedy="write it with torch's ops")
     text = f"{launch.name} is a library call"

@@ -117,7 +117,8 @@ class Exchanges:
 def _connect(store: dist.Store | None, *, rank: int, timeout_s: float) -> RankStore:
     world_size = dist.get_world_size()
     if store is not None:
-        return RankStore(dist.PrefixStore(_ROOT, store), rank=rank, world_size=world_size)
+        own = dist.PrefixStore(_ROOT, store)
+        return RankStore(own, rank=rank, world_size=world_size)
     if "MASTER_ADDR" not in os.environ:
         raise ConfigError("MASTER_ADDR is not set, so there is no store to connect to; pass store=")
     return RankStore.connect(_ROOT, rank=rank, world_size=world_size, timeout_s=timeout_s)

@@ -119,7 +119,8 @@ class Handshake:
         self._exchanges.say("taking fingerprints of the weights again")
         weights = self._weights()
         changes = _changes(self._before, weights)
-        facts = RankFacts(groups={CHANGES: changes, WEIGHTS: weight_facts(weights)[WEIGHTS]})
+        now = weight_facts(weights)[WEIGHTS]
+        facts = RankFacts(groups={CHANGES: changes, WEIGHTS: now})
         return self._exchange(facts, title="preflight recheck", groups=(CHANGES, WEIGHTS), step=step)
 
     def _weights(self) -> dict[str, Weight]:

@@ -121,8 +121,9 @@ def _compiled(model: Callable[..., Any], options: Mapping[str, Any]) -> Callable
     """The model, compiled again: compiles of earlier checks are not evidence for this one."""
     torch.compiler.reset()
     if hasattr(model, "_torchdynamo_orig_callable"):
+        names = ", ".join(options)
         if options:
-            raise TypeError(f"the model is compiled already: {', '.join(options)} would have no effect")
+            raise TypeError(f"the model is compiled already: {names} would have no effect")
         return model
     return torch.compile(model, **options)
 
@@ -141,7 +142,8 @@ def _call(program: Callable[..., Any], arguments: Any, *, backward: bool) -> Any
     else:
         output = program(arguments)
     if backward:
-        output.sum().backward()
+        loss = output.sum()
+        loss.backward()
     return output
 
 

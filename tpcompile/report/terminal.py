@@ -173,7 +173,8 @@ def _failures(verdict: Verdict, limits: Limits) -> Iterator[Group]:
 
 
 def _failure(check: Check, limits: Limits) -> Group:
-    title = line(f"{mode_title(check.mode)}, {check.name}", "red")
+    name = f"{mode_title(check.mode)}, {check.name}"
+    title = line(name, "red")
     ranks = [_indented(line(named_ranks(check.ranks)))] if check.ranks else []
     shown = list(check.details[: limits.details])
     num_hidden = len(check.details) - len(shown)

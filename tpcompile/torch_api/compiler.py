@@ -115,7 +115,8 @@ def _users_line(stack_trace: str, filter_fn: Callable[[str, str, str], bool] | N
     found = _innermost(stack_trace, lambda file, *_: not is_library_file(file))
     if not found:
         return _innermost(stack_trace, None)
-    place = (found.file, int(found.lineno))
+    line = int(found.lineno)
+    place = (found.file, line)
     for stacks in _asking:
         at_place = stacks.setdefault(place, set())
         at_place.add(stack_trace)

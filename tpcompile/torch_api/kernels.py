@@ -84,10 +84,10 @@ def custom_op_others(op: CustomOpDef) -> dict[str, Callable[..., Any]]:
     found = {"fake": op._abstract_fn, "vmap": op._vmap_fn}
     inner = inspect.unwrap(custom_op_function(op))
     for device, wrapped in op._backend_fns.items():
-        kernel = inspect.getclosurevars(inspect.unwrap(wrapped)).nonlocals.get("fn")
-        if kernel is None or kernel is op._init_fn:
-            continue
-        if inspect.unwrap(kernel) is not inner:
+        around = inspect.getclosurevars(inspect.unwrap(wrapped)).nonlocals
+        kernel = around.get("fn", op._init_fn)
+        is_own = kernel is op._init_fn or inspect.unwrap(kernel) is inner
+        if not is_own:
             found[f"on {device}"] = kernel
     return {name: function for name, function in found.items() if function is not None}
 
@@ -101,14 +101,13 @@ def is_defined_in_python(name: str) -> bool:
 
 def triton_launch(wrapper: Any) -> dict[str, Any] | None:
     """What decides how a Triton kernel, autotuner or heuristic launches, and its function; None for anything else."""
-    if type(wrapper).__module__.partition(".")[0] != "triton" or not hasattr(wrapper, "fn"):
+    top = type(wrapper).__module__.partition(".")[0]
+    if top != "triton" or not hasattr(wrapper, "fn"):
         return None
-    names = ("fn", "configs", "keys", "reset_to_zero", "restore_value", "perf_model", "early_config_prune", "values")
-    found = {name: getattr(wrapper, name) for name in names if hasattr(wrapper, name)}
-    for name in ("pre_hook", "post_hook"):
-        if getattr(wrapper, f"user_defined_{name}", False):
-            found[name] = getattr(wrapper, name)
-    return found
+    names = ["fn", "configs", "keys", "reset_to_zero", "restore_value", "perf_model", "early_config_prune", "values"]
+    hooks = ("pre_hook", "post_hook")
+    names += [name for name in hooks if getattr(wrapper, f"user_defined_{name}", False)]
+    return {name: getattr(wrapper, name) for name in names if hasattr(wrapper, name)}
 
 
 def run_within(op: CustomOpDef, context: Callable[[Any], AbstractContextManager[None]], *, argument: str) -> None:

@@ -71,10 +71,11 @@ def node(one: Any) -> dict[str, Any]:
     """A node as fields."""
     origins = computed(one)
     reads, writes = _accesses(one)
+    parts = [part.get_name() for part in one.get_nodes()]
     return {
         "name": one.get_name(),
         "kind": kind(one),
-        "parts": [part.get_name() for part in one.get_nodes()],
+        "parts": parts,
         "ops": sorted({op_name(origin) for origin in origins}),
         "body": dict(sorted(_body(one).items())),
         "loops": _loops(one),

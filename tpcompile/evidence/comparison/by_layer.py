@@ -66,7 +66,8 @@ class _Compile:
         differing = [_Layer(self, key, slot.groups(*key)) for key in slot.differing]
         self.differing = sorted(differing, key=lambda layer: layer.place)
         """Layers and parts that differ, from cause to effect."""
-        self.layers = list(dict.fromkeys(layer.layer for layer in self.differing))
+        names = [layer.layer for layer in self.differing]
+        self.layers = list(dict.fromkeys(names))
 
     def findings(self) -> list[Divergence]:
         """What is listed in the user's program, then the finding of the layer that explains the rest, or else what

@@ -28,7 +28,8 @@ def unexplained(domain: Domain, slot: Slot, absent: Sequence[int], error: Except
     row = Row(value_item("compiled", text) for _, text in hashes.sides())
     cls = DivergenceClass.COLLECTIVES if hangs else DivergenceClass.CONTENT
     raised = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{type(error).__name__}: {error} at {Path(raised.filename).name}:{raised.lineno}"
+    file = Path(raised.filename).name
+    where = f"{type(error).__name__}: {error} at {file}:{raised.lineno}"
     return Divergence(
         layer=first(layers) or Layer.GRAPH,
         cls=cls,

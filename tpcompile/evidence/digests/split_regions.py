@@ -47,12 +47,12 @@ def splits_of(record: RankRecord) -> tuple[SplitCall, ...]:
 
     Where regions were not counted, as in a trace file: those inside which a frame was compiled on its own.
     """
-    failed = filter(None, map(_failed_frame, record.compiles))
+    compiles = record.compiles
+    failed = filter(None, map(_failed_frame, compiles))
     skipped = (*record.skipped, *failed)
     if not record.regions:
-        on_stacks = _from_stacks(record.compiles, skipped)
-        return tuple(on_stacks)
-    found = [_counted(count, record.compiles, skipped) for count in record.regions]
+        return tuple(_from_stacks(compiles, skipped))
+    found = [_counted(count, compiles, skipped) for count in record.regions]
     return tuple(filter(None, found))
 
 

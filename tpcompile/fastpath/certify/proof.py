@@ -236,7 +236,8 @@ def _survives(path: FastPath, trial: Trial, known: Sequence[Prepared], mutation:
     else:
         mutation.apply(folder)
     check_refusals(path, trial, known[0].setting.device)
-    return all(result.worst.ratio <= MAX_RATIO for result in _results(path, trial, known))
+    results = _results(path, trial, known)
+    return all(result.worst.ratio <= MAX_RATIO for result in results)
 
 
 def _spoiled(trial: Trial, mutation: ArgumentMutation) -> Trial:

@@ -12,10 +12,10 @@ from enum import Enum
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
+from tpcompile.fastpath.hashing.scopes import CHANGES
 from tpcompile.fastpath.hashing.written import file_of
 
 _MAKES = frozenset({"__init__", "__new__", "__post_init__", "__set_name__", "__setstate__"})
-_CHANGES = frozenset({"append", "add", "update", "setdefault", "pop", "clear", "extend", "insert", "remove", "discard"})
 _SLOTS = (MemberDescriptorType, GetSetDescriptorType)
 _METHODS = (FunctionType, staticmethod, classmethod, property, functools.cached_property)
 
@@ -26,25 +26,24 @@ def body_of(kind: type) -> list[ast.ClassDef]:
     return file.classes(kind.__qualname__) if file else []
 
 
-def own_attributes(kind: type, *, are_written: bool) -> Iterator[tuple[str, Any]]:
-    """Methods and constants of a class itself, by name; what Python adds to it is left out."""
+def own_attributes(kind: type) -> dict[str, Any]:
+    """Methods and constants of a class itself; members of enums and what Python adds are as its definition says."""
+    found = {}
     is_enum = issubclass(kind, Enum)
     for name, value in sorted(vars(kind).items()):
         if isinstance(value, _METHODS):
-            yield name, value
-            continue
-        is_made_by_python = isinstance(value, _SLOTS) or name == "_abc_impl" or name.startswith("__")
-        if not is_enum and not is_made_by_python:
-            yield name, value
-    if is_enum:
-        members = kind.__members__.items()  # type: ignore[attr-defined]
-        yield "members", [(name, member.value) for name, member in members]
-    if dataclasses.is_dataclass(kind) and not are_written:
-        fields = dataclasses.fields(kind)
-        yield "fields", [(each.name, each.default, each.default_factory) for each in fields]
+            is_own = not _is_generated(kind, value)
+        elif isinstance(value, _SLOTS):
+            is_own = False
+        else:
+            is_pythons = name.startswith(("__", "_abc_impl"))
+            is_own = not is_pythons and not is_enum
+        if is_own:
+            found[name] = value
+    return found
 
 
-def is_generated(kind: type, value: Any) -> bool:
+def _is_generated(kind: type, value: Any) -> bool:
     """True for a method that a decorator or base class wrote, which the fields of the class define."""
     value = inspect.unwrap(getattr(value, "__func__", value))
     if not isinstance(value, FunctionType) or not value.__code__.co_filename.startswith("<"):
@@ -53,41 +52,42 @@ def is_generated(kind: type, value: Any) -> bool:
 
 
 def state_of(value: Any) -> dict[str, Any]:
-    """Attributes of an instance itself; of one that is also a number, that too."""
-    kind = type(value)
+    """Attributes of an instance itself, without results of methods that are cached; of a number, that too."""
     state = dict(getattr(value, "__dict__", {}))
-    slots = [name for name, each in inspect.getmembers_static(kind) if isinstance(each, MemberDescriptorType)]
-    for name in slots:
-        if hasattr(value, name):
+    state.pop("__wrapped__", None)
+    for name, each in inspect.getmembers_static(type(value)):
+        if isinstance(each, functools.cached_property):
+            state.pop(name, None)
+        elif isinstance(each, MemberDescriptorType) and hasattr(value, name):
             state[name] = getattr(value, name)
     for base in (int, float, bytes):
         if isinstance(value, base):
             state["itself"] = base.__repr__(value)
-    state.pop("__wrapped__", None)
-    return {name: each for name, each in state.items() if not _is_cached(value, name)}
-
-
-def _is_cached(value: Any, name: str) -> bool:
-    """Whether an attribute is the result of a method, which was called or was not."""
-    return isinstance(inspect.getattr_static(type(value), name, None), functools.cached_property)
+    return state
 
 
 def changing_attributes(kind: type) -> set[str]:
     """Attributes that the methods of a class itself store or change after an instance was made."""
-    methods: list[Any] = []
-    for body in body_of(kind):
-        methods += [node for node in body.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     changing: set[str] = set()
-    for method in methods:
-        if method.name not in _MAKES:
-            changing.update(_changed(method))
+    for body in body_of(kind):
+        for method in body.body:
+            match method:
+                case ast.FunctionDef(name=name, args=arguments) if name not in _MAKES:
+                    own = [*arguments.posonlyargs, *arguments.args, ast.arg("")][0]
+                    changing.update(_changed(method, own.arg))
     return changing
 
 
-def _changed(method: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
-    arguments = [*method.args.posonlyargs, *method.args.args]
-    own = arguments[0].arg if arguments else ""
-    for target in filter(None, map(_target, ast.walk(method))):
+def _changed(method: ast.FunctionDef, own: str) -> Iterator[str]:
+    """Attributes of the argument `own` that a method changes."""
+    for node in ast.walk(method):
+        match node:
+            case ast.Attribute(ctx=ast.Store() | ast.Del()) | ast.Subscript(ctx=ast.Store() | ast.Del()):
+                target: ast.AST = node
+            case ast.Call(func=ast.Attribute(value=target, attr=name)) if name in CHANGES:
+                pass
+            case _:
+                continue
         while isinstance(target, ast.Subscript):
             target = target.value
         match target:
@@ -95,26 +95,17 @@ def _changed(method: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
                 yield attr
 
 
-def _target(node: ast.AST) -> ast.expr | None:
-    """What a node stores into or changes by a method; None for others."""
-    match node:
-        case ast.Attribute(ctx=ast.Store() | ast.Del()) | ast.Subscript(ctx=ast.Store() | ast.Del()):
-            return node
-        case ast.Call(func=ast.Attribute(value=target, attr=attr)) if attr in _CHANGES:
-            return target
-    return None
-
-
 def default_values(function: FunctionType) -> dict[str, Any]:
     """Argument -> default."""
-    positional = function.__defaults__ or ()
     code = function.__code__
-    names = code.co_varnames[code.co_argcount - len(positional) : code.co_argcount]
-    return {**dict(zip(names, positional, strict=True)), **(function.__kwdefaults__ or {})}
+    names = code.co_varnames[: code.co_argcount]
+    positional = zip(reversed(names), reversed(function.__defaults__ or ()), strict=False)
+    return dict(positional) | (function.__kwdefaults__ or {})
 
 
-def default_expressions(node: Any) -> dict[str, ast.expr]:
+def default_expressions(node: Any) -> dict[str, Any]:
     """Argument -> the expression of its default, in the definition of a function."""
-    positional = [*node.args.posonlyargs, *node.args.args][-len(node.args.defaults) :] if node.args.defaults else []
-    by_place = zip([*positional, *node.args.kwonlyargs], [*node.args.defaults, *node.args.kw_defaults], strict=True)
-    return {argument.arg: default for argument, default in by_place if default is not None}
+    names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
+    positional = zip(reversed(names), reversed(node.args.defaults), strict=False)
+    keyword_only = [argument.arg for argument in node.args.kwonlyargs]
+    return dict(positional) | dict(zip(keyword_only, node.args.kw_defaults, strict=True))

@@ -6,6 +6,7 @@ import ast
 import builtins
 import contextlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
@@ -14,7 +15,7 @@ from typing import Any
 from torch.library import CustomOpDef
 
 from tpcompile.fastpath.hashing.names import MISSING, Named
-from tpcompile.fastpath.hashing.written import File, file_of
+from tpcompile.fastpath.hashing.written import file_of
 from tpcompile.torch_api import kernels as torch_kernels
 
 IsLibrary = Callable[[str], bool]
@@ -50,14 +51,9 @@ def global_of(namespace: Mapping[str, Any]) -> Callable[[str], Named]:
 
 def defined(module: str, name: str) -> tuple[str, str, list[ast.stmt]]:
     """Module, name and statements that define a global variable, where its imports end; no statements if none do."""
-    seen: set[tuple[str, str]] = set()
-    while (module, name) not in seen:
-        seen.add((module, name))
-        file = _file(module)
-        statements = file.statements.get(name, []) if file else []
-        if statements and not all(isinstance(statement, ast.ImportFrom) for statement in statements):
-            return module, name, statements
-        module, name = next(_imported(module, name, statements, file), (module, name))
+    for place, known, statements in _imports(module, name):
+        if not all(isinstance(statement, ast.ImportFrom) for statement in statements):
+            return place, known, statements
     return module, name, []
 
 
@@ -66,33 +62,41 @@ def origin_of(named: Named, is_library: IsLibrary) -> str:
 
     A name stays what it is between versions of a library; where the library defines it may change.
     """
-    module, name = named.module, named.name
-    if not module or is_own(named.value, is_library):
+    if not named.module or is_own(named.value, is_library):
         return ""
-    while not is_library(module):
-        file = _file(module)
-        statements = file.statements.get(name, []) if file else []
-        if len(statements) != 1 or not isinstance(statements[0], ast.ImportFrom):
-            return ""
-        module, name = next(_imported(module, name, statements, None))
-        if getattr(sys.modules.get(module), name, MISSING) is not named.value:
-            return ""
-    return f"{module}.{name}"
+    for module, name, statements in _imports(named.module, named.name):
+        known = getattr(sys.modules.get(module), name, MISSING)
+        is_same = known is named.value or module == named.module
+        if not is_same:  # it was put there from elsewhere
+            break
+        if is_library(module):
+            return f"{module}.{name}"
+        if len(statements) != 1:
+            break
+    return ""
+
+
+def inner_of(value: Any) -> Any:
+    """The function that a wrapper of Triton, torch or functools runs; None for what is none."""
+    launch = torch_kernels.triton_launch(value)
+    if launch is not None:
+        inner = launch["fn"]
+    elif isinstance(value, CustomOpDef):
+        inner = torch_kernels.custom_op_function(value)
+    else:
+        inner = inspect.getattr_static(value, "__wrapped__", None)
+    return inner
 
 
 def is_own(value: Any, is_library: IsLibrary) -> bool:
     """Whether a value may run code of the program; of modules of a library, others count by name."""
-    launch = torch_kernels.triton_launch(value)
-    if launch is not None:
-        return is_own(launch["fn"], is_library)
-    if isinstance(value, CustomOpDef):
-        return is_own(torch_kernels.custom_op_function(value), is_library)
-    if isinstance(value, FunctionType):
-        wrapped = getattr(value, "__wrapped__", None)
-        is_in_program = not is_library(str(value.__globals__.get("__name__")))
-        return is_in_program or (wrapped is not None and is_own(wrapped, is_library))
+    inner = inner_of(value)
+    if inner is not None and is_own(inner, is_library):
+        return True
     if torch_kernels.op_name(value):
         return True
+    if isinstance(value, FunctionType):
+        return not is_library(str(value.__globals__.get("__name__")))
     kind = value if isinstance(value, type) else type(value)
     return not is_library(kind.__module__)
 
@@ -103,31 +107,44 @@ def kept_by(function: FunctionType, is_library: IsLibrary) -> list[Any]:
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # not yet assigned
             values.append(cell.cell_contents)
-    return [value for value in values if _has_own(value, is_library)]
+    kept = []
+    for value in values:
+        inside = value.values() if isinstance(value, Mapping) else [value]
+        functions = filter(callable, inside)
+        if any(is_own(function, is_library) for function in functions):
+            kept.append(value)
+    return kept
 
 
-def _has_own(value: Any, is_library: IsLibrary) -> bool:
-    inside = value.values() if isinstance(value, Mapping) else [value]
-    return any(callable(each) and is_own(each, is_library) for each in inside)
+def _imports(module: str, name: str) -> Iterator[tuple[str, str, list[ast.stmt]]]:
+    """A global variable, and those that it is imported from, each with the statements that bind or change it."""
+    seen = set()
+    while (module, name) not in seen:
+        seen.add((module, name))
+        file = file_of(str(getattr(sys.modules.get(module), "__file__", "")))
+        known = file.statements if file else {}
+        statements = known.get(name, [])
+        yield module, name, statements
+        if statements:
+            module, name = _imported(module, name, statements)
+        else:
+            stars = [_full_name(module, each) for each in known.get("*", [])]
+            module = next((full for full in stars if hasattr(sys.modules.get(full), name)), module)
 
 
-def _file(module: str) -> File | None:
-    return file_of(str(getattr(sys.modules.get(module), "__file__", "")))
-
-
-def _imported(module: str, name: str, statements: list[Any], file: File | None) -> Iterator[tuple[str, str]]:
-    """Where a name is imported from, by name or by `*`."""
+def _imported(module: str, name: str, statements: list[Any]) -> tuple[str, str]:
+    """Where statements of a module import a name from; the name itself where they do not."""
     for statement in statements:
-        for alias in statement.names:
-            if (alias.asname or alias.name) == name:
-                yield _full_name(module, statement), alias.name
-    for statement in file.statements.get("*", []) if file else []:
-        full = _full_name(module, statement)
-        if hasattr(sys.modules.get(full), name):
-            yield full, name
+        is_import = isinstance(statement, ast.ImportFrom)
+        if not is_import:
+            continue
+        by_name = {alias.asname or alias.name: alias.name for alias in statement.names}
+        if name in by_name:
+            full = _full_name(module, statement)
+            return full, by_name[name]
+    return module, name
 
 
 def _full_name(module: str, statement: Any) -> str:
     package = str(getattr(sys.modules.get(module), "__package__", "") or "")
-    relative = "." * statement.level + (statement.module or "")
-    return importlib.util.resolve_name(relative, package) if statement.level else relative
+    return importlib.util.resolve_name("." * statement.level + (statement.module or ""), package)

@@ -29,9 +29,11 @@ def is_library(module: str, own: str) -> bool:
     top = top_of(module)
     if top in (own, "__main__"):
         return False
-    if top in _ALWAYS or top in sys.stdlib_module_names:
+    if top in (_ALWAYS | sys.stdlib_module_names):
         return True
-    is_in_site = any(folder in _place(module, top) for folder in _INSTALLED)
+    known = module if module in sys.modules else top
+    place = _place(known)
+    is_in_site = any(folder in place for folder in _INSTALLED)
     return is_in_site or _is_installed(top)
 
 
@@ -45,16 +47,16 @@ def _is_installed(top: str) -> bool:
     return any(file.parts[0] in (top, f"{top}.py") for file in files)
 
 
-def _place(module: str, top: str) -> str:
-    """Where a module or its package is, without importing it; empty where that is not known."""
-    found = sys.modules.get(module) or sys.modules.get(top)
-    if found is not None:
-        return str(getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", [])), ""))
+def _place(module: str) -> str:
+    """Where a module is, or a package whose files are in folders of several; empty where that is not known."""
     try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
-        spec = None
-    return str(spec.origin or "") if spec else ""
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # a module that was made by a call has no spec
+        return ""
+    if spec is None:
+        return ""
+    folders = list(spec.submodule_search_locations or [""])
+    return f"{spec.origin or folders[0]}/"
 
 
 def is_standard(module: str) -> bool:

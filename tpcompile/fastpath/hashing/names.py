@@ -14,12 +14,11 @@ import operator
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 from types import FunctionType, ModuleType
 from typing import Any
 
-from tpcompile.fastpath.hashing.paths import file_of_call, paths_of, reads_file
-from tpcompile.fastpath.hashing.scopes import Scope, scope_of
+from tpcompile.fastpath.hashing.paths import file_of_call, paths_of
+from tpcompile.fastpath.hashing.scopes import CHANGES, Scope, imports_of, scope_of
 
 MISSING = object()
 """The value of a name that nothing defines."""
@@ -32,14 +31,11 @@ class Library:
     name: str
 
 
-_CHANGES = frozenset({
-    "append", "add", "update", "setdefault", "pop", "popitem", "clear", "extend", "insert", "remove", "discard",
-    "appendleft", "popleft", "extendleft", "subtract", "difference_update", "intersection_update", "sort", "reverse",
-    "set", "reset",
-})  # fmt: skip
-"""Methods that change what they are called on."""
 _UNCHANGING = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, Library)
-_RUNS_TEXT = (eval, exec, compile, globals)
+_IMPORTS = "importlib.import_module"
+_RUNS_TEXT = frozenset({
+    "builtins.eval", "builtins.exec", "builtins.compile", "builtins.globals", "builtins.__import__",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,9 +48,13 @@ class Named:
     module: str = ""
     """The module that has it, or what has it, as a global variable; empty for variables of enclosing functions."""
     name: str = ""
-    owner: str = ""
-    """The class or function that has it as an attribute; empty for others."""
-    attr: str = ""
+    attribute: str = ""
+    """`module.class.name` of an attribute of a class or function; empty for others."""
+
+    @property
+    def place(self) -> str:
+        """What assigns it names it so."""
+        return self.attribute or f"{self.module}.{self.name}"
 
 
 @dataclass
@@ -64,8 +64,8 @@ class Found:
     named: list[Named] = field(default_factory=list)
     changed: set[int] = field(default_factory=set)
     """Ids of objects that it changes."""
-    rebound: set[tuple[str, str]] = field(default_factory=set)
-    """Global variables that it assigns, by module and name, and attributes by class or function and name."""
+    rebound: set[str] = field(default_factory=set)
+    """Places of global variables and attributes that it assigns."""
     files: list[tuple[str, list[Any] | None]] = field(default_factory=list)
     """Expressions of files that it reads -> the files, None where they are computed."""
     refused: list[str] = field(default_factory=list)
@@ -82,12 +82,14 @@ class Names(ast.NodeVisitor):
         """Local variables that are changed in place: defaults of arguments among them are caches."""
 
     def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> Found:
-        """The body of a function, and the arguments of decorators from libraries: they may change what runs."""
-        decorators = [each for each in getattr(node, "decorator_list", []) if isinstance(each, ast.Call)]
-        for decorator in decorators:
-            if self._is_of_library(decorator.func):
-                self._visit_all(decorator.args)
-                self._visit_all(decorator.keywords)
+        """The body of a function, and the arguments of its decorators: they may change what runs.
+
+        The decorators of tpcompile say what they were given themselves.
+        """
+        for decorator in getattr(node, "decorator_list", []):
+            is_call = isinstance(decorator, ast.Call)
+            if is_call and not self._name(decorator.func).startswith("tpcompile."):
+                self._visit_all([*decorator.args, *decorator.keywords])
         self._visit_body(node)
         return self.found
 
@@ -113,14 +115,13 @@ class Names(ast.NodeVisitor):
         is_lambda = isinstance(node, ast.Lambda)
         self._within(node, [node.body] if is_lambda else node.body)
 
-    def _visit_all(self, nodes: Iterable[ast.AST]) -> None:
-        for node in nodes:
+    def _visit_all(self, nodes: Iterable[ast.AST | None]) -> None:
+        for node in filter(None, nodes):
             self.visit(node)
 
     def visit_FunctionDef(self, node: Any) -> None:
         """A function inside: its defaults and decorators are those of the function around it."""
-        defaults = [default for default in (*node.args.defaults, *node.args.kw_defaults) if default is not None]
-        self._visit_all([*getattr(node, "decorator_list", []), *defaults])
+        self._visit_all([*getattr(node, "decorator_list", []), *node.args.defaults, *node.args.kw_defaults])
         self._visit_body(node)
 
     visit_AsyncFunctionDef = visit_Lambda = visit_FunctionDef
@@ -139,7 +140,7 @@ class Names(ast.NodeVisitor):
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         """Its annotation is not evaluated where it matters."""
-        self._visit_all([node.target, *([node.value] if node.value else [])])
+        self._visit_all([node.target, node.value])
 
     def visit_Import(self, node: ast.Import) -> None:
         """Modules that it imports: what it names of them may be in one that nothing else has imported yet."""
@@ -147,27 +148,23 @@ class Names(ast.NodeVisitor):
             self._module(alias.name, alias.name)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        """Of an import inside of the function, what it names."""
-        for alias in node.names:
-            named = self._resolve(ast.Name(alias.asname or alias.name, ast.Load()))
-            if named is not None and not isinstance(named.value, ModuleType):
+        """What it imports besides modules: of those, what is used counts."""
+        for name, imported in imports_of(node).items():
+            named = self._imported(name, *imported)
+            if not isinstance(named.value, ModuleType):
                 self._emit(named)
 
     # Names
 
     def visit_Name(self, node: ast.Name) -> None:
-        """A name by itself."""
+        """A name by itself; one that a function assigns although it is not its own is declared global or nonlocal."""
         named = self._resolve(node)
         if named is None:
             return
-        if not isinstance(node.ctx, ast.Load):
-            if any(node.id in scope.assigned_outside for scope in self._scopes):
-                self.found.rebound.add((named.module, named.name))
-            return
-        if isinstance(named.value, ModuleType) and not self._is_library(named.value.__name__):
-            self._refuse(f"{named.label}, a module, is used as a value: write `{named.label}.NAME` where it is used")
-        else:
+        if isinstance(node.ctx, ast.Load):
             self._emit(named)
+        elif self._scopes:
+            self.found.rebound.add(named.place)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         """A chain of attributes, to its end or to the first value that is no module or class."""
@@ -183,8 +180,7 @@ class Names(ast.NodeVisitor):
         """An item: one that is stored changes the whole."""
         if not isinstance(node.ctx, ast.Load):
             self._change(node.value)
-        named = self._resolve(node.value)
-        if named is not None and named.value is sys.modules:
+        if self._value(node.value) is sys.modules:
             self._refuse("sys.modules is searched: import the module")
         self.generic_visit(node)
 
@@ -195,36 +191,20 @@ class Names(ast.NodeVisitor):
             self._emit(resolved)
             self._visit_all(node.args[2:])
             return
-        self._look_at_call(node)
+        called = self._name(node.func)
+        if called in _RUNS_TEXT:
+            self._refuse(f"it calls {called.removeprefix('builtins.')}(), so what it runs cannot be read")
+        elif called == _IMPORTS:
+            self._refuse(f"{ast.unparse(node)} imports what is computed: name the module")
+        if isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
+            self._change(node.func.value)
+        file = file_of_call(node, called)
+        if file is not None:
+            self.found.files.append((ast.unparse(node), paths_of(file, self._value_of, self._assigned)))
         self.generic_visit(node)
 
-    def _look_at_call(self, node: ast.Call) -> None:
-        function = self._resolve(node.func)
-        value = function.value if function else None
-        called = name_of(value) if function else ""
-        first = self._resolve(node.args[0]) if node.args else None
-        if any(value is runner for runner in _RUNS_TEXT):
-            self._refuse(f"it calls {called.removeprefix('builtins.')}(), so what it runs cannot be read")
-        elif value in (importlib.import_module, __import__):
-            self._refuse(f"{ast.unparse(node)} imports what is computed: name the module")
-        elif value is getattr and first and isinstance(first.value, ModuleType) and self._is_own(first.value):
-            self._refuse(f"{ast.unparse(node)} computes the name of the attribute: write the name")
-        elif value is setattr and node.args:
-            self._change(node.args[0])
-        if isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES:
-            self._change(node.func.value)
-        self._look_at_files(node, called)
-
-    def _look_at_files(self, node: ast.Call, called: str) -> None:
-        if not reads_file(node, called):
-            return
-        place = file_of_call(node, called)
-        files = paths_of(place, self._path_value, self._assigned) if place is not None else None
-        self.found.files.append((ast.unparse(node), files))
-
-    def _path_value(self, name: str) -> Any:
-        named = self._resolve(ast.Name(name, ast.Load()))
-        return named.value if named else None
+    def _value_of(self, name: str) -> Any:
+        return self._value(ast.Name(name, ast.Load()))
 
     def _assigned(self, name: str) -> ast.expr | None:
         return next((scope.once[name] for scope in reversed(self._scopes) if name in scope.once), None)
@@ -239,20 +219,27 @@ class Names(ast.NodeVisitor):
             case ast.Attribute(value=base, attr=attr):
                 named = self._resolve(base)
                 return self._attribute(named, attr) if named else None
-            case ast.Call(func=func, args=[ast.Constant(value=str(module))]):
-                called = self._resolve(func)
-                if called and called.value in (importlib.import_module, __import__):
-                    return self._module(module if called.value is not __import__ else module.partition(".")[0], module)
-            case ast.Call(func=func, args=[base, ast.Constant(value=str(attr)), *_]):
-                called = self._resolve(func)
-                named = self._resolve(base) if called and called.value is getattr else None
-                return self._attribute(named, attr) if named else None
+            case ast.Call(args=[ast.Constant(value=str(module))]):
+                is_import = self._name(node.func) == _IMPORTS
+                return self._module(module, module) if is_import else None
+            case ast.Call(args=[base, ast.Constant(value=str(attr)), *_]):
+                is_getattr = self._name(node.func) == "builtins.getattr"
+                return self._resolve(ast.Attribute(base, attr)) if is_getattr else None
         return None
 
+    def _value(self, node: ast.AST) -> Any:
+        """The value of what an expression means; None where that is not known."""
+        named = self._resolve(node)
+        return named.value if named else None
+
+    def _name(self, node: ast.AST) -> str:
+        """`module.name` of it; empty where that is not known."""
+        return name_of(self._value(node))
+
     def _look_up(self, name: str) -> Named | None:
-        for depth, scope in enumerate(reversed(self._scopes)):
-            if scope.is_class and depth:
-                continue
+        around = [scope for scope in self._scopes[:-1] if not scope.is_class]
+        visible = [*around, *self._scopes[-1:]]
+        for scope in reversed(visible):
             if name in scope.globals:
                 break
             if name in scope.imports:
@@ -261,15 +248,14 @@ class Names(ast.NodeVisitor):
                 return None
         return self._outer(name)
 
-    def _imported(self, name: str, module: str, attr: str | None, level: int) -> Named:
-        full = importlib.util.resolve_name("." * level + module, self._package) if level else module
-        if attr is None:
+    def _imported(self, name: str, module: str, attr: str, level: int) -> Named:
+        full = importlib.util.resolve_name("." * level + module, self._package)
+        if not attr:
             return self._module(full, name)
-        base = self._module(full, full)
-        named = self._attribute(base, attr)
-        if named is None or (named.value is MISSING and importlib.util.find_spec(f"{full}.{attr}") is None):
-            return Named(name, MISSING)
-        return named if named.value is not MISSING else self._module(f"{full}.{attr}", name)
+        named = self._attribute(self._module(full, full), attr)
+        if named is None or named.value is MISSING:
+            named = self._module(f"{full}.{attr}", name)
+        return named
 
     def _module(self, full: str, label: str) -> Named:
         if full in sys.modules:
@@ -278,11 +264,8 @@ class Names(ast.NodeVisitor):
             return Named(label, Library(full))
         try:
             return Named(label, importlib.import_module(full))
-        except ModuleNotFoundError:
+        except Exception:  # a module may raise anything; what cannot be imported is not defined here
             return Named(label, MISSING)
-        except Exception as error:  # a module may raise anything
-            self._refuse(f"{full}, which it imports, cannot be imported: {error}")
-            return Named(label, Library(full))
 
     def _attribute(self, named: Named, attr: str) -> Named | None:
         label, value = f"{named.label}.{attr}", named.value
@@ -292,35 +275,29 @@ class Names(ast.NodeVisitor):
             return self._of_module(label, value, attr)
         if isinstance(value, type) and not self._is_library(value.__module__):
             return _of_class(label, value, attr)
-        if isinstance(value, FunctionType) and attr in vars(value) and attr != "__wrapped__":
+        own = vars(value) if isinstance(value, FunctionType) else {}
+        if attr in own and attr != "__wrapped__":
             self._emit(named)
-            return Named(label, vars(value)[attr], *_global_of(value), name_of(value), attr)
+            return _of_definition(label, own[attr], value, attr)
         return None
 
     def _of_module(self, label: str, module: ModuleType, attr: str) -> Named:
         try:
             value = getattr(module, attr)
         except Exception:  # a lazy module may raise anything
-            value = sys.modules.get(f"{module.__name__}.{attr}", MISSING)
-        if value is MISSING and not self._is_own(module):
-            value = Library(f"{module.__name__}.{attr}")
-        computes = vars(module).get("__getattr__")
-        if attr not in vars(module) and computes is not None and self._is_own(module):
-            self._emit(Named(f"{label} by __getattr__", computes))
-            return Named(label, value)
+            value = MISSING
+        if self._is_library(module.__name__):
+            value = Library(f"{module.__name__}.{attr}") if value is MISSING else value
+        elif attr not in vars(module) and "__getattr__" in vars(module):
+            self._emit(Named(f"{label} by __getattr__", vars(module)["__getattr__"]))
         return Named(label, value, module.__name__, attr)
 
-    def _is_own(self, module: ModuleType) -> bool:
-        return not self._is_library(module.__name__)
-
-    def _is_of_library(self, decorator: ast.expr) -> bool:
-        """Of a library other than tpcompile, whose decorators say what they were given themselves."""
-        named = self._resolve(decorator)
-        name = name_of(named.value) if named else ""
-        return bool(name) and self._is_library(name) and not name.startswith("tpcompile.")
-
     def _emit(self, named: Named) -> None:
-        self.found.named.append(named)
+        value = named.value
+        if isinstance(value, ModuleType) and not self._is_library(value.__name__):
+            self._refuse(f"{named.label}, a module, is used as a value: write `{named.label}.NAME` where it is used")
+        else:
+            self.found.named.append(named)
 
     def _refuse(self, why: str) -> None:
         self.found.refused.append(why)
@@ -330,12 +307,12 @@ class Names(ast.NodeVisitor):
         while isinstance(node, ast.Subscript):
             node = node.value
         named = self._resolve(node)
-        if named is None and isinstance(node, ast.Name):
+        if isinstance(node, ast.Name) and named is None:
             self.changed_arguments.add(node.id)
         if named is None or isinstance(named.value, _UNCHANGING):
             return
         if isinstance(named.value, ModuleType | type | FunctionType):
-            self.found.rebound.add((name_of(named.value), attr))
+            self.found.rebound.add(f"{name_of(named.value)}.{attr}")
         else:
             self.found.changed.add(id(named.value))
 
@@ -346,27 +323,28 @@ def name_of(value: Any) -> str:
         return value.name
     if isinstance(value, ModuleType):
         return value.__name__
-    name, module = getattr(value, "__qualname__", None), getattr(value, "__module__", None)
-    return f"{module or 'builtins'}.{name}" if isinstance(name, str) else ""
+    name = getattr(value, "__qualname__", None)
+    module = getattr(value, "__module__", None) or "builtins"
+    return f"{module}.{name}" if isinstance(name, str) else ""
 
 
 def _of_class(label: str, owner: type, attr: str) -> Named:
     """An attribute of a class: what a static method runs, a constant; the whole class where more may run."""
-    if issubclass(owner, Enum) and attr in owner.__members__:
-        return Named(label, owner.__members__[attr])
-    static = inspect.getattr_static(owner, attr, MISSING)
-    if isinstance(static, staticmethod):
-        return Named(label, static.__func__)
-    is_constant = static is not MISSING and not hasattr(type(static), "__get__")
-    if not is_constant and not isinstance(static, FunctionType):
+    value = inspect.getattr_static(owner, attr, MISSING)
+    if isinstance(value, staticmethod):
+        value = value.__func__
+    is_bound = hasattr(type(value), "__get__") and not isinstance(value, FunctionType)
+    if is_bound or value is MISSING:
         return Named(label, owner)
-    return Named(label, static, *_global_of(owner), name_of(owner), attr)
+    return _of_definition(label, value, owner, attr)
 
 
-def _global_of(value: Any) -> tuple[str, str]:
-    """Module and name of the global variable that a class or function is part of; empty inside of a function."""
-    is_local = "<locals>" in value.__qualname__
-    return ("", "") if is_local else (value.__module__, value.__qualname__.partition(".")[0])
+def _of_definition(label: str, value: Any, owner: Any, attr: str) -> Named:
+    """An attribute of a class or function, which is part of a global variable unless it is inside of a function."""
+    attribute = f"{name_of(owner)}.{attr}"
+    if "<locals>" in owner.__qualname__:
+        return Named(label, value, attribute=attribute)
+    return Named(label, value, owner.__module__, owner.__qualname__.partition(".")[0], attribute)
 
 
 def sorted_by_label(named: Iterable[Named]) -> list[Named]:

@@ -13,25 +13,27 @@ from typing import Any
 
 from tpcompile.evidence.iterables import first
 
-_CALLED = (Path, pathlib.PurePath, str, os.fspath, os.path.join, os.path.dirname, os.path.abspath, os.path.realpath)
+_HARMLESS = frozenset(map(id, (
+    os, os.path, pathlib, Path, PurePath, str,
+    os.fspath, os.path.join, os.path.dirname, os.path.abspath, os.path.realpath,
+)))  # fmt: skip
+_PLAIN = (str, PurePath, int, list, tuple)
 _ATTRIBUTES = frozenset({
     "path", "join", "dirname", "abspath", "realpath", "parent", "parents", "with_name", "with_suffix", "joinpath",
     "resolve", "absolute", "as_posix", "fspath", "Path", "PurePath",
 })  # fmt: skip
 """None of them changes anything."""
-_NODES = (
-    ast.Constant, ast.Name, ast.Attribute, ast.Call, ast.BinOp, ast.Div, ast.Add, ast.JoinedStr, ast.FormattedValue,
-    ast.List, ast.Tuple, ast.Subscript, ast.UnaryOp, ast.USub, ast.Load,
-)  # fmt: skip
+_BUILDS = "torch.utils.cpp_extension.load"
 _READS = frozenset({
     "io.open", "_io.open", "posix.open", "codecs.open", "gzip.open", "torch.serialization.load", "numpy.load",
-    "numpy.fromfile", "numpy.loadtxt", "numpy.genfromtxt", "numpy.memmap", "ctypes.CDLL", "runpy.run_path",
-    "torch.utils.cpp_extension.load",
+    "numpy.fromfile", "numpy.loadtxt", "numpy.genfromtxt", "numpy.memmap", "ctypes.CDLL", "runpy.run_path", _BUILDS,
 })  # fmt: skip
-"""Functions that read a file."""
-_READ_METHODS = frozenset({"read_text", "read_bytes", "LoadLibrary", "load_library"})
+"""Functions that read the file that they are given."""
+_LOADS = frozenset({"LoadLibrary", "load_library"})
+"""Methods that do."""
+_READ_METHODS = frozenset({"read_text", "read_bytes"})
+_ARGUMENTS = ("sources", "file", "f", "fname", "filename", "name")
 _READ_RESOURCES = ("importlib.resources.", "importlib_resources.", "pkgutil.get_data")
-_PLAIN = str | PurePath | int | list | tuple
 
 
 @dataclass
@@ -50,9 +52,12 @@ class Places:
     def text(self, value: str | PurePath) -> str:
         """A string or path; with the contents of a data file of the program that it names."""
         text, portable = str(value), self.portable(str(value))
-        is_data = portable != text and "\n" not in text and not text.endswith((".py", ".pyc"))
-        read = f" {content(Path(text))}" if is_data and Path(text).is_file() else ""
-        return f"{portable!r}{read}"
+        is_of_program = portable != text and "\n" not in text
+        file = Path(text)
+        is_data = is_of_program and file.suffix not in (".py", ".pyc")
+        if is_data and file.is_file():
+            return f"{portable!r} {content(file)}"
+        return repr(portable)
 
 
 def content(file: Path) -> str:
@@ -63,82 +68,63 @@ def content(file: Path) -> str:
         return "sha256 of no file"
 
 
-def reads_file(node: ast.Call, called: str) -> bool:
-    """Whether a call reads a file; `called` is the name of the function, empty for a method of a value."""
-    method = _method(node)
-    if method in _READ_METHODS:
-        return True
-    if method == "open" and not called:
-        return not _is_written(node, at=0)
-    is_read = called in _READS or called.startswith(_READ_RESOURCES)
-    return is_read and not _is_written(node, at=1)
-
-
 def file_of_call(node: ast.Call, called: str) -> ast.expr | None:
-    """The expression of the file that such a call reads; None where it is given in parts."""
-    method = _method(node)
-    if method.startswith("read_") or (method == "open" and not called):
-        return node.func.value  # type: ignore[attr-defined]  # a method's
+    """The expression of the file that a call reads, the call itself where it is given in parts; None if it reads none.
+
+    `called` is the name of the function, empty for a method of a value.
+    """
     if called.startswith(_READ_RESOURCES):
+        return node
+    method, value = "", None
+    if isinstance(node.func, ast.Attribute):
+        method, value = node.func.attr, node.func.value
+    arguments = {keyword.arg: keyword.value for keyword in node.keywords}
+    positional = list(node.args)
+    if called in _READS or method in _LOADS:
+        file_at = 1 if called == _BUILDS else 0
+        named = [arguments[name] for name in _ARGUMENTS if name in arguments]
+        value = first([*named, *positional[file_at:]])
+        mode = arguments.get("mode", first(positional[1:]))
+    elif method in _READ_METHODS or (method == "open" and not called):  # with a name it is a function
+        mode = arguments.get("mode", first(positional))
+    else:
         return None
-    is_built = called == "torch.utils.cpp_extension.load"
-    names = ("sources",) if is_built else ("file", "f", "fname", "filename", "name")
-    by_name = [keyword.value for keyword in node.keywords if keyword.arg in names]
-    by_place = node.args[1:] if is_built else node.args
-    return first([*by_name, *by_place])
+    is_written = isinstance(mode, ast.Constant) and set("wax") & set(str(mode.value))
+    return None if is_written else value
 
 
-def _method(node: ast.Call) -> str:
-    return node.func.attr if isinstance(node.func, ast.Attribute) else ""
+ValueOf = Callable[[str], Any]
+Assigned = Callable[[str], ast.expr | None]
 
 
-def _is_written(node: ast.Call, *, at: int) -> bool:
-    modes = [*node.args[at : at + 1], *(keyword.value for keyword in node.keywords if keyword.arg == "mode")]
-    return any(isinstance(mode, ast.Constant) and set(str(mode.value)) & set("wax") for mode in modes)
-
-
-def paths_of(
-    node: ast.expr, value_of: Callable[[str], Any], assigned: Callable[[str], ast.expr | None]
-) -> list[Path] | None:
+def paths_of(node: ast.expr, value_of: ValueOf, assigned: Assigned) -> list[Path] | None:
     """The files that an expression names; None where it depends on more than constants.
 
     `value_of` has the value of a name from outside of the function, None where it has none; `assigned` the expression
     of a local variable that is assigned once.
     """
-    inlined = _Inlined(assigned).visit(ast.parse(ast.unparse(node), mode="eval"))
-    if not all(isinstance(each, _NODES) for each in ast.walk(inlined.body)):
-        return None
-    values = {each.id: value_of(each.id) for each in ast.walk(inlined) if isinstance(each, ast.Name)}
-    attributes = {each.attr for each in ast.walk(inlined) if isinstance(each, ast.Attribute)}
-    if not attributes <= _ATTRIBUTES or not all(map(_is_harmless, values.values())):
-        return None
     try:
-        found = eval(compile(ast.fix_missing_locations(inlined), "<path>", "eval"), {"__builtins__": {}}, values)
-    except Exception:  # whatever it raises, it would raise in the launcher
+        found = _value(node, value_of, assigned)
+        every = found if isinstance(found, list | tuple) else [found]
+        return [Path(one) for one in every]
+    except Exception:  # what it raises in the launcher, or variables that are made of each other
         return None
-    every = found if isinstance(found, list | tuple) else [found]
-    if not all(isinstance(one, str | PurePath) for one in every):
-        return None
-    return [Path(one) for one in every]
 
 
-def _is_harmless(value: Any) -> bool:
-    return isinstance(value, _PLAIN) or value in (os, os.path, pathlib) or any(value is called for called in _CALLED)
-
-
-class _Inlined(ast.NodeTransformer):
-    """With the expressions of local variables in their places."""
-
-    def __init__(self, assigned: Callable[[str], ast.expr | None]) -> None:
-        self._assigned = assigned
-        self._inside: list[str] = []
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        """One local variable."""
-        expression = self._assigned(node.id)
-        if expression is None or node.id in self._inside:
-            return node
-        self._inside.append(node.id)
-        inlined = self.visit(ast.parse(ast.unparse(expression), mode="eval").body)
-        self._inside.pop()
-        return inlined
+def _value(node: ast.expr, value_of: ValueOf, assigned: Assigned) -> Any:
+    """The value of an expression that reads and changes nothing; raises ValueError for others."""
+    text = ast.unparse(node)
+    values = {}
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Attribute):
+            is_harmless = inner.attr in _ATTRIBUTES
+        elif isinstance(inner, ast.Name):
+            expression = assigned(inner.id)
+            value = _value(expression, value_of, assigned) if expression else value_of(inner.id)
+            values[inner.id] = value
+            is_harmless = isinstance(value, _PLAIN) or id(value) in _HARMLESS
+        else:
+            is_harmless = True
+        if not is_harmless:
+            raise ValueError(text)
+    return eval(compile(text, "<path>", "eval"), {"__builtins__": {}}, values)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import PurePath
 from types import (
@@ -22,21 +25,26 @@ from tpcompile.fastpath.hashing.classes import (
     changing_attributes,
     default_expressions,
     default_values,
-    is_generated,
     own_attributes,
     state_of,
 )
 from tpcompile.fastpath.hashing.definitions import defined, global_of, kept_by, origin_of, outer_of
 from tpcompile.fastpath.hashing.libraries import is_library, is_standard, roots_of, top_of
-from tpcompile.fastpath.hashing.names import MISSING, Found, Named, Names, name_of, sorted_by_label
+from tpcompile.fastpath.hashing.names import (
+    MISSING,
+    Found,
+    Library,
+    Named,
+    Names,
+    name_of,
+    sorted_by_label,
+)
 from tpcompile.fastpath.hashing.paths import Places, content
 from tpcompile.fastpath.hashing.plain import (
-    CACHES,
-    JOINED,
     SEQUENCES,
     SETS,
-    NoSourceError,
     UntoldError,
+    descriptor_text,
     items,
     library_text,
     plain_text,
@@ -48,11 +56,11 @@ from tpcompile.torch_api import kernels as torch_kernels
 class Walk:
     """What was reached so far.
 
-    `changed` and `rebound` are the ids of objects and the names of globals that the program changes while it runs: of
-    those the definition counts, not the value. `is_told` says that the launcher's files are declared.
+    `changed` are the ids of objects, `rebound` the places of variables that the program changes while it runs: of those
+    the definition counts, not the value. `is_told` says that the launcher's files are declared.
     """
 
-    def __init__(self, own: str, *, changed: Iterable[int], rebound: Iterable[tuple[str, str]], is_told: bool) -> None:
+    def __init__(self, own: str, *, changed: Iterable[int], rebound: Iterable[str], is_told: bool) -> None:
         self.parts: dict[str, str] = {}
         """`module.function`, or that and a name in it -> text."""
         self.kernels: dict[str, Any] = {}
@@ -92,21 +100,23 @@ class Walk:
 
     def text(self, value: Any) -> str:
         """The text of a value; what it refers to is followed. Raises UntoldError where it has none."""
-        if isinstance(value, Enum):
-            return f"{self.text(type(value))}.{value.name}"
         plain = plain_text(value)
         if plain is not None:
             return plain
         if id(value) in self._known:
             return self._known[id(value)]
-        for kinds, read in _READERS:
-            if isinstance(value, kinds):
-                return read(self, value)
-        for kinds, joined in JOINED:
-            if isinstance(value, kinds):
-                with _Inside(self, value, type(value).__name__):
-                    return joined(value, self.text)
-        return self._object(value)
+        read = next(read for kinds, read in _READERS if isinstance(value, kinds))
+        return read(self, value)
+
+    def _enum(self, value: Enum) -> str:
+        return f"{self.text(type(value))}.{value.name}"
+
+    def _not_imported(self, value: Library) -> str:
+        return self._library(value.name)
+
+    def _descriptor(self, value: Any) -> str:
+        with self._inside(value, type(value).__name__):
+            return descriptor_text(value, self.text)
 
     def _library(self, name: str) -> str:
         top = top_of(name)
@@ -127,7 +137,7 @@ class Walk:
     def _items(self, value: Any) -> str:
         kind = type(value)
         name = kind.__name__ if self._is_library(kind.__module__) else self.text(kind)
-        with _Inside(self, value, name):
+        with self._inside(value, name):
             return f"{name}({', '.join(items(value, self.text))})"
 
     def _module(self, value: ModuleType) -> str:
@@ -151,7 +161,7 @@ class Walk:
         if hasattr(value, "__wrapped__"):
             return f"{name_of(kind)} {self.text(value.__wrapped__)}"
         self._library(kind.__module__)
-        with _Inside(self, value, name_of(kind)):
+        with self._inside(value, name_of(kind)):
             return library_text(value, self.text)
 
     def _kernel(self, value: Any, launch: Mapping[str, Any]) -> str:
@@ -162,8 +172,9 @@ class Walk:
         if function is not None:
             launch = {**launch, "annotations": function.__annotations__}  # Triton reads them
             self.kernels[f"{function.__module__}.{function.__name__}"] = value
-        with _Inside(self, value, "kernel"):
-            return f"kernel {', '.join(f'{name}={self.text(part)}' for name, part in launch.items() if part)}"
+        with self._inside(value, "kernel"):
+            parts = [f"{name}={self.text(part)}" for name, part in launch.items() if part]
+            return f"kernel {', '.join(parts)}"
 
     def _op(self, name: str) -> str:
         made = torch_kernels.custom_op(name)
@@ -196,13 +207,13 @@ class Walk:
     def _function(self, function: FunctionType) -> str:
         module = function.__globals__.get("__name__") or function.__module__
         if self._is_library(module):
-            with _Inside(self, function, function.__code__.co_name):
+            with self._inside(function, function.__code__.co_name):
                 name = self._library(f"{module}.{function.__code__.co_name}")
                 return " of ".join([name, *map(self.text, kept_by(function, self._is_library))])
         try:
             node = definition_of(function)
         except ConfigError as error:
-            raise NoSourceError(str(error)) from error
+            raise UntoldError(str(error)) from error
         key = self._free(f"{function.__module__}.{function.__qualname__}")
         self._remember(function, f"function {key}")
         self.parts[key] = function_text(node)
@@ -211,38 +222,28 @@ class Walk:
             self.functions.add(function)
         names = self._names(outer_of(function), function.__globals__)
         self._found(key, names.function(node))
-        self._defaults(key, function, node, names.changed_arguments)
+        self._defaults(key, function, node, changed=names.changed_arguments)
         if hasattr(function, "__wrapped__"):
             self._reference(f"{key}: wraps", Named("", function.__wrapped__))
         return f"function {key}"
 
-    def _defaults(self, key: str, function: FunctionType, node: Any, changed: set[str]) -> None:
-        """Defaults of arguments; of a cache, and of what has no text, the expression counts."""
+    def _defaults(self, key: str, function: FunctionType, node: Any, *, changed: set[str]) -> None:
+        """Defaults of arguments; of one that is changed, a cache, and of what has no text, the expression counts."""
         expressions = default_expressions(node)
         for name, value in default_values(function).items():
             what = f"default of {name}"
-            is_cache = name in changed and isinstance(value, CACHES)
-            told = "" if is_cache else self._default(key, what, value)
-            if not told:
-                found = self._names(outer_of(function), function.__globals__).statements([expressions[name]])
-                self._found(key, found)
-                self._refuse_missing(f"the {what} in {key}", found)
+            told = ""
+            with contextlib.suppress(UntoldError):
+                told = "" if name in changed else self.text(value)
             self.parts[f"{key}: {what}"] = told
-
-    def _default(self, key: str, what: str, value: Any) -> str:
-        """The text of a default; empty where its expression counts."""
-        try:
-            return self.text(value)
-        except NoSourceError as error:
-            self._refuse(key, Named(f"the {what}", value), str(error))
-            return "refused"
-        except UntoldError:
-            return ""
-
-    def _refuse_missing(self, what: str, found: Found) -> None:
-        """Names of the function around it, which is over."""
-        missing = [named.label for named in found.named if named.value is MISSING]
-        self.refused += [f"{what} cannot be told: {label} is a variable of the function around it" for label in missing]
+            if told:
+                continue
+            found = self._names(outer_of(function), function.__globals__).statements([expressions[name]])
+            self._found(key, found)
+            for named in found.named:
+                if named.value is MISSING:
+                    why = f"{named.label} is a variable of the function around it"  # which is over
+                    self.refused.append(f"the {what} in {key} cannot be told: {why}")
 
     def _names(self, outer: Callable[[str], Named], module: Mapping[str, Any]) -> Names:
         package = module.get("__package__") or str(module.get("__name__")).rpartition(".")[0]
@@ -256,13 +257,13 @@ class Walk:
         for named in sorted_by_label(found.named):
             self._reference(key, named)
         for expression, files in found.files:
+            for file in files or ():
+                self.parts[f"{key}: file {self._places.portable(str(file))}"] = content(file)
             if files is None and not self._is_told:
                 self.refused.append(
                     f"{key} reads a file whose name is computed, in `{expression}`: declare what it reads, "
                     "fast_path(..., files=('norm.cu',)), or name the file by constants and __file__"
                 )
-            for file in files or ():
-                self.parts[f"{key}: file {self._places.portable(str(file))}"] = content(file)
 
     def _reference(self, key: str, named: Named) -> None:
         """What one name stands for."""
@@ -272,7 +273,7 @@ class Walk:
         origin = origin_of(named, self._is_library)
         if origin:
             told = self._library(origin)
-        elif id(value) in self.changed or self._is_rebound(named):
+        elif id(value) in self.changed or named.place in self.rebound:
             told = self._defined(key, named, "it is changed while the program runs")
         else:
             told = self._told(key, named)
@@ -282,29 +283,21 @@ class Walk:
         """The text of a value; where it has none, of its definition."""
         try:
             return self.text(named.value)
-        except NoSourceError as error:
-            self._refuse(key, named, str(error))
         except UntoldError as error:
-            return self._defined(key, named, f"{error}")
+            why = str(error)
         except Exception as error:  # whatever an object raises when it is looked at
-            return self._defined(key, named, f"it raises {type(error).__name__}")
-        return "refused"
+            why = f"it raises {type(error).__name__}"
+        return self._defined(key, named, why)
 
     def _defined(self, key: str, named: Named, why: str) -> str:
         """The definition of a global variable; refused where it has none."""
         definition = self._definition(named.module, named.name)
-        if not definition:
-            self._refuse(key, named, f"{why}; make it a global variable of a module, or an argument")
-        return definition or "refused"
-
-    def _refuse(self, key: str, named: Named, why: str) -> None:
+        if definition:
+            return definition
         what = f"{named.label}, which {key} refers to," if named.label else key
-        self.refused.append(f"what {what} stands for cannot be told: {why}")
-
-    def _is_rebound(self, named: Named) -> bool:
-        if named.owner:
-            return (named.owner, named.attr) in self.rebound
-        return (named.module, named.name) in self.rebound
+        to_do = "make it a global variable of a module, or an argument"
+        self.refused.append(f"what {what} stands for cannot be told: {why}; {to_do}")
+        return "refused"
 
     def _definition(self, module: str, name: str) -> str:
         """The statements that define a global variable, and what they name; empty where there are none."""
@@ -327,34 +320,34 @@ class Walk:
             return self._library(name)
         if issubclass(kind, BaseException):
             return f"exception {name}"  # what is raised is no result
+        bodies = body_of(kind)
+        if not bodies:
+            raise UntoldError(f"it is the class {name}, which is in no file")
         key = self._free(name)
         self._remember(kind, f"class {key}")
-        bodies = body_of(kind)
         self.parts[key] = text_of(bodies)
         self._reference(key, Named("bases", (kind.__bases__, type(kind))))
-        module = vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
-        if bodies and module:
-            names = self._names(global_of(module), module)
-            for body in bodies:
-                self._found(key, names.class_body(body))
-        changing = changing_attributes(kind) | {attr for owner, attr in self.rebound if owner == name}
-        for label, value in own_attributes(kind, are_written=bool(bodies)):
-            if label not in changing and not is_generated(kind, value):
-                is_global = bool(bodies) and "<locals>" not in kind.__qualname__
-                module_name = kind.__module__ if is_global else ""
-                self._reference(key, Named(label, value, module_name, kind.__qualname__.partition(".")[0]))
+        namespace = vars(sys.modules[kind.__module__])
+        for body in bodies:
+            self._found(key, self._names(global_of(namespace), namespace).class_body(body))
+        is_global = "<locals>" not in kind.__qualname__
+        variable = (kind.__module__, kind.__qualname__.partition(".")[0]) if is_global else ("", "")
+        changing = changing_attributes(kind)
+        for label, value in own_attributes(kind).items():
+            is_changed = label in changing or f"{name}.{label}" in self.rebound
+            if not is_changed:
+                self._reference(key, Named(label, value, *variable))
         return f"class {key}"
 
     def _instance(self, value: Any) -> str:
         kind = type(value)
         told = self.text(kind)
-        own = [base for base in kind.__mro__ if not self._is_library(base.__module__)]
-        changing = set().union(*map(changing_attributes, own))
-        with _Inside(self, value, told):
-            state = state_of(value)
-            for name in state:
-                if name in changing:
-                    raise UntoldError(f"its attribute {name} is changed while the program runs")
+        state = state_of(value)
+        for base in kind.__mro__:
+            changed = set() if self._is_library(base.__module__) else changing_attributes(base) & state.keys()
+            if changed:
+                raise UntoldError(f"its attribute {min(changed)} is changed while the program runs")
+        with self._inside(value, told):
             shown = [f"{name}={self.text(each)}" for name, each in sorted(state.items())]
         if hasattr(value, "__wrapped__"):
             shown.append(f"wraps {self.text(value.__wrapped__)}")
@@ -368,27 +361,18 @@ class Walk:
         """`key`, marked where two functions have one name."""
         return key if key not in self.parts else self._free(f"{key}'")
 
-    def enter(self, value: Any, name: str) -> None:
-        """Begin a value that may contain itself."""
+    @contextmanager
+    def _inside(self, value: Any, name: str) -> Iterator[None]:
+        """Read a value that may contain itself."""
         self._remember(value, f"the {name} around it")
-
-    def leave(self, value: Any) -> None:
-        """End it."""
-        del self._known[id(value)]
-
-
-class _Inside:
-    def __init__(self, walk: Walk, value: Any, name: str) -> None:
-        self._walk, self._value, self._name = walk, value, name
-
-    def __enter__(self) -> None:
-        self._walk.enter(self._value, self._name)
-
-    def __exit__(self, *_: object) -> None:
-        self._walk.leave(self._value)
+        try:
+            yield
+        finally:
+            del self._known[id(value)]
 
 
 _READERS: list[tuple[Any, Callable[[Walk, Any], str]]] = [
+    (Enum, Walk._enum),
     (str, Walk._string),
     (PurePath, Walk._path),
     ((*SEQUENCES, *SETS, dict, MappingProxyType), Walk._items),
@@ -396,5 +380,8 @@ _READERS: list[tuple[Any, Callable[[Walk, Any], str]]] = [
     (FunctionType, Walk._function),
     (type, Walk._class),
     (ModuleType, Walk._module),
+    (Library, Walk._not_imported),
+    ((staticmethod, classmethod, property, functools.cached_property), Walk._descriptor),
+    (object, Walk._object),
 ]
 """Kinds of values, in the order in which they are asked for."""

@@ -80,14 +80,13 @@ def file_of(name: str, module: Mapping[str, Any] | None = None) -> File | None:
 def function_of(code: CodeType, module: Mapping[str, Any]) -> Function | None:
     """The definition of a function; None when it is in no file."""
     file = file_of(code.co_filename, module)
-    if file is None:
-        return None
-    begin_there = file.functions.get(code.co_firstlineno, [])
+    functions = file.functions if file else {}
+    begin_there = functions.get(code.co_firstlineno, [])
     named = [node for node in begin_there if getattr(node, "name", "<lambda>") == code.co_name]
-    if len(named) > 1:
-        named = [node for node in named if _holds(node, code)]
-        named.sort(key=_size)
-    return named[0] if named else None
+    if len(named) == 1:
+        return named[0]
+    holding = [node for node in named if _holds(node, code)]
+    return min(holding, key=_size, default=None)
 
 
 def definition_of(function: FunctionType) -> Function:
@@ -131,18 +130,21 @@ def _first_line(node: Function) -> int:
 def _holds(node: Function, code: CodeType) -> bool:
     """Whether all instructions of the code lie inside of one of several functions that begin on a line."""
     inside = node.body if isinstance(node, ast.Lambda) else node
-    begin = inside.lineno, inside.col_offset
-    end = inside.end_lineno or 0, inside.end_col_offset or 0
-    for line, last_line, column, last_column in code.co_positions():
-        if not line or not last_line or column is None or not last_column:
-            continue  # an instruction of Python's own
-        if (line, column) < begin or (last_line, last_column) > end:
-            return False
-    return True
+    begin = (inside.lineno, inside.col_offset)
+    end = _end(inside)
+    instructions = list(filter(all, code.co_positions()))  # without those of Python's own
+    begins = [(line, column) for line, _, column, _ in instructions]
+    ends = [(line, column) for _, line, _, column in instructions]
+    return min(begins, default=begin) >= begin and max(ends, default=end) <= end  # type: ignore[type-var]  # no None
 
 
 def _size(node: Function) -> tuple[int, int]:
-    return (node.end_lineno or 0) - node.lineno, (node.end_col_offset or 0) - node.col_offset
+    line, column = _end(node)
+    return line - node.lineno, column - node.col_offset
+
+
+def _end(node: ast.stmt | ast.expr) -> tuple[int, int]:
+    return node.end_lineno or 0, node.end_col_offset or 0
 
 
 def _definitions(node: ast.AST) -> Iterator[Any]:

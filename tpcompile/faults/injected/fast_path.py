@@ -86,7 +86,8 @@ def _edit(kernel: Any, before: str, after: str) -> None:
     """Change the source of a kernel, and read again that of the fast paths which it is part of."""
     function = python_function(kernel)
     assert function is not None, "a kernel is made from one"
-    source = textwrap.dedent(inspect.getsource(function)).partition("\n")[2]  # without the decorator
+    written = textwrap.dedent(inspect.getsource(function))
+    source = written.partition("\n")[2]  # without the decorator
     file = Path(mkdtemp(), f"edited_{function.__name__}.py")
     file.write_text(source.replace(before, after))
     function.__code__ = _code_of(file, function)
