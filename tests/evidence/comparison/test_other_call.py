@@ -55,7 +55,13 @@ def test_a_rank_that_calls_the_function_no_more_often_makes_no_call_of_its_own(
     records = []
     for rank, compiles in enumerate(([trains(), again()], [trains()])):
         made, hits = record(rank, *compiles, world_size=2), num_calls[rank] - len(compiles)
-        count = RegionCount(phase=compiles[0].phase, target=line(3), calls=hits, entered=hits, most=1)
+        count = RegionCount(
+            phase=compiles[0].phase,
+            target=line(3).model_copy(update={"function": "Block.forward"}),
+            calls=hits,
+            entered=hits,
+            most=1,
+        )
         records.append(made.model_copy(update={"regions": (count,)}))
     found = compare([digest_rank(one) for one in records], fetch_from(records))
     assert [one.is_red for one in found if one.cause != Cause.COMPILE_ORDER] == [is_red]

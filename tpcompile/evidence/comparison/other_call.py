@@ -42,7 +42,7 @@ def _is_called_more(ours: Seen, absent: Collection[int]) -> bool:
     theirs = [domain.compiled(rank) for rank in absent]
     if not all(one.is_counted for one in (mine, *theirs)):
         return True
-    return mine.calls[place] > max(one.calls[place] for one in theirs)
+    return mine.num_calls(*place) > max(one.num_calls(*place) for one in theirs)
 
 
 def are_other_calls(domain: Domain, slot: Slot) -> bool:

@@ -36,24 +36,33 @@ class Compiles:
         """Frame -> the lines from which it was called, where they are known."""
         self.is_counted = bool(digest.regions)
         """Whether calls were counted."""
-        self.calls = Counter({(region.phase, region.name): region.hits for region in digest.regions})
-        """Phase and frame -> calls of it: those that hit what was compiled, and those that compiled."""
+        self._calls = Counter({(region.phase, _place(region.name)): region.hits for region in digest.regions})
+        """Phase and place of a frame -> calls: those that hit what was compiled, and those that compiled."""
         self._called: dict[tuple[str, str], list[CompileDigest]] = {}
         for compile_ in digest.compiles:
             self.newest[compile_.frame] = compile_
             self.newest_like[compile_.frame, content(compile_)] = compile_
             self.newest_called[compile_.compile_id] = compile_
-            self.calls[compile_.phase, compile_.frame] += 1
+            self._calls[compile_.phase, _place(compile_.frame)] += 1
             paths = self.call_paths.setdefault(compile_.frame, set())
             if compile_.call_path:
                 paths.add(compile_.call_path)
             self._called.setdefault((compile_.frame, compile_.compile_id), []).append(compile_)
+
+    def num_calls(self, phase: str, frame: str) -> int:
+        """How often the frame was called in the phase, as far as calls were counted."""
+        return self._calls[phase, _place(frame)]
 
     def before(self, compile_: CompileDigest, compile_id: str) -> CompileDigest | None:
         """The newest earlier compile of the same frame with that id."""
         called = self._called.get((compile_.frame, compile_id), [])
         number = bisect.bisect_left(called, compile_.index, key=lambda one: one.index)
         return called[number - 1] if number else None
+
+
+def _place(frame: str) -> str:
+    """`app/model.py:3` of `forward app/model.py:3`: what was compiled is named with its class, a frame without."""
+    return frame.rpartition(" ")[2]
 
 
 @dataclass
