@@ -33,7 +33,8 @@ from tpcompile.sentinel.timeline import Timeline, TimelineEvent
 Policy = Literal["stop", "warn"] | Callable[[Verdict], None]
 Kernels = Literal["warn", "stop"]
 """What to do when ranks run different kernels for one graph, as autotuning chose them."""
-_EXCHANGE_S = 4.0
+_EXCHANGE_S = 20.0
+"""For the digests of ranks that are alive: on a loaded host one that compiles took more than 4 s to answer."""
 _PUBLISH_S = 5.0
 
 

@@ -55,9 +55,10 @@ def test_a_rank_that_calls_the_function_no_more_often_makes_no_call_of_its_own(
     records = []
     for rank, compiles in enumerate(([trains(), again()], [trains()])):
         made, hits = record(rank, *compiles, world_size=2), num_calls[rank] - len(compiles)
+        target = line(3).model_copy(update={"function": "Block.forward"})
         count = RegionCount(
             phase=compiles[0].phase,
-            target=line(3).model_copy(update={"function": "Block.forward"}),
+            target=target,
             calls=hits,
             entered=hits,
             most=1,
@@ -118,3 +119,9 @@ def test_an_evaluation_before_the_first_step_is_no_counterpart_of_it(is_running:
     sanity = again(compile_id="0/0", recompile_reasons=())
     later = trains(compile_id="0/1", recompile_reasons=("0/0: GLOBAL_STATE changed: grad_mode ",))
     assert not any(one.is_red for one in between([sanity, later], [trains()], is_running=is_running))
+
+
+@pytest.mark.parametrize(("is_running", "is_red"), [(True, False), (False, True)])
+def test_a_compile_in_progress_is_compared_when_it_ends(is_running: bool, is_red: bool) -> None:
+    (found,) = between([trains(), again(graphs=())], [trains()], is_running=is_running)
+    assert found.is_red == is_red

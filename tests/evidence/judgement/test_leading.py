@@ -71,7 +71,7 @@ def test_a_break_in_a_library_comes_after_a_guard_of_the_users_that_fails_again_
     of_library = failed(CheckId.OTHER).model_copy(update={"is_of_library": True, "advice": "move it"})
     checks = [failed(CheckId.ONE_REGION), of_library]
     first = lead.of_run(checks, [], causes=(), recompiles=[again()])
-    assert first is not None and first.says == "recompiled 4 times by value: lr == 0.1"
+    assert first is not None and first.says == "recompiled 4 times in all on 2 ranks by value: lr == 0.1"
     assert (first.ranks, first.do_first) == ((0, 1), "do.")
     in_torch = again(at="/venv/lib/python3.11/site-packages/torch/optim/adam.py")
     for recompiles in ([], [again(count=2)], [in_torch]):

@@ -99,3 +99,10 @@ def test_groups_under_keys_of_the_users_stay(version: str) -> None:
         entry = f"L['self'].groups['{key}']"
         is_group = (entry, IS_GROUP[version].format(entry))
         assert not are_equal(is_group, equals(f"{entry}.group_name", "3"))
+
+
+def test_a_name_that_our_own_wrappers_compare_is_a_name() -> None:
+    ours = "  # if isinstance(group, str):  # site-packages/tpcompile/ranks/groups.py:32 in resolve_group"
+    source = "L['f'].__closure__[0].cell_contents[0]"
+    found = [parse(name, (source, f"EQUALS_MATCH: {source} == 'NAME'{ours}")) for name in ("1", "2")]
+    assert found[0][0].expression == found[1][0].expression == f"{source} == group:ep"

@@ -23,8 +23,10 @@ _ENTRY = re.compile(
     r" type=<(?:class ')?torch\.distributed\.distributed_c10d\.ProcessGroup\b"
 )
 """A process group in a dict; torch 2.11 checks its identity, 2.13 its type."""
-_IN_TORCH = re.compile(r"(?:^|/)distributed/(?:_functional_collectives|device_mesh|distributed_c10d)\.py$")
-"""Code of torch that compares strings only with names: of groups, and of axes and reduce ops, which are no groups'."""
+_TAKES_NAMES = re.compile(
+    r"(?:^|/)(?:distributed/(?:_functional_collectives|device_mesh|distributed_c10d)|tpcompile/ranks/groups)\.py$"
+)
+"""Code of torch and ours that compares strings with names only: of groups, axes and ops."""
 
 
 def with_roles(guards: Sequence[Guard], roles: GroupRoles, issued: Collection[Place]) -> tuple[Guard, ...]:
@@ -93,7 +95,7 @@ def _is_asked_as_name(line: UserLine | None, name: str, roles: GroupRoles, place
     """True where the line that asked for the guard takes the string as the name of a group."""
     if line is None or not roles.knows(name):
         return False
-    return _IN_TORCH.search(line.file) is not None or (*_place(line), roles(name)) in places
+    return _TAKES_NAMES.search(line.file) is not None or (*_place(line), roles(name)) in places
 
 
 def _with_key(guard: Guard, container: str, key: str, role: str) -> Guard:
