@@ -200,7 +200,9 @@ def test_single_gpu_packages_are_refused_by_name_with_the_reason(name: str, pack
 def test_a_name_that_is_declared_allows_no_other() -> None:
     item = value_item("mylib.other", "in the dynamo graph")
     assert ban.judge([item], tp_size=2, declared=["mylib.norm"]).refused
-    assert not ban.judge([item], tp_size=2, declared=["other"]).refused
+    judged = ban.judge([item], tp_size=2, declared=["other"])
+    assert not judged.refused
+    assert [status.partition(":")[0] for name, status in judged.statuses if "other" in name] == ["declared"]
 
 
 def test_in_eager_a_single_gpu_fast_path_is_refused_in_a_region_of_shards_only() -> None:

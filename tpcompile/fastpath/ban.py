@@ -70,16 +70,15 @@ def judge(found: Iterable[Item], *, tp_size: int, declared: Collection[str], see
             refused.setdefault(use.name, _refused(use, why, seen))
             forbidden[_label(use)] = f"refused: {why}"
         else:
-            allowed.setdefault(_label(use), _allowed(use))
+            is_declared = tp_size > 1 and _is_declared(use, declared)
+            allowed.setdefault(_label(use), _as_declared(use, seen) if is_declared else "used")
     statuses |= allowed | forbidden
     return Judged(tuple(refused.values()), tuple(sorted(statuses.items())), all_uses)
 
 
 def refusal(use: Use, declared: Collection[str], *, tp_size: int | None = None) -> str:
     """Why an op or kernel may not run on the shards of `tp_size` ranks, None for any; empty when it may."""
-    names = {use.name, use.name.rpartition(".")[2]}
-    is_declared = not names.isdisjoint(declared)
-    if is_declared:
+    if _is_declared(use, declared):
         return ""
     path = use.path
     if path is None:
@@ -100,10 +99,15 @@ def _outside_of_fast_paths(use: Use) -> str:
     return use.item.notes.get("reason", "it is not registered as a fast path")
 
 
-def _allowed(use: Use) -> str:
-    """What the report says of one that may run; what its graphs do not show is told with its place."""
-    notes = use.item.notes
-    return f"declared: {notes['how']}, defined at {notes['defined']}" if use.is_addition else "used"
+def _is_declared(use: Use, declared: Collection[str]) -> bool:
+    names = {use.name, use.name.rpartition(".")[2]}
+    return not names.isdisjoint(declared)
+
+
+def _as_declared(use: Use, seen: Seen) -> str:
+    """What the report says of one that runs because the user vouches for it."""
+    how = use.item.notes.get("how") or f"called at {use.line}"
+    return f"declared: {how}, defined at {use.defined_at(seen.kernels)}"
 
 
 def _refused(use: Use, why: str, seen: Seen) -> Item:

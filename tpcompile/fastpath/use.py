@@ -56,11 +56,6 @@ class Use:
         return max(owners, key=lambda path: path.is_tp_aware, default=None)
 
     @property
-    def is_addition(self) -> bool:
-        """True for what acts on graphs that never name it: a pass, a backend, a kernel of one of torch's ops."""
-        return "reason" in self.item.notes
-
-    @property
     def line(self) -> UserLine | None:
         """The innermost line of the program, outside of the fast path and of installed packages."""
         programs = [line for line in own_lines(self.stack) if not is_installed(line)]
