@@ -61,22 +61,35 @@ def library_text(value: Any, text: Text) -> str:
     Raises UntoldError where there is neither: for tensors, open files, locks, iterators.
     """
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if not _is_state(value):
+        name = _name_in_module(value)
+        if name:
+            return f"library {name}"
+    kept = pickled(value)
+    if isinstance(kept, str):
+        return f"library {name_of(value) or kept}"
+    return f"{kind} {text(tuple(kept[:3]))}"
+
+
+def _is_state(value: Any) -> bool:
+    """Whether no name and no pickle says what it holds in every process."""
+    return isinstance(value, Tensor) or hasattr(value, "__next__")
+
+
+def pickled(value: Any) -> Any:
+    """What pickle keeps of an object. Raises UntoldError where that is nothing, or is not made of values."""
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
     untold = UntoldError(f"it is a {kind}, which has no text")
-    if isinstance(value, Tensor) or hasattr(value, "__next__"):
+    if _is_state(value):
         raise untold
-    name = _name_in_module(value)
-    if name:
-        return f"library {name}"
     try:
         kept = value.__reduce_ex__(4)
     except Exception as error:  # whatever a class raises
         raise untold from error
-    if isinstance(kept, str):
-        return f"library {name_of(value) or kept}"
-    num_iterators = len(kept[3:]) - kept[3:].count(None)
-    if num_iterators:
+    has_iterators = not isinstance(kept, str) and any(each is not None for each in kept[3:])
+    if has_iterators:
         raise untold
-    return f"{kind} {text(tuple(kept[:3]))}"
+    return kept
 
 
 def _name_in_module(value: Any) -> str:
