@@ -77,6 +77,11 @@ def _native(kind: type) -> Any:
     return next((base for base in bases if base not in (object, *SEQUENCES, *SETS, dict, str)), None)
 
 
+def has_caches(kind: type) -> bool:
+    """Whether results of methods are kept in attributes, which may have been set as well."""
+    return any(isinstance(each, functools.cached_property) for _, each in inspect.getmembers_static(kind))
+
+
 def held(value: Any) -> list[Any]:
     """What a value keeps that changes: items of a container, attributes of an object, variables of a closure."""
     if isinstance(value, FunctionType):

@@ -104,7 +104,7 @@ def origin_of(named: Named, is_library: IsLibrary) -> str:
 
     A name stays what it is between versions of a library; where the library defines it may change.
     """
-    if not named.module or is_own(named.value, is_library):
+    if not named.module or named.attribute or is_own(named.value, is_library):
         return ""
     for module, name, statements in _imports(named.module, named.name):
         known = getattr(sys.modules.get(module), name, MISSING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -54,7 +55,7 @@ def is_library_class(kind: type, is_library: Callable[[str], bool]) -> bool:
         is_there = False
     if is_there or not kind.__flags__ & _MADE_BY_A_CALL:
         return True
-    functions = [each for each in vars(kind).values() if isinstance(each, FunctionType)]
+    functions = [inspect.unwrap(each) for each in vars(kind).values() if isinstance(each, FunctionType)]
     written = [each for each in functions if not each.__code__.co_filename.startswith("<")]
     return bool(written) and all(is_library(each.__globals__.get("__name__", "")) for each in written)
 

@@ -8,6 +8,7 @@ function runs is refused.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import inspect
 import operator
@@ -37,6 +38,12 @@ class Raised:
     """An exception of the program, where it is raised."""
 
     name: str
+
+
+@functools.cache
+def raised(name: str) -> Raised:
+    """The same object for each place where it is raised."""
+    return Raised(name)
 
 
 UNCHANGING = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, Library)
@@ -198,7 +205,7 @@ class Names(ast.NodeVisitor):
         if not isinstance(made, ast.Call) or not is_exception(named):
             self.generic_visit(node)
             return
-        self.found.named.append(Named(named.label, Raised(name_of(named.value))))
+        self.found.named.append(Named(named.label, raised(name_of(named.value))))
         self._visit_all([*made.args, *made.keywords, node.cause])
 
     def visit_Subscript(self, node: ast.Subscript) -> None:

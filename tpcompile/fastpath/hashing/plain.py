@@ -36,16 +36,32 @@ def plain_text(value: Any) -> str | None:
 def items(value: Any, text: Text) -> list[str]:
     """Texts of what a container holds: of sets sorted, of others in their order, which may decide a result.
 
+    The order in which modules are imported does not count: of classes as keys, and of functions of several modules.
     Raises UntoldError for a container that changes when it is read.
     """
     if isinstance(value, defaultdict):
         raise UntoldError("it is a defaultdict, which changes when it is read")
     if isinstance(value, Mapping):
-        return [f"{text(key)}: {text(each)}" for key, each in value.items()]
+        pairs = list(value.items())
+        if is_filled_by_modules(value):
+            pairs.sort(key=lambda pair: _module_of(pair[1]))
+        texts = [f"{text(key)}: {text(each)}" for key, each in pairs]
+        is_by_class = all(isinstance(key, type) for key in value)
+        return sorted(texts) if is_by_class else texts
     texts = list(map(text, value))
     if isinstance(value, SETS):
         texts.sort()
     return texts
+
+
+def is_filled_by_modules(value: Any) -> bool:
+    """Whether a container is a mapping to functions of several modules, which the order of imports may order."""
+    modules = set(map(_module_of, value.values())) if isinstance(value, Mapping) else set()
+    return len(modules) > 1
+
+
+def _module_of(value: Any) -> str:
+    return str(getattr(value, "__module__", "")) if callable(value) else ""
 
 
 def descriptor_text(value: Any, text: Text) -> str:

@@ -6,15 +6,10 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from pathlib import PurePath
-from types import (
-    FunctionType,
-    MappingProxyType,
-    ModuleType,
-)
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
 from torch.library import CustomOpDef
@@ -25,6 +20,7 @@ from tpcompile.fastpath.hashing.classes import (
     changing_attributes,
     default_expressions,
     default_values,
+    has_caches,
     held,
     own_attributes,
     state_of,
@@ -38,8 +34,8 @@ from tpcompile.fastpath.hashing.definitions import (
     origin_of,
     outer_of,
 )
-from tpcompile.fastpath.hashing.effects import Effects, effects_of, method_of
-from tpcompile.fastpath.hashing.libraries import is_library, is_library_class, is_standard, roots_of, top_of
+from tpcompile.fastpath.hashing.effects import method_of
+from tpcompile.fastpath.hashing.libraries import roots_of, top_of
 from tpcompile.fastpath.hashing.names import (
     MISSING,
     Found,
@@ -50,50 +46,24 @@ from tpcompile.fastpath.hashing.names import (
     name_of,
     sorted_by_label,
 )
-from tpcompile.fastpath.hashing.paths import Places, content
+from tpcompile.fastpath.hashing.paths import content
 from tpcompile.fastpath.hashing.plain import (
     SEQUENCES,
     SETS,
     UntoldError,
     descriptor_text,
+    is_filled_by_modules,
     items,
     library_text,
     plain_text,
 )
+from tpcompile.fastpath.hashing.reached import Reached
 from tpcompile.fastpath.hashing.written import definition_of, function_text, text_of
 from tpcompile.torch_api import kernels as torch_kernels
 
 
-class Walk:
-    """What was reached so far.
-
-    `effects` are what runs of the launcher change, as far as it is known: of that the definition counts, not the value,
-    and the code that it keeps. `is_told` says that the launcher's files are declared.
-    """
-
-    def __init__(self, own: str, *, effects: Effects, is_told: bool) -> None:
-        self.parts: dict[str, str] = {}
-        """`module.function`, or that and a name in it -> text."""
-        self.kernels: dict[str, Any] = {}
-        """`module.function` -> Triton kernel, without what is around it."""
-        self.ops: set[str] = set()
-        self.functions: set[FunctionType] = set()
-        self.libraries: set[str] = set()
-        self.refused: list[str] = []
-        """Why the source does not say what runs, by name."""
-        self._effects = effects
-        self._ran: list[tuple[str, Found]] = []
-        """Name of a method, or empty -> what it names and changes."""
-        self._left: list[str] = []
-        """Why parts of the value that is read now do not count as they are."""
-        self._own, self._is_told = own, is_told
-        self._known: dict[int, str] = {}
-        """Id of a function, class or container on the way -> its text."""
-        self._kept: list[Any] = []
-        """Objects of those ids."""
-        self._later: list[tuple[str, Any]] = []
-        self._places = Places()
-        self._is_run = True
+class Walk(Reached):
+    """Follow a launcher; what is reached is kept in the attributes of `Reached`."""
 
     def read(self, launcher: Any, references: Iterable[Any] = ()) -> None:
         """Follow a launcher, then what it does not run: kernels for fake tensors, plain code."""
@@ -105,11 +75,6 @@ class Walk:
             self._reference("reference", Named("", reference))
         self._read_later()
         self.kernels, self.ops = kernels, ops
-
-    @property
-    def effects(self) -> Effects:
-        """What runs of the launcher change, after all was read."""
-        return effects_of(self._ran)
 
     def _read_later(self) -> None:
         while self._later:
@@ -138,18 +103,6 @@ class Walk:
         with self._inside(value, type(value).__name__):
             return descriptor_text(value, self.text)
 
-    def _library(self, name: str) -> str:
-        top = top_of(name)
-        if not is_standard(top):
-            self.libraries.add(top)
-        return f"library {name}"
-
-    def _is_library(self, module: str) -> bool:
-        return is_library(module or "", self._own)
-
-    def _is_library_class(self, kind: type) -> bool:
-        return is_library_class(kind, self._is_library)
-
     def _string(self, value: str) -> str:
         kind = "str" if type(value) is str else f"str of {self.text(type(value))}"
         return f"{kind} {self._places.text(value)}"
@@ -161,6 +114,8 @@ class Walk:
         kind = type(value)
         is_library = self._is_library_class(kind)
         name = kind.__name__ if is_library else self.text(kind)
+        if is_filled_by_modules(value):
+            self._left.append("")  # its own order is in its definition
         with self._inside(value, name):
             shown = items(value, self._part)
             shown += [] if is_library else self._attributes(value)
@@ -326,13 +281,17 @@ class Walk:
         except Exception as error:  # whatever an object raises when it is looked at
             self._left.append(f"it raises {type(error).__name__}")
         left, self._left = self._left, around
-        return f"{told} {self._defined(key, named, left[0])}".lstrip() if left else told
+        why = next(filter(None, left), "")
+        return f"{told} {self._defined(key, named, why)}".strip() if left else told
 
     def _defined(self, key: str, named: Named, why: str) -> str:
-        """The definition of a global variable; refused where it has none. Code that its value keeps counts as well."""
+        """The definition of a global variable; refused where it has none and `why` says that its value has no text.
+
+        Code that its value keeps counts as well.
+        """
         self._follow(named.value)
         definition = self._definition(named.module, named.name)
-        if definition:
+        if definition or not why:
             return definition
         what = f"{named.label}, which {key} refers to," if named.label else key
         to_do = "make it a global variable of a module, or an argument"
@@ -355,11 +314,6 @@ class Walk:
             found.named = [named for named in found.named if (named.module, named.name) != (module, name)]
             self._found(key, found)
         return key
-
-    @functools.cached_property
-    def _own_modules(self) -> list[str]:
-        files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
-        return sorted(name for name, file in files.items() if file and not self._is_library(name))
 
     def _follow(self, value: Any) -> None:
         """Follow code of the program that a value keeps which changes: what a registry was filled with.
@@ -424,24 +378,9 @@ class Walk:
                 changed |= changing_attributes(base, self._effects.used) & state.keys()
         if changed:
             self._left.append(f"its attribute {min(changed)} is changed while the program runs")
+        if has_caches(type(value)):
+            self._left.append("")  # one may have been set, which its definition says
         return [f"{name}={self._part(each)}" for name, each in sorted(state.items()) if name not in changed]
-
-    def _remember(self, value: Any, text: str) -> None:
-        self._known[id(value)] = text
-        self._kept.append(value)
-
-    def _free(self, key: str) -> str:
-        """`key`, marked where two functions have one name."""
-        return key if key not in self.parts else self._free(f"{key}'")
-
-    @contextmanager
-    def _inside(self, value: Any, name: str) -> Iterator[None]:
-        """Read a value that may contain itself."""
-        self._remember(value, f"the {name} around it")
-        try:
-            yield
-        finally:
-            del self._known[id(value)]
 
 
 _READERS: list[tuple[Any, Callable[[Walk, Any], str]]] = [
