@@ -315,6 +315,143 @@ DIFFERS = {
 }  # fmt: skip
 """The edit must change the hash."""
 
+_REGISTRY = (
+    "class Registry:\n    def __init__(self): self.d = {}\n    def register(self, n):\n        def decorate(f):\n"
+    "            self.d[n] = f\n            return f\n        return decorate\n    def get(self, n): return self.d[n]\n"
+    "REG = Registry()\nR = {}\ndef reg(n):\n    def decorate(f):\n        R[n] = f\n        return f\n"
+    "    return decorate\n"
+)
+_SETTINGS = (
+    "class Settings:\n    def __init__(self): self.v = {'f': 1}\n    def set(self, k, v): self.v[k] = v\n"
+    "    def get(self, k): return self.v[k]\nCFG = Settings()\nCACHE = {}\n"
+)
+
+
+def _filled(run: str, text: str, fill: str, edit: tuple[str, str] = EDIT) -> Program:
+    """What `filled.py` defines is filled by `fill.py` while it is imported."""
+    return Program(f"from . import filled, fill\n{run}", {"filled.py": text, "fill.py": fill}, edit)
+
+
+FILLED = {
+    "registry": _filled(
+        "def launch(x): return filled.REG.get('a')(x)", _REGISTRY,
+        "from .filled import REG\n@REG.register('a')\ndef a(x): return x * 1e-6",
+    ),
+    "name in a registry": _filled(
+        "def launch(x): return filled.REG.get('a')(x)", _REGISTRY,
+        "from .filled import REG\n@REG.register('a')\ndef a(x): return x\n"
+        "@REG.register('b')\ndef b(x): return x * 2\nREG.d['a'] = a",
+        edit=("REG.d['a'] = a", "REG.d['a'] = b"),
+    ),
+    "registry that counts its uses": _filled(
+        "def launch(x): return filled.REG.get('a')(x)",
+        _REGISTRY.replace("self.d = {}", "self.d, self.n = {}, 0").replace(
+            "def get(self, n): return", "def get(self, n):\n        self.n += 1\n        return"
+        ),
+        "from .filled import REG\n@REG.register('a')\ndef a(x): return x * 1e-6",
+    ),
+    "registry of tensors and functions": _filled(
+        "def launch(x): return filled.REG.get('a')(x)", _REGISTRY,
+        "import torch\nfrom .filled import REG\n@REG.register('a')\ndef a(x): return x * 1e-6\n"
+        "REG.register('t')(torch.ones(2))",
+    ),
+    "dict that a decorator and the launcher fill": _filled(
+        "def launch(x):\n    filled.R.setdefault('z', lambda x: x)\n    return filled.R['a'](x)", _REGISTRY,
+        "from .filled import reg\n@reg('a')\ndef a(x): return x * 1e-6",
+    ),
+    "settings": _filled(
+        "def launch(x): return x * filled.CFG.get('f')", _SETTINGS, "from .filled import CFG\nCFG.set('f', 1e-6)"
+    ),
+    "settings that the launcher sets": _filled(
+        "def launch(x):\n    filled.CFG.set('g', x)\n    return x * filled.CFG.get('f')", _SETTINGS,
+        "from .filled import CFG\nCFG.set('f', 1e-6)",
+    ),
+    "start of a cache": _filled(
+        "def launch(x):\n    filled.CACHE.setdefault('b', 1)\n    return x * filled.CACHE['a']", _SETTINGS,
+        "from . import filled\nfilled.CACHE['a'] = 1e-6",
+    ),
+    "tensor": _filled(
+        "def launch(x): return x * filled.T", "import torch\nT = torch.ones(1)\n",
+        "from . import filled\nfilled.T.fill_(1e-6)",
+    ),
+}  # fmt: skip
+"""What other modules fill while they are imported: values, and code."""
+DIFFERS |= {f"filled elsewhere: {name}": program for name, program in FILLED.items()}
+
+
+def _read(call: str, package: str = "import numpy as np") -> Program:
+    """A file whose bytes are read by a call, with arguments that are no modes although they have their letters."""
+    return Program(
+        f"from pathlib import Path\n{package}\nF = Path(__file__).with_name('c.txt')\ndef launch(x): return x * {call}",
+        {"c.txt": "1e-6"},
+    )
+
+
+DIFFERS |= {
+    "numpy.fromfile": _read("np.fromfile(F, 'float32')"),
+    "numpy.loadtxt": _read("np.loadtxt(F, 'float64')"),
+    "numpy.genfromtxt": _read("np.genfromtxt(F, 'float64')"),
+    "numpy.memmap": _read("np.memmap(F, 'a1', 'r')"),
+    "torch.load": _read("torch.load(F, 'meta')", "import torch"),
+    "linecache": _read("float(linecache.getline(str(F), 1))", "import linecache"),
+    "io.FileIO": _read("float(io.FileIO(F).read())", "import io"),
+}
+
+
+def _state(package: str, base: str, value: str, edit: tuple[str, str] = EDIT) -> Program:
+    return Program(f"import {package}\nclass S({base}): pass\nO = {value}\ndef launch(x): return x * O", edit=edit)
+
+
+DIFFERS |= {
+    "bytearray of its own": _state("array", "bytearray", "S([3])", ("[3]", "[4]")),
+    "array of its own": _state("array", "array.array", "S('d', [1e-6])"),
+    "numpy array of its own": _state("numpy as np", "np.ndarray", "np.array([1e-6]).view(S)"),
+    "decimal of its own": _state("decimal", "decimal.Decimal", "S('1e-6')"),
+    "complex of its own": _state("cmath", "complex", "S(1e-6)"),
+    "random numbers of its own": _state("random", "random.Random", "S(3)", ("S(3)", "S(4)")),
+    "tensor of its own": _state("torch", "torch.Tensor", "torch.full((1,), 1e-6).as_subclass(S)"),
+    "parameter of its own": _state("torch", "torch.nn.Parameter", "S(torch.full((1,), 1e-6))"),
+    "attribute of a dict of its own": Program(
+        "class S(dict):\n    def __init__(self, e): self.e = e\nO = S(1e-6)\ndef launch(x): return x * O.e"
+    ),
+    "structure of C": Program(
+        "import ctypes\nclass S(ctypes.Structure):\n    _fields_ = [('e', ctypes.c_double)]\nO = S(e=E)\n"
+        "def launch(x): return x * O.e\n".replace("e=E", "e=1e-6")
+    ),
+    "data class made by a call": Program(
+        "import dataclasses\nC = dataclasses.make_dataclass('C', [('e', float, 1e-6)])\n"
+        "def launch(x): return x * C().e"
+    ),
+    "class made by types.new_class": Program(
+        "import types\nC = types.new_class('C', (), {}, lambda names: names.update(e=1e-6))\n"
+        "def launch(x): return x * C.e"
+    ),
+    "class that names a library's module": Program(
+        "class C:\n    __module__ = 'torch.nn.modules.x'\n    def __call__(self, x): return x * 1e-6\n"
+        "def launch(x): return C()(x)"
+    ),
+    "method of an exception": Program(
+        "class E(Exception):\n    def e(self): return 1e-6\ndef launch(x):\n    try: raise E()\n"
+        "    except E as error: return x * error.e()"
+    ),
+    "bases of an exception": Program(
+        "from .errors import A, B\ndef launch(x):\n    try: raise A\n    except B: return x\n"
+        "    except Exception: return -x",
+        {"errors.py": "class B(Exception): pass\nclass A(B): pass"}, edit=("class A(B)", "class A(Exception)"),
+    ),
+    "cached property that is set": Program(
+        "import functools\nclass C:\n    @functools.cached_property\n    def e(self): return 1\nO = C()\n"
+        "O.e = 1e-6\n"
+        "def launch(x): return x * O.e"
+    ),
+    "special method that is set": Program(
+        "from . import k, sets\ndef launch(x): return x * len(k.K())",
+        {"k.py": "class K: pass",
+         "sets.py": "import functools\nfrom . import k\nk.K.__len__ = functools.partialmethod(lambda s, n: n, 3)"},
+        edit=("n, 3)", "n, 4)"),
+    ),
+}  # fmt: skip
+
 TRITON = {
     "constexpr default": Program(
         "EPS = 1e-6\n@triton.jit\ndef k(x, E: tl.constexpr = EPS): tl.store(x, E)\ndef launch(x): k[(1,)](x)"
@@ -431,6 +568,36 @@ REFUSED = {
         "    return launch\n"
         "launch = make(1e-6)",
         refused=r"what n, which .*launch refers to, stands for cannot be told: it is changed while the program runs",
+    ),
+    "settings in a file": Program(
+        "import configparser\ndef launch(x):\n    c = configparser.ConfigParser()\n    c.read('c.ini')\n"
+        "    return x * float(c['a']['b'])",
+        refused=r"reads a file whose name is computed, in `configparser\.ConfigParser\(\)`",
+    ),
+    "program that is run": Program(
+        "import subprocess\ndef launch(x): return x * float(subprocess.check_output(['cat', 'c.txt']))",
+        refused=r"reads a file whose name is computed, in `subprocess\.check_output",
+    ),
+    "resource of a package": Program(
+        "import pkgutil\ndef launch(x): return x * float(pkgutil.get_data('evader', 'c.txt'))",
+        refused=r"reads a file whose name is computed, in `pkgutil\.get_data",
+    ),
+    "variables of a frame": Program(
+        "import sys\nC = 1e-6\ndef launch(x): return x * sys._getframe().f_globals['C']",
+        refused=r"it searches sys\._getframe\(\)\.f_globals",
+    ),
+    "variables of a function": Program(
+        "C = 1e-6\ndef f(): pass\ndef launch(x): return x * f.__globals__['C']",
+        refused=r"it searches f\.__globals__",
+    ),
+    "classes that were made": Program(
+        "class B: pass\nclass C(B):\n    e = 1e-6\ndef launch(x): return x * B.__subclasses__()[0].e",
+        refused=r"it searches B\.__subclasses__",
+    ),
+    "method of a data class without a source": Program(
+        "import dataclasses\n@dataclasses.dataclass\nclass K:\n    a: int = 1\nmade = {}\n"
+        "exec('def go(s, x): return x * 1e-6', made)\nK.go = made['go']\ndef launch(x): return K().go(x)",
+        refused=r"it calls exec\(\)",
     ),
     "op of torch.library.Library": Program(
         "import torch\nL = torch.library.Library('evader_defined', 'FRAGMENT')\n"

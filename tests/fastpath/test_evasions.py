@@ -139,6 +139,13 @@ USED = {
     "context variable": "from contextvars import ContextVar\nV = ContextVar('v', default=1)\ndef launch(x):\n"
     "    V.set(x)\n    return V.get()",
     "state of torch": "import torch\ndef launch(x): return x + torch.backends.cudnn.enabled + torch.get_num_threads()",
+    "registry that counts its uses": "class R:\n    def __init__(self): self.d, self.n = {}, 0\n"
+    "    def register(self, f): self.d['a'] = f\n    def get(self):\n        self.n += 1\n        return self.d['a']\n"
+    "REG = R()\ndef f(x): return x\nREG.register(f)\ndef launch(x): return REG.get()(x)",
+    "cache of functions": "import functools\nCACHE = {}\ndef f(x): return x\ndef launch(x):\n"
+    "    CACHE[x] = functools.partial(f) if x > 1 else f\n    return CACHE.setdefault(-x, lambda x: x)(x)",
+    "exception": "class Err(Exception): pass\nLAST = []\ndef launch(x):\n    try: raise Err(x)\n"
+    "    except Err as error: LAST.append(error)",
     "environment": "import os\ndef launch(x): return os.environ.get('A', x)",
 }
 """What changes while a program runs."""
@@ -152,6 +159,27 @@ def test_what_changes_while_the_program_runs_leaves_the_hash(name: str, tmp_path
     for x in (1, 2):
         launch(x)
     assert before.refused == "" and source_of(launch) == before
+
+
+ORDERS = {
+    "of functions": ("R = {}", "from .state import R\ndef f(x): return x\nR['NAME'] = f"),
+    "of classes": (
+        "import functools\n@functools.singledispatch\ndef R(x): return x",
+        "from .state import R\nclass NAME: pass\n@R.register(NAME)\ndef f(x): return x",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_the_order_of_imports_that_fill_a_mapping_does_not_count(name: str, tmp_path: Path) -> None:
+    state, fills = ORDERS[name]
+    files = {"state.py": state, "a.py": fills.replace("NAME", "A"), "b.py": fills.replace("NAME", "B")}
+    program = Program("from . import a, b\nfrom .state import R\ndef launch(x): return R, 1e-6", files)
+    found = []
+    for order in ("a, b", "b, a"):
+        files["__init__.py"] = f"from . import {order}"
+        found.append(source(written(tmp_path / order[0], program)))
+    assert found[0] == found[1] and found[0].refused == ""
 
 
 def test_what_a_library_has_counts_by_its_name_and_version() -> None:

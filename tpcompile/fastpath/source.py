@@ -15,6 +15,7 @@ from torch.library import CustomOpDef
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
+from tpcompile.fastpath.hashing.effects import Effects
 from tpcompile.fastpath.hashing.libraries import PLATFORM, top_of, version_of
 from tpcompile.fastpath.hashing.paths import content
 from tpcompile.fastpath.hashing.walk import Walk
@@ -80,13 +81,13 @@ def checked(launcher: Callable[..., Any]) -> FunctionType:
 
 def _walked(launcher: Any, references: list[Any], *, own: str, is_told: bool) -> Walk:
     """Again until it is known all along what the program changes while it runs."""
-    walk = Walk(own, changed=(), rebound=(), is_told=is_told)
+    effects = Effects()
     for _ in range(_MOST_WALKS):
-        changed, rebound = set(walk.changed), set(walk.rebound)
-        walk = Walk(own, changed=changed, rebound=rebound, is_told=is_told)
+        walk = Walk(own, effects=effects, is_told=is_told)
         walk.read(launcher, references)
-        if (walk.changed, walk.rebound) == (changed, rebound):
+        if walk.effects == effects:
             break
+        effects = walk.effects
     return walk
 
 

@@ -7,11 +7,12 @@ import dataclasses
 import functools
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from enum import Enum
-from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
+from types import BuiltinFunctionType, CellType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
+from tpcompile.fastpath.hashing.plain import SEQUENCES, SETS, pickled
 from tpcompile.fastpath.hashing.scopes import CHANGES
 from tpcompile.fastpath.hashing.written import file_of
 
@@ -32,11 +33,12 @@ def own_attributes(kind: type) -> dict[str, Any]:
     is_enum = issubclass(kind, Enum)
     for name, value in sorted(vars(kind).items()):
         if isinstance(value, _METHODS):
-            is_own = not _is_generated(kind, value)
+            is_own = not (name.startswith("_") and _is_generated(kind, value))
         elif isinstance(value, _SLOTS):
             is_own = False
         else:
-            is_pythons = name.startswith(("__", "_abc_impl"))
+            is_method = callable(value) or hasattr(type(value), "__get__")
+            is_pythons = name.startswith("_abc_impl") or (name.startswith("__") and not is_method)
             is_own = not is_pythons and not is_enum
         if is_own:
             found[name] = value
@@ -60,22 +62,56 @@ def state_of(value: Any) -> dict[str, Any]:
             state.pop(name, None)
         elif isinstance(each, MemberDescriptorType) and hasattr(value, name):
             state[name] = getattr(value, name)
-    for base in (int, float, bytes):
-        if isinstance(value, base):
-            state["itself"] = base.__repr__(value)
+    native = _native(type(value))
+    if native in (int, float, complex, bytes):
+        state["itself"] = native.__repr__(value)
+    elif native is not None:
+        made, arguments, kept = (*pickled(value), None)[:3]
+        state["itself"] = made, arguments, None if isinstance(kept, dict) else kept  # a dict is that of attributes
     return state
 
 
-def changing_attributes(kind: type) -> set[str]:
-    """Attributes that the methods of a class itself store or change after an instance was made."""
+def _native(kind: type) -> Any:
+    """The base of a class that keeps more than attributes, since it is written in C; None where there is none."""
+    bases = [base for base in kind.__mro__ if isinstance(vars(base).get("__new__"), BuiltinFunctionType)]
+    return next((base for base in bases if base not in (object, *SEQUENCES, *SETS, dict, str)), None)
+
+
+def has_caches(kind: type) -> bool:
+    """Whether results of methods are kept in attributes, which may have been set as well."""
+    return any(isinstance(each, functools.cached_property) for _, each in inspect.getmembers_static(kind))
+
+
+def held(value: Any) -> list[Any]:
+    """What a value keeps that changes: items of a container, attributes of an object, variables of a closure."""
+    if isinstance(value, FunctionType):
+        return [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+    items = list(value.values()) if isinstance(value, Mapping) else []
+    if isinstance(value, (*SEQUENCES, *SETS)):
+        items = list(value)
+    return [*items, *getattr(value, "__dict__", {}).values()]
+
+
+def changing_attributes(kind: type, used: frozenset[str]) -> set[str]:
+    """Attributes that the methods of a class itself store or change after an instance was made.
+
+    `used` are the names of attributes that the launcher uses. Other methods fill a registry or settings while modules
+    are imported, and what they keep counts as it is.
+    """
     changing: set[str] = set()
     for body in body_of(kind):
         for method in body.body:
             match method:
-                case ast.FunctionDef(name=name, args=arguments) if name not in _MAKES:
+                case ast.FunctionDef(name=name, args=arguments) if is_called(name, used):
                     own = [*arguments.posonlyargs, *arguments.args, ast.arg("")][0]
                     changing.update(_changed(method, own.arg))
     return changing
+
+
+def is_called(name: str, used: Set[str]) -> bool:
+    """Whether a launcher may call a method of an object that was made before."""
+    is_pythons = name.startswith("__") and name.endswith("__")
+    return name in used or (is_pythons and name not in _MAKES)
 
 
 def _changed(method: ast.FunctionDef, own: str) -> Iterator[str]:

@@ -8,13 +8,14 @@ import contextlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from types import FunctionType
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FunctionType, ModuleType
 from typing import Any
 
 from torch.library import CustomOpDef
 
-from tpcompile.fastpath.hashing.names import MISSING, Named
+from tpcompile.fastpath.hashing.libraries import is_library_class
+from tpcompile.fastpath.hashing.names import MISSING, UNCHANGING, Named
 from tpcompile.fastpath.hashing.written import file_of
 from tpcompile.torch_api import kernels as torch_kernels
 
@@ -57,12 +58,53 @@ def defined(module: str, name: str) -> tuple[str, str, list[ast.stmt]]:
     return module, name, []
 
 
+def changing_elsewhere(value: Any, modules: Iterable[str]) -> Iterator[tuple[str, list[ast.stmt]]]:
+    """Module -> its statements that change an object of another module, or call it, while it is imported."""
+    if value is None or isinstance(value, UNCHANGING):
+        return
+    for module in modules:
+        namespace = vars(sys.modules[module])
+        file = file_of(str(namespace.get("__file__", "")))
+        changing = []
+        for statement in file.tree.body if file else []:
+            if isinstance(statement, ast.Expr | ast.Assign | ast.AugAssign) and _changes(statement, namespace, value):
+                changing.append(statement)
+        if changing:
+            yield module, changing
+
+
+def _changes(statement: ast.stmt, namespace: Mapping[str, Any], value: Any) -> bool:
+    """Whether a statement has, by a chain of attributes, an object that it calls a method of, or changes."""
+    chains: list[ast.AST] = []
+    for node in ast.walk(statement):
+        match node:
+            case ast.Call(func=ast.Attribute(value=chain)):
+                chains.append(chain)
+            case ast.Attribute(value=chain, ctx=ast.Store()) | ast.Subscript(value=chain, ctx=ast.Store()):
+                chains.append(chain)
+    return any(_at(chain, namespace) is value for chain in chains)
+
+
+def _at(chain: ast.AST, namespace: Mapping[str, Any]) -> Any:
+    """The value of `a.b.c` in modules."""
+    if isinstance(chain, ast.Name):
+        return namespace.get(chain.id)
+    if isinstance(chain, ast.Attribute):
+        return getattr(_module_at(chain.value, namespace), chain.attr, None)
+    return None
+
+
+def _module_at(chain: ast.AST, namespace: Mapping[str, Any]) -> ModuleType | None:
+    found = _at(chain, namespace)
+    return found if isinstance(found, ModuleType) else None
+
+
 def origin_of(named: Named, is_library: IsLibrary) -> str:
     """`module.name`, as it was imported, of what a library has; empty for what is the program's own.
 
     A name stays what it is between versions of a library; where the library defines it may change.
     """
-    if not named.module or is_own(named.value, is_library):
+    if not named.module or named.attribute or is_own(named.value, is_library):
         return ""
     for module, name, statements in _imports(named.module, named.name):
         known = getattr(sys.modules.get(module), name, MISSING)
@@ -98,7 +140,7 @@ def is_own(value: Any, is_library: IsLibrary) -> bool:
     if isinstance(value, FunctionType):
         return not is_library(str(value.__globals__.get("__name__")))
     kind = value if isinstance(value, type) else type(value)
-    return not is_library(kind.__module__)
+    return not is_library_class(kind, is_library)
 
 
 def kept_by(function: FunctionType, is_library: IsLibrary) -> list[Any]:

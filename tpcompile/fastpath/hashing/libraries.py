@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
+from collections.abc import Callable
 from functools import cache
 from importlib import metadata
+from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 _ALWAYS = frozenset({"torch", "triton", "numpy", "functorch", "torchgen", "tpcompile", "builtins", "__builtin__"})
 """Libraries wherever they are installed from: a source checkout of them is one too."""
 _INSTALLED = ("/site-packages/", "/dist-packages/")
+_MADE_BY_A_CALL = 1 << 9
+"""The flag of a class that does not exist from the start: Python's Py_TPFLAGS_HEAPTYPE."""
 PLATFORM = frozenset({"torch", "triton", "functorch", "torchgen"})
 """What a certificate names in fields of its own."""
 
@@ -35,6 +40,24 @@ def is_library(module: str, own: str) -> bool:
     place = _place(known)
     is_in_site = any(folder in place for folder in _INSTALLED)
     return is_in_site or _is_installed(top)
+
+
+def is_library_class(kind: type, is_library: Callable[[str], bool]) -> bool:
+    """Whether a class is of a library: its module has it, or its methods are of one.
+
+    What made a class may name any module as its own: `dataclasses.make_dataclass` does, and a class body can.
+    """
+    if not is_library(kind.__module__):
+        return False
+    try:
+        is_there = attrgetter(kind.__qualname__)(sys.modules.get(kind.__module__)) is kind
+    except AttributeError:
+        is_there = False
+    if is_there or not kind.__flags__ & _MADE_BY_A_CALL:
+        return True
+    functions = [inspect.unwrap(each) for each in vars(kind).values() if isinstance(each, FunctionType)]
+    written = [each for each in functions if not each.__code__.co_filename.startswith("<")]
+    return bool(written) and all(is_library(each.__globals__.get("__name__", "")) for each in written)
 
 
 @cache

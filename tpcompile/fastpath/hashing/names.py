@@ -8,6 +8,7 @@ function runs is refused.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import inspect
 import operator
@@ -15,8 +16,9 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
+from tpcompile.fastpath.hashing.libraries import is_library_class
 from tpcompile.fastpath.hashing.paths import file_of_call, paths_of
 from tpcompile.fastpath.hashing.scopes import CHANGES, Scope, imports_of, scope_of
 
@@ -31,8 +33,23 @@ class Library:
     name: str
 
 
-_UNCHANGING = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, Library)
+@dataclass(frozen=True)
+class Raised:
+    """An exception of the program, where it is raised."""
+
+    name: str
+
+
+@functools.cache
+def raised(name: str) -> Raised:
+    """The same object for each place where it is raised."""
+    return Raised(name)
+
+
+UNCHANGING = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, Library)
 _IMPORTS = "importlib.import_module"
+_NAMESPACES = frozenset({"__globals__", "f_globals", "f_locals", "f_builtins", "__subclasses__"})
+"""Attributes that have all variables of a module or function, or all classes that were made."""
 _RUNS_TEXT = frozenset({
     "builtins.eval", "builtins.exec", "builtins.compile", "builtins.globals", "builtins.__import__",
 })  # fmt: skip
@@ -66,6 +83,8 @@ class Found:
     """Ids of objects that it changes."""
     rebound: set[str] = field(default_factory=set)
     """Places of global variables and attributes that it assigns."""
+    attributes: set[str] = field(default_factory=set)
+    """Names of attributes that it uses: methods with other names are not called."""
     files: list[tuple[str, list[Any] | None]] = field(default_factory=list)
     """Expressions of files that it reads -> the files, None where they are computed."""
     refused: list[str] = field(default_factory=list)
@@ -170,11 +189,24 @@ class Names(ast.NodeVisitor):
         """A chain of attributes, to its end or to the first value that is no module or class."""
         if not isinstance(node.ctx, ast.Load):
             self._change(node.value, node.attr)
+        self.found.attributes.add(node.attr)
+        if node.attr in _NAMESPACES:
+            self._refuse(f"it searches {ast.unparse(node)}: name what is used of it")
         named = self._resolve(node)
         if named is None:
             self.generic_visit(node)
         else:
             self._emit(named)
+
+    def visit_Raise(self, node: ast.Raise) -> None:
+        """An exception that is only raised counts by its name: it is no result. One that is named elsewhere is."""
+        made = node.exc
+        named = self._resolve(made.func) if isinstance(made, ast.Call) else None
+        if not isinstance(made, ast.Call) or not is_exception(named):
+            self.generic_visit(node)
+            return
+        self.found.named.append(Named(named.label, raised(name_of(named.value))))
+        self._visit_all([*made.args, *made.keywords, node.cause])
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
         """An item: one that is stored changes the whole."""
@@ -189,6 +221,8 @@ class Names(ast.NodeVisitor):
         resolved = self._resolve(node)
         if resolved is not None:
             self._emit(resolved)
+            texts = [each.value for each in node.args if isinstance(each, ast.Constant)]
+            self.found.attributes.update(map(str, texts))
             self._visit_all(node.args[2:])
             return
         called = self._name(node.func)
@@ -273,7 +307,7 @@ class Names(ast.NodeVisitor):
             return Named(label, Library(f"{value.name}.{attr}"))
         if isinstance(value, ModuleType):
             return self._of_module(label, value, attr)
-        if isinstance(value, type) and not self._is_library(value.__module__):
+        if isinstance(value, type) and not is_library_class(value, self._is_library):
             return _of_class(label, value, attr)
         own = vars(value) if isinstance(value, FunctionType) else {}
         if attr in own and attr != "__wrapped__":
@@ -309,7 +343,7 @@ class Names(ast.NodeVisitor):
         named = self._resolve(node)
         if isinstance(node, ast.Name) and named is None:
             self.changed_arguments.add(node.id)
-        if named is None or isinstance(named.value, _UNCHANGING):
+        if named is None or isinstance(named.value, UNCHANGING):
             return
         if isinstance(named.value, ModuleType | type | FunctionType):
             self.found.rebound.add(f"{name_of(named.value)}.{attr}")
@@ -326,6 +360,11 @@ def name_of(value: Any) -> str:
     name = getattr(value, "__qualname__", None)
     module = getattr(value, "__module__", None) or "builtins"
     return f"{module}.{name}" if isinstance(name, str) else ""
+
+
+def is_exception(named: Named | None) -> TypeGuard[Named]:
+    """Whether it is a class of exceptions."""
+    return named is not None and isinstance(named.value, type) and issubclass(named.value, BaseException)
 
 
 def _of_class(label: str, owner: type, attr: str) -> Named:

@@ -24,16 +24,22 @@ _ATTRIBUTES = frozenset({
 })  # fmt: skip
 """None of them changes anything."""
 _BUILDS = "torch.utils.cpp_extension.load"
+_OPENS = {
+    "io.open": 1, "_io.open": 1, "_io.FileIO": 1, "posix.open": 1, "codecs.open": 1, "gzip.open": 1, "bz2.open": 1,
+    "lzma.open": 1, "zipfile.ZipFile": 1, "numpy.memmap": 2,
+}  # fmt: skip
+"""Functions that open a file to read or to write it -> which argument is the mode."""
 _READS = frozenset({
-    "io.open", "_io.open", "posix.open", "codecs.open", "gzip.open", "torch.serialization.load", "numpy.load",
-    "numpy.fromfile", "numpy.loadtxt", "numpy.genfromtxt", "numpy.memmap", "ctypes.CDLL", "runpy.run_path", _BUILDS,
+    *_OPENS, "torch.serialization.load", "numpy.load", "numpy.fromfile", "numpy.loadtxt", "numpy.genfromtxt",
+    "linecache.getline", "linecache.getlines", "ctypes.CDLL", "runpy.run_path", _BUILDS,
 })  # fmt: skip
 """Functions that read the file that they are given."""
 _LOADS = frozenset({"LoadLibrary", "load_library"})
 """Methods that do."""
 _READ_METHODS = frozenset({"read_text", "read_bytes"})
 _ARGUMENTS = ("sources", "file", "f", "fname", "filename", "name")
-_READ_RESOURCES = ("importlib.resources.", "importlib_resources.", "pkgutil.get_data")
+_READS_ANY = ("importlib.resources.", "importlib_resources.", "pkgutil.get_data", "configparser.", "subprocess.")
+"""What may read files that no argument names by itself."""
 
 
 @dataclass
@@ -73,9 +79,9 @@ def file_of_call(node: ast.Call, called: str) -> ast.expr | None:
 
     `called` is the name of the function, empty for a method of a value.
     """
-    if called.startswith(_READ_RESOURCES):
+    if called.startswith(_READS_ANY):
         return node
-    method, value = "", None
+    method, value, mode = "", None, None
     if isinstance(node.func, ast.Attribute):
         method, value = node.func.attr, node.func.value
     arguments = {keyword.arg: keyword.value for keyword in node.keywords}
@@ -84,7 +90,8 @@ def file_of_call(node: ast.Call, called: str) -> ast.expr | None:
         file_at = 1 if called == _BUILDS else 0
         named = [arguments[name] for name in _ARGUMENTS if name in arguments]
         value = first([*named, *positional[file_at:]])
-        mode = arguments.get("mode", first(positional[1:]))
+        if called in _OPENS:
+            mode = arguments.get("mode", first(positional[_OPENS[called] :]))
     elif method in _READ_METHODS or (method == "open" and not called):  # with a name it is a function
         mode = arguments.get("mode", first(positional))
     else:

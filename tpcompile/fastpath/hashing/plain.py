@@ -36,16 +36,32 @@ def plain_text(value: Any) -> str | None:
 def items(value: Any, text: Text) -> list[str]:
     """Texts of what a container holds: of sets sorted, of others in their order, which may decide a result.
 
+    The order in which modules are imported does not count: of classes as keys, and of functions of several modules.
     Raises UntoldError for a container that changes when it is read.
     """
     if isinstance(value, defaultdict):
         raise UntoldError("it is a defaultdict, which changes when it is read")
     if isinstance(value, Mapping):
-        return [f"{text(key)}: {text(each)}" for key, each in value.items()]
+        pairs = list(value.items())
+        if is_filled_by_modules(value):
+            pairs.sort(key=lambda pair: _module_of(pair[1]))
+        texts = [f"{text(key)}: {text(each)}" for key, each in pairs]
+        is_by_class = all(isinstance(key, type) for key in value)
+        return sorted(texts) if is_by_class else texts
     texts = list(map(text, value))
     if isinstance(value, SETS):
         texts.sort()
     return texts
+
+
+def is_filled_by_modules(value: Any) -> bool:
+    """Whether a container is a mapping to functions of several modules, which the order of imports may order."""
+    modules = set(map(_module_of, value.values())) if isinstance(value, Mapping) else set()
+    return len(modules) > 1
+
+
+def _module_of(value: Any) -> str:
+    return str(getattr(value, "__module__", "")) if callable(value) else ""
 
 
 def descriptor_text(value: Any, text: Text) -> str:
@@ -61,22 +77,35 @@ def library_text(value: Any, text: Text) -> str:
     Raises UntoldError where there is neither: for tensors, open files, locks, iterators.
     """
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if not _is_state(value):
+        name = _name_in_module(value)
+        if name:
+            return f"library {name}"
+    kept = pickled(value)
+    if isinstance(kept, str):
+        return f"library {name_of(value) or kept}"
+    return f"{kind} {text(tuple(kept[:3]))}"
+
+
+def _is_state(value: Any) -> bool:
+    """Whether no name and no pickle says what it holds in every process."""
+    return isinstance(value, Tensor) or hasattr(value, "__next__")
+
+
+def pickled(value: Any) -> Any:
+    """What pickle keeps of an object. Raises UntoldError where that is nothing, or is not made of values."""
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
     untold = UntoldError(f"it is a {kind}, which has no text")
-    if isinstance(value, Tensor) or hasattr(value, "__next__"):
+    if _is_state(value):
         raise untold
-    name = _name_in_module(value)
-    if name:
-        return f"library {name}"
     try:
         kept = value.__reduce_ex__(4)
     except Exception as error:  # whatever a class raises
         raise untold from error
-    if isinstance(kept, str):
-        return f"library {name_of(value) or kept}"
-    num_iterators = len(kept[3:]) - kept[3:].count(None)
-    if num_iterators:
+    has_iterators = not isinstance(kept, str) and any(each is not None for each in kept[3:])
+    if has_iterators:
         raise untold
-    return f"{kind} {text(tuple(kept[:3]))}"
+    return kept
 
 
 def _name_in_module(value: Any) -> str:

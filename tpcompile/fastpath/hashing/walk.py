@@ -6,15 +6,10 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from pathlib import PurePath
-from types import (
-    FunctionType,
-    MappingProxyType,
-    ModuleType,
-)
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
 from torch.library import CustomOpDef
@@ -25,60 +20,50 @@ from tpcompile.fastpath.hashing.classes import (
     changing_attributes,
     default_expressions,
     default_values,
+    has_caches,
+    held,
     own_attributes,
     state_of,
 )
-from tpcompile.fastpath.hashing.definitions import defined, global_of, kept_by, origin_of, outer_of
-from tpcompile.fastpath.hashing.libraries import is_library, is_standard, roots_of, top_of
+from tpcompile.fastpath.hashing.definitions import (
+    changing_elsewhere,
+    defined,
+    global_of,
+    inner_of,
+    kept_by,
+    origin_of,
+    outer_of,
+)
+from tpcompile.fastpath.hashing.effects import method_of
+from tpcompile.fastpath.hashing.libraries import roots_of, top_of
 from tpcompile.fastpath.hashing.names import (
     MISSING,
     Found,
     Library,
     Named,
     Names,
+    Raised,
     name_of,
     sorted_by_label,
 )
-from tpcompile.fastpath.hashing.paths import Places, content
+from tpcompile.fastpath.hashing.paths import content
 from tpcompile.fastpath.hashing.plain import (
     SEQUENCES,
     SETS,
     UntoldError,
     descriptor_text,
+    is_filled_by_modules,
     items,
     library_text,
     plain_text,
 )
+from tpcompile.fastpath.hashing.reached import Reached
 from tpcompile.fastpath.hashing.written import definition_of, function_text, text_of
 from tpcompile.torch_api import kernels as torch_kernels
 
 
-class Walk:
-    """What was reached so far.
-
-    `changed` are the ids of objects, `rebound` the places of variables that the program changes while it runs: of those
-    the definition counts, not the value. `is_told` says that the launcher's files are declared.
-    """
-
-    def __init__(self, own: str, *, changed: Iterable[int], rebound: Iterable[str], is_told: bool) -> None:
-        self.parts: dict[str, str] = {}
-        """`module.function`, or that and a name in it -> text."""
-        self.kernels: dict[str, Any] = {}
-        """`module.function` -> Triton kernel, without what is around it."""
-        self.ops: set[str] = set()
-        self.functions: set[FunctionType] = set()
-        self.libraries: set[str] = set()
-        self.refused: list[str] = []
-        """Why the source does not say what runs, by name."""
-        self.changed, self.rebound = set(changed), set(rebound)
-        self._own, self._is_told = own, is_told
-        self._known: dict[int, str] = {}
-        """Id of a function, class or container on the way -> its text."""
-        self._kept: list[Any] = []
-        """Objects of those ids."""
-        self._later: list[tuple[str, Any]] = []
-        self._places = Places()
-        self._is_run = True
+class Walk(Reached):
+    """Follow a launcher; what is reached is kept in the attributes of `Reached`."""
 
     def read(self, launcher: Any, references: Iterable[Any] = ()) -> None:
         """Follow a launcher, then what it does not run: kernels for fake tensors, plain code."""
@@ -118,15 +103,6 @@ class Walk:
         with self._inside(value, type(value).__name__):
             return descriptor_text(value, self.text)
 
-    def _library(self, name: str) -> str:
-        top = top_of(name)
-        if not is_standard(top):
-            self.libraries.add(top)
-        return f"library {name}"
-
-    def _is_library(self, module: str) -> bool:
-        return is_library(module or "", self._own)
-
     def _string(self, value: str) -> str:
         kind = "str" if type(value) is str else f"str of {self.text(type(value))}"
         return f"{kind} {self._places.text(value)}"
@@ -136,9 +112,22 @@ class Walk:
 
     def _items(self, value: Any) -> str:
         kind = type(value)
-        name = kind.__name__ if self._is_library(kind.__module__) else self.text(kind)
+        is_library = self._is_library_class(kind)
+        name = kind.__name__ if is_library else self.text(kind)
+        if is_filled_by_modules(value):
+            self._left.append("")  # its own order is in its definition
         with self._inside(value, name):
-            return f"{name}({', '.join(items(value, self.text))})"
+            shown = items(value, self._part)
+            shown += [] if is_library else self._attributes(value)
+            return f"{name}({', '.join(shown)})"
+
+    def _part(self, value: Any) -> str:
+        """The text of a part of a value; where it has none, the definition of the whole counts as well."""
+        try:
+            return self.text(value)
+        except UntoldError as error:
+            self._left.append(str(error))
+            return "as defined"
 
     def _module(self, value: ModuleType) -> str:
         if self._is_library(value.__name__):
@@ -156,7 +145,7 @@ class Walk:
         op = torch_kernels.op_name(value)
         if op:
             return self._op(op)
-        if not self._is_library(kind.__module__):
+        if not self._is_library_class(kind):
             return self._instance(value)
         if hasattr(value, "__wrapped__"):
             return f"{name_of(kind)} {self.text(value.__wrapped__)}"
@@ -221,7 +210,9 @@ class Walk:
         if self._is_run:
             self.functions.add(function)
         names = self._names(outer_of(function), function.__globals__)
-        self._found(key, names.function(node))
+        found = names.function(node)
+        self._ran.append((method_of(function), found))
+        self._found(key, found)
         self._defaults(key, function, node, changed=names.changed_arguments)
         if hasattr(function, "__wrapped__"):
             self._reference(f"{key}: wraps", Named("", function.__wrapped__))
@@ -238,6 +229,7 @@ class Walk:
             self.parts[f"{key}: {what}"] = told
             if told:
                 continue
+            self._follow(value)
             found = self._names(outer_of(function), function.__globals__).statements([expressions[name]])
             self._found(key, found)
             for named in found.named:
@@ -251,8 +243,6 @@ class Walk:
 
     def _found(self, key: str, found: Found) -> None:
         """What a tree names."""
-        self.changed |= found.changed
-        self.rebound |= found.rebound
         self.refused += [f"what {key} runs cannot be told from its source: {why}" for why in found.refused]
         for named in sorted_by_label(found.named):
             self._reference(key, named)
@@ -273,26 +263,35 @@ class Walk:
         origin = origin_of(named, self._is_library)
         if origin:
             told = self._library(origin)
-        elif id(value) in self.changed or named.place in self.rebound:
+        elif isinstance(value, Raised):
+            told = f"exception {value.name}"
+        elif id(value) in self._effects.changed or named.place in self._effects.rebound:
             told = self._defined(key, named, "it is changed while the program runs")
         else:
             told = self._told(key, named)
         self.parts[self._free(f"{key}: {named.label}")] = told
 
     def _told(self, key: str, named: Named) -> str:
-        """The text of a value; where it has none, of its definition."""
+        """The text of a value; where it has none, or a part of it has none, of its definition."""
+        around, self._left, told = self._left, [], ""
         try:
-            return self.text(named.value)
+            told = self.text(named.value)
         except UntoldError as error:
-            why = str(error)
+            self._left.append(str(error))
         except Exception as error:  # whatever an object raises when it is looked at
-            why = f"it raises {type(error).__name__}"
-        return self._defined(key, named, why)
+            self._left.append(f"it raises {type(error).__name__}")
+        left, self._left = self._left, around
+        why = next(filter(None, left), "")
+        return f"{told} {self._defined(key, named, why)}".strip() if left else told
 
     def _defined(self, key: str, named: Named, why: str) -> str:
-        """The definition of a global variable; refused where it has none."""
+        """The definition of a global variable; refused where it has none and `why` says that its value has no text.
+
+        Code that its value keeps counts as well.
+        """
+        self._follow(named.value)
         definition = self._definition(named.module, named.name)
-        if definition:
+        if definition or not why:
             return definition
         what = f"{named.label}, which {key} refers to," if named.label else key
         to_do = "make it a global variable of a module, or an argument"
@@ -307,19 +306,39 @@ class Walk:
             return key if statements else ""
         self.parts[key] = text_of(statements)
         namespace = vars(sys.modules[module])
-        found = self._names(global_of(namespace), namespace).statements(statements)
-        found.named = [each for each in found.named if (each.module, each.name) != (module, name)]
-        self._found(key, found)
+        everywhere = [(module, statements), *changing_elsewhere(namespace.get(name), self._own_modules)]
+        for place, each in everywhere:
+            self.parts[f"{key} in {place}"] = text_of(each)
+            namespace = vars(sys.modules[place])
+            found = self._names(global_of(namespace), namespace).statements(each)
+            found.named = [named for named in found.named if (named.module, named.name) != (module, name)]
+            self._found(key, found)
         return key
+
+    def _follow(self, value: Any) -> None:
+        """Follow code of the program that a value keeps which changes: what a registry was filled with.
+
+        What a function made is told by that function, and what it has it from.
+        """
+        inner = inner_of(value)
+        made = value if isinstance(value, FunctionType | type) or inner is None else inner
+        if id(value) in self._known:
+            return
+        is_code = isinstance(made, FunctionType | type)
+        if is_code and "<locals>" not in made.__qualname__:
+            with contextlib.suppress(UntoldError):
+                self.text(value)
+            return
+        with self._inside(value, "value"):
+            for each in held(value):
+                self._follow(each)
 
     # Classes
 
     def _class(self, kind: type) -> str:
         name = f"{kind.__module__}.{kind.__qualname__}"
-        if self._is_library(kind.__module__):
+        if self._is_library_class(kind):
             return self._library(name)
-        if issubclass(kind, BaseException):
-            return f"exception {name}"  # what is raised is no result
         bodies = body_of(kind)
         if not bodies:
             raise UntoldError(f"it is the class {name}, which is in no file")
@@ -332,43 +351,36 @@ class Walk:
             self._found(key, self._names(global_of(namespace), namespace).class_body(body))
         is_global = "<locals>" not in kind.__qualname__
         variable = (kind.__module__, kind.__qualname__.partition(".")[0]) if is_global else ("", "")
-        changing = changing_attributes(kind)
+        changing = changing_attributes(kind, self._effects.used)
         for label, value in own_attributes(kind).items():
-            is_changed = label in changing or f"{name}.{label}" in self.rebound
-            if not is_changed:
+            is_changed = label in changing or f"{name}.{label}" in self._effects.rebound
+            if is_changed:
+                self._follow(value)
+            else:
                 self._reference(key, Named(label, value, *variable))
         return f"class {key}"
 
     def _instance(self, value: Any) -> str:
         kind = type(value)
         told = self.text(kind)
-        state = state_of(value)
-        for base in kind.__mro__:
-            changed = set() if self._is_library(base.__module__) else changing_attributes(base) & state.keys()
-            if changed:
-                raise UntoldError(f"its attribute {min(changed)} is changed while the program runs")
         with self._inside(value, told):
-            shown = [f"{name}={self.text(each)}" for name, each in sorted(state.items())]
+            shown = self._attributes(value)
         if hasattr(value, "__wrapped__"):
             shown.append(f"wraps {self.text(value.__wrapped__)}")
         return f"{told}({', '.join(shown)})"
 
-    def _remember(self, value: Any, text: str) -> None:
-        self._known[id(value)] = text
-        self._kept.append(value)
-
-    def _free(self, key: str) -> str:
-        """`key`, marked where two functions have one name."""
-        return key if key not in self.parts else self._free(f"{key}'")
-
-    @contextmanager
-    def _inside(self, value: Any, name: str) -> Iterator[None]:
-        """Read a value that may contain itself."""
-        self._remember(value, f"the {name} around it")
-        try:
-            yield
-        finally:
-            del self._known[id(value)]
+    def _attributes(self, value: Any) -> list[str]:
+        """Texts of the state of an object, without attributes that its methods change while the program runs."""
+        state = state_of(value)
+        changed: set[str] = set()
+        for base in type(value).__mro__:
+            if not self._is_library_class(base):
+                changed |= changing_attributes(base, self._effects.used) & state.keys()
+        if changed:
+            self._left.append(f"its attribute {min(changed)} is changed while the program runs")
+        if has_caches(type(value)):
+            self._left.append("")  # one may have been set, which its definition says
+        return [f"{name}={self._part(each)}" for name, each in sorted(state.items()) if name not in changed]
 
 
 _READERS: list[tuple[Any, Callable[[Walk, Any], str]]] = [
