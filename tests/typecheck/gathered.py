@@ -209,7 +209,7 @@ PROGRAMS = (
     Scaled(sorted_maxima),
     Scaled(pairwise_maxima, is_complete=False),
     Scaled(merged_log_sums),
-    Scaled(merged_softmax_sums, is_complete=False),
+    Scaled(merged_softmax_sums),
     Scaled(gathered_squares),
     Scaled(gathered_norms),
     Scaled(gathered_means, is_complete=False),

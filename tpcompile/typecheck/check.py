@@ -115,7 +115,8 @@ def check_module(
         mode.report_cut_gradients(leaves)
     found = [*mode.violations, *_judged_outputs(mode, leaves, output_type)]
     violations = tuple(replace(violation, ranks=(rank,)) for violation in found)
-    return Report(group.size(), (rank,), mode.num_ops, violations, mode.num_judged, mode.not_followed_since)
+    backward = mode.collectives_behind(leaves)
+    return Report(group.size(), (rank,), mode.num_ops, violations, mode.num_judged, mode.not_followed_since, backward)
 
 
 def _declared_inputs(mode: SpmdTypeMode, inputs: Sequence[Any], types: Sequence[str | None] | None) -> list[Any]:
@@ -240,13 +241,15 @@ def _of_all_ranks(tp: int, reports: Sequence[Report]) -> Report:
 def _on_some_ranks(violation: Violation, reports: Sequence[Report]) -> Violation | None:
     """The violation as it is where a different rank does not run the op; None where there is none then.
 
-    A rank that lost track may have run the op as well, so each of the other ranks has to be judged whole.
+    A rank that lost track may have run the op as well, so each of the other ranks has to be judged whole. Nobody waits
+    for a collective in the backward that the others run for a different op, or for a multiple of zero.
     """
     others = [report for report in reports if report.ranks[0] not in violation.ranks]
     are_judged = all(report.is_complete and not report.violations for report in others)
     alone = violation.on_some_ranks
     if alone is None or not others or not are_judged:
         return violation
-    if not alone.rule:
+    runs_everywhere = all(alone.collective in report.backward for report in others)
+    if not alone.rule or runs_everywhere:
         return None
     return replace(violation, rule=alone.rule, why=alone.why, fix=alone.fix)

@@ -61,12 +61,16 @@ class Sources:
         found = [self._known.get(tensor) for tensor in tensors]
         return frozenset().union(*(names for names in found if names))
 
-    def add(self, tensors: Iterable[Tensor], operands: Iterable[Tensor]) -> None:
+    def add(self, step: Step, tensors: Iterable[Tensor], operands: Iterable[Tensor]) -> None:
         """Results depend on what their operands depend on; what was written in place on what it was before, too.
 
-        Not through integers, such as the place of the largest value: no gradient could go there.
+        Not through integers, such as the place of the largest value: no gradient could go there. Side by side with
+        values, such an index may be what is read, so of what is packed only the common ones count.
         """
-        names = self.of(filter(is_float, operands))
+        floats = list(filter(is_float, operands))
+        names = self.of(floats)
+        if step.name in ("aten.cat", "aten.stack"):
+            names = names.intersection(*(self.of((tensor,)) for tensor in floats))
         for tensor in tensors:
             known = names | self.of((tensor,))
             if known:
@@ -107,16 +111,20 @@ class Sources:
 
     def _reached(self, outputs: Iterable[Tensor]) -> frozenset[str]:
         """Parameters that a backward pass from the outputs gets to."""
-        waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
-        seen: set[Any] = set(waiting)
-        names = {self._names.get(id(output), "") for output in outputs}
-        while waiting:
-            node = waiting.pop()
-            names.add(self._names.get(id(getattr(node, "variable", None)), ""))
-            following = {function for function, _ in node.next_functions if function is not None} - seen
-            seen |= following
-            waiting += following
-        return frozenset(names)
+        leaves = [getattr(node, "variable", None) for node in nodes_behind(outputs)]
+        return frozenset(self._names.get(id(tensor), "") for tensor in [*outputs, *leaves])
+
+
+def nodes_behind(outputs: Iterable[Tensor]) -> set[Any]:
+    """The nodes of the autograd graph that a backward pass from the outputs gets to."""
+    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen: set[Any] = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        following = {function for function, _ in node.next_functions if function is not None} - seen
+        seen |= following
+        waiting += following
+    return seen
 
 
 def _violation(cut: _Cut, names: list[str]) -> Violation:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from tpcompile.typecheck.gradients import join, wrong_gradient
 from tpcompile.typecheck.layout import broadcast
-from tpcompile.typecheck.rules_scale import multiplier, weighted, weights_of
+from tpcompile.typecheck.ops import order_of
+from tpcompile.typecheck.rules_scale import is_times_ranks, multiplier, weighted, weights_of
 from tpcompile.typecheck.scale import is_close
 from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, Pending, SpmdType, Types
 from tpcompile.typecheck.step import Result, Step, is_zero, rule
@@ -60,12 +61,23 @@ def aligned(step: Step) -> Types:
 
 
 @rule(
-    "aten.neg", "aten.clone", "aten._to_copy", "aten.alias", "aten.lift_fresh", "aten.lift_fresh_copy", "aten.positive",
+    "aten.clone", "aten._to_copy", "aten.alias", "aten.lift_fresh", "aten.lift_fresh_copy", "aten.positive",
     "aten.contiguous", "aten.view_as", "aten.real", "aten.native_dropout", "aten.dropout",
 )  # fmt: skip
 def _linear(step: Step) -> Result:
     """Linear in its only operand: every type stays."""
     return step.type_at(0, "self")
+
+
+@rule("aten.neg")
+def _negated(step: Step) -> Result:
+    """Linear; the largest of the negatives is the negative of the smallest."""
+    x = step.type_at(0)
+    return replace(x, op=_op_of_negative(x.op))
+
+
+def _op_of_negative(op: str) -> str:
+    return {"max": "min", "min": "max"}.get(op, op)
 
 
 @rule("aten.tril", "aten.triu")
@@ -100,9 +112,10 @@ def _exponential(step: Step) -> Result:
 
 @rule("aten.pow")
 def _power(step: Step) -> Result:
-    """The square of a local 2-norm is a partial sum of squares."""
+    """The square of a local 2-norm is a partial sum of squares, as that of any norm to its order."""
     x = step.type_at(0)
-    if x.op == "norm" and step.arg(1, "exponent") == 2:
+    order = order_of(x.op)
+    if order and step.arg(1, "exponent") == order:
         return replace(x, op="sum")
     return pointwise(step)
 
@@ -116,13 +129,22 @@ def _absolute(step: Step) -> Result:
     return pointwise(step)
 
 
-@rule("aten.eq", "aten.ne")
+@rule("aten.eq", "aten.ne", "aten.ge", "aten.gt", "aten.le", "aten.lt")
 def _compared(step: Step) -> Result:
-    """x == x and abs(x) != inf are how isnan and isfinite are made; any other comparison reads the value."""
+    """x == x and abs(x) != inf are how isnan and isfinite are made; any other comparison reads the value.
+
+    A local extremum beside one of all ranks: whether this rank has it.
+    """
     left, right = step.args[:2]
     is_infinity = isinstance(right, float) and math.isinf(right)
-    is_probe = is_infinity or left is right
-    return UNKNOWN if is_probe and step.type_at(0).kind == "P" else pointwise(step)
+    is_probe = step.name in ("aten.eq", "aten.ne") and (is_infinity or left is right)
+    if is_probe and step.type_at(0).kind == "P":
+        return UNKNOWN
+    types = step.types
+    has_extremum = any(type_.is_partial_of("max", "min") for type_ in types)
+    if has_extremum and any(type_.is_reduced for type_ in types.of_kind("I", "R")):
+        return SpmdType("V")
+    return pointwise(step)
 
 
 @rule("aten.detach")
@@ -202,7 +224,9 @@ def _whole_with_partial(step: Step, partial: SpmdType, terms: Types) -> SpmdType
 def _shards_with_partial(step: Step, partial: SpmdType, terms: Types, shards: Types) -> SpmdType:
     is_subtracted = step.name == "aten.sub" and not _is_minuend(step)
     if is_subtracted and partial.op in ("max", "logsumexp"):
-        return replace(shards.shard, grad=terms.grad, pending=_local_shift(step, partial))
+        return replace(shards.shard, grad=terms.grad, pending=_local_shift(step, partial, "shift"))
+    if is_subtracted and partial.op == "mean":
+        return replace(shards.shard, grad=terms.grad, pending=_local_shift(step, partial, "moment"))
     return used_as_whole(step, partial, _ADDS)
 
 
@@ -218,22 +242,41 @@ _SHIFTED = ("max", "min", "logsumexp")
 """Reductions of x minus a number that are the reduction of x minus the number."""
 
 
-def _local_shift(step: Step, partial: SpmdType) -> Pending:
+_GLOBAL_FIRST = {
+    "shift": "all-reduce the maximum first; or multiply by exp(local - global maximum) before the sum over the ranks",
+    "moment": "make the mean global first: all-reduce the sum (dst='R') and divide by the global count; or add to the "
+    "sum of squares those of the gathered means around the global one",
+}
+
+
+def _local_shift(step: Step, partial: SpmdType, kind: str) -> Pending:
     made = partial.made(", made by {}")
     return step.pending(
-        "shift",
+        kind,
         "local-statistic",
         why=f"{step.name} subtracts a {partial.op} over the sharded dim{made}: a statistic of the local shard only",
-        fix="all-reduce the maximum first; or multiply by exp(local - global maximum) before the sum over the ranks",
+        fix=_GLOBAL_FIRST[kind],
     )
 
 
 def _wrong_summand(step: Step, partial: SpmdType, whole: Types) -> SpmdType | None:
-    """The first whole term that a sum over the ranks would not have once, with its gradient."""
+    """The first whole term that a sum over the ranks would not have once, with its gradient.
+
+    Beside a partial sum times the number of ranks it is judged as a term of an average, which nobody knows yet.
+    """
+    if is_times_ranks(step, partial):
+        return _wrong_in_average(step, whole)
     added = f"is added to the partial sum{partial.made(' made by {}')}"
     fix = "all_reduce the partial sum first, then add"
     judged = [wrong_summand(step, each, added=added, fix=fix) for each in whole]
     return next((wrong for wrong in judged if wrong is not None), None)
+
+
+def _wrong_in_average(step: Step, whole: Types) -> SpmdType:
+    share = 1 / step.world
+    for each in whole:
+        wrong_summand(step, weighted(step, each, share), added="(by the average that has to follow) is added", fix="")
+    return UNKNOWN
 
 
 @rule("aten.mul", "aten.div", "aten.true_divide")
@@ -269,9 +312,13 @@ def product_with_partial(step: Step, types: Types) -> SpmdType:
 
 def _op_of_scaled(step: Step, partial: SpmdType) -> str:
     """A local mean times its count, or over the number of ranks, is a summand; any number but a fraction may be."""
-    if partial.op != "mean" or step.name not in ("aten.mul", "aten.div"):
+    if step.name not in ("aten.mul", "aten.div"):
         return partial.op
     factor = multiplier(step)
+    if factor is not None and factor < 0:
+        partial = replace(partial, op=_op_of_negative(partial.op))
+    if partial.op != "mean":
+        return partial.op
     if factor is None:
         return "sum"
     is_summand = factor > 1 or is_close(factor * step.world, 1)

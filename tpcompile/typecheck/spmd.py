@@ -88,7 +88,7 @@ class SpmdType:
     is_zero: bool = False
     """C: all elements are zero, so it may be added to any type."""
     scale: Scale | None = field(default=None, compare=False)
-    """I, R: multiples of which tensors it is the sum of; None where it is a tensor of its own."""
+    """Not of C and U: multiples of which tensors it is the sum of; None where it is a tensor of its own."""
     origin: Origin | None = field(default=None, compare=False)
 
     def __str__(self) -> str:

@@ -76,10 +76,10 @@ class Step:
         return ZERO if is_zero(value) else CONSTANT
 
     def number_in(self, value: Any) -> float | None:
-        """The number that an argument is: a Python number, or a constant of one element that has a value."""
+        """The number that an argument is: a Python number, or a constant tensor that has one value in all places."""
         if isinstance(value, Tensor):
-            is_readable = value.numel() == 1 and not value.is_meta and self.type_of(value).kind == "C"
-            value = value.item() if is_readable else None
+            is_constant = self.type_of(value).kind == "C" and not value.is_meta
+            value = _only_value(value) if is_constant else None
         return float(value) if isinstance(value, (int, float)) else None
 
     def operands(self) -> list[tuple[Tensor, SpmdType]]:
@@ -150,6 +150,15 @@ def tensors_in(value: Any) -> list[Tensor]:
     for item in value:
         found += tensors_in(item)
     return found
+
+
+def _only_value(tensor: Tensor) -> Any:
+    """The value that all elements have; None for different ones, and for zeros of more than one element, as of inputs."""
+    if tensor.numel() == 1:
+        return tensor.item()
+    values = tensor.flatten()
+    has_one = tensor.numel() > 0 and bool(values[0] != 0) and bool((values == values[0]).all())
+    return values[0].item() if has_one else None
 
 
 def is_zero(value: Any) -> bool:
