@@ -153,7 +153,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def _only_value(tensor: Tensor) -> Any:
-    """The value that all elements have; None for different ones, and for zeros of more than one element, as of inputs."""
+    """The value that all elements have; None for different ones, and for several zeros, as of an empty input."""
     if tensor.numel() == 1:
         return tensor.item()
     values = tensor.flatten()
