@@ -60,6 +60,15 @@ def bias_in_an_average(m: Any, x: Tensor) -> Tensor:
     return _average(m, partial(m, x) * m.comm.size + m.bias)
 
 
+def divided_parts(m: Any, x: Tensor) -> Tensor:
+    """A mean over the ranks, where a sum is right."""
+    return m.comm.all_reduce(partial(m, x) / m.comm.size) + m.bias
+
+
+def divided_sum(m: Any, x: Tensor) -> Tensor:
+    return m.comm.all_reduce(partial(m, x)) / m.comm.size + m.bias
+
+
 # One rank adds for all.
 
 

@@ -158,6 +158,13 @@ def test_a_sum_of_what_each_rank_chose_is_not_judged() -> None:
     assert report.finding is None and "not followed since all_reduce at gathered.py:" in str(report)
 
 
+@pytest.mark.parametrize("forward", [averaged.divided_parts, averaged.divided_sum])
+def test_a_sum_over_the_ranks_divided_by_their_number_may_be_a_mistake(forward: Any) -> None:
+    report = _checked(Scaled(forward), 4)
+    assert report.finding is None and "not followed since aten.div at averaged.py:" in str(report)
+    assert report.num_judged == report.num_ops - len(report.ranks)
+
+
 def test_a_copy_on_the_first_rank_alone_is_no_sum_of_its_gradients() -> None:
     finding = _checked(Scaled(entered_bias_of_the_first_rank), 4).finding
     assert finding is not None and finding.rule == ON_SOME and finding.ranks == (0,)

@@ -17,7 +17,7 @@ from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
 from tpcompile.torch_api.dispatch import FakeStore, tree_flatten, tree_unflatten
 from tpcompile.typecheck.mode import SpmdTypeMode
-from tpcompile.typecheck.report import Report, Violation
+from tpcompile.typecheck.report import OnSomeRanks, Report, Violation
 from tpcompile.typecheck.site import Site
 from tpcompile.typecheck.spmd import SpmdType, parse_type
 from tpcompile.typecheck.step import is_float, tensors_in
@@ -241,15 +241,20 @@ def _of_all_ranks(tp: int, reports: Sequence[Report]) -> Report:
 def _on_some_ranks(violation: Violation, reports: Sequence[Report]) -> Violation | None:
     """The violation as it is where a different rank does not run the op; None where there is none then.
 
-    A rank that lost track may have run the op as well, so each of the other ranks has to be judged whole. Nobody waits
-    for a collective in the backward that the others run for a different op, or for a multiple of zero.
+    A rank that lost track may have run the op as well, so each of the other ranks has to be judged whole.
     """
     others = [report for report in reports if report.ranks[0] not in violation.ranks]
     are_judged = all(report.is_complete and not report.violations for report in others)
     alone = violation.on_some_ranks
     if alone is None or not others or not are_judged:
         return violation
-    runs_everywhere = all(alone.collective in report.backward for report in others)
-    if not alone.rule or runs_everywhere:
+    if _is_right(alone, others):
         return None
     return replace(violation, rule=alone.rule, why=alone.why, fix=alone.fix)
+
+
+def _is_right(alone: OnSomeRanks, others: Sequence[Report]) -> bool:
+    """Nobody waits for a collective in the backward that the others run for a different op, or for a multiple of 0."""
+    if not alone.rule:
+        return True
+    return all(alone.collective in report.backward for report in others)

@@ -163,8 +163,7 @@ class SpmdTypeMode(TorchDispatchMode):
         type_ = judge_call(step, call)
         self._count(step, type_, num_violations)
         self._keep(step, type_, [])
-        if isinstance(out, Tensor) and out.grad_fn is not None:
-            self._entered.append((step.site_of(), out.grad_fn))
+        self._note_entered(step, out)
         if call.name != "copy_to_tp" and isinstance(out, Tensor):
             self._expect_reader(step, out)
         return out
@@ -178,6 +177,10 @@ class SpmdTypeMode(TorchDispatchMode):
         """Where the wrapper calls are that a backward pass from the outputs gets to."""
         reached = nodes_behind(outputs)
         return frozenset(site for site, node in self._entered if node in reached)
+
+    def _note_entered(self, step: Step, out: Any) -> None:
+        if isinstance(out, Tensor) and out.grad_fn is not None:
+            self._entered.append((step.site_of(), out.grad_fn))
 
     def _note_collective(self, step: Step) -> None:
         operands = tensors_in((step.args, step.kwargs))

@@ -38,6 +38,9 @@ _LINEAR = {*VIEWS, *_PRODUCTS, *_SCALES, "aten.sum", "aten.exp", "aten.native_dr
 _GATHERS = {"all_gather_single", "_c10d_functional.all_gather_into_tensor"}
 _REDUCES = {"all_reduce", "reduce_scatter_single", "_c10d_functional.all_reduce"}
 _PACKS = {"aten.cat", "aten.stack"}
+"""Side by side with the statistic that a local value is merged by."""
+_LEAVES_SHIFT = {"aten.log", "aten.reciprocal", *_PACKS}
+_OF_SQUARES = {*VIEWS, *_GATHERS, *_REDUCES, "aten.pow", "aten.sum", "aten.mean"}
 _GATHERED = ("gather", "summands", "statistics")
 _WRITES = {"aten.copy", "aten.where", "aten.index_put", "aten.slice_scatter"}
 _PROBES = {"aten.isnan", "aten.isinf", "aten.isfinite", "aten.eq", "aten.ne"}
@@ -132,29 +135,38 @@ def _carried_by(step: Step, ops: Set[str]) -> str:
 def _scan(step: Step, pending: Pending) -> str:
     if step.name in _SUMS and _has_own_value(step):
         return COMPLETED
-    if _takes_last(step):
-        return LOST  # the total of the shard, which the other ranks may need
     carrying = {*VIEWS, "aten.neg", "aten.exp"}
     if _others(step).are_whole:
         carrying |= _SCALES
-    return _carried_by(step, carrying)
+    return _scanned_by(step, carrying)
+
+
+def _scanned_by(step: Step, ops: Set[str]) -> str:
+    """As `_carried_by`; the last place is the total of the shard, which other ranks may need."""
+    if _takes_last(step):
+        return LOST
+    return _carried_by(step, ops)
+
+
+_CUTS_AT = {"aten.slice": "start", "aten.narrow": "start", "aten.select": "index"}
 
 
 def _takes_last(step: Step) -> bool:
     """Whether the op takes the last place along the sharded dim, and no other."""
-    x, dim = step.args[0], step.type_at(0).dim
-    if step.name not in ("aten.slice", "aten.narrow", "aten.select") or step.arg(1, "dim", 0) % x.dim() != dim:
+    x, shard = step.args[0], step.type_at(0)
+    argument = _CUTS_AT.get(step.name)
+    if argument is None:
         return False
-    first = step.arg(2, "index" if step.name == "aten.select" else "start", 0) or 0
-    return first in (-1, x.shape[dim] - 1)
+    dim = step.arg(1, "dim", 0) % x.dim()
+    start = step.arg(2, argument, 0)
+    is_last = start in (-1, x.shape[dim] - 1)
+    return is_last and dim == shard.dim
 
 
 def _product(step: Step, pending: Pending) -> str:
     if step.name == "aten.mul" and _has_own_value(step):
         return COMPLETED
-    if _takes_last(step):
-        return LOST
-    return _carried_by(step, VIEWS)
+    return _scanned_by(step, VIEWS)
 
 
 def _halo(step: Step, pending: Pending) -> str:
@@ -173,9 +185,7 @@ def _shift(step: Step, pending: Pending) -> str:
     kinds = _others(step).kinds | _kinds(step)
     if step.name in ("aten.mul", "aten.div") and _has_own_value(step):
         return COMPLETED
-    if step.name in ("aten.log", "aten.reciprocal"):
-        return LOST
-    if step.name in _PACKS:  # side by side with the statistic that it is merged by
+    if step.name in _LEAVES_SHIFT:
         return LOST
     is_combining = step.name in _SUMS | _SCALES
     if is_combining and "P" in kinds:
@@ -189,11 +199,10 @@ def _moment(step: Step, pending: Pending) -> str:
         return COMPLETED
     if step.name in _PACKS:
         return LOST
-    is_square = step.name == "aten.mul" and step.args[0] is step.args[1]
-    is_scaled = step.name in _SCALES and multiplier(step) is not None
-    if is_square or is_scaled:
-        return CARRIED
-    return _carried_by(step, {*VIEWS, *_GATHERS, *_REDUCES, "aten.pow", "aten.sum", "aten.mean"})
+    carrying = _OF_SQUARES
+    if _others(step).are_whole:
+        carrying = carrying | _SCALES
+    return _carried_by(step, carrying)
 
 
 def _kinds(step: Step) -> set[Any]:

@@ -226,9 +226,12 @@ def _averaged(step: Step, x: SpmdType, whole: SpmdType) -> SpmdType:
     if is_times_ranks(step, x):
         return whole
     factor = x.multiples.factor
-    if factor is None or abs(factor.value) > 1:
+    is_unclear = factor is None or abs(factor.value) > 1
+    if is_unclear:
         return UNKNOWN
-    pending = _factor(step, -1, f"an average of partial sums: 1 / {step.world} of the sum")
+    part = f"1 / {step.world}"
+    what = f"an average of partial sums: {part} of the sum"
+    pending = _factor(step, -1, what)
     return replace(whole, pending=pending)
 
 

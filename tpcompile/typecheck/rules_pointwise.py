@@ -115,7 +115,9 @@ def _power(step: Step) -> Result:
     """The square of a local 2-norm is a partial sum of squares, as that of any norm to its order."""
     x = step.type_at(0)
     order = order_of(x.op)
-    if order and step.arg(1, "exponent") == order:
+    exponent = step.arg(1, "exponent")
+    is_sum_of_powers = order and exponent == order
+    if is_sum_of_powers:
         return replace(x, op="sum")
     return pointwise(step)
 
@@ -129,20 +131,25 @@ def _absolute(step: Step) -> Result:
     return pointwise(step)
 
 
-@rule("aten.eq", "aten.ne", "aten.ge", "aten.gt", "aten.le", "aten.lt")
+@rule("aten.eq", "aten.ne")
 def _compared(step: Step) -> Result:
-    """x == x and abs(x) != inf are how isnan and isfinite are made; any other comparison reads the value.
-
-    A local extremum beside one of all ranks: whether this rank has it.
-    """
+    """x == x and abs(x) != inf are how isnan and isfinite are made; any other comparison reads the value."""
     left, right = step.args[:2]
     is_infinity = isinstance(right, float) and math.isinf(right)
-    is_probe = step.name in ("aten.eq", "aten.ne") and (is_infinity or left is right)
-    if is_probe and step.type_at(0).kind == "P":
-        return UNKNOWN
+    is_probe = is_infinity or left is right
+    return UNKNOWN if is_probe and step.type_at(0).kind == "P" else _ordered(step)
+
+
+@rule("aten.ge", "aten.gt", "aten.le", "aten.lt")
+def _ordered(step: Step) -> Result:
+    """A local extremum beside one of all ranks: whether this rank has it."""
     types = step.types
-    has_extremum = any(type_.is_partial_of("max", "min") for type_ in types)
-    if has_extremum and any(type_.is_reduced for type_ in types.of_kind("I", "R")):
+    found = types.of_kind("P").ops
+    makers = types.of_kind("I", "R").makers
+    is_extremum = found in ({"max"}, {"min"})
+    is_of_all = not makers.isdisjoint({"all_reduce", "all_gather"})
+    is_mask = is_extremum and is_of_all
+    if is_mask:
         return SpmdType("V")
     return pointwise(step)
 
@@ -223,11 +230,14 @@ def _whole_with_partial(step: Step, partial: SpmdType, terms: Types) -> SpmdType
 
 def _shards_with_partial(step: Step, partial: SpmdType, terms: Types, shards: Types) -> SpmdType:
     is_subtracted = step.name == "aten.sub" and not _is_minuend(step)
-    if is_subtracted and partial.op in ("max", "logsumexp"):
-        return replace(shards.shard, grad=terms.grad, pending=_local_shift(step, partial, "shift"))
-    if is_subtracted and partial.op == "mean":
-        return replace(shards.shard, grad=terms.grad, pending=_local_shift(step, partial, "moment"))
+    kind = _SHIFT_BY.get(partial.op)
+    if is_subtracted and kind is not None:
+        pending = _local_shift(step, partial, kind)
+        return replace(shards.shard, grad=terms.grad, pending=pending)
     return used_as_whole(step, partial, _ADDS)
+
+
+_SHIFT_BY = {"max": "shift", "logsumexp": "shift", "mean": "moment"}
 
 
 def _is_minuend(step: Step) -> bool:
@@ -283,6 +293,8 @@ def _wrong_in_average(step: Step, whole: Types) -> SpmdType:
 def multiplied(step: Step) -> Result:
     """P times a whole factor is partial; a P in a divisor, or two P, are not linear."""
     types = aligned(step)
+    if _divides_by_ranks(step):
+        step.is_judged = False
     if not types.has("P"):
         return join(step, types)
     if types.has("U"):
@@ -291,6 +303,18 @@ def multiplied(step: Step) -> Result:
     if divides_by_partial:
         return used_as_whole(step, types.of_kind("P")[0], "divides by it")
     return product_with_partial(step, types)
+
+
+def _divides_by_ranks(step: Step) -> bool:
+    """Whether the sum of a product over the ranks is divided by their number: a mean is meant, or it is a mistake."""
+    if step.name == "aten.mul":
+        return False
+    x = step.type_at(0)
+    divisor = step.number_in(step.args[1])
+    is_summand = x.is_partial_of("sum") and x.made_by != "aten.sum"
+    is_sum = x.grad and x.maker == "all_reduce"
+    is_followed = is_summand or is_sum
+    return is_followed and divisor == step.world
 
 
 def product_with_partial(step: Step, types: Types) -> SpmdType:

@@ -203,6 +203,11 @@ class Types(tuple[SpmdType, ...]):
         return {t.op for t in self}
 
     @property
+    def makers(self) -> Set[Maker]:
+        """What made them."""
+        return {t.maker for t in self}
+
+    @property
     def nonzero(self) -> Types:
         """Those that are not known to be all zeros."""
         return Types(t for t in self if not t.is_zero)

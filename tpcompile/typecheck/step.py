@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tpcompile.typecheck.report import OnSomeRanks, Violation
@@ -78,8 +79,9 @@ class Step:
     def number_in(self, value: Any) -> float | None:
         """The number that an argument is: a Python number, or a constant tensor that has one value in all places."""
         if isinstance(value, Tensor):
-            is_constant = self.type_of(value).kind == "C" and not value.is_meta
-            value = _only_value(value) if is_constant else None
+            is_constant = self.type_of(value).kind == "C"
+            is_readable = value.layout is torch.strided and not value.is_meta
+            value = _only_value(value) if is_constant and is_readable else None
         return float(value) if isinstance(value, (int, float)) else None
 
     def operands(self) -> list[tuple[Tensor, SpmdType]]:
@@ -157,8 +159,13 @@ def _only_value(tensor: Tensor) -> Any:
     if tensor.numel() == 1:
         return tensor.item()
     values = tensor.flatten()
-    has_one = tensor.numel() > 0 and bool(values[0] != 0) and bool((values == values[0]).all())
-    return values[0].item() if has_one else None
+    first = values[:1]
+    filled = first.expand_as(values)
+    if not first.any():
+        return None
+    if torch.equal(values, filled):
+        return first.item()
+    return None
 
 
 def is_zero(value: Any) -> bool:
