@@ -46,6 +46,8 @@ class Sources:
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._known: Any = WeakTensorKeyDictionary()
+        self._indices: Any = WeakTensorKeyDictionary()
+        """Tensors that are made of integers alone."""
         self._names: dict[int, str] = {}
         self._cuts: list[_Cut] = []
         """Collectives."""
@@ -64,13 +66,18 @@ class Sources:
     def add(self, step: Step, tensors: Iterable[Tensor], operands: Iterable[Tensor]) -> None:
         """Results depend on what their operands depend on; what was written in place on what it was before, too.
 
-        Not through integers, such as the place of the largest value: no gradient could go there. Side by side with
-        values, such an index may be what is read, so of what is packed only the common ones count.
+        Not through integers, such as the place of the largest value: no gradient could go there. Of values packed with
+        such an index it is not known which of the two is read.
         """
+        operands = list(operands)
         floats = list(filter(is_float, operands))
+        indices = [tensor for tensor in floats if tensor in self._indices]
         names = self.of(floats)
-        if step.name in ("aten.cat", "aten.stack"):
-            names = names.intersection(*(self.of((tensor,)) for tensor in floats))
+        if indices and step.name in ("aten.cat", "aten.stack"):
+            names = frozenset()
+        if operands and len(indices) == len(floats):
+            for tensor in tensors:
+                self._indices[tensor] = True
         for tensor in tensors:
             known = names | self.of((tensor,))
             if known:
