@@ -6,6 +6,7 @@ As those of `scaled`, each is its own single-device reference with `comm.size` 1
 # B batch, S sequence, D model width, F hidden width, V vocabulary; lower case is this rank's share
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.typecheck.scaled import Scaled, partial, reduced_in_place
+from tpcompile.collectives import api as collectives
 
 # What each rank found in its own block.
 
@@ -200,6 +202,141 @@ def largest_added_in_place(m: Any, x: Tensor) -> Tensor:
     return m.comm.all_reduce(partial(m, x)) + reduced_in_place(m, top, dist.ReduceOp.SUM)
 
 
+# What is merged of the ranks' statistics.
+
+
+def _norm(m: Any, x: Tensor, order: float) -> Tensor:
+    return torch.linalg.vector_norm(_logits(m, x), ord=order, dim=-1, keepdim=True)
+
+
+def _reduced(m: Any, x: Tensor, op: str) -> Tensor:
+    return x if m.comm.size == 1 else collectives.all_reduce(x, group=m.comm.group, op=op)
+
+
+def norms_by_their_orders(m: Any, x: Tensor) -> Tensor:
+    cubes = _reduced(m, _norm(m, x, 3) ** 3, "sum")
+    largest, smallest = _reduced(m, _norm(m, x, math.inf), "max"), _reduced(m, _norm(m, x, -math.inf), "min")
+    return (
+        x
+        + cubes ** (1 / 3)
+        + largest
+        + smallest
+        + _reduced(m, torch.norm(_logits(m, x), p=1, dim=-1), "sum")[..., None]
+    )
+
+
+def gathered_norms_of_order_1(m: Any, x: Tensor) -> Tensor:
+    return x + torch.linalg.vector_norm(m.comm.all_gather(_norm(m, x, 1), dim=-1, dst="I"), ord=1, dim=-1, keepdim=True)
+
+
+def norm_of_other_norms(m: Any, x: Tensor) -> Tensor:
+    """Lengths by one norm, and their length by a different one."""
+    return x + _reduced(m, _norm(m, x, 1) ** 2, "sum").sqrt()
+
+
+def cubes_of_norms(m: Any, x: Tensor) -> Tensor:
+    return x + _reduced(m, _norm(m, x, 2) ** 3, "sum")
+
+
+def sum_of_norms(m: Any, x: Tensor) -> Tensor:
+    return x + _reduced(m, _norm(m, x, 3), "sum")
+
+
+def smallest_by_negation(m: Any, x: Tensor) -> Tensor:
+    least = _logits(m, x).amin(-1, keepdim=True)
+    return x - _reduced(m, -least, "max") + _reduced(m, -2.0 * least, "max")
+
+
+def negated_the_wrong_way(m: Any, x: Tensor) -> Tensor:
+    return x - _reduced(m, -_logits(m, x).amax(-1, keepdim=True), "max")
+
+
+def best_of_equal_values(m: Any, x: Tensor) -> Tensor:
+    """Who has the largest value tells its place; an index has no gradient."""
+    value, index = _logits(m, x).detach().max(-1)
+    best = m.comm.all_max(value)
+    place = torch.where(value == best, _global(m, x, index).to(x.dtype), -1.0)
+    return x * m.comm.all_max(place).unsqueeze(-1)
+
+
+def best_of_a_packed_pair(m: Any, x: Tensor) -> Tensor:
+    value, index = _logits(m, x).detach().max(-1)
+    pairs = torch.stack((value, _global(m, x, index).to(x.dtype)), -1)
+    pairs = m.comm.all_gather(pairs[None], dim=0, dst="I")
+    return x * pairs[..., 1].gather(0, pairs[..., 0].argmax(0)[None])[0].unsqueeze(-1)
+
+
+def _softmax_pair(m: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    logits = _logits(m, x)
+    top = logits.detach().amax(-1, keepdim=True)
+    return logits, top, (logits - top).exp().sum(-1, keepdim=True)
+
+
+def softmax_of_gathered_pairs(m: Any, x: Tensor) -> Tensor:
+    logits, top, sums = _softmax_pair(m, x)
+    tops = m.comm.all_gather(top, dim=-1, dst="I")
+    highest = tops.amax(-1, keepdim=True)
+    total = (m.comm.all_gather(sums, dim=-1, dst="R") * (tops - highest).exp()).sum(-1, keepdim=True)
+    return m.comm.all_reduce(F.linear((logits - highest).exp() / total, m.down))
+
+
+def softmax_of_a_stacked_pair(m: Any, x: Tensor) -> Tensor:
+    logits, top, sums = _softmax_pair(m, x)
+    pairs = m.comm.all_gather(torch.stack((top, sums), -1)[None], dim=0, dst="R")
+    highest = pairs[..., 0].amax(0)
+    total = (pairs[..., 1] * (pairs[..., 0] - highest).exp()).sum(0)
+    return m.comm.all_reduce(F.linear((logits - highest).exp() / total, m.down))
+
+
+def softmax_without_weights(m: Any, x: Tensor) -> Tensor:
+    """The sums of the ranks are added, each of which is relative to a maximum of its own."""
+    logits, top, sums = _softmax_pair(m, x)
+    highest = m.comm.all_gather(top, dim=-1, dst="I").amax(-1, keepdim=True)
+    total = m.comm.all_gather(sums, dim=-1, dst="R").sum(-1, keepdim=True)
+    return m.comm.all_reduce(F.linear((logits - highest).exp() / total, m.down))
+
+
+def _moments(m: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    logits = _logits(m, x)
+    mean = logits.mean(-1, keepdim=True)
+    return logits, mean, (logits - mean).square().sum(-1, keepdim=True)
+
+
+def variance_of_merged_moments(m: Any, x: Tensor) -> Tensor:
+    """Of the squares around the ranks' means and those of the means, after Chan."""
+    logits, mean, squares = _moments(m, x)
+    means = m.comm.all_gather(mean, dim=-1, dst="R")
+    center = means.mean(-1, keepdim=True)
+    between = (means - center).square().sum(-1, keepdim=True) * logits.shape[-1]
+    variance = (m.comm.all_reduce(squares, dst="R") + between) / len(m.table) * 4
+    return m.comm.all_reduce(F.linear((logits - center) * torch.rsqrt(variance + 1), m.down))
+
+
+def variance_around_own_means(m: Any, x: Tensor) -> Tensor:
+    logits, _, squares = _moments(m, x)
+    variance = m.comm.all_reduce(squares, dst="R") / len(m.table) * 4
+    return m.comm.all_reduce(F.linear(logits * torch.rsqrt(variance + 1), m.down))
+
+
+def totals_of_running_sums(m: Any, x: Tensor) -> Tensor:
+    """The last place of a running sum is the total of the shard."""
+    sums = _logits(m, x).cumsum(-1)
+    totals = m.comm.all_gather(sums[..., -1:], dim=-1, dst="R")
+    is_before = torch.arange(m.comm.size) < m.comm.rank_index(x.device)
+    before = (totals * is_before.to(x.dtype)).sum(-1, keepdim=True)
+    return m.comm.all_reduce(F.linear(sums + before, m.down))
+
+
+def first_of_running_sums(m: Any, x: Tensor) -> Tensor:
+    sums = _logits(m, x).cumsum(-1)
+    return m.comm.all_reduce(F.linear(sums + sums[..., :1], m.down))
+
+
+def sum_of_chosen(m: Any, x: Tensor) -> Tensor:
+    """Each rank's largest are added up; what they are is not followed."""
+    return x + m.comm.all_reduce(_logits(m, x).topk(2, -1)[0].sum(-1, keepdim=True))
+
+
 PROGRAMS = (
     Scaled(best_of_shards),
     Scaled(functional_best_of_shards),
@@ -209,7 +346,7 @@ PROGRAMS = (
     Scaled(sorted_maxima),
     Scaled(pairwise_maxima, is_complete=False),
     Scaled(merged_log_sums),
-    Scaled(merged_softmax_sums, is_complete=False),
+    Scaled(merged_softmax_sums),
     Scaled(gathered_squares),
     Scaled(gathered_norms),
     Scaled(gathered_means, is_complete=False),
@@ -226,4 +363,20 @@ PROGRAMS = (
     Scaled(sum_of_maxima, "wrong-reduce-op"),
     Scaled(largest_in_place),
     Scaled(largest_added_in_place, "wrong-reduce-op"),
+    Scaled(norms_by_their_orders),
+    Scaled(gathered_norms_of_order_1),
+    Scaled(norm_of_other_norms, "local-statistic"),
+    Scaled(cubes_of_norms, "local-statistic"),
+    Scaled(sum_of_norms, "wrong-reduce-op"),
+    Scaled(smallest_by_negation),
+    Scaled(negated_the_wrong_way, "wrong-reduce-op"),
+    Scaled(best_of_equal_values),
+    Scaled(best_of_a_packed_pair, is_complete=False),
+    Scaled(softmax_of_gathered_pairs),
+    Scaled(softmax_of_a_stacked_pair, is_complete=False),
+    Scaled(softmax_without_weights, "local-statistic"),
+    Scaled(variance_of_merged_moments),
+    Scaled(variance_around_own_means, "local-statistic"),
+    Scaled(totals_of_running_sums, is_complete=False),
+    Scaled(first_of_running_sums, "crosses-shards"),
 )

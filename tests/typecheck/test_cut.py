@@ -60,7 +60,12 @@ def of_data(module: Scaled, x: Tensor) -> Tensor:
     return x * kept
 
 
-@pytest.mark.parametrize("step", [under_no_grad, detached, of_data])
+def packed(module: Scaled, x: Tensor) -> Tensor:
+    scale = module.scale.detach()  # here
+    return x * torch.cat((scale, module.other))[:8]
+
+
+@pytest.mark.parametrize("step", [under_no_grad, detached, of_data, packed])
 def test_the_op_that_loses_a_gradient_is_found(step: Step) -> None:
     finding = report_of(step).finding
     assert finding is not None and finding.rule == "gradient-cut"
@@ -81,7 +86,12 @@ def place_of_the_largest(module: Scaled, x: Tensor) -> Tensor:
     return x * module.scale + module.scale.detach().argmax()
 
 
-@pytest.mark.parametrize("step", [logged, straight_through, place_of_the_largest])
+def place_packed_with_the_largest(module: Scaled, x: Tensor) -> Tensor:
+    value, place = module.scale.detach().max(-1)
+    return x + torch.stack((value, place.to(x.dtype)))[1]
+
+
+@pytest.mark.parametrize("step", [logged, straight_through, place_of_the_largest, place_packed_with_the_largest])
 def test_a_parameter_that_gets_a_gradient_otherwise_is_none(step: Step) -> None:
     assert report_of(step).finding is None
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.typecheck import gathered, scaled
+from tests.typecheck import averaged, gathered, scaled
 from tests.typecheck.scaled import (
     COUNTED,
     ON_SOME,
@@ -38,8 +38,10 @@ SHAPES = {
     "bias": (WIDTH,),
 }
 SHARDED = {"up": 0, "down": 1}
-PROGRAMS = (*scaled.PROGRAMS, *gathered.PROGRAMS)
+PROGRAMS = (*scaled.PROGRAMS, *averaged.PROGRAMS, *gathered.PROGRAMS)
 ABOUT_GRADIENTS = (SHARE, ON_SOME, "missing-copy")
+HELPERS = ("reduced_in_place", "_average", "_reduced", "_moments", "_softmax_pair")
+"""Functions of the programs that may have the line of a finding."""
 Numbers = dict[str, Tensor]
 """Output and gradients, by name."""
 
@@ -116,7 +118,7 @@ def test_the_check_says_what_the_numbers_say(program: Scaled, tp: int) -> None:
         assert not program.rule and report.is_complete == program.is_complete, str(report)
         return
     assert finding.rule == program.rule, str(report)
-    assert finding.site.function in (program.forward.__name__, "reduced_in_place"), str(report)
+    assert finding.site.function in (program.forward.__name__, *HELPERS), str(report)
     assert ("output" in wrong) == (finding.rule not in ABOUT_GRADIENTS), f"{wrong}\n{report}"
 
 
@@ -149,6 +151,18 @@ def test_what_numbers_do_not_tell_is_not_judged(forward: Any) -> None:
     """They may be numbers of the model's own, which the number of ranks happens to equal."""
     report = _checked(Scaled(forward), 4)
     assert report.finding is None and "not followed since aten.add at scaled.py:" in str(report)
+
+
+def test_a_sum_of_what_each_rank_chose_is_not_judged() -> None:
+    report = _checked(Scaled(gathered.sum_of_chosen), 4)
+    assert report.finding is None and "not followed since all_reduce at gathered.py:" in str(report)
+
+
+@pytest.mark.parametrize("forward", [averaged.divided_parts, averaged.divided_sum])
+def test_a_sum_over_the_ranks_divided_by_their_number_may_be_a_mistake(forward: Any) -> None:
+    report = _checked(Scaled(forward), 4)
+    assert report.finding is None and "not followed since aten.div at averaged.py:" in str(report)
+    assert report.num_judged == report.num_ops - len(report.ranks)
 
 
 def test_a_copy_on_the_first_rank_alone_is_no_sum_of_its_gradients() -> None:

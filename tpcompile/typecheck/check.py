@@ -17,7 +17,7 @@ from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
 from tpcompile.torch_api.dispatch import FakeStore, tree_flatten, tree_unflatten
 from tpcompile.typecheck.mode import SpmdTypeMode
-from tpcompile.typecheck.report import Report, Violation
+from tpcompile.typecheck.report import OnSomeRanks, Report, Violation
 from tpcompile.typecheck.site import Site
 from tpcompile.typecheck.spmd import SpmdType, parse_type
 from tpcompile.typecheck.step import is_float, tensors_in
@@ -115,7 +115,8 @@ def check_module(
         mode.report_cut_gradients(leaves)
     found = [*mode.violations, *_judged_outputs(mode, leaves, output_type)]
     violations = tuple(replace(violation, ranks=(rank,)) for violation in found)
-    return Report(group.size(), (rank,), mode.num_ops, violations, mode.num_judged, mode.not_followed_since)
+    backward = mode.collectives_behind(leaves)
+    return Report(group.size(), (rank,), mode.num_ops, violations, mode.num_judged, mode.not_followed_since, backward)
 
 
 def _declared_inputs(mode: SpmdTypeMode, inputs: Sequence[Any], types: Sequence[str | None] | None) -> list[Any]:
@@ -247,6 +248,13 @@ def _on_some_ranks(violation: Violation, reports: Sequence[Report]) -> Violation
     alone = violation.on_some_ranks
     if alone is None or not others or not are_judged:
         return violation
-    if not alone.rule:
+    if _is_right(alone, others):
         return None
     return replace(violation, rule=alone.rule, why=alone.why, fix=alone.fix)
+
+
+def _is_right(alone: OnSomeRanks, others: Sequence[Report]) -> bool:
+    """Nobody waits for a collective in the backward that the others run for a different op, or for a multiple of 0."""
+    if not alone.rule:
+        return True
+    return all(alone.collective in report.backward for report in others)

@@ -46,6 +46,8 @@ class Sources:
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._known: Any = WeakTensorKeyDictionary()
+        self._indices: Any = WeakTensorKeyDictionary()
+        """Tensors that are made of integers alone."""
         self._names: dict[int, str] = {}
         self._cuts: list[_Cut] = []
         """Collectives."""
@@ -61,12 +63,21 @@ class Sources:
         found = [self._known.get(tensor) for tensor in tensors]
         return frozenset().union(*(names for names in found if names))
 
-    def add(self, tensors: Iterable[Tensor], operands: Iterable[Tensor]) -> None:
+    def add(self, step: Step, tensors: Iterable[Tensor], operands: Iterable[Tensor]) -> None:
         """Results depend on what their operands depend on; what was written in place on what it was before, too.
 
-        Not through integers, such as the place of the largest value: no gradient could go there.
+        Not through integers, such as the place of the largest value: no gradient could go there. Of values packed with
+        such an index it is not known which of the two is read.
         """
-        names = self.of(filter(is_float, operands))
+        operands = list(operands)
+        floats = list(filter(is_float, operands))
+        indices = [tensor for tensor in floats if tensor in self._indices]
+        names = self.of(floats)
+        if indices and step.name in ("aten.cat", "aten.stack"):
+            names = frozenset()
+        if operands and len(indices) == len(floats):
+            for tensor in tensors:
+                self._indices[tensor] = True
         for tensor in tensors:
             known = names | self.of((tensor,))
             if known:
@@ -107,16 +118,20 @@ class Sources:
 
     def _reached(self, outputs: Iterable[Tensor]) -> frozenset[str]:
         """Parameters that a backward pass from the outputs gets to."""
-        waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
-        seen: set[Any] = set(waiting)
-        names = {self._names.get(id(output), "") for output in outputs}
-        while waiting:
-            node = waiting.pop()
-            names.add(self._names.get(id(getattr(node, "variable", None)), ""))
-            following = {function for function, _ in node.next_functions if function is not None} - seen
-            seen |= following
-            waiting += following
-        return frozenset(names)
+        leaves = [getattr(node, "variable", None) for node in nodes_behind(outputs)]
+        return frozenset(self._names.get(id(tensor), "") for tensor in [*outputs, *leaves])
+
+
+def nodes_behind(outputs: Iterable[Tensor]) -> set[Any]:
+    """The nodes of the autograd graph that a backward pass from the outputs gets to."""
+    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen: set[Any] = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        following = {function for function, _ in node.next_functions if function is not None} - seen
+        seen |= following
+        waiting += following
+    return seen
 
 
 def _violation(cut: _Cut, names: list[str]) -> Violation:

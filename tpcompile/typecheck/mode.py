@@ -26,7 +26,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from tpcompile.collectives.api import rank_index
 from tpcompile.collectives.observer import Call, observing
 from tpcompile.torch_api.dispatch import AsyncCollectiveTensor, TorchDispatchMode, base_of, has_gradient_hook
-from tpcompile.typecheck.cut import Sources
+from tpcompile.typecheck.cut import Sources, nodes_behind
 from tpcompile.typecheck.parameters import types_of_parameters
 from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.rules import judge
@@ -74,6 +74,8 @@ class SpmdTypeMode(TorchDispatchMode):
         self.num_ops = self.num_judged = 0
         self.not_followed_since = ""
         self.violations: list[Violation] = []
+        self._entered: list[tuple[Site, Any]] = []
+        """Each wrapper call whose result has a gradient, and its place in the autograd graph."""
         self._types: Any = WeakTensorKeyDictionary()
         self._results: Any = WeakTensorKeyDictionary()
         self._communicated: list[_Communicated] = []
@@ -161,6 +163,7 @@ class SpmdTypeMode(TorchDispatchMode):
         type_ = judge_call(step, call)
         self._count(step, type_, num_violations)
         self._keep(step, type_, [])
+        self._note_entered(step, out)
         if call.name != "copy_to_tp" and isinstance(out, Tensor):
             self._expect_reader(step, out)
         return out
@@ -169,6 +172,15 @@ class SpmdTypeMode(TorchDispatchMode):
         """Report collectives without a gradient through which alone a parameter reaches these outputs."""
         for place, violation in reversed(self._sources.violations(outputs)):
             self.violations.insert(place, violation)
+
+    def collectives_behind(self, outputs: list[Tensor]) -> frozenset[Site]:
+        """Where the wrapper calls are that a backward pass from the outputs gets to."""
+        reached = nodes_behind(outputs)
+        return frozenset(site for site, node in self._entered if node in reached)
+
+    def _note_entered(self, step: Step, out: Any) -> None:
+        if isinstance(out, Tensor) and out.grad_fn is not None:
+            self._entered.append((step.site_of(), out.grad_fn))
 
     def _note_collective(self, step: Step) -> None:
         operands = tensors_in((step.args, step.kwargs))
@@ -235,7 +247,7 @@ class SpmdTypeMode(TorchDispatchMode):
         """Set the types of the results, or of the tensors that an in-place op has `written`."""
         targets = written or step.results
         bases = [tensor._base for tensor in written if tensor._base is not None]
-        self._sources.add([*map(_plain, targets), *bases], map(_plain, tensors_in((step.args, step.kwargs))))
+        self._sources.add(step, [*map(_plain, targets), *bases], map(_plain, tensors_in((step.args, step.kwargs))))
         if isinstance(types, SpmdType):
             types = [types] * len(targets)
         for tensor, type_ in zip(targets, types, strict=False):
@@ -342,7 +354,7 @@ def _fitting(type_: SpmdType, tensor: Tensor, *, differentiable: bool) -> SpmdTy
 
 def _with_own_scale(type_: SpmdType) -> SpmdType:
     """The type with a scale, where its kind has one; without a gradient no tensor gets one through it."""
-    if type_.kind not in ("I", "R"):
+    if type_.kind in ("C", "U"):
         return type_
     scale = type_.multiples
     return replace(type_, scale=scale if type_.grad else scale.with_gradient(0.0))

@@ -9,3 +9,10 @@ VIEWS = {
     "aten.expand", "aten.transpose", "aten.t", "aten.permute", "aten.movedim", "aten.select", "aten.unbind",
     "aten.slice", "aten.narrow", "aten.split", "aten.split_with_sizes", "aten.chunk", "aten.flatten", "aten.unflatten",
 }  # fmt: skip
+
+
+def order_of(reduction: str) -> float | None:
+    """The order of a norm by the name of the reduction, as of `norm` (2), `norm1` or `norminf`; None for others."""
+    if not reduction.startswith("norm"):
+        return None
+    return float(reduction.removeprefix("norm") or 2)

@@ -5,6 +5,7 @@ scan     a running sum along the sharded dim      adding what the ranks before i
 product  exp of a scan                            multiplying by it
 halo     roll, flip, convolution along the shard  writing the elements of the neighbour, or cutting the border off
 shift    minus the local maximum; local softmax   multiplying by the rank's own weight, as a log-sum-exp merge does
+moment   minus the local mean                     squares, summed, plus those of the gathered means
 factor   a sum of local means, a mean of sums     dividing, or multiplying, by the number of ranks
 gather   blocks that do not lie side by side      taking them apart again (not followed further)
 summands the ranks' partial sums, gathered        adding them up
@@ -21,7 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 from tpcompile.typecheck.ops import SAME_VALUE, VIEWS
-from tpcompile.typecheck.rules_reduce import CHOICES, PARTIAL_OF, reduced_dims
+from tpcompile.typecheck.rules_reduce import CHOICES, PARTIAL_OF, reduced_dims, reduction_of
 from tpcompile.typecheck.rules_scale import multiplier
 from tpcompile.typecheck.scale import is_close
 from tpcompile.typecheck.spmd import UNKNOWN, Pending, SpmdType, Types
@@ -35,6 +36,11 @@ _SCALES = {"aten.mul", "aten.div", "aten.true_divide"}
 _PRODUCTS = {"aten.mm", "aten.bmm", "aten.mv"}
 _LINEAR = {*VIEWS, *_PRODUCTS, *_SCALES, "aten.sum", "aten.exp", "aten.native_dropout"}
 _GATHERS = {"all_gather_single", "_c10d_functional.all_gather_into_tensor"}
+_REDUCES = {"all_reduce", "reduce_scatter_single", "_c10d_functional.all_reduce"}
+_PACKS = {"aten.cat", "aten.stack"}
+"""Side by side with the statistic that a local value is merged by."""
+_LEAVES_SHIFT = {"aten.log", "aten.reciprocal", *_PACKS}
+_OF_SQUARES = {*VIEWS, *_GATHERS, *_REDUCES, "aten.pow", "aten.sum", "aten.mean"}
 _GATHERED = ("gather", "summands", "statistics")
 _WRITES = {"aten.copy", "aten.where", "aten.index_put", "aten.slice_scatter"}
 _PROBES = {"aten.isnan", "aten.isinf", "aten.isfinite", "aten.eq", "aten.ne"}
@@ -116,7 +122,7 @@ def _has_own_value(step: Step) -> bool:
 
 
 def _is_own(type_: SpmdType) -> bool:
-    if type_.kind == "R":
+    if type_.kind in ("I", "R"):
         return type_.maker == "all_gather"
     has_no_dim = type_.kind == "V" and type_.dim is None
     return has_no_dim or type_.kind == "U"
@@ -132,13 +138,35 @@ def _scan(step: Step, pending: Pending) -> str:
     carrying = {*VIEWS, "aten.neg", "aten.exp"}
     if _others(step).are_whole:
         carrying |= _SCALES
-    return _carried_by(step, carrying)
+    return _scanned_by(step, carrying)
+
+
+def _scanned_by(step: Step, ops: Set[str]) -> str:
+    """As `_carried_by`; the last place is the total of the shard, which other ranks may need."""
+    if _takes_last(step):
+        return LOST
+    return _carried_by(step, ops)
+
+
+_CUTS_AT = {"aten.slice": "start", "aten.narrow": "start", "aten.select": "index"}
+
+
+def _takes_last(step: Step) -> bool:
+    """Whether the op takes the last place along the sharded dim, and no other."""
+    x, shard = step.args[0], step.type_at(0)
+    argument = _CUTS_AT.get(step.name)
+    if argument is None:
+        return False
+    dim = step.arg(1, "dim", 0) % x.dim()
+    start = step.arg(2, argument, 0)
+    is_last = start in (-1, x.shape[dim] - 1)
+    return is_last and dim == shard.dim
 
 
 def _product(step: Step, pending: Pending) -> str:
     if step.name == "aten.mul" and _has_own_value(step):
         return COMPLETED
-    return _carried_by(step, VIEWS)
+    return _scanned_by(step, VIEWS)
 
 
 def _halo(step: Step, pending: Pending) -> str:
@@ -157,12 +185,24 @@ def _shift(step: Step, pending: Pending) -> str:
     kinds = _others(step).kinds | _kinds(step)
     if step.name in ("aten.mul", "aten.div") and _has_own_value(step):
         return COMPLETED
-    if step.name in ("aten.log", "aten.reciprocal"):
+    if step.name in _LEAVES_SHIFT:
         return LOST
     is_combining = step.name in _SUMS | _SCALES
     if is_combining and "P" in kinds:
         return LOST
     return _carried_by(step, _LINEAR | _GATHERS)
+
+
+def _moment(step: Step, pending: Pending) -> str:
+    """Squares around the mean of the shard, which the squares of the gathered means around the global one complete."""
+    if step.name in _SUMS and _has_own_value(step):
+        return COMPLETED
+    if step.name in _PACKS:
+        return LOST
+    carrying = _OF_SQUARES
+    if _others(step).are_whole:
+        carrying = carrying | _SCALES
+    return _carried_by(step, carrying)
 
 
 def _kinds(step: Step) -> set[Any]:
@@ -219,7 +259,7 @@ def _statistics(step: Step, pending: Pending) -> str:
     """What one rank's block may be is not a question of types, so nothing is reported."""
     if step.is_pointwise:
         return COMPLETED
-    fits = step.name in CHOICES or PARTIAL_OF.get(step.name) == pending.op
+    fits = step.name in CHOICES or reduction_of(step) == pending.op
     if fits and _is_along(step, pending):
         return COMPLETED
     keeping = VIEWS - _CUTS | _APART
@@ -257,6 +297,7 @@ OUTCOMES: dict[str, Callable[[Step, Pending], str]] = {
     "product": _product,
     "halo": _halo,
     "shift": _shift,
+    "moment": _moment,
     "factor": _factor,
     "gather": _gather,
     "summands": _summands,

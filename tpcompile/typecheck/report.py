@@ -15,6 +15,8 @@ class OnSomeRanks:
     rule: str = ""
     why: str = ""
     fix: str = ""
+    collective: Site | None = None
+    """Where the collective is whose backward the op may run on some ranks alone; None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class Report:
     not_followed_since: str = ""
     """The first op that no rule judges, or whose result has no known type, as `FunCopy at mlp.py:12`; empty when all
     were judged."""
+    backward: frozenset[Site] = frozenset()
+    """Where the collectives are that run in the backward from the outputs."""
 
     @property
     def finding(self) -> Violation | None:

@@ -11,8 +11,8 @@ from tpcompile.torch_api.dispatch import reduce_op_name
 from tpcompile.typecheck.pending import judge_pending
 from tpcompile.typecheck.rules_matmul import PRODUCTS
 from tpcompile.typecheck.rules_pointwise import used_as_whole
-from tpcompile.typecheck.rules_reduce import PARTIAL_OF
-from tpcompile.typecheck.rules_scale import weighted
+from tpcompile.typecheck.rules_reduce import CHOICES, PARTIAL_OF
+from tpcompile.typecheck.rules_scale import is_times_ranks, weighted
 from tpcompile.typecheck.spmd import UNKNOWN, Pending, SpmdType
 from tpcompile.typecheck.step import Result, Step, rule, tensors_in
 from tpcompile.typecheck.summand import summands, wrong_summand
@@ -24,6 +24,10 @@ _FITS = {
     "min": ("min",),
     "product": ("product",),
     "logsumexp": ("max",),
+    "norm0": ("sum",),
+    "norm1": ("sum",),
+    "norminf": ("max",),
+    "norm-inf": ("min",),
 }
 _SUMS = ("sum", "avg")
 CallRule = Callable[[Step, Call, SpmdType], SpmdType]
@@ -213,7 +217,21 @@ def _all_reduced(step: Step, x: SpmdType, op: str, whole: SpmdType) -> SpmdType:
     if x.is_partial_of("mean") and op == "sum":
         pending = _factor(step, 1, f"a sum of local means: {step.world} times the mean")
     elif _is_partial_product(x) and op == "avg":
-        pending = _factor(step, -1, f"an average of partial sums: 1 / {step.world} of the sum")
+        return _averaged(step, x, whole)
+    return replace(whole, pending=pending)
+
+
+def _averaged(step: Step, x: SpmdType, whole: SpmdType) -> SpmdType:
+    """The sum, where each rank multiplied its part by the number of ranks; numbers above 1 may have that in them."""
+    if is_times_ranks(step, x):
+        return whole
+    factor = x.multiples.factor
+    is_unclear = factor is None or abs(factor.value) > 1
+    if is_unclear:
+        return UNKNOWN
+    part = f"1 / {step.world}"
+    what = f"an average of partial sums: {part} of the sum"
+    pending = _factor(step, -1, what)
     return replace(whole, pending=pending)
 
 
@@ -245,6 +263,8 @@ def wrong_reduce(step: Step, x: SpmdType, op: str) -> SpmdType | None:
     """Report a reduce of what is whole or a shard, or with an op that does not fit the partial value."""
     if x.kind == "P":
         return _wrong_op(step, x, op)
+    if x.made_by in CHOICES:
+        return UNKNOWN  # what a rank chose in its block is merged by choosing once more
     if op not in _SUMS:
         return None
     if x.kind in ("I", "R"):

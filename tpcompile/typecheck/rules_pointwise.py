@@ -9,7 +9,8 @@ from torch import Tensor
 
 from tpcompile.typecheck.gradients import join, wrong_gradient
 from tpcompile.typecheck.layout import broadcast
-from tpcompile.typecheck.rules_scale import multiplier, weighted, weights_of
+from tpcompile.typecheck.ops import order_of
+from tpcompile.typecheck.rules_scale import is_times_ranks, multiplier, weighted, weights_of
 from tpcompile.typecheck.scale import is_close
 from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, Pending, SpmdType, Types
 from tpcompile.typecheck.step import Result, Step, is_zero, rule
@@ -60,12 +61,23 @@ def aligned(step: Step) -> Types:
 
 
 @rule(
-    "aten.neg", "aten.clone", "aten._to_copy", "aten.alias", "aten.lift_fresh", "aten.lift_fresh_copy", "aten.positive",
+    "aten.clone", "aten._to_copy", "aten.alias", "aten.lift_fresh", "aten.lift_fresh_copy", "aten.positive",
     "aten.contiguous", "aten.view_as", "aten.real", "aten.native_dropout", "aten.dropout",
 )  # fmt: skip
 def _linear(step: Step) -> Result:
     """Linear in its only operand: every type stays."""
     return step.type_at(0, "self")
+
+
+@rule("aten.neg")
+def _negated(step: Step) -> Result:
+    """Linear; the largest of the negatives is the negative of the smallest."""
+    x = step.type_at(0)
+    return replace(x, op=_op_of_negative(x.op))
+
+
+def _op_of_negative(op: str) -> str:
+    return {"max": "min", "min": "max"}.get(op, op)
 
 
 @rule("aten.tril", "aten.triu")
@@ -100,9 +112,12 @@ def _exponential(step: Step) -> Result:
 
 @rule("aten.pow")
 def _power(step: Step) -> Result:
-    """The square of a local 2-norm is a partial sum of squares."""
+    """The square of a local 2-norm is a partial sum of squares, as that of any norm to its order."""
     x = step.type_at(0)
-    if x.op == "norm" and step.arg(1, "exponent") == 2:
+    order = order_of(x.op)
+    exponent = step.arg(1, "exponent")
+    is_sum_of_powers = order and exponent == order
+    if is_sum_of_powers:
         return replace(x, op="sum")
     return pointwise(step)
 
@@ -122,7 +137,21 @@ def _compared(step: Step) -> Result:
     left, right = step.args[:2]
     is_infinity = isinstance(right, float) and math.isinf(right)
     is_probe = is_infinity or left is right
-    return UNKNOWN if is_probe and step.type_at(0).kind == "P" else pointwise(step)
+    return UNKNOWN if is_probe and step.type_at(0).kind == "P" else _ordered(step)
+
+
+@rule("aten.ge", "aten.gt", "aten.le", "aten.lt")
+def _ordered(step: Step) -> Result:
+    """A local extremum beside one of all ranks: whether this rank has it."""
+    types = step.types
+    found = types.of_kind("P").ops
+    makers = types.of_kind("I", "R").makers
+    is_extremum = found in ({"max"}, {"min"})
+    is_of_all = not makers.isdisjoint({"all_reduce", "all_gather"})
+    is_mask = is_extremum and is_of_all
+    if is_mask:
+        return SpmdType("V")
+    return pointwise(step)
 
 
 @rule("aten.detach")
@@ -201,9 +230,14 @@ def _whole_with_partial(step: Step, partial: SpmdType, terms: Types) -> SpmdType
 
 def _shards_with_partial(step: Step, partial: SpmdType, terms: Types, shards: Types) -> SpmdType:
     is_subtracted = step.name == "aten.sub" and not _is_minuend(step)
-    if is_subtracted and partial.op in ("max", "logsumexp"):
-        return replace(shards.shard, grad=terms.grad, pending=_local_shift(step, partial))
+    kind = _SHIFT_BY.get(partial.op)
+    if is_subtracted and kind is not None:
+        pending = _local_shift(step, partial, kind)
+        return replace(shards.shard, grad=terms.grad, pending=pending)
     return used_as_whole(step, partial, _ADDS)
+
+
+_SHIFT_BY = {"max": "shift", "logsumexp": "shift", "mean": "moment"}
 
 
 def _is_minuend(step: Step) -> bool:
@@ -218,28 +252,49 @@ _SHIFTED = ("max", "min", "logsumexp")
 """Reductions of x minus a number that are the reduction of x minus the number."""
 
 
-def _local_shift(step: Step, partial: SpmdType) -> Pending:
+_GLOBAL_FIRST = {
+    "shift": "all-reduce the maximum first; or multiply by exp(local - global maximum) before the sum over the ranks",
+    "moment": "make the mean global first: all-reduce the sum (dst='R') and divide by the global count; or add to the "
+    "sum of squares those of the gathered means around the global one",
+}
+
+
+def _local_shift(step: Step, partial: SpmdType, kind: str) -> Pending:
     made = partial.made(", made by {}")
     return step.pending(
-        "shift",
+        kind,
         "local-statistic",
         why=f"{step.name} subtracts a {partial.op} over the sharded dim{made}: a statistic of the local shard only",
-        fix="all-reduce the maximum first; or multiply by exp(local - global maximum) before the sum over the ranks",
+        fix=_GLOBAL_FIRST[kind],
     )
 
 
 def _wrong_summand(step: Step, partial: SpmdType, whole: Types) -> SpmdType | None:
-    """The first whole term that a sum over the ranks would not have once, with its gradient."""
+    """The first whole term that a sum over the ranks would not have once, with its gradient.
+
+    Beside a partial sum times the number of ranks it is judged as a term of an average, which nobody knows yet.
+    """
+    if is_times_ranks(step, partial):
+        return _wrong_in_average(step, whole)
     added = f"is added to the partial sum{partial.made(' made by {}')}"
     fix = "all_reduce the partial sum first, then add"
     judged = [wrong_summand(step, each, added=added, fix=fix) for each in whole]
     return next((wrong for wrong in judged if wrong is not None), None)
 
 
+def _wrong_in_average(step: Step, whole: Types) -> SpmdType:
+    share = 1 / step.world
+    for each in whole:
+        wrong_summand(step, weighted(step, each, share), added="(by the average that has to follow) is added", fix="")
+    return UNKNOWN
+
+
 @rule("aten.mul", "aten.div", "aten.true_divide")
 def multiplied(step: Step) -> Result:
     """P times a whole factor is partial; a P in a divisor, or two P, are not linear."""
     types = aligned(step)
+    if _divides_by_ranks(step):
+        step.is_judged = False
     if not types.has("P"):
         return join(step, types)
     if types.has("U"):
@@ -248,6 +303,18 @@ def multiplied(step: Step) -> Result:
     if divides_by_partial:
         return used_as_whole(step, types.of_kind("P")[0], "divides by it")
     return product_with_partial(step, types)
+
+
+def _divides_by_ranks(step: Step) -> bool:
+    """Whether the sum of a product over the ranks is divided by their number: a mean is meant, or it is a mistake."""
+    if step.name == "aten.mul":
+        return False
+    x = step.type_at(0)
+    divisor = step.number_in(step.args[1])
+    is_summand = x.is_partial_of("sum") and x.made_by != "aten.sum"
+    is_sum = x.grad and x.maker == "all_reduce"
+    is_followed = is_summand or is_sum
+    return is_followed and divisor == step.world
 
 
 def product_with_partial(step: Step, types: Types) -> SpmdType:
@@ -269,9 +336,13 @@ def product_with_partial(step: Step, types: Types) -> SpmdType:
 
 def _op_of_scaled(step: Step, partial: SpmdType) -> str:
     """A local mean times its count, or over the number of ranks, is a summand; any number but a fraction may be."""
-    if partial.op != "mean" or step.name not in ("aten.mul", "aten.div"):
+    if step.name not in ("aten.mul", "aten.div"):
         return partial.op
     factor = multiplier(step)
+    if factor is not None and factor < 0:
+        partial = replace(partial, op=_op_of_negative(partial.op))
+    if partial.op != "mean":
+        return partial.op
     if factor is None:
         return "sum"
     is_summand = factor > 1 or is_close(factor * step.world, 1)

@@ -29,6 +29,7 @@ PARTIAL_OF = {
     "aten.var_mean": "var",
     "aten.logsumexp": "logsumexp",
 }
+_NORMS = ("aten.linalg_vector_norm", "aten.norm")
 _DIMS_PLACE = {"aten.linalg_vector_norm": 2, "aten.norm": 2, "aten.topk": 2}
 _DIMS_DEFAULT = {"aten.topk": -1, "aten.sort": -1, "aten.argsort": -1}
 CHOICES = ("aten.sort", "aten.topk", "aten.argmax", "aten.argmin", "aten.argsort")
@@ -44,9 +45,17 @@ def _reduced(step: Step) -> Result:
     if len(step.operands()) > 1:  # aten.max(x, y) is elementwise
         return join(step, aligned(step))
     dims = reduced_dims(step, x)
-    result = reduced(step, step.type_at(0), x, dims, PARTIAL_OF[step.name])
+    result = reduced(step, step.type_at(0), x, dims, reduction_of(step))
     differs_per_rank = result.kind in ("V", "P")
     return step.first_result(result, others=varying() if differs_per_rank else CONSTANT)
+
+
+def reduction_of(step: Step) -> str:
+    """What the op reduces with, empty for other ops; a norm of an order other than 2 is named by it: norm1, norminf."""
+    if step.name not in _NORMS:
+        return PARTIAL_OF.get(step.name, "")
+    order = step.arg(1, "ord", 2) if step.name == _NORMS[0] else step.arg(1, "p", 2)
+    return "norm" if order in (None, 2) else f"norm{order:g}"
 
 
 def reduced(step: Step, type_: SpmdType, x: Tensor, dims: set[int], op: str) -> SpmdType:
@@ -162,7 +171,7 @@ def _chosen(step: Step) -> Result:
     if type_.kind == "P" and type_.op in _LINEAR:
         type_ = used_as_whole(step, type_, "decides by its value")
     elif type_.kind in ("V", "P"):
-        type_ = varying(grad=type_.grad)
+        type_ = replace(varying(grad=type_.grad), origin=step.origin())
     return step.all_results(type_)
 
 

@@ -13,16 +13,16 @@ from typing import Any
 from torch import Tensor
 
 from tpcompile.typecheck.ops import SAME_VALUE, VIEWS
-from tpcompile.typecheck.scale import Factor, Scale, of_one_tensor, own_scale, product, total
+from tpcompile.typecheck.scale import Factor, Scale, is_close, of_one_tensor, own_scale, product, total
 from tpcompile.typecheck.spmd import Kind, SpmdType, Types
 from tpcompile.typecheck.step import Result, Step, is_zero
 
 ScaleRule = Callable[[Step, int], Scale | None]
-_WHOLE: tuple[Kind, ...] = ("I", "R")
+_SCALED: tuple[Kind, ...] = ("I", "R", "V", "P")
 
 
 def with_scales(step: Step, result: Result) -> Result:
-    """The types with the scales of whole results; None where a result is a tensor of its own."""
+    """The types with the scales of the results; None where a result is a tensor of its own."""
     if isinstance(result, SpmdType):
         return _with_scale(step, result, 0)
     return [_with_scale(step, type_, place) for place, type_ in enumerate(result)]
@@ -30,7 +30,7 @@ def with_scales(step: Step, result: Result) -> Result:
 
 def _with_scale(step: Step, type_: SpmdType, place: int) -> SpmdType:
     follow = SCALES.get(step.name)
-    if type_.kind not in _WHOLE or follow is None:
+    if type_.kind not in _SCALED or follow is None:
         return type_ if type_.scale is None else replace(type_, scale=None)
     return replace(type_, scale=follow(step, place))
 
@@ -48,7 +48,7 @@ def multiplier(step: Step) -> float | None:
 
 def weighted(step: Step, type_: SpmdType, weight: float) -> SpmdType:
     """The type of a term that an op multiplies by `weight`, an argument of it such as `alpha`."""
-    if type_.kind not in _WHOLE or weight == 1:
+    if type_.kind not in _SCALED or weight == 1:
         return type_
     return replace(type_, scale=type_.multiples.times(weight, step.world))
 
@@ -114,8 +114,15 @@ def _multiplied(step: Step, place: int) -> Scale | None:
 
 
 def _scales_of(types: Types) -> list[Scale]:
-    """The scales of those that are whole."""
-    return [type_.multiples for type_ in types.of_kind(*_WHOLE)]
+    """The scales of the terms that have the kind of their sum: the partial ones, the shards, or the whole ones."""
+    deciding = types.of_kind("P") or types.of_kind("V") or types.of_kind("I", "R")
+    return [type_.multiples for type_ in deciding]
+
+
+def is_times_ranks(step: Step, type_: SpmdType) -> bool:
+    """Whether the value was multiplied by the number of ranks, as before an average that is to be a sum."""
+    factor = type_.multiples.factor
+    return factor is not None and is_close(factor.value, step.world)
 
 
 def _matrix_product(step: Step, place: int) -> Scale | None:
@@ -151,7 +158,7 @@ def _factor_of(step: Step, value: Any) -> Factor | None:
     is_number = value.numel() == 1 and not type_.grad
     if is_number:
         return None
-    if type_.kind in _WHOLE:
+    if type_.kind in _SCALED:
         return type_.multiples.factor
     return Factor(gradient=0.0)
 

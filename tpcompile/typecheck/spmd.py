@@ -88,7 +88,7 @@ class SpmdType:
     is_zero: bool = False
     """C: all elements are zero, so it may be added to any type."""
     scale: Scale | None = field(default=None, compare=False)
-    """I, R: multiples of which tensors it is the sum of; None where it is a tensor of its own."""
+    """Not of C and U: multiples of which tensors it is the sum of; None where it is a tensor of its own."""
     origin: Origin | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
@@ -201,6 +201,11 @@ class Types(tuple[SpmdType, ...]):
     def ops(self) -> Set[str]:
         """The reductions that occur."""
         return {t.op for t in self}
+
+    @property
+    def makers(self) -> Set[Maker]:
+        """What made them."""
+        return {t.maker for t in self}
 
     @property
     def nonzero(self) -> Types:

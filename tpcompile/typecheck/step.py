@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tpcompile.typecheck.report import OnSomeRanks, Violation
@@ -76,10 +77,11 @@ class Step:
         return ZERO if is_zero(value) else CONSTANT
 
     def number_in(self, value: Any) -> float | None:
-        """The number that an argument is: a Python number, or a constant of one element that has a value."""
+        """The number that an argument is: a Python number, or a constant tensor that has one value in all places."""
         if isinstance(value, Tensor):
-            is_readable = value.numel() == 1 and not value.is_meta and self.type_of(value).kind == "C"
-            value = value.item() if is_readable else None
+            is_constant = self.type_of(value).kind == "C"
+            is_readable = value.layout is torch.strided and not value.is_meta
+            value = _only_value(value) if is_constant and is_readable else None
         return float(value) if isinstance(value, (int, float)) else None
 
     def operands(self) -> list[tuple[Tensor, SpmdType]]:
@@ -150,6 +152,20 @@ def tensors_in(value: Any) -> list[Tensor]:
     for item in value:
         found += tensors_in(item)
     return found
+
+
+def _only_value(tensor: Tensor) -> Any:
+    """The value that all elements have; None for different ones, and for several zeros, as of an empty input."""
+    if tensor.numel() == 1:
+        return tensor.item()
+    values = tensor.flatten()
+    first = values[:1]
+    filled = first.expand_as(values)
+    if not first.any():
+        return None
+    if torch.equal(values, filled):
+        return first.item()
+    return None
 
 
 def is_zero(value: Any) -> bool:

@@ -113,6 +113,7 @@ def _on_some_ranks(step: Step, term: Summand, *, added: str) -> OnSomeRanks:
     """What is wrong where one rank adds the tensor for all: its value is right."""
     if not step.has_gradient(term.type_):
         return OnSomeRanks()
+    origin = term.type_.origin
     effect = {
         "I": "they alone get a gradient of it",
         "R": "in the backward its copy_to_tp waits there for ranks that do not come",
@@ -122,6 +123,7 @@ def _on_some_ranks(step: Step, term: Summand, *, added: str) -> OnSomeRanks:
         why=f"{term} {added} on some ranks and not on others: {effect[term.type_.kind]}",
         fix="all_reduce the partial sum first, then add on every rank; or add on every rank "
         "torch.where(rank_index == 0, copy_to_tp(x), 0)",
+        collective=origin.site if origin is not None and term.type_.kind == "R" else None,
     )
 
 
