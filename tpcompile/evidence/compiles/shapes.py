@@ -7,19 +7,24 @@ what is checked here. A field that no event reads is not looked at.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from tpcompile.evidence.compiles.events import FUSION, GRAPH_KINDS, WANTED_EVENTS, name_of
+from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import LaunchedGraph
+from tpcompile.evidence.records.reader import encodable
 
 MAX_NUMBER = 2**31
 """Ids, lines and counts are smaller; so are sizes in the number of their digits, which are compared as text."""
+JOINT_GRAPH = "aot_joint_graph"
+"""Read for its name only: a forward and a backward graph follow."""
 SCHEDULE, EXECUTION, TORCH_VERSION = "inductor_collective_schedule", "graph_execution", "torch_version"
 BACKWARD_METRICS = "bwd_compilation_metrics"
-FILE_EVENTS = WANTED_EVENTS | {SCHEDULE, EXECUTION, TORCH_VERSION, BACKWARD_METRICS}
+FILE_EVENTS = WANTED_EVENTS | {JOINT_GRAPH, SCHEDULE, EXECUTION, TORCH_VERSION, BACKWARD_METRICS}
 """What a file is read for. Most of a real log (timings, config dumps, the graphs between two passes) is not in it."""
 _OF_COMPILES = FILE_EVENTS - {"str", EXECUTION, TORCH_VERSION}
 _IDS = ("frame_id", "frame_compile_id", "attempt", "compiled_autograd_id")
@@ -40,6 +45,7 @@ def is_as_written(metadata: Mapping[str, Any], payload: bytes) -> bool:
         all(_BODIES[key](metadata[key]) for key in bodies),
         is_placed,
         has_payload(payload),
+        _looks_like(payload) in (None, name, _KINDS.get(name)),
     ]
     return all(checks)
 
@@ -49,9 +55,12 @@ def _has_any_payload(_payload: bytes) -> bool:
 
 
 def json_value(text: str | bytes) -> Any | None:
-    """The value of JSON text; None for text that is not JSON, nested too deeply, or with a number that is too long."""
+    """The value of JSON text; None for text that is not JSON, nested too deeply, or with a number that is too long.
+
+    None too for JSON with half of a surrogate pair, which no text that torch logs has: it could never be written.
+    """
     try:
-        return json.loads(text if isinstance(text, str) else text.decode())
+        return encodable(json.loads(text if isinstance(text, str) else text.decode()), escapes=text)
     except (ValueError, RecursionError):
         return None
 
@@ -172,6 +181,22 @@ def _is_launched(payload: bytes) -> bool:
     except ValidationError:
         return False
     return True
+
+
+_GRAPH = "graph"
+_KINDS = dict.fromkeys([*GRAPH_KINDS, JOINT_GRAPH], _GRAPH)
+_HEADS = {
+    _GRAPH: re.compile(rb"\s*class \S+\(torch\.nn\.Module\):"),
+    "dynamo_cpp_guards_str": re.compile(rb"\s*TREE_GUARD_MANAGER:"),
+    "dynamo_graph_break_reason": re.compile(rb"Graph break in user code at "),
+    "inductor_output_code": re.compile(rb"\s*# AOT ID: "),
+}
+"""How the payload of an event begins, in every version of torch that was seen."""
+
+
+def _looks_like(payload: bytes) -> str | None:
+    """The event, or kind of event, whose payload this must be; None for any."""
+    return find(_HEADS, lambda name: _HEADS[name].match(payload))
 
 
 _PAYLOADS: Mapping[str, Callable[[bytes], bool]] = {

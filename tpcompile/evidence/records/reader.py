@@ -28,10 +28,7 @@ def read_json(path: Path) -> Any:
     """The value in a file. Raises FileNotFoundError, ConfigError, and PreflightError where it may not be read."""
     data = _bytes_of(path)
     try:
-        value = json.loads(data.decode())
-        if b"\\u" in data:
-            json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate could be read, and never be written
-        return value
+        return encodable(json.loads(data.decode()), escapes=data)
     except UnicodeError:
         raise damaged(path, "it is not text in UTF-8") from None
     except json.JSONDecodeError as error:
@@ -40,6 +37,17 @@ def read_json(path: Path) -> Any:
         raise damaged(path, "its JSON is nested too deeply") from None
     except ValueError:
         raise damaged(path, "it holds a number with too many digits") from None
+
+
+def encodable(value: T, *, escapes: str | bytes) -> T:
+    """The value of JSON text that has these escapes. Raises UnicodeError for half of a surrogate pair.
+
+    It could be read, and never be written, printed or hashed.
+    """
+    mark = "\\u" if isinstance(escapes, str) else b"\\u"
+    if mark in escapes:  # type: ignore[operator]
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def read_object(path: Path) -> dict[str, Any]:
