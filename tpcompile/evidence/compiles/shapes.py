@@ -7,14 +7,12 @@ what is checked here. A field that no event reads is not looked at.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from tpcompile.evidence.compiles.events import FUSION, GRAPH_KINDS, WANTED_EVENTS, name_of
-from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import LaunchedGraph
 from tpcompile.evidence.records.reader import encodable
 
@@ -186,17 +184,19 @@ def _is_launched(payload: bytes) -> bool:
 _GRAPH = "graph"
 _KINDS = dict.fromkeys([*GRAPH_KINDS, JOINT_GRAPH], _GRAPH)
 _HEADS = {
-    _GRAPH: re.compile(rb"\s*class \S+\(torch\.nn\.Module\):"),
-    "dynamo_cpp_guards_str": re.compile(rb"\s*TREE_GUARD_MANAGER:"),
-    "dynamo_graph_break_reason": re.compile(rb"Graph break in user code at "),
-    "inductor_output_code": re.compile(rb"\s*# AOT ID: "),
+    b"class ": _GRAPH,
+    b"TREE_GUARD_MANAGER:": "dynamo_cpp_guards_str",
+    b"Graph break in user code at ": "dynamo_graph_break_reason",
+    b"# AOT ID: ": "inductor_output_code",
 }
-"""How the payload of an event begins, in every version of torch that was seen."""
+"""How payloads begin in every version of torch that was seen -> whose they are."""
+_HEAD_BYTES = 64
 
 
 def _looks_like(payload: bytes) -> str | None:
     """The event, or kind of event, whose payload this must be; None for any."""
-    return find(_HEADS, lambda name: _HEADS[name].match(payload))
+    begins = payload[:_HEAD_BYTES].lstrip()
+    return next((kind for head, kind in _HEADS.items() if begins.startswith(head)), None)
 
 
 _PAYLOADS: Mapping[str, Callable[[bytes], bool]] = {

@@ -51,7 +51,9 @@ class Soundness:
         before = self._latest.get(compile_id)
         is_unfinished = before in self._stories
         has_id_again = compile_id in self._latest
-        is_written_again = has_id_again and is_earlier(time, self._time)  # torch.compiler.reset() gives ids again, later
+        is_written_again = has_id_again and is_earlier(
+            time, self._time
+        )  # torch.compiler.reset() gives ids again, later
         if is_unfinished or is_written_again:
             self._blame(before, _TWICE)
             self._blame(number, _TWICE)

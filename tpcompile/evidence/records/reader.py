@@ -83,7 +83,12 @@ def first_error(error: ValidationError) -> str:
 
 def damaged(path: Path, why: str) -> ConfigError:
     """The error for a file that is not what it should be."""
-    return ConfigError(f"{path} is damaged: {shortened(why, at_most=_MAX_SHOWN)}")
+    return ConfigError(f"{path} is damaged: {shown(why)}")
+
+
+def shown(value: object) -> str:
+    """What a file holds, for the reader: its text, without the middle where it is long."""
+    return shortened(str(value), at_most=_MAX_SHOWN)
 
 
 _KINDS: dict[type, str] = {
