@@ -6,6 +6,7 @@ what is checked here. A field that no event reads is not looked at.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -43,7 +44,8 @@ def is_as_written(metadata: Mapping[str, Any], payload: bytes) -> bool:
         all(_BODIES[key](metadata[key]) for key in bodies),
         is_placed,
         has_payload(payload),
-        _looks_like(payload) in (None, name, _KINDS.get(name)),
+        _is_of(name, payload),
+        name != "dynamo_output_graph" or _names_its_nodes(metadata[name], payload),
     ]
     return all(checks)
 
@@ -191,12 +193,22 @@ _HEADS = {
 }
 """How payloads begin in every version of torch that was seen -> whose they are."""
 _HEAD_BYTES = 64
+_HAVE_HEADS = frozenset({*GRAPH_KINDS, "dynamo_cpp_guards_str"})
+"""Events whose payloads always begin like this; the others may."""
 
 
-def _looks_like(payload: bytes) -> str | None:
-    """The event, or kind of event, whose payload this must be; None for any."""
+def _is_of(name: str, payload: bytes) -> bool:
+    """True for a payload that begins like those of its event, and not like those of another one."""
     begins = payload[:_HEAD_BYTES].lstrip()
-    return next((kind for head, kind in _HEADS.items() if begins.startswith(head)), None)
+    kinds = [kind for head, kind in _HEADS.items() if begins.startswith(head)]
+    own = _KINDS.get(name, name)
+    return kinds == [own] or not (kinds or name in _HAVE_HEADS)
+
+
+def _names_its_nodes(body: Mapping[str, Any], payload: bytes) -> bool:
+    """True for a graph of Dynamo with the node whose size is logged first: graphs of AOTAutograd have other names."""
+    sizes = body.get("sizes", {})
+    return isinstance(sizes, dict) and all(name.encode() in payload for name in itertools.islice(sizes, 1))
 
 
 _PAYLOADS: Mapping[str, Callable[[bytes], bool]] = {
