@@ -45,7 +45,7 @@ def is_as_written(metadata: Mapping[str, Any], payload: bytes) -> bool:
         is_placed,
         has_payload(payload),
         _is_of(name, payload),
-        name != "dynamo_output_graph" or _names_its_nodes(metadata[name], payload),
+        _names_its_nodes(name, metadata.get(name), payload),
     ]
     return all(checks)
 
@@ -192,7 +192,10 @@ _HEADS = {
     b"# AOT ID: ": "inductor_output_code",
 }
 """How payloads begin in every version of torch that was seen -> whose they are."""
-_HEAD_BYTES = 64
+_HEAD_BYTES = 256
+_LOWERED = GRAPH_KINDS.keys() - {"dynamo_output_graph"}
+_VARIABLES = b"def forward(self, L_"
+"""How Dynamo names the local variables that enter a graph."""
 _HAVE_HEADS = frozenset({*GRAPH_KINDS, "dynamo_cpp_guards_str"})
 """Events whose payloads always begin like this; the others may."""
 
@@ -205,10 +208,17 @@ def _is_of(name: str, payload: bytes) -> bool:
     return kinds == [own] or not (kinds or name in _HAVE_HEADS)
 
 
-def _names_its_nodes(body: Mapping[str, Any], payload: bytes) -> bool:
-    """True for a graph of Dynamo with the node whose size is logged first: graphs of AOTAutograd have other names."""
-    sizes = body.get("sizes", {})
-    return isinstance(sizes, dict) and all(name.encode() in payload for name in itertools.islice(sizes, 1))
+def _names_its_nodes(name: str, body: object, payload: bytes) -> bool:
+    """True for a graph of Dynamo with the node whose size is logged first, and for one of AOTAutograd without variables
+    of the program."""
+    if name in _LOWERED:
+        return _VARIABLES not in payload[:_HEAD_BYTES]
+    if name != "dynamo_output_graph":
+        return True
+    sizes = body.get("sizes") if isinstance(body, dict) else None
+    if not isinstance(sizes, dict):
+        return sizes is None
+    return all(name.encode() in payload for name in itertools.islice(sizes, 1))
 
 
 _PAYLOADS: Mapping[str, Callable[[bytes], bool]] = {

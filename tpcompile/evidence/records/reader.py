@@ -87,8 +87,8 @@ def damaged(path: Path, why: str) -> ConfigError:
 
 
 def shown(value: object) -> str:
-    """What a file holds, for the reader: its text, without the middle where it is long."""
-    return shortened(str(value), at_most=_MAX_SHOWN)
+    """What a file holds, for the reader: its text in one line, without the middle where it is long."""
+    return shortened(str(value), at_most=_MAX_SHOWN).replace("\n", "\\n")
 
 
 _KINDS: dict[type, str] = {
