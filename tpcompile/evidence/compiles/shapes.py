@@ -7,15 +7,14 @@ what is checked here. A field that no event reads is not looked at.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
-from tpcompile.evidence.compiles.events import FUSION, GRAPH_KINDS, WANTED_EVENTS, name_of
+from tpcompile.evidence.compiles.events import CACHE_EVENTS, FUSION, GRAPH_KINDS, WANTED_EVENTS, name_of
 from tpcompile.evidence.records import LaunchedGraph
-from tpcompile.evidence.records.reader import encodable
+from tpcompile.evidence.records.reader import value_of
 
 MAX_NUMBER = 2**31
 """Ids, lines and counts are smaller; so are sizes in the number of their digits, which are compared as text."""
@@ -60,7 +59,7 @@ def json_value(text: str | bytes) -> Any | None:
     None too for JSON with half of a surrogate pair, which no text that torch logs has: it could never be written.
     """
     try:
-        return encodable(json.loads(text if isinstance(text, str) else text.decode()), escapes=text)
+        return value_of(text if isinstance(text, str) else text.decode())
     except (ValueError, RecursionError):
         return None
 
@@ -183,26 +182,32 @@ def _is_launched(payload: bytes) -> bool:
     return True
 
 
-_GRAPH = "graph"
-_KINDS = dict.fromkeys([*GRAPH_KINDS, JOINT_GRAPH], _GRAPH)
+_GRAPH, _JSON = "graph", "JSON"
+_KINDS = {
+    **dict.fromkeys([*GRAPH_KINDS, JOINT_GRAPH], _GRAPH),
+    **dict.fromkeys([*CACHE_EVENTS, TORCH_VERSION, EXECUTION, FUSION], _JSON),
+}
 _HEADS = {
     b"class ": _GRAPH,
     b"TREE_GUARD_MANAGER:": "dynamo_cpp_guards_str",
     b"Graph break in user code at ": "dynamo_graph_break_reason",
     b"# AOT ID: ": "inductor_output_code",
+    b"{": _JSON,
 }
 """How payloads begin in every version of torch that was seen -> whose they are."""
 _HEAD_BYTES = 256
 _LOWERED = GRAPH_KINDS.keys() - {"dynamo_output_graph"}
 _VARIABLES = b"def forward(self, L_"
 """How Dynamo names the local variables that enter a graph."""
-_HAVE_HEADS = frozenset({*GRAPH_KINDS, "dynamo_cpp_guards_str"})
+_HAVE_HEADS = frozenset(GRAPH_KINDS)
 """Events whose payloads always begin like this; the others may."""
 
 
 def _is_of(name: str, payload: bytes) -> bool:
     """True for a payload that begins like those of its event, and not like those of another one."""
     begins = payload[:_HEAD_BYTES].lstrip()
+    if name not in FILE_EVENTS:
+        return True
     kinds = [kind for head, kind in _HEADS.items() if begins.startswith(head)]
     own = _KINDS.get(name, name)
     return kinds == [own] or not (kinds or name in _HAVE_HEADS)

@@ -20,6 +20,7 @@ from tpcompile.evidence.records import UserLine
 
 LOWERED = frozenset(GRAPH_KINDS) - {"dynamo_output_graph"}
 CODE = "inductor_output_code"
+_AFTER_THE_GRAPH = LOWERED | CACHE_EVENTS | {JOINT_GRAPH, CODE}
 INDUCTOR_TIME = "inductor_cumulative_compile_time_us"
 """A field of the metrics: None for a backend besides Inductor. That of AOTAutograd holds the time of any backend."""
 _BEFORE_THE_END = frozenset(GRAPH_KINDS) | {
@@ -28,7 +29,6 @@ _BEFORE_THE_END = frozenset(GRAPH_KINDS) | {
     "recompile_reasons",
 }  # fmt: skip
 """Events that torch logs before the metrics of a compile; the code of a backward comes when it first runs."""
-_AFTER_THE_GRAPH = LOWERED | {JOINT_GRAPH, CODE}
 _FIRST = frozenset({"recompile_reasons", "dynamo_start", "compilation_metrics"})
 _LAST = frozenset({"dynamo_cpp_guards_str", BACKWARD_METRICS})
 """The metrics come right behind the guards, and before any backward."""
@@ -53,7 +53,7 @@ class _Implied:
 
 
 _IMPLIED = (
-    _Implied("its graph is missing", {"dynamo_output_graph"}, "graph_op_count", LOWERED),
+    _Implied("its graph is missing", {"dynamo_output_graph"}, "graph_op_count", _AFTER_THE_GRAPH),
     _Implied("its guards are missing", {"dynamo_cpp_guards_str"}, "guard_count", {"dynamo_output_graph"}),
     _Implied("its forward graph is missing", {"aot_forward_graph"}, after={JOINT_GRAPH, "aot_backward_graph"}),
     _Implied("its backward graph is missing", {"aot_backward_graph"}, after={JOINT_GRAPH, "aot_forward_graph"}),

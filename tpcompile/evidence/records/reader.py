@@ -28,7 +28,7 @@ def read_json(path: Path) -> Any:
     """The value in a file. Raises FileNotFoundError, ConfigError, and PreflightError where it may not be read."""
     data = _bytes_of(path)
     try:
-        return encodable(json.loads(data.decode()), escapes=data)
+        return value_of(data.decode())
     except UnicodeError:
         raise damaged(path, "it is not text in UTF-8") from None
     except json.JSONDecodeError as error:
@@ -39,13 +39,13 @@ def read_json(path: Path) -> Any:
         raise damaged(path, "it holds a number with too many digits") from None
 
 
-def encodable(value: T, *, escapes: str | bytes) -> T:
-    """The value of JSON text that has these escapes. Raises UnicodeError for half of a surrogate pair.
+def value_of(text: str) -> Any:
+    """The value of JSON text. Raises what `json.loads` raises, and UnicodeError for half of a surrogate pair.
 
-    It could be read, and never be written, printed or hashed.
+    That could be read, and never be written, printed or hashed.
     """
-    mark = "\\u" if isinstance(escapes, str) else b"\\u"
-    if mark in escapes:  # type: ignore[operator]
+    value = json.loads(text)
+    if "\\u" in text:
         json.dumps(value, ensure_ascii=False).encode()
     return value
 
