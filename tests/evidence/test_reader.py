@@ -13,6 +13,7 @@ import pytest
 from tests.evidence import samples
 from tpcompile import cli
 from tpcompile.bench import baseline
+from tpcompile.config import load
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.judgement.verdict import CAPTURED, SENTINEL
 from tpcompile.evidence.records import SCHEMA_VERSION, RankRecord, Status, Verdict, reader
@@ -175,6 +176,65 @@ def test_a_run_json_that_does_not_say_how_it_was_judged_is_one_line(
     code, err = compared(run, monkeypatch, capsys)
     assert (code, err.count("\n")) == (2, 1)
     assert "run.json is damaged" in err and says in err
+
+
+LONG = "x" * 300_000
+
+
+@pytest.mark.parametrize("version", [LONG, "\x1b[31mred", {"a": LONG}, "two\nlines"], ids=lambda value: str(value)[:9])
+def test_a_version_of_a_record_is_printed_short_and_plain(
+    run: RunDir, version: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = json.loads(samples.record(1).to_json()) | {"schema_version": version}
+    replace(run.path / "rank_1/record.json", json.dumps(fields))
+    code, err = compared(run, monkeypatch, capsys)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "has schema" in err and len(err) < 1000 and "\x1b" not in err
+
+
+@pytest.mark.parametrize("facts", [{"a": None}, {"errors": 3}, {"\x1b[31m": 1}, {"fusion": 3}], ids=str)
+def test_measurements_that_the_gate_did_not_make_are_damage(
+    run: RunDir, facts: dict[str, object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.write_run({})
+    run.write_config(load("cpu_smoke", modes=("C",)).model_dump_json())
+    run.write_record(samples.record(1, samples.compiled(), world_size=3, facts=facts))
+    code, err = compared(run, monkeypatch, capsys)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "rank_1/record.json is damaged: as a gatefacts, " in err and "\x1b" not in err
+
+
+DOMAINS = [
+    (("tp", "tp"), True),
+    (("world 0-1", "world 0-1"), True),
+    (("tp 0,2", "tp 1,3"), True),
+    (("tp 0", "tp 1"), True),
+    (("world 0-1", "other"), False),
+    (("tp", "tp 1"), False),
+    (("world 0-1", "tp 0-1"), False),
+    (("tp 0-1", "tp 1-2"), False),
+    (("tp", "other"), False),
+]
+
+
+@pytest.mark.parametrize(("domains", "is_whole"), DOMAINS)
+def test_ranks_that_are_compared_with_other_ranks_than_they_say_are_no_pass(
+    run: RunDir, domains: tuple[str, str], is_whole: bool
+) -> None:
+    for rank, domain in enumerate(domains):
+        run.write_record(samples.record(rank, samples.compiled(), world_size=3, domain=domain))
+    if is_whole:
+        assert len(run.read_records()) == 2
+        return
+    with pytest.raises(ConfigError, match=r"record\.json is damaged: its domain '.*' is that of ranks"):
+        run.read_records()
+
+
+def test_a_rank_that_compiled_nothing_need_not_know_its_domain(run: RunDir) -> None:
+    for rank in (0, 1):
+        run.write_record(samples.record(rank, samples.compiled(), world_size=3, domain="tp 0-1"))
+    run.write_record(samples.record(2, world_size=3))
+    assert len(run.read_records()) == 3
 
 
 def test_what_was_written_is_read_whatever_it_holds(run: RunDir) -> None:

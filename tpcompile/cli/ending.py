@@ -38,7 +38,9 @@ def run(app: typer.Typer, name: str) -> None:
     except TpCompileError as error:
         if isinstance(error, TargetRaised):
             traceback.print_exception(error.__cause__)
-        print(f"error: {error}", file=sys.stderr)
+        from tpcompile.report.wording import plain  # of no use to a command that ends well, such as --help
+
+        print(f"error: {plain(str(error))}", file=sys.stderr)
         code = error.exit_code
     except Exception as error:
         code = _of_exception(error)

@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import tempfile
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -16,9 +17,11 @@ from pydantic import Field, ValidationError
 from tpcompile import config
 from tpcompile.config import JobConfig
 from tpcompile.errors import ConfigError, PreflightError
+from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.records import SCHEMA_VERSION, Frozen, RankRecord, Verdict
 from tpcompile.evidence.records.bounds import Rank, WorldSize
-from tpcompile.evidence.records.reader import damaged, first_error, read_object, validated
+from tpcompile.evidence.records.reader import damaged, first_error, read_object, shown, validated
+from tpcompile.evidence.text.ranks import is_among, ranks_text
 
 _PROBE_BYTES = 65536
 _OF_RANK = re.compile(r"rank_(\d{1,9})")
@@ -153,20 +156,24 @@ class RunDir:
         """Write all evidence of one rank."""
         self._write(f"rank_{record.rank}/record.json", record.to_json())
 
-    def read_records(self) -> list[RankRecord]:
-        """Evidence of all ranks that left any, by rank.
+    def read_records(self, *, facts: type[Frozen] | None = None) -> list[RankRecord]:
+        """Evidence of all ranks that left any, by rank; `facts` is what the measured values of each must be.
 
-        Raises ConfigError on a file of a different schema or a damaged one, and on two records of one rank.
+        Raises ConfigError on a file of a different schema or a damaged one, on two records of one rank, and on records
+        that contradict each other about which ranks must agree.
         """
         found: dict[int, tuple[Path, RankRecord]] = {}
         for path in self._rank_files("record.json"):
             record = self._read(RankRecord, path)
             _check_whole(record, path)
+            if facts is not None:
+                validated(facts, record.facts, path)
             rank = record.rank
             first, _ = found.setdefault(rank, (path, record))
             if first != path:
                 both = f"{first} and {path}"
                 raise ConfigError(f"two records of rank {rank}: {both}; keep that of this run")
+        _check_domains(found)
         return [record for _, record in found.values()]
 
     def write_status(self, status: RankStatus) -> None:
@@ -249,9 +256,8 @@ class RunDir:
         data = read_object(path)
         version = data.get("schema_version", SCHEMA_VERSION)
         if version != SCHEMA_VERSION:
-            raise ConfigError(
-                f"{path} has schema {version}, this tpcompile reads {SCHEMA_VERSION}; use the version that wrote it"
-            )
+            found = f"{path} has schema {shown(version)}"
+            raise ConfigError(f"{found}, this tpcompile reads {SCHEMA_VERSION}; use the version that wrote it")
         missing = sorted(model.model_fields.keys() - data.keys())
         if missing:  # what this version wrote has every key
             raise damaged(path, f"it lacks {', '.join(missing)}")
@@ -265,6 +271,24 @@ def _check_whole(record: RankRecord, path: Path) -> None:
     num_graphs = sum(counters.graphs for counters in record.counters)
     if num_graphs and not record.compiles:
         raise damaged(path, f"it counts {num_graphs} graphs and holds no compile")
+
+
+def _check_domains(found: Mapping[int, tuple[Path, RankRecord]]) -> None:
+    """Raise ConfigError for a record of a rank that would be compared with other ranks than they say.
+
+    A domain has its ranks in its name, `tp 0-3`; one without is that of all ranks. A rank that ended before it compiled
+    anything may not have known its own.
+    """
+    compiled = sorted(rank for rank, (_, record) in found.items() if record.compiles)
+    domains = grouped(compiled, lambda rank: found[rank][1].domain)
+    for domain, ranks in sorted(domains.items(), key=lambda item: len(item[1])):
+        place = domain.rpartition(" ")[2]
+        is_of_all = not place[:1].isdigit()
+        expected = [rank for rank in compiled if is_of_all or is_among(rank, place)]
+        if ranks != expected:
+            path, _ = found[ranks[0]]
+            says = f"its domain {domain!r} is that of ranks {ranks_text(ranks)}"
+            raise damaged(path, f"{says}, and must be that of ranks {ranks_text(expected)}")
 
 
 def _unwritable(path: Path, error: OSError) -> PreflightError:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from tpcompile.errors import ConfigError, PreflightError
 from tpcompile.evidence.records.base import Frozen
-from tpcompile.evidence.records.reader import read_object, validated
+from tpcompile.evidence.records.reader import read_object, shown, validated
 
 R = TypeVar("R", bound=Frozen)
 
@@ -40,6 +40,6 @@ def read(model: type[R], path: Path, *, version: int, made_by: str) -> R:
     found = fields.get("schema_version")
     if found != version:
         raise ConfigError(
-            f"{path} has schema version {found}, and this reads {version}; make it again with `{made_by}`"
+            f"{path} has schema version {shown(found)}, and this reads {version}; make it again with `{made_by}`"
         )
     return validated(model, fields, path)

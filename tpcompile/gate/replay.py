@@ -25,9 +25,14 @@ from tpcompile.evidence.records import Check, CheckId, Divergence, Layer, RankDi
 from tpcompile.evidence.records.reader import validated
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate.checks import COMPARED, MODES, RESIZED, timings
+from tpcompile.gate.measurements import GateFacts
 
 _LOST = frozenset({CheckId.ALIVE, CheckId.REPORTED, CheckId.ARRIVED})
 """Checks that name ranks which are gone, with what was known of their processes."""
+
+
+_WITHOUT_GATE = [SENTINEL, CAPTURED]
+"""Kinds of runs that `run.json` names, whose records have no measurements of the gate."""
 
 
 class _Judged(BaseModel):
@@ -54,7 +59,8 @@ def gate_rules(config: JobConfig) -> Rules:
 
 def replay(run_dir: RunDir) -> Verdict:
     """Judge a finished run again, from its rank records alone. Raises ConfigError when there are none."""
-    records = run_dir.read_records()
+    facts = None if _kind(run_dir) in _WITHOUT_GATE else GateFacts
+    records = run_dir.read_records(facts=facts)
     if not records:
         raise ConfigError(f"{run_dir.path} holds no rank records; was the run stopped before anything compiled?")
     world_size = max(record.world_size for record in records)
@@ -97,13 +103,16 @@ def _live_checks(live: Verdict | None) -> list[Check]:
     return [] if live is None else [check for check in live.checks if check.id in checks.LIVE_ONLY]
 
 
+def _kind(run_dir: RunDir) -> object:
+    return run_dir.read_run().get("kind", "")
+
+
 def _rules_of(run_dir: RunDir) -> Rules:
     """The rules of the run: of a sentinel or a check from `run.json`, of the gate from its configuration."""
-    facts = run_dir.read_run()
-    kind = facts.get("kind", "")
-    if kind not in (SENTINEL, CAPTURED):
+    kind = _kind(run_dir)
+    if kind not in _WITHOUT_GATE:
         return gate_rules(run_dir.read_config())
-    judged = validated(_Judged, facts, run_dir.path / "run.json")
+    judged = validated(_Judged, run_dir.read_run(), run_dir.path / "run.json")
     if kind == SENTINEL:
         return agree_rules(timeout_s=judged.timeout_s, allowed=judged.allowed)
     return capture_rules(timeout_s=judged.timeout_s, allowed=judged.allowed, num_breaks=judged.num_breaks)

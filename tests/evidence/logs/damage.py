@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 _RECORD = re.compile(rb"^[A-Z]\d{4} [\d:.]+ ", re.MULTILINE)
+_SAID = re.compile(rb'(?<="has_payload": ")[0-9a-f]{32}(?="})')
 _ALIENS: tuple[Any, ...] = (
     None, True, -1, 7, 10**30, 1.5, float("nan"), "", "alien", "x" * 5000, [], [7], [[]], {}, {"a": None}, [None, {}],
 )  # fmt: skip
@@ -154,8 +155,61 @@ def _with_alien(value: Any, rng: random.Random) -> Any:
     return value
 
 
+def lost_range(log: bytes, rng: random.Random) -> bytes:
+    """Records in a row that are missing."""
+    found = records(log)
+    begin = rng.randrange(len(found) - 1)
+    del found[begin : begin + rng.randint(2, 18)]
+    return b"".join(found)
+
+
+def appended(log: bytes, rng: random.Random) -> bytes:
+    """The log, and behind it the same log or a part of it: a copy that was started twice."""
+    found = records(log)
+    begin, end = sorted(rng.sample(range(len(found) + 1), 2))
+    again = rng.choice([found, found[begin:end]])
+    return b"".join([*found, *again])
+
+
+def exchanged(log: bytes, rng: random.Random) -> bytes:
+    """Two records with each other's payload and its hash."""
+    found = [record.partition(b"\n") for record in records(log)]
+    with_payload = [number for number, (line, _, _) in enumerate(found) if _SAID.search(line)]
+    one, other = rng.sample(with_payload, 2)
+    hashes = [_SAID.findall(found[number][0])[0] for number in (one, other)]
+    lines = [_SAID.sub(sha, found[number][0]) for number, sha in ((one, hashes[1]), (other, hashes[0]))]
+    found[one], found[other] = (lines[0], b"\n", found[other][2]), (lines[1], b"\n", found[one][2])
+    return b"".join(map(b"".join, found))
+
+
+def half_a_pair(log: bytes, rng: random.Random) -> bytes:
+    """A text of a record's JSON with half of a surrogate pair, which cannot be encoded."""
+    found = records(log)
+    number = rng.randrange(len(found))
+    line, newline, rest = found[number].partition(b"\n")
+    place = rng.choice([match.end() for match in re.finditer(rb': "|, "', line)] or [len(line)])
+    found[number] = line[:place] + rng.choice([b"\\ud800", b"\\udfff"]) + line[place:] + newline + rest
+    return b"".join(found)
+
+
+def moved(log: bytes, rng: random.Random, *, peer: bytes) -> bytes:
+    """Records of the log of another rank among those of this one."""
+    found, theirs = records(log), records(peer)
+    begin = rng.randrange(len(theirs))
+    place = rng.randrange(len(found) + 1)
+    found[place:place] = theirs[begin : begin + rng.choice([1, 1, 3, 10, len(theirs)])]
+    return b"".join(found)
+
+
+def two_runs(log: bytes, rng: random.Random, *, peer: bytes) -> bytes:
+    """Two runs of one rank in one file; the second one is that of any job."""
+    return b"".join(rng.sample([log, peer], 2))
+
+
 OPERATORS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
     truncated, one_byte, twenty_bytes, printable, in_an_envelope, hole, cut, nuls_behind, doubled, lost, swapped,
-    other_type,
+    other_type, lost_range, appended, exchanged, half_a_pair,
 )  # fmt: skip
-"""All kinds of damage."""
+"""All kinds of damage to one log."""
+OF_TWO: tuple[Callable[..., bytes], ...] = (moved, two_runs)
+"""Those that need a second log: of the other rank of the same job, and of any job."""

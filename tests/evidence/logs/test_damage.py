@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.evidence.logs.damage import OPERATORS, records, rehashed
+from tests.evidence.logs.damage import OF_TWO, OPERATORS, moved, records, rehashed, two_runs
 from tests.evidence.logs.test_diagnose import JOBS, LOG, check
 from tpcompile.evidence.logs.diagnose import INPUTS, LEFT_OUT, diagnose
 from tpcompile.evidence.logs.ranklog import read_rank_log
@@ -34,11 +34,15 @@ def damaged(seed: int, folder: Path) -> tuple[str, str]:
     """Write the job of that seed with one damaged log -> its name and the kind of damage."""
     rng = random.Random(seed)
     name = rng.choice(HEALTHY + FAULTY)
-    operator = OPERATORS[seed % len(OPERATORS)]
+    operators = (*OPERATORS, *OF_TWO)
+    operator = operators[seed % len(operators)]
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(JOBS / name, folder)
-    path = folder / LOG.format(rng.randrange(2))
-    path.write_bytes(operator(path.read_bytes(), rng))
+    rank = rng.randrange(2)
+    path = folder / LOG.format(rank)
+    peer = {moved: JOBS / name / LOG.format(1 - rank), two_runs: JOBS / rng.choice(HEALTHY) / LOG.format(rank)}
+    second = {"peer": peer[operator].read_bytes()} if operator in peer else {}
+    path.write_bytes(operator(path.read_bytes(), rng, **second))
     return name, operator.__name__
 
 

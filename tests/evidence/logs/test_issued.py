@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.evidence.logs.damage import rehashed
+from tests.evidence.logs.damage import records, rehashed
 from tests.evidence.logs.test_diagnose import JOBS, LOG
 from tpcompile.evidence.logs.diagnose import Question, diagnose
 from tpcompile.evidence.records import Verdict
@@ -49,6 +49,13 @@ def append(job: Path, rank: int, text: str) -> None:
         file.write(text)
 
 
+def next_frame(name: str) -> str:
+    """The log of a job as that of the next frame in the same process, whose strings were logged before."""
+    found = records((JOBS / name / LOG.format(0)).read_bytes())
+    text = b"".join(record for record in found if b'] {"str"' not in record).decode()
+    return text.replace('"frame_id": 0', '"frame_id": 1')
+
+
 def test_a_collective_that_one_rank_does_not_schedule_is_a_finding_under_equal_graphs(job: Path) -> None:
     verdict = schedule(job, [REDUCE, GATHER, WAIT], [REDUCE, WAIT])
     (found,) = [d for d in verdict.divergences if d.is_red]
@@ -82,7 +89,7 @@ def test_graphs_that_ran_in_a_different_order_are_a_finding(tmp_path: Path) -> N
     shutil.copy(JOBS / "order" / LOG.format(0), job / LOG.format(1))
     shutil.copy(job / LOG.format(0), tmp_path / "first.log")
     for rank, order in enumerate((["0/0", "1/0"], ["1/0", "0/0"])):
-        other = (JOBS / "reduce_op" / LOG.format(0)).read_text().replace('"frame_id": 0', '"frame_id": 1')
+        other = next_frame("reduce_op")
         runs = {"graph_execution_order": [{"compile_id": name} for name in order]}
         append(job, rank, other + artifact("graph_execution", runs))
     verdict = diagnose([job])
@@ -147,8 +154,7 @@ def test_replicas_of_other_sizes_whose_code_issues_no_collective_are_green(tmp_p
 
 
 def test_an_evaluation_on_one_rank_is_green_and_listed(job: Path) -> None:
-    text = (JOBS / "reduce_op" / LOG.format(0)).read_text().replace('"frame_id": 0', '"frame_id": 1')
-    append(job, 0, without_collectives(text))
+    append(job, 0, without_collectives(next_frame("reduce_op")))
     verdict = diagnose([job])
     assert verdict.exit_code == 0
     assert "compiled on rank 0 only" in verdict.divergences[0].title

@@ -6,20 +6,23 @@ what is checked here. A field that no event reads is not looked at.
 
 from __future__ import annotations
 
-import json
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
-from tpcompile.evidence.compiles.events import FUSION, GRAPH_KINDS, WANTED_EVENTS, name_of
+from tpcompile.evidence.compiles.events import CACHE_EVENTS, FUSION, GRAPH_KINDS, WANTED_EVENTS, name_of
 from tpcompile.evidence.records import LaunchedGraph
+from tpcompile.evidence.records.reader import value_of
 
 MAX_NUMBER = 2**31
 """Ids, lines and counts are smaller; so are sizes in the number of their digits, which are compared as text."""
+JOINT_GRAPH = "aot_joint_graph"
+"""Read for its name only: a forward and a backward graph follow."""
 SCHEDULE, EXECUTION, TORCH_VERSION = "inductor_collective_schedule", "graph_execution", "torch_version"
 BACKWARD_METRICS = "bwd_compilation_metrics"
-FILE_EVENTS = WANTED_EVENTS | {SCHEDULE, EXECUTION, TORCH_VERSION, BACKWARD_METRICS}
+FILE_EVENTS = WANTED_EVENTS | {JOINT_GRAPH, SCHEDULE, EXECUTION, TORCH_VERSION, BACKWARD_METRICS}
 """What a file is read for. Most of a real log (timings, config dumps, the graphs between two passes) is not in it."""
 _OF_COMPILES = FILE_EVENTS - {"str", EXECUTION, TORCH_VERSION}
 _IDS = ("frame_id", "frame_compile_id", "attempt", "compiled_autograd_id")
@@ -40,6 +43,8 @@ def is_as_written(metadata: Mapping[str, Any], payload: bytes) -> bool:
         all(_BODIES[key](metadata[key]) for key in bodies),
         is_placed,
         has_payload(payload),
+        _is_of(name, payload),
+        _names_its_nodes(name, metadata.get(name), payload),
     ]
     return all(checks)
 
@@ -49,9 +54,12 @@ def _has_any_payload(_payload: bytes) -> bool:
 
 
 def json_value(text: str | bytes) -> Any | None:
-    """The value of JSON text; None for text that is not JSON, nested too deeply, or with a number that is too long."""
+    """The value of JSON text; None for text that is not JSON, nested too deeply, or with a number that is too long.
+
+    None too for JSON with half of a surrogate pair, which no text that torch logs has: it could never be written.
+    """
     try:
-        return json.loads(text if isinstance(text, str) else text.decode())
+        return value_of(text if isinstance(text, str) else text.decode())
     except (ValueError, RecursionError):
         return None
 
@@ -172,6 +180,50 @@ def _is_launched(payload: bytes) -> bool:
     except ValidationError:
         return False
     return True
+
+
+_GRAPH, _JSON = "graph", "JSON"
+_KINDS = {
+    **dict.fromkeys([*GRAPH_KINDS, JOINT_GRAPH], _GRAPH),
+    **dict.fromkeys([*CACHE_EVENTS, TORCH_VERSION, EXECUTION, FUSION], _JSON),
+}
+_HEADS = {
+    b"class ": _GRAPH,
+    b"TREE_GUARD_MANAGER:": "dynamo_cpp_guards_str",
+    b"Graph break in user code at ": "dynamo_graph_break_reason",
+    b"# AOT ID: ": "inductor_output_code",
+    b"{": _JSON,
+}
+"""How payloads begin in every version of torch that was seen -> whose they are."""
+_HEAD_BYTES = 256
+_LOWERED = GRAPH_KINDS.keys() - {"dynamo_output_graph"}
+_VARIABLES = b"def forward(self, L_"
+"""How Dynamo names the local variables that enter a graph."""
+_HAVE_HEADS = frozenset(GRAPH_KINDS)
+"""Events whose payloads always begin like this; the others may."""
+
+
+def _is_of(name: str, payload: bytes) -> bool:
+    """True for a payload that begins like those of its event, and not like those of another one."""
+    begins = payload[:_HEAD_BYTES].lstrip()
+    if name not in FILE_EVENTS:
+        return True
+    kinds = [kind for head, kind in _HEADS.items() if begins.startswith(head)]
+    own = _KINDS.get(name, name)
+    return kinds == [own] or not (kinds or name in _HAVE_HEADS)
+
+
+def _names_its_nodes(name: str, body: object, payload: bytes) -> bool:
+    """True for a graph of Dynamo with the node whose size is logged first, and for one of AOTAutograd without variables
+    of the program."""
+    if name in _LOWERED:
+        return _VARIABLES not in payload[:_HEAD_BYTES]
+    if name != "dynamo_output_graph":
+        return True
+    sizes = body.get("sizes") if isinstance(body, dict) else None
+    if not isinstance(sizes, dict):
+        return sizes is None
+    return all(name.encode() in payload for name in itertools.islice(sizes, 1))
 
 
 _PAYLOADS: Mapping[str, Callable[[bytes], bool]] = {

@@ -10,22 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from tpcompile.evidence.compiles.events import CACHE_EVENTS, GRAPH_KINDS, TraceEvent
 from tpcompile.evidence.compiles.record import UNKNOWN_FILE
+from tpcompile.evidence.compiles.shapes import BACKWARD_METRICS, JOINT_GRAPH
 from tpcompile.evidence.records import UserLine
 
 LOWERED = frozenset(GRAPH_KINDS) - {"dynamo_output_graph"}
 CODE = "inductor_output_code"
+_AFTER_THE_GRAPH = LOWERED | CACHE_EVENTS | {JOINT_GRAPH, CODE}
 INDUCTOR_TIME = "inductor_cumulative_compile_time_us"
 """A field of the metrics: None for a backend besides Inductor. That of AOTAutograd holds the time of any backend."""
 _BEFORE_THE_END = frozenset(GRAPH_KINDS) | {
+    JOINT_GRAPH,
     "dynamo_start", "describe_tensor", "describe_source", "dynamo_cpp_guards_str", "dynamo_graph_break_reason",
     "recompile_reasons",
 }  # fmt: skip
 """Events that torch logs before the metrics of a compile; the code of a backward comes when it first runs."""
 _FIRST = frozenset({"recompile_reasons", "dynamo_start", "compilation_metrics"})
+_LAST = frozenset({"dynamo_cpp_guards_str", BACKWARD_METRICS})
+"""The metrics come right behind the guards, and before any backward."""
 _OF_A_BREAK = "For more details about this graph break"
 """In the reason of a restart: the attempt before it ended in a graph break, which is logged."""
 
@@ -47,10 +53,11 @@ class _Implied:
 
 
 _IMPLIED = (
-    _Implied("its graph is missing", {"dynamo_output_graph"}, "graph_op_count", LOWERED),
+    _Implied("its graph is missing", {"dynamo_output_graph"}, "graph_op_count", _AFTER_THE_GRAPH),
     _Implied("its guards are missing", {"dynamo_cpp_guards_str"}, "guard_count", {"dynamo_output_graph"}),
-    _Implied("its forward graph is missing", {"aot_forward_graph"}, after={"aot_backward_graph"}),
-    _Implied("its backward graph is missing", {"aot_backward_graph"}, after={"aot_forward_graph"}),
+    _Implied("its forward graph is missing", {"aot_forward_graph"}, after={JOINT_GRAPH, "aot_backward_graph"}),
+    _Implied("its backward graph is missing", {"aot_backward_graph"}, after={JOINT_GRAPH, "aot_forward_graph"}),
+    _Implied("its backward graph is missing", {"aot_backward_graph", *_HITS}, after={BACKWARD_METRICS}),
     _Implied("its lowered graphs are missing", LOWERED | _HITS, INDUCTOR_TIME),
     _Implied("its generated code is missing", {CODE, *_HITS}, INDUCTOR_TIME),
     _Implied("what it loaded from a cache is missing", _HITS, "aotautograd_local_cache_hit_count"),
@@ -58,6 +65,12 @@ _IMPLIED = (
     _Implied("what it loaded from a cache is missing", _HITS, "inductor_fx_local_cache_hit_count"),
     _Implied("what it loaded from a cache is missing", _HITS, "inductor_fx_remote_cache_hit_count"),
 )
+
+
+def is_earlier(time: bytes, than: bytes) -> bool:
+    """True for a time of a record, `MMDD hh:mm:ss.ffffff`, before that of another; a year ends in between at most."""
+    is_new_year = than.startswith(b"12") and time.startswith(b"01")
+    return time < than and not is_new_year
 
 
 def is_before_the_end(name: str) -> bool:
@@ -99,6 +112,17 @@ class Story:
             self.contradicted(next(self._at_the_end(item.metadata["compilation_metrics"]), ""))
             self.tensors, self.sources, self.stack = set(), set(), None
 
+    def cut(self) -> None:
+        """Note that the log ends here, as that of a killed process may: what torch logs before the rest is there."""
+        if self.stack is None and self.names != {"recompile_reasons"}:
+            self.contradicted("it has no start")
+        if "dynamo_output_graph" not in self.names and not self.names.isdisjoint(_AFTER_THE_GRAPH):
+            self.contradicted("its graph is missing")
+        if not self.names.isdisjoint(_LAST):
+            self.contradicted("it has no end")
+        if self.attempt > 0 and "dynamo_graph_break_reason" not in self.names:
+            self.contradicted("the reason of its graph break is missing")
+
     def contradicted(self, why: str) -> None:
         """Note a contradiction; of several the first is kept."""
         self.contradiction = self.contradiction or why
@@ -106,7 +130,7 @@ class Story:
     def _out_of_order(self, item: TraceEvent, time: bytes) -> str:
         if not self.names and item.name not in _FIRST:
             return f"its first record is {item.name}"
-        if time < self.time:
+        if is_earlier(time, self.time):
             return f"{item.name} is out of order"
         if item.attempt < self.attempt:
             return f"{item.name} is of an earlier attempt"
@@ -119,7 +143,7 @@ class Story:
         if not self.sources <= self.tensors:
             yield "a tensor that enters it is not described"
         if not has_failed:
-            yield from self._missing(metrics)
+            yield from missing_records(self.names, metrics)
             yield from self._breaks(metrics)
 
     def _start(self, metrics: Mapping[str, Any], *, has_failed: bool) -> Iterator[str]:
@@ -156,15 +180,15 @@ class Story:
         if is_restarted and not has_reason:
             yield "the reason of its graph break is missing"
 
-    def _missing(self, metrics: Mapping[str, Any]) -> Iterator[str]:
-        for rule in _IMPLIED:
-            is_logged = not self.names.isdisjoint(rule.after)
-            is_counted = bool(metrics.get(rule.counted))
-            if not (is_logged or is_counted):
-                continue
-            is_missing = self.names.isdisjoint(rule.needs)
-            if is_missing:
-                yield rule.says
+
+def missing_records(names: Set[str], metrics: Mapping[str, Any] = MappingProxyType({})) -> Iterator[str]:
+    """What a compile without an error lacks, by the events that it logged and what its metrics count."""
+    for rule in _IMPLIED:
+        is_logged = not names.isdisjoint(rule.after)
+        is_counted = bool(metrics.get(rule.counted))
+        is_expected = is_logged or is_counted
+        if is_expected and names.isdisjoint(rule.needs):
+            yield rule.says
 
 
 def _described(item: TraceEvent) -> tuple[object, object]:

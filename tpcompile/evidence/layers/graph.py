@@ -96,7 +96,8 @@ def _break_item(found: GraphBreak) -> Item:
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
     """A frame without a graph is observed too: this rank compiled nothing of it. A log that ends early says nothing."""
-    return in_one_part(is_observed=bool(compile_.graphs) or not compile_.is_cut)
+    is_traced = bool(compile_.graphs_of("dynamo"))
+    return in_one_part(is_observed=is_traced or not compile_.is_cut)
 
 
 def _explain(difference: Difference) -> Explanation:

@@ -24,12 +24,18 @@ def missing_frames(logs: ByRank[RankLog]) -> set[int]:
 
 def fewer_records(logs: ByRank[RankLog]) -> tuple[set[int], set[int]]:
     """Ranks that lack a record which a peer has of the same compile, or of the job; and those of them of which it is
-    unknown whether they lowered the graph at all."""
+    unknown whether they lowered the graph at all.
+
+    The compile that lacks it, of the program that its peer traced, is damaged; of a different program it differs in
+    what was traced, too.
+    """
     found = _without(logs, lambda log: log.executions) | _without(logs, lambda log: log.torch_version)
     unknown = set[int]()
-    for turn in _turns(logs):
+    for turn in list(_turns(logs)):
         traced = turn.where(lambda compile_: "dynamo_output_graph" in compile_.names)
         lacking = _lacking(traced)
+        for rank in _of_same_program(lacking, traced):
+            logs[rank].lost(lacking[rank], "it lacks a record that other ranks have")
         found.update(lacking)
         unknown.update(lacking.where(_may_be_of_other_backend))
     return found, unknown
@@ -61,6 +67,12 @@ def _lacking(turn: ByRank[LoggedCompile]) -> ByRank[LoggedCompile]:
         return ByRank({})
     lowered = [Counter(compile_.lowered) for compile_ in turn.values()]
     return turn.where(lambda compile_: any(_has_lost(compile_, peer) for peer in lowered))
+
+
+def _of_same_program(lacking: ByRank[LoggedCompile], turn: ByRank[LoggedCompile]) -> list[int]:
+    """Ranks that traced what a rank traced that lacks nothing."""
+    programs = {compile_.program for compile_ in turn.without(lacking).values()}
+    return [rank for rank, compile_ in lacking.items() if compile_.program in programs and not compile_.fail_type]
 
 
 def _has_lost(compile_: LoggedCompile, peer: Counter[str]) -> bool:

@@ -62,6 +62,8 @@ class LoggedCompile:
     """First line of the error."""
     lowered: tuple[str, ...] = ()
     """Names of its records of lowered graphs, generated code and schedules, sorted, one for each."""
+    program: bytes = b""
+    """Hash of the last graph that Dynamo traced, without numbers: ranks with equal ones lower the same ops."""
     says_how_lowered: bool = False
     """Its metrics say whether Inductor generated code, and the rest of the log agrees."""
     damage: str = ""

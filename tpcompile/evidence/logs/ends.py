@@ -19,6 +19,7 @@ class Lack(Enum):
 
     NO_LOG = "left no log: it never compiled anything, or its log is lost"
     EMPTY = "is empty"
+    TWO_RUNS = "holds the records of two runs (give the logs of one run only)"
     CUT = "ends inside a record"
     DAMAGED = "has records that cannot be read"
     BROKEN = "has records that contradict each other"
@@ -44,7 +45,8 @@ class LogEnd:
     @property
     def is_partial(self) -> bool:
         """True when a compile, or what is missing of it, may not have been observed; a peer's record shows one part."""
-        return any(lack != Lack.FEWER for lack in self.lacks)
+        is_damaged = bool(self.damage)
+        return is_damaged or any(lack != Lack.FEWER for lack in self.lacks)
 
     def __str__(self) -> str:
         if self.is_missing:
@@ -77,13 +79,14 @@ class LogEnd:
 def log_ends(logs: ByRank[RankLog], missing: Sequence[int], domains: Iterable[Domain]) -> ByRank[LogEnd]:
     """How the log of every rank ends; ranks in `missing` left no log, those of a domain must agree."""
     lost = {rank: LogEnd(rank, (Lack.NO_LOG,)) for rank in missing}
+    own = logs.map(_lacks)  # before the logs of other ranks add to what is damaged
     fewer, unlowered = set[int](), set[int]()
     for domain in domains:
         found, unknown = fewer_records(logs.among(logs.keys() & set(domain.ranks)))
         fewer |= found
         unlowered |= unknown
     beside = {Lack.GAPS: missing_frames(logs), Lack.FEWER: fewer, Lack.UNLOWERED: unlowered}
-    return ByRank({**logs.map(lambda log: _end(log, beside)), **lost})
+    return ByRank({**logs.map(lambda log: _end(log, own[log.rank], beside)), **lost})
 
 
 def described(ends: ByRank[LogEnd]) -> list[str]:
@@ -104,26 +107,24 @@ def endings(ends: ByRank[LogEnd]) -> str:
     return "; ".join(f"{named_ranks(ranks)}: {last}" for last, ranks in alike.items())
 
 
-def _end(log: RankLog, beside: Mapping[Lack, Collection[int]]) -> LogEnd:
-    """`beside`: ranks whose log lacks something, as those of other ranks show."""
+def _end(log: RankLog, own: Sequence[Lack], beside: Mapping[Lack, Collection[int]]) -> LogEnd:
+    """`own`: what the log shows that it lacks; `beside`: ranks that lack something, as the logs of others show."""
     unfinished = [compile_ for compile_ in log.compiles if not compile_.is_ended]
     shown = last(unfinished or log.compiles)
-    lacks = [
-        *_lacks(log, is_unfinished=bool(unfinished)),
-        *(lack for lack, ranks in beside.items() if log.rank in ranks),
-    ]
+    lacks = [*own, *(lack for lack, ranks in beside.items() if log.rank in ranks)]
     return LogEnd(log.rank, tuple(lacks), log.facts.ended, shown, log.damage)
 
 
-def _lacks(log: RankLog, *, is_unfinished: bool) -> tuple[Lack, ...]:
+def _lacks(log: RankLog) -> tuple[Lack, ...]:
     if not log.facts.num_records:
         return (Lack.EMPTY,)
     observed = {
         Lack.CUT: log.facts.is_cut,
         Lack.DAMAGED: log.facts.num_damaged > 0,
-        Lack.BROKEN: bool(log.damage) and not log.facts.num_damaged,
+        Lack.TWO_RUNS: log.is_of_two_runs,
+        Lack.BROKEN: bool(log.damage) and not (log.facts.num_damaged or log.is_of_two_runs),
         Lack.NO_COMPILE: not log.compiles,
-        Lack.UNFINISHED: is_unfinished,
+        Lack.UNFINISHED: not all(compile_.is_ended for compile_ in log.compiles),
     }
     lacks = [lack for lack, is_so in observed.items() if is_so]
     return tuple(lacks)

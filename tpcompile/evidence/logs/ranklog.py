@@ -20,6 +20,7 @@ from tpcompile.evidence.compiles.events import FUSION
 from tpcompile.evidence.compiles.shapes import (
     BACKWARD_METRICS,
     EXECUTION,
+    JOINT_GRAPH,
     SCHEDULE,
     TORCH_VERSION,
     json_object,
@@ -44,7 +45,9 @@ from tpcompile.evidence.text.normalise import GroupRoles
 
 __all__ = ["Frame", "LoggedCompile", "RankLog", "read_rank_log", "records_of"]
 
-_GRAPHS = frozenset({"dynamo_output_graph", "aot_forward_graph", "aot_inference_graph", "aot_backward_graph"})
+_BEGINNINGS = frozenset({"str", TORCH_VERSION})
+"""Events that a process logs before any compile."""
+_DIGITS = re.compile(rb"\d+")
 _GROUP = re.compile(
     rb"((?:torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem|_dtensor)\.(?!wait_tensor)(?P<op>\w++)(?:\.\w++)?+\("
     rb"(?:(?!torch\.ops\.)[^'\"\n])*+(?:['\"]\w*['\"][^'\"\n]*,\s*)?)['\"])(?P<group>[^'\"\n]*)(?=['\"]\))"
@@ -92,6 +95,8 @@ class RankLog:
     facts: FileFacts = field(default_factory=FileFacts)
     compiles: list[LoggedCompile] = field(default_factory=list)
     strings: dict[int, str] = field(default_factory=dict)
+    is_of_two_runs: bool = False
+    """True when a second process wrote to it: which records belong together is not known then."""
     missing: frozenset[str] = frozenset()
     """Ranges of frames without any compile, `3-4`: torch numbers them without gaps."""
     torch_version: str = ""
@@ -109,6 +114,8 @@ class RankLog:
 
         The second compile of a frame on one rank corresponds to the second one elsewhere, so all of them are needed.
         """
+        if self.is_of_two_runs:
+            return {}
         frames = {compile_.frame for compile_ in self.compiles if self._code(compile_) in self._damaged_code}
         return {number: compile_ for number, compile_ in enumerate(self.compiles) if compile_.frame not in frames}
 
@@ -120,6 +127,12 @@ class RankLog:
     def _code(compile_: LoggedCompile) -> str:
         """torch's number of the code object: a damaged start names the wrong function."""
         return compile_.compile_id.rpartition("/")[0]
+
+    def lost(self, compile_: LoggedCompile, why: str) -> None:
+        """Note what the logs of other ranks show: this compile lacks a record, and is not compared."""
+        compile_.damage = compile_.damage or why
+        for known in ("by_frame", "sound", "_damaged_code"):
+            self.__dict__.pop(known, None)
 
     @property
     def damage(self) -> str:
@@ -188,6 +201,8 @@ class _Reader:
         self.same: dict[frozenset[str], frozenset[str]] = {}
         """Sets of names, each kept once: most compiles have the same events."""
         self.lowered: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self.began: dict[str, bytes] = {}
+        """Event with which a process begins its log -> time."""
 
     def take(self, record: Record) -> None:
         if record.is_damaged:
@@ -198,9 +213,20 @@ class _Reader:
             return
         of_job = _OF_JOB.get(found.name)
         if of_job is not None:
+            self.log.is_of_two_runs |= self.begins_again(found, record)
             of_job(self.log, found, record.payload)
         elif found.compile_id is not None:
             self.of_compile(found, record)
+
+    def begins_again(self, found: TraceEvent, record: Record) -> bool:
+        """True for a version of torch, or a first string, that was logged at a different time before."""
+        strings = self.log.strings
+        if found.name == "str" and strings:
+            _, index = found.metadata["str"]
+            is_beginning = index <= first(strings)
+        else:
+            is_beginning = found.name in _BEGINNINGS
+        return is_beginning and self.began.setdefault(found.name, record.time) != record.time
 
     def of_compile(self, found: TraceEvent, record: Record) -> None:
         number = self.number_of(found)
@@ -210,8 +236,9 @@ class _Reader:
             self.log.compiles.append(self.begun(found, number))
             self.soundness.begin(number, record.time)
         compile_ = self.log.compiles[number]
-        compile_.places.append(record.start)
-        compile_.size_bytes += len(record.payload)
+        if found.name != JOINT_GRAPH:
+            compile_.places.append(record.start)
+            compile_.size_bytes += len(record.payload)
         names = compile_.names | {found.name}
         compile_.names = self.same.setdefault(names, names)
         stack = start_stack(found, self.log.strings) if found.name == "dynamo_start" else None
@@ -301,6 +328,12 @@ def _graph(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
     return _without_ids(text)
 
 
+def _traced(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
+    text = _graph(compile_, found, payload)
+    compile_.program = hashlib.blake2b(_DIGITS.sub(b"", text), digest_size=_HASH_BYTES).digest()
+    return text
+
+
 def _code(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
     text, _ = _numbered(compile_, payload)
     return _without_ids(text)
@@ -342,7 +375,9 @@ _TEXTS = {
     "compilation_metrics": _end,
     BACKWARD_METRICS: _end,
     SCHEDULE: _schedule,
-} | dict.fromkeys(_GRAPHS, _graph) | dict.fromkeys(CACHE_EVENTS, _nothing)  # fmt: skip
+    JOINT_GRAPH: _nothing,
+    "dynamo_output_graph": _traced,
+} | dict.fromkeys(LOWERED, _graph) | dict.fromkeys(CACHE_EVENTS, _nothing)  # fmt: skip
 """Event -> the text of it that counts; of all other events the payload."""
 
 

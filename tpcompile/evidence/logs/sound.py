@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tpcompile.evidence.compiles.story import Story, is_before_the_end
+from tpcompile.evidence.compiles.story import Story, is_before_the_end, is_earlier, missing_records
 from tpcompile.evidence.compiles.trace import TraceEvent, compile_id_of
+from tpcompile.evidence.iterables import first
 from tpcompile.evidence.logs.compiled import LoggedCompile
 from tpcompile.evidence.records import UserLine
 
@@ -30,7 +31,7 @@ class Soundness:
         self._open: int | None = None
         """The compile in progress: torch compiles one frame at a time."""
         self._time = b""
-        """Of the last record of any compile."""
+        """The latest of the records of all compiles."""
         self._latest: dict[str | None, int] = {}
         """By compile id, the number of its last compile."""
         self._damaged_ids: set[str | None] = set()
@@ -50,7 +51,9 @@ class Soundness:
         before = self._latest.get(compile_id)
         is_unfinished = before in self._stories
         has_id_again = compile_id in self._latest
-        is_written_again = has_id_again and time < self._time  # torch.compiler.reset() gives ids again, later
+        is_written_again = has_id_again and is_earlier(
+            time, self._time
+        )  # torch.compiler.reset() gives ids again, later
         if is_unfinished or is_written_again:
             self._blame(before, _TWICE)
             self._blame(number, _TWICE)
@@ -66,11 +69,13 @@ class Soundness:
         if self._open not in (None, number):
             self._blame(number, _AMONG)
             self._blame(self._open, _AMONG)
-        is_late = time < self._time
-        self._time = time
+        is_late = is_earlier(time, self._time)
+        self._time = self._time if is_late else time
         story = self._stories.get(number)
         if story is None:
             self._blame(number, f"{item.name} is out of order" if is_late else "")
+            names = self._compiles[number].names
+            self._blame(number, first(missing_records(names)) or "")
             return
         if stack is not None:
             story.stack = stack
@@ -96,7 +101,13 @@ class Soundness:
         return is_stray
 
     def finish(self) -> None:
-        """Note the end of the log."""
+        """Note the end of the log: only the compile in progress may have been cut off there."""
+        for number, story in self._stories.items():
+            if number == self._open:
+                story.cut()
+            else:
+                story.contradicted("it has no end")
+            self._blame(number, story.contradiction)
         for number, names in self._strays.items():
             if "dynamo_output_graph" not in names:
                 self._blame(number, f"{min(names)} comes after its end")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -66,7 +66,8 @@ class FileFacts:
     """Time of the last record as torch writes it, `MMDD hh:mm:ss.ffffff`."""
     num_records: int = 0
     num_damaged: int = 0
-    """Records that are not as torch wrote them: no JSON, a payload with a different hash, a field of a wrong type."""
+    """Records that are not as torch wrote them: no JSON, a payload with a different hash, a field of a wrong type, a
+    different rank."""
     is_cut: bool = True
     """True when the file is empty or ends inside a record, as that of a killed process may; the record is left out."""
 
@@ -99,6 +100,8 @@ class TraceFile:
         self.path = path
         self.facts = FileFacts()
         self._moment = _Moment()
+        self._rank: object = None
+        """What the first record with a rank says; the file may have been renamed."""
 
     def records(self) -> Iterator[Record]:
         """Every record whose event is read, and every damaged one. Raises OSError.
@@ -122,11 +125,18 @@ class TraceFile:
     def _known(self, record: Record) -> list[Record]:
         """The record when it is damaged, or has an event that is read and is not the same record again."""
         self._count(record)
-        if record.is_damaged:
+        if record.is_damaged or self._is_foreign(record):
             self.facts.num_damaged += 1
-            return [record]
+            return [replace(record, is_damaged=True)]
         is_new = bool(record.metadata) and not self._moment.has(record.time, record.line)
         return [record] if is_new else []
+
+    def _is_foreign(self, record: Record) -> bool:
+        """True for a record of a different rank than the first one."""
+        rank = record.metadata.get("rank")
+        if self._rank is None:
+            self._rank = rank
+        return rank not in (None, self._rank)
 
     def _count(self, record: Record) -> None:
         if record.time:

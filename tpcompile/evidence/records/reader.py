@@ -28,10 +28,7 @@ def read_json(path: Path) -> Any:
     """The value in a file. Raises FileNotFoundError, ConfigError, and PreflightError where it may not be read."""
     data = _bytes_of(path)
     try:
-        value = json.loads(data.decode())
-        if b"\\u" in data:
-            json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate could be read, and never be written
-        return value
+        return value_of(data.decode())
     except UnicodeError:
         raise damaged(path, "it is not text in UTF-8") from None
     except json.JSONDecodeError as error:
@@ -40,6 +37,17 @@ def read_json(path: Path) -> Any:
         raise damaged(path, "its JSON is nested too deeply") from None
     except ValueError:
         raise damaged(path, "it holds a number with too many digits") from None
+
+
+def value_of(text: str) -> Any:
+    """The value of JSON text. Raises what `json.loads` raises, and UnicodeError for half of a surrogate pair.
+
+    That could be read, and never be written, printed or hashed.
+    """
+    value = json.loads(text)
+    if "\\u" in text:
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -75,7 +83,12 @@ def first_error(error: ValidationError) -> str:
 
 def damaged(path: Path, why: str) -> ConfigError:
     """The error for a file that is not what it should be."""
-    return ConfigError(f"{path} is damaged: {shortened(why, at_most=_MAX_SHOWN)}")
+    return ConfigError(f"{path} is damaged: {shown(why)}")
+
+
+def shown(value: object) -> str:
+    """What a file holds, for the reader: its text in one line, without the middle where it is long."""
+    return shortened(str(value), at_most=_MAX_SHOWN).replace("\n", "\\n")
 
 
 _KINDS: dict[type, str] = {
