@@ -76,8 +76,8 @@ class SpmdType:
     """V: size of what was merged into the dim after the shard, as E in a flattened [h, E]; only read by a later
     split."""
     op: str = "sum"
-    """P: the reduction that makes the value whole: sum, mean, max, min, product, norm, var or logsumexp; `absolute` is
-    the absolute value of a partial sum."""
+    """P: the reduction that makes the value whole: sum, mean, max, min, product, norm, norm1 (of order 1), var or
+    logsumexp; `absolute` is the absolute value of a partial sum."""
     replicated_rows: tuple[int, int] | None = None
     """V: rows of the sharded dim, from and to, that neighbouring ranks hold as well: each has a part of their gradient.
     They have to enter a region of these ranks by copy_to_tp."""
