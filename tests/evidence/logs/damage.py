@@ -157,10 +157,10 @@ def _with_alien(value: Any, rng: random.Random) -> Any:
 
 
 def lost_range(log: bytes, rng: random.Random) -> bytes:
-    """Records in a row that are missing."""
+    """Records in a row that are missing; fewer than a compile has here, whose loss cannot be seen if it is the last."""
     found = records(log)
     begin = rng.randrange(len(found) - 1)
-    del found[begin : begin + rng.randint(2, 18)]
+    del found[begin : begin + rng.randint(2, 4)]
     return b"".join(found)
 
 
