@@ -379,22 +379,25 @@ FILLED = {
 DIFFERS |= {f"filled elsewhere: {name}": program for name, program in FILLED.items()}
 
 
+PLACE = "Path(__file__).with_name('c.txt')"
+
+
 def _read(call: str, package: str = "import numpy as np") -> Program:
     """A file whose bytes are read by a call, with arguments that are no modes although they have their letters."""
     return Program(
-        f"from pathlib import Path\n{package}\nF = Path(__file__).with_name('c.txt')\ndef launch(x): return x * {call}",
+        f"from pathlib import Path\n{package}\ndef launch(x): return x * {call.replace('FILE', PLACE)}",
         {"c.txt": "1e-6"},
     )
 
 
 DIFFERS |= {
-    "numpy.fromfile": _read("np.fromfile(F, 'float32')"),
-    "numpy.loadtxt": _read("np.loadtxt(F, 'float64')"),
-    "numpy.genfromtxt": _read("np.genfromtxt(F, 'float64')"),
-    "numpy.memmap": _read("np.memmap(F, 'a1', 'r')"),
-    "torch.load": _read("torch.load(F, 'meta')", "import torch"),
-    "linecache": _read("float(linecache.getline(str(F), 1))", "import linecache"),
-    "io.FileIO": _read("float(io.FileIO(F).read())", "import io"),
+    "numpy.fromfile": _read("np.fromfile(FILE, 'float32')"),
+    "numpy.loadtxt": _read("np.loadtxt(FILE, 'float64')"),
+    "numpy.genfromtxt": _read("np.genfromtxt(FILE, 'float64')"),
+    "numpy.memmap": _read("np.memmap(FILE, 'a1', 'r')"),
+    "torch.load": _read("torch.load(FILE, 'meta')", "import torch"),
+    "linecache": _read("float(linecache.getline(str(FILE), 1))", "import linecache"),
+    "io.FileIO": _read("float(io.FileIO(FILE).read())", "import io"),
 }
 
 
@@ -407,7 +410,6 @@ DIFFERS |= {
     "array of its own": _state("array", "array.array", "S('d', [1e-6])"),
     "numpy array of its own": _state("numpy as np", "np.ndarray", "np.array([1e-6]).view(S)"),
     "decimal of its own": _state("decimal", "decimal.Decimal", "S('1e-6')"),
-    "complex of its own": _state("cmath", "complex", "S(1e-6)"),
     "random numbers of its own": _state("random", "random.Random", "S(3)", ("S(3)", "S(4)")),
     "tensor of its own": _state("torch", "torch.Tensor", "torch.full((1,), 1e-6).as_subclass(S)"),
     "parameter of its own": _state("torch", "torch.nn.Parameter", "S(torch.full((1,), 1e-6))"),

@@ -65,7 +65,7 @@ def changing_elsewhere(value: Any, modules: Iterable[str]) -> Iterator[tuple[str
     for module in modules:
         namespace = vars(sys.modules[module])
         file = file_of(str(namespace.get("__file__", "")))
-        changing = []
+        changing: list[ast.stmt] = []
         for statement in file.tree.body if file else []:
             if isinstance(statement, ast.Expr | ast.Assign | ast.AugAssign) and _changes(statement, namespace, value):
                 changing.append(statement)
@@ -90,13 +90,9 @@ def _at(chain: ast.AST, namespace: Mapping[str, Any]) -> Any:
     if isinstance(chain, ast.Name):
         return namespace.get(chain.id)
     if isinstance(chain, ast.Attribute):
-        return getattr(_module_at(chain.value, namespace), chain.attr, None)
+        owner = _at(chain.value, namespace)
+        return vars(owner).get(chain.attr) if isinstance(owner, ModuleType) else None
     return None
-
-
-def _module_at(chain: ast.AST, namespace: Mapping[str, Any]) -> ModuleType | None:
-    found = _at(chain, namespace)
-    return found if isinstance(found, ModuleType) else None
 
 
 def origin_of(named: Named, is_library: IsLibrary) -> str:
