@@ -157,11 +157,14 @@ def _with_alien(value: Any, rng: random.Random) -> Any:
 
 
 def lost_range(log: bytes, rng: random.Random) -> bytes:
-    """Records in a row that are missing; fewer than a compile has here, whose loss cannot be seen if it is the last."""
+    """Records in a row that are missing; not a whole compile, whose loss cannot be seen where it is the last one."""
     found = records(log)
     begin = rng.randrange(len(found) - 1)
-    del found[begin : begin + rng.randint(2, 4)]
-    return b"".join(found)
+    missing = found[begin : begin + rng.randint(2, 4)]
+    reasons = [number for number, record in enumerate(missing) if b'"recompile_reasons"' in record]
+    if reasons:  # where the limit is exceeded, reasons and metrics are all of a compile
+        missing = missing[: reasons[0] + 1]
+    return b"".join([*found[:begin], *found[begin + len(missing) :]])
 
 
 def appended(log: bytes, rng: random.Random) -> bytes:

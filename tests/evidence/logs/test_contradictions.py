@@ -155,6 +155,7 @@ def test_a_whole_surrogate_pair_is_text(job: Callable[[str], Path]) -> None:
         ("dynamo_cpp_guards_str", "inductor_output_code"),
         ("dynamo_graph_break_reason", "aot_forward_graph"),
         ("dynamo_graph_break_reason", "torch_version"),
+        ("recompile_reasons", "inductor_output_code"),
     ],
 )
 def test_a_payload_that_is_that_of_a_different_event_is_damage(

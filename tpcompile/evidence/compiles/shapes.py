@@ -174,6 +174,11 @@ def _is_version(payload: bytes) -> bool:
     return _is_text(json_object(payload).get("pytorch_version"))
 
 
+def _is_code(payload: bytes) -> bool:
+    """True for Python, and for the C++ of a wrapper."""
+    return b"import " in payload or b"#include" in payload
+
+
 def _is_launched(payload: bytes) -> bool:
     try:
         LaunchedGraph.model_validate(json_object(payload).get("launched"))
@@ -231,5 +236,6 @@ _PAYLOADS: Mapping[str, Callable[[bytes], bool]] = {
     EXECUTION: _is_execution,
     TORCH_VERSION: _is_version,
     FUSION: _is_launched,
+    "inductor_output_code": _is_code,
 }
-"""Event -> what its payload has to be, where that is JSON which is read."""
+"""Event -> what its payload has to be, besides how it begins."""
