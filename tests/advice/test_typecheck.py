@@ -163,6 +163,32 @@ REPAIRS = (
 # Faults that tests/typecheck/broken.py does not have; the output is what the program returns.
 
 
+def over(m: Any, h: Tensor, squares: Tensor) -> Tensor:
+    variance = squares / (h.shape[-1] * m.comm.size)
+    return m.comm.all_reduce(F.linear(h * torch.rsqrt(variance + 1), m.down))
+
+
+def around_own_means(m: Any, x: Tensor) -> Tensor:
+    h = hidden(m, x)
+    squares = (h - h.mean(-1, keepdim=True)).square().sum(-1, keepdim=True)
+    return over(m, h, m.comm.all_reduce(squares, dst="R"))
+
+
+def around_the_global_mean(m: Any, x: Tensor) -> Tensor:
+    h = hidden(m, x)
+    center = m.comm.all_reduce(h.sum(-1, keepdim=True), dst="R") / (h.shape[-1] * m.comm.size)
+    return over(m, h, m.comm.all_reduce((h - center).square().sum(-1, keepdim=True), dst="R"))
+
+
+def with_squares_of_the_means(m: Any, x: Tensor) -> Tensor:
+    h = hidden(m, x)
+    mean = h.mean(-1, keepdim=True)
+    means = m.comm.all_gather(mean, dim=-1, dst="R")
+    between = (means - means.mean(-1, keepdim=True)).square().sum(-1, keepdim=True) * h.shape[-1]
+    within = m.comm.all_reduce((h - mean).square().sum(-1, keepdim=True), dst="R")
+    return over(m, h, within + between)
+
+
 def tokens(m: Any, x: Tensor) -> Tensor:
     """A shard of tokens of what is replicated."""
     return m.comm.scatter(x, dim=1, src="I")
@@ -304,6 +330,8 @@ OWN = (
     Repair(gathered_replicated, "leave the gather out", not_gathered),
     Repair(gathered_replicated, "or gather the shard", gathered),
     Repair(gathered_wrongly, "gather along dim 2", gathered),
+    Repair(around_own_means, "make the mean global first", around_the_global_mean),
+    Repair(around_own_means, "those of the gathered means around the global one", with_squares_of_the_means),
     Repair(means_added, "reduce it with op='avg'", means_averaged),
     Repair(means_added, "divide it by the number of ranks", means_divided),
     Repair(shards_added, "all_gather the shard", gathered),

@@ -285,7 +285,7 @@ def _wrong_summand(step: Step, partial: SpmdType, whole: Types) -> SpmdType | No
 def _wrong_in_average(step: Step, whole: Types) -> SpmdType:
     share = 1 / step.world
     added = "(by the average that has to follow) is added"
-    fix = "average the partial sum first, then add"
+    fix = "all_reduce the partial sum first, then add"
     for each in whole:
         wrong_summand(step, weighted(step, each, share), added=added, fix=fix)
     return UNKNOWN

@@ -8,5 +8,7 @@ names.py        syntax tree of a function -> what it names, what it changes, whi
 paths.py        names of files without where they are installed; expression -> the file that it names
 classes.py      class, instance or function -> its definition, attributes, state, defaults
 plain.py        texts of values, by themselves or by those of their parts
+effects.py      code that a launcher runs -> what it changes there
+reached.py      what a walk has reached so far
 walk.py         launcher -> texts of all that is reached from it; what has none is refused by name
 """
