@@ -121,7 +121,9 @@ def test_an_evaluation_before_the_first_step_is_no_counterpart_of_it(is_running:
     assert not any(one.is_red for one in between([sanity, later], [trains()], is_running=is_running))
 
 
-@pytest.mark.parametrize(("is_running", "is_red"), [(True, False), (False, True)])
-def test_a_compile_in_progress_is_compared_when_it_ends(is_running: bool, is_red: bool) -> None:
-    (found,) = between([trains(), again(graphs=())], [trains()], is_running=is_running)
-    assert found.is_red == is_red
+def test_a_rank_that_still_compiles_is_judged_by_one_that_has() -> None:
+    in_progress = again(graphs=(), guards=())
+    (found,) = between([trains(), in_progress], [trains(), again()], [trains()], is_running=True)
+    assert not found.is_red
+    (found,) = between([trains()], [trains(), in_progress], is_running=True)
+    assert found.is_red, "nothing is known of it"

@@ -58,7 +58,8 @@ def compiled_alone(programs: Programs, slot: Slot, absent: tuple[int, ...]) -> D
     """The finding for a compile that the `absent` ranks did not make; `programs` are those of their domain."""
     domain = programs.domain
     present = slot.compiles.ranks
-    ours = Seen(domain, present[0], slot.compiles.first)
+    rank = _first_with_graph(slot)
+    ours = Seen(domain, rank, slot.compiles[rank])
     reason = reason_of(ours)
     sides = _Sides(programs, ours, present, absent)
     found = _Recompiled(sides, parse_reason(reason)) if reason else _Alone(sides)
@@ -78,6 +79,12 @@ def compiled_alone(programs: Programs, slot: Slot, absent: tuple[int, ...]) -> D
         is_rank_known=cause not in (Cause.REGIONAL_COMPILE, Cause.EXTRA_COMPILE),
         advice=cause.advice,
     )
+
+
+def _first_with_graph(slot: Slot) -> int:
+    """The first rank whose compile has a graph: that of a rank that still compiles has none, and says nothing yet."""
+    with_graph = slot.compiles.where(lambda compile_: compile_.num_items(Layer.GRAPH) > 0)
+    return (with_graph or slot.compiles).ranks[0]
 
 
 @dataclass(frozen=True)

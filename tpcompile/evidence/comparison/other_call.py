@@ -62,8 +62,8 @@ def is_local(seen: Seen) -> bool:
     if compile_.limit_reached or compile_.num_items(Layer.COLLECTIVES):
         return False
     program = seen.observed(Layer.GRAPH)
-    if not program:  # in progress: it is compared when it ends
-        return seen.domain.is_running
+    if not program:
+        return False
     kinds = {item.kind for item in program}
     has_eager_code = not kinds.isdisjoint((ItemKind.BREAK, ItemKind.FAILURE))
     if has_eager_code:
