@@ -51,10 +51,10 @@ def copied(record: str, number: int, functions: set[str], frames: int, ids: rand
 
 
 def renamed(text: str, number: int, functions: set[str]) -> str:
-    """The text with different function names and lines."""
+    """The text with different function names; the table of strings, which has the file's name, is written once."""
     for function in functions:
         text = re.sub(rf"\b{function}\b", f"{function}_{number}", text)
-    return text.replace("record_jobs.py", f"layer_{number}.py")
+    return text
 
 
 def functions_of(log: list[str]) -> set[str]:
