@@ -18,7 +18,7 @@ from tpcompile import config, gate
 from tpcompile.errors import ExitCode, PreflightError
 from tpcompile.evidence.records import Status
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.faults import injected
+from tpcompile.gate import faults
 from tpcompile.gate.in_rank import run_in_rank
 from tpcompile.ranks.env import RankEnv, choose_device
 from tpcompile.request import RunRequest
@@ -116,7 +116,7 @@ def test_unknown_fault_lists_the_known_ones(tmp_path: Path, capsys: Capture) -> 
 
 @pytest.mark.usefixtures("two_ranks")
 def test_fault_that_needs_a_gpu_on_cpu(tmp_path: Path, capsys: Capture) -> None:
-    assert "kernel_grids" in {fault.name for fault in injected.ALL.values() if fault.needs_gpu}
+    assert "kernel_grids" in {fault.name for fault in faults.ALL.values() if fault.needs_gpu}
     code, line = refused(capsys, tmp_path / "run", fault="triton_kernel", device="cpu")
     assert code == ExitCode.ENVIRONMENT
     assert "fault 'triton_kernel' needs a GPU" in line

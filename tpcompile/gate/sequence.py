@@ -24,11 +24,11 @@ from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCo
 from tpcompile.evidence.records import Check, CheckId, RankRecord, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.fastpath.certificate import device_kind
-from tpcompile.faults import injected
-from tpcompile.faults.injected import NO_FAULT, Fault, FaultContext
 from tpcompile.frames import with_room
+from tpcompile.gate import faults
 from tpcompile.gate.collective_agreement import Agreement, is_agreeing
 from tpcompile.gate.failure import failure_check
+from tpcompile.gate.faults import NO_FAULT, Fault, FaultContext
 from tpcompile.gate.fusion import FusionCheck
 from tpcompile.gate.last_state import LastState, forget_dead
 from tpcompile.gate.measurements import GateDigest, GateFacts
@@ -116,7 +116,7 @@ def run(
 
 def _fault(config: JobConfig) -> tuple[Fault, int | None]:
     """The fault to inject and its rank; only the gate's own block has faults."""
-    return (injected.find(config.fault), config.fault_rank) if isinstance(config, RunConfig) else (NO_FAULT, None)
+    return (faults.find(config.fault), config.fault_rank) if isinstance(config, RunConfig) else (NO_FAULT, None)
 
 
 def _claim(run_dir: Path | str | None, config: JobConfig, store: RankStore) -> RunDir:
