@@ -58,7 +58,7 @@ def test_what_its_certificate_of_a_gpu_says_of_its_power_is_what_the_interpreter
 
 
 PROVE = """
-import tpcompile.fastpath.certify.shipped
+import tests.fastpath.shipped
 from tpcompile.fastpath.certify import certify
 for name in NAMES:
     proved = certify(name, tp_sizes=(2,), num_mutations=2)

@@ -18,7 +18,7 @@ from tpcompile.cli import ending
 from tpcompile.errors import ConfigError
 
 app = ending.new_app()
-_SHIPPED = "tpcompile.fastpath.certify.shipped"
+_SHIPPED = "tests.fastpath.shipped"
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
 
 
