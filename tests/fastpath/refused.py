@@ -1,4 +1,4 @@
-"""Device -> arguments that the fast paths which ship must refuse: of a wrong dtype, stride, width or batch."""
+"""Device -> arguments of a wrong dtype, stride, width or batch, which the fast paths that ship must refuse."""
 
 # B batch, S sequence, D width; q and k of 2 heads of 8
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tpcompile.fastpath.kernels.exchange_memory import Exchange, num_words
 
 _ROWS, _WORDS, _WIDTH = 6, 16, 16
 _MANY_ROWS = 40
-"""Of an exchange whose rows go out densely."""
+"""So many rows that an exchange sends them densely."""
 _EPS = 1e-6
 
 
@@ -125,7 +125,7 @@ def _vector(device: torch.device, width: int = _WIDTH) -> Tensor:
 
 
 def _exchange(device: torch.device, num_rows: int = _ROWS, row_words: int = _WORDS) -> Exchange:
-    """Of one rank: a call that is not refused ends."""
+    """An exchange of one rank, where nothing waits for a peer: a call that is accepted must return within the limit."""
     memory = shared_words(num_words(1, num_rows=num_rows, row_words=row_words), device)
     (side,) = between([memory], num_rows=num_rows, row_words=row_words, num_programs=1)
     return side

@@ -28,7 +28,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from tpcompile.bench.plain import Attention, Stack, plain_state
+from scripts.bench_peers.plain import Attention, Stack, plain_state
 from tpcompile.bench.programs import Built, Setup
 from tpcompile.collectives import api as collectives
 from tpcompile.errors import ConfigError

@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor, nn
 from transformers.distributed.configuration_utils import DistributedConfig
 
-from tpcompile.bench.plain import plain_state
+from scripts.bench_peers.plain import plain_state
 from tpcompile.bench.programs import Built, Setup
 
 _NAMES = {

@@ -1,4 +1,4 @@
-"""Mutations of the fast paths that ship which no case catches -> why: they compute the same, or no case comes there.
+"""Mutations of the fast paths that ship which no case catches -> why: they compute the same, or no case goes there.
 
 Patterns of `Trial.equivalent` and `Trial.unreached`.
 """

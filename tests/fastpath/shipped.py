@@ -15,10 +15,8 @@ import torch
 from torch import Tensor
 
 import tpcompile.fastpath.kernels.all  # noqa: F401  registers them
-from tpcompile.fastpath.certify import refused
-from tpcompile.fastpath.certify.at_once import at_once
-from tpcompile.fastpath.certify.fences import far_apart, spaced
-from tpcompile.fastpath.certify.reasons import (
+from tests.fastpath import refused
+from tests.fastpath.reasons import (
     EQUIVALENT,
     EXCHANGE_EQUIVALENT,
     EXCHANGE_UNREACHED,
@@ -27,6 +25,8 @@ from tpcompile.fastpath.certify.reasons import (
     QKV_PACK_EQUIVALENT,
     UNREACHED,
 )
+from tpcompile.fastpath.certify.at_once import at_once
+from tpcompile.fastpath.certify.fences import far_apart, spaced
 from tpcompile.fastpath.certify.trials import Call, Case, PartialSum, trial
 from tpcompile.fastpath.kernels.all_reduce_norm import words_of
 from tpcompile.nn.sharding import Part, ShardSpec
