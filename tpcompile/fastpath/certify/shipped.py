@@ -29,7 +29,7 @@ from tpcompile.fastpath.certify.reasons import (
 )
 from tpcompile.fastpath.certify.trials import Call, Case, PartialSum, trial
 from tpcompile.fastpath.kernels.all_reduce_norm import words_of
-from tpcompile.nn.sharding import Part, ShardSpec
+from tpcompile.layout import Part, ShardSpec
 
 _EPS = 1e-6
 _REAL_WIDTH = 5120

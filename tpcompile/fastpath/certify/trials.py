@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tpcompile.errors import ConfigError
 from tpcompile.fastpath.certificate import Kind
-from tpcompile.nn.sharding import ShardSpec
+from tpcompile.layout import ShardSpec
 
 Call = Callable[[Mapping[str, Any], Callable[[Tensor], Tensor]], tuple[Tensor, ...]]
 """Arguments of one rank and its all-reduce -> outputs."""
