@@ -142,7 +142,7 @@ class TargetConfig(JobConfig):
     """A run of the gate on a program of the user's own."""
 
     target: str = Field(pattern=_TARGET)
-    """`package.module:build`, a function that makes the program; see `tpcompile.gate.Target`."""
+    """`package.module:build`, a function that makes the program; see `tpcompile.Target`."""
     settings: dict[str, Any] = {}
     """What `build` finds in `ctx.settings`."""
     modes: tuple[Literal["target"], ...] = (TARGET,)

@@ -21,8 +21,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import tpcompile
 from tpcompile.evidence.records import RankRecord
-from tpcompile.gate import Target, TargetContext
 from tpcompile.recording import CaptureSession
+from tpcompile.target import Target, TargetContext
 
 
 class Evading(NamedTuple):

@@ -29,7 +29,7 @@ from tpcompile.fastpath.certify.at_once import at_once
 from tpcompile.fastpath.certify.fences import far_apart, spaced
 from tpcompile.fastpath.certify.trials import Call, Case, PartialSum, trial
 from tpcompile.fastpath.kernels.all_reduce_norm import words_of
-from tpcompile.nn.sharding import Part, ShardSpec
+from tpcompile.layout import Part, ShardSpec
 
 _EPS = 1e-6
 _REAL_WIDTH = 5120

@@ -16,7 +16,7 @@ from tpcompile.fastpath.certify.measure import Setting, prepared, ratios
 from tpcompile.fastpath.certify.trials import Case, Trial, one_by_one
 from tpcompile.fastpath.kernels.all import qkv_pack
 from tpcompile.fastpath.registry import FastPath
-from tpcompile.nn.sharding import Part, ShardSpec
+from tpcompile.layout import Part, ShardSpec
 from tpcompile.numerics.measure import relative
 from tpcompile.torch_api.interpreted import like_gpus
 

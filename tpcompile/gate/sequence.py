@@ -38,7 +38,7 @@ from tpcompile.gate.reference import StackReference, free
 from tpcompile.gate.refusal import print_error, refuse
 from tpcompile.gate.replay import gate_rules
 from tpcompile.gate.status import StatusBoard
-from tpcompile.gate.target import BUILD, TargetContext, TargetError, declared, find, target_of
+from tpcompile.gate.target import BUILD, declared
 from tpcompile.gate.target import run as run_target
 from tpcompile.gate.watch import Watch
 from tpcompile.ranks.domain import Domain
@@ -52,6 +52,7 @@ from tpcompile.recording import CaptureSession
 from tpcompile.report import console as consoles
 from tpcompile.report.publish import publish
 from tpcompile.report.show import Amount
+from tpcompile.target import TargetContext, TargetError, find, target_of
 
 _LAST_WORDS_TIMEOUT_S = 8.0
 _AFTER_WATCH_S = 60.0

@@ -22,7 +22,7 @@ from tpcompile.evidence.iterables import grouped
 from tpcompile.fastpath.certify.fences import fenced, fenced_allocations
 from tpcompile.fastpath.certify.trials import Case, Trial
 from tpcompile.fastpath.registry import FastPath
-from tpcompile.nn.sharding import ShardSpec
+from tpcompile.layout import ShardSpec
 from tpcompile.numerics.measure import error_of, relative
 
 

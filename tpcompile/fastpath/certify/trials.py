@@ -13,7 +13,7 @@ from torch import Tensor
 from tpcompile.errors import ConfigError, DivergenceError
 from tpcompile.fastpath.certificate import Kind
 from tpcompile.fastpath.certify.fences import spaced
-from tpcompile.nn.sharding import ShardSpec
+from tpcompile.layout import ShardSpec
 
 Call = Callable[[Mapping[str, Any], Callable[[Tensor], Tensor]], tuple[Tensor, ...]]
 """Arguments of one rank and its all-reduce -> outputs."""

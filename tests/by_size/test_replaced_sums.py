@@ -12,8 +12,8 @@ from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tpcompile.by_size.op import OP
-from tpcompile.torch_api.pushed_sums import ops
-from tpcompile.torch_api.replaced_sums import OPTION, ReplacingPass
+from tpcompile.by_size.replaced_sums import ReplacingPass
+from tpcompile.torch_api.c10d import ops
 
 X = torch.ones(4, 8)
 
@@ -97,9 +97,3 @@ def test_the_op_has_the_value_and_the_line_of_the_sum() -> None:
 def test_its_identity_is_that_of_what_it_decides() -> None:
     one, same, other = (ReplacingPass(OP, Always(rows)).uuid() for rows in ("a", "a", "b"))
     assert one == same != other
-
-
-def test_torch_still_has_the_option() -> None:
-    from torch._inductor import config
-
-    assert hasattr(config, OPTION)

@@ -16,7 +16,8 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tpcompile.by_size.in_flight import OPS, received_size
-from tpcompile.torch_api.pushed_sums import ops, push
+from tpcompile.by_size.pushed_sums import push
+from tpcompile.torch_api.c10d import ops
 
 START, PRODUCT, RECEIVE, RELEASE = OPS
 PLACE_OF_AFTER = {START: 1, PRODUCT: 2, RECEIVE: 0, RELEASE: 1}

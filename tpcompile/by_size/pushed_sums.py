@@ -17,14 +17,6 @@ no other product is beside it then, x = a @ b and its start are one:
 `h` is the last result through which alone `y` is read, by pointwise ops: Inductor writes it, since an op takes it, and
 makes one kernel of the addition and `f`. `before` is the one of these ops before, so no pass can change their order.
 What they do is in `tpcompile.by_size.in_flight`.
-
-    name                                    why
-    ops._c10d_functional.all_reduce, wait_tensor    what is replaced
-    torch.Tag.pointwise                     of the ops between `y` and `h`
-    Node.meta["val"]                        fake tensors of the graph
-    Node < Node                             the order of a graph
-
-Seen on torch 2.11.0 and 2.13.0; `tests/torch_api/test_pushed_sums.py` fails when one of the names moves.
 """
 
 from __future__ import annotations
@@ -38,7 +30,9 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-ops = torch.ops._c10d_functional
+from tpcompile.torch_api.c10d import ops
+from tpcompile.torch_api.passes import OpOverload
+
 aten = torch.ops.aten
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten._addmm_activation.default)
 """Work that takes long enough to hide a sum."""
@@ -229,7 +223,7 @@ def _is_pointwise(node: Node, given: Node) -> bool:
     """Whether the node is computed from as many elements of another one by one."""
     value, target = node.meta.get("val"), node.target
     is_one = isinstance(value, Tensor) and value.numel() == given.meta["val"].numel()
-    is_op = isinstance(target, torch._ops.OpOverload)
+    is_op = isinstance(target, OpOverload)
     return is_one and is_op and (torch.Tag.pointwise in target.tags or target in _VIEWS)
 
 

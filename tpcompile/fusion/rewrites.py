@@ -1,13 +1,11 @@
 """Graphs that Inductor gets -> the same with one kind of op taken out, to see what it costs; the results are wrong.
 
-    name                                    why
-    config.post_grad_custom_pre_pass        the graph, functional, before Inductor's own passes
-    higher_order.auto_functionalized(_v2)   custom ops in place
+The graphs are those before Inductor's own passes, where they are functional. Ops as torch 2.11.0 and 2.13.0 name them:
+
+    higher_order.auto_functionalized(_v2)            custom ops in place
     higher_order.with_effects, prims._sink_tokens    ops that are run for what they do
     higher_order.triton_kernel_wrapper_functional    the user's Triton kernels
     aten._to_copy, prims.convert_element_type        casts
-
-Seen on torch 2.11.0 and 2.13.0; `tests/torch_api/test_rewrites.py` fails when one of the names moves.
 """
 
 from __future__ import annotations
@@ -19,14 +17,14 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
-from torch.utils._pytree import tree_leaves
 
+from tpcompile.torch_api.c10d import ops as c10d
+from tpcompile.torch_api.passes import CustomGraphPass, OpOverload, tree_leaves
 from tpcompile.torch_api.scheduled import users_lines
 
-aten, prims, c10d, higher_order = torch.ops.aten, torch.ops.prims, torch.ops._c10d_functional, torch.ops.higher_order
+aten, prims, higher_order = torch.ops.aten, torch.ops.prims, torch.ops.higher_order
 Rewrite = Callable[[Graph], list[Node]]
 """Changes a graph, and returns the nodes that it took out."""
 
@@ -86,7 +84,7 @@ def _name(node: Node) -> str:
 
 
 def _name_of(target: Any) -> str:
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return f"{target.namespace}.{target._overloadpacket.__name__}"
     return str(getattr(target, "__name__", target))
 
@@ -303,7 +301,7 @@ _WRAPPERS = ("auto_functionalized", "auto_functionalized_v2", "triton_kernel_wra
 
 def _is_users(node: Node) -> bool:
     wrappers = [getattr(higher_order, name, None) for name in _WRAPPERS]
-    overload = node.target if isinstance(node.target, torch._ops.OpOverload) else None
+    overload = node.target if isinstance(node.target, OpOverload) else None
     is_custom = overload is not None and overload.namespace not in _OF_TORCH
     return node.target in wrappers or (is_custom and bool(node.users))
 

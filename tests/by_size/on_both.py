@@ -10,7 +10,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from tpcompile.by_size.in_flight import OPS, received_size
-from tpcompile.torch_api.pushed_sums import ops
+from tpcompile.torch_api.c10d import ops
 
 START, PRODUCT, RECEIVE, RELEASE = OPS
 RANKS = (0, 1)

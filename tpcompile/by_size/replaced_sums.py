@@ -1,13 +1,4 @@
-"""Graphs that Inductor lowers -> the same with ops of ours in place of an all-reduce and its wait.
-
-    name                                    why
-    config.post_grad_custom_post_pass       the graph behind AOTAutograd, functional, before Inductor works in place
-    ops._c10d_functional.all_reduce, wait_tensor    what is replaced
-    custom_graph_pass.CustomGraphPass       a pass with an identity, which Inductor's caches make part of their keys
-    custom_graph_pass.get_hash_for_files    of the pass itself: a cache outlives a release
-
-Seen on torch 2.11.0 and 2.13.0; `tests/torch_api/test_replaced_sums.py` fails when one of the names moves.
-"""
+"""Graphs that Inductor lowers -> the same with ops of ours in place of an all-reduce and its wait."""
 
 from __future__ import annotations
 
@@ -15,15 +6,13 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import Tensor
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx import Graph, Node
 
-from tpcompile.torch_api import packed_sums, pushed_sums
-from tpcompile.torch_api.packed_sums import pack
-from tpcompile.torch_api.pushed_sums import Pushing, ops, push, put_in_place_of, summed
-
-OPTION = "post_grad_custom_post_pass"
-"""Of torch.compile: where Inductor takes the pass."""
+from tpcompile.by_size import packed_sums, pushed_sums
+from tpcompile.by_size.packed_sums import pack
+from tpcompile.by_size.pushed_sums import Pushing, push, put_in_place_of, summed
+from tpcompile.torch_api.c10d import ops
+from tpcompile.torch_api.passes import CustomGraphPass, get_hash_for_files
 
 
 class Chooser(Protocol):

@@ -15,9 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.torch_api.on_both import inputs, run_on_both
+from tests.by_size.on_both import inputs, run_on_both
 from tpcompile.by_size.in_flight import OPS
-from tpcompile.torch_api.pushed_sums import ops, push
+from tpcompile.by_size.pushed_sums import push
+from tpcompile.torch_api.c10d import ops
 
 START, PRODUCT, RECEIVE, RELEASE = OPS
 

@@ -14,14 +14,14 @@ from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from tests.by_size.on_both import inputs, run_on_both
 from tests.by_size.rows import ON_CPU
-from tests.torch_api.on_both import inputs, run_on_both
+from tpcompile.by_size import packed_sums, pushed_sums, replaced_sums
 from tpcompile.by_size.op import OP
+from tpcompile.by_size.packed_sums import pack
+from tpcompile.by_size.replaced_sums import ReplacingPass
 from tpcompile.by_size.setting import Sums
-from tpcompile.torch_api import packed_sums, pushed_sums, replaced_sums
-from tpcompile.torch_api.packed_sums import pack
-from tpcompile.torch_api.pushed_sums import ops
-from tpcompile.torch_api.replaced_sums import ReplacingPass
+from tpcompile.torch_api.c10d import ops
 
 
 def total(x: Tensor, group: str = "0", op: str = "sum") -> Tensor:

@@ -6,14 +6,8 @@
 
 Between a sum and the output may be ops of ATen that read nothing else, such as a cast. The order of all other
 collectives is as it was. What is packed has at most 1 MiB together, and whole vectors for each rank, which the ops of
-by_size need.
-
-    name                                    why
-    ops._c10d_functional.all_reduce, wait_tensor    what is packed
-    Node.meta["val"]                        fake tensors of the graph
-
-Seen on torch 2.11.0 and 2.13.0; `tests/torch_api/test_packed_sums.py` fails when one of the names moves. Inductor's own
-`bucket_all_reduces_fx` packs neighbours of all sizes, and waits for a bucket where its first sum was waited for.
+by_size need. Inductor's own `bucket_all_reduces_fx` packs neighbours of all sizes, and waits for a bucket where its
+first sum was waited for.
 """
 
 from __future__ import annotations
@@ -24,7 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch.fx import Graph, Node
 
-from tpcompile.torch_api.pushed_sums import called_before, only_wait, ops, put_in_place_of, summed
+from tpcompile.by_size.pushed_sums import called_before, only_wait, put_in_place_of, summed
+from tpcompile.torch_api.c10d import ops
+from tpcompile.torch_api.passes import OpOverload
 
 aten = torch.ops.aten
 _MOST_BYTES = 2**20
@@ -73,7 +69,7 @@ def _only_leaves(start: Node) -> bool:
 def _can_be_moved(node: Node) -> bool:
     """Not where it communicates, draws random numbers or writes in place."""
     op = node.target
-    is_of_torch = isinstance(op, torch._ops.OpOverload) and op.namespace in ("aten", "prims")
+    is_of_torch = isinstance(op, OpOverload) and op.namespace in ("aten", "prims")
     return (
         is_of_torch
         and len(node.all_input_nodes) == 1

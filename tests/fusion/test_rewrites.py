@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tpcompile.torch_api import rewrites
+from tpcompile.fusion import rewrites
 
 aten = torch.ops.aten
 
