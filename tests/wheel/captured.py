@@ -1,4 +1,4 @@
-"""A user's program under torchrun: captured, and checked on every rank. `--rank-constant` makes the ranks differ."""
+"""A user's program under torchrun: equal on all ranks, and then with a constant of each rank; both are checked."""
 
 import sys
 
@@ -7,11 +7,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import tpcompile
+from tpcompile.evidence.records import Verdict
 
 
-def main() -> None:
-    """Compile a function on two gloo ranks and compare them; exits as the verdict says."""
-    scale = dist.get_rank() + 1 if "--rank-constant" in sys.argv else 2
+def checked(scale: int) -> Verdict:
+    """Compile a product with `scale` and compare it with the other ranks."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
     program = torch.compile(lambda x: torch.relu(x) * scale)
     with tpcompile.capture(mesh) as run:
@@ -19,14 +19,23 @@ def main() -> None:
     verdict = tpcompile.check(run)
     if dist.get_rank() == 0:
         verdict.print()
-        print(tpcompile.__file__)
+    return verdict
+
+
+def main() -> int:
+    """The exit code of the second verdict, where the first is green."""
+    healthy = checked(scale=2)
+    if healthy.exit_code:
+        return 3
+    broken = checked(scale=dist.get_rank() + 1)
+    print(tpcompile.__file__)
     dist.barrier()  # torchrun ends the others as soon as one has failed
-    sys.exit(verdict.exit_code)
+    return broken.exit_code
 
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     try:
-        main()
+        sys.exit(main())
     finally:
         dist.destroy_process_group()
