@@ -71,7 +71,9 @@ class Row(Frozen):
     error_ratio: float | None = None
     """Largest error of an output or gradient, as a multiple of that of a single device in the same dtype."""
     worst: str = ""
-    """Where that is: the tensor and the rank."""
+    """The tensor that has it."""
+    reference: str = ""
+    """What it is compared with: empty for the preset's block; norms of its own reference, for a different model."""
     profile: Profile = Profile()
     power: Power | None = None
     """None on a CPU, and where there is no energy counter."""

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is asked for, resolved."""
+    """The arguments of the command line, checked."""
 
     settings: Sequence[RunConfig]
     names: Sequence[Name]
@@ -40,7 +40,7 @@ class Plan:
     jobs: int
     """Programs that are prepared at the same time."""
     cores_per_rank: int
-    """Of a program that is compiled alone."""
+    """For a program that is compiled while no other is."""
     timeout_s: float
     """For every answer of a rank."""
     keeps_going: bool
@@ -55,7 +55,7 @@ class Plan:
 
 @dataclass
 class Entry:
-    """A program while it is measured."""
+    """One program, while it is measured."""
 
     name: Name
     row: Row
@@ -64,7 +64,7 @@ class Entry:
     rounds_ms: list[float] = field(default_factory=list)
 
     def end(self, why: str, *, has_failed: bool) -> None:
-        """It failed: the others go on."""
+        """End a program that failed; the others go on."""
         if self.ranks is not None:
             self.ranks.kill()
         self.ranks = None
@@ -72,23 +72,23 @@ class Entry:
         self.row = Row(name=self.row.name, role=self.row.role, why_not=why, has_failed=has_failed)
 
     def change(self, **fields: Any) -> None:
-        """Of its row."""
+        """Set fields of its row."""
         self.row = self.row.model_copy(update=fields)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A preset that has ended."""
+    """The outcome of one preset."""
 
     measured: Measured | None
-    """None when not even the floors could be measured."""
+    """None when the floors could not be measured."""
     machine: Machine | None
     lost: RankLost | None
-    """What ended it early; no other preset follows."""
+    """The rank that ended the run early."""
 
 
 def measured_presets(plan: Plan, say: Say) -> Iterator[Step]:
-    """One preset after the other, each in processes of its own; nothing is left running."""
+    """Measure the presets in turn; the processes of a preset have ended when it is yielded, or on an exception."""
     floors = Ranks.started(tasks(plan, plan.settings[0], FLOORS, Path()), is_gpu=plan.is_gpu)
     try:
         for settings in plan.settings:
@@ -103,7 +103,7 @@ def measured_presets(plan: Plan, say: Say) -> Iterator[Step]:
 
 
 def tasks(plan: Plan, settings: RunConfig, program: str, folder: Path, **environ: str) -> list[Task]:
-    """Of all ranks of a program; caches of its own, so that its compile seconds are those of an empty cache."""
+    """The tasks of a program's ranks; its caches are empty, so that compile seconds are those of a first compile."""
     safe = "".join(letter if letter.isalnum() or letter in "+-_." else "-" for letter in program)
     caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
     return [
@@ -127,12 +127,13 @@ class _Preset:
         self._began = time.monotonic()
         self._is_over = False
         self._why_no_power = ""
-        self._entries = [
-            Entry(name, Row(name=name.text, role=name.role, why_not=self._why(name))) for name in plan.names
-        ]
+        self._entries = []
+        for name in plan.names:
+            why = why_not(name, settings.block, is_gpu=plan.is_gpu, backend=settings.compile.backend)
+            self._entries.append(Entry(name, Row(name=name.text, role=name.role, why_not=why)))
 
     def run(self, floors_ranks: Ranks) -> Step:
-        """All steps."""
+        """Floors and reference first, then the programs."""
         try:
             floors, machine = self._floors(floors_ranks)
         except RankLost as none_measured:
@@ -156,7 +157,7 @@ class _Preset:
         return Step(measured, machine, lost)
 
     def _measure(self) -> RankLost | None:
-        """Nothing is left running."""
+        """All steps of all programs; their processes end, and a lost rank that ended them is returned."""
         try:
             self._prepare()
             self._rounds()
@@ -213,7 +214,10 @@ class _Preset:
                 entry.ranks.kill()
             answers = entry.ranks.answers()
             seconds = [answer["compile_s"] for answer in answers if answer["compile_s"] is not None]
-            entry.change(compile_s=max(seconds, default=None), notes=tuple(answers[0]["notes"]))
+            first = answers[0]
+            entry.change(
+                compile_s=max(seconds, default=None), notes=tuple(first["notes"]), reference=first["reference"]
+            )
             self._tell(f"{entry.name.text} is compiled")
 
     def _warm(self, entry: Entry, ranks: Ranks) -> None:
@@ -302,28 +306,17 @@ class _Preset:
             if entry.ranks is not None:
                 entry.ranks.kill()
 
-    def _why(self, name: Name) -> str:
-        settings = self._settings
-        return why_not(
-            name,
-            settings.block,
-            is_gpu=self._plan.is_gpu,
-            backend=settings.compile.backend,
-            train=settings.train,
-            tp=self._plan.world_size,
-        )
-
     def _tell(self, text: str) -> None:
         self._say(f"{self._settings.preset} {time.monotonic() - self._began:6.1f} s: {text}")
 
 
 def in_turn(entries: Sequence[T], number: int) -> Sequence[T]:
-    """All of them, in the order of this round: what is first pays for what the last of the round before has left."""
+    """All entries, in the order of this round: each round starts with the next, since the first follows a pause."""
     start = number % len(entries)
     return [*entries[start:], *entries[:start]]
 
 
 def _worst(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Error of the worst rank, or of the calls before."""
+    """The largest error of these answers."""
     found = max(answers, key=lambda answer: answer["error_ratio"])
     return {"error_ratio": found["error_ratio"], "worst": found["worst"]}

@@ -48,7 +48,8 @@ def lines(measured: Measured, machine: Machine, *, world_size: int) -> Iterator[
 def _row(measured: Measured, row: Row) -> str:
     ms = median_ms(row)
     ratios, profile = ratios_of(measured, row), row.profile
-    timed = f"{ms:9.3f}{spread_ms(row):7.3f}{measured.tokens / ms * 1e3:10.0f}"
+    tokens_per_s = None if row.reference else measured.tokens / ms * 1e3  # a different model has tokens of its own
+    timed = f"{ms:9.3f}{spread_ms(row):7.3f}{_number(tokens_per_s, 10)}"
     gib = None if row.peak_bytes is None else row.peak_bytes / 2**30
     counted = (
         f"{_number(profile.kernels, 9)}{_number(profile.launches, 9)}{_number(profile.exposed_ms, 9, 3)}"
@@ -96,14 +97,6 @@ def _floor_lines(measured: Measured) -> Iterator[Text]:
     )
     products = ", ".join(f"{one.name} {one.us:.1f} ({one.tflops:.3g})" for one in floors.products)
     yield Text(f"products of a block, us (TFLOP/s): {products}")
-    sizes = sorted({one.size_bytes for one in floors.all_reduces})
-    for size in sizes:
-        timed = [
-            f"{one.algorithm} {one.us:.1f}" if one.us is not None else f"{one.algorithm} -"
-            for one in floors.all_reduces
-            if one.size_bytes == size
-        ]
-        yield Text(f"all-reduce of {size} bytes, us: {', '.join(timed)}")
     peer = best_peer(measured)
     if peer is not None:
         yield Text(f"best peer: {peer.name}")
