@@ -17,6 +17,7 @@ from tpcompile.bench.programs import build, compiled_call, notes_of
 from tpcompile.bench.reference import Given, OwnReference
 from tpcompile.bench.step import Call, forward_call, training_call
 from tpcompile.bench.worker import context_of
+from tpcompile.errors import ConfigError
 
 CPU = torch.device("cpu")
 
@@ -51,14 +52,18 @@ def error_of(program: Program, block: Given, call_of: Callable[[Program], Call])
         return expected.error(call(), program)[0]
 
 
-def refusal(program: str, preset: str, overrides: list[str], train: bool, folder: str) -> str:
-    """Why a program cannot be built."""
-    _, context = given(config.load(preset, overrides, train=train, device="cpu"), folder)
-    try:
-        build(Name.of(program), context)
-    except config.ConfigError as error:
-        return str(error)
-    return ""
+def refusals(cases: list[tuple[str, str, list[str], bool]]) -> list[str]:
+    """(program, preset, overrides, train) -> why it cannot be built, before it asks for weights."""
+    found, group = [], dist.group.WORLD
+    assert group is not None
+    for program, preset, overrides, train in cases:
+        settings = config.load(preset, overrides, train=train, device="cpu")
+        nothing: Any = Given(weights={}, inputs=None, cotangent=None, expected={})  # type: ignore[arg-type]
+        try:
+            build(Name.of(program), context_of(settings, nothing, group, CPU))
+        except ConfigError as error:
+            found.append(str(error))
+    return found
 
 
 def compiled(program: str, folder: str) -> tuple[float, tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -69,21 +70,30 @@ def test_a_target_of_the_gate_is_compared_with_its_own_reference(tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("program", "preset", "overrides", "train", "why"),
-    [
-        (DTENSOR, "wan21_smoke", ["block.num_layers=1"], False, "norm=layer"),
-        (HOOKS, "cpu_smoke", [], True, "inference"),
-        (DTENSOR_SP, "cpu_smoke", ["block.seq_len=15"], False, "tp=2 does not divide 15 tokens"),
-        (ASYNC_TP, "cpu_smoke", [], False, "needs GPUs and Inductor"),
-        (f"{OWN}:nothing", "cpu_smoke", [], False, "returned NoneType; return a tpcompile.Target"),
-        (f"{OWN}:nowhere", "cpu_smoke", [], False, "has no function nowhere"),
-    ],
-)
-def test_a_program_that_cannot_be_built_says_why(
-    program: str, preset: str, overrides: list[str], train: bool, why: str, tmp_path: Path
-) -> None:
-    assert all(why in text for text in run_on_ranks(on_ranks.refusal, program, preset, overrides, train, str(tmp_path)))
+def test_the_program_of_the_page_is_one(tmp_path: Path) -> None:
+    page = (FOLDER.parents[1] / "docs" / "bench.md").read_text()
+    (text,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    (tmp_path / "my_model.py").write_text(text)
+    program = f"{tmp_path}/my_model.py:build"
+    for found in run_on_ranks(on_ranks.errors, [program], "cpu_smoke", [], False, str(tmp_path)):
+        assert found[program] <= LIMIT
+
+
+REFUSED = [
+    (DTENSOR, "wan21_smoke", [], False, "norm=layer"),
+    (HOOKS, "cpu_smoke", [], True, "inference"),
+    (DTENSOR_SP, "cpu_smoke", ["block.seq_len=15"], False, "tp=2 does not divide 15 tokens"),
+    (ASYNC_TP, "cpu_smoke", [], False, "needs GPUs and Inductor"),
+    (f"{OWN}:nothing", "cpu_smoke", [], False, "returned NoneType; return a tpcompile.Target"),
+    (f"{OWN}:nowhere", "cpu_smoke", [], False, "has no function nowhere"),
+]
+"""Program, preset, overrides, train, and why it cannot be built."""
+
+
+@pytest.mark.slow
+def test_a_program_that_cannot_be_built_says_why() -> None:
+    for found in run_on_ranks(on_ranks.refusals, [tuple(case[:4]) for case in REFUSED]):
+        assert [case[4] in text for case, text in zip(REFUSED, found, strict=True)] == [True] * len(REFUSED), found
 
 
 def test_the_script_of_the_peers_knows_them_by_their_short_names(monkeypatch: pytest.MonkeyPatch) -> None:
