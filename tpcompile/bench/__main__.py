@@ -108,11 +108,11 @@ def bench(
     if lost is not None:
         print(f"error: {lost}", file=sys.stderr)
         raise typer.Exit(ExitCode.TIMEOUT if lost.timed_out else ExitCode.FAIL)
-    has_failed = any([failures(one) for one in report.measured])
+    has_failed = any(failures(one) for one in report.measured)
     if committed is not None:
         has_failed |= _has_regressed(report, committed, fail_on_times=fail_on_times)
-    if write_baseline is not None and not has_failed:
-        write_baseline.write_text(baseline.written(before, report).to_json(indent=1) + "\n")
+    if not has_failed and write_baseline is not None:
+        _write(baseline.written(before, report), write_baseline)
     raise typer.Exit(has_failed)
 
 
@@ -127,9 +127,9 @@ def _place(asked: str, nproc: int) -> Literal["cpu", "cuda"]:
     if asked not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"--device {asked}: choose auto, cpu or cuda")
     num_gpus = 0 if asked == "cpu" else launch.count_gpus()
-    if asked == "cpu" or (asked == "auto" and not num_gpus):
+    if num_gpus == 0 and asked != "cuda":
         return "cpu"
-    if not num_gpus:
+    if num_gpus == 0:
         raise PreflightError("--device cuda: no GPU here (nvidia-smi -L, CUDA_VISIBLE_DEVICES); use --device cpu")
     if num_gpus < nproc:
         raise PreflightError(f"{nproc} ranks but {num_gpus} GPUs; use --nproc {num_gpus} or --device cpu")
@@ -142,21 +142,23 @@ def _resolved(preset: str, layers: int | None, train: bool, settings: list[str],
 
 
 def _names(programs: Sequence[str], without: Sequence[str]) -> list[Name]:
-    names = [Name.of(text) for text in dict.fromkeys(programs)]
-    left_out = {Name.of(text).text for text in without}
-    if unknown := sorted(left_out - {name.text for name in names}):
-        raise ConfigError(f"--without {unknown[0]}: no such program would run")
-    found = [name for name in names if name.text not in left_out]
-    if not found:
+    """The programs without those left out. Raises ConfigError for a name that is unknown, and where none is left."""
+    named = {text: Name.of(text) for text in programs}
+    for text in without:
+        if text not in named:
+            raise ConfigError(f"--without {text}: no such program would run")
+    left = [name for text, name in named.items() if text not in without]
+    if not left:
         raise ConfigError("--without leaves no program")
-    return found
+    return left
 
 
 def _check_sizes(plan: Plan, *, is_asked: bool) -> None:
     """Raises ConfigError for a preset that the ranks do not divide, PreflightError for one sized for GPUs on a CPU."""
+    may_be_large = plan.is_gpu or is_asked
     for one in plan.settings:
         one.check_tp(plan.world_size)
-        if not plan.is_gpu and not is_asked and one.block.dim >= launch.GPU_DIM:
+        if one.block.dim >= launch.GPU_DIM and not may_be_large:
             size = f"preset {one.preset} (dim {one.block.dim}) is sized for GPUs, and there is no GPU here"
             raise PreflightError(f"{size}; use --preset cpu_smoke, or --device cpu for a long run")
 
@@ -172,8 +174,11 @@ def _set_threads(plan: Plan) -> None:
 
 def _run(plan: Plan, json_file: Path | None) -> tuple[Report, RankLost | None]:
     """Print and write the report after each preset; returns it with the rank that ended it early."""
-    out, progress = console.stdout(), console.stderr()
-    progress.print(f"output of the ranks: {plan.logs}", style="dim", soft_wrap=True)
+
+    def say(text: str) -> None:
+        console.stderr().print(text, style="dim", soft_wrap=True)
+
+    say(f"output of the ranks: {plan.logs}")
     report = Report(
         command=shlex.join(["tpcompile", "bench", *sys.argv[1:]]),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -182,17 +187,21 @@ def _run(plan: Plan, json_file: Path | None) -> tuple[Report, RankLost | None]:
         machine=None,
         measured=(),
     )
-    for step in measured_presets(plan, lambda text: progress.print(text, style="dim", soft_wrap=True)):
-        measured = (*report.measured, step.measured) if step.measured is not None else report.measured
-        report = report.model_copy(update={"machine": step.machine or report.machine, "measured": measured})
-        if json_file is not None:
-            json_file.write_text(report.to_json(indent=1) + "\n")
-        if step.measured is not None and step.machine is not None:
-            for line in lines(step.measured, step.machine, world_size=plan.world_size):
-                out.print(line, soft_wrap=True)
-        if step.lost is not None:
-            return report, step.lost
+    _write(report, json_file)
+    try:
+        for measured, machine in measured_presets(plan, say):
+            report = report.model_copy(update={"machine": machine, "measured": (*report.measured, measured)})
+            _write(report, json_file)
+            for line in lines(measured, machine, world_size=plan.world_size):
+                console.stdout().print(line, soft_wrap=True)
+    except RankLost as lost:
+        return report, lost
     return report, None
+
+
+def _write(report: Report | baseline.Baseline, path: Path | None) -> None:
+    if path is not None:
+        path.write_text(report.to_json(indent=1) + "\n")
 
 
 def _has_regressed(report: Report, committed: baseline.Baseline, *, fail_on_times: bool) -> bool:

@@ -72,10 +72,10 @@ def failures(measured: Measured) -> list[str]:
 def ratios_of(measured: Measured, row: Row) -> Ratios:
     """All ratios of a row that was measured."""
     limit = measured.error_limit
-    a = next((one for one in measured.rows if one.name == "A" and one.rounds_ms), None)
+    mode_a = fastest([one for one in measured.rows if one.name == "A"])
     computing = fastest([one for one in measured.rows if one.role is Role.COMPUTE])
     return Ratios(
-        faster_than_a=_between(a, row, limit),
+        faster_than_a=_between(mode_a, row, limit),
         faster_than_peer=_between(best_peer(measured, row.reference), row, limit),
         of_floor=_to_floor(measured, row),
         of_compute=_between(row, computing, limit),

@@ -76,27 +76,19 @@ class Entry:
         self.row = self.row.model_copy(update=fields)
 
 
-@dataclass(frozen=True)
-class Step:
-    """The outcome of one preset."""
+def measured_presets(plan: Plan, say: Say) -> Iterator[tuple[Measured, Machine]]:
+    """Measure the presets in turn; the processes of a preset have ended when it is yielded, or on an exception.
 
-    measured: Measured | None
-    """None when the floors could not be measured."""
-    machine: Machine | None
-    lost: RankLost | None
-    """The rank that ended the run early."""
-
-
-def measured_presets(plan: Plan, say: Say) -> Iterator[Step]:
-    """Measure the presets in turn; the processes of a preset have ended when it is yielded, or on an exception."""
+    Raises RankLost for the rank that ended the run early, after what was measured until then.
+    """
     floors = Ranks.started(tasks(plan, plan.settings[0], FLOORS, Path()), is_gpu=plan.is_gpu)
     try:
         for settings in plan.settings:
             with TemporaryDirectory(prefix="tpcompile-bench-") as folder:
-                step = _Preset(plan, settings, Path(folder), say).run(floors)
-            yield step
-            if step.lost is not None:
-                return
+                measured, machine, lost = _Preset(plan, settings, Path(folder), say).run(floors)
+            yield measured, machine
+            if lost is not None:
+                raise lost
         floors.close()
     finally:
         floors.kill()
@@ -132,12 +124,9 @@ class _Preset:
             why = why_not(name, settings.block, is_gpu=plan.is_gpu, backend=settings.compile.backend)
             self._entries.append(Entry(name, Row(name=name.text, role=name.role, why_not=why)))
 
-    def run(self, floors_ranks: Ranks) -> Step:
-        """Floors and reference first, then the programs."""
-        try:
-            floors, machine = self._floors(floors_ranks)
-        except RankLost as none_measured:
-            return Step(None, None, none_measured)
+    def run(self, floors_ranks: Ranks) -> tuple[Measured, Machine, RankLost | None]:
+        """What was measured, and the rank that ended it early. Raises RankLost when that was before the programs."""
+        floors, machine = self._floors(floors_ranks)
         lost = self._measure()
         block, train = self._settings.block, self._settings.train
         rates = {"tflops": floors.gemm_tflops, "gbytes_per_s": floors.read_gbytes_per_s}
@@ -154,7 +143,7 @@ class _Preset:
             why_no_power=self._why_no_power,
             ended_early="" if lost is None else str(lost),
         )
-        return Step(measured, machine, lost)
+        return measured, machine, lost
 
     def _measure(self) -> RankLost | None:
         """All steps of all programs; their processes end, and a lost rank that ended them is returned."""
@@ -213,11 +202,10 @@ class _Preset:
             if self._is_over:
                 entry.ranks.kill()
             answers = entry.ranks.answers()
-            seconds = [answer["compile_s"] for answer in answers if answer["compile_s"] is not None]
-            first = answers[0]
-            entry.change(
-                compile_s=max(seconds, default=None), notes=tuple(first["notes"]), reference=first["reference"]
-            )
+            found = dict(answers[0])
+            if found["compile_s"] is not None:
+                found["compile_s"] = max(answer["compile_s"] for answer in answers)
+            entry.change(**found)
             self._tell(f"{entry.name.text} is compiled")
 
     def _warm(self, entry: Entry, ranks: Ranks) -> None:
@@ -311,7 +299,7 @@ class _Preset:
 
 
 def in_turn(entries: Sequence[T], number: int) -> Sequence[T]:
-    """All entries, in the order of this round: each round starts with the next, since the first follows a pause."""
+    """All entries, rotated: the first of a round pays for what the last of the round before has left."""
     start = number % len(entries)
     return [*entries[start:], *entries[:start]]
 

@@ -69,7 +69,7 @@ def finish(device: torch.device) -> None:
 
 
 def timed_ms(call: Call, num_calls: int, device: torch.device) -> float:
-    """Mean ms of back-to-back calls, all ranks together: by CUDA events, or the host's clock on CPU."""
+    """Mean ms of back-to-back calls, which all ranks begin together: by CUDA events, on CPU by the host's clock."""
     dist.barrier()
     for _ in range(_WARM_CALLS):
         call()

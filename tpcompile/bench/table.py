@@ -77,14 +77,16 @@ def _error(row: Row) -> str:
 
 
 def _power_lines(measured: Measured) -> Iterator[Text]:
-    """Which programs kept the GPU at its power limit: there a step takes the time that its energy takes."""
+    """The programs that kept the GPU at its power limit: there the time of a step is its energy over the limit."""
     if measured.why_no_power:
         yield Text(f"energy of a step is not measured from here on: {measured.why_no_power}")
-    held = [(row.name, row.power) for row in measured.rows if row.power is not None and row.power.at_limit]
+    powers = {row.name: row.power for row in measured.rows if row.power is not None}
+    held = {name: power for name, power in powers.items() if power.at_limit}
     if held:
-        clocks = ", ".join(f"{name} {power.watts:.0f} W {power.mhz} MHz" for name, power in held)
-        most = held[0][1]
-        yield Text(f"at the power limit of {most.limit_watts:.0f} W, below {most.most_mhz} MHz: {clocks}")
+        first = next(iter(held.values()))
+        limit = f"at the power limit of {first.limit_watts:.0f} W, below {first.most_mhz} MHz"
+        clocks = [f"{name} {power.watts:.0f} W {power.mhz} MHz" for name, power in held.items()]
+        yield Text(f"{limit}: {', '.join(clocks)}")
 
 
 def _floor_lines(measured: Measured) -> Iterator[Text]:

@@ -238,7 +238,7 @@ class _Served:
         self._timed = self._plain
 
     def compiled(self) -> dict[str, Any]:
-        """The first call, while other programs compile."""
+        """The first call, while other programs compile: fields of the row."""
         first_s = self._seconds(self._plain)
         free(self._device)
         return {
