@@ -1,4 +1,4 @@
-"""What a program of the benchmark is given, and what it returns: a context and a `tpcompile.Target`, or more of one."""
+"""The contract of a program: a function of a BenchContext that returns a `tpcompile.Target`, or (program, inputs)."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Renamed: TypeAlias = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchContext(TargetContext):
-    """What `--program FILE:FUNCTION` is called with: `settings` are the sizes of the preset's block, by name."""
+    """The argument of FUNCTION in `--program FILE:FUNCTION`; `settings` are the sizes of the preset's block by name."""
 
     config: RunConfig
     """The preset: its block, whether it is trained, how it is compiled."""
     weights: Mapping[str, Tensor]
     """Full tensors of the block that ships, each moved to the device when it is asked for."""
     inputs: BlockInputs
-    """Of the block, equal on all ranks."""
+    """Arguments of the block, equal on all ranks."""
     cotangent: Tensor | None
-    """With `--train` the gradient of the output that backward starts from."""
+    """The gradient of the output that the backward pass starts from; None without `--train`."""
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -41,7 +41,7 @@ class BenchContext(TargetContext):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and activations."""
+        """The dtype of weights and activations."""
         return getattr(torch, self.config.block.dtype)
 
 
@@ -51,7 +51,7 @@ class Program(Target):
 
     renamed: Renamed = lambda tensors: tensors
     slice_of: SliceOf = lambda name, full: None
-    """By default no gradient of a parameter is compared."""
+    """The default compares no gradient of a parameter."""
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Entered around every call."""
     check: Callable[[], None] | None = None

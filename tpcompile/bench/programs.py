@@ -80,7 +80,7 @@ def captured(name: Name, context: BenchContext, plain: Call) -> Call:
 
 
 def notes_of(name: Name, context: BenchContext, program: Program) -> tuple[str, ...]:
-    """What a reader of the row has to know: of the program, and the table of `by-size`."""
+    """The notes of the program, and with `by-size` the table that is used."""
     by_size = sums(_all_reduce(name))
     return program.notes if by_size is None else (*program.notes, by_size.text(context.group))
 

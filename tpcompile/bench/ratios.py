@@ -11,7 +11,7 @@ from tpcompile.bench.records import Measured, Role, Row
 
 @dataclass(frozen=True)
 class Ratio:
-    """A median over rounds, or why there is none."""
+    """The median of the ratios of all rounds, or why there is none."""
 
     value: float | None
     why_not: str = ""
@@ -32,7 +32,7 @@ class Ratios:
 
 
 def median_ms(row: Row) -> float:
-    """Over its rounds."""
+    """The median of its rounds."""
     return statistics.median(row.rounds_ms)
 
 
@@ -96,7 +96,7 @@ def beats_floor(measured: Measured) -> Row | None:
 
 
 def fastest(rows: Sequence[Row]) -> Row | None:
-    """By the median, of those that were measured."""
+    """The row with the smallest median, of those that were measured."""
     timed = [row for row in rows if row.rounds_ms]
     return min(timed, key=median_ms, default=None)
 

@@ -10,7 +10,7 @@ SCHEMA_VERSION = 2
 
 
 class Role(StrEnum):
-    """What a program is in the comparison."""
+    """The part of a program in the comparison."""
 
     OURS = "ours"
     MODE = "mode"
@@ -92,7 +92,7 @@ class AllReduce(Frozen):
     algorithm: str
     size_bytes: int
     us: float | None
-    """In a CUDA graph, on a GPU; None where it cannot run."""
+    """Time in a CUDA graph on a GPU; None where the algorithm cannot run."""
     why_not: str = ""
 
 
@@ -124,9 +124,9 @@ class Bound(Frozen):
     flops: float
     weight_bytes: int
     flops_ms: float
-    """At the rate of the fastest matrix product."""
+    """Time of the FLOPs at the rate of the fastest matrix product."""
     bytes_ms: float
-    """At the rate of reading."""
+    """Time of the bytes at the rate of reading."""
 
     @property
     def ms(self) -> float:

@@ -40,9 +40,9 @@ class Expected:
     """One tensor on a single device."""
 
     single: Tensor
-    """In the dtype of the block."""
+    """The tensor in the dtype of the block."""
     exact: Tensor
-    """In float64."""
+    """The same in float64."""
     whole: float
     """The error of the single device on the whole tensor."""
 
@@ -100,7 +100,7 @@ def write(settings: RunConfig, folder: Path, device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class Given:
-    """What `write` kept: what programs are built from, and what their results are compared with."""
+    """The content of the folder: what programs are built from, and what their results are compared with."""
 
     weights: Mapping[str, Tensor]
     """Full tensors, on the device when asked for."""
@@ -112,7 +112,7 @@ class Given:
 
     @classmethod
     def read(cls, folder: Path, device: torch.device) -> Given:
-        """On every rank of every program."""
+        """Read the files of `write`, on every rank of every program."""
         weights, values = (
             torch.load(folder / name, mmap=True, map_location="cpu", weights_only=True) for name in (_WEIGHTS, _VALUES)
         )
@@ -127,7 +127,7 @@ class Given:
         )
 
     def error(self, got: Results, program: Program) -> Error:
-        """Of the output, and of gradients where it has been trained."""
+        """The error of the output, and of the gradients that a training step gave."""
         output = next(iter(measure.named_tensors(got.output, _OUTPUT).values()), None)
         ratios = {_OUTPUT: _ratio(output, self.expected[_OUTPUT])}
         if got.input_grad is not None:
@@ -160,7 +160,7 @@ class OwnReference:
         self.key = " ".join(f"{norm:.6g}" for norm in norms)  # equal for equal models, weights and inputs
 
     def error(self, got: Results, program: Program) -> Error:
-        """Of every floating tensor that the program or its step returned."""
+        """The error of all floating tensors that the program or its step returned."""
         kept = outputs.kept(got.output)
         errors = outputs.errors(kept, kept, self._single, self._exact)
         return _worst({name: one["ratio"] for name, one in errors.items() if not name.startswith("eager ")})

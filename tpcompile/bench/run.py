@@ -40,16 +40,16 @@ class Plan:
     jobs: int
     """Programs that are prepared at the same time."""
     cores_per_rank: int
-    """For a program that is compiled while no other is."""
+    """Compile threads of a program that is compiled while no other is."""
     timeout_s: float
-    """For every answer of a rank."""
+    """Limit of each answer of a rank."""
     keeps_going: bool
     """A program with a rank that died or hung becomes a row, like one that raised."""
     logs: Path
 
     @property
     def is_gpu(self) -> bool:
-        """Whether every rank has a GPU of its own."""
+        """Every rank has its own GPU."""
         return self.settings[0].device == "cuda"
 
 
@@ -165,7 +165,7 @@ class _Preset:
     # Steps
 
     def _floors(self, ranks: Ranks) -> tuple[Floors, Machine]:
-        """While nothing else is on the devices."""
+        """Rates of the machine, measured while nothing else runs on the devices. Raises RankLost."""
         self._tell("floors and reference")
         request = {"settings": self._settings.model_dump_json(), "folder": str(self._folder)}
         try:
@@ -176,7 +176,7 @@ class _Preset:
         return Floors.model_validate(answers[0]["floors"]), machine
 
     def _prepare(self) -> None:
-        """Compile together, then one by one what times kernels to choose between them; warm up one by one."""
+        """Compile together, then one by one the programs that time kernels; then warm up one by one."""
         waiting = [entry for entry in self._entries if not entry.row.why_not]
         together = [entry for entry in waiting if not entry.name.is_alone]
         with ThreadPoolExecutor(self._plan.jobs) as pool:
@@ -234,7 +234,7 @@ class _Preset:
         entry.rounds_ms.append(max(answer["ms"] for answer in answers))
 
     def _power(self, entry: Entry, ranks: Ranks) -> None:
-        """Long enough for the counter, until a program has none; of the GPU with the lowest clock."""
+        """Energy of calls for as long as the counter needs, on the GPU with the lowest clock; none after a failure."""
         if self._why_no_power:
             return
         num_calls = math.ceil(_POWER_MS / statistics.median(entry.rounds_ms))
@@ -246,7 +246,7 @@ class _Preset:
             self._why_no_power = f"{entry.name.text}: {answers[0]['why_not']}"
 
     def _profile(self, entry: Entry, ranks: Ranks) -> None:
-        """Outputs are compared again, after all calls."""
+        """Profile, and compare the outputs again after all calls."""
         answers = ranks.ask({"profile": True})
         profiles = [Profile.model_validate(answer["profile"]) for answer in answers]
         least = min(profiles, key=lambda one: one.communication_ms or 0.0)
@@ -258,7 +258,7 @@ class _Preset:
     # Processes
 
     def _each(self, step: Callable[[Entry, Ranks], None], entries: Iterable[Entry]) -> None:
-        """A step of each program that runs."""
+        """Take a step of each program that runs."""
         for entry in entries:
             if entry.ranks is not None:
                 with self._failing(entry):
@@ -283,7 +283,7 @@ class _Preset:
                 raise
 
     def _close(self) -> None:
-        """Let all programs leave."""
+        """Let all programs exit."""
         running = [entry.ranks for entry in self._entries if entry.ranks is not None]
         if running:
             with ThreadPoolExecutor(len(running)) as pool:
@@ -299,7 +299,10 @@ class _Preset:
 
 
 def in_turn(entries: Sequence[T], number: int) -> Sequence[T]:
-    """All entries, rotated: the first of a round pays for what the last of the round before has left."""
+    """The entries in the order of a round, which begins with the next one each time.
+
+    The first of a round pays for what the last of the round before has left.
+    """
     start = number % len(entries)
     return [*entries[start:], *entries[:start]]
 

@@ -16,12 +16,12 @@ from tpcompile.errors import ConfigError
 from tpcompile.gate.target import Target, call_target
 
 _WARM_CALLS = 2
-"""Before the clock of a round starts: caches of the host and the frequency of the GPU are then those of many calls."""
+"""Calls before the clock of a round starts, so that host caches and the GPU's clock are those of many calls."""
 
 
 @dataclass
 class Results:
-    """What one call returned."""
+    """The result of one call."""
 
     output: Any
     """A tensor, or what a user's `step` returns."""

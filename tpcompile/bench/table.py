@@ -16,7 +16,7 @@ _HEAD = f"{_TIMED}{_COUNTED}{_RATIOS}"
 
 
 def lines(measured: Measured, machine: Machine, *, world_size: int) -> Iterator[Text]:
-    """What is measured, a row for each program, the floors, and what fails the run."""
+    """The head, a row for each program, the floors, and what fails the run."""
     kind = "forward and backward" if measured.train else "forward"
     yield Text(
         f"{measured.preset}: {measured.layers} layers, {measured.tokens} tokens, {measured.dtype}, {kind}, "

@@ -53,7 +53,7 @@ _MAX_TEXT = 300
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What the processes of one program are started with."""
+    """The arguments of the process of one rank."""
 
     program: str
     """A name, or `FLOORS`."""
@@ -124,7 +124,7 @@ def _write_output_to(path: Path) -> None:
 
 
 def serve(connection: Connection, task: Task) -> None:
-    """A program of `tpcompile bench`, or its floors."""
+    """Serve a program of `tpcompile bench`, or measure its floors."""
     settings = _settings(task.settings)
     with in_group(connection, task, device=settings.device) as (group, device):
         if task.program == FLOORS:
@@ -137,7 +137,7 @@ def serve(connection: Connection, task: Task) -> None:
 def context_of(
     settings: config.RunConfig, given: Given, group: dist.ProcessGroup, device: torch.device
 ) -> BenchContext:
-    """What the programs of this rank are built from."""
+    """The argument of a user's FUNCTION on this rank."""
     return BenchContext(
         rank=group.rank(),
         world_size=group.size(),
@@ -273,7 +273,10 @@ class _Served:
             return {"why_not": str(error)}
 
     def _warmed(self) -> dict[str, Any]:
-        """While no other program runs: spinning kernels of several programs on one GPU take turns in milliseconds."""
+        """Warm calls and the capture, while no other program runs.
+
+        Kernels that spin, of several programs on one GPU, take turns of milliseconds.
+        """
         is_gpu = self._device.type == "cuda"
         free(self._device)
         if is_gpu:
@@ -294,7 +297,7 @@ class _Served:
         return numbers
 
     def release(self) -> None:
-        """CUDA graphs, before the group is destroyed."""
+        """Release CUDA graphs before the process group is destroyed."""
         for call in (self._timed, self._plain):
             if isinstance(call, Profiled):
                 call.close()

@@ -46,9 +46,9 @@ class Prepared:
     setting: Setting
     is_trained: bool
     exact: dict[str, Tensor]
-    """In float64."""
+    """The results in float64."""
     plain: dict[str, Tensor]
-    """In the dtype of the setting."""
+    """The results in the dtype of the setting."""
     usual: Mapping[str, float]
     """Output or gradient -> error of the plain code in this dtype, the median over cases."""
 
