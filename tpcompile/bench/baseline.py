@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tpcompile.bench.ratios import differs, ratios_of
-from tpcompile.bench.records import Machine, Measured, Report, Role, Row
+from tpcompile.bench.records import Measured, Report, Role, Row
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records.base import Frozen
 from tpcompile.evidence.records.reader import read_record
@@ -170,7 +170,11 @@ def _regression(name: str, allowed: Figures, now: Figures) -> Regression | None:
 
 
 def _case(measured: Measured, report: Report) -> Case:
-    machine = _machine(report)
+    """The figures of our programs that were measured. Raises ConfigError for a run that ended early."""
+    machine = report.machine
+    if machine is None or any(one.ended_early for one in report.measured):
+        raise ConfigError("a baseline needs a whole run, and this one ended early")
+    ours = [row for row in measured.rows if row.rounds_ms and row.role is Role.OURS]
     return Case(
         device=machine.device,
         torch=machine.torch.partition("+")[0],
@@ -180,14 +184,8 @@ def _case(measured: Measured, report: Report) -> Case:
         tokens=measured.tokens,
         train=measured.train,
         made_with=report.command,
-        programs=_programs(measured),
+        programs={row.name: _figures(measured, row) for row in ours},
     )
-
-
-def _programs(measured: Measured) -> dict[str, Figures]:
-    """The figures of our programs that were measured."""
-    rows = [row for row in measured.rows if row.rounds_ms and row.role is Role.OURS]
-    return {row.name: _figures(measured, row) for row in rows}
 
 
 def _figures(measured: Measured, row: Row) -> Figures:
@@ -200,9 +198,3 @@ def _figures(measured: Measured, row: Row) -> Figures:
         of_a=None if faster is None else round(1 / faster, 4),
         of_floor=None if ratios.of_floor.value is None else round(ratios.of_floor.value, 3),
     )
-
-
-def _machine(report: Report) -> Machine:
-    if report.machine is None or any(one.ended_early for one in report.measured):
-        raise ConfigError("a baseline needs a whole run, and this one ended early")
-    return report.machine

@@ -103,7 +103,9 @@ def fastest(rows: Sequence[Row]) -> Row | None:
 
 def _between(above: Row | None, below: Row | None, limit: float) -> Ratio:
     """Time of `above` over that of `below`, in each round; none between programs of different models."""
-    if above is None or below is None or above.reference != below.reference:
+    if above is None or below is None:
+        return Ratio(None, why_not="-")
+    if above.reference != below.reference:
         return Ratio(None, why_not="-")
     for row in (above, below):
         if differs(row, limit):
