@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from scripts.bench_peers import run as peers_run
 from tests.bench import on_ranks
+from tpcompile.bench.contract import Program
 from tpcompile.bench.names import Name
+from tpcompile.bench.reference import Expected, Given
+from tpcompile.bench.step import Results
 from tpcompile.by_size.table import shipped
+from tpcompile.nn.block import BlockInputs
 from tpcompile.ranks.processes import run_on_ranks
 
 LIMIT = 2.5
@@ -77,6 +83,18 @@ def test_the_program_of_the_page_is_one(tmp_path: Path) -> None:
     program = f"{tmp_path}/my_model.py:build"
     for found in run_on_ranks(on_ranks.errors, [program], "cpu_smoke", [], False, str(tmp_path)):
         assert found[program] <= LIMIT
+
+
+def test_a_model_of_ones_own_without_a_reference_is_told_to_give_one() -> None:
+    expected = Expected(torch.ones(2, 3), torch.ones(2, 3).double(), 0.0)
+    block = Given(
+        weights={}, inputs=BlockInputs(*[torch.ones(2, 3)] * 3), cotangent=None, expected={"forward": expected}
+    )
+    program = Program(program=torch.relu, inputs=())
+    assert block.error(Results(torch.ones(2, 3)), program) == (0.0, "forward")
+    for output in (torch.ones(5), None):
+        error, worst = block.error(Results(output), program)
+        assert error == math.inf and "needs a reference" in worst
 
 
 REFUSED = [

@@ -115,11 +115,13 @@ def _between(above: Row | None, below: Row | None, limit: float) -> Ratio:
 
 
 def _to_floor(measured: Measured, row: Row) -> Ratio:
-    if differs(row, measured.error_limit):
-        return Ratio(None, why_not=_difference(row, measured.error_limit))
-    if row.reference or beats_floor(measured) is not None:
+    limit, floor_ms = measured.error_limit, measured.bound.ms
+    if differs(row, limit):
+        return Ratio(None, why_not=_difference(row, limit))
+    has_floor = not row.reference and beats_floor(measured) is None
+    if not has_floor:
         return Ratio(None, why_not="-")
-    return _ratio([ms / measured.bound.ms for ms in row.rounds_ms])
+    return _ratio([ms / floor_ms for ms in row.rounds_ms])
 
 
 def _ratio(values: Sequence[float]) -> Ratio:

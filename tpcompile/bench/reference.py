@@ -129,6 +129,9 @@ class Given:
     def error(self, got: Results, program: Program) -> Error:
         """The error of the output, and of the gradients that a training step gave."""
         output = next(iter(measure.named_tensors(got.output, _OUTPUT).values()), None)
+        shape = () if output is None else tuple(output.shape)
+        if shape != self.expected[_OUTPUT].exact.shape:
+            return math.inf, f"{_OUTPUT}, of shape {shape}: a model that is not the preset's block needs a reference"
         ratios = {_OUTPUT: _ratio(output, self.expected[_OUTPUT])}
         if got.input_grad is not None:
             ratios[_INPUT_GRAD] = _ratio(got.input_grad, self.expected[_INPUT_GRAD])
@@ -144,10 +147,12 @@ class Given:
         exacts = program.renamed({name: one.exact for name, one in grads.items()})
         ratios = {}
         for name, exact in exacts.items():
-            mine, single = program.slice_of(name, exact), program.slice_of(name, singles[name])
-            if mine is not None and single is not None:
-                expected = Expected(single, mine, float(wholes[name][0]))
-                ratios[f"grad {name}"] = _ratio(got.get(name), expected)
+            own_exact = program.slice_of(name, exact)
+            own_single = program.slice_of(name, singles[name])
+            if own_exact is None or own_single is None:
+                continue
+            whole = float(wholes[name][0])
+            ratios[f"grad {name}"] = _ratio(got.get(name), Expected(own_single, own_exact, whole))
         return ratios
 
 
@@ -178,5 +183,6 @@ def _ratio(value: Tensor | None, expected: Expected) -> float:
         value = value.full_tensor()  # a collective, which all ranks call alike
     if value is None or value.shape != expected.exact.shape:
         return math.inf
-    single, exact = (one.to(value.device) for one in (expected.single, expected.exact))
+    single = expected.single.to(value.device)
+    exact = expected.exact.to(value.device)
     return measure.error_of(value, single, exact, whole=expected.whole)["ratio"]
