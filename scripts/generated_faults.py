@@ -37,8 +37,7 @@ _PRELOADED = (
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
-    "tests.faults.drawn.frame",
-    "tpcompile.numerics.forms",
+    "tests.faults.drawn.models",
 )
 _TRANSFORMERS = (
     "transformers.models.llama.modeling_llama",
