@@ -3,6 +3,7 @@
 case.py        a case and what is right for it; a planted one is declared on its program by @fault or @healthy
 planted/       planted faults, and healthy programs that look like one, small and as a user would have written them
 healthy/       healthy programs with parameters to draw, for scripts/clean_runs.py; program.py is what they are given
+backends.py    backends, passes and autotuning that a planted fault needs; private names of torch
 context.py     what a program of planted/ is given; plays one case on one rank
 rank.py        one rank of one case, under torchrun
 run.py         launches -> how their ranks ended, under torchrun or forked; all that starts a process

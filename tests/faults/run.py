@@ -25,12 +25,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NoReturn
 
+import torch._functorch.config
+import torch._inductor.config
+
 from tests.faults.names import AFTER, ENDED
 from tpcompile.launch import torchrun
 from tpcompile.process_tree import run_tree
 from tpcompile.ranks import children
 from tpcompile.ranks.env import hosted_store, local_variables
-from tpcompile.torch_api.forked import new_trace_handler, use_caches
+from tpcompile.torch_api.forked import new_trace_handler
 
 ROOT = Path(__file__).resolve().parents[2]
 FEW_THREADS = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
@@ -288,7 +291,9 @@ def _become() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     new_trace_handler()
-    use_caches(True)
+    # In the cache folder, which runs share, only C++ is reused: each run compiles its own graphs.
+    torch._inductor.config.fx_graph_cache = False
+    torch._functorch.config.enable_autograd_cache = False
 
 
 def play(command: Sequence[str]) -> NoReturn:

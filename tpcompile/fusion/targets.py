@@ -18,8 +18,13 @@ from tpcompile.fusion.records import Manifest
 from tpcompile.gate import target as targets
 from tpcompile.ranks.env import RankEnv, check_cpp_compiler, choose_device
 from tpcompile.torch_api import no_gpu
-from tpcompile.torch_api.backends import CustomGraphPass
-from tpcompile.torch_api.generated import generating_backend, static_shapes, uncompiled_kernels, without_caches
+from tpcompile.torch_api.generated import (
+    CustomGraphPass,
+    generating_backend,
+    static_shapes,
+    uncompiled_kernels,
+    without_caches,
+)
 from tpcompile.torch_api.simulated import local_ranks
 
 
