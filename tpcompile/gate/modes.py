@@ -201,7 +201,7 @@ def _find_first_wrong(run: Run, stack: TransformerStack) -> None:
     limit = run.config.gate.error_ratio
     worst = max((error.badness for error in run.facts.errors_in("C") if error.what == "forward"), default=0.0)
     is_wrong = worst > limit
-    if run.any_rank("C/wrong", is_wrong):
+    if run.ranks.any_says("C/wrong", is_wrong):
         with run.phase("C/localise", "find the first wrong module"):
             module, op = run.reference.first_wrong(stack, Collectives(run.group), limit=limit)
         if is_wrong:
