@@ -37,10 +37,12 @@ def commands() -> dict[str, Any]:
     from tpcompile.faults import __main__ as faults
     from tpcompile.fusion import __main__ as fusion
     from tpcompile.fusion.win import __main__ as win
+    from tpcompile.typecheck import __main__ as typecheck
 
     found = dict(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
     found["bench"] = typer.main.get_command(bench.app)
     found["certify"] = typer.main.get_command(certify.app)
+    found["typecheck"] = typer.main.get_command(typecheck.app)
     found["verify-win"] = typer.main.get_command(win.app)
     for name, app in {"faults": faults.app, "fusion": fusion.app}.items():
         found |= {f"{name} {sub}": one for sub, one in typer.main.get_command(app).commands.items()}  # type: ignore[attr-defined]

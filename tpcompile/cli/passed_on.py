@@ -23,6 +23,11 @@ def fusion(context: typer.Context) -> None:
     _become("tpcompile.fusion", context)
 
 
+def typecheck(context: typer.Context) -> None:
+    """Follow what is replicated, sharded and partial through a module; `--help` says how."""
+    _become("tpcompile.typecheck", context)
+
+
 def verify_win(context: typer.Context) -> None:
     """Measure a program in eager and in each mode of torch.compile, and say which to use; `--help` says how."""
     _become("tpcompile.fusion.win", context)

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,26 +68,33 @@ def check_types(
     values. `ranks` are followed in order, -1 is the last one. All other arguments are those of `check_module`. Raises
     ConfigError as `fake_ranks` and `check_module`.
     """
+
+    def checked(group: dist.ProcessGroup) -> Report:
+        return check_module(
+            build(Collectives(group)),
+            inputs,
+            group=group,
+            input_types=input_types,
+            output_type=output_type,
+            parameter_types=parameter_types,
+            train=train,
+        )
+
+    return on_fake_ranks(tp, ranks, checked)
+
+
+def on_fake_ranks(tp: int, ranks: Sequence[int], check: Callable[[dist.ProcessGroup], Report]) -> Report:
+    """One report of the ranks that `check` followed, each in a group of its own."""
     reports = []
     for rank in sorted({rank % tp for rank in ranks}):
         with fake_ranks(tp, rank=rank) as group:
-            module = build(Collectives(group))
-            report = check_module(
-                module,
-                inputs,
-                group=group,
-                input_types=input_types,
-                output_type=output_type,
-                parameter_types=parameter_types,
-                train=train,
-            )
-            reports.append(report)
-    return _of_all_ranks(tp, reports)
+            reports.append(check(group))
+    return _of_all_ranks(reports)
 
 
 def check_module(
     module: nn.Module,
-    inputs: Sequence[Any],
+    inputs: Sequence[Any] | Mapping[str, Any],
     *,
     group: dist.ProcessGroup,
     input_types: Sequence[str | None] | None = None,
@@ -98,6 +104,7 @@ def check_module(
 ) -> Report:
     """Run `module(*inputs)` once as this rank of `group` and follow the types; the group may be fake or real.
 
+    A mapping of inputs has them by the names of arguments.
     `input_types` has one entry per tensor among the inputs; an entry of None, or no list, means I for a tensor that
     requires grad and C (no gradient) for one that does not. `output_type` is the type that the caller expects of the
     outputs, one for all or one per tensor; None only forbids a partial output. `parameter_types` as in `SpmdTypeMode`.
@@ -108,7 +115,7 @@ def check_module(
     inputs = _declared_inputs(mode, inputs, input_types)
     rank = group.rank()
     with torch.set_grad_enabled(train), mode:
-        output = module(*inputs)
+        output = module(**inputs) if isinstance(inputs, Mapping) else module(*inputs)
         leaves = tensors_in(tree_flatten(output)[0])
         for leaf in leaves:
             mode.read(leaf)
@@ -119,9 +126,9 @@ def check_module(
     return Report(group.size(), (rank,), mode.num_ops, violations, mode.num_judged, mode.not_followed_since, backward)
 
 
-def _declared_inputs(mode: SpmdTypeMode, inputs: Sequence[Any], types: Sequence[str | None] | None) -> list[Any]:
+def _declared_inputs(mode: SpmdTypeMode, inputs: Any, types: Sequence[str | None] | None) -> Any:
     """Detached copies of the inputs with their types declared; the caller's tensors stay as they are."""
-    leaves, spec = tree_flatten(list(inputs))
+    leaves, spec = tree_flatten(inputs)
     texts = iter(_one_for_each(tensors_in(leaves), types, name="input_types", what="input"))
     declared = []
     for leaf in leaves:
@@ -217,19 +224,18 @@ def _merged(reports: Sequence[Report]) -> tuple[Violation, ...]:
     return tuple(found.values())
 
 
-def _of_all_ranks(tp: int, reports: Sequence[Report]) -> Report:
+def _of_all_ranks(reports: Sequence[Report]) -> Report:
     """One report of the ranks that were followed."""
     causes = [report.not_followed_since for report in reports if report.not_followed_since]
     kept = []
     for violation in _merged(reports):
         found = _on_some_ranks(violation, reports)
         if found is None:
-            site = violation.site
-            causes.append(f"{violation.op} at {Path(site.file).name}:{site.line}")
+            causes.append(f"{violation.op} {violation.site.short}")
         else:
             kept.append(found)
     return Report(
-        tp,
+        reports[0].tp,
         tuple(report.ranks[0] for report in reports),
         sum(report.num_ops for report in reports),
         tuple(kept),

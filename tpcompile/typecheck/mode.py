@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -204,8 +203,7 @@ class SpmdTypeMode(TorchDispatchMode):
 
     def _lost_at(self, step: Step) -> None:
         if not self.not_followed_since:
-            site = self._site()
-            self.not_followed_since = f"{user_function() or step.name} at {Path(site.file).name}:{site.line}"
+            self.not_followed_since = f"{user_function() or step.name} {self._site().short}"
 
     def _read_all(self, arguments: Any) -> None:
         for tensor in tensors_in(arguments):

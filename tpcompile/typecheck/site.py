@@ -25,6 +25,8 @@ _OWN = _folders(__file__, collectives.__file__)
 _OLD_NAMES = typing_extensions.__file__
 _SKIPPED = (*_OWN, *_folders(torch.__file__), _OLD_NAMES, str(Path(_OLD_NAMES).resolve()))
 """This package, our collectives, torch and its decorator for old names: a frame in them is never the user's."""
+_OUTERMOST = str(Path(__file__).with_name("targets.py"))
+"""What called this is a command line, not the user's code."""
 
 
 _GENERATED = "GeneratedBackwardFor_"
@@ -42,6 +44,11 @@ class Site:
     """Text of the line."""
     module: str = ""
     """Innermost nn.Module whose forward is running, as `layers.0.mlp (GeluMLP)`; empty outside of modules."""
+
+    @property
+    def short(self) -> str:
+        """`at mlp.py:12`; where no line of the user's is known, the module."""
+        return f"at {Path(self.file).name}:{self.line}" if self.line else f"in {self.module}"
 
     def __str__(self) -> str:
         inside = f" of {self.module}" if self.module else ""
@@ -78,7 +85,7 @@ def _innermost_module(frames: Iterable[FrameType], names: Mapping[int, str]) -> 
 def _frames() -> Iterator[FrameType]:
     """The callers' frames, innermost first."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    while frame is not None and frame.f_code.co_filename != _OUTERMOST:
         yield frame
         frame = frame.f_back
 
