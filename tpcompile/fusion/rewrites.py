@@ -45,7 +45,7 @@ class RewritingPass(CustomGraphPass):
         """No code of a rewritten graph is cached."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RewritingPass:
-        """Of the copies that torch.compile makes of its settings, all report to the same list."""
+        """The pass itself: torch.compile copies its settings, and all copies have to report to one list."""
         return self
 
 
@@ -66,7 +66,7 @@ class LookingPass(CustomGraphPass):
         """No code is cached: what is present would not be seen again."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LookingPass:
-        """As of a `RewritingPass`."""
+        """The pass itself, as that of a `RewritingPass`."""
         return self
 
 
@@ -75,7 +75,7 @@ _PLACE_OF_OP = {
     higher_order.auto_functionalized: 0,
     higher_order.auto_functionalized_v2: 0,
 }
-"""Of ops that call a different one, where that is among their arguments."""
+"""Op that calls a different one -> where that is among its arguments."""
 
 
 def _name(node: Node) -> str:
