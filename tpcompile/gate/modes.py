@@ -33,7 +33,7 @@ from tpcompile.profiles.callables import options_of
 
 @dataclass
 class Run(Phases):
-    """What every mode of the gate's own block needs: its phases, group, reference and fault."""
+    """The phases of the gate's own block, with the group, reference and fault that every mode needs."""
 
     config: RunConfig
     group: dist.ProcessGroup
@@ -223,7 +223,7 @@ def _keep_schedule(run: Run, stack: TransformerStack) -> None:
 
 
 def _first_collectives(run: Run) -> list[Collective]:
-    """Of mode C's first call, as compiled."""
+    """The collectives of mode C's first call, as compiled."""
     first = [compile_ for compile_ in run.session.compiles() if compile_.phase == f"C/{FIRST}"]
     return [collective for compile_ in first for collective in compile_.collectives]
 
