@@ -16,10 +16,10 @@ from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
 from tpcompile.torch_api.dispatch import FakeStore, tree_flatten, tree_unflatten
 from tpcompile.typecheck.mode import SpmdTypeMode
-from tpcompile.typecheck.report import OnSomeRanks, Report, Violation
+from tpcompile.typecheck.report import Report, Violation
 from tpcompile.typecheck.site import Site
 from tpcompile.typecheck.spmd import SpmdType, parse_type
-from tpcompile.typecheck.step import is_float, tensors_in
+from tpcompile.typecheck.step import is_float, misused, tensors_in
 
 Types = str | Sequence[str]
 
@@ -130,30 +130,21 @@ def _declared_inputs(mode: SpmdTypeMode, inputs: Any, types: Sequence[str | None
     """Detached copies of the inputs with their types declared; the caller's tensors stay as they are."""
     leaves, spec = tree_flatten(inputs)
     texts = iter(_one_for_each(tensors_in(leaves), types, name="input_types", what="input"))
-    declared = []
-    for leaf in leaves:
-        is_tensor = isinstance(leaf, Tensor)
-        declared.append(_declared(mode, leaf, next(texts)) if is_tensor else leaf)
-    return tree_unflatten(declared, spec)
-
-
-def _declared(mode: SpmdTypeMode, tensor: Tensor, text: str | None) -> Tensor:
-    default = "I" if tensor.requires_grad else "C"
-    type_ = parse_type(text or default, ndim=tensor.dim(), grad=is_float(tensor))
-    fresh = tensor.detach()
-    fresh.requires_grad_(type_.grad and mode.train)
-    mode.declare(fresh, type_)
-    return fresh
+    for place, leaf in enumerate(leaves):
+        if not isinstance(leaf, Tensor):
+            continue
+        default = "I" if leaf.requires_grad else "C"
+        type_ = parse_type(next(texts) or default, ndim=leaf.dim(), grad=is_float(leaf))
+        leaves[place] = fresh = leaf.detach()
+        fresh.requires_grad_(type_.grad and mode.train)
+        mode.declare(fresh, type_)
+    return tree_unflatten(leaves, spec)
 
 
 def _judged_outputs(mode: SpmdTypeMode, leaves: list[Tensor], types: Types | None) -> list[Violation]:
     texts = _one_for_each(leaves, types, name="output_type", what="output")
-    found = []
-    for leaf, text in zip(leaves, texts, strict=True):
-        violation = _judged_output(mode, leaf, text)
-        if violation is not None:
-            found.append(violation)
-    return found
+    judged = [_judged_output(mode, leaf, text) for leaf, text in zip(leaves, texts, strict=True)]
+    return [violation for violation in judged if violation is not None]
 
 
 def _one_for_each(
@@ -171,9 +162,7 @@ def _judged_output(mode: SpmdTypeMode, leaf: Tensor, text: str | None) -> Violat
     """Compare the type of an output with the one that the caller expects; constants and unknown types always fit."""
     found = mode.type_of(leaf)
     if found.pending is not None:
-        pending = found.pending
-        why = f"{pending.why}; the module returns it"
-        return Violation(pending.rule, pending.origin.what, pending.operands, pending.origin.site, why, pending.fix)
+        return misused(found.pending, "the module returns it")
     wanted = parse_type(text or "V", ndim=leaf.dim(), grad=found.grad)
     is_unreduced = found.kind == "P" and wanted.kind != "P"
     if is_unreduced:
@@ -186,7 +175,7 @@ def _judged_output(mode: SpmdTypeMode, leaf: Tensor, text: str | None) -> Violat
         )
     if wanted.kind != "I":
         return None
-    if found.wants_summed_gradient:
+    if found.kind == "R" and found.grad:
         return _output_violation(
             "needs-dst-I",
             found,
@@ -249,18 +238,14 @@ def _on_some_ranks(violation: Violation, reports: Sequence[Report]) -> Violation
 
     A rank that lost track may have run the op as well, so each of the other ranks has to be judged whole.
     """
+    alone = violation.on_some_ranks
     others = [report for report in reports if report.ranks[0] not in violation.ranks]
     are_judged = all(report.is_complete and not report.violations for report in others)
-    alone = violation.on_some_ranks
     if alone is None or not others or not are_judged:
         return violation
-    if _is_right(alone, others):
+    has_rule = alone.rule != ""
+    wait = [report.ranks[0] for report in others if alone.collective not in report.backward]
+    # Nobody waits for a collective in the backward that the others run for a different op, or for a multiple of 0.
+    if not (has_rule and wait):
         return None
     return replace(violation, rule=alone.rule, why=alone.why, fix=alone.fix)
-
-
-def _is_right(alone: OnSomeRanks, others: Sequence[Report]) -> bool:
-    """Nobody waits for a collective in the backward that the others run for a different op, or for a multiple of 0."""
-    if not alone.rule:
-        return True
-    return all(alone.collective in report.backward for report in others)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -70,20 +70,11 @@ def judge_call(step: Step, call: Call) -> SpmdType:
         return _over_different_group(step, call, x)
     if x.kind == "U":
         return UNKNOWN
-    judge = CALLS.get(call.name, _not_followed)
+    judge = CALLS.get(call.name, lambda *_: UNKNOWN)
     if x.pending is None:
         return judge(step, call, x)
-    (found,) = step_results(judge_pending(step, x.pending, lambda plain: judge(plain, call, plain.type_at(0))))
-    return found
-
-
-def step_results(result: Result) -> Sequence[SpmdType]:
-    """The types of a result, as a sequence."""
-    return [result] if isinstance(result, SpmdType) else result
-
-
-def _not_followed(step: Step, call: Call, x: SpmdType) -> SpmdType:
-    return UNKNOWN
+    found = judge_pending(step, x.pending, lambda plain: judge(plain, call, plain.type_at(0)))
+    return found if isinstance(found, SpmdType) else found[0]
 
 
 def _over_different_group(step: Step, call: Call, x: SpmdType) -> SpmdType:
@@ -213,12 +204,10 @@ def _all_reduced(step: Step, x: SpmdType, op: str, whole: SpmdType) -> SpmdType:
     wrong = wrong_reduce(step, x, op)
     if wrong is not None:
         return wrong
-    pending = None
     if x.is_partial_of("mean") and op == "sum":
-        pending = _factor(step, 1, f"a sum of local means: {step.world} times the mean")
-    elif _is_partial_product(x) and op == "avg":
-        return _averaged(step, x, whole)
-    return replace(whole, pending=pending)
+        return replace(whole, pending=_factor(step, 1, f"a sum of local means: {step.world} times the mean"))
+    is_product = x.is_partial_of("sum") and x.made_by in PRODUCTS
+    return _averaged(step, x, whole) if is_product and op == "avg" else whole
 
 
 def _averaged(step: Step, x: SpmdType, whole: SpmdType) -> SpmdType:
@@ -229,14 +218,8 @@ def _averaged(step: Step, x: SpmdType, whole: SpmdType) -> SpmdType:
     is_unclear = factor is None or abs(factor.value) > 1
     if is_unclear:
         return UNKNOWN
-    part = f"1 / {step.world}"
-    what = f"an average of partial sums: {part} of the sum"
-    pending = _factor(step, -1, what)
+    pending = _factor(step, -1, f"an average of partial sums: 1 / {step.world} of the sum")
     return replace(whole, pending=pending)
-
-
-def _is_partial_product(x: SpmdType) -> bool:
-    return x.is_partial_of("sum") and x.made_by in PRODUCTS
 
 
 def _factor(step: Step, power: int, what: str) -> Pending:
@@ -251,14 +234,6 @@ def _factor(step: Step, power: int, what: str) -> Pending:
     )
 
 
-def _sums_shards(step: Step, x: SpmdType) -> SpmdType:
-    return step.flag(
-        "shards-added",
-        why=f"the operand is a shard ({x}): a sum over the ranks adds up elements of different places",
-        fix="all_gather the shard; or reduce the partial result of the op that contracts the sharded dim",
-    )
-
-
 def wrong_reduce(step: Step, x: SpmdType, op: str) -> SpmdType | None:
     """Report a reduce of what is whole or a shard, or with an op that does not fit the partial value."""
     if x.kind == "P":
@@ -269,8 +244,13 @@ def wrong_reduce(step: Step, x: SpmdType, op: str) -> SpmdType | None:
         return None
     if x.kind in ("I", "R"):
         return _double_reduce(step, x, op)
-    is_shard = x.is_known_shard and not x.is_masked
-    return _sums_shards(step, x) if is_shard else None
+    if not x.is_known_shard or x.is_masked:
+        return None
+    return step.flag(
+        "shards-added",
+        why=f"the operand is a shard ({x}): a sum over the ranks adds up elements of different places",
+        fix="all_gather the shard; or reduce the partial result of the op that contracts the sharded dim",
+    )
 
 
 def _wrong_op(step: Step, x: SpmdType, op: str) -> SpmdType | None:
