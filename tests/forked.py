@@ -37,7 +37,7 @@ from tpcompile.pytest_plugin.session import Running
 
 TORCHRUN = ("-m", "torch.distributed.run")
 FORKED = (
-    TORCHRUN[1], "tpcompile.bench", "tpcompile.fastpath.certify", "tpcompile.faults", "tpcompile.faults.tree",
+    TORCHRUN[1], "tpcompile.bench", "tpcompile.fastpath.certify", "tpcompile.gate.faults", "tests.faults.tree",
     "tpcompile.fusion", "tpcompile.fusion.win", "tpcompile.fusion.win.measure",
 )  # fmt: skip
 """Modules that a command starts with `python -m`, or becomes, since they use torch; a forked one has it already."""
@@ -342,7 +342,7 @@ def _reset_signals() -> None:
 
 def _play(command: Sequence[str]) -> NoReturn:
     """Run `python COMMAND` and end this process as it would end."""
-    from tpcompile.faults.generated.forked import end_as_python  # torch: only those that are forked have it already
+    from tests.faults.drawn.forked import end_as_python  # torch: only those that are forked have it already
 
     arguments = [argument for argument in command if argument != "-u"]
     is_module = arguments[0] == "-m"

@@ -178,7 +178,7 @@ class RunConfig(JobConfig):
     seed: int = 0
     """Seed of weights and inputs, equal on all ranks."""
     fault: str = ""
-    """Known fault to inject (see `tpcompile.faults`), so that the gate must fail; empty for none."""
+    """Known fault to inject (see `tpcompile gate --fault list`), so that the gate must fail; empty for none."""
     fault_rank: int | None = None
     """Rank that gets the fault; None is the last rank."""
 

@@ -25,6 +25,7 @@ checks.py     digests -> the checks of modes A, B and C; torch-free
 beside.py     what ranks compile beside the program, such as an evaluation on rank 0; torch-free
 wrong_numbers.py         where to look first when a target's numbers are wrong; torch-free
 replay.py     a run directory -> its verdict again, offline; torch-free
+faults/       what `--fault NAME` injects
 status.py     state of this rank, for the other ranks and for a reader after a crash
 """
 

@@ -14,10 +14,10 @@ from tpcompile.choices import TARGET
 from tpcompile.config import RunConfig, TargetConfig
 from tpcompile.errors import ExitCode, PreflightError
 from tpcompile.evidence.records import Check, CheckId
-from tpcompile.faults.injected import Fault, FaultContext
 from tpcompile.gate.collective_agreement import Agreement, is_agreeing
 from tpcompile.gate.ending import Ending, Output
 from tpcompile.gate.failure import failure_check
+from tpcompile.gate.faults import Fault, FaultContext
 from tpcompile.gate.last_state import LastState
 from tpcompile.gate.modes import MODES, Run
 from tpcompile.gate.phases import InStep, Phases

@@ -15,10 +15,10 @@ from tpcompile.config import JobConfig, RunConfig
 from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCompileError
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.fastpath.certificate import device_kind
-from tpcompile.faults import injected
-from tpcompile.faults.injected import NO_FAULT, Fault, FaultContext
 from tpcompile.frames import with_room
+from tpcompile.gate import faults
 from tpcompile.gate.ending import Output
+from tpcompile.gate.faults import NO_FAULT, Fault, FaultContext
 from tpcompile.gate.fusion import FusionCheck
 from tpcompile.gate.record import Evidence
 from tpcompile.gate.refusal import refuse
@@ -86,7 +86,7 @@ def _fault(config: JobConfig, env: RankEnv) -> tuple[Fault, FaultContext]:
     """The fault to inject, and where; only the gate's own block has faults."""
     fault, target = NO_FAULT, env.world_size - 1
     if isinstance(config, RunConfig):
-        fault = injected.find(config.fault)
+        fault = faults.find(config.fault)
         target = target if config.fault_rank is None else config.fault_rank
     return fault, FaultContext(rank=env.rank, world_size=env.world_size, target=target)
 
