@@ -34,7 +34,10 @@ def pack(graph: Graph) -> None:
     alike: dict[tuple[str, torch.dtype, torch.device], list[Node]] = defaultdict(list)
     for start in graph.find_nodes(op="call_function", target=ops.all_reduce.default):
         value, wait = summed(start), only_wait(start)
-        if value is None or wait is None or not _is_small(value):
+        if value is None or wait is None:
+            continue
+        is_known = all(isinstance(size, int) for size in value.shape)
+        if not is_known or value.nbytes > _MOST_BYTES:
             continue
         only_leaves = all(map(_can_be_moved, _behind(wait)))
         if only_leaves:
@@ -56,11 +59,6 @@ def _packs(starts: Iterable[Node]) -> Iterator[list[Node]]:
         together.append(start)
         size += value.nbytes
     yield together
-
-
-def _is_small(value: torch.Tensor) -> bool:
-    is_known = all(isinstance(size, int) for size in value.shape)
-    return is_known and value.nbytes <= _MOST_BYTES
 
 
 def _can_be_moved(node: Node) -> bool:

@@ -103,12 +103,8 @@ def _recorded(target: str, settings: Sequence[str], nproc: int, how: _Compile) -
         if how.variant is not None and built.is_compiled:
             raise ConfigError(f"{target} is compiled already; bisect compiles it itself, each time differently")
         program = built.program if built.is_compiled else how.compiled(built.program)
-        shapes = _shapes(built.inputs, how.variant)
+        is_static = how.variant is not None and how.variant.is_static
+        shapes = static_shapes(built.inputs) if is_static else nullcontext()
         with FusionRecorder() as recorder, how.building, shapes, raised_by(target):
             call_target(built, program, built.inputs)
         return recorder.manifest()
-
-
-def _shapes(inputs: Any, variant: Variant | None) -> AbstractContextManager[Any]:
-    is_static = variant is not None and variant.is_static
-    return static_shapes(inputs) if is_static else nullcontext()

@@ -17,7 +17,6 @@ from tpcompile.by_size import Table, sums
 from tpcompile.choices import AllReduce, Mode
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
 from tpcompile.config import RunConfig
-from tpcompile.evidence.records import Collective
 from tpcompile.fastpath import Selection, tp_region
 from tpcompile.gate.checks import FIRST, RESIZED, STEADY
 from tpcompile.gate.faults import Fault, FaultContext
@@ -213,19 +212,14 @@ def _keep_schedule(run: Run, stack: TransformerStack) -> None:
     declared = stack.declared_collectives(
         block.batch, block.seq_len, block.dtype, run.config.train, context_len=block.context_len
     )
-    seen = _first_collectives(run)
+    first = [compile_ for compile_ in run.session.compiles() if compile_.phase == f"C/{FIRST}"]
+    seen = [collective for compile_ in first for collective in compile_.collectives]
     schedule = Schedule(
         declared=tuple(map(collective_text, declared)),
         compiled=tuple(map(collective_text, seen)),
         lines=tuple(str(c.line) for c in seen),
     )
     run.facts = run.facts.changed(schedule=schedule)
-
-
-def _first_collectives(run: Run) -> list[Collective]:
-    """The collectives of mode C's first call, as compiled."""
-    first = [compile_ for compile_ in run.session.compiles() if compile_.phase == f"C/{FIRST}"]
-    return [collective for compile_ in first for collective in compile_.collectives]
 
 
 def _in_place_sum(group: dist.ProcessGroup) -> Callable[[Tensor], Tensor]:

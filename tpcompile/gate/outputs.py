@@ -43,11 +43,14 @@ def norms(outputs: Outputs) -> tuple[float, ...]:
 
 def forget_gradients(*values: Any) -> None:
     """Set the gradients of modules' parameters and of inputs to None, so that the next call's are its own."""
-    for value in values:
-        tensors = value.parameters() if isinstance(value, nn.Module) else measure.named_tensors(value, "").values()
-        for tensor in tensors:
-            if tensor.is_leaf and tensor.requires_grad:
-                tensor.grad = None
+    modules = [value for value in values if isinstance(value, nn.Module)]
+    others = [value for value in values if not isinstance(value, nn.Module)]
+    tensors = list(measure.named_tensors(others, "").values())
+    for module in modules:
+        tensors += module.parameters()
+    for tensor in tensors:
+        if tensor.is_leaf and tensor.requires_grad:
+            tensor.grad = None
 
 
 def errors(compiled: Outputs, eager: Outputs, single: Outputs, exact: Outputs) -> dict[str, dict[str, Any]]:

@@ -132,7 +132,7 @@ def _scan(step: Step, pending: Pending) -> str:
     if step.name in _SUMS and _has_own_value(step):
         return COMPLETED
     carrying = {*VIEWS, "aten.neg", "aten.exp"}
-    if _others(step).are_whole:
+    if all(type_.is_whole for type_ in _others(step)):
         carrying |= _SCALES
     return _scanned_by(step, carrying)
 
@@ -196,7 +196,7 @@ def _moment(step: Step, pending: Pending) -> str:
     if step.name in _PACKS:
         return LOST
     carrying = _OF_SQUARES
-    if _others(step).are_whole:
+    if all(type_.is_whole for type_ in _others(step)):
         carrying = carrying | _SCALES
     return _carried_by(step, carrying)
 

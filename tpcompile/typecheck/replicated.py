@@ -31,7 +31,10 @@ def declared_rows(spec: ShardSpec, tp: int) -> Span | None:
 def parts_of(step: Step, shard: SpmdType, x: Tensor, dim: int) -> list[SpmdType]:
     """The type of each part that a slice or split along the sharded dim makes, with its share of the span."""
     sizes = [part.shape[dim] for part in step.results]
-    begin = _start(step, x.shape[dim])
+    begin = 0
+    if step.name in ("aten.slice", "aten.narrow"):
+        begin = step.arg(2, "start", 0) or 0
+        begin = min(begin + x.shape[dim] if begin < 0 else begin, x.shape[dim])
     starts = [begin, *(begin + end for end in accumulate(sizes))]
     span, parts = shard.replicated_rows, []
     for start, size in zip(starts, sizes, strict=False):
@@ -60,11 +63,3 @@ def reshaped_rows(shard: SpmdType, old_size: int, new_size: int) -> SpmdType:
         return shard
     is_whole = shard.replicated_rows == (0, old_size)
     return replace(shard, replicated_rows=(0, new_size) if is_whole else None)
-
-
-def _start(step: Step, size: int) -> int:
-    """Where the first part begins."""
-    if step.name not in ("aten.slice", "aten.narrow"):
-        return 0
-    start: int = step.arg(2, "start", 0) or 0
-    return min(start + size if start < 0 else start, size)

@@ -31,36 +31,6 @@ _FITS = {
 }
 _SUMS = ("sum", "avg")
 CallRule = Callable[[Step, Call, SpmdType], SpmdType]
-OperandRule = Callable[[Step, SpmdType], SpmdType]
-CALLS: dict[str, CallRule] = {}
-
-
-def _call(name: str) -> Callable[[CallRule], CallRule]:
-    """Register the rule of a wrapper."""
-
-    def register(function: CallRule) -> CallRule:
-        CALLS[name] = function
-        return function
-
-    return register
-
-
-def _functional(name: str, *, group_at: int) -> Callable[[OperandRule], OperandRule]:
-    """Register the rule of one of torch's functional collectives, whose argument number `group_at` is the group.
-
-    Over a different group, or with an operand that is not followed, its result is not followed.
-    """
-
-    def register(function: OperandRule) -> OperandRule:
-        def judge(step: Step) -> Result:
-            x = step.type_at(0)
-            is_followed = x.kind != "U" and step.is_own_group(step.args[group_at])
-            return function(step, x) if is_followed else UNKNOWN
-
-        rule(f"_c10d_functional.{name}")(judge)
-        return function
-
-    return register
 
 
 def judge_call(step: Step, call: Call) -> SpmdType:
@@ -94,7 +64,6 @@ def _over_different_group(step: Step, call: Call, x: SpmdType) -> SpmdType:
     return UNKNOWN
 
 
-@_call("all_reduce")
 def _all_reduce(step: Step, call: Call, x: SpmdType) -> SpmdType:
     """Partial -> I or R, as `dst` says."""
     origin = step.origin(f"all_reduce(dst={call.dst!r})", maker="all_reduce")
@@ -102,13 +71,11 @@ def _all_reduce(step: Step, call: Call, x: SpmdType) -> SpmdType:
     return _all_reduced(step, x, call.op or "sum", whole)
 
 
-@_call("reduce_scatter_single")
 def _reduce_scatter(step: Step, call: Call, x: SpmdType) -> SpmdType:
     """Partial -> shard."""
     return wrong_reduce(step, x, call.op or "sum") or SpmdType("V", x.grad, call.dim)
 
 
-@_call("all_gather_single")
 def _all_gather(step: Step, call: Call, x: SpmdType) -> SpmdType:
     """Shard -> I or R, as `dst` says."""
     assert call.dim is not None
@@ -117,7 +84,6 @@ def _all_gather(step: Step, call: Call, x: SpmdType) -> SpmdType:
     return _gathered(step, x, call.dim % step.args[0].dim(), whole)
 
 
-@_call("copy_to_tp")
 def _copy_to_tp(step: Step, call: Call, x: SpmdType) -> SpmdType:
     """I -> R; every other kind has a gradient that must not be summed here."""
     can_enter = x.kind in ("I", "C") or not step.has_gradient(x)
@@ -139,7 +105,6 @@ def _enter(step: Step, x: SpmdType) -> SpmdType:
     return SpmdType("R", x.grad, scale=x.scale, origin=step.origin("copy_to_tp"))
 
 
-@_call("scatter_single")
 def _scatter(step: Step, call: Call, x: SpmdType) -> SpmdType:
     """I (src='I') or R (src='R') -> shard, without communication."""
     if x.kind == "P":
@@ -155,7 +120,6 @@ def _scatter(step: Step, call: Call, x: SpmdType) -> SpmdType:
     return SpmdType("V", x.grad, call.dim)
 
 
-@_call("all_to_all_single")
 def _all_to_all(step: Step, call: Call, x: SpmdType) -> SpmdType:
     """A shard of a different dim, which the call does not name."""
     return UNKNOWN if x.kind == "P" else SpmdType("V", x.grad)
@@ -281,24 +245,26 @@ def _double_reduce(step: Step, x: SpmdType, op: str) -> SpmdType | None:
     )
 
 
-@_functional("all_reduce", group_at=2)
-def _functional_all_reduce(step: Step, x: SpmdType) -> SpmdType:
-    """torch's own all-reduce: its backward all-reduces, so the result is R."""
-    whole = SpmdType("R", x.grad, origin=step.origin(maker="all_reduce"))
-    return _all_reduced(step, x, step.args[1], whole)
+@rule(
+    "_c10d_functional.all_reduce", "_c10d_functional.all_gather_into_tensor", "_c10d_functional.reduce_scatter_tensor"
+)
+def _functional(step: Step) -> Result:
+    """torch's own collectives: all-reduce and all-gather sum in their backward, so their results are R.
 
-
-@_functional("all_gather_into_tensor", group_at=2)
-def _functional_all_gather(step: Step, x: SpmdType) -> SpmdType:
-    """torch's own all-gather: its backward reduce-scatters, so the result is R."""
+    Over a different group, or with an operand that is not followed, the result is not followed.
+    """
+    x = step.type_at(0)
+    is_scatter = step.name.endswith("reduce_scatter_tensor")
+    group = step.args[3 if is_scatter else 2]
+    if x.kind == "U" or not step.is_own_group(group):
+        return UNKNOWN
+    if is_scatter:
+        return wrong_reduce(step, x, step.args[1]) or SpmdType("V", x.grad, 0)
+    if step.name.endswith("all_reduce"):
+        whole = SpmdType("R", x.grad, origin=step.origin(maker="all_reduce"))
+        return _all_reduced(step, x, step.args[1], whole)
     origin = step.origin("_c10d_functional.all_gather", maker="all_gather")
     return _gathered(step, x, 0, SpmdType("R", x.grad, origin=origin))
-
-
-@_functional("reduce_scatter_tensor", group_at=3)
-def _functional_reduce_scatter(step: Step, x: SpmdType) -> SpmdType:
-    """torch's own reduce-scatter, on dim 0."""
-    return wrong_reduce(step, x, step.args[1]) or SpmdType("V", x.grad, 0)
 
 
 @rule("_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd")
@@ -345,3 +311,14 @@ def _in_place(step: Step) -> Result:
 
 def _kind(dst: str) -> Any:
     return dst if dst in ("I", "R") else "I"
+
+
+CALLS: dict[str, CallRule] = {
+    "all_reduce": _all_reduce,
+    "reduce_scatter_single": _reduce_scatter,
+    "all_gather_single": _all_gather,
+    "copy_to_tp": _copy_to_tp,
+    "scatter_single": _scatter,
+    "all_to_all_single": _all_to_all,
+}
+"""Name of a wrapper -> the rule of its calls."""

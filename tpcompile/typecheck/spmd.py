@@ -168,11 +168,6 @@ class Types(tuple[SpmdType, ...]):
         return any(t.kind in kinds for t in self)
 
     @property
-    def are_whole(self) -> bool:
-        """True when all are equal on all ranks."""
-        return all(t.is_whole for t in self)
-
-    @property
     def kinds(self) -> Set[Kind]:
         """The kinds that occur."""
         return {t.kind for t in self}
