@@ -78,6 +78,7 @@ RUN = {
     "torchrun --no-python --nproc-per-node 2 tpcompile gate --target my_model:build": Run(
         "PASS (exit 0): 1 rank", smaller=("--nproc-per-node 2", "--nproc-per-node 1"), is_forked=True
     ),
+    "tpcompile typecheck my_model:build --nproc 8 --meta": Run("judged 20 of 32 ops", code=6, is_forked=True),
     "tpcompile fusion record my_model:build --nproc 8 -o manifest.json": Run(
         "written: manifest.json", smaller=("--nproc 8", "--nproc 2"), is_forked=True
     ),

@@ -38,7 +38,7 @@ def declared(config: TargetConfig, target: Target, mesh: DeviceMesh) -> tuple[Ta
         raise TargetError(f"--target {config.target}: {error}") from None
 
 
-def run(phases: Phases, target: Target, *, tp_size: int) -> None:
+def run_target(phases: Phases, target: Target, *, tp_size: int) -> None:
     """Run all phases of the target; the measurements are in `phases.facts`."""
     facts = Declared(
         num_graphs=target.num_graphs,
