@@ -33,12 +33,12 @@ def _uncalled(difference: Difference) -> Followed:
 
     So has a rank that compiled nothing.
     """
-    rows = list(filter(_is_uncalled, difference.rows))
-    return difference.following(rows, "a fused kernel that some ranks do not call")
-
-
-def _is_uncalled(row: Row) -> bool:
-    return not row.is_full and row.first.about.startswith((SOURCE_OF, COMPILED_WITH))
+    left: list[Row] = []
+    uncalled: list[Row] = []
+    for row in difference.rows:
+        is_uncalled = not row.is_full and row.first.about.startswith((SOURCE_OF, COMPILED_WITH))
+        (uncalled if is_uncalled else left).append(row)
+    return Followed(left, uncalled, "a fused kernel that some ranks do not call")
 
 
 SPEC = LayerSpec(explain=_explain, of_rank=_items, follow=_uncalled, is_ordered=False)

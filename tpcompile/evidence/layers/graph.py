@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,13 +14,12 @@ from tpcompile.evidence.groups.by_rank import ranks_in
 from tpcompile.evidence.iterables import differ, find, first, first_answer
 from tpcompile.evidence.layers.collectives import UNUSED, issued
 from tpcompile.evidence.layers.differing_items import rows_of
-from tpcompile.evidence.layers.node_text import REFERENCE, called, nodes_in, read_instead
-from tpcompile.evidence.layers.own_parts import own_parts
-from tpcompile.evidence.layers.reordered import op_of, order_of_ops, order_of_set, without_moved
+from tpcompile.evidence.layers.equivalent import in_program, reordered_collectives, reordered_ops
+from tpcompile.evidence.layers.node_text import REFERENCE, called, nodes_in, op_of, read_instead
 from tpcompile.evidence.layers.row_text import headline
-from tpcompile.evidence.layers.shard_bounds import bounds_in_program
-from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, Followed, LayerSpec, in_one_part
-from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Item, ItemKind, Layer, Node
+from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec, in_one_part
+from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Item, ItemKind, Layer, Node, UserLine
+from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.lines import entered_at
@@ -163,9 +163,19 @@ def _end_cause(item: Item) -> Cause:
 
 
 def _program(difference: Difference) -> Explanation:
-    row = _first_call(without_moved(difference.rows))
+    row = _first_call(_without_moved(difference.rows))
     node = _Node(difference, row, _cause(row))
     return first_answer((_dropped, _of_set, _symbolic, _reordered), node) or _different(node)
+
+
+def _without_moved(rows: Sequence[Row]) -> Sequence[Row]:
+    """The rows without those of ops that every group runs, at different places; all rows where none is left."""
+    owners: dict[object, set[int]] = defaultdict(set)
+    for row in rows:
+        if not row.is_full:
+            owners[op_of(row.first)] |= row.owners
+    left = [row for row in rows if row.is_full or len(owners[op_of(row.first)]) < len(row)]
+    return left or rows
 
 
 @dataclass(frozen=True)
@@ -194,11 +204,43 @@ def _reads(node: _Node) -> str:
 
 
 def _of_set(node: _Node) -> Explanation | None:
-    return order_of_set(node.difference, node.row) if node.cause in _MAY_BE_REORDERED else None
+    """The same ops in the iteration order of a set, in code that does not read the rank."""
+    difference = node.difference
+    if node.cause not in _MAY_BE_REORDERED or difference.compile.rank_reads():
+        return None
+    moved = reordered_ops(difference.items)
+    loop = _set_behind(difference, node.row) if moved else None
+    if moved is None or loop is None:
+        return None
+    at_loop = Row(_in_loop(item, loop) for item in moved.row.present)
+    return Explanation(Cause.SET_ORDER, Directness.ARRANGED, at_loop, moved.says)
+
+
+def _in_loop(item: Item, loop: UserLine) -> Item:
+    """The item at the line that iterates the set, unless the item is in that function already."""
+    is_there = item.line is not None and item.line.function == loop.function
+    return item if is_there else item.at(loop)
+
+
+def _set_behind(difference: Difference, row: Row) -> UserLine | None:
+    """Where a set is iterated: in the function of the ops, else elsewhere in their file, in a loop that calls them."""
+    guards = difference.compile.items(Layer.GUARDS)
+    loops = lines_of(guards.only(lambda guard: "set" in guard.notes).all)
+    # torch may have cut the front of the file's path
+    near = {loop: {line.function for line in row.lines if line.file.endswith(loop.file)} for loop in loops}
+    found = [loop for loop, functions in near.items() if functions]
+    return min(found, key=lambda loop: loop.function not in near[loop], default=None)
 
 
 def _reordered(node: _Node) -> Explanation | None:
-    return order_of_ops(node.difference) if node.cause in _MAY_BE_REORDERED else None
+    """The same collectives on the same values in a different order, or else the same ops."""
+    if node.cause not in _MAY_BE_REORDERED:
+        return None
+    moved = reordered_collectives(node.difference.items) or reordered_ops(node.difference.items)
+    if moved is None or moved.of == "reads":
+        return None
+    cause = Cause.ORDER_FORWARD if moved.of == "collectives" else Cause.RANK_BRANCH
+    return Explanation(cause, Directness.PROGRAM, moved.row, moved.says)
 
 
 def _symbolic(node: _Node) -> Explanation | None:
@@ -308,15 +350,7 @@ def _is_unused(collective: Item) -> bool:
     return UNUSED in collective.notes
 
 
-def _follow(difference: Difference) -> Followed:
-    """Nodes that address data by the bounds of shards, and those that take the rank's own part of a tensor."""
-    bounds = bounds_in_program(difference)
-    parts = own_parts(replace(difference, rows=tuple(bounds.left)))
-    says = "; ".join(filter(None, (bounds.says, parts.says)))
-    return Followed(parts.left, (*bounds.rows, *parts.rows), says)
-
-
-SPEC = LayerSpec(explain=_explain, items=_items, parts=_parts, follow=_follow)
+SPEC = LayerSpec(explain=_explain, items=_items, parts=_parts, follow=in_program)
 
 
 def first_nodes(difference: Difference) -> Row:

@@ -9,12 +9,11 @@ from tpcompile.evidence.groups.by_group import Row
 from tpcompile.evidence.groups.by_rank import Groups
 from tpcompile.evidence.iterables import differ, find, first_answer
 from tpcompile.evidence.layers import process_settings as state
+from tpcompile.evidence.layers.equivalent import in_guards
 from tpcompile.evidence.layers.graph import first_nodes
 from tpcompile.evidence.layers.inputs import requires_grad_cause, shared_cause
-from tpcompile.evidence.layers.rank_parametric import uneven_shards
 from tpcompile.evidence.layers.row_text import spoken
-from tpcompile.evidence.layers.shard_bounds import bounds_in_guards
-from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, Followed, LayerSpec, in_one_part
+from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec, in_one_part
 from tpcompile.evidence.records import CompileRecord, Guard, Item, ItemKind, Layer, UserLine
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.guards import parts_of
@@ -247,11 +246,4 @@ def _checked(row: Row) -> Cause:
     return Cause.GUARD_ONLY
 
 
-def _healthy(difference: Difference) -> Followed:
-    """Guards that depend on the rank's coordinate as they should: uneven shards, bounds of a shard."""
-    shards, bounds = uneven_shards(difference), bounds_in_guards(difference)
-    says = filter(None, [shards.says, bounds.says])
-    return difference.following([*shards.rows, *bounds.rows], "; ".join(says))
-
-
-SPEC = LayerSpec(explain=_explain, items=_items, parts=_parts, follow=_healthy, is_ordered=False)
+SPEC = LayerSpec(explain=_explain, items=_items, parts=_parts, follow=in_guards, is_ordered=False)

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from tpcompile.evidence.layers.collectives import issued
+from tpcompile.evidence.layers.equivalent import constants
 from tpcompile.evidence.layers.graph import graph_items
-from tpcompile.evidence.layers.rank_parametric import lowered_constants
-from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec
-from tpcompile.evidence.records import CompileRecord, Item
+from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, Followed, LayerSpec
+from tpcompile.evidence.records import CompileRecord, Item, Layer
 from tpcompile.evidence.records.causes import Cause
 
 _KINDS = {"forward": ("forward", "inference"), "backward": ("backward",)}
@@ -47,4 +47,13 @@ def _num_saved(items: Sequence[Item]) -> int:
     return sum(len(item.notes["reads"].split()) for item in items if item.fields["op"] == "output")
 
 
-SPEC = LayerSpec(explain=_explain, items=_items, parts=_parts, follow=lowered_constants, is_strict=False)
+def _follow(difference: Difference) -> Followed:
+    """Constants that follow the coordinate, where nothing else differs and the collectives are equal."""
+    if not difference.compile.differs(Layer.COLLECTIVES):
+        found = constants(difference.items, difference.compile.coordinates())
+        if found.rows:
+            return found
+    return Followed(difference.rows)
+
+
+SPEC = LayerSpec(explain=_explain, items=_items, parts=_parts, follow=_follow, is_strict=False)

@@ -38,6 +38,12 @@ def scope_of(node: Item) -> str:
     return node.about.partition("%")[0]
 
 
+def op_of(node: Item) -> tuple[str, ...]:
+    """What a node runs: equal for the same op with the same constants, whatever it reads."""
+    fields = node.fields
+    return fields.get("op", ""), fields.get("target", ""), node.notes.get("constants", "")
+
+
 def read_instead(items: Items, row: Row) -> str:
     """The first value that the nodes of a row read and in which they differ: `relu(x) / tanh(x)`; empty for none."""
     read_by = [_values_read(nodes, item) for nodes, item in zip(items, row, strict=True)]
