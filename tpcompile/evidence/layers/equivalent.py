@@ -112,8 +112,11 @@ def _addresses(row: Row) -> list[Column]:
     if not _is_one_op(row):
         return []
     fields = row.first.fields
-    selects_or_computes = _ADDRESSING.match(fields["target"]) or _INTEGER_VALUE.search(fields["value"])
-    return _differing_integers(row) if selects_or_computes else []
+    selects = _ADDRESSING.match(fields["target"])
+    computes_integers = _INTEGER_VALUE.search(fields["value"])
+    if selects or computes_integers:
+        return _differing_integers(row)
+    return []
 
 
 def _is_one_op(row: Row) -> bool:
@@ -169,18 +172,24 @@ def _sizes_of_shards(row: Row, coordinates: Groups) -> Maps:
         return ()
     sizes = list(map(_integers, row.notes("size")))
     strides = list(map(_integers, row.notes("stride")))
-    contiguous = [[math.prod(size[dim + 1 :]) for dim in range(len(size))] for size in sizes]
-    has_one_layout = strides == contiguous or not differ(map(tuple, strides))
-    if differ(map(len, sizes)) or not has_one_layout:
+    is_same_layout = not differ(map(tuple, strides)) or strides == list(map(_contiguous, sizes))
+    if differ(map(len, sizes)) or not is_same_layout:
         return ()
     uneven = list(filter(differ, zip(*sizes, strict=True)))
     if len(uneven) != 1:
         return ()
-    size_at = {place: size for size, places in zip(uneven[0], coordinates, strict=True) for place in places}
-    in_order = tuple(size_at[place] for place in sorted(size_at))
+    size_at: dict[int, int] = {}
+    for size, places in zip(uneven[0], coordinates, strict=True):
+        size_at |= dict.fromkeys(places, size)
+    in_order = [size_at[place] for place in sorted(size_at)]
     whole = list(filter(None, in_order))[:-1]
-    is_chunked = sorted(in_order, reverse=True) == list(in_order) and not differ(whole)
-    return [Parts(in_order)] if is_chunked else ()
+    is_chunked = in_order == sorted(in_order, reverse=True) and not differ(whole)
+    return [Parts(tuple(in_order))] if is_chunked else ()
+
+
+def _contiguous(size: Sequence[int]) -> list[int]:
+    """Strides of a contiguous tensor."""
+    return [math.prod(size[dim + 1 :]) for dim in range(len(size))]
 
 
 def _is_local_tensor(guard: Item) -> bool:
@@ -228,11 +237,14 @@ def _parts_between(starts: Column, ends: Column, places: Groups) -> Maps:
     if not _is_one_rank_each(places):
         return ()
     in_order = sorted(zip(places, starts, ends, strict=True))
-    _, starts, ends = zip(*in_order, strict=True)
     sizes = tuple(end - start for _, start, end in in_order)
+    starts = tuple(start for _, start, _ in in_order)
+    ends = tuple(end for _, _, end in in_order)
+    is_contiguous = starts == (0, *ends[:-1])
     is_even = max(sizes) - min(sizes[:-1]) <= 1
-    is_cut = starts == (0, *ends[:-1]) and is_even and min(sizes) >= _MIN_SIZE
-    return [Parts(sizes)] if is_cut else ()
+    if is_contiguous and is_even and min(sizes) >= _MIN_SIZE:
+        return [Parts(sizes)]
+    return ()
 
 
 def _is_one_rank_each(places: Groups) -> bool:
@@ -258,11 +270,18 @@ class _OwnParts:
             return ()
         if row.differs_in_note("constants"):
             return self._of_part(row)
+        found: list[Affine | Parts] = []
         names = zip(*(node.notes["reads"].split() for node in row.present), strict=True)
-        read = [Row(graph.get(name) for graph, name in zip(self.graphs, each, strict=True)) for each in names]
-        different = [one for one in read if not one.agree_in(lambda item: item.about)]
-        maps = [self._of_part(one) if _is_one_op(one) else () for one in different]
-        return list(itertools.chain.from_iterable(maps)) if all(maps) else ()
+        for each in names:
+            graphs = zip(self.graphs, each, strict=True)
+            read = Row(graph.get(name) for graph, name in graphs)
+            if read.agree_in(lambda node: node.about):
+                continue
+            maps = self._of_part(read) if _is_one_op(read) else ()
+            if not maps:
+                return ()
+            found += maps
+        return found
 
     def _of_part(self, row: Row) -> Maps:
         size = self._size(row.first)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 
 from tpcompile.evidence.layers.collectives import issued
@@ -17,7 +16,8 @@ _KINDS = {"forward": ("forward", "inference"), "backward": ("backward",)}
 
 
 def _items(compile_: CompileRecord, part: str) -> Iterator[Item]:
-    return itertools.chain.from_iterable(map(graph_items, compile_.graphs_of(*_KINDS[part])))
+    for graph in compile_.graphs_of(*_KINDS[part]):
+        yield from graph_items(graph)
 
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
@@ -28,23 +28,16 @@ def _explain(difference: Difference) -> Explanation:
     collectives = issued(difference)
     if collectives is not None:
         return collectives
-    return Explanation(_cause(difference), Directness.LOWERED, difference.rows[0])
-
-
-def _cause(difference: Difference) -> Cause:
-    if difference.items.differ(_num_padded):
-        return Cause.AUTOTUNE  # Inductor decides by timing, on each rank alone, whether padding makes a matmul faster
-    if difference.items.differ(_num_saved):
-        return Cause.PARTITIONER
-    return Cause.COMPILER_PASS
-
-
-def _num_padded(items: Sequence[Item]) -> int:
-    return sum("constant_pad_nd" in item.fields["target"] for item in items)
-
-
-def _num_saved(items: Sequence[Item]) -> int:
-    return sum(len(item.notes["reads"].split()) for item in items if item.fields["op"] == "output")
+    targets = difference.items.each(lambda item: item.fields["target"])
+    num_padded = targets.map(lambda own: sum("constant_pad_nd" in target for target in own))
+    outputs = difference.items.only(lambda item: item.fields["op"] == "output")
+    num_saved = outputs.map(lambda own: sum(len(item.notes["reads"].split()) for item in own))
+    cause = Cause.COMPILER_PASS
+    if num_padded.differ():
+        cause = Cause.AUTOTUNE  # Inductor decides by timing, on each rank alone, whether padding makes a matmul faster
+    elif num_saved.differ():
+        cause = Cause.PARTITIONER
+    return Explanation(cause, Directness.LOWERED, difference.rows[0])
 
 
 def _follow(difference: Difference) -> Followed:

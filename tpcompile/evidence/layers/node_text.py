@@ -77,16 +77,12 @@ def _written(by_name: Mapping[str, Item], name: str, depth: int) -> str:
 
     target, args = node.fields["target"], node.fields["args"]
     if node.fields["op"] == "placeholder":
-        return _input(target)
+        # `L_self_modules_head_parameters_weight_` is `self.head.weight`
+        match = _INPUT.match(target)
+        return _MEMBERS.sub(".", match[1]) if match else target
     if node.fields["op"] == "get_attr":
         return REFERENCE.sub(inside, target)
     shown = ".."
     if depth > 0:
         shown = REFERENCE.sub(inside, args)
     return f"{called(node)}({shown})"
-
-
-def _input(target: str) -> str:
-    """`L_self_modules_head_parameters_weight_` -> `self.head.weight`."""
-    match = _INPUT.match(target)
-    return _MEMBERS.sub(".", match[1]) if match else target

@@ -29,7 +29,8 @@ class ValueNumbers:
 
     def _bodies(self) -> dict[str, Sequence[Item]]:
         """Node that stands for a subgraph -> the nodes of that; empty where they cannot be told apart."""
-        standing = [node.about for node in self.scopes.get("", ()) if is_body(node)]
+        program = self.scopes.get("", ())
+        standing = [node.about for node in program if is_body(node)]
         inner = [nodes for scope, nodes in self.scopes.items() if scope.count("/") == 1]
         if len(standing) != len(inner):
             return {}
