@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.segment import Segment, Segments
 from rich.text import Text
 
-from tpcompile.evidence.records import Check, Divergence, Status, Verdict
+from tpcompile.evidence.records import Divergence, Status, Verdict
 from tpcompile.report import lines, terminal
 from tpcompile.report.wording import accepted, failed, headline, red, red_by_kind
 
@@ -117,7 +117,9 @@ def _head(verdict: Verdict, console: Console, command: str) -> Screen:
 def _facts(verdict: Verdict) -> Iterator[Text]:
     """The checks by outcome, what the first failed ones observed, then the groups of equal ranks."""
     yield from terminal.titled(_passed(verdict), separator=", ", style="green")
-    for check in _failed_outside_layers(verdict)[:3]:
+    # A layer's difference is shown in full.
+    outside_layers = [check for check in failed(verdict) if check.layer is None]
+    for check in outside_layers[:3]:
         yield terminal.line(f"fails: {check.name}: {check.observed}", "red")
     yield from terminal.folded(verdict.checks)
     yield from terminal.equal_ranks(verdict)[:3]
@@ -138,11 +140,6 @@ def _passed(verdict: Verdict) -> dict[str, list[str]]:
         else:
             holds.append(check.name)
     return {"holds": holds, "equal on all ranks": equal}
-
-
-def _failed_outside_layers(verdict: Verdict) -> Sequence[Check]:
-    """Failed checks that are not about a layer; a layer's difference is shown in full."""
-    return [check for check in failed(verdict) if check.layer is None]
 
 
 def _has_more(verdict: Verdict) -> bool:

@@ -64,7 +64,8 @@ def _show(verdict: Verdict, console: Console, run: Path | None, command: str, am
 def _print_body(verdict: Verdict, console: Console, run: Path | None, command: str) -> None:
     """All but the last lines, cut where it is longer than a reader scrolls."""
     body = console.render_lines(Group(*terminal.body(verdict, command, terminal.USUAL)), pad=False)
-    room = MAX_LINES - _num_last(verdict, console) - len(_replay(run))
+    last = console.render_lines(Group(*terminal.last_lines(verdict)), pad=False)
+    room = MAX_LINES - len(last) - len(_replay(run))
     is_cut = len(body) > room
     shown = body[: room - 1] if is_cut else body
     for line in shown:
@@ -72,10 +73,6 @@ def _print_body(verdict: Verdict, console: Console, run: Path | None, command: s
     if is_cut:
         text = f"and {len(body) - len(shown)} more lines{_where_all_is(verdict, run, command)}"
         console.print(Text(text, style="dim"), soft_wrap=True)
-
-
-def _num_last(verdict: Verdict, console: Console) -> int:
-    return len(console.render_lines(Group(*terminal.last_lines(verdict)), pad=False))
 
 
 def _where_all_is(verdict: Verdict, run: Path | None, command: str) -> str:

@@ -80,8 +80,14 @@ def body(verdict: Verdict, command: str, limits: Limits) -> Iterator[RenderableT
     if verdict.lead is not None:
         yield lead_text(verdict.lead)
     for mode, checks in by_mode(verdict).items():
-        yield Group("", _table(mode, checks), *folded(checks), *_notes(checks, limits))
-    yield Group("", *equal_ranks(verdict), *_timings(verdict))
+        notes: list[RenderableType] = []
+        for check in checks:
+            if check.status == Status.INFO:
+                notes += [_indented(line(detail, "dim")) for detail in check.details[: limits.notes]]
+        yield Group("", _table(mode, checks), *folded(checks), *notes)
+    times = [f"{mode} {ms:.3g}" for mode, ms in sorted(verdict.timings_ms.items())]
+    timings = titled({"median ms per call": times}, separator=", ", style="")
+    yield Group("", *equal_ranks(verdict), *timings)
     yield from _failures(verdict, limits)
     yield from _panels(verdict, limits)
     for table in findings.tables(verdict, max_rows=limits.rows):
@@ -130,12 +136,6 @@ def folded(checks: Sequence[Check]) -> list[Text]:
     return titled(names, separator="; ", style="dim")
 
 
-def _notes(checks: Sequence[Check], limits: Limits) -> Iterator[RenderableType]:
-    for check in checks:
-        if check.status == Status.INFO:
-            yield from (_indented(line(detail, "dim")) for detail in check.details[: limits.notes])
-
-
 def titled(names: Mapping[str, Sequence[str]], *, separator: str, style: str) -> list[Text]:
     """`title: name, name` for every title with at least one name."""
     return [line(f"{title}: {separator.join(found)}", style) for title, found in names.items() if found]
@@ -158,11 +158,6 @@ def _table(mode: str, checks: Sequence[Check]) -> Table:
 def equal_ranks(verdict: Verdict) -> list[Text]:
     """The groups of equal ranks of each domain."""
     return [line(text, "bold red" if is_split else "") for text, is_split in equality.equal_ranks(verdict)]
-
-
-def _timings(verdict: Verdict) -> list[Text]:
-    times = [f"{mode} {ms:.3g}" for mode, ms in sorted(verdict.timings_ms.items())]
-    return titled({"median ms per call": times}, separator=", ", style="")
 
 
 def _failures(verdict: Verdict, limits: Limits) -> Iterator[Group]:
@@ -196,8 +191,10 @@ def panel(alike: Sequence[Divergence], title: str, limits: Limits) -> Panel:
     """One difference in full: where it is, why, what each group of ranks has, what to do; equal ones by their place."""
     divergence = alike[0]
     kind = f"layer {divergence.layer.value}: {divergence.cls.value}"
-    head = [divergence.title, kind, *_where(divergence), *cause_lines(divergence)]
-    parts: list[RenderableType] = [*map(line, head), *_sides(divergence.groups, limits)]
+    domain = f"domain {divergence.domain}" if divergence.domain else ""
+    where = ", ".join(filter(None, (divergence.where, domain)))
+    head = [divergence.title, kind, f"in {where}" if where else "", *cause_lines(divergence)]
+    parts: list[RenderableType] = [*map(line, filter(None, head)), *_sides(divergence.groups, limits)]
     parts += map(line, more_alike(alike, at_most=limits.places))
     if divergence.advice:
         parts.append(line(f"what to do: {divergence.advice}", "bold"))
@@ -221,12 +218,6 @@ def _sides(groups: Sequence[RankGroup], limits: Limits) -> Iterator[RenderableTy
     if is_one_line and common:
         yield line("all of them at", "bold")
         yield from _source(common[0])
-
-
-def _where(divergence: Divergence) -> list[str]:
-    domain = f"domain {divergence.domain}" if divergence.domain else ""
-    parts = [part for part in (divergence.where, domain) if part]
-    return [f"in {', '.join(parts)}"] if parts else []
 
 
 def _source(source: UserLine | None) -> list[Padding]:
