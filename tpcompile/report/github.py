@@ -68,7 +68,7 @@ def _paragraphs(*texts: str) -> str:
 
 
 def annotations(verdict: Verdict, workspace: Path) -> list[str]:
-    """At most ten `::error` lines, one for each cause: what follows from it is in the report, not on the pull request.
+    """`::error` lines, ten at most and one for each cause: what follows from it is only in the report.
 
     A rank that died or never arrived explains what differs; what differs explains the failed checks without a line.
     """
@@ -102,7 +102,7 @@ def _of_one_cause(divergences: Sequence[Divergence]) -> list[Divergence]:
 
 
 def write(verdict: Verdict, environ: Mapping[str, str]) -> list[str]:
-    """In Actions, append the step summary and return the annotation lines to print; elsewhere do nothing."""
+    """Append the step summary and return the annotation lines to print, in a job of Actions; elsewhere do nothing."""
     if not is_actions(environ):
         return []
     workspace = Path(environ.get("GITHUB_WORKSPACE") or Path.cwd())

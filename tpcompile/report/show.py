@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shlex
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +15,6 @@ from tpcompile.evidence.records import Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.report import lines, terminal
 from tpcompile.report.stdout import forgiving
-from tpcompile.report.wording import plain
 
 MAX_LINES = 200
 """Most lines that a report takes on a terminal; the rest of it is in files."""
@@ -52,12 +50,12 @@ def _show(verdict: Verdict, console: Console, run: Path | None, command: str, am
         return
     if not console.is_terminal:
         found = lines.lines(verdict, command=command) if amount == "all" else lines.last_lines(verdict)
-        console.file.write("".join(f"{line}\n" for line in [*found, *_replay(run)]))
+        console.file.write("".join(f"{line}\n" for line in [*found, *terminal.replay(run)]))
         return
     if amount == "all":
         _print_body(verdict, console, run, command)
     console.print(Group(*terminal.last_lines(verdict)))
-    for line in _replay(run):
+    for line in terminal.replay(run):
         console.print(Text(line, style="dim"), soft_wrap=True)
 
 
@@ -65,7 +63,7 @@ def _print_body(verdict: Verdict, console: Console, run: Path | None, command: s
     """All but the last lines, cut where it is longer than a reader scrolls."""
     body = console.render_lines(Group(*terminal.body(verdict, command, terminal.USUAL)), pad=False)
     last = console.render_lines(Group(*terminal.last_lines(verdict)), pad=False)
-    room = MAX_LINES - len(last) - len(_replay(run))
+    room = MAX_LINES - len(last) - len(terminal.replay(run))
     is_cut = len(body) > room
     shown = body[: room - 1] if is_cut else body
     for line in shown:
@@ -86,7 +84,3 @@ def _where_all_is(verdict: Verdict, run: Path | None, command: str) -> str:
     except PreflightError as error:
         return f", not written: {error}"
     return f": {path}"
-
-
-def _replay(run: Path | None) -> list[str]:
-    return [] if run is None else [f"replay: tpcompile compare {plain(shlex.quote(str(run)))}"]

@@ -69,9 +69,13 @@ def render(
 ) -> None:
     """Print the verdict; `run` is its run directory, for the replay command."""
     console.print(Group(*body(verdict, command, limits), *last_lines(verdict)))
-    if run is not None:
-        replay = f"replay: tpcompile compare {plain(shlex.quote(str(run)))}"
-        console.print(Text(replay, style="dim"), soft_wrap=True)
+    for text in replay(run):
+        console.print(Text(text, style="dim"), soft_wrap=True)
+
+
+def replay(run: Path | None) -> list[str]:
+    """The command that judges the run again; empty for one without a directory."""
+    return [] if run is None else [f"replay: tpcompile compare {plain(shlex.quote(str(run)))}"]
 
 
 def body(verdict: Verdict, command: str, limits: Limits) -> Iterator[RenderableType]:

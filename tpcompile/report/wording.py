@@ -74,7 +74,7 @@ def red(verdict: Verdict) -> list[Divergence]:
 
 
 def red_by_kind(verdict: Verdict) -> list[list[Divergence]]:
-    """The same, with those together that differ in their compile only."""
+    """The red divergences, with those together that differ in their compile only."""
     return list(grouped(red(verdict), _kind).values())
 
 

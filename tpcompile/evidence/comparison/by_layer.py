@@ -191,17 +191,17 @@ class _Layer:
 
     @property
     def layer(self) -> Layer:
-        """Which layer it is."""
+        """The layer, without the part."""
         return self.key[0]
 
     @property
     def place(self) -> tuple[int, bool, bool]:
-        """From cause to effect: the order of the layers, forward before backward, launches before their code."""
+        """Key that sorts from cause to effect: layers in order, forward before backward, launches before their code."""
         return list(SPECS).index(self.layer), self.phase != "forward", self.key == (Layer.KERNELS, self.phase)
 
     @property
     def phase(self) -> str:
-        """Of its part, `forward` or `backward`; empty for a layer of one part."""
+        """`forward` or `backward`, from the name of the part; empty for a layer of one part."""
         return self.key[1].removesuffix(LAUNCHES)
 
     def follows(self, *, is_explained: bool) -> bool:
@@ -283,11 +283,11 @@ class _Layer:
         return layer in self.whole.layers
 
     def is_symbolic(self) -> ByGroup[bool]:
-        """For each group: a size is a symbol."""
+        """Whether any size is symbolic, for each group."""
         return self._seen.map(lambda seen: seen.compile.is_dynamic)
 
     def coordinates(self) -> Groups:
-        """For each group: places of its ranks in the domain."""
+        """Places of the ranks in the domain, for each group."""
         return tuple(map(self.whole.domain.coordinates, self.groups))
 
     def rank_reads(self) -> Sequence[RankRead]:
@@ -364,8 +364,7 @@ class _Layer:
 
 def _both_sides(guard: Row, order: Sequence[int]) -> tuple[str, str]:
     """The guard of the first group and of the last; empty unless all groups have it."""
-    is_known = bool(guard) and guard.is_full
-    if not is_known:
+    if not guard or not guard.is_full:
         return "", ""
     shown = guard.picked(order).present
     return shown[0].says, shown[-1].says

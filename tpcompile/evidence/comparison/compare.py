@@ -48,7 +48,10 @@ def compare(
     for name, ranks in by_domain(digests).items():
         found = _compare(Domain(name, ranks, fetch, allowed, is_running))
         cannot_finish = any(divergence.cls == DivergenceClass.COLLECTIVES for divergence in found)
-        (hangs if cannot_finish else others).extend(found)
+        if cannot_finish:
+            hangs += found
+        else:
+            others += found
     return (*hangs, *others)
 
 
@@ -93,7 +96,7 @@ def _of_slot(programs: Programs, slot: Slot, absent: tuple[int, ...]) -> list[Di
 
 
 def _with_program(divergence: Divergence) -> Divergence:
-    """With the function of the user's program behind a difference, where that is in an installed package."""
+    """The divergence; the title of one in an installed package has the user's function that leads to it."""
     if not divergence.is_red:
         return divergence
     frame = find(known(group.frame_line for group in divergence.groups), lambda line: not is_installed(line))

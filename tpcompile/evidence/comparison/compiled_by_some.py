@@ -114,8 +114,8 @@ class _Alone:
         """The compile of the same frame on the first absent rank, on which the guard held."""
 
     def _earlier(self, entry: str) -> CompileDigest | None:
-        """On the first absent rank, the counterpart of the cache entry whose guard failed, or else the newest compile
-        of the frame."""
+        """The counterpart on the first absent rank of the cache entry whose guard failed, or else the newest compile of
+        the frame there."""
         frame = self.ours.compile.frame
         theirs = self.domain.compiled(self.absent[0])
         newest = theirs.newest.get(frame)
@@ -130,12 +130,15 @@ class _Alone:
         runs beside the program."""
         ours, theirs = self.ours.compile, self.theirs.compile
         has_collectives = ours.num_items(Layer.COLLECTIVES) > 0
-        if has_collectives and theirs.sha(Layer.COLLECTIVES) != ours.sha(Layer.COLLECTIVES):
+        is_different = theirs.sha(Layer.COLLECTIVES) != ours.sha(Layer.COLLECTIVES)
+        if has_collectives and is_different:
             return DivergenceClass.COLLECTIVES
-        return DivergenceClass.LABEL if self.is_beside(cause) else DivergenceClass.CONTENT
+        if self.is_beside(cause):
+            return DivergenceClass.LABEL
+        return DivergenceClass.CONTENT
 
     def note(self, cause: Cause) -> str:
-        """Why it is listed only; empty where it is red."""
+        """The reason for which it is listed only; empty where it is red."""
         if not self.is_beside(cause):
             return ""
         where = f"called from {self.ours.compile.called_from[-1]}; " if is_own_call(self.ours, self.absent) else ""
@@ -155,7 +158,7 @@ class _Alone:
         return not self.programs.are_others(self.ours, self.absent)
 
     def cause(self) -> Cause:
-        """Why these ranks compiled alone."""
+        """The cause for which these ranks compiled alone."""
         compile_ = self.ours.compile
         if compile_.limit_reached:
             return Cause.RECOMPILE_LIMIT
@@ -190,7 +193,9 @@ class _Alone:
         is_odd = cause == Cause.COMPILE_DISABLED
         if cause == Cause.REGIONAL_COMPILE:
             is_odd = self.are_absent_fewer  # only a majority decides between the whole and its parts
-        return (compiled, did_not) if is_odd else (did_not, compiled)
+        if is_odd:
+            return compiled, did_not
+        return did_not, compiled
 
     def shown_items(self) -> tuple[Item | None, Item | None]:
         """The items to show: of the present ranks the graph break, or else the first item with a line."""

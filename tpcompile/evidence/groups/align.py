@@ -122,7 +122,7 @@ class _Placed:
     def __init__(self, num_passes: int) -> None:
         self.slots: list[Slot] = []
         self.numbers: list[dict[Hashable, list[int]]] = [{} for _ in range(num_passes)]
-        """For each pass: key -> numbers of the slots that hold a compile with it, in order."""
+        """Key -> numbers of the slots that hold a compile with it, in order; one table per pass."""
 
     def unmatched(self, rank: int, compiles: Sequence[_Keyed], number: int) -> list[_Keyed]:
         """Put compiles into the first free slot with an equal key in that pass; return those without one."""

@@ -71,9 +71,12 @@ def ended_early(judged: Sequence[Check]) -> list[Check]:
     """Checks of a run that was stopped: a failure that the early end may explain is skipped, any other stays red."""
     found: list[Check] = []
     for check in judged:
-        is_certain = check.id in _SEEN_EARLY or not check.is_red
-        skipped = {"status": Status.SKIPPED, "ranks": ()}
-        found.append(check if is_certain else check.model_copy(update=skipped))
+        is_certain = check.id in _SEEN_EARLY
+        if check.is_red and not is_certain:
+            skipped = {"status": Status.SKIPPED, "ranks": ()}
+            found.append(check.model_copy(update=skipped))
+        else:
+            found.append(check)
     return found
 
 

@@ -29,7 +29,7 @@ def equal_groups(domains: Mapping[str, Sequence[int]], found: Iterable[Divergenc
 
 
 def equal_ranks(verdict: Verdict) -> list[tuple[str, bool]]:
-    """For each domain `equal ranks in tp: 0-1 | 2`, and True where its ranks are not equal."""
+    """`equal ranks in tp: 0-1 | 2` of each domain, with True where its ranks are not equal."""
     found: list[tuple[str, bool]] = []
     for domain, groups in sorted(verdict.domains.items()):
         text = " | ".join(ranks_text(group) for group in groups)

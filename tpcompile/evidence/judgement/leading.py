@@ -91,7 +91,7 @@ def of_divergence(divergence: Divergence) -> Lead:
 
 
 def of_check(check: Check) -> Lead:
-    """The same of a failed check; one without a cause is shown by its name."""
+    """Cause, difference, ranks, line and advice of a failed check; one without a cause is shown by its name."""
     says = check.observed
     do_first = check.advice
     if check.cause == Cause.UNKNOWN:

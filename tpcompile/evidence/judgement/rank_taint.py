@@ -157,7 +157,7 @@ class _Tainted:
         return rows_of(Items(items), is_ordered=layer == Layer.GRAPH)
 
     def kind_of(self, values: ByRank[str]) -> TaintKind:
-        """Which number of the ranks these values equal on every rank; DIFFERS for none, or where all are equal."""
+        """The number of the ranks that these values equal on every rank; DIFFERS for none, or where all are equal."""
         if not values.differ():
             return TaintKind.DIFFERS
         same = find(self.numbers, lambda kind: values.items() <= self.numbers[kind].items())

@@ -162,7 +162,7 @@ def _without_raised(divergences: Sequence[Divergence], problems: Sequence[Check]
 
 _WAITS = (CheckId.TIMED_OUT, CheckId.ARRIVED, CheckId.MOVING)
 _NEVER_COMPILED = (Cause.GRAPH_BREAK, Cause.ENVIRONMENT)
-"""What explains that a rank did not compile the collectives of the other ranks."""
+"""Causes that explain why a rank did not compile the collectives of the other ranks."""
 
 
 def _is_consequence(problem: Check, divergences: Sequence[Divergence]) -> bool:

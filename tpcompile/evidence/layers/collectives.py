@@ -38,7 +38,9 @@ def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
             "group": collective.group,
             "waited": str(collective.waited),
         }
-        notes = {} if collective.used else {UNUSED: "yes"}
+        notes = {}
+        if not collective.used:
+            notes[UNUSED] = "yes"
         about = collective.phase
         yield Item(kind=ItemKind.COLLECTIVE, about=about, fields=fields, notes=notes, line=collective.line)
 

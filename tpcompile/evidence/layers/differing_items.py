@@ -39,7 +39,8 @@ def _rows_by_subject(items: Items) -> tuple[Row, ...]:
     subjects = dict.fromkeys(itertools.chain.from_iterable(columns))
     rows: list[Row] = []
     for about in subjects:
-        rows += side_by_side([column.get(about, []) for column in columns])
+        items_about = [column.get(about, []) for column in columns]
+        rows += side_by_side(items_about)
     return tuple(sorted(rows, key=lambda row: row.count(None)))
 
 
@@ -49,11 +50,11 @@ def _inserted(items: Items) -> list[Row]:
     has_longer = items.differ(len)
     if length == 0 or not has_longer:
         return []
-    goes_on_alike = not items.differ(lambda group: _skeleton(group[-length]))
-    if not goes_on_alike:
+    continued = items.map(lambda group: _skeleton(group[-length]))
+    if continued.differ():
         return []
-    extra = items.map(lambda group: first(group[:-length]))
-    return [Row(extra)]
+    extra = items.map(lambda group: group[:-length])
+    return [Row(extra.map(first))]
 
 
 def _aligned(ours: Sequence[Item], theirs: Sequence[Item]) -> tuple[Row, ...]:

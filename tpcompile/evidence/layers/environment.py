@@ -32,8 +32,11 @@ def _uncalled(difference: Difference) -> Followed:
     left: list[Row] = []
     uncalled: list[Row] = []
     for row in difference.rows:
-        is_uncalled = not row.is_full and row.first.about.startswith((SOURCE_OF, COMPILED_WITH))
-        (uncalled if is_uncalled else left).append(row)
+        is_of_kernel = row.first.about.startswith((SOURCE_OF, COMPILED_WITH))
+        if is_of_kernel and not row.is_full:
+            uncalled.append(row)
+        else:
+            left.append(row)
     return Followed(left, uncalled, "a fused kernel that some ranks do not call")
 
 

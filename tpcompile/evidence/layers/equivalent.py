@@ -99,8 +99,11 @@ def _followed(rows: Sequence[Row], maps_of: Callable[[Row], Maps], says: str) ->
     maps: list[Affine | Parts] = []
     for row in rows:
         found = maps_of(row)
-        maps += found
-        (followed if found else left).append(row)
+        if found:
+            followed.append(row)
+            maps += found
+        else:
+            left.append(row)
     return Followed(left, followed, f"{len(followed)} {says}" if followed else "", tuple(dict.fromkeys(maps)))
 
 
@@ -156,8 +159,11 @@ def _affine(values: Column, places: Sequence[int]) -> Affine | None:
         return None
     step = Fraction(y1 - y0, x1 - x0)
     start = y0 - step * x0
+    found = Affine(start, step)
     is_exact = all(y == start + step * x for x, y in pairs)
-    return Affine(start, step) if is_exact else None
+    if not is_exact:
+        return None
+    return found
 
 
 # Sizes and bounds of shards.
@@ -209,7 +215,7 @@ class _Bound(NamedTuple):
 
 
 def _bound(guard: Row) -> _Bound | None:
-    """What is guarded, with the integer of every group; None where one of them has none."""
+    """The guarded source with the integer of every group; None where a group has no integer there."""
     values = guard.notes("value")
     if not all(map(_WHOLE.fullmatch, values)):
         return None
@@ -225,7 +231,8 @@ def _bounds(guards: Sequence[Row], places: Groups) -> dict[_Bound | None, Maps]:
     by_object = grouped(integers, lambda bound: bound.source.rpartition(".")[0])
     found: dict[_Bound | None, Maps] = {}
     for of_object in by_object.values():
-        for start, end in itertools.permutations(of_object, 2):
+        pairs = itertools.permutations(of_object, 2)
+        for start, end in pairs:
             parts = _parts_between(start.values, end.values, places)
             if parts:
                 found |= {start: parts, end: parts}
@@ -289,7 +296,9 @@ class _OwnParts:
             return ()
         start, end = Affine(0, size), Affine(size, size)
         maps = _affine_maps(_differing_integers(row), self.places)
-        return maps if maps in ([start], [start, end]) else ()
+        if maps in ([start], [start, end]):
+            return maps
+        return ()
 
     def _size(self, node: Item) -> int | None:
         """Elements of one of n equal parts along a dimension, 1 for an index; None where it takes no such part."""
@@ -338,7 +347,7 @@ class Permutation:
     row: Row
     """The first place at which the orders differ."""
     shown: str
-    """What the groups have there."""
+    """The text of what the groups have at that place."""
 
     @property
     def says(self) -> str:

@@ -28,12 +28,12 @@ from tpcompile.evidence.text.reasons import LIMIT
 _ENDS = frozenset({ItemKind.BREAK, ItemKind.FAILURE})
 _STRING = re.compile(r"'[^']*'")
 _VALUE = re.compile(r"^([\w(]+)(\[[^\]]*\])(\[[^\]]*\])?")
-"""What torch prints of a tensor: `f32[8, 16][16, 1]cpu`."""
+"""A tensor as torch prints it: `f32[8, 16][16, 1]cpu`."""
 _COLLECTIVE = re.compile(r"^torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem)\.(?!wait_tensor)\w+")
 _PLACES = frozenset({"kernel_idx", "constant_args_idx"})
 """Arguments of a Triton launch in a log: places in a table of the process."""
 _NAMES = frozenset({"kernel", "constants"})
-"""What a capture has there. Lowered graphs that were loaded from a cache have none; the graph of Dynamo always has."""
+"""Arguments that name a Triton launch in a capture; lowered graphs that were loaded from a cache lack them."""
 _METADATA = {1: Cause.DTYPE, 2: Cause.SHAPE, 3: Cause.STRIDE}
 """Group of `_VALUE` that differs -> cause."""
 _SAYS_MORE = frozenset({*_METADATA.values(), Cause.AUTOMATIC_DYNAMIC, Cause.SET_ORDER, Cause.UNUSED_RESULT})
@@ -114,8 +114,10 @@ def _with_collectives(difference: Difference) -> Explanation:
     collectives = issued(difference)
     if collectives is None:
         return program
-    are_both_sizes = program.cause == Cause.COLLECTIVE_SIZES == collectives.cause
-    return program if are_both_sizes else collectives
+    causes = {program.cause, collectives.cause}
+    if causes == {Cause.COLLECTIVE_SIZES}:
+        return program
+    return collectives
 
 
 def _ended(difference: Difference) -> Explanation | None:
@@ -126,7 +128,8 @@ def _ended(difference: Difference) -> Explanation | None:
         return None
     cause = Cause.GRAPH_BREAK
     if own.first.kind == ItemKind.FAILURE:
-        is_limit = own.first.fields["error"].startswith(LIMIT)
+        error = own.first.fields["error"]
+        is_limit = error.startswith(LIMIT)
         cause = Cause.RECOMPILE_LIMIT if is_limit else Cause.COMPILE_FAILED
     return Explanation(cause, Directness.ENDED, own, guilty=own.owners)
 
@@ -213,7 +216,7 @@ def _of_set(node: _Node) -> Explanation | None:
 
 
 def _set_behind(difference: Difference, row: Row) -> UserLine | None:
-    """Where a set is iterated: in the function of the ops, else elsewhere in their file, in a loop that calls them."""
+    """The line that iterates a set: in the function of the ops, else in a loop of their file that calls them."""
     guards = difference.compile.items(Layer.GUARDS)
     loops = lines_of(guards.only(lambda guard: "set" in guard.notes).all)
     in_file: UserLine | None = None
@@ -325,9 +328,12 @@ def _dropped(node: _Node) -> Explanation | None:
     forward = collectives.only(lambda item: item.about == "forward")
     issued_there = forward.each(lambda item: item.key)
     dropped_there = forward.each(lambda item: UNUSED in item.notes)
-    if issued_there.differ() or not dropped_there.differ():
+    if issued_there.differ():
         return None
-    dropped = Row(collectives.only(lambda item: UNUSED in item.notes).map(first))
+    if not dropped_there.differ():
+        return None
+    unused = collectives.only(lambda item: UNUSED in item.notes)
+    dropped = Row(unused.map(first))
     if dropped.is_full:
         return Explanation(Cause.UNUSED_RESULT, Directness.COLLECTIVE, node.row)
     return Explanation(Cause.UNUSED_RESULT, Directness.COLLECTIVE, dropped, guilty=dropped.owners)

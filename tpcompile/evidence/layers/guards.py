@@ -60,7 +60,8 @@ def _setting(difference: Difference) -> Explanation | None:
     """The first setting of the process with a cause of its own, else the first; the cause as when its guard fails."""
     found: list[Explanation] = []
     for row in difference.rows:
-        if row.all_are(lambda item: item.kind == ItemKind.SETTING):
+        is_setting = row.all_are(lambda item: item.kind == ItemKind.SETTING)
+        if is_setting:
             cause = state.cause_of(row.first.about)
             found.append(Explanation(cause, Directness.STATE, row))
     return min(found, key=lambda one: one.cause == Cause.PROCESS_STATE, default=None)

@@ -15,11 +15,11 @@ _BODY = re.compile(r"^(self\.\w*?)_\d+$")
 _INPUT = re.compile(r"^L_(\w+?)_?$")
 _MEMBERS = re.compile(r"_(?:parameters|buffers|modules)_")
 _DEPTH = 2
-"""How many calls are written inside each other."""
+"""Calls that are written inside each other."""
 
 
 def nodes_in(items: Items) -> Items:
-    """Of each group the nodes, without graph breaks and errors."""
+    """The nodes of each group, without graph breaks and errors."""
     return items.only(lambda item: item.kind == ItemKind.NODE)
 
 
@@ -82,7 +82,8 @@ def _written(by_name: Mapping[str, Item], name: str, depth: int) -> str:
         return _MEMBERS.sub(".", match[1]) if match else target
     if node.fields["op"] == "get_attr":
         return REFERENCE.sub(inside, target)
+    name = called(node)
     shown = ".."
     if depth > 0:
         shown = REFERENCE.sub(inside, args)
-    return f"{called(node)}({shown})"
+    return f"{name}({shown})"

@@ -56,10 +56,10 @@ class Compile(Protocol):
         """True when the hashes of that layer differ."""
 
     def is_symbolic(self) -> ByGroup[bool]:
-        """For each group: whether any size is symbolic."""
+        """Whether any size is symbolic, for each group."""
 
     def coordinates(self) -> Groups:
-        """For each group: coordinates of its ranks in the domain."""
+        """Coordinates of the ranks in the domain, for each group."""
 
     def rank_reads(self) -> Sequence[RankRead]:
         """Reads of the rank in the traced code of this frame, sure ones only."""
