@@ -99,9 +99,11 @@ def _with_program(divergence: Divergence) -> Divergence:
     """The divergence; the title of one in an installed package has the user's function that leads to it."""
     if not divergence.is_red:
         return divergence
-    frame = find(known(group.frame_line for group in divergence.groups), lambda line: not is_installed(line))
+    frames = known(group.frame_line for group in divergence.groups)
+    frame = find(frames, lambda line: not is_installed(line))
     within = in_program(divergence.line, frame)
-    return divergence.model_copy(update={"title": f"{divergence.title}{within}"})
+    title = f"{divergence.title}{within}"
+    return divergence.model_copy(update={"title": title})
 
 
 def _order(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:

@@ -129,9 +129,11 @@ class _Alone:
         """A hang where the new code has collectives that the ranks without it do not have; information where it only
         runs beside the program."""
         ours, theirs = self.ours.compile, self.theirs.compile
-        has_collectives = ours.num_items(Layer.COLLECTIVES) > 0
-        is_different = theirs.sha(Layer.COLLECTIVES) != ours.sha(Layer.COLLECTIVES)
-        if has_collectives and is_different:
+        our_sha = ours.sha(Layer.COLLECTIVES)
+        their_sha = theirs.sha(Layer.COLLECTIVES)
+        num_issued = ours.num_items(Layer.COLLECTIVES)
+        is_different = our_sha != their_sha
+        if num_issued > 0 and is_different:
             return DivergenceClass.COLLECTIVES
         if self.is_beside(cause):
             return DivergenceClass.LABEL

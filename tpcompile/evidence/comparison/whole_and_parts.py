@@ -42,8 +42,8 @@ class Programs:
         if key not in self._others:
             mine = self.frames_of[ours.rank]
             theirs = frozenset(absent)
-            others = (ranks for frame, ranks in self.frames.items() if frame not in mine)
-            self._others[key] = not all(map(theirs.isdisjoint, others))
+            others = self.frames.keys() - mine
+            self._others[key] = any(not theirs.isdisjoint(self.frames[frame]) for frame in others)
         return self._others[key]
 
     def are_parts(self, ours: Seen, absent: tuple[int, ...]) -> bool:

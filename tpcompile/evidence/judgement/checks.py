@@ -72,7 +72,8 @@ def ended_early(judged: Sequence[Check]) -> list[Check]:
     found: list[Check] = []
     for check in judged:
         is_certain = check.id in _SEEN_EARLY
-        if check.is_red and not is_certain:
+        is_open = check.is_red and not is_certain
+        if is_open:
             skipped = {"status": Status.SKIPPED, "ranks": ()}
             found.append(check.model_copy(update=skipped))
         else:

@@ -169,8 +169,11 @@ class _Tainted:
         shown = seen.first
         # Where the value that a rank read was not recorded, its number of that kind is taken.
         numbers = self.numbers.get(shown.kind, ByRank({}))
-        values = {rank: value or numbers.get(rank, "") for rank, value in reads.items()}
-        return _of_suspect(shown, _grade_of_read(seen), ByRank(values))
+        values: dict[int, str] = {}
+        for rank, value in reads.items():
+            values[rank] = value or numbers.get(rank, "")
+        grade = _grade_of_read(seen)
+        return _of_suspect(shown, grade, ByRank(values))
 
     def named(self) -> Iterator[Taint]:
         """Guards on a value with a rank's name that are equal on every rank."""
@@ -272,9 +275,8 @@ def _by_rank(groups: Groups, values: Sequence[str]) -> ByRank[str]:
     """The values of groups by rank; groups whose value is empty are left out."""
     found: dict[int, str] = {}
     for ranks, value in zip(groups, values, strict=True):
-        if value:
-            found |= dict.fromkeys(ranks, value)
-    return ByRank(found)
+        found |= dict.fromkeys(ranks, value)
+    return ByRank(found).where(bool)
 
 
 def _differs_in_constants(row: Row) -> bool:

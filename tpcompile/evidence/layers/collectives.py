@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 
 from tpcompile.evidence.groups.by_group import Items, Row
@@ -93,7 +94,7 @@ def _extra(items: Items, rows: Sequence[Row]) -> Row:
         return rows[0]
     wanted = extra.first.key
     lacking = items.picked(extra.where(lambda item: item is None))
-    their_lines = {item.line for item in lacking.all}
+    their_lines = set(map(operator.attrgetter("line"), lacking.all))
     equal = items.only(lambda item: item.key == wanted)
     at_own_line = equal.only(lambda item: item.line not in their_lines).map(first)
     pairs = zip(at_own_line, extra, strict=True)

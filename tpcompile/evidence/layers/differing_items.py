@@ -50,8 +50,9 @@ def _inserted(items: Items) -> list[Row]:
     has_longer = items.differ(len)
     if length == 0 or not has_longer:
         return []
-    continued = items.map(lambda group: _skeleton(group[-length]))
-    if continued.differ():
+    continued = items.map(lambda group: group[-length])
+    skeletons = continued.map(_skeleton)
+    if skeletons.differ():
         return []
     extra = items.map(lambda group: group[:-length])
     return [Row(extra.map(first))]

@@ -32,7 +32,8 @@ def _uncalled(difference: Difference) -> Followed:
     left: list[Row] = []
     uncalled: list[Row] = []
     for row in difference.rows:
-        is_of_kernel = row.first.about.startswith((SOURCE_OF, COMPILED_WITH))
+        about = row.first.about
+        is_of_kernel = about.startswith((SOURCE_OF, COMPILED_WITH))
         if is_of_kernel and not row.is_full:
             uncalled.append(row)
         else:

@@ -85,11 +85,14 @@ def constants(items: Items, coordinates: Groups) -> Followed:
     """
     places = list(itertools.chain.from_iterable(coordinates))
     has_one_rank_each = len(places) == len(coordinates)
-    if items.differ(len) or not has_one_rank_each:
+    has_one_length = not items.differ(len)
+    if not (has_one_rank_each and has_one_length):
         return Followed(())
     says = "lowered constant(s) follow the rank's coordinate under equal Dynamo graphs"
     found = _followed(items.differing(), lambda row: _affine_maps(_addresses(row), places), says)
-    return Followed(()) if found.left else found
+    if found.left:
+        return Followed(())
+    return found
 
 
 def _followed(rows: Sequence[Row], maps_of: Callable[[Row], Maps], says: str) -> Followed:
@@ -114,10 +117,12 @@ def _addresses(row: Row) -> list[Column]:
     """The integers in which nodes differ, where they address data; empty where anything else differs."""
     if not _is_one_op(row):
         return []
-    fields = row.first.fields
-    selects = _ADDRESSING.match(fields["target"])
-    computes_integers = _INTEGER_VALUE.search(fields["value"])
-    if selects or computes_integers:
+    target = row.first.fields["target"]
+    value = row.first.fields["value"]
+    selects = _ADDRESSING.match(target)
+    computes_integers = _INTEGER_VALUE.search(value)
+    is_address = selects or computes_integers
+    if is_address:
         return _differing_integers(row)
     return []
 

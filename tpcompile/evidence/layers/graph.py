@@ -137,7 +137,8 @@ def _ended(difference: Difference) -> Explanation | None:
 def _failed_in_backend(difference: Difference, failed: Explanation) -> Explanation:
     """What differs in a program that some ranks failed to compile, with the error; the error alone where it agrees."""
     failed = replace(failed, directness=Directness.RAISED, raised=headline(failed.row, difference.groups))
-    rows = tuple(row for row in difference.rows if ItemKind.FAILURE not in row.distinct(lambda item: item.kind))
+    program = filter(lambda row: ItemKind.FAILURE not in row.distinct(lambda item: item.kind), difference.rows)
+    rows = tuple(program)
     if not rows:
         return failed
     found = _program(replace(difference, rows=rows))
@@ -169,11 +170,9 @@ def _reads(items: Items, row: Row) -> str:
 
 def _first_call(rows: Sequence[Row]) -> Row:
     """The first row of a call: placeholders are in the order of their first use, the output follows from the calls."""
-    for row in rows:
-        ops = row.distinct(lambda item: item.fields.get("op"))
-        if ops.isdisjoint({"placeholder", "output"}):
-            return row
-    return rows[0]
+    others = {"placeholder", "output"}
+    found = find(rows, lambda row: row.distinct(lambda item: item.fields.get("op")).isdisjoint(others))
+    return found or rows[0]
 
 
 def _without_moved(rows: Sequence[Row]) -> Sequence[Row]:

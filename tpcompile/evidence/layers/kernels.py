@@ -76,7 +76,8 @@ def _explain_launches(difference: Difference) -> Explanation:
     """Launches that are one kernel on some ranks and several on others, with the reason."""
     own = difference.items.own(of=operator.attrgetter("says"))
     hangs = is_reordered(difference.compile.items(Layer.KERNELS, difference.compile.phase))
-    is_template = own.map(lambda items: any(_TEMPLATE.match(item.says) for item in items))
+    own_names = own.each(operator.attrgetter("says"))
+    is_template = own_names.map(lambda names: any(map(_TEMPLATE.match, names)))
     cause = Cause.COMPILER_PASS
     if is_template.differ() and not hangs:
         cause = Cause.AUTOTUNE

@@ -29,9 +29,10 @@ def _explain(difference: Difference) -> Explanation:
     if collectives is not None:
         return collectives
     targets = difference.items.each(lambda item: item.fields["target"])
-    num_padded = targets.map(lambda own: sum("constant_pad_nd" in target for target in own))
+    num_padded = targets.map(lambda own: " ".join(own).count("constant_pad_nd"))
     outputs = difference.items.only(lambda item: item.fields["op"] == "output")
-    num_saved = outputs.map(lambda own: sum(len(item.notes["reads"].split()) for item in own))
+    saved = outputs.each(lambda item: item.notes["reads"])
+    num_saved = saved.map(lambda own: len(" ".join(own).split()))
     cause = Cause.COMPILER_PASS
     if num_padded.differ():
         cause = Cause.AUTOTUNE  # Inductor decides by timing, on each rank alone, whether padding makes a matmul faster
@@ -42,11 +43,10 @@ def _explain(difference: Difference) -> Explanation:
 
 def _follow(difference: Difference) -> Followed:
     """Constants that follow the coordinate, where nothing else differs and the collectives are equal."""
-    if not difference.compile.differs(Layer.COLLECTIVES):
-        found = constants(difference.items, difference.compile.coordinates())
-        if found.rows:
-            return found
-    return Followed(difference.rows)
+    found = constants(difference.items, difference.compile.coordinates())
+    if difference.compile.differs(Layer.COLLECTIVES) or not found.rows:
+        return Followed(difference.rows)
+    return found
 
 
 SPEC = LayerSpec(explain=_explain, items=_items, parts=_parts, follow=_follow, is_strict=False)

@@ -68,12 +68,10 @@ def _launches(row: Row) -> str:
 
 def _call(item: Item) -> str:
     """`mul(%1, 3)`; an input is named as such."""
-    target, args = item.fields["target"], item.fields["args"]
-    if item.fields["op"] == "placeholder":
-        return f"input {target}"
-    if item.fields["op"] == "get_attr":
-        return f"attribute {target}"
-    return f"{target}({args})" if item.fields["op"] == "call" else f"{item.fields['op']} {target}({args})"
+    op, target = item.fields["op"], item.fields["target"]
+    call = f"{target}({item.fields['args']})"
+    texts = {"placeholder": f"input {target}", "get_attr": f"attribute {target}", "call": call}
+    return texts.get(op, f"{op} {call}")
 
 
 def _guards(row: Row) -> str:

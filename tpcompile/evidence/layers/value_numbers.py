@@ -23,7 +23,7 @@ class ValueNumbers:
         inner_first = sorted(nodes, key=lambda node: scope_of(node).count("/"), reverse=True)
         for node in inner_first:
             self.values[node.about] = known.setdefault(self._text(node), len(known))
-        self.issuing = [node for node in self.scopes.get("", ()) if self._issues(node)]
+        self.issuing = list(filter(self._issues, self.scopes.get("", ())))
         """Collectives, and calls of autograd functions with one in the forward, in order."""
         self.issued = [self.values[node.about] for node in self.issuing]
 
