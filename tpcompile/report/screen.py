@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,8 +21,6 @@ _MAX_HEAD = 24
 """Most lines before the first difference."""
 _MIN_PANEL = 6
 """Fewest lines in which a difference is shown; with less room it is left out."""
-_WIDTH = 120
-"""Columns of the report in a file."""
 
 
 class Screen:
@@ -155,11 +152,9 @@ def _files(folder: Path) -> tuple[Path, Path]:
 def _written(verdict: Verdict, folder: Path, command: str) -> list[str]:
     """Write the whole report and the verdict; return the lines that say where, or why they could not be written."""
     report, data = _files(folder)
-    text = io.StringIO()
-    terminal.render(verdict, Console(file=text, width=_WIDTH), command=command, limits=terminal.WHOLE)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        report.write_text(text.getvalue(), encoding="utf-8")
+        report.write_text(terminal.whole(verdict, command), encoding="utf-8")
         data.write_text(verdict.to_json(indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         return [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Literal
 
@@ -19,8 +18,6 @@ from tpcompile.report.stdout import forgiving
 MAX_LINES = 200
 """Most lines that a report takes on a terminal; the rest of it is in files."""
 _REPORT = "report.txt"
-_WIDTH = 120
-"""Columns of the report in a file."""
 
 Amount = Literal["all", "last", "json"]
 """`all` of the report, its `last` lines, or the verdict as `json`."""
@@ -77,10 +74,8 @@ def _where_all_is(verdict: Verdict, run: Path | None, command: str) -> str:
     """Write the whole report to the run directory, and say where it is."""
     if run is None:
         return ": `publish` of the verdict writes all of them"
-    text = io.StringIO()
-    terminal.render(verdict, Console(file=text, width=_WIDTH), command=command, limits=terminal.WHOLE)
     try:
-        path = RunDir(run).write_text(_REPORT, text.getvalue())
+        path = RunDir(run).write_text(_REPORT, terminal.whole(verdict, command))
     except PreflightError as error:
         return f", not written: {error}"
     return f": {path}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,6 +61,8 @@ USUAL = Limits()
 WHOLE = Limits(
     groups=sys.maxsize, panels=sys.maxsize, details=sys.maxsize, rows=sys.maxsize, places=sys.maxsize, notes=sys.maxsize
 )
+_WIDTH = 120
+"""Columns of the report in a file."""
 _STYLES = {Status.PASS: "green", Status.FAIL: "bold red"}
 """Style of a check that has its own row in the table; the others are folded into lines."""
 
@@ -71,6 +74,13 @@ def render(
     console.print(Group(*body(verdict, command, limits), *last_lines(verdict)))
     for text in replay(run):
         console.print(Text(text, style="dim"), soft_wrap=True)
+
+
+def whole(verdict: Verdict, command: str) -> str:
+    """All of the report, as text for a file."""
+    text = io.StringIO()
+    render(verdict, Console(file=text, width=_WIDTH), command=command, limits=WHOLE)
+    return text.getvalue()
 
 
 def replay(run: Path | None) -> list[str]:

@@ -6,6 +6,7 @@ import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tpcompile.evidence.comparison.blamed import rank_group
 from tpcompile.evidence.groups.align import Slot
@@ -254,11 +255,15 @@ class _Layer:
         found: list[Divergence] = []
         followed = self.followed
         if followed.rows:
-            found.append(self._listed(followed.rows[0], DivergenceClass.RANK_PARAMETRIC, followed.says))
+            cause = Cause.RANK_PARAMETRIC
+            fields = {"cls": DivergenceClass.RANK_PARAMETRIC, "title": followed.says, "advice": cause.note}
+            found.append(self._divergence(cause, self.groups, followed.rows[0], **fields))
         reason = find(self._by_reason, bool)
         if reason:
             row = self._by_reason[reason][0]
-            found.append(self._listed(row, DivergenceClass.DECLARED, headline(row, self.groups), reason))
+            title, advice = headline(row, self.groups), f"declared: {reason}"
+            fields = {"cls": DivergenceClass.DECLARED, "title": title, "advice": advice}
+            found.append(self._divergence(Cause.UNKNOWN, self.groups, row, **fields))
         return found
 
     @functools.cached_property
@@ -306,17 +311,14 @@ class _Layer:
         # For generated code the calls in it decide whether the ranks will wait for each other.
         follows = self.layer != Layer.KERNELS and self.differs(Layer.COLLECTIVES)
         hangs = found.hangs or follows
-        return Divergence(
-            layer=self.layer,
+        return self._divergence(
+            found.cause,
+            groups,
+            row,
             cls=DivergenceClass.COLLECTIVES if hangs else DivergenceClass.CONTENT,
-            domain=self.whole.domain.name,
-            where=self._where(),
-            groups=self.whole.sides(groups, row, found.cause),
             title=found.headline or headline(row, groups),
-            cause=found.cause,
             guard=failed,
             held=held,
-            step=self.whole.slot.step,
             is_rank_known=0 < len(found.guilty) < len(groups),
             advice=found.cause.advice,
             consequences=tuple(layer for layer in self.whole.layers if layer != self.layer),
@@ -343,23 +345,17 @@ class _Layer:
         is_split = any(programs.among(group).differ() for group in self.groups)
         return () if is_split else programs.groups()
 
-    def _listed(self, row: Row, cls: DivergenceClass, title: str, reason: str = "") -> Divergence:
-        cause = Cause.RANK_PARAMETRIC if cls == DivergenceClass.RANK_PARAMETRIC else Cause.UNKNOWN
+    def _divergence(self, cause: Cause, groups: Groups, row: Row, **fields: Any) -> Divergence:
+        where, part = self.whole.slot.where, self.key[1]
         return Divergence(
             layer=self.layer,
-            cls=cls,
-            domain=self.whole.domain.name,
-            where=self._where(),
-            groups=self.whole.sides(self.groups, row, cause),
-            title=title,
             cause=cause,
+            domain=self.whole.domain.name,
+            where=f"{where} ({part})" if part else where,
+            groups=self.whole.sides(groups, row, cause),
             step=self.whole.slot.step,
-            advice=f"declared: {reason}" if reason else cause.note,
+            **fields,
         )
-
-    def _where(self) -> str:
-        where, part = self.whole.slot.where, self.key[1]
-        return f"{where} ({part})" if part else where
 
 
 def _both_sides(guard: Row, order: Sequence[int]) -> tuple[str, str]:

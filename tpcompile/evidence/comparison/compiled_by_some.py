@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from tpcompile.evidence.comparison.blamed import rank_group
 from tpcompile.evidence.comparison.cache_entries import reason_of
@@ -50,10 +49,11 @@ _NAMED = _TENSOR_CAUSES.keys() - {ReasonKind.SIZE_BOUND, ReasonKind.DYNAMIC_MARK
 _NOTHING = CompileDigest(index=-1, compile_id="", phase="", frame="", layers=())
 """The compile of a rank that made none."""
 _BESIDE = "it issues no collective, so no rank waits in it"
+Ranks = tuple[int, ...]
 _VALUE_KINDS = (ReasonKind.MODULE_INT, ReasonKind.NUMBER, ReasonKind.VALUE, ReasonKind.TRAINING)
 
 
-def compiled_alone(programs: Programs, slot: Slot, absent: tuple[int, ...]) -> Divergence:
+def compiled_alone(programs: Programs, slot: Slot, absent: Ranks) -> Divergence:
     """The finding for a compile that the `absent` ranks did not make; `programs` are those of their domain."""
     domain = programs.domain
     present = slot.compiles.ranks
@@ -62,8 +62,10 @@ def compiled_alone(programs: Programs, slot: Slot, absent: tuple[int, ...]) -> D
     rank = (with_graph or slot.compiles).ranks[0]
     ours = Seen(domain, rank, slot.compiles[rank])
     reason = reason_of(ours)
-    sides = _Sides(programs, ours, present, absent)
-    found = _Recompiled(sides, parse_reason(reason)) if reason else _Alone(sides)
+    if reason:
+        found: _Alone = _Recompiled(programs, ours, present, absent, parse_reason(reason))
+    else:
+        found = _Alone(programs, ours, present, absent)
     cause = found.cause()
     return Divergence(
         layer=Layer.GRAPH,
@@ -82,17 +84,6 @@ def compiled_alone(programs: Programs, slot: Slot, absent: tuple[int, ...]) -> D
     )
 
 
-@dataclass(frozen=True)
-class _Sides:
-    """Who made a compile."""
-
-    programs: Programs
-    ours: Seen
-    """The compile on the first rank that made it."""
-    present: tuple[int, ...]
-    absent: tuple[int, ...]
-
-
 class _Alone:
     """A compile that only the present ranks made, and what the absent ranks compiled of the same frame."""
 
@@ -103,10 +94,10 @@ class _Alone:
     asked_at: UserLine | None = None
     """The user's line that made Dynamo guard the value."""
 
-    def __init__(self, sides: _Sides, *, entry: str = "") -> None:
-        """`entry` is the compile id of the cache entry whose guard failed."""
-        self.programs, self.domain = sides.programs, sides.programs.domain
-        self.ours, self.present, self.absent = sides.ours, sides.present, sides.absent
+    def __init__(self, programs: Programs, ours: Seen, present: Ranks, absent: Ranks, *, entry: str = "") -> None:
+        """`ours` is the compile on the first of the present ranks, `entry` the id of the entry whose guard failed."""
+        self.programs, self.domain = programs, programs.domain
+        self.ours, self.present, self.absent = ours, present, absent
         earlier = self._earlier(entry)
         self.has_earlier = earlier is not None
         self.are_absent_fewer = len(self.absent) < len(self.present)
@@ -209,8 +200,8 @@ class _Alone:
 class _Recompiled(_Alone):
     """A compile because a guard failed."""
 
-    def __init__(self, sides: _Sides, failure: Reason) -> None:
-        super().__init__(sides, entry=failure.entry)
+    def __init__(self, programs: Programs, ours: Seen, present: Ranks, absent: Ranks, failure: Reason) -> None:
+        super().__init__(programs, ours, present, absent, entry=failure.entry)
         self.failure = failure
         self.guard, self.asked_at = failure.guard, failure.line
         self.held = _held(failure) if self.has_earlier else ""

@@ -28,8 +28,9 @@ class Programs:
         self.frames_of: defaultdict[int, set[str]] = defaultdict(set)
         self.programs: dict[Hashable, _Program] = {}
         self.num_ranks = len(domain.digests)
-        for rank in domain.digests:
-            for seen in domain.seen_by(rank):
+        for rank, digest in domain.digests.items():
+            for compile_ in digest.compiles:
+                seen = Seen(domain, rank, compile_)
                 self.frames[seen.compile.frame].add(rank)
                 self.frames_of[rank].add(seen.compile.frame)
                 program = self.programs.setdefault(_identity(seen), _Program(seen))

@@ -114,10 +114,6 @@ class Domain:
             self._compiled[rank] = Compiles(self.digests[rank])
         return self._compiled[rank]
 
-    def seen_by(self, rank: int) -> list[Seen]:
-        """The compiles of a rank, in order."""
-        return [Seen(self, rank, compile_) for compile_ in self.digests[rank].compiles]
-
 
 @dataclass(frozen=True)
 class Seen:
