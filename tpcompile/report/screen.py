@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console, RenderableType
@@ -23,13 +24,13 @@ _MIN_PANEL = 6
 """Fewest lines in which a difference is shown; with less room it is left out."""
 
 
+@dataclass
 class Screen:
     """Lines for a console; `is_cut` when lines were left out."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.lines: list[list[Segment]] = []
-        self.is_cut = False
+    console: Console
+    lines: list[list[Segment]] = field(default_factory=list)
+    is_cut: bool = False
 
     def add(self, what: RenderableType, *, at_most: int) -> None:
         """Add the first lines of a renderable."""

@@ -5,20 +5,19 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tpcompile.evidence.comparison.blamed import rank_group
 from tpcompile.evidence.groups.align import Slot
 from tpcompile.evidence.groups.by_group import ByGroup, Items, Row
 from tpcompile.evidence.groups.by_rank import Groups
-from tpcompile.evidence.groups.domain import Domain, Seen
+from tpcompile.evidence.groups.domain import Domain
 from tpcompile.evidence.iterables import find, first, grouped
 from tpcompile.evidence.layers import SPECS
 from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.layers.kernels import LAUNCHES, is_reordered
 from tpcompile.evidence.layers.row_text import headline
-from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, Followed, LayerSpec
+from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, Followed
 from tpcompile.evidence.records import (
     CompileDigest,
     Divergence,
@@ -94,17 +93,13 @@ class _Compile:
         # The different program failed in the backend.
         return [finding.model_copy(update={"title": f"{finding.title}; {raised}"})]
 
-    def seen(self, groups: Groups) -> ByGroup[Seen]:
-        """The compile as one rank of each group saw it."""
-        return self.domain.leaders(self.slot.compiles, groups)
-
     def lowered(self, strict: Iterable[_Layer]) -> list[Divergence]:
         """What differs in the lowered layers of equal programs.
 
         A declared input or constant is also in the lowered graph, and in the code made from that graph; a declared
         guard is not. Shards of different sizes have different shapes all the way down. A matmul padded in the forward
-        is padded in the backward. None of these explains collectives in a different order. Of a
-        log that ended before the guards of a compile none of this is known.
+        is padded in the backward. None of these explains collectives in a different order. None of
+        this is known where a log ended before the guards of the compile.
         """
         unguarded = self.slot.compiles.where(lambda compile_: compile_.sha(Layer.GUARDS) is None)
         if unguarded and self.domain.is_cut:
@@ -167,7 +162,8 @@ class _Compile:
 
     def sides(self, groups: Groups, row: Row, cause: Cause) -> tuple[RankGroup, ...]:
         """Groups with their items, and the line of the frame."""
-        columns = zip(groups, row, self.seen(groups), strict=True)
+        leaders = self.domain.leaders(self.slot.compiles, groups)
+        columns = zip(groups, row, leaders, strict=True)
         return tuple(rank_group(ranks, item, seen.compile, cause) for ranks, item, seen in columns)
 
 
@@ -182,28 +178,19 @@ def _reached(compile_: CompileDigest) -> str:
     return _REACHED[furthest]
 
 
-@dataclass
 class _Layer:
     """One layer in which groups of ranks differ; an explanation asks it about the compile."""
 
-    whole: _Compile
-    key: Key
-    groups: Groups
-
-    @property
-    def layer(self) -> Layer:
-        """The layer, without the part."""
-        return self.key[0]
-
-    @property
-    def place(self) -> tuple[int, bool, bool]:
+    def __init__(self, whole: _Compile, key: Key, groups: Groups) -> None:
+        self.whole, self.key, self.groups = whole, key, groups
+        self.layer, part = key
+        self.spec = SPECS[self.layer]
+        self.phase = part.removesuffix(LAUNCHES)
+        """`forward` or `backward`; empty for a layer of one part."""
+        is_code = key == (Layer.KERNELS, self.phase)
+        self.place = (list(SPECS).index(self.layer), self.phase != "forward", is_code)
         """Key that sorts from cause to effect: layers in order, forward before backward, launches before their code."""
-        return list(SPECS).index(self.layer), self.phase != "forward", self.key == (Layer.KERNELS, self.phase)
-
-    @property
-    def phase(self) -> str:
-        """`forward` or `backward`, from the name of the part; empty for a layer of one part."""
-        return self.key[1].removesuffix(LAUNCHES)
+        self._seen = whole.domain.leaders(whole.slot.compiles, groups)
 
     def follows(self, *, is_explained: bool) -> bool:
         """True for what is made from a layer above that differs, or that is explained: a lowered graph, launches, code.
@@ -212,6 +199,7 @@ class _Layer:
         """
         if self.layer != Layer.KERNELS:
             return is_explained
+        # Where a difference of collectives is declared, the code follows from it.
         is_declared = self.differs(Layer.COLLECTIVES)
         if not is_declared and is_reordered(self._own_items):
             return False
@@ -221,18 +209,9 @@ class _Layer:
         return is_explained or is_made_from_above
 
     @property
-    def spec(self) -> LayerSpec:
-        """How the layer is compared and explained."""
-        return SPECS[self.layer]
-
-    @property
     def is_red(self) -> bool:
         """True when a difference is left that is not declared."""
         return bool(self.difference.rows)
-
-    @functools.cached_property
-    def _seen(self) -> ByGroup[Seen]:
-        return self.whole.seen(self.groups)
 
     @functools.cached_property
     def _own_items(self) -> Items:

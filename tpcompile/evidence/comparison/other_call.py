@@ -18,8 +18,8 @@ from tpcompile.evidence.records.digest import CallPath
 def is_own_call(ours: Seen, absent: Collection[int]) -> bool:
     """True where this rank alone calls the function from that line, and calls it also as the absent ranks do.
 
-    Of a program that still runs, the latter may be to come. A rank that calls the function as often as the others makes
-    no call of its own: the others did not compile in that line, since what they have fits.
+    In a program that still runs, its call as the absent ranks make it may come later. A rank that calls the function as
+    often as the others makes no call of its own: the others did not compile in that line, since what they have fits.
     """
     domain, frame = ours.domain, ours.compile.frame
     path = ours.compile.call_path
@@ -59,7 +59,7 @@ def are_other_calls(domain: Domain, slot: Slot) -> bool:
 def is_local(seen: Seen) -> bool:
     """True for a complete graph that issues no collective.
 
-    Of a DTensor the collectives are seen in lowered graphs only.
+    The collectives of a DTensor are seen in lowered graphs only.
     """
     compile_ = seen.compile
     if compile_.limit_reached or compile_.num_items(Layer.COLLECTIVES):

@@ -86,7 +86,7 @@ def explained(items: Items, rows: Sequence[Row]) -> Explanation:
 def _extra(items: Items, rows: Sequence[Row]) -> Row:
     """The first collective that some groups do not issue.
 
-    Of several equal ones, alignment by content takes the last. The extra one is that at a line from which the groups
+    Alignment by content takes the last of several equal ones. The extra one is that at a line from which the groups
     that lack it issue nothing.
     """
     extra = find(rows, lambda row: not row.is_full)

@@ -23,7 +23,7 @@ def rows_of(items: Items, *, is_ordered: bool) -> tuple[Row, ...]:
     rest = Items(group[window] for group in items)
     if len(rest) == 2:
         return _aligned(*rest)
-    # Of more than two groups an item that only some have, or else the items at the same position.
+    # More than two groups: an item that only some have, or else the items at the same position.
     return tuple(_inserted(rest) or rest.differing())
 
 

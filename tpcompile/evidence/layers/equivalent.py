@@ -161,7 +161,7 @@ def _affine(values: Column, places: Sequence[int]) -> Affine | None:
     pairs = sorted(zip(places, values, strict=True))
     (x0, y0), (x1, y1) = pairs[0], pairs[-1]
     if x0 == x1:
-        return None
+        return None  # ranks that share a coordinate follow no map of it
     step = Fraction(y1 - y0, x1 - x0)
     start = y0 - step * x0
     found = Affine(start, step)

@@ -140,7 +140,7 @@ def _value(difference: Difference) -> Explanation | None:
 def _placed(row: Row, nodes: Row) -> Row:
     """The row at the first nodes that differ, where torch does not say which line asked for the guard.
 
-    Of nodes in one function at the first of them, which is nearest to the branch.
+    Nodes in one function are shown at the first of them, which is nearest to the branch.
     """
     functions = {(line.file, line.function) for line in nodes.lines}
     nearest = None

@@ -88,7 +88,7 @@ def _explain_launches(difference: Difference) -> Explanation:
 def _split(items: Items, own_items: Items, groups: Groups) -> str:
     """`poi add and poi relu are two launches on rank 1: REASON`; empty where no launch of the same ranks says why.
 
-    Of the groups with the most launches first: what is one kernel elsewhere is several there.
+    The groups with the most launches are asked first: what is one kernel elsewhere is several there.
     """
     sides = zip(groups, items, own_items, strict=True)
     for ranks, launches, own in sorted(sides, key=lambda side: -len(side[1])):
