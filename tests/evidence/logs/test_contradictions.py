@@ -46,6 +46,16 @@ def test_records_of_one_compile_that_are_lost_together_are_noticed(
     assert re.search(says, logs_check(verdict)), logs_check(verdict)
 
 
+JOINT = """
+\tclass inner_f(torch.nn.Module):
+\t    def forward(
+\t        self,
+\t        primals,
+\t        tangents,
+\t    ):
+"""
+
+
 def test_lowered_graphs_that_a_joint_graph_implies_are_missed(job: Callable[[str], Path]) -> None:
     """Of a backend besides Inductor only the joint graph, or a peer, says that there were any."""
 
@@ -60,7 +70,7 @@ def test_lowered_graphs_that_a_joint_graph_implies_are_missed(job: Callable[[str
         time = found[place].split()[1]
         joint = f'V1121 {time} 1 x.py:1] {{"aot_joint_graph": {{}}, "rank": %d, {OF_FIRST}: 0, "has_payload": "0"}}'
         rank = re.findall('"rank": ([01])', text)[0]
-        found.insert(place + 1, rehashed(joint % int(rank) + "\n\tclass joint:\n"))
+        found.insert(place + 1, rehashed(joint % int(rank) + JOINT))
         return "".join(found)
 
     folder = job("cold_shared")

@@ -71,6 +71,11 @@ def test_a_damaged_log_makes_no_healthy_job_red_and_no_faulty_one_green(
     assert not list(filter(None, found))
 
 
+@pytest.mark.parametrize("seed", [113623609838])  # a graph of Dynamo, with symbolic sizes, as that of a backward
+def test_a_seed_that_was_wrong_once(seed: int, tmp_path: Path) -> None:
+    assert not wrong(seed, tmp_path / "job")
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> Callable[[str], Path]:
     """Makes a copy of a recorded job, to damage."""

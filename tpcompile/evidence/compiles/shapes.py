@@ -7,6 +7,7 @@ what is checked here. A field that no event reads is not looked at.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,20 +37,20 @@ def is_as_written(metadata: Mapping[str, Any], payload: bytes) -> bool:
     ids = [metadata.get(key) for key in _IDS]
     bodies = metadata.keys() & _BODIES.keys()
     is_placed = name not in _OF_COMPILES or not metadata.keys().isdisjoint(_PLACES)
-    has_payload = _PAYLOADS.get(name, _has_any_payload)
+    has_payload = _PAYLOADS.get(name, _has_any)
+    is_its_payload = _lowered(payload) == name if name in _LOWERED else has_payload(payload)
     checks = [
         bool(metadata),
         all(map(_is_number_or_none, ids)),
         all(_BODIES[key](metadata[key]) for key in bodies),
         is_placed,
-        has_payload(payload),
-        _is_of(name, payload),
-        _names_its_nodes(name, metadata.get(name), payload),
+        is_its_payload,
+        name != "dynamo_output_graph" or _names_its_nodes(metadata.get(name), payload),
     ]
     return all(checks)
 
 
-def _has_any_payload(_payload: bytes) -> bool:
+def _has_any(_payload: bytes) -> bool:
     return True
 
 
@@ -162,7 +163,7 @@ _BODIES: Mapping[str, Callable[[object], bool]] = {
 
 def _is_schedule(payload: bytes) -> bool:
     names = json_value(payload)
-    return isinstance(names, list) and all(map(_is_text, names))
+    return isinstance(names, list) and all(_is_text(name) and name[:1].isidentifier() for name in names)
 
 
 def _is_execution(payload: bytes) -> bool:
@@ -174,11 +175,6 @@ def _is_version(payload: bytes) -> bool:
     return _is_text(json_object(payload).get("pytorch_version"))
 
 
-def _is_code(payload: bytes) -> bool:
-    """True for Python, and for the C++ of a wrapper."""
-    return b"import " in payload or b"#include" in payload
-
-
 def _is_launched(payload: bytes) -> bool:
     try:
         LaunchedGraph.model_validate(json_object(payload).get("launched"))
@@ -187,55 +183,51 @@ def _is_launched(payload: bytes) -> bool:
     return True
 
 
-_GRAPH, _JSON = "graph", "JSON"
-_KINDS = {
-    **dict.fromkeys([*GRAPH_KINDS, JOINT_GRAPH], _GRAPH),
-    **dict.fromkeys([*CACHE_EVENTS, TORCH_VERSION, EXECUTION, FUSION], _JSON),
-}
-_HEADS = {
-    b"class ": _GRAPH,
-    b"TREE_GUARD_MANAGER:": "dynamo_cpp_guards_str",
-    b"Graph break in user code at ": "dynamo_graph_break_reason",
-    b"# AOT ID: ": "inductor_output_code",
-    b"{": _JSON,
-}
-"""How payloads begin in every version of torch that was seen -> whose they are."""
-_HEAD_BYTES = 256
-_LOWERED = GRAPH_KINDS.keys() - {"dynamo_output_graph"}
-_VARIABLES = b"def forward(self, L_"
-"""How Dynamo names the local variables that enter a graph."""
-_HAVE_HEADS = frozenset(GRAPH_KINDS)
-"""Events whose payloads always begin like this; the others may."""
+def _begins(pattern: bytes) -> Callable[[bytes], bool]:
+    """A check of a payload that begins like this, possibly behind an empty line."""
+    begin = re.compile(rb"\s*(?:" + pattern + rb")")
+    return lambda payload: begin.match(payload) is not None
 
 
-def _is_of(name: str, payload: bytes) -> bool:
-    """True for a payload that begins like those of its event, and not like those of another one."""
-    begins = payload[:_HEAD_BYTES].lstrip()
-    if name not in FILE_EVENTS:
-        return True
-    kinds = [kind for head, kind in _HEADS.items() if begins.startswith(head)]
-    own = _KINDS.get(name, name)
-    return kinds == [own] or not (kinds or name in _HAVE_HEADS)
+_PARAMETERS = re.compile(rb"\s*class [^\n]+\(torch\.nn\.Module\):\n +def forward\(\n((?: {8}[^\n]*\n)*) +\)")
+"""AOTAutograd prints a graph with each parameter on a line of its own, Dynamo with all on the line of `forward`."""
 
 
-def _names_its_nodes(name: str, body: object, payload: bytes) -> bool:
-    """True for a graph of Dynamo with the node whose size is logged first, and for one of AOTAutograd without variables
-    of the program."""
-    if name in _LOWERED:
-        return _VARIABLES not in payload[:_HEAD_BYTES]
-    if name != "dynamo_output_graph":
-        return True
+def _lowered(payload: bytes) -> str:
+    """The event of a graph of AOTAutograd, by the names of its parameters; empty for any other text."""
+    head = _PARAMETERS.match(payload)
+    if head is None:
+        return ""
+    names = set(re.findall(rb"^ +([a-z]+_?)", head[1], re.MULTILINE))
+    if {b"primals", b"tangents"} <= names:
+        return JOINT_GRAPH
+    if b"tangents_" in names:
+        return "aot_backward_graph"
+    return "aot_forward_graph" if b"primals_" in names else "aot_inference_graph"
+
+
+def _names_its_nodes(body: object, payload: bytes) -> bool:
+    """True for a graph of Dynamo with the node whose size is logged first."""
     sizes = body.get("sizes") if isinstance(body, dict) else None
     if not isinstance(sizes, dict):
         return sizes is None
     return all(name.encode() in payload for name in itertools.islice(sizes, 1))
 
 
+_LOWERED = GRAPH_KINDS.keys() - {"dynamo_output_graph"} | {JOINT_GRAPH}
 _PAYLOADS: Mapping[str, Callable[[bytes], bool]] = {
     SCHEDULE: _is_schedule,
     EXECUTION: _is_execution,
     TORCH_VERSION: _is_version,
     FUSION: _is_launched,
-    "inductor_output_code": _is_code,
+    "dynamo_output_graph": _begins(rb"class [^\n]+\(torch\.nn\.Module\):\n +def forward\(self[,)]"),
+    "inductor_output_code": _begins(rb"# |#include|//|import |from "),  # Python, or the C++ of a wrapper
+    "dynamo_cpp_guards_str": _begins(rb"TREE_GUARD_MANAGER:"),
+    "dynamo_graph_break_reason": _begins(rb"Graph break|WON'T CONVERT"),
+    "recompile_reasons": _begins(rb"(?:\[\s*\"?)?!?\d+/\d|\[\s*\]"),  # begin with the compile id; one, or a list
+    **dict.fromkeys(CACHE_EVENTS, _begins(rb"\{|\Z")),
 }
-"""Event -> what its payload has to be, besides how it begins."""
+"""Event besides the lowered graphs -> what its payload has to be, as seen on torch 2.11.0 and 2.13.0.
+
+A payload passes as that of one event only: two records whose payloads were exchanged, with their hashes, would be read
+as a program that no rank ran. The outcome of a cache lookup is an exception, since nothing reads its payload."""
