@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from tpcompile.evidence.compiles.events import CACHE_EVENTS, CALLED_FROM, FUSION
 from tpcompile.evidence.compiles.normalised import normalised
 from tpcompile.evidence.compiles.shapes import json_value
 from tpcompile.evidence.compiles.user_lines import with_user_lines
-from tpcompile.evidence.iterables import grouped, indexed, last
+from tpcompile.evidence.iterables import grouped, last
 from tpcompile.evidence.records import (
     CompileRecord,
     Graph,
@@ -168,21 +168,18 @@ class LoggedEvents:
     def inputs(self) -> tuple[InputTensor, ...]:
         """Tensors of the last attempt."""
         sources = self.of_last_attempt("describe_source")
-        tensors = self.tensors({source.attempt for source in sources})
+        attempts = {source.attempt for source in sources}
+        described = [event for event in self.all("describe_tensor") if event.attempt in attempts]
+        tensors = {described_tensor(event): event.metadata["describe_tensor"] for event in described}
         constants: dict[str, str] = {}
         inputs: dict[str, InputTensor] = {}
         for event in sources:
-            body = event.metadata["describe_source"]
-            tensor = tensors.get(_described(body))
+            tensor = tensors.get(described_tensor(event))
             if tensor is not None:
-                source = normalise.constant(normalise.generic(str(body["source"])), constants)
+                named = str(event.metadata["describe_source"]["source"])
+                source = normalise.constant(normalise.generic(named), constants)
                 inputs[source] = _input(source, tensor)
         return tuple(dict(sorted(inputs.items())).values())
-
-    def tensors(self, attempts: Collection[int]) -> dict[tuple[object, object], Mapping[str, Any]]:
-        """Descriptions of the tensors of some attempts, by identity."""
-        described = [event for event in self.all("describe_tensor") if event.attempt in attempts]
-        return indexed((event.metadata["describe_tensor"] for event in described), _described)
 
     def kernels(self, roles: GroupRoles) -> tuple[Kernel, ...]:
         """Kernels of the generated code, forward before backward."""
@@ -248,8 +245,9 @@ class LoggedEvents:
         return is_said or metrics.get("fail_type") == "FailOnRecompileLimitHit"
 
 
-def _described(body: Mapping[str, Any]) -> tuple[object, object]:
-    """Identity of a tensor in the events that describe it."""
+def described_tensor(event: TraceEvent) -> tuple[object, object]:
+    """The identity of the tensor that an event describes, or gives the source of."""
+    body = event.metadata[event.name]
     return body.get("describer_id"), body.get("id")
 
 
