@@ -294,10 +294,10 @@ class CaptureSession:
             if event.name == "dynamo_output_graph" and event.compile_id is not None:
                 self._with_graph.add(event.compile_id)
             if event.name == "dynamo_start":
-                self._events.append(trace.called_from_event(event, compat.program_lines(sys._getframe())))
+                self._events.append(trace.event_beside(event, trace.CALLED_FROM, compat.program_lines(sys._getframe())))
             if event.name in trace.TRACED:
                 reads = rank_reads(compat.traced_code())
-                self._events.append(trace.rank_reads_event(event, reads))
+                self._events.append(trace.event_beside(event, trace.RANK_READS, reads))
 
     def _started(self, compile_id: str) -> None:
         if self._on_start:
