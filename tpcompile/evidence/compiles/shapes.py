@@ -171,15 +171,15 @@ def _is_launched(payload: bytes) -> bool:
 
 _LOWERED = GRAPH_KINDS.keys() - {"dynamo_output_graph"} | {JOINT_GRAPH}
 _BEGINNINGS: Mapping[str, re.Pattern[bytes]] = {
-    "dynamo_output_graph": re.compile(rb"\s*class [^\n]+\(torch\.nn\.Module\):\n +def forward\(self[,)]"),
-    "inductor_output_code": re.compile(rb"\s*(?:# |#include|//|import |from )"),  # Python, or the C++ of a wrapper
-    "dynamo_cpp_guards_str": re.compile(rb"\s*TREE_GUARD_MANAGER:"),
-    "dynamo_graph_break_reason": re.compile(rb"\s*(?:Graph break|WON'T CONVERT)"),
-    "recompile_reasons": re.compile(rb"\s*(?:(?:\[\s*\"?)?!?\d+/\d|\[\s*\])"),  # one with its compile id, or a list
-    **dict.fromkeys(CACHE_EVENTS, re.compile(rb"\s*(?:\{|\Z)")),
+    "dynamo_output_graph": re.compile(rb"\A\s*+class [^\n]+\(torch\.nn\.Module\):\n +def forward\(self[,)]"),
+    "inductor_output_code": re.compile(rb"\A\s*+(?:# |#include|//|import |from )"),  # Python, or the C++ of a wrapper
+    "dynamo_cpp_guards_str": re.compile(rb"\A\s*+TREE_GUARD_MANAGER:"),
+    "dynamo_graph_break_reason": re.compile(rb"\A\s*+(?:Graph break|WON'T CONVERT)"),
+    "recompile_reasons": re.compile(rb"\A\s*+(?:(?:\[\s*\"?)?!?\d+/\d|\[\s*\])"),  # one with its compile id, or a list
+    **dict.fromkeys(CACHE_EVENTS, re.compile(rb"\A\s*+(?:\{|\Z)")),
 }
 """Event -> how its payload begins, as seen on torch 2.11.0 and 2.13.0."""
-_PARAMETERS = re.compile(rb"\s*class [^\n]+\(torch\.nn\.Module\):\n +def forward\(\n((?: {8}[^\n]*\n)*) +\)")
+_PARAMETERS = re.compile(rb"\A\s*+class [^\n]+\(torch\.nn\.Module\):\n +def forward\(\n((?: {8}[^\n]*\n)*) +\)")
 """AOTAutograd prints a graph with each parameter on a line of its own, Dynamo with all on the line of `forward`."""
 
 
