@@ -276,7 +276,8 @@ class _Layer:
 
     def rank_reads(self) -> Sequence[RankRead]:
         """Sure reads of the rank in the traced code of this frame."""
-        reads = [read for digest in self.whole.domain.ranks for read in digest.sure_reads]
+        sources = itertools.chain.from_iterable(digest.rank_sources("read") for digest in self.whole.domain.ranks)
+        reads = [read for read in sources if read.is_sure]
         return [read for read in reads if read.where.endswith(self.whole.slot.frame)]
 
     # Findings.
