@@ -48,9 +48,9 @@ _BUSY_TICKS = 5
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Launch:
-    """One run."""
+    """One run; a key of what is known of it."""
 
     out: Path
     command: tuple[str, ...]
