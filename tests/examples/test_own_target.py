@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from tests.forked import PYTHONPATH, ROOT, torchrun
+from tpcompile.evidence.records import CheckId
 from tpcompile.evidence.rundir import RunDir
 
 
@@ -21,7 +22,7 @@ def test_it_passes_with_its_numbers(tmp_path: Path) -> None:
     ended = torchrun([*command, *flags], environ=environ, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr[-2000:]
     verdict = RunDir(tmp_path / "run").read_verdict()
-    assert verdict is not None and {check.name: check.status for check in verdict.checks}["forward right"] == "pass"
+    assert verdict is not None and {check.id: check.status for check in verdict.checks}[CheckId.FORWARD] == "pass"
 
 
 def _page() -> str:

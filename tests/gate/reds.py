@@ -7,14 +7,14 @@ import re
 from dataclasses import dataclass
 
 from tests.gate.runs import GateRun
-from tpcompile.evidence.records import Check, Layer, Status
+from tpcompile.evidence.records import Check, CheckId, Layer, Status
 
 
 @dataclass(frozen=True, kw_only=True)
 class Red:
     """What a verdict must say about a fault."""
 
-    check: str
+    check: CheckId | Layer
     """A check that must fail."""
     summary: str
     """Pattern in the one line for a human."""

@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests import forked
-from tpcompile.evidence.records import Check, Status, Verdict
+from tpcompile.evidence.records import Check, CheckId, Layer, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.process_tree import run_tree
 
@@ -28,6 +28,11 @@ from tpcompile import cli
 sys.argv[0] = "tpcompile"
 cli.main()
 """
+
+
+def by_id(checks: Iterable[Check]) -> dict[CheckId | Layer, Check]:
+    """Checks by what they are about: a layer, or the id of any other check."""
+    return {check.layer or check.id: check for check in checks}
 
 
 @dataclass(frozen=True)
@@ -52,9 +57,9 @@ class GateRun:
         assert self.verdict is not None, f"no verdict, torchrun ended with {self.exit_code}:\n{self.stderr}"
         return self.verdict
 
-    def failed(self) -> dict[str, Check]:
-        """Failed checks by name."""
-        return {c.name: c for c in self.judged.checks if c.status == Status.FAIL}
+    def failed(self) -> dict[CheckId | Layer, Check]:
+        """Failed checks by id or layer."""
+        return by_id(check for check in self.judged.checks if check.is_red)
 
 
 def run_gate(run_dir: Path, *args: str, nproc: int = 2) -> GateRun:

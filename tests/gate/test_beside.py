@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.evidence.samples import compiled, counters, line
 from tests.gate.test_checks import CONFIG, failed, healthy, judge, phases
-from tpcompile.evidence.records import CompileRecord, RankRecord, Status
+from tpcompile.evidence.records import CheckId, CompileRecord, RankRecord, Status
 
-STEADY = "recompiles in steady calls"
-LENGTH = "one recompile at most when the length changes"
+STEADY = CheckId.STEADY
+LENGTH = CheckId.RESIZED
 NAME = "forward app/metric.py:9"
 
 

@@ -9,19 +9,19 @@ import pytest
 
 from tests.by_size.rows import IN_FLIGHT
 from tests.gate.runs import GateRun, run_many
-from tpcompile.evidence.records import Status
+from tpcompile.evidence.records import CheckId, Status
 from tpcompile.evidence.rundir import RunDir
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 TARGET = Path(__file__).parent / "by_size.py"
 OP = "torch.ops.tpcompile.all_reduce_by_size.default("
-DECLARED = "collectives as declared by the block"
+DECLARED = CheckId.SCHEDULE.heading
 BY_SIZE = ["compile.all_reduce=by_size", "gate.steady_calls=3", "gate.resized_seq_len=16", "block.num_layers=1"]
 PUSHED = ("all_reduce_push_product.default(", "all_reduce_push_start.default(", "all_reduce_push_receive.default(")
 RED = {
-    "dropped_result": (DECLARED, "its result dropped"),
-    "double_copy": ("gradients right", "declared backward all_reduce"),
-    "local_norm": ("forward right", DECLARED),
+    "dropped_result": (CheckId.SCHEDULE, "its result dropped"),
+    "double_copy": (CheckId.GRADIENTS, "declared backward all_reduce"),
+    "local_norm": (CheckId.FORWARD, DECLARED),
 }
 """Fault -> a check that fails, and what the summary says."""
 TRAINED = ("", "double_copy")

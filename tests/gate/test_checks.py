@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.evidence.samples import broken, call, compiled, counters, divergences, guard, kernel, line, lowered, record
+from tests.gate.runs import by_id
 from tpcompile.choices import Mode
 from tpcompile.config import RunConfig, load
 from tpcompile.evidence.digests.digest import digest_rank
@@ -15,6 +16,7 @@ from tpcompile.evidence.judgement import checks
 from tpcompile.evidence.records import (
     Check,
     CheckId,
+    Layer,
     PhaseCounters,
     RankRecord,
     RegionCount,
@@ -26,7 +28,7 @@ from tpcompile.fusion.baseline import Outcome, Regression
 from tpcompile.gate import checks as gate_checks
 from tpcompile.gate.measurements import GateFacts, GradientFactor, GraphBreaks, Schedule, TensorError
 
-OVERWRITES = "no in-place all-reduce clobbers a live buffer"
+OVERWRITES = CheckId.CLOBBERED
 CONFIG = load("cpu_smoke", modes=("A", "B", "C"), train=True)
 WRONG = 5e5
 SITES = ("/app/model.py:5", "/app/model.py:9")
@@ -88,16 +90,16 @@ def healthy(rank: int, **fields: Any) -> RankRecord:
     return record(rank, *values.pop("compiles", compiles), **values)
 
 
-def judge(mode: str, *records: RankRecord, config: RunConfig = CONFIG) -> dict[str, Check]:
-    """The checks of a mode by name."""
+def judge(mode: str, *records: RankRecord, config: RunConfig = CONFIG) -> dict[CheckId | Layer, Check]:
+    """The checks of a mode by id or layer."""
     digests = [digest_rank(r) for r in records]
-    return {c.name: c for c in gate_checks.MODES[mode](config, digests, divergences(*records))}
+    return by_id(gate_checks.MODES[mode](config, digests, divergences(*records)))
 
 
-def failed(mode: str, *records: RankRecord, config: RunConfig = CONFIG) -> dict[str, tuple[int, ...]]:
-    """Names of the checks that fail, with the ranks they blame."""
-    found = judge(mode, *records, config=config).values()
-    return {c.name: c.ranks for c in found if c.status == Status.FAIL}
+def failed(mode: str, *records: RankRecord, config: RunConfig = CONFIG) -> dict[CheckId | Layer, tuple[int, ...]]:
+    """The checks that fail, with the ranks they blame."""
+    found = judge(mode, *records, config=config).items()
+    return {key: check.ranks for key, check in found if check.is_red}
 
 
 @pytest.mark.parametrize("mode", ["A", "B", "C"])
@@ -109,30 +111,30 @@ def test_a_healthy_run_passes_every_check(mode: str) -> None:
 
 def test_nothing_compiled_anywhere_has_its_own_name() -> None:
     idle = {"compiles": [], "counters": (counters("C/first", frames=0, graphs=0),)}
-    assert failed("C", healthy(0, **idle), healthy(1, **idle))[CheckId.COMPILED.heading] == (0, 1)
+    assert failed("C", healthy(0, **idle), healthy(1, **idle))[CheckId.COMPILED] == (0, 1)
 
 
 def test_nothing_compiled_on_one_rank_blames_that_rank() -> None:
     idle = {"compiles": [], "counters": (counters("C/first", frames=0, graphs=0),)}
     found = failed("C", healthy(0), healthy(1, **idle))
-    assert found["every rank compiled"] == (1,) and CheckId.COMPILED.heading not in found
+    assert found[CheckId.EVERY_RANK_COMPILED] == (1,) and CheckId.COMPILED not in found
 
 
 def test_two_graphs_on_one_rank_blame_it() -> None:
     assert failed("C", healthy(0), healthy(1, counters=phases(C_first=counters(frames=2, graphs=2)))) == {
-        "one graph": (1,)
+        CheckId.GRAPHS: (1,)
     }
 
 
 @pytest.mark.parametrize("evidence", [{"breaks": 1}, {"frames": 2}], ids=["break counter", "more frames than graphs"])
 def test_each_counter_alone_shows_a_break(evidence: dict[str, int]) -> None:
     other = healthy(1, counters=phases(C_first=counters(**evidence)))
-    assert failed("C", healthy(0), other) == {CheckId.UNBROKEN.heading: (1,)}
+    assert failed("C", healthy(0), other) == {CheckId.UNBROKEN: (1,)}
 
 
 def test_a_break_event_alone_shows_a_break_with_its_line() -> None:
     compiles = [compiled(breaks=(broken(at=4),))]
-    check = judge("C", *(healthy(rank, compiles=compiles) for rank in range(2)))[CheckId.UNBROKEN.heading]
+    check = judge("C", *(healthy(rank, compiles=compiles) for rank in range(2)))[CheckId.UNBROKEN]
     assert (check.status, check.ranks) == (Status.FAIL, (0, 1))
     assert str(check.line) == "/app/model.py:4 in forward" and any("print" in d for d in check.details)
 
@@ -141,33 +143,31 @@ def test_a_break_is_observed_by_torchs_explanation_and_counters_only_where_torch
     reason = "Attempted to call function marked as skipped Explanation: Dynamo cannot trace print."
     compiles = [compiled(breaks=(broken(at=4, reason=reason),))]
     counted = phases(C_first=counters(breaks=1, frames=7, graphs=2))
-    told = judge("C", healthy(0), healthy(1, compiles=compiles, counters=counted))[CheckId.UNBROKEN.heading]
+    told = judge("C", healthy(0), healthy(1, compiles=compiles, counters=counted))[CheckId.UNBROKEN]
     assert told.observed == "1 break: Dynamo cannot trace print."
-    bare = judge("C", healthy(0), healthy(1, counters=phases(C_first=counters(frames=7))))[CheckId.UNBROKEN.heading]
+    bare = judge("C", healthy(0), healthy(1, counters=phases(C_first=counters(frames=7))))[CheckId.UNBROKEN]
     assert bare.observed == "7 frames compiled into 1 graph"
 
 
 def test_a_break_in_a_different_mode_is_not_blamed_on_this_one() -> None:
     compiles = [compiled(phase="A/first", breaks=(broken(),)), compiled()]
-    assert judge("C", healthy(0, compiles=compiles))[CheckId.UNBROKEN.heading].status == Status.PASS
+    assert judge("C", healthy(0, compiles=compiles))[CheckId.UNBROKEN].status == Status.PASS
 
 
 def test_a_recompile_in_a_steady_call_blames_the_rank_and_says_why() -> None:
     steady = counters("C/steady", calls=CONFIG.gate.steady_calls, frames=1, graphs=1)
     reasons = ("0/0: k == 2    # y = x * k\nUser stack trace:\n",)
     again = [*healthy(1).compiles, compiled(phase="C/steady", compile_id="0/1", recompile_reasons=reasons)]
-    check = judge("C", healthy(0), healthy(1, counters=phases(C_steady=steady), compiles=again))[
-        "recompiles in steady calls"
-    ]
+    check = judge("C", healthy(0), healthy(1, counters=phases(C_steady=steady), compiles=again))[CheckId.STEADY]
     assert (check.status, check.ranks, check.details) == (Status.FAIL, (1,), ("rank 1: 0/0: k == 2",))
 
 
 def test_steady_calls_that_never_ran_prove_nothing() -> None:
     other = healthy(1, counters=phases(C_steady=counters("C/steady", calls=3, frames=0, graphs=0)))
-    assert failed("C", healthy(0), other) == {"recompiles in steady calls": (1,)}
+    assert failed("C", healthy(0), other) == {CheckId.STEADY: (1,)}
 
 
-LENGTH = "one recompile at most when the length changes"
+LENGTH = CheckId.RESIZED
 
 
 def test_two_recompiles_after_the_change_of_length_are_too_many() -> None:
@@ -192,7 +192,7 @@ def test_a_rank_that_never_called_the_other_length_is_blamed() -> None:
 
 def test_a_break_after_the_change_of_length_has_its_own_check() -> None:
     other = healthy(1, counters=phases(C_resized=counters("C/resized", breaks=1)))
-    assert failed("C", healthy(0), other) == {"graph breaks after the change": (1,)}
+    assert failed("C", healthy(0), other) == {CheckId.UNBROKEN_RESIZED: (1,)}
 
 
 @pytest.mark.parametrize(
@@ -204,25 +204,23 @@ def test_a_break_after_the_change_of_length_has_its_own_check() -> None:
 )
 def test_a_layer_that_differs_fails_its_check_with_rank_and_line(layer: str, change: dict[str, Any]) -> None:
     check = judge("C", *(healthy(rank, compiles=[compiled()]) for rank in range(3)),
-                  healthy(3, compiles=[compiled(**change)]))[f"{layer} {checks.AGREE}"]  # fmt: skip
+                  healthy(3, compiles=[compiled(**change)]))[layer]  # fmt: skip
     assert (check.status, check.ranks, str(check.line)) == (Status.FAIL, (3,), "/app/model.py:12 in forward")
 
 
 def test_a_different_environment_fails_its_check() -> None:
-    assert failed("C", healthy(0), healthy(1, environment=(("torch", "2.11"),))) == {
-        f"environment {checks.AGREE}": (1,)
-    }
+    assert failed("C", healthy(0), healthy(1, environment=(("torch", "2.11"),))) == {Layer.ENVIRONMENT: (1,)}
 
 
 def test_a_divergence_of_a_different_mode_leaves_this_one_green() -> None:
     other = [compiled(call("mul", "%0", "9"), phase="B/first"), compiled()]
     ranks = healthy(0, compiles=[compiled(phase="B/first"), compiled()]), healthy(1, compiles=other)
-    assert f"graph {checks.AGREE}" in failed("B", *ranks)
+    assert Layer.GRAPH in failed("B", *ranks)
     assert failed("C", *ranks) == {}
 
 
 def test_a_layer_that_no_rank_observed_is_skipped_and_not_called_equal() -> None:
-    check = judge("C", healthy(0, compiles=[compiled()]), healthy(1, compiles=[compiled()]))[f"kernels {checks.AGREE}"]
+    check = judge("C", healthy(0, compiles=[compiled()]), healthy(1, compiles=[compiled()]))[Layer.KERNELS]
     assert check.status == Status.SKIPPED
 
 
@@ -231,11 +229,11 @@ def test_a_green_difference_is_mentioned_in_its_check() -> None:
         bound = call("torch.ops.aten.lt.Scalar", "%0", str(32 * number), value="b8[4, 8][8, 1]cpu")
         return healthy(number, compiles=[lowered(bound)])
 
-    check = judge("C", rank(0), rank(1))[f"lowered {checks.AGREE}"]
+    check = judge("C", rank(0), rank(1))[Layer.LOWERED]
     assert check.status == Status.PASS and "rank-parametric" in check.observed and check.details
 
 
-SCHEDULE = "collectives as declared by the block"
+SCHEDULE = CheckId.SCHEDULE
 
 
 @pytest.mark.parametrize(
@@ -258,7 +256,7 @@ def test_a_schedule_that_is_not_the_declared_one_fails(seen: tuple[str, ...], sh
 
 @pytest.mark.parametrize(
     ("key", "name"),
-    [("forward", "forward right"), ("grad", "gradients right"), ("eager", "eager equals compiled")],
+    [("forward", CheckId.FORWARD), ("grad", CheckId.GRADIENTS), ("eager", CheckId.EAGER)],
 )
 @pytest.mark.parametrize("ratio", [WRONG, math.inf, math.nan])
 def test_a_wrong_number_fails_its_check_and_names_the_rank(key: str, name: str, ratio: float) -> None:
@@ -274,29 +272,29 @@ def test_an_error_just_within_the_limit_passes() -> None:
 
 def test_the_first_wrong_module_is_named() -> None:
     other = healthy(1, facts=facts(errors=errors(forward=WRONG), first_wrong="blocks.0.norm"))
-    assert any("blocks.0.norm" in d for d in judge("C", healthy(0), other)["forward right"].details)
+    assert any("blocks.0.norm" in d for d in judge("C", healthy(0), other)[CheckId.FORWARD].details)
 
 
 def test_numbers_that_were_never_measured_fail() -> None:
     without = facts(errors=())
     found = failed("C", healthy(0, facts=without), healthy(1, facts=without))
-    assert set(found) == {"forward right", "gradients right", "eager equals compiled"}
+    assert set(found) == {CheckId.FORWARD, CheckId.GRADIENTS, CheckId.EAGER}
 
 
 def test_numbers_that_one_rank_never_measured_fail_on_it() -> None:
     without = facts(errors=[e for e in errors() if (e.mode, e.what) != ("C", "forward")])
-    assert failed("C", healthy(0), healthy(1, facts=without)) == {"forward right": (1,)}
+    assert failed("C", healthy(0), healthy(1, facts=without)) == {CheckId.FORWARD: (1,)}
 
 
 def test_gradients_are_judged_only_when_the_run_trains() -> None:
     config = load("cpu_smoke")
     without = facts(errors=[e for e in errors() if e.what != "grad w"])
-    assert "gradients right" not in judge("C", healthy(0, facts=without), config=config)
+    assert CheckId.GRADIENTS not in judge("C", healthy(0, facts=without), config=config)
 
 
 def test_an_undeclared_custom_op_is_named_with_its_line() -> None:
     item = value_item("my::norm", "in the dynamo graph", line=line(7))
-    check = judge("C", healthy(0), healthy(1, refused_ops=(item,)))[CheckId.TP_AWARE.heading]
+    check = judge("C", healthy(0), healthy(1, refused_ops=(item,)))[CheckId.TP_AWARE]
     assert (check.status, check.ranks, str(check.line)) == (Status.FAIL, (1,), "/app/model.py:7 in forward")
     assert check.observed == "my::norm"
 
@@ -318,20 +316,20 @@ def test_without_generated_code_nothing_is_said_about_what_a_reduce_overwrites()
 
 
 def test_mode_a_passes_with_breaks_and_its_row_says_that_they_are_expected() -> None:
-    check = judge("A", healthy(0), healthy(1))["every collective call site breaks the graph"]
+    check = judge("A", healthy(0), healthy(1))[CheckId.BREAKS_EVERYWHERE]
     assert (check.status, check.observed) == (Status.PASS, f"breaks, as expected: at all {len(SITES)} sites")
 
 
 def test_mode_a_fails_when_a_collective_does_not_break_the_graph() -> None:
     check = judge("A", healthy(0), healthy(1, facts=facts(breaks=breaks(broken_sites=SITES[:1]))))[
-        "every collective call site breaks the graph"
+        CheckId.BREAKS_EVERYWHERE
     ]
     assert (check.status, check.ranks) == (Status.FAIL, (1,)) and SITES[1] in check.observed
 
 
 def test_mode_a_fails_when_regions_do_not_exceed_collectives() -> None:
     found = failed("A", healthy(0), healthy(1, facts=facts(breaks=breaks(regions_per_forward=2))))
-    assert found == {"regions entered per forward exceed collectives": (1,)}
+    assert found == {CheckId.MANY_REGIONS: (1,)}
 
 
 def test_mode_a_is_skipped_without_collectives() -> None:
@@ -344,13 +342,11 @@ def test_mode_a_is_skipped_without_collectives() -> None:
     [GradientFactor(eager=2.0, compiled=2.0), GradientFactor(eager=1.0, compiled=1.0), GradientFactor(eager=1.0)],
 )
 def test_mode_b_fails_when_the_gradient_is_not_multiplied(factor: GradientFactor) -> None:
-    assert failed("B", healthy(0), healthy(1, facts=facts(gradient_factor=factor))) == {
-        "compiled gradient is multiplied by tp": (1,)
-    }
+    assert failed("B", healthy(0), healthy(1, facts=facts(gradient_factor=factor))) == {CheckId.GRADIENT_FACTOR: (1,)}
 
 
 def test_mode_b_has_no_trap_on_one_rank() -> None:
-    assert judge("B", healthy(0))["compiled gradient is multiplied by tp"].status == Status.SKIPPED
+    assert judge("B", healthy(0))[CheckId.GRADIENT_FACTOR].status == Status.SKIPPED
 
 
 @pytest.mark.parametrize("mode", ["A", "B", "C"])
@@ -360,9 +356,9 @@ def test_without_any_digest_a_mode_can_still_be_judged(mode: str) -> None:
 
 def test_a_run_that_ended_early_keeps_what_was_seen_and_skips_what_never_happened() -> None:
     never = healthy(1, compiles=[compiled(breaks=(broken(),))], counters=(counters(),), facts={})
-    ended = {c.name: c.status for c in checks.ended_early(list(judge("C", healthy(0), never).values()))}
-    assert ended[CheckId.UNBROKEN.heading] == ended[f"graph {checks.AGREE}"] == Status.FAIL
-    assert ended["recompiles in steady calls"] == ended["forward right"] == Status.SKIPPED
+    ended = {c.layer or c.id: c.status for c in checks.ended_early(list(judge("C", healthy(0), never).values()))}
+    assert ended[CheckId.UNBROKEN] == ended[Layer.GRAPH] == Status.FAIL
+    assert ended[CheckId.STEADY] == ended[CheckId.FORWARD] == Status.SKIPPED
 
 
 def test_timings_are_those_of_the_slowest_rank() -> None:
@@ -374,7 +370,7 @@ def test_a_call_that_enters_two_regions_turns_mode_c_red() -> None:
     target = UserLine(file="/job/model.py", line=3, function="Model.forward")
     at = UserLine(file="/job/model.py", line=5, function="forward")
     split = RegionCount(phase="C/steady", target=target, calls=2, entered=4, most=2, runs_at=at)
-    assert failed("C", healthy(0), healthy(1, regions=(split,))) == {CheckId.ONE_REGION.heading: (1,)}
+    assert failed("C", healthy(0), healthy(1, regions=(split,))) == {CheckId.ONE_REGION: (1,)}
 
 
 def with_baseline(**overrides: Any) -> RunConfig:
@@ -391,6 +387,6 @@ def with_baseline(**overrides: Any) -> RunConfig:
 )
 def test_a_baseline_that_was_asked_for_and_not_compared_is_red_too(outcome: Outcome, status: Status, says: str) -> None:
     ranks = [healthy(rank, facts=facts(fusion=outcome)) for rank in range(2)]
-    check = judge("C", *ranks, config=with_baseline())["kernels against the baseline"]
+    check = judge("C", *ranks, config=with_baseline())[CheckId.FUSION]
     assert (check.status, check.observed) == (status, says)
-    assert "kernels against the baseline" not in judge("C", *ranks)
+    assert CheckId.FUSION not in judge("C", *ranks)

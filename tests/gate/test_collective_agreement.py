@@ -84,7 +84,7 @@ def test_a_collective_of_a_package_comes_with_the_users_compiled_function(tmp_pa
 
 def test_differing_reduce_op_blames_the_minority_whichever_rank_judges(tmp_path: Path) -> None:
     found = checks_of(tmp_path, [a_compile("sum", "sum"), a_compile("sum", "max"), a_compile("sum", "sum")])
-    assert {(c.name, c.ranks, c.line.line) for c in found if c and c.line} == {(CheckId.AGREED.heading, (1,), 1)}
+    assert {(c.id, c.ranks, c.line.line) for c in found if c and c.line} == {(CheckId.AGREED, (1,), 1)}
     assert all(c and c.observed.startswith("#1 is all_reduce(reduce_op=max") for c in found)
     assert all(c and "on rank 1 and all_reduce(reduce_op=sum" in c.observed for c in found)
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.gate.reds import Red, check_named
 from tests.gate.runs import GateRun, run_fresh_gate, run_many
-from tpcompile.evidence.records import CheckId, Status, Verdict
+from tpcompile.evidence.records import CheckId, Layer, Status, Verdict
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 OVERRIDES = ("gate.steady_calls=1", "block.seq_len=2", "gate.resized_seq_len=2")
@@ -21,26 +21,26 @@ LONGER = "block.seq_len=3"
 """One job compiles for a second length, which costs as much as the first."""
 AOT, EAGER = ("compile.backend=aot_eager", *OVERRIDES), ("compile.backend=eager", *OVERRIDES)
 ALL = "compile.fast_paths=all"
-OPS, DECLARED = CheckId.TP_AWARE.heading, "collectives as declared by the block"
+OPS, DECLARED = CheckId.TP_AWARE, CheckId.SCHEDULE
 WRONG_FROM_WO = r"^forward right: worst .* first wrong in layers\.0\.attention\.wo"
 """What is wrong within attention, between its projections, shows in the output of the last one."""
 
 WITH_FAST_PATHS = {
-    "local_norm": Red(check="forward right", summary=DECLARED, detail=r"first wrong in layers\.0\.attention"),
+    "local_norm": Red(check=CheckId.FORWARD, summary=DECLARED.heading, detail=r"first wrong in layers\.0\.attention"),
     "no_grad_norm": Red(
-        check="gradients right",
+        check=CheckId.GRADIENTS,
         summary="declared backward all_reduce",
         detail=r"grad layers\.0\.attention\.qk_norm\.q_norm\.weight: infx",
         train=True,
     ),
     "shifted_positions": Red(
-        check="forward right",
+        check=CheckId.FORWARD,
         summary=WRONG_FROM_WO,
         code="table_SR.roll(-first, 0)",
         detail=r"rank 1: aten\.roll at .*calls\.py:\d+ .*: its result has no equal in the single-device run",
     ),
     "positions_of_the_rank": Red(
-        check="guards equal on all ranks",
+        check=Layer.GUARDS,
         summary=r"rank-dependent constant: self\.layers\.0\.attention\.fast_path.* == 0 / 1 .ranks 0-1 differ",
         ranks=(1,),
         code="table_SR.roll(-first, 0)",
@@ -52,7 +52,7 @@ WITH_FAST_PATHS = {
         detail=r"calls\.py:\d+ in average",
     ),
     "divided_statistics": Red(
-        check="forward right",
+        check=CheckId.FORWARD,
         summary=WRONG_FROM_WO,
         code="all_reduce(sums_BS2) / context.world_size",
         detail=r"aten\.div at .*calls\.py:\d+ in divided: its result is right only when it is summed over the ranks",
@@ -116,8 +116,8 @@ def test_with_all_fast_paths_it_is_one_graph_with_right_numbers(runs: dict[str, 
     used = statuses(verdict)
     assert used["qk_norm_rope"] == used["add_modulated_norm"] == "used"
     assert used["qk_norm_rope for 4 tokens of 32, 32, 4 in float32 at tp 2 (interleaved, train)"].startswith("used: ")
-    names = {check.name: check.status for check in verdict.checks}
-    assert names["one graph"] == names["graph breaks"] == names["gradients right"] == Status.PASS
+    names = {check.layer or check.id: check.status for check in verdict.checks}
+    assert names[CheckId.GRAPHS] == names[CheckId.UNBROKEN] == names[CheckId.GRADIENTS] == Status.PASS
 
 
 @pytest.mark.parametrize("name", WITH_FAST_PATHS)

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from tests.gate import test_fast_paths
 from tests.gate.reds import Red, check_named
 from tests.gate.runs import AOT, TRACED_TARGET, GateRun, compare_offline, run_fresh_gate, run_gate, run_many
-from tpcompile.evidence.judgement import checks
-from tpcompile.evidence.records import CheckId
+from tpcompile.evidence.records import CheckId, Layer
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate import faults
 from tpcompile.gate.replay import replay
@@ -32,24 +31,20 @@ NO_NORM = "block.qk_norm=none"
 IN_NORM = ("disabled_collective", "local_norm", "double_copy")
 """Faults that show in it."""
 
-FORWARD, GRAPH, DECLARED = "forward right", f"graph {checks.AGREE}", "collectives as declared by the block"
-GUARDED = "guards equal on all ranks"
+FORWARD, GRAPH, DECLARED = CheckId.FORWARD, Layer.GRAPH, CheckId.SCHEDULE
+GUARDED = Layer.GUARDS
 PRINT = 'print("", end="")'
 
 SHARED = {
     "disabled_collective": Red(
-        check=CheckId.UNBROKEN.heading,
+        check=CheckId.UNBROKEN,
         summary=r"graph break: \d+ breaks, the first: .*`torch\.compiler\.disable`",
         code='self.comm.all_reduce(local_2, dst="R")',
     ),
-    "leading_print": Red(
-        check=CheckId.UNBROKEN.heading, summary=r"^graph break: .*program\.py:\d+ in forward", code=PRINT
-    ),
-    "trailing_print": Red(
-        check=CheckId.UNBROKEN.heading, summary=r"^graph break: .*program\.py:\d+ in forward", code=PRINT
-    ),
+    "leading_print": Red(check=CheckId.UNBROKEN, summary=r"^graph break: .*program\.py:\d+ in forward", code=PRINT),
+    "trailing_print": Red(check=CheckId.UNBROKEN, summary=r"^graph break: .*program\.py:\d+ in forward", code=PRINT),
     "one_rank_print": Red(
-        check=CheckId.UNBROKEN.heading,
+        check=CheckId.UNBROKEN,
         summary=r"^graph break: .*\(rank 1\)",
         ranks=(1,),
         code=PRINT,
@@ -76,7 +71,7 @@ SHARED = {
         code="x = x * (dist.get_rank() + 1)",
         divergence=r"mul\(.*, 1\) / mul\(.*, 2\)",
     ),
-    "local_norm": Red(check=FORWARD, summary=DECLARED, detail=r"first wrong in layers\.0\.attention\.qk_norm"),
+    "local_norm": Red(check=FORWARD, summary=DECLARED.heading, detail=r"first wrong in layers\.0\.attention\.qk_norm"),
     "dropped_result": Red(
         check=DECLARED,
         summary="its result dropped",
@@ -87,7 +82,7 @@ SHARED = {
         check=FORWARD, summary=r"first wrong in layers\.0\.attention\.wo", detail="first wrong in"
     ),
     "double_copy": Red(
-        check="gradients right", summary="declared backward all_reduce", detail=r"grad layers\.0\.\S+: \d+", train=True
+        check=CheckId.GRADIENTS, summary="declared backward all_reduce", detail=r"grad layers\.0\.\S+: \d+", train=True
     ),
     "one_rank_output": Red(
         check=FORWARD,
@@ -96,63 +91,63 @@ SHARED = {
         detail="rank 1: first wrong in the program around",
     ),
     "custom_op": Red(
-        check=CheckId.TP_AWARE.heading,
+        check=CheckId.TP_AWARE,
         summary="tpcompile_faults::local_scale",
         code="x = local_scale(x)",
         detail="gate.tp_aware_ops",
     ),
-    "nothing_compiled": Red(check=CheckId.COMPILED.heading, summary="^nothing was compiled: 0 graphs", exit_code=5),
+    "nothing_compiled": Red(check=CheckId.COMPILED, summary="^nothing was compiled: 0 graphs", exit_code=5),
 }
 """Faults that leave every rank alive: one launch runs them all."""
 
 ALONE = {
-    "killed": Red(check=CheckId.REPORTED.heading, summary=r"rank 1 is missing; last seen compiling .*died", ranks=(1,)),
-    "never_starts": Red(check="the run can start", summary="rank 1 did not start within 8 s", ranks=(), exit_code=4),
-    "never_arrives": Red(check=CheckId.ARRIVED.heading, summary="rank 1 did not arrive .*in phase C/first", ranks=(1,)),
+    "killed": Red(check=CheckId.REPORTED, summary=r"rank 1 is missing; last seen compiling .*died", ranks=(1,)),
+    "never_starts": Red(check=CheckId.CAN_START, summary="rank 1 did not start within 8 s", ranks=(), exit_code=4),
+    "never_arrives": Red(check=CheckId.ARRIVED, summary="rank 1 did not arrive .*in phase C/first", ranks=(1,)),
     "raises": Red(
-        check=CheckId.NO_ERROR.heading,
+        check=CheckId.NO_ERROR,
         summary=r"RuntimeError in phase C/steady: injected.*\(rank 1\)",
         ranks=(1,),
         code='raise RuntimeError("injected: this rank gives up")',
     ),
     "other_profile": Red(
-        check=CheckId.NO_ERROR.heading,
+        check=CheckId.NO_ERROR,
         summary=r"TransformerStack has different profiles: default on rank 0 / measured on rank 1.*\(rank 1\)",
         ranks=(1,),
         divergence="profile of TransformerStack: default / measured",
     ),
     "other_all_reduce": Red(
-        check=CheckId.NO_ERROR.heading,
+        check=CheckId.NO_ERROR,
         summary=r"different settings of all_reduce: nccl on rank 0 / by_size, table \w+: nccl .*on rank 1.*\(rank 1\)",
         ranks=(1,),
         divergence=r"all_reduce of TransformerStack: .*by_size, table \w+: nccl \(2 x cpu\)",
     ),
     "other_table": Red(
-        check=CheckId.NO_ERROR.heading,
+        check=CheckId.NO_ERROR,
         summary=r"settings of all_reduce: by_size, table (\w+): .* on rank 0 / by_size, table (?!\1)\w+: .* on rank 1",
         ranks=(1,),
         divergence=r"all_reduce of TransformerStack: by_size, table (\w+): .* / by_size, table (?!\1)\w+",
     ),
     "single_gpu_fast_path": Red(
-        check=CheckId.TP_AWARE.heading,
+        check=CheckId.TP_AWARE,
         summary=r"FastPathError in phase C/eager: fast path injected_scale is not TP-aware .*; call plain_scale",
         code="x = single_gpu_scale(x)",
         detail=r"injected_scale: refused: fast path injected_scale is declared tp=none, at .*fast_path\.py:\d+",
     ),
     "fast_path_in_eager": Red(
-        check=CheckId.NO_ERROR.heading,
+        check=CheckId.NO_ERROR,
         summary=r"FastPathError in phase C/eager: fast path injected_scale is not TP-aware",
         ranks=None,
         code="x = single_gpu_scale(x)",
     ),
     "one_rank_compiles": Red(
-        check=CheckId.AGREED.heading,
+        check=CheckId.AGREED,
         summary=r"rank 1 compiled all_reduce\(.*; rank 0 did not within 8 s .*\.py:\d+ in \w+",
         ranks=(0,),
         divergence="compiled on rank 1 only",
     ),
     "other_reduce_op": Red(
-        check=CheckId.AGREED.heading,
+        check=CheckId.AGREED,
         summary=r"#0 is all_reduce\(reduce_op=max.* on rank 1 and all_reduce\(reduce_op=sum.* on rank 0",
         ranks=(1,),
         code='"max"',
@@ -161,7 +156,7 @@ ALONE = {
 }
 """Faults that end the process: a launch each."""
 
-OPS = CheckId.TP_AWARE.heading
+OPS = CheckId.TP_AWARE
 COPIES = r"tpcompile\.gate\.faults\.triton_kernel\.local_scale_kernel"
 UNREGISTERED = "refused: it is not registered as a fast path"
 TRACED = {
@@ -282,7 +277,7 @@ class FirstOfThree(nn.Module):
 @pytest.mark.gpu(1)
 def test_an_undeclared_triton_kernel_is_named(tmp_path: Path) -> None:
     run = run_fresh_gate(tmp_path / "run", "--fault", "triton_kernel", device="one_gpu")
-    found = run.failed()[CheckId.TP_AWARE.heading]
+    found = run.failed()[CheckId.TP_AWARE]
     assert "tpcompile.gate.faults.triton_kernel.local_scale_kernel" in found.observed
     assert found.line is not None
     assert "local_scale_kernel[" in found.line.code

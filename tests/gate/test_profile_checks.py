@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.gate.test_checks import CONFIG, WRONG, error, errors, facts, failed, healthy, judge
-from tpcompile.evidence.records import RankRecord
+from tpcompile.evidence.records import CheckId, RankRecord
 from tpcompile.gate.measurements import Replays
 
 GRAPHED = CONFIG.model_copy(update={"profile": "graphed"})
@@ -25,8 +25,8 @@ def replayed(rank: int, **changes: Any) -> RankRecord:
 def test_a_run_under_graphed_passes_with_its_replays() -> None:
     assert failed("C", replayed(0), replayed(1), config=GRAPHED) == {}
     found = judge("C", replayed(0), replayed(1), config=GRAPHED)
-    assert found["calls are replays"].observed == "15 of 15 calls, 2 CUDA graphs"
-    assert "calls are replays" not in judge("C", healthy(0), healthy(1))
+    assert found[CheckId.REPLAYS].observed == "15 of 15 calls, 2 CUDA graphs"
+    assert CheckId.REPLAYS not in judge("C", healthy(0), healthy(1))
 
 
 @pytest.mark.parametrize(
@@ -34,11 +34,11 @@ def test_a_run_under_graphed_passes_with_its_replays() -> None:
 )
 def test_calls_that_are_no_replays_fail(replays: dict[str, int]) -> None:
     broken_rank = replayed(1, replays=REPLAYED["replays"].model_copy(update=replays))
-    assert failed("C", replayed(0), broken_rank, config=GRAPHED) == {"calls are replays": (1,)}
+    assert failed("C", replayed(0), broken_rank, config=GRAPHED) == {CheckId.REPLAYS: (1,)}
 
 
 def test_replays_that_differ_from_compiled_calls_or_were_not_compared_fail() -> None:
     stale = replayed(1, errors=(*errors(), error("C", "replayed forward", WRONG)))
-    name = "replays equal compiled calls"
+    name = CheckId.REPLAYED
     assert failed("C", replayed(0), stale, config=GRAPHED) == {name: (1,)}
     assert failed("C", replayed(0), replayed(1, errors=errors()), config=GRAPHED) == {name: (1,)}

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.forked import PYTHONPATH, ROOT, Ended, run_python, torchrun
-from tests.gate.runs import AOT, REPRO, GateRun, compare, run_gate, run_many
+from tests.gate.runs import AOT, REPRO, GateRun, by_id, compare, run_gate, run_many
 from tpcompile.errors import ExitCode
-from tpcompile.evidence.records import Check, CheckId, Status
+from tpcompile.evidence.records import Check, CheckId, Layer, Status
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.report import github, junit
 
@@ -92,8 +92,8 @@ def gate(run_dir: Path, target: str, *settings: str, nproc: int = 2) -> GateRun:
     return run_gate(run_dir, "--target", target, *sets, nproc=nproc)
 
 
-def checks_of(run: GateRun) -> dict[str, Check]:
-    return {check.name: check for check in run.judged.checks}
+def checks_of(run: GateRun) -> dict[CheckId | Layer, Check]:
+    return by_id(run.judged.checks)
 
 
 def line_of(mark: str, file: Path = OWN) -> int:
@@ -107,9 +107,9 @@ def test_a_healthy_program_passes_with_its_numbers_and_a_different_length(style:
     assert run.exit_code == 0, run.judged.summary
     assert "mode" not in run.judged.summary
     found = checks_of(run)
-    asked = ["one graph", "recompiles in steady calls", "forward right", "eager equals compiled"]
+    asked = [CheckId.GRAPHS, CheckId.STEADY, CheckId.FORWARD, CheckId.EAGER]
     if style == "functional":  # a plan cannot be compiled with a dynamic length on torch 2.13
-        asked.append("graph breaks after the change")
+        asked.append(CheckId.UNBROKEN_RESIZED)
     assert {found[name].status for name in asked} == {Status.PASS}
     assert compare(run.run_dir)[0] == 0
 
@@ -143,7 +143,7 @@ def test_a_missing_collective_ends_the_run_before_it_hangs(tmp_path: Path) -> No
     """Long before gate.store_timeout_s: the rank without it has left the phase."""
     run = gate(tmp_path / "run", "tests.gate.own:functional", "fault=missing")
     assert_named(run, OWN, line_of("collective"))
-    check = run.failed()["same collectives before they run"]
+    check = run.failed()[CheckId.AGREED]
     assert "rank 0 compiled all_reduce(" in check.observed
     assert "rank 1 last seen" in check.observed
     assert check.ranks == (1,)
@@ -153,7 +153,7 @@ def test_a_model_of_transformers_under_its_own_plan_passes_with_its_numbers(of_l
     run = of_llama["own_llama:build fault="]
     assert run.exit_code == 0, run.judged.summary
     found = checks_of(run)
-    assert {found[name].status for name in ("one graph", "forward right", "eager equals compiled")} == {Status.PASS}
+    assert {found[name].status for name in (CheckId.GRAPHS, CheckId.FORWARD, CheckId.EAGER)} == {Status.PASS}
 
 
 def test_a_fault_around_it_is_named_with_the_line_of_the_user(of_llama: dict[str, GateRun]) -> None:
@@ -170,7 +170,7 @@ def test_a_break_around_it_that_ends_the_run_is_named_with_the_line_of_the_user(
 def test_a_collective_behind_those_of_all_ranks_ends_the_run_and_is_named_with_its_line(tmp_path: Path) -> None:
     run = gate(tmp_path / "run", "tests.gate.own:functional", "fault=one more")
     assert_named(run, OWN, line_of("one more"))
-    assert run.failed()["same collectives before they run"].observed.startswith("#1 ")
+    assert run.failed()[CheckId.AGREED].observed.startswith("#1 ")
 
 
 def test_a_different_plan_on_one_rank_is_a_missing_collective(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_different_plan_on_one_rank_is_a_missing_collective(tmp_path: Path) ->
 def test_a_rank_that_hangs_while_it_builds_is_named(tmp_path: Path) -> None:
     """Rank 0 distributes a weight that the plan of rank 1 leaves out."""
     run = gate(tmp_path / "run", "tests.gate.own:planned", "fault=missing", "gate.store_timeout_s=8")
-    arrived = run.failed()[CheckId.ARRIVED.heading]
+    arrived = run.failed()[CheckId.ARRIVED]
     assert "running in phase target/build" in arrived.observed
     assert arrived.is_consequence
     assert "finished phase target/build" in run.judged.summary
@@ -202,21 +202,21 @@ def test_an_exception_of_the_compiler_is_named_with_the_line_of_the_user(tmp_pat
 
 
 def test_wrong_numbers_on_all_ranks_alike_are_red(runs: dict[str, GateRun]) -> None:
-    assert set(runs["own:functional fault=wrong"].failed()) == {"forward right"}
+    assert set(runs["own:functional fault=wrong"].failed()) == {CheckId.FORWARD}
 
 
 def test_a_train_step_is_compared_with_one_device(runs: dict[str, GateRun]) -> None:
     run = runs["own:trained fault="]
     assert run.exit_code == 0, run.judged.summary
     (check,) = runs["own:trained fault=no copy"].failed().values()
-    assert check.name == "forward right" and "gradient" in check.observed  # that of each rank's shard alone
+    assert check.id == CheckId.FORWARD and "gradient" in check.observed  # that of each rank's shard alone
 
 
 def test_the_gradient_of_an_input_is_compared_with_that_on_one_device(runs: dict[str, GateRun]) -> None:
     run = runs["own:accumulated fault="]
     assert run.exit_code == 0, run.judged.summary
     (check,) = runs["own:accumulated fault=no copy"].failed().values()
-    assert check.name == "forward right" and "forward.1" in check.observed  # the second of what the step returns
+    assert check.id == CheckId.FORWARD and "forward.1" in check.observed  # the second of what the step returns
 
 
 def test_a_block_that_one_rank_does_not_compile_is_named(runs: dict[str, GateRun]) -> None:
@@ -255,7 +255,7 @@ def test_a_fault_in_a_group_of_an_axis_is_that_group_s(on_four: dict[str, GateRu
 def test_a_program_and_its_inputs_are_a_target_whose_numbers_are_not_compared(runs: dict[str, GateRun]) -> None:
     run = runs["own:pair"]
     assert run.exit_code == 0
-    check = checks_of(run)["forward right"]
+    check = checks_of(run)[CheckId.FORWARD]
     assert check.status == Status.SKIPPED
 
 
@@ -298,7 +298,7 @@ def test_a_rank_that_raises_at_once_waits_for_those_that_still_start(tmp_path: P
     verdict = RunDir(tmp_path / "run").read_verdict()
     assert verdict is not None, ended.stderr[-1500:]
     assert "ValueError in phase target/build" in verdict.summary
-    assert {check.name for check in verdict.checks if check.status == Status.FAIL} == {"exceptions"}
+    assert {check.id for check in verdict.checks if check.status == Status.FAIL} == {CheckId.NO_ERROR}
 
 
 @pytest.mark.parametrize("code", ["import nowhere_at_all", "def build(ctx:"])

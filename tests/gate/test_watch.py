@@ -71,14 +71,14 @@ def test_sigterm_ends_the_run_even_though_the_main_thread_is_busy(ending: Ending
     with Watch(stores(1)[0], ending.last_words, mode="C"):
         os.kill(os.getpid(), signal.SIGTERM)
         check = ending.wait()
-    assert (check.name, "SIGTERM" in check.observed) == (CheckId.ALIVE.heading, True)
+    assert (check.id, "SIGTERM" in check.observed) == (CheckId.ALIVE, True)
 
 
 def test_phase_that_takes_too_long_ends_the_run_and_is_named(ending: Ending) -> None:
     with Watch(stores(1)[0], ending.last_words, mode="C") as watch:
         watch.deadline("C/first", 0.0)
         check = ending.wait()
-    assert check.name == CheckId.TIMED_OUT.heading
+    assert check.id == CheckId.TIMED_OUT
     assert "phase C/first" in check.observed
 
 
@@ -86,7 +86,7 @@ def test_rank_that_died_ends_the_run_and_is_named_unless_an_alarm_says_why(endin
     seen = {1: "running in phase C/first on vm; its process 7 died"}
     with Watch(stores(1)[0], ending.last_words, mode="C", died=lambda: seen):
         check = ending.wait()
-    assert (check.name, check.ranks) == (CheckId.ALIVE.heading, (1,))
+    assert (check.id, check.ranks) == (CheckId.ALIVE, (1,))
     assert check.observed == f"rank 1 died (rank 1: {seen[1]})"
 
 

@@ -12,7 +12,7 @@ from tpcompile.choices import TARGET
 from tpcompile.config import load_target
 from tpcompile.evidence.digests.digest import digest_rank
 from tpcompile.evidence.judgement.checks import digests_by_rank
-from tpcompile.evidence.records import Check, RankRecord, Status
+from tpcompile.evidence.records import Check, CheckId, RankRecord, Status
 from tpcompile.gate import checks, wrong_numbers
 from tpcompile.gate.measurements import Declared, GateFacts, TensorError
 from tpcompile.gate.outputs import norms, values_of
@@ -57,7 +57,7 @@ def test_the_first_thing_that_differs_is_named(other: dict[str, object], says: s
 
 def forward_right(*ranks: RankRecord) -> Check:
     config, digests = load_target("theirs:build"), [digest_rank(one) for one in ranks]
-    (found,) = [check for check in checks.target(config, digests, ()) if check.name == "forward right"]
+    (found,) = [check for check in checks.target(config, digests, ()) if check.id == CheckId.FORWARD]
     return found
 
 

@@ -51,7 +51,7 @@ def mode_a(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
         return [
             _not_made(
                 "A",
-                "every collective call site breaks the graph",
+                CheckId.BREAKS_EVERYWHERE,
                 Status.SKIPPED,
                 "collectives in the block",
                 "none: tp is 1",
@@ -63,14 +63,14 @@ def mode_a(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
         any_compiled("A", ranks),
         make_check(
             "A",
-            "every collective call site breaks the graph",
+            CheckId.BREAKS_EVERYWHERE,
             missing,
             f"{len(sites)} sites: {', '.join(sites)}",
             f"missing: {missing.first}" if missing else f"breaks, as expected: at all {len(sites)} sites",
         ),
         make_check(
             "A",
-            "regions entered per forward exceed collectives",
+            CheckId.MANY_REGIONS,
             regions.where(lambda count: count <= per_forward),
             f"more than {per_forward}",
             values_text(regions),
@@ -85,7 +85,7 @@ def mode_b(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
         any_compiled("B", ranks),
         *_graphs("B", ranks),
         *agreement("B", ranks, divergences),
-        _errors(config, ranks, "B", "forward right", only="forward"),
+        _errors(config, ranks, "B", CheckId.FORWARD, only="forward"),
         _gradient_factor(ranks),
     ]
 
@@ -101,9 +101,9 @@ def mode_c(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
         *_resized(ranks, "C", divergences, f"{config.block.seq_len} to {config.resized_seq_len} tokens"),
         *agreement("C", ranks, divergences),
         _schedule(ranks),
-        _errors(config, ranks, "C", "forward right", only="forward"),
-        *([_errors(config, ranks, "C", "gradients right", only="grad")] if config.train else []),
-        _errors(config, ranks, "C", "eager equals compiled", only="eager"),
+        _errors(config, ranks, "C", CheckId.FORWARD, only="forward"),
+        *([_errors(config, ranks, "C", CheckId.GRADIENTS, only="grad")] if config.train else []),
+        _errors(config, ranks, "C", CheckId.EAGER, only="eager"),
         *_replays(config, ranks),
         tp_aware("C", ranks),
         kept("C", ranks),
@@ -118,14 +118,14 @@ def target(config: JobConfig, digests: Sequence[RankDigest], divergences: Sequen
     phases = [f"{TARGET}/{name}" for name in (FIRST, STEADY, RESIZED)]
     numbers: list[Check] = []
     if declared.has_reference:
-        right = _errors(config, ranks, TARGET, "forward right", only="forward")
+        right = _errors(config, ranks, TARGET, CheckId.FORWARD, only="forward")
         if right.is_red:
             right = right.model_copy(update={"details": (wrong_numbers.differing(ranks), *right.details)})
         numbers.append(right)
-        numbers.append(_errors(config, ranks, TARGET, "eager equals compiled", only="eager"))
+        numbers.append(_errors(config, ranks, TARGET, CheckId.EAGER, only="eager"))
     else:
         why = "no reference is declared: the numbers were not compared"
-        numbers.append(_not_made(TARGET, "forward right", Status.SKIPPED, "a reference", why))
+        numbers.append(_not_made(TARGET, CheckId.FORWARD, Status.SKIPPED, "a reference", why))
     return [
         any_compiled(TARGET, ranks),
         *_graphs(TARGET, ranks, expected=declared.num_graphs),
@@ -154,9 +154,9 @@ def _facts(ranks: Ranks) -> ByRank[GateFacts]:
     return ranks.map(lambda digest: GateFacts.model_validate(digest.facts))
 
 
-def _not_made(mode: str, name: str, status: Status, expected: str, observed: str) -> Check:
+def _not_made(mode: str, id: CheckId, status: Status, expected: str, observed: str) -> Check:
     """A check for which nothing was measured on any rank."""
-    return Check(mode=mode, name=name, status=status, expected=expected, observed=observed)
+    return Check(id=id, mode=mode, status=status, expected=expected, observed=observed)
 
 
 def _reasons(ranks: Ranks, phase: str) -> list[str]:
@@ -176,26 +176,26 @@ def _graphs(mode: str, ranks: Ranks, *, expected: int | None = 1) -> list[Check]
     counted: list[Check] = []
     if expected is not None:
         bad = graphs.where(lambda count: count != expected)
-        name, asked = "one graph", "1 graph on every rank"
+        name, asked = "", "1 graph on every rank"
         if expected != 1:
             name, asked = "number of graphs", f"{expected} graphs on every rank"
-        counted.append(make_check(mode, name, bad, asked, values_text(graphs)))
-    breaks = no_breaks(mode, "", phase, ranks, frames=expected == 1, id=CheckId.UNBROKEN)
+        counted.append(make_check(mode, CheckId.GRAPHS, bad, asked, values_text(graphs), name=name))
+    breaks = no_breaks(mode, phase, ranks, frames=expected == 1)
     return [*counted, breaks]
 
 
 def _gradient_factor(ranks: Ranks) -> Check:
     """The gradient of an in-place all-reduce is right in eager, and multiplied by the world size when compiled."""
-    world, name = len(ranks), "compiled gradient is multiplied by tp"
+    world = len(ranks)
     if world == 1:
-        return _not_made("B", name, Status.SKIPPED, "tp > 1", "tp is 1")
+        return _not_made("B", CheckId.GRADIENT_FACTOR, Status.SKIPPED, "tp > 1", "tp is 1")
     factors = _facts(ranks).map(lambda facts: facts.gradient_factor)
     expected = GradientFactor(eager=1.0, compiled=float(world))
     eager = values_text(factors.map(lambda factor: factor.eager))
     compiled = values_text(factors.map(lambda factor: factor.compiled))
     return make_check(
         "B",
-        name,
+        CheckId.GRADIENT_FACTOR,
         factors.where(lambda factor: factor != expected),
         f"gradient factor 1 in eager, {world} compiled",
         f"{eager} in eager, {compiled} compiled",
@@ -213,7 +213,7 @@ def _steady(config: JobConfig, ranks: Ranks, mode: AnyMode, divergences: Sequenc
     calls = ranks.map(lambda digest: digest.counters_of(phase).calls)
     return make_check(
         mode,
-        "recompiles in steady calls",
+        CheckId.STEADY,
         [*compiles.where(bool), *calls.where(lambda count: count != steady_calls)],
         f"0 compiles in {steady_calls} calls",
         f"{values_text(compiles, 'compile')} in {values_text(calls, 'call')}{beside.text(apart)}",
@@ -233,13 +233,13 @@ def _resized(ranks: Ranks, mode: AnyMode, divergences: Sequence[Divergence], cha
     return [
         make_check(
             mode,
-            "one recompile at most when the length changes",
+            CheckId.RESIZED,
             [*odd, *never],
             f"at most 1 compile, on all ranks ({change})",
             f"{values_text(graphs, 'compile')}{never_called}{beside.text(apart)}",
             on_failure=_reasons(ranks, phase),
         ),
-        no_breaks(mode, "graph breaks after the change", phase, ranks),
+        no_breaks(mode, phase, ranks, id=CheckId.UNBROKEN_RESIZED),
     ]
 
 
@@ -253,7 +253,7 @@ def _schedule(ranks: Ranks) -> Check:
     lines = dict.fromkeys(shown.lines)
     return make_check(
         "C",
-        "collectives as declared by the block",
+        CheckId.SCHEDULE,
         wrong,
         f"{number} collectives, in order",
         observed,
@@ -275,8 +275,8 @@ def _replays(config: RunConfig, ranks: Ranks) -> list[Check]:
     calls = values_text(replays.map(lambda found: f"{found.replays} of {found.calls}"))
     expected = f"every call, of {num_lengths} CUDA graphs"
     return [
-        make_check("C", "calls are replays", sorted(set(wrong)), expected, f"{calls} calls, {captures}"),
-        _errors(config, ranks, "C", "replays equal compiled calls", only="replayed"),
+        make_check("C", CheckId.REPLAYS, sorted(set(wrong)), expected, f"{calls} calls, {captures}"),
+        _errors(config, ranks, "C", CheckId.REPLAYED, only="replayed"),
     ]
 
 
@@ -285,20 +285,20 @@ def _fusion(config: JobConfig, ranks: Ranks, mode: AnyMode) -> list[Check]:
     path = config.gate.fusion_baseline
     if path is None:
         return []
-    name, expected = CheckId.FUSION.heading, f"no more launches and bytes than in {path.name}"
+    expected = f"no more launches and bytes than in {path.name}"
     outcomes = _facts(ranks).map(lambda facts: facts.fusion or Outcome(why_not="the run ended before"))
     unknown = first(outcome.why_not for outcome in outcomes.values() if outcome.why_not)
     if unknown or not outcomes:
-        return [_not_made(mode, name, Status.FAIL, expected, f"not compared: {unknown}")]
+        return [_not_made(mode, CheckId.FUSION, Status.FAIL, expected, f"not compared: {unknown}")]
     worse = outcomes.map(lambda outcome: outcome.regressions).where(bool)
     shown = first(one for regressions in worse.values() for one in regressions)
     is_better = any(outcome.better for outcome in outcomes.values())
     good = f"better: {path.name} is tightened, commit it" if is_better else "as in the baseline"
     return [
         make_check(
-            mode, name, worse, expected, shown.text if shown else good,
+            mode, CheckId.FUSION, worse, expected, shown.text if shown else good,
             on_failure=list(dict.fromkeys(text for found in worse.values() for one in found for text in one.reasons)),
-            line=shown.line if shown else None, id=CheckId.FUSION, cause=Cause.FUSION_REGRESSED,
+            line=shown.line if shown else None, cause=Cause.FUSION_REGRESSED,
         )
     ]  # fmt: skip
 
@@ -321,13 +321,13 @@ class _Measured(NamedTuple):
         return f"worst {error.ratio:.2f}x: {at} ({error.error:.2e} against {error.single:.2e} on one device)"
 
 
-def _errors(config: JobConfig, ranks: Ranks, mode: AnyMode, name: str, *, only: str) -> Check:
+def _errors(config: JobConfig, ranks: Ranks, mode: AnyMode, id: CheckId, *, only: str) -> Check:
     """Worst error over ranks and tensors, as a multiple of the single-device error in the same dtype."""
     limit = config.gate.error_ratio
     facts = _facts(ranks)
     errors = facts.map(lambda known: known.errors_in(mode, only)).where(bool)
     if not errors:
-        return _not_made(mode, name, Status.FAIL, f"at most {limit:g}x", "not measured")
+        return _not_made(mode, id, Status.FAIL, f"at most {limit:g}x", "not measured")
     measured = [_Measured(rank, error) for rank, found in errors.items() for error in found]
     measured.sort(key=lambda one: one.error.badness, reverse=True)
     bad = [one for one in measured if one.error.badness > limit]
@@ -346,8 +346,7 @@ def _errors(config: JobConfig, ranks: Ranks, mode: AnyMode, name: str, *, only: 
         observed += f"; not measured on {named_ranks(unmeasured)}"
     blamed = [*(one.rank for one in bad), *unmeasured]
     return make_check(
-        mode, name, blamed, f"at most {limit:g}x the single-device error", observed, details=details, line=line,
-        id=CheckId.NUMBERS,
+        mode, id, blamed, f"at most {limit:g}x the single-device error", observed, details=details, line=line
     )  # fmt: skip
 
 

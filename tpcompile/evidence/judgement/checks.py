@@ -48,7 +48,9 @@ def captured(
     phases = _once(ranks.map(lambda digest: _phases(digest, "")))
     if num_breaks == 0:
         names = {phase: f"graph breaks in {phase}" if phase else "graph breaks" for phase in phases}
-        breaks = [no_breaks("", name, phase, ranks, frames=False) for phase, name in names.items()]
+        breaks = [
+            no_breaks("", phase, ranks, frames=False, id=CheckId.FEW_BREAKS, name=name) for phase, name in names.items()
+        ]
     else:
         breaks = [_expected_breaks(ranks, num_breaks)]
     accepted = [] if any(check.is_red for check in breaks) else list(_all_breaks(ranks))
@@ -89,26 +91,26 @@ def any_compiled(mode: str, ranks: Ranks) -> Check:
     expected = "at least 1 graph on every rank"
     # Where only some ranks compiled nothing the ranks disagree: a different failure from "nothing was compiled".
     if len(none) < len(ranks):
-        return make_check(mode, "every rank compiled", none, expected, observed, cause=Cause.COMPILE_DISABLED)
-    return make_check(mode, "", none, expected, observed, cause=Cause.NOTHING_COMPILED, id=CheckId.COMPILED)
+        return make_check(mode, CheckId.EVERY_RANK_COMPILED, none, expected, observed, cause=Cause.COMPILE_DISABLED)
+    return make_check(mode, CheckId.COMPILED, none, expected, observed, cause=Cause.NOTHING_COMPILED)
 
 
 def no_breaks(
-    mode: str, name: str, phase: str, ranks: Ranks, *, frames: bool = True, id: CheckId = CheckId.OTHER
+    mode: str, phase: str, ranks: Ranks, *, frames: bool = True, id: CheckId = CheckId.UNBROKEN, name: str = ""
 ) -> Check:
     """Check that a phase has no graph breaks, by counter, frames and trace events: each alone misses some breaks."""
     evidence = ranks.map(lambda digest: _break_evidence(digest, phase, frames=frames)).where(bool)
     breaks = _users_first(_once(ranks.map(lambda digest: digest.breaks_in(phase))))
     check = make_check(
         mode,
-        name,
+        id,
         evidence,
         "0 breaks on every rank",
         first(evidence.values()) or "0",
         cause=Cause.GRAPH_BREAK,
         details=[f"{found.line}: {found.reason}" for found in breaks],
         line=first(known(found.line for found in breaks)),
-        id=id,
+        name=name,
     )
     return _of_library(check, breaks) if check.is_red else check
 
@@ -149,7 +151,7 @@ def _expected_breaks(ranks: Ranks, num_breaks: int | None) -> Check:
         expected = f"{_value_text(num_breaks, 'break')} on every rank"
     check = make_check(
         "",
-        "graph breaks",
+        CheckId.FEW_BREAKS,
         bad,
         expected,
         observed,
@@ -253,7 +255,7 @@ def refused_check(mode: str, found: Mapping[int, Sequence[Item]], *, statuses: I
     ]
     return make_check(
         mode,
-        "",
+        CheckId.TP_AWARE,
         found,
         "only TP-aware ones",
         ", ".join(subjects) or "; ".join(allowed) or "none refused",
@@ -264,7 +266,6 @@ def refused_check(mode: str, found: Mapping[int, Sequence[Item]], *, statuses: I
             "gate.tp_aware_ops, or tp_aware of Target, capture and Sentinel",
         ],
         line=_first_line(subjects),
-        id=CheckId.TP_AWARE,
     )
 
 
@@ -280,11 +281,10 @@ def kept(mode: str, ranks: Ranks) -> Check:
     overwriting = f"{', '.join(subjects)} reduces a concatenation in place whose parts are read afterwards"
     check = make_check(
         mode,
-        "no in-place all-reduce clobbers a live buffer",
+        CheckId.CLOBBERED,
         found,
         "reduced buffers share no memory with live tensors",
         overwriting if subjects else "none",
-        id=CheckId.NUMBERS,
         on_failure=["an Inductor bug: repro/inductor_all_reduce_of_cat.py has a workaround"],
         line=_first_line(subjects),
     )
@@ -341,16 +341,16 @@ def _value_text(value: object, unit: str) -> str:
 
 def make_check(
     mode: str,
-    name: str,
+    id: CheckId,
     bad: Iterable[int],
     expected: str,
     observed: str,
     *,
+    name: str = "",
     cause: Cause = Cause.UNKNOWN,
     details: Sequence[str] = (),
     on_failure: Sequence[str] = (),
     line: UserLine | None = None,
-    id: CheckId = CheckId.OTHER,
 ) -> Check:
     """A check that fails if any rank is bad, with that cause and the details `on_failure`."""
     ranks = tuple(sorted(set(bad)))

@@ -11,7 +11,9 @@ from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.lines import is_packaged
 from tpcompile.evidence.text.ranks import named_ranks
 
-_WRONG = (CheckId.NUMBERS, CheckId.TP_AWARE)
+_WRONG = (
+    CheckId.FORWARD, CheckId.GRADIENTS, CheckId.EAGER, CheckId.REPLAYED, CheckId.CLOBBERED, CheckId.TP_AWARE,
+)  # fmt: skip
 """Checks whose failure says that a result is wrong, or will be."""
 
 

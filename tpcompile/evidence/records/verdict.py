@@ -18,7 +18,9 @@ class CheckId(StrEnum):
     """Identity of a check; its name is for the reader."""
 
     OTHER = "other"
+    CAN_START = "can start"
     COMPILED = "compiled"
+    EVERY_RANK_COMPILED = "every rank compiled"
     TIMED_OUT = "timed out"
     ALIVE = "alive"
     AGREED = "agreed"
@@ -28,14 +30,30 @@ class CheckId(StrEnum):
     ARRIVED = "arrived"
     REPORTED = "reported"
     UNBROKEN = "unbroken"
+    UNBROKEN_RESIZED = "unbroken after the change"
+    FEW_BREAKS = "few breaks"
+    """A captured program has the breaks that it was said to have."""
+    GRAPHS = "graphs"
+    STEADY = "steady"
+    RESIZED = "resized"
+    BREAKS_EVERYWHERE = "breaks everywhere"
+    """Mode A of the gate: every call site of a collective breaks the graph."""
+    MANY_REGIONS = "many regions"
+    GRADIENT_FACTOR = "gradient factor"
+    SCHEDULE = "schedule"
+    REPLAYS = "replays"
     ONE_REGION = "one region"
     TOGETHER = "together"
     MOVING = "moving"
     UNTAINTED = "untainted"
     HIDDEN = "hidden"
     TP_AWARE = "tp-aware"
-    NUMBERS = "numbers"
-    """What the program computes is right."""
+    FORWARD = "forward"
+    GRADIENTS = "gradients"
+    EAGER = "eager"
+    REPLAYED = "replayed"
+    """What a replay computes is what the compiled call computes."""
+    CLOBBERED = "clobbered"
     FUSION = "fusion"
     """Kernels are compared with a baseline."""
     LOGS_COMPLETE = "logs complete"
@@ -50,7 +68,9 @@ class CheckId(StrEnum):
 
 
 _NAMES = {
+    CheckId.CAN_START: "the run can start",
     CheckId.COMPILED: "something was compiled",
+    CheckId.EVERY_RANK_COMPILED: "every rank compiled",
     CheckId.TIMED_OUT: "finished in time",
     CheckId.ALIVE: "ranks alive",
     CheckId.AGREED: "same collectives before they run",
@@ -59,6 +79,21 @@ _NAMES = {
     CheckId.ARRIVED: "every rank arrived",
     CheckId.REPORTED: "every rank reported",
     CheckId.UNBROKEN: "graph breaks",
+    CheckId.FEW_BREAKS: "graph breaks",
+    CheckId.UNBROKEN_RESIZED: "graph breaks after the change",
+    CheckId.GRAPHS: "one graph",
+    CheckId.STEADY: "recompiles in steady calls",
+    CheckId.RESIZED: "one recompile at most when the length changes",
+    CheckId.BREAKS_EVERYWHERE: "every collective call site breaks the graph",
+    CheckId.MANY_REGIONS: "regions entered per forward exceed collectives",
+    CheckId.GRADIENT_FACTOR: "compiled gradient is multiplied by tp",
+    CheckId.SCHEDULE: "collectives as declared by the block",
+    CheckId.REPLAYS: "calls are replays",
+    CheckId.FORWARD: "forward right",
+    CheckId.GRADIENTS: "gradients right",
+    CheckId.EAGER: "eager equals compiled",
+    CheckId.REPLAYED: "replays equal compiled calls",
+    CheckId.CLOBBERED: "no in-place all-reduce clobbers a live buffer",
     CheckId.ONE_REGION: "one region per call",
     CheckId.TOGETHER: "every rank compiles together",
     CheckId.MOVING: "ranks make progress",
