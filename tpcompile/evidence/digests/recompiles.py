@@ -56,9 +56,13 @@ def recompile_of(compile_: CompileRecord, *, frame: str) -> Recompile:
     the reason of the closest entry is taken.
     """
     reason = parse_reason(nearest_reason(compile_.recompile_reasons))
-    names = {reason.source, f"L['{reason.source}']"} if reason.source else set()
-    asked = [guard for guard in compile_.guards if guard.source in names]  # where the program first reads the value
-    line = users(reason.line) or users(first(lines_of(asked))) or compile_.line
+    line = users(reason.line)
+    if line is None and reason.source:
+        # where the program first reads the value
+        names = (reason.source, f"L['{reason.source}']")
+        asked = [guard for guard in compile_.guards if guard.source in names]
+        line = users(first(lines_of(asked)))
+    line = line or compile_.line
     if line is not None:
         files = {frame.file for frame in compile_.stack}
         line = with_whole_path(line, files)
