@@ -68,11 +68,11 @@ class DomainLogs:
 
     def differing(self) -> list[Frame]:
         """Frames whose text is not equal on all ranks, in order of appearance."""
+        members = self.members.values()
         found: list[Frame] = []
         for frame in self.sizes:
-            by_rank = [member.log.by_frame.get(frame, []) for member in self.members.values()]
-            texts = zip(self.members.values(), by_rank, strict=True)
-            if differ(tuple(map(member.text_key, compiles)) for member, compiles in texts):
+            texts = [tuple(map(member.text_key, member.log.by_frame.get(frame, []))) for member in members]
+            if differ(texts):
                 found.append(frame)
         return found
 
