@@ -92,7 +92,7 @@ def test_what_is_no_file_is_one_line_and_no_hang(
 
 def test_a_file_larger_than_any_record_is_not_read(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "MAX_BYTES", 100)
-    with pytest.raises(ConfigError, match=r"record\.json has [\d,]+ bytes; records have at most 100"):
+    with pytest.raises(ConfigError, match=r"record\.json .* at most 100"):
         run.read_records()
 
 
@@ -128,13 +128,13 @@ def test_a_record_without_its_compiles_is_no_pass(run: RunDir) -> None:
     fields = json.loads(samples.record(1, samples.compiled(), world_size=3).to_json())
     del fields["compiles"]
     replace(run.path / "rank_1/record.json", json.dumps(fields))
-    with pytest.raises(ConfigError, match=r"record\.json is damaged: it lacks compiles"):
+    with pytest.raises(ConfigError, match=r"record\.json .*lacks compiles"):
         run.read_records()
 
 
 def test_two_records_of_one_rank_are_named_and_no_rank_is_missing(run: RunDir) -> None:
     replace(run.path / "rank_0/record.json", (run.path / "rank_1/record.json").read_bytes())
-    with pytest.raises(ConfigError, match=r"two records of rank 1: \S*rank_0/record\.json and \S*rank_1/record\.json"):
+    with pytest.raises(ConfigError, match=r"rank 1: \S*rank_0/record\.json and \S*rank_1/record\.json"):
         run.read_records()
 
 
@@ -175,7 +175,7 @@ def test_a_run_json_that_does_not_say_how_it_was_judged_is_one_line(
     run.write_run({"kind": kind} | facts)
     code, err = compared(run, monkeypatch, capsys)
     assert (code, err.count("\n")) == (2, 1)
-    assert "run.json is damaged" in err and says in err
+    assert "run.json" in err and says in err
 
 
 LONG = "x" * 300_000
@@ -201,7 +201,7 @@ def test_measurements_that_the_gate_did_not_make_are_damage(
     run.write_record(samples.record(1, samples.compiled(), world_size=3, facts=facts))
     code, err = compared(run, monkeypatch, capsys)
     assert (code, err.count("\n")) == (2, 1)
-    assert "rank_1/record.json is damaged: as a gatefacts, " in err and "\x1b" not in err
+    assert "rank_1/record.json" in err and "gatefacts" in err and "\x1b" not in err
 
 
 DOMAINS = [
@@ -226,7 +226,7 @@ def test_ranks_that_are_compared_with_other_ranks_than_they_say_are_no_pass(
     if is_whole:
         assert len(run.read_records()) == 2
         return
-    with pytest.raises(ConfigError, match=r"record\.json is damaged: its domain '.*' is that of ranks"):
+    with pytest.raises(ConfigError, match=r"record\.json .*domain '"):
         run.read_records()
 
 

@@ -119,7 +119,7 @@ def _reads_of_file(file: str) -> tuple[_Read, ...]:
         tree = ast.parse("".join(lines))
     except SyntaxError:  # a notebook cell with magics cannot be parsed
         return ()
-    return tuple(_File(file, lines, _imports(tree)).reads(tree))
+    return tuple(_File(file, lines, _imports(tree)).block(tree.body, _Scope()))
 
 
 def _imports(tree: ast.AST) -> dict[str, str]:
@@ -174,15 +174,16 @@ class _File:
     def __init__(self, file: str, lines: list[str], imports: dict[str, str]) -> None:
         self.file, self.lines, self.imports = file, lines, imports
 
-    def reads(self, tree: ast.Module) -> Iterator[_Read]:
-        yield from self.block(tree.body, _Scope())
-
     def block(self, statements: list[ast.stmt], scope: _Scope) -> Iterator[_Read]:
         """Statements in order; after a conditional return, raise, break or continue no read is sure."""
         for statement in statements:
             yield from self.node(statement, scope)
             # Dynamo traces no statement after `if torch.compiler.is_compiling(): return ...`
-            if isinstance(statement, ast.If) and _ends(statement.body) and self.truth(statement.test, scope):
+            if (
+                isinstance(statement, ast.If)
+                and isinstance(statement.body[-1], ast.Return | ast.Raise)
+                and self.truth(statement.test, scope)
+            ):
                 return
             if _may_leave(statement):
                 scope = replace(scope, is_sure=False)
@@ -259,7 +260,10 @@ class _File:
                 return None if inner is None else not inner
             case ast.BoolOp(op=op, values=values):
                 truths = [self.truth(value, scope) for value in values]
-                return _joined(truths, is_or=isinstance(op, ast.Or))
+                is_or = isinstance(op, ast.Or)
+                if is_or in truths:
+                    return is_or
+                return None if None in truths else not is_or
             case ast.Call(func=func):
                 return True if self.name(func, scope) in _COMPILING else None
         return None
@@ -326,17 +330,6 @@ def _nodes(value: object) -> list[ast.AST]:
     """The nodes in a field of a node: one, a list, or none in a field of plain values."""
     items = value if isinstance(value, list) else [value]
     return [item for item in items if isinstance(item, ast.AST)]
-
-
-def _joined(truths: list[bool | None], *, is_or: bool) -> bool | None:
-    """Value of `or` or `and` over known and unknown values."""
-    if is_or in truths:
-        return is_or
-    return None if None in truths else not is_or
-
-
-def _ends(statements: list[ast.stmt]) -> bool:
-    return bool(statements) and isinstance(statements[-1], ast.Return | ast.Raise)
 
 
 def _may_leave(statement: ast.stmt) -> bool:

@@ -41,7 +41,10 @@ class RegionCounter:
         code = _code(call.function)
         count = self._counts.get((phase, code))
         if count is None:
-            count = self._counts[phase, code] = _Count(_first_line(code, call.function))
+            target = UserLine(file="?", line=0, function=type(call.function).__qualname__)
+            if code is not None:
+                target = UserLine(file=code.co_filename, line=code.co_firstlineno, function=code.co_qualname)
+            count = self._counts[phase, code] = _Count(target)
         if call.token is not count.token:
             count.token, count.in_call = call.token, 0
             count.calls += 1
@@ -51,7 +54,10 @@ class RegionCounter:
         if compile_id:
             count.compiled.append(compile_id)
         if call.around is not None and count.runs_at is None:
-            count.runs_at = _line(call.around)
+            around = call.around
+            count.runs_at = UserLine(
+                file=around.f_code.co_filename, line=around.f_lineno, function=around.f_code.co_name
+            )
 
     def counts(self) -> tuple[RegionCount, ...]:
         """What was counted so far."""
@@ -75,13 +81,3 @@ def _code(function: Any) -> CodeType | None:
     if isinstance(owner, nn.Module):
         function = type(owner).forward
     return getattr(function, "__code__", None)
-
-
-def _first_line(code: CodeType | None, function: Any) -> UserLine:
-    if code is None:
-        return UserLine(file="?", line=0, function=type(function).__qualname__)
-    return UserLine(file=code.co_filename, line=code.co_firstlineno, function=code.co_qualname)
-
-
-def _line(frame: FrameType) -> UserLine:
-    return UserLine(file=frame.f_code.co_filename, line=frame.f_lineno, function=frame.f_code.co_name)

@@ -68,23 +68,23 @@ class CaptureSession:
         self._events: list[trace.TraceEvent] = []
         self._lock = threading.Lock()
         self._calls: Counter[str] = Counter()
-        """By phase, in the order in which they began."""
+        """Phase -> calls in it; phases in the order in which they began."""
         self._counted: Counter[tuple[str, str]] = Counter()
-        """Dynamo's counters by phase and name."""
+        """(phase, name of a counter of Dynamo) -> count."""
         self._last_counters: dict[str, int] = {}
         self._current = ""
         self.step: int | None = None
         self.before_event: Callable[[Mapping[str, Any]], None] | None = None
         """Called with the raw metadata of every event, on the compiling thread, before `step` is stamped on it."""
         self.after_event: Callable[[Mapping[str, Any]], None] | None = None
-        """The same, after the event was recorded."""
+        """Called with the same metadata after the event was recorded."""
         self._on_start, self._on_compile = on_compile_start, on_compile
         self._regions = RegionCounter() if count_regions else None
         self._records_fusion = records_fusion
         self._launches = Launches()
         self._additions = Additions()
         self._ended_profiles: list[chosen.Choice] = []
-        """Of callables that were closed before this session."""
+        """Profiles of callables that were closed before this session."""
         self._stacks: compat.Stacks = {}
         self._with_graph: set[str] = set()
         """Compiles that made a graph."""
@@ -329,7 +329,7 @@ class CaptureSession:
 
 
 def _recompiles(compiles: Iterable[CompileRecord]) -> Counter[str]:
-    """Of every phase in which something was compiled."""
+    """Phase -> number of recompiles, of every phase in which something was compiled."""
     found: Counter[str] = Counter()
     for compile_ in compiles:
         is_first = compile_.compile_id.endswith("/0")

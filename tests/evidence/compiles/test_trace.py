@@ -247,7 +247,7 @@ User code traceback:
 def test_a_graph_break_has_reason_explanation_and_the_users_line() -> None:
     (found,) = records(*program(), artifact("dynamo_graph_break_reason", BREAK))
     (found_break,) = found.breaks
-    assert found_break.reason.startswith("Encountered graph break") and "how to trace print" in found_break.reason
+    assert found_break.reason.startswith("Encountered") and "trace print" in found_break.reason
     assert found_break.line is not None
     assert (str(found_break.line), found_break.line.code) == ("/app/model.py:7 in forward", 'print("hi")')
 

@@ -213,7 +213,7 @@ def test_the_verdict_and_the_report_hold_a_table_of_recompiles() -> None:
     for table in findings.tables(verdict):
         console.print(table)
     text = console.export_text()
-    assert "size mismatch at index 1" in text and "mark_dynamic(x, 1)" in text and "/app/model.py:3" in text
+    assert "index 1" in text and "mark_dynamic(x, 1)" in text and "/app/model.py:3" in text
 
 
 def normed(x: torch.Tensor) -> torch.Tensor:

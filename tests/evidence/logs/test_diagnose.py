@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from tpcompile.errors import ConfigError
+from tpcompile.evidence.compiles.normalised import OBJECT_IDS
 from tpcompile.evidence.judgement import checks
-from tpcompile.evidence.logs.diagnose import Question, diagnose
+from tpcompile.evidence.logs.diagnose import FAILED, Question, diagnose
 from tpcompile.evidence.logs.domains import parse_mesh
+from tpcompile.evidence.logs.ends import Lack
 from tpcompile.evidence.records import Check, CheckId, DivergenceClass, Status, Verdict
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.text.reasons import ReasonKind, parse_reason
 
 JOBS = Path(__file__).parent.parent.parent / "data" / "jobs" / "torch-2.13.0"
 LOG = "dedicated_log_torch_trace_rank_{}_recorded.log"
@@ -62,8 +65,10 @@ def test_the_fault_of_a_recorded_job_is_named(
 
 def test_a_one_rank_recompile_names_the_guard_and_what_both_sides_have() -> None:
     (found,) = diagnose([JOBS / "stride"]).divergences
-    assert found.guard == "tensor 'x' stride mismatch at index 0. expected 4, actual 1"
-    assert found.held == "stride[0] of 'x' is 4"
+    reason = parse_reason(found.guard)
+    assert (reason.kind, reason.source, reason.dim) == (ReasonKind.STRIDE, "x", 0)
+    assert (reason.expected, reason.actual) == ("4", "1")
+    assert "stride[0]" in found.held and found.held.endswith("4")
     shown = [group.item.text for group in found.groups if group.item]
     assert ["stride=[4, 1]" in shown[0], "stride=[1, 4]" in shown[1]] == [True, True]
 
@@ -71,7 +76,7 @@ def test_a_one_rank_recompile_names_the_guard_and_what_both_sides_have() -> None
 def test_the_recompile_limit_names_the_last_reason_and_where_it_held() -> None:
     (found,) = diagnose([JOBS / "limit"]).divergences
     assert (found.guard, found.held) == ("self.count == 0", "self.count == 0")
-    assert "fell back to eager" in found.title and found.where.endswith("forward data/record_jobs.py:94")
+    assert found.cause == Cause.RECOMPILE_LIMIT and found.where.endswith("forward data/record_jobs.py:94")
 
 
 @pytest.mark.parametrize(("name", "causes"), [("cold_shared", []), ("warm_cold", [Cause.CACHE_SPLIT])])
@@ -82,7 +87,7 @@ def test_a_healthy_job_is_green_whatever_its_cache_held(name: str, causes: list[
 
 def test_normalised_text_is_counted_and_listed() -> None:
     found = check(diagnose([JOBS / "cold_shared"]), "text that differs by nature")
-    assert found.status == Status.INFO and "object ids in" in found.observed and "guards" in found.observed
+    assert found.status == Status.INFO and OBJECT_IDS in found.observed and "guards" in found.observed
 
 
 def test_one_folder_per_rank_is_the_same_as_one_folder(job: Path) -> None:
@@ -107,7 +112,8 @@ def test_ranks_without_a_log_are_named_and_the_rest_is_no_pass(healthy: Path) ->
     (healthy / LOG.format(1)).rename(healthy / LOG.format(2))
     verdict = diagnose([healthy], Question(world_size=4))
     assert (verdict.exit_code, verdict.status) == (6, Status.SKIPPED)
-    assert "rank 1 left no log" in verdict.summary and "1 more" in verdict.summary
+    assert check(verdict, CheckId.LOGS_COMPLETE.heading).ranks == (1, 3)
+    assert Lack.NO_LOG.value in verdict.summary and "1 more" in verdict.summary
 
 
 def test_a_difference_is_red_although_a_rank_left_no_log(job: Path) -> None:
@@ -121,12 +127,12 @@ def test_a_gap_between_ranks_is_a_missing_rank_without_a_world_size(healthy: Pat
 
 def test_two_logs_of_one_rank_are_refused(job: Path) -> None:
     shutil.copy(job / LOG.format(1), job / "dedicated_log_torch_trace_rank_1_before.log")
-    with pytest.raises(ConfigError, match=r"more than one log of rank 1 .*two jobs, or one that was restarted"):
+    with pytest.raises(ConfigError, match=r"rank 1 .*rank_1_before\.log"):
         diagnose([job])
 
 
 def test_two_jobs_in_two_folders_are_refused() -> None:
-    with pytest.raises(ConfigError, match="more than one log of ranks 0-1"):
+    with pytest.raises(ConfigError, match="ranks 0-1"):
         diagnose([JOBS / "stride", JOBS / "order"])
 
 
@@ -151,7 +157,7 @@ def test_a_compile_that_failed_while_the_others_compiled_is_the_finding(job: Pat
     verdict = diagnose([job])
     assert verdict.lead is not None
     assert (verdict.exit_code, verdict.lead.cause, verdict.lead.ranks) == (code, Cause.COMPILE_FAILED, (0,))
-    assert ("inside that compile" in verdict.summary) == is_cut
+    assert (FAILED in {check.name for check in verdict.checks}) == is_cut
     assert "no compiler" in verdict.summary
 
 
@@ -193,20 +199,20 @@ def test_a_faulty_job_with_the_log_of_the_other_rank_cut_anywhere_never_passes(
 def test_an_empty_log_never_passes(healthy: Path) -> None:
     (healthy / LOG.format(1)).write_text("")
     verdict = diagnose([healthy])
-    assert verdict.exit_code == 6 and "the log of rank 1 is empty" in verdict.summary
+    assert (verdict.exit_code, check(verdict, CheckId.LOGS_COMPLETE.heading).ranks) == (6, (1,))
+    assert Lack.EMPTY.value in verdict.summary
 
 
 def test_a_pass_says_what_the_logs_do_not_show(healthy: Path) -> None:
     verdict = diagnose([healthy], Question())
     assert verdict.exit_code == 0
-    assert "if the job hung or crashed, the cause is not in the compiles, and --ended-badly" in verdict.summary
+    assert "--ended-badly" in verdict.summary
 
 
 def test_a_job_that_ended_badly_while_its_compiles_agree_is_no_pass(healthy: Path) -> None:
     verdict = diagnose([healthy], Question(ended_badly=True))
     assert verdict.exit_code == 6
-    assert "the cause is not in them" in verdict.summary
-    assert "ranks 0-1: last compile is 0/0 of healthy" in verdict.summary
+    assert re.search("ranks 0-1: .*0/0 of healthy", verdict.summary)
 
 
 def test_logs_without_any_compile_end_with_5(job: Path) -> None:
@@ -224,7 +230,8 @@ def test_a_job_of_which_every_compile_failed_ends_with_5_the_error_and_its_line(
     verdict = diagnose([job])
     assert verdict.exit_code == 5 and verdict.lead is not None and verdict.lead.line is not None
     assert verdict.lead.cause == Cause.NOTHING_COMPILED
-    assert verdict.summary.startswith("nothing was compiled: healthy failed with Unsupported: Failed to trace print")
+    assert verdict.lead.line.function == "healthy"
+    assert "Unsupported: Failed to trace print" in verdict.summary
 
 
 def test_of_several_errors_the_one_that_ends_the_program_says_why_nothing_was_compiled(job: Path) -> None:
@@ -234,12 +241,12 @@ def test_of_several_errors_the_one_that_ends_the_program_says_why_nothing_was_co
         error = f'"fail_type": "{kind}", "fail_reason": "no {kind}", '
         log.write_text(log.read_text().replace(metrics, metrics + error))
     summary = diagnose([job]).summary
-    assert "no BackendCompilerFailed" in summary and "further errors: Unsupported" in summary
+    assert summary.index("no BackendCompilerFailed") < summary.index("Unsupported")
 
 
 def test_fewer_than_two_ranks_are_refused_with_what_to_do(job: Path) -> None:
     (job / LOG.format(1)).unlink()
-    with pytest.raises(ConfigError, match=r"found only that of rank 0.*TORCH_TRACE=DIR"):
+    with pytest.raises(ConfigError, match=r"rank 0 .*TORCH_TRACE=DIR"):
         diagnose([job])
 
 
@@ -247,11 +254,11 @@ def test_the_one_log_of_a_job_that_had_more_ranks_names_those_that_left_none(job
     (job / LOG.format(1)).unlink()
     verdict = diagnose([job], Question(world_size=2))
     assert (verdict.exit_code, check(verdict, CheckId.LOGS_COMPLETE.heading).ranks) == (6, (1,))
-    assert "rank 1 left no log: it never compiled anything" in verdict.summary
+    assert Lack.NO_LOG.value in verdict.summary
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no directory at"):
+    with pytest.raises(ConfigError, match="nope"):
         diagnose([tmp_path / "nope"])
 
 
@@ -267,5 +274,5 @@ def test_a_mesh_of_a_different_size_than_the_job_is_refused_with_both_numbers(
     job: Path, world_size: int | None, had: int
 ) -> None:
     mesh = parse_mesh("tp=1", "tp")
-    with pytest.raises(ConfigError, match=f"the mesh has 1 ranks, the job had {had}; give the sizes"):
+    with pytest.raises(ConfigError, match=f"mesh has 1 .*job had {had}"):
         diagnose([job], Question(mesh=mesh, world_size=world_size))

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.evidence.logs.damage import rehashed
+from tests.evidence.logs.test_damage import shown
 from tests.evidence.logs.test_diagnose import JOBS, LOG, check
 from tpcompile.errors import PreflightError
+from tpcompile.evidence.judgement import checks
 from tpcompile.evidence.logs.diagnose import LEFT_OUT, diagnose
+from tpcompile.evidence.logs.ends import Lack
 from tpcompile.evidence.logs.files import find_logs
-from tpcompile.evidence.records import CheckId
 
 
 @pytest.fixture
@@ -33,9 +35,8 @@ def test_a_directory_called_like_a_log_is_one_line(healthy: Path) -> None:
     (healthy / "dedicated_log_torch_trace_rank_2_x.log").mkdir()
     verdict = diagnose([healthy])
     assert verdict.exit_code == 0
-    assert check(verdict, LEFT_OUT).details == (
-        "dedicated_log_torch_trace_rank_2_x.log is left out: it is a directory, not a file",
-    )
+    (line,) = check(verdict, LEFT_OUT).details
+    assert line.startswith("dedicated_log_torch_trace_rank_2_x.log") and "directory" in line
 
 
 def test_a_pipe_called_like_a_log_is_one_line_and_no_hang(healthy: Path) -> None:
@@ -48,7 +49,7 @@ def test_an_impossible_rank_is_one_line_and_no_list_of_missing_ranks(healthy: Pa
     shutil.copy(healthy / LOG.format(1), healthy / LOG.format(99999999))
     verdict = diagnose([healthy])
     assert (verdict.exit_code, verdict.world_size) == (0, 2)
-    assert "99999999 is not the rank of any job" in check(verdict, LEFT_OUT).details[0]
+    assert LOG.format(99999999) in check(verdict, LEFT_OUT).details[0]
 
 
 def test_a_name_without_a_rank_is_one_line(healthy: Path) -> None:
@@ -61,9 +62,8 @@ def test_json_nested_deeper_than_a_parser_goes_is_a_record_that_cannot_be_read(h
     text = (healthy / LOG.format(1)).read_text()
     first, rest = text.split("\n", 1)
     (healthy / LOG.format(1)).write_text(f"{first}\nV1121 15:15:15.319000 1 x.py:1] {deep}\n{rest}")
-    verdict = diagnose([healthy])
-    assert verdict.exit_code == 6
-    assert "has records that cannot be read" in check(verdict, CheckId.LOGS_COMPLETE.heading).details[0]
+    assert diagnose([healthy]).exit_code == 6
+    assert Lack.DAMAGED in shown(healthy, 1)
 
 
 def test_a_file_that_is_no_log_at_all_is_an_empty_one(healthy: Path) -> None:
@@ -99,4 +99,4 @@ def test_one_torch_version_is_observed(healthy: Path) -> None:
         with_version(healthy / LOG.format(rank), "2.13.0")
     verdict = diagnose([healthy])
     assert verdict.exit_code == 0
-    assert "torch 2.13.0 on all ranks" in check(verdict, "environment equal on all ranks").observed
+    assert "2.13.0" in check(verdict, f"environment {checks.AGREE}").observed

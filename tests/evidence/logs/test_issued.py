@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.evidence.logs.damage import records, rehashed
+from tests.evidence.logs.test_damage import shown
 from tests.evidence.logs.test_diagnose import JOBS, LOG
 from tpcompile.evidence.logs.diagnose import Question, diagnose
-from tpcompile.evidence.records import Verdict
+from tpcompile.evidence.logs.ends import Lack
+from tpcompile.evidence.records import DivergenceClass, Verdict
 from tpcompile.evidence.records.causes import Cause
 
 OP = "torch.ops._c10d_functional."
@@ -60,7 +62,8 @@ def test_a_collective_that_one_rank_does_not_schedule_is_a_finding_under_equal_g
     verdict = schedule(job, [REDUCE, GATHER, WAIT], [REDUCE, WAIT])
     (found,) = [d for d in verdict.divergences if d.is_red]
     assert (verdict.exit_code, found.cause) == (1, Cause.EXTRA_COLLECTIVE)
-    assert "all_gather_into_tensor.default on rank 0 against nothing" in found.title
+    items = [(group.ranks, group.item and group.item.fields["value"]) for group in found.groups]
+    assert items == [((0,), "all_gather_into_tensor.default"), ((1,), "nothing, 1 in all")]
     assert found.line is not None and found.line.function == "healthy"
 
 
@@ -76,7 +79,8 @@ def test_where_a_rank_waits_is_no_finding(job: Path, other: list[str]) -> None:
 
 def test_a_schedule_that_one_rank_did_not_log_was_not_observed(job: Path) -> None:
     verdict = schedule(job, [REDUCE, WAIT])
-    assert verdict.exit_code == 6 and "rank 1 lacks records that other ranks have" in verdict.summary
+    assert verdict.exit_code == 6
+    assert Lack.FEWER in shown(job, 1)
 
 
 def test_a_schedule_of_code_that_one_rank_loaded_from_a_cache_is_none_that_it_lacks(tmp_path: Path) -> None:
@@ -94,9 +98,8 @@ def test_graphs_that_ran_in_a_different_order_are_a_finding(tmp_path: Path) -> N
         append(job, rank, other + artifact("graph_execution", runs))
     verdict = diagnose([job])
     (found,) = [d for d in verdict.divergences if d.is_red]
-    assert verdict.exit_code == 1 and found.title.startswith(
-        "compiled graphs with collectives ran in a different order"
-    )
+    assert (verdict.exit_code, found.cause, found.where) == (1, Cause.ORDER_FORWARD, "")
+    assert [group.item is not None and "all_reduce" in group.item.text for group in found.groups] == [True, True]
 
 
 def test_a_group_that_one_rank_alone_uses_is_a_finding(job: Path) -> None:
@@ -157,13 +160,15 @@ def test_an_evaluation_on_one_rank_is_green_and_listed(job: Path) -> None:
     append(job, 0, without_collectives(next_frame("reduce_op")))
     verdict = diagnose([job])
     assert verdict.exit_code == 0
-    assert "compiled on rank 0 only" in verdict.divergences[0].title
+    (found,) = verdict.divergences
+    assert (found.cause, [group.ranks for group in found.groups if group.item]) == (Cause.EXTRA_COMPILE, [(0,)])
 
 
 def test_a_function_declared_uneven_is_listed_with_its_reason(tmp_path: Path) -> None:
     verdict = diagnose([JOBS / "stride"], Question(uneven=(("healthy", "ragged batches"),)))
     assert verdict.exit_code == 0
-    assert verdict.divergences[0].advice == "declared: ragged batches"
+    assert verdict.divergences[0].cls == DivergenceClass.DECLARED
+    assert "ragged batches" in verdict.divergences[0].advice
 
 
 def test_uneven_does_not_cover_collectives() -> None:

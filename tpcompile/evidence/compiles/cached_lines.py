@@ -7,6 +7,7 @@ The Dynamo graph is traced in every process, and its lines are current.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from tpcompile.evidence.compiles.user_lines import is_there
@@ -31,17 +32,19 @@ def with_current_lines(dynamo: Sequence[Graph], lowered: Sequence[Graph]) -> lis
     Of equal lines of one function, the n-th becomes the n-th. A user's line whose code neither a Dynamo graph nor the
     source of its files has is dropped: no line is better than a wrong one.
     """
-    cached, now = (_users_lines(graphs) for graphs in (lowered, dynamo))
-    files = {line.file for lines in now.values() for line in lines}
+    now = _users_lines(dynamo)
+    files = {line.file for line in itertools.chain.from_iterable(now.values())}
     moved: dict[UserLine, UserLine | None] = {}
-    for code, lines in cached.items():
+    for code, lines in _users_lines(lowered).items():
         found = now.get(code, [])
         if set(lines) <= set(found):
             continue
         if len(found) == len(lines):
             moved |= zip(lines, found, strict=True)
-        else:
-            moved |= {line: line if line.file in files and is_there(line) else None for line in lines}
+            continue
+        for line in lines:
+            is_current = line.file in files and is_there(line)
+            moved[line] = line if is_current else None
     return [*dynamo, *(_with(graph, moved) for graph in lowered)]
 
 

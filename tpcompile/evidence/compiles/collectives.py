@@ -37,7 +37,7 @@ def collectives_of(graphs: Iterable[Graph]) -> tuple[Collective, ...]:
 
 
 def issued_at(graphs: Iterable[Graph]) -> frozenset[Place]:
-    """Where the graphs communicate, and in which group."""
+    """(file, line, role of the group) of each collective of the graphs."""
     places: list[Place] = []
     for node in nodes_of(graphs):
         line = node.line

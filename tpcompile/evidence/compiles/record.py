@@ -119,7 +119,11 @@ class LoggedEvents:
     def record(self, roles: GroupRoles, table: Mapping[int, str], *, is_ended: bool) -> CompileRecord:
         """Parse all events; `table` holds the interned file names, with `is_ended` no event will follow."""
         stack = start_stack(self.start, table) if self.start else ()
-        graphs = tuple(parsed(parse_graph, e.payload, roles, kind=GRAPH_KINDS[e.name]) for e in self.graph_events())
+        graph_events = self.all(*GRAPH_KINDS)
+        traced = self.of_last_attempt("dynamo_output_graph")
+        if traced:  # Dynamo discards earlier graphs when it restarts
+            graph_events = graph_events[graph_events.index(traced[0]) :]
+        graphs = tuple(parsed(parse_graph, e.payload, roles, kind=GRAPH_KINDS[e.name]) for e in graph_events)
         guard_text = "".join(self.payloads("dynamo_cpp_guards_str")[-1:])
         files = frozenset(line.file for line in [*stack, *lines_of(nodes_of(graphs))])
         guards = parsed(parse_guards, guard_text, roles, files=files, issued=issued_at(graphs))
@@ -158,16 +162,11 @@ class LoggedEvents:
     def with_lines(self, graphs: Sequence[Graph], guards: Sequence[Guard]) -> tuple[Graph, ...]:
         """The graphs with the current lines of the user's source."""
         if self.all(FROM_CACHE):
-            dynamo = [graph for graph in graphs if graph.kind == "dynamo"]
-            lowered = [graph for graph in graphs if graph.kind != "dynamo"]
-            graphs = with_current_lines(with_user_lines(dynamo, guards), lowered)
+            by_origin = grouped(graphs, lambda graph: graph.kind == "dynamo")
+            traced = by_origin.get(True, [])
+            lowered = by_origin.get(False, [])
+            graphs = with_current_lines(with_user_lines(traced, guards), lowered)
         return with_user_lines(graphs, guards)
-
-    def graph_events(self) -> list[TraceEvent]:
-        """Graphs from the last attempt's Dynamo graph on; Dynamo discards earlier ones when it restarts."""
-        found = self.all(*GRAPH_KINDS)
-        traced = self.of_last_attempt("dynamo_output_graph")
-        return found[found.index(traced[0]) :] if traced else found
 
     def inputs(self) -> tuple[InputTensor, ...]:
         """Tensors of the last attempt."""

@@ -114,17 +114,19 @@ def _fits(value: object, types: _Types) -> bool:
 
 def _is_body(name: str, body: object) -> bool:
     """True for the value of an event, each of whose fields has the right type."""
-    if not isinstance(body, dict) or not body.keys() >= _REQUIRED.get(name, set()):
+    if not isinstance(body, dict):
         return False
     fields = _FIELDS[name]
-    for field in fields.keys() & body.keys():
-        if not _fits(body[field], fields[field]):
-            return False
+    required = _REQUIRED.get(name, set())
+    checks = [body.keys() >= required]
+    checks += [_fits(body[field], fields[field]) for field in fields.keys() & body.keys()]
     for field in _LISTS.keys() & body.keys():
         types, is_optional = _LISTS[field]
-        values = [] if body[field] is None and is_optional else body[field]
-        if not isinstance(values, list) or not types.issuperset(map(type, values)):
-            return False
+        values = body[field]
+        is_list = isinstance(values, list) and types.issuperset(map(type, values))
+        checks.append(is_list or (is_optional and values is None))
+    if not all(checks):
+        return False
     return name != "dynamo_start" or _is_list(body.get("stack", []), lambda frame: _is_body(_FRAME, frame))
 
 

@@ -35,7 +35,7 @@ _FIRST = frozenset({"recompile_reasons", "dynamo_start", "compilation_metrics"})
 _LAST = frozenset({"dynamo_cpp_guards_str", BACKWARD_METRICS})
 """The metrics come right behind the guards, and before any backward."""
 _OF_A_BREAK = "For more details about this graph break"
-"""In the reason of a restart: the attempt before it ended in a graph break, which is logged."""
+"""Text in the reason of a restart whose attempt ended in a graph break, which is logged."""
 _HITS = frozenset(name for name in CACHE_EVENTS if name.endswith("_hit"))
 
 
@@ -87,9 +87,9 @@ class _Implied:
     needs: Set[str]
     """One of these events."""
     counted: str = ""
-    """Where this field of the metrics is a number besides 0,"""
+    """Field of the metrics; the record has to be there where it is a number besides 0."""
     after: Set[str] = frozenset()
-    """or one of these events was logged."""
+    """Events; the record has to be there, too, where one of them was logged."""
 
 
 _IMPLIED = (
@@ -154,13 +154,17 @@ class Story:
 
     def _cut_off(self) -> Iterator[Flaw]:
         """Flaws of a compile whose last records may be missing: what torch logs before the rest has to be there."""
-        if self.stack is None and self.names != {"recompile_reasons"}:
+        names = self.names
+        has_more = names != {"recompile_reasons"}
+        if self.stack is None and has_more:
             yield Flaw.NO_START
-        if "dynamo_output_graph" not in self.names and not self.names.isdisjoint(_AFTER_THE_GRAPH):
+        is_lowered = not names.isdisjoint(_AFTER_THE_GRAPH)
+        if is_lowered and "dynamo_output_graph" not in names:
             yield Flaw.NO_GRAPH
-        if not self.names.isdisjoint(_LAST):
+        if not names.isdisjoint(_LAST):
             yield Flaw.NO_END
-        if self.attempt > 0 and "dynamo_graph_break_reason" not in self.names:
+        is_restarted = self.attempt > 0
+        if is_restarted and "dynamo_graph_break_reason" not in names:
             yield Flaw.NO_BREAK_REASON
 
     def _out_of_order(self, item: TraceEvent, time: bytes) -> Damage | None:
@@ -201,24 +205,27 @@ class Story:
 def missing_records(names: Set[str], metrics: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Flaw]:
     """What a compile without an error lacks, by the events that it logged and what its metrics count."""
     for rule in _IMPLIED:
+        is_lacking = names.isdisjoint(rule.needs)
         is_logged = not names.isdisjoint(rule.after)
-        is_expected = is_logged or bool(metrics.get(rule.counted))
-        if is_expected and names.isdisjoint(rule.needs):
+        is_counted = bool(metrics.get(rule.counted))
+        if is_lacking and (is_logged or is_counted):
             yield rule.flaw
 
 
 def _other_start(stack: Sequence[UserLine], metrics: Mapping[str, Any]) -> Iterator[Flaw]:
     """Flaws of a compile whose metrics repeat a different stack or function than its start has."""
-    if any(line.file == UNKNOWN_FILE for line in stack):
+    files = {line.file for line in stack}
+    if UNKNOWN_FILE in files:
         yield Flaw.NO_FILE
-    said = metrics.get("stack_trace")
     *callers, frame = [f"Line: {line.line}, Name: {line.function}, Filename: {line.file}" for line in stack]
+    said = metrics.get("stack_trace") or [*callers, frame]
     # between the callers and the frame the metrics may have lines of torch's own
-    if said and (frame != said[-1] or callers != said[: len(callers)]):
+    repeated = [*said[: len(callers)], said[-1]]
+    if repeated != [*callers, frame]:
         yield Flaw.OTHER_STACK
     compiled = stack[-1]
-    ours = {"co_name": compiled.function, "co_filename": compiled.file, "co_firstlineno": compiled.line}
-    theirs = {name: metrics.get(name) for name in ours}
-    is_known = None not in theirs.values()
+    ours = (compiled.function, compiled.file, compiled.line)
+    theirs = (metrics.get("co_name"), metrics.get("co_filename"), metrics.get("co_firstlineno"))
+    is_known = None not in theirs
     if is_known and ours != theirs:
         yield Flaw.OTHER_FUNCTION

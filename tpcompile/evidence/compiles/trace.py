@@ -55,13 +55,20 @@ class CompileNumbers:
         self._of_frame: dict[str, int] = {}
         self._names: list[set[str]] = []
         self.before: list[int | None] = []
-        """By compile: the previous compile of the same frame."""
+        """Number of a compile -> number of the previous compile of the same frame, None for the first."""
 
     def __call__(self, item: TraceEvent) -> int:
         """Number of the event's compile, from 0; a new compile gets the next number."""
         assert item.compile_id is not None, "only an event of a compile has a number"
         number = self._latest.get(item.compile_id)
-        if number is None or self._is_again(item, self._names[number]):
+        is_new = True
+        if number is not None:
+            names = self._names[number]
+            if item.name == "recompile_reasons":  # logged before the start of the compile
+                is_new = "compilation_metrics" in names
+            else:
+                is_new = item.name == "dynamo_start" and item.attempt == 0 and "dynamo_start" in names
+        if number is None or is_new:
             frame = item.compile_id.rpartition("/")[0]
             number = len(self._names)
             self.before.append(self._of_frame.get(frame))
@@ -69,13 +76,6 @@ class CompileNumbers:
             self._names.append(set())
         self._names[number].add(item.name)
         return number
-
-    @staticmethod
-    def _is_again(item: TraceEvent, names: set[str]) -> bool:
-        """True when an event begins a new compile with the same id; recompile reasons are logged before its start."""
-        if item.name == "recompile_reasons":
-            return "compilation_metrics" in names
-        return item.name == "dynamo_start" and item.attempt == 0 and "dynamo_start" in names
 
 
 def compile_records(

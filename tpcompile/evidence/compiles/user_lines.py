@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 
 from tpcompile.evidence.compiles.collectives import is_library
-from tpcompile.evidence.iterables import first, indexed, last
+from tpcompile.evidence.iterables import first, last
 from tpcompile.evidence.records import Graph, Guard, Node, UserLine
 from tpcompile.evidence.records.base import known, lines_of
 from tpcompile.evidence.records.compile import nodes_of
@@ -32,7 +32,11 @@ def with_user_lines(graphs: Sequence[Graph], guards: Iterable[Guard]) -> tuple[G
     own = set(own_lines(lines))
     if own == lines:
         return tuple(graphs)
-    return tuple(_Lines(graph, own).replaced() for graph in graphs)
+    replaced: list[Graph] = []
+    for graph in graphs:
+        nodes = map(_Lines(graph, own).node, graph.nodes)
+        replaced.append(graph.model_copy(update={"nodes": tuple(nodes)}))
+    return tuple(replaced)
 
 
 class _Lines:
@@ -43,10 +47,6 @@ class _Lines:
         self.before: UserLine | None = None
         self.called: list[UserLine] = []
         """Calls found since the last user's line, in order."""
-
-    def replaced(self) -> Graph:
-        """The graph with the user's lines."""
-        return self.graph.model_copy(update={"nodes": tuple(map(self.node, self.graph.nodes))})
 
     def node(self, node: Node) -> Node:
         """The node; one on a line of library code gets the user's line that called it."""
@@ -72,14 +72,15 @@ class _Lines:
 
     def calls_around(self, before: UserLine, names: set[str]) -> dict[int, UserLine]:
         """Lines in the function around `before` that call any of these names, by line number."""
-        near: list[UserLine] = []
-        for line in self.known:
+        calls = [f"{name}(" for name in names]
+        found: dict[int, UserLine] = {}
+        for line in [*self.known, *_source_around(before)]:
+            # of one of two paths only the end may be known
             is_same_file = line.file.endswith(before.file) or before.file.endswith(line.file)
-            if is_same_file and line.function == before.function:
-                near.append(line)
-        lines = [*near, *_source_around(before)]
-        calling = [line for line in lines if any(f"{name}(" in line.code for name in names)]
-        return indexed(calling, lambda line: line.line)
+            is_near = is_same_file and line.function == before.function
+            if is_near and any(call in line.code for call in calls):
+                found[line.line] = line
+        return found
 
     def next_call(self, candidates: Mapping[int, UserLine], after: UserLine) -> UserLine | None:
         """The next call in source order, in reverse order for a backward graph; with one candidate, that one."""

@@ -74,14 +74,15 @@ def _differing(digests: Sequence[RankDigest], phases: Sequence[str]) -> Iterator
     for ranks in by_domain(digests).values():
         known: dict[tuple[str, str], dict[int, EnteredRegion]] = {}
         for digest in ranks:
-            counted = [one for one in digest.regions if one.phase in phases]
-            for one in counted:
-                known.setdefault((one.phase, one.name), {})[digest.rank] = one
-        for counts in known.values():
+            for one in digest.regions:
+                counts = known.setdefault((one.phase, one.name), {})
+                counts[digest.rank] = one
+        for (phase, _), counts in known.items():
             *_, known_one = counts.values()
             none = known_one.model_copy(update={"entered": 0})
             regions = ByRank({digest.rank: none for digest in ranks} | counts)
-            if regions.differ(lambda region: region.entered):
+            is_wanted = phase in phases
+            if is_wanted and regions.differ(lambda region: region.entered):
                 yield regions
 
 

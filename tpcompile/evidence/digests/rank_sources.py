@@ -70,11 +70,13 @@ def _is_traced(read: RankRead, compile_: CompileRecord) -> bool:
 
     That a line with a conditional part was traced does not show that the read was.
     """
-    if read.line is None or _CONDITIONAL.search(read.line.code):
+    at = read.line
+    if at is None:
         return False
+    is_whole = _CONDITIONAL.search(at.code) is None
     traced = lines_of([*compile_.dynamo_nodes, *compile_.guards])
-    files = [line.file for line in traced if line.line == read.line.line]
-    return any(map(read.line.file.endswith, files))
+    files = [line.file for line in traced if line.line == at.line]
+    return is_whole and any(map(at.file.endswith, files))
 
 
 def _is_group(read: RankRead, compile_: CompileRecord) -> bool:

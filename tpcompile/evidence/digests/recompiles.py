@@ -56,9 +56,13 @@ def recompile_of(compile_: CompileRecord, *, frame: str) -> Recompile:
     the reason of the closest entry is taken.
     """
     reason = parse_reason(nearest_reason(compile_.recompile_reasons))
-    names = {reason.source, f"L['{reason.source}']"} if reason.source else set()
-    asked = [guard for guard in compile_.guards if guard.source in names]  # where the program first reads the value
-    line = users(reason.line) or users(first(lines_of(asked))) or compile_.line
+    line = users(reason.line)
+    if line is None and reason.source:
+        # where the program first reads the value
+        names = (reason.source, f"L['{reason.source}']")
+        asked = [guard for guard in compile_.guards if guard.source in names]
+        line = users(first(lines_of(asked)))
+    line = line or compile_.line
     if line is not None:
         files = {frame.file for frame in compile_.stack}
         line = with_whole_path(line, files)
@@ -97,8 +101,6 @@ def _cause(seen: Sequence[_Seen]) -> RecompileCause:
     # torch does not log the actual value of every guard
     reasons = [one.reason for one in seen]
     changes = [f"{one.expected} -> {one.actual}" if one.actual else one.expected for one in reasons]
-    source = _LOCAL.sub(r"\1", first.reason.source) or "it"
-    advice = "; or ".join(ADVICE.get(first.reason.kind, ()))
     return RecompileCause(
         guard=first.reason.guard,
         kind=first.reason.kind.value,
@@ -108,5 +110,12 @@ def _cause(seen: Sequence[_Seen]) -> RecompileCause:
         frame=first.recompile.frame,
         values=listed(changes, by=", ", at_most=MAX_VALUES),
         line=first.recompile.line,
-        advice=advice.format(source=source, dim=first.reason.dim, expected=first.reason.expected),
+        advice=_how_to_avoid(first.reason),
     )
+
+
+def _how_to_avoid(reason: Reason) -> str:
+    """The advice for a reason, in terms of the user's names and indices."""
+    source = _LOCAL.sub(r"\1", reason.source) or "it"
+    ways = "; or ".join(ADVICE.get(reason.kind, ()))
+    return ways.format(source=source, dim=reason.dim, expected=reason.expected)

@@ -231,14 +231,14 @@ def _lines(compiles: Iterable[CompileRecord]) -> tuple[UserLine, ...]:
 
 def _why(split: SplitCall) -> str:
     at = split.runs_at
-    broken = split.broken
-    if split.skipped is None and broken:
-        return f"{split.name} is compiled in parts: its graph breaks at {broken.library or broken.line}"
-    if split.skipped is None and split.is_in_library:
+    if split.skipped:
+        return f"{split.name} is skipped since a graph break{at_text(split.broke_at)}, earlier in this process"
+    if split.broken:
+        place = split.broken.library or split.broken.line
+        return f"{split.name} is compiled in parts: its graph breaks at {place}"
+    if split.is_in_library:
         return f"{split.name} and hooks on it, or other code that torch calls around it, are compiled apart"
-    if split.skipped is None:
-        return f"{split.name} runs in Python at {at.file}:{at.line}"
-    return f"{split.name} is skipped since a graph break{at_text(split.broke_at)}, earlier in this process"
+    return f"{split.name} runs in Python at {at.file}:{at.line}"
 
 
 def _details(splits: Sequence[SplitCall]) -> tuple[str, ...]:

@@ -15,12 +15,6 @@ from tpcompile.evidence.logs.compiled import Frame, LoggedCompile
 from tpcompile.evidence.logs.ranklog import RankLog
 
 
-def missing_frames(logs: ByRank[RankLog]) -> set[int]:
-    """Ranks without any compile of frames whose numbers are not missing on all ranks: torch may count one silently."""
-    everywhere = frozenset.intersection(*(log.missing for log in logs.values()))
-    return set(logs.where(lambda log: log.missing - everywhere))
-
-
 def fewer_records(logs: ByRank[RankLog]) -> tuple[set[int], set[int]]:
     """Ranks that lack a record which a peer has of the same compile, or of the job; and those of them of which it is
     unknown whether they lowered the graph at all.
@@ -58,7 +52,7 @@ def _turns(logs: ByRank[RankLog]) -> Iterator[ByRank[LoggedCompile]]:
 
 
 def _lacking(turn: ByRank[LoggedCompile]) -> ByRank[LoggedCompile]:
-    """Ranks that lack records of their compile which one peer has besides all those that they have."""
+    """Ranks whose compile has fewer records than that of one peer, and none that the peer's does not have."""
     if not turn.differ(lambda compile_: compile_.lowered):
         return ByRank({})
     lowered = [Counter(compile_.lowered) for compile_ in turn.values()]

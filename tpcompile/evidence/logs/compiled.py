@@ -24,7 +24,7 @@ class Frame(NamedTuple):
 
     function: str = ""
     path: str = ""
-    """End of the path of its file."""
+    """The last two parts of the path of its file."""
     line: int = 0
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class LoggedCompile:
     groups: dict[str, int] = field(default_factory=dict)
     """Process groups its graphs name, as torch names them -> place in order of appearance."""
     alone: set[str] = field(default_factory=set)
-    """Those of them that have one rank, where the text shows it."""
+    """The groups that have one rank, where the text shows it."""
     issued: list[tuple[str, str]] = field(default_factory=list)
     """(op, group) of the collectives in its graphs, in the order of the text; waits are left out."""
     schedules: list[tuple[str, ...]] = field(default_factory=list)

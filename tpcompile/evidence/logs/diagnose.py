@@ -18,13 +18,13 @@ from tpcompile.errors import ConfigError, ExitCode, PreflightError
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.digests.split_regions import split_note
 from tpcompile.evidence.groups.by_rank import ByRank
-from tpcompile.evidence.iterables import find
+from tpcompile.evidence.iterables import find, grouped
 from tpcompile.evidence.judgement import checks
 from tpcompile.evidence.judgement.verdict import Rules, conclude
 from tpcompile.evidence.logs.domains import Mesh, Source, by_groups
-from tpcompile.evidence.logs.ends import LogEnd, described, endings, failed_everywhere, failed_first, log_ends
+from tpcompile.evidence.logs.ends import LogEnd, described, failed_everywhere, failed_first, log_ends
 from tpcompile.evidence.logs.files import find_logs, printable
-from tpcompile.evidence.logs.issued import beside_the_graphs
+from tpcompile.evidence.logs.issued import executed, lonely_groups, scheduled
 from tpcompile.evidence.logs.job import Job
 from tpcompile.evidence.logs.jobdigest import MAX_BYTES, JobDigest, Selection, select
 from tpcompile.evidence.logs.ranklog import RankLog, read_rank_log
@@ -143,7 +143,7 @@ class _Diagnosis:
         self.lacking = ends.where(lambda end: end.lacks)
         self.failed = failed_everywhere(job.logs)
         self.unconfirmed: list[Divergence] = []
-        """Differences in what the logs say of the inputs, and in nothing else."""
+        """Differences that only the descriptions of the inputs have."""
 
     def verdict(self) -> Verdict:
         """Parse the first frames that differ, and more of them only when those are not red."""
@@ -192,7 +192,7 @@ class _Diagnosis:
         hanging = {divergence.domain for divergence in found if divergence.cls == DivergenceClass.COLLECTIVES}
         for logs in self.job.domains:
             if logs.domain.name not in hanging:
-                found += beside_the_graphs(logs)
+                found += [*lonely_groups(logs), *scheduled(logs), *executed(logs)]
         return tuple(found)
 
     def accepted(self, divergence: Divergence) -> Divergence:
@@ -272,7 +272,9 @@ class _Diagnosis:
             yield _lacking(self.lacking)
         elif self.question.ended_badly:
             note = _information("yes", described(self.ends), id=CheckId.LOGS_COMPLETE)
-            yield Limit(0, note, f"the compiles agree; the cause is not in them. {endings(self.ends)}")
+            alike = grouped(self.ends, lambda rank: self.ends[rank].last_compile)
+            texts = [f"{named_ranks(ranks)}: {last}" for last, ranks in alike.items()]
+            yield Limit(0, note, f"the compiles agree; the cause is not in them. {'; '.join(texts)}")
         if self.unconfirmed:
             titles = [divergence.title for divergence in self.unconfirmed]
             text = f"described differently under equal graphs and guards in {len(titles)} functions"
@@ -303,7 +305,7 @@ class Limit:
     """Something that the logs of a job do not cover: a note in every verdict, and the summary instead of a pass."""
 
     weight: int
-    """Of several limits the doubt with the largest weight is the summary."""
+    """The limit with the largest weight gives the summary of a verdict."""
     note: Check
     doubt: str
 

@@ -162,7 +162,8 @@ def _connected(groups: Mapping[int, Sequence[str]]) -> list[tuple[int, ...]]:
 
 
 def _join(part_of: dict[int, list[int]], one: int, other: int) -> None:
-    """Make the parts of two ranks one: each rank changes its part only for one at least twice as large."""
+    """Make the parts of two ranks one. The smaller part is moved: its ranks are then in one at least twice as large, so
+    that no rank is moved more than log2(number of ranks) times."""
     small, large = sorted([part_of[one], part_of[other]], key=len)
     if small is large:
         return

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tpcompile.evidence.groups.by_rank import ByRank
-from tpcompile.evidence.iterables import grouped, last
-from tpcompile.evidence.logs.beside_peers import fewer_records, missing_frames
+from tpcompile.evidence.iterables import last
+from tpcompile.evidence.logs.beside_peers import fewer_records
 from tpcompile.evidence.logs.domains import Domain
 from tpcompile.evidence.logs.ranklog import LoggedCompile, RankLog
 from tpcompile.evidence.text.ranks import named_ranks
@@ -79,7 +79,10 @@ def log_ends(logs: ByRank[RankLog], missing: Sequence[int], domains: Iterable[Do
         found, unknown = fewer_records(logs.among(logs.keys() & set(domain.ranks)))
         fewer |= found
         unlowered |= unknown
-    beside = {Lack.GAPS: missing_frames(logs), Lack.FEWER: fewer, Lack.UNLOWERED: unlowered}
+    # torch may number a frame and log nothing of it: then it is missing on all ranks
+    everywhere = frozenset.intersection(*(log.missing for log in logs.values()))
+    gaps = logs.where(lambda log: log.missing - everywhere)
+    beside = {Lack.GAPS: set(gaps), Lack.FEWER: fewer, Lack.UNLOWERED: unlowered}
     return ByRank({**logs.map(lambda log: _end(log, own[log.rank], beside)), **lost})
 
 
@@ -93,12 +96,6 @@ def described(ends: ByRank[LogEnd]) -> list[str]:
     else:
         lines += map(str, lost.values())
     return lines
-
-
-def endings(ends: ByRank[LogEnd]) -> str:
-    """The last compile of every rank; ranks with equal ones in one phrase."""
-    alike = grouped(ends, lambda rank: ends[rank].last_compile)
-    return "; ".join(f"{named_ranks(ranks)}: {last}" for last, ranks in alike.items())
 
 
 def _end(log: RankLog, own: Sequence[Lack], beside: Mapping[Lack, Collection[int]]) -> LogEnd:

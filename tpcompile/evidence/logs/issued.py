@@ -21,11 +21,6 @@ _OP = "torch.ops._c10d_functional."
 _WAIT = "wait_tensor"
 
 
-def beside_the_graphs(logs: DomainLogs) -> list[Divergence]:
-    """All divergences in these logs besides those of the graphs."""
-    return [*lonely_groups(logs), *scheduled(logs), *executed(logs)]
-
-
 def scheduled(logs: DomainLogs) -> Iterator[Divergence]:
     """Compiles for which Inductor scheduled different collectives, or a different order of them, on some ranks."""
     for step in logs.steps():

@@ -32,11 +32,6 @@ class Member:
         """Equal for compiles whose whole text is equal, roles of groups included."""
         return " ".join([compile_.sha, *map(self.role, compile_.groups)])
 
-    def text_keys(self, frame: Frame) -> tuple[str, ...]:
-        """Text keys of all compiles of a frame, in order."""
-        compiles = self.log.by_frame.get(frame, [])
-        return tuple(map(self.text_key, compiles))
-
     def issued(self, compile_: LoggedCompile) -> list[tuple[str, str]]:
         """(op, role of the group) of the collectives in the graphs of a compile."""
         return [(op, self.role(group)) for op, group in compile_.issued]
@@ -74,7 +69,12 @@ class DomainLogs:
     def differing(self) -> list[Frame]:
         """Frames whose text is not equal on all ranks, in order of appearance."""
         members = self.members.values()
-        return [frame for frame in self.sizes if differ(member.text_keys(frame) for member in members)]
+        found: list[Frame] = []
+        for frame in self.sizes:
+            texts = [tuple(map(member.text_key, member.log.by_frame.get(frame, []))) for member in members]
+            if differ(texts):
+                found.append(frame)
+        return found
 
     def steps(self) -> Iterator[Step]:
         """The first, second, ... compiles of every frame, as far as all ranks that compiled the frame have one."""

@@ -6,6 +6,7 @@ jobs are parsed whole, so that the report can list what was normalised.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ from dataclasses import dataclass
 from tpcompile.evidence.digests.digest import digest_rank, environment_items, frame_name, layer_items
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.logs.job import DomainLogs, Job, Member
-from tpcompile.evidence.logs.ranklog import Frame, LoggedCompile, records_of
+from tpcompile.evidence.logs.ranklog import Frame, LoggedCompile
 from tpcompile.evidence.records import CompileDigest, CompileRecord, Item, Layer, LayerDigest, RankDigest, RankRecord
+from tpcompile.evidence.text.normalise import GroupRoles
 
 SMALL_BYTES = 1_000_000
 """Text of a job that is parsed whole."""
@@ -52,7 +54,7 @@ class Selection:
     """What is parsed of a job."""
 
     domains: Mapping[str, Chosen]
-    """By name of the domain."""
+    """Name of a domain -> what is parsed of its logs."""
 
     @property
     def num_left(self) -> int:
@@ -87,6 +89,12 @@ def _order(member: Member, among: frozenset[Frame]) -> tuple[Frame, ...]:
     return tuple(compile_.frame for compile_ in compiles if compile_.issued and compile_.frame in among)
 
 
+def _reader(member: Member) -> functools._lru_cache_wrapper[CompileRecord]:
+    """Reads a compile of the rank by its number, and keeps the last few."""
+    read = functools.partial(member.log.record, roles=GroupRoles(member.roles))
+    return functools.lru_cache(maxsize=4)(read)
+
+
 class JobDigest:
     """Digests of a job and the details behind them, parsed when asked for."""
 
@@ -94,8 +102,8 @@ class JobDigest:
         self.selection, self.world_size = selection, job.world_size
         self.members = job.members
         self.torch_version = first(filter(None, (log.torch_version for log in job.logs.values()))) or ""
-        """Of a rank that logged it: where the record of a rank is missing, its version was not observed."""
-        self.records = self.members.map(lambda member: records_of(member.log, member.roles))
+        """The version that a rank logged: it stands for the others, whose record may be missing."""
+        self.records = self.members.map(_reader)
 
     def digests(self) -> list[RankDigest]:
         """One digest per rank that left a log."""

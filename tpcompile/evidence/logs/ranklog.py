@@ -46,7 +46,7 @@ from tpcompile.evidence.records import CompileRecord
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.normalise import GroupRoles
 
-__all__ = ["Frame", "LoggedCompile", "RankLog", "read_rank_log", "records_of"]
+__all__ = ["Frame", "LoggedCompile", "RankLog", "read_rank_log"]
 
 _BEGINNINGS = frozenset({"str", TORCH_VERSION})
 """Events that a process logs before any compile."""
@@ -67,7 +67,7 @@ _GROUP_GUARD = re.compile(
 
 
 def _prefix(match: re.Match[bytes]) -> bytes:
-    """What stands before the part that differs by nature; as a template it would be expanded in Python twice."""
+    """What stands before the part that differs by nature; `re` expands a template in Python, which is slower."""
     return match[1]
 
 
@@ -336,9 +336,3 @@ def _without_ids(payload: bytes) -> bytes:
         if mark in payload:
             payload = pattern.sub(replacement, payload)
     return payload
-
-
-def records_of(log: RankLog, roles: Mapping[str, str]) -> functools._lru_cache_wrapper[CompileRecord]:
-    """A reader of the rank's compiles by number that keeps the last few."""
-    groups = GroupRoles(roles)
-    return functools.lru_cache(maxsize=4)(lambda number: log.record(number, groups))

@@ -41,7 +41,7 @@ class Record:
     metadata: Mapping[str, Any]
     payload: bytes
     time: bytes = b""
-    """As torch writes it, `MMDD hh:mm:ss.ffffff`."""
+    """Time of the record, `MMDD hh:mm:ss.ffffff`."""
     line: bytes = b""
     """Its JSON as it was written."""
     is_damaged: bool = False
@@ -69,7 +69,7 @@ class FileFacts:
 
 @dataclass(slots=True)
 class _Moment:
-    """Lines of the records of one timestamp: the same record twice is one that was written twice."""
+    """JSON of the records with one timestamp: the same line again is a record that was written twice."""
 
     time: bytes = b""
     lines: set[bytes] = field(default_factory=set)
@@ -118,8 +118,9 @@ class TraceFile:
         if record.is_damaged or self._is_foreign(record):
             self.facts.num_damaged += 1
             return [replace(record, is_damaged=True)]
-        is_new = bool(record.metadata) and not self._moment.has(record.time, record.line)
-        return [record] if is_new else []
+        if record.metadata and not self._moment.has(record.time, record.line):
+            return [record]
+        return []
 
     def _is_foreign(self, record: Record) -> bool:
         """True for a record of a different rank than the first one."""
@@ -159,7 +160,7 @@ def _texts(file: BinaryIO, block_bytes: int = _BLOCK_BYTES) -> Iterator[tuple[in
 
 
 def _own_and_foreign(place: int, text: bytes) -> list[Record]:
-    """The record, and as a damaged one what stands behind it and is no line of it."""
+    """The record; text behind it that is no line of it is a second, damaged record."""
     record = _read(place, text)
     own = text
     if record.is_damaged:

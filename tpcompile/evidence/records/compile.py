@@ -115,7 +115,8 @@ class LaunchedGraph(Frozen):
     is_known: bool
     """False where the code does not show its launches: it is from a cache that was filled without a recorder."""
     launches: tuple[Item, ...] = ()
-    """In order, without waits; the note `apart` says why a launch is not one with an earlier one, the note `from`."""
+    """Launches in order, without waits; the note `apart` says why a launch is not one with an earlier one, which the
+    note `from` names."""
 
 
 class InputTensor(Frozen):
@@ -207,7 +208,7 @@ class CompileRecord(Frozen):
     collectives: tuple[Collective, ...] = ()
     kernels: tuple[Kernel, ...] = ()
     launched: tuple[LaunchedGraph, ...] = ()
-    """Of each graph with generated code; empty where fusion was not recorded."""
+    """One for each graph with generated code; empty where fusion was not recorded."""
     breaks: tuple[GraphBreak, ...] = ()
     recompile_reasons: tuple[str, ...] = ()
     """Guards that failed, newest compile first, as torch prints them."""
@@ -272,7 +273,7 @@ class RegionCount(Frozen):
     most: int
     """Regions entered in one call, at most; 1 where the whole call is one graph."""
     runs_at: UserLine | None = None
-    """Where code around the regions, which runs in Python, enters one of them; None where there is no such code."""
+    """The line of code around the regions, which runs in Python, that enters one; None where there is no such code."""
     compiled: tuple[str, ...] = ()
     """Ids of the compiles that its calls made in that phase."""
 

@@ -66,7 +66,7 @@ class CompileDigest(Frozen):
 
     @property
     def call_path(self) -> CallPath:
-        """From where the compiled callable was called; empty where that was not recorded."""
+        """The calls that led to the compiled callable; empty where they were not recorded."""
         return tuple((line.file, line.line) for line in self.called_from)
 
     @property
@@ -84,14 +84,14 @@ class SplitCall(Frozen):
 
     phase: str
     runs_at: UserLine
-    """Where the code around the regions, which runs in Python, enters one of them; where that is code of torch, the
-    first line of what the user compiled."""
+    """The line of the code around the regions, which runs in Python, that enters one of them; where that is code of
+    torch, the first line of what the user compiled."""
     is_in_library: bool = False
     """Code of torch enters them: hooks of the compiled module itself run outside of its graph."""
     name: str = ""
     """Name of that code, `Stack.forward`, where it is known to be what the user compiled."""
     regions_per_call: int = 0
-    """At most; 0 when they were not counted, as in a trace file."""
+    """The most regions that one call entered; 0 when they were not counted, as in a trace file."""
     pieces: tuple[UserLine, ...] = ()
     """First lines of the frames that were compiled separately inside it, where their compiles were seen."""
     skipped: SkippedFrame | None = None
@@ -116,7 +116,7 @@ class EnteredRegion(Frozen):
     line: UserLine
     entered: int
     hits: int = 0
-    """Of these, regions that had been compiled before."""
+    """Entered regions that had been compiled before."""
     has_collectives: bool
     """True when any of its compiles, of any phase, issues a collective."""
 

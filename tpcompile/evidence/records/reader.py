@@ -75,7 +75,7 @@ def validated(model: type[T], value: object, path: Path) -> T:
 
 
 def first_error(error: ValidationError) -> str:
-    """Where the first error is, and what is wrong there."""
+    """The first error: the field, and what is wrong there."""
     found = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(map(str, found["loc"]))
     return f"{where}: {found['msg']}" if where else found["msg"]

@@ -25,7 +25,7 @@ def parse_break(text: str) -> GraphBreak:
 
 
 def _library(text: str) -> str:
-    """Where in torch or in an installed package it breaks; empty for the user's code."""
+    """The file, and the line, of torch or of an installed package that breaks the graph; empty for the user's code."""
     at = _AT.search(text)
     skipped = _NOT_TRACED.search(text)
     if at and is_packaged(at["file"]):

@@ -131,13 +131,16 @@ def _unused_symbols(lines: Sequence[str]) -> list[re.Match[str]]:
 
 def _without_names(line: str, left_out: set[str]) -> str:
     """The line that unpacks the inputs, or that returns, without those names; any other line as it is."""
-    unpacked = _ARGUMENTS.match(line)
-    found = unpacked or _RETURN.match(line)
+    form = "{} = args"
+    found = _ARGUMENTS.match(line)
+    if found is None:
+        form = "return ({})"
+        found = _RETURN.match(line)
     if found is None:
         return line
     listed = found["names"].rstrip(" ").removesuffix(",")
-    names = ", ".join(name for name in listed.split(", ") if name not in left_out)
-    return f"{found['indent']}{names} = args" if unpacked else f"{found['indent']}return ({names})"
+    names = [name for name in listed.split(", ") if name not in left_out]
+    return found["indent"] + form.format(", ".join(names))
 
 
 def _clean(code: str, roles: GroupRoles) -> str:

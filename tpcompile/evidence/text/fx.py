@@ -224,9 +224,11 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Return(self, node: ast.Return) -> None:
         value = node.value
+        args: tuple[str, ...] = ()
         if isinstance(value, ast.Tuple | ast.List):
             value.elts = [one for one in value.elts if not self.is_of_symbol(one)]
-        args = () if value is None else (self.text(value),)
+        if value is not None:
+            args = (self.text(value),)
         self.add("output", "output", node, args=args, name="output")
 
     def generic_visit(self, node: ast.AST) -> None:

@@ -36,9 +36,9 @@ _TORCH = re.compile(
 """Installed, or built in a checkout."""
 _PACKAGES = re.compile(r"^.*/(?:site-packages|dist-packages)/")
 _CALLS_MODULE = ("torch/nn/modules/module.py", "torch/_dynamo/eval_frame.py")
-"""Where torch calls a compiled module."""
+"""Ends of the paths of the files in which torch calls a compiled module."""
 _STANDARD = re.compile(r"/lib(?:64)?/python\d(?:\.\d+)?/(?!site-packages/|dist-packages/)|^<frozen ")
-"""Where the standard library is, on any machine: logs may come from a different one."""
+"""A file of the standard library on any machine: logs may come from a different one."""
 
 
 def is_library(line: UserLine) -> bool:
@@ -104,7 +104,7 @@ def traceback_of(error: BaseException) -> list[UserLine]:
 
 
 def line_of_frame(frame: FrameType) -> UserLine:
-    """As `innermost` of the stack that ends in a frame, without reading the source of the others."""
+    """The line that `innermost` gives for the stack of a frame; the source of the other frames is not read."""
     for one, line in traceback.walk_stack(frame):
         if not is_library_file(one.f_code.co_filename):
             return line_at(one, line)
@@ -125,13 +125,14 @@ def lines_of(frames: Iterable[traceback.FrameSummary]) -> list[UserLine]:
 
 def with_whole_path(line: UserLine, files: Collection[str]) -> UserLine:
     """The line with its whole path, where exactly one of the files fits: in comments torch keeps the end of a path."""
-    for end in (f"/{line.file}", line.file):
-        fitting = [file for file in files if f"/{file}".endswith(end)]
-        if fitting:
-            break
+    whole = [f"/{file}" for file in files]
+    fitting = [file for file in whole if file.endswith(f"/{line.file}")]
+    if not fitting:
+        fitting = [file for file in whole if file.endswith(line.file)]
     if len(fitting) != 1:
         return line
-    return line.model_copy(update={"file": fitting[0]})
+    file = fitting[0].removeprefix("/")
+    return line.model_copy(update={"file": file})
 
 
 def own_lines(stack: Iterable[UserLine]) -> list[UserLine]:
@@ -189,7 +190,7 @@ def _is_cut_library(file: str, line: int, code: str) -> bool:
 
 @functools.cache
 def _library_folders() -> tuple[str, ...]:
-    """Where torch and the standard library are installed here, found without importing torch."""
+    """The folders of torch and of the standard library here, found without importing torch."""
     standard = sysconfig.get_paths()["stdlib"]
     try:
         return str(metadata.distribution("torch").locate_file("torch")), standard

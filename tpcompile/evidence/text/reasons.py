@@ -132,8 +132,9 @@ def parse_reason(text: str) -> Reason:
     guard, comments = split_comments(" ".join(head.split("\n")))
     guard = guard.partition(". Guard failed on a parameter")[0]  # what follows is advice
     guard = _OBJECT_ID.sub(")", guard).strip()  # ids differ between ranks and runs
-    reason = _of_guard(guard)
-    return reason.model_copy(update={"entry": entry["entry"] if entry else "", "line": _line(comments, stack)})
+    # the innermost frame of the user's stack has the whole path; the comment has the end of it
+    line = innermost(stack_lines(stack)) or users(comment_line(comments))
+    return _of_guard(guard).model_copy(update={"entry": entry["entry"] if entry else "", "line": line})
 
 
 def in_one_line(text: str) -> str:
@@ -187,8 +188,3 @@ _FORMS: tuple[tuple[re.Pattern[str], Callable[[dict[str, str]], ReasonKind]], ..
     (_CALLED, lambda parts: ReasonKind.TYPE if parts["what"].startswith("type") else ReasonKind.IDENTITY),
 )
 """Pattern of a guard in a reason -> kind; the first that matches counts."""
-
-
-def _line(comments: list[str], stack: str) -> UserLine | None:
-    """The innermost frame of the user's stack has the whole path; the comment has the end of it."""
-    return innermost(stack_lines(stack)) or users(comment_line(comments))
