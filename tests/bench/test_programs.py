@@ -8,7 +8,7 @@ import pytest
 
 from tests.bench import on_ranks
 from tpcompile.by_size.table import shipped
-from tpcompile.ranks.processes import run_on_ranks
+from tpcompile.ranks.pool import run_on_ranks
 
 LIMIT = 2.5
 PEERS = ["dtensor", "dtensor_sp"]

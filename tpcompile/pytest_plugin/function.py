@@ -1,6 +1,6 @@
 """A call of `run_on_ranks` in a pytest session -> its ranks, forked from the server of the session.
 
-The interface of a start is in `tpcompile.ranks.starts`; what a rank does, in `tpcompile.ranks.processes`.
+The interface of a start is in `tpcompile.ranks.starts`; what a rank does, in `tpcompile.ranks.pool`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tpcompile.pytest_plugin.causes import where
 from tpcompile.pytest_plugin.files import SHOW_STACK, STREAMS, Job, read_text
 from tpcompile.pytest_plugin.server import ENVIRON
 from tpcompile.pytest_plugin.session import Running
-from tpcompile.ranks.processes import run_rank, spawned
+from tpcompile.ranks.pool import run_rank, spawned
 from tpcompile.ranks.starts import Call, ExitCodes
 
 _CALL = "call"

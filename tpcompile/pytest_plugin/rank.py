@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from tpcompile.errors import DivergenceError
 from tpcompile.pytest_plugin.files import ERROR, IS_LOST_PEER, RANK, RUN_DIR, SHOW_STACK, STREAMS, Job, Place, TestRun
-from tpcompile.ranks.processes import connect
+from tpcompile.ranks.pool import connect
 from tpcompile.torch_api.forked import keep_trace_from
 
 _MORE_S = 30.0

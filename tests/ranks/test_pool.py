@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tpcompile.ranks import processes, starts
+from tpcompile.ranks import pool, starts
 from tpcompile.ranks.env import hosted_store, rank_env
 from tpcompile.ranks.starts import Call, ExitCodes
 from tpcompile.ranks.store import RankStore
@@ -62,7 +62,7 @@ def _connects_again(port: int) -> tuple[float, float]:
         connected_s.append(time.monotonic())
 
     dist.init_process_group = late
-    processes.connect(timeout_s=60)
+    pool.connect(timeout_s=60)
     return connected_s[0], time.monotonic()
 
 
@@ -167,6 +167,6 @@ def test_the_store_is_hosted_after_the_ranks_were_forked(monkeypatch: pytest.Mon
         children.append(len(multiprocessing.active_children()))
         return hosted_store(listener)
 
-    monkeypatch.setattr(processes, "hosted_store", hosted)
+    monkeypatch.setattr(pool, "hosted_store", hosted)
     run_on_ranks(_parent, start_method="fork")
     assert children == [2]
