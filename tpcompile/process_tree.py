@@ -28,6 +28,8 @@ so killing torchrun's process group alone leaves ranks behind."""
 
 _READ_S = 5.0
 """Seconds for the last lines of processes that have ended."""
+_SWEEP_S = 5.0
+_POLL_S = 0.05
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ROOT = str(Path(__file__).resolve().parents[1])
 
@@ -75,7 +77,7 @@ def run_tree(
         finally:
             for signum in _SIGNALS:
                 signal.signal(signum, signal.SIG_IGN)  # the sweep takes milliseconds and must not be interrupted
-            _sweep(launch_id)
+            _sweep_launch(launch_id)
             if reader is not None:
                 reader.join(timeout=_READ_S)
 
@@ -113,7 +115,7 @@ def _watched(launch_id: str) -> Iterator[None]:
 def _watch(launch_id: str) -> None:
     """Wait until the launcher's end of the pipe is closed, then end the processes that it left."""
     os.read(0, 1)
-    _sweep(launch_id)
+    _sweep_launch(launch_id)
 
 
 class _Signalled(Exception):
@@ -148,27 +150,31 @@ def _stop(process: subprocess.Popen[bytes] | None, signum: int, grace_s: float) 
     return process.wait()
 
 
-def _sweep(launch_id: str) -> None:
-    """SIGKILL every process of this launch, for 5 s or until none is left."""
-    deadline = time.monotonic() + 5
-    left = _marked(launch_id)
-    while left and time.monotonic() < deadline:
+def sweep(is_meant: Callable[[psutil.Process], bool]) -> tuple[str, ...]:
+    """SIGKILL every process that is meant, for 5 s or until none runs; returns their command lines."""
+    killed: dict[psutil.Process, str] = {}
+    deadline = time.monotonic() + _SWEEP_S
+    while left := list(_running(is_meant)):
         for process in left:
             with suppress(psutil.Error):
+                killed.setdefault(process, " ".join(process.cmdline()))
                 process.kill()
-        time.sleep(0.05)
-        left = _marked(launch_id)
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_S)
+    return tuple(killed.values())
 
 
-def _marked(launch_id: str) -> list[psutil.Process]:
-    """Processes that carry the mark of this launch, also those whose parent has ended."""
-    return [process for process in psutil.process_iter() if _environ_of(process).get(LAUNCH_ID) == launch_id]
+def _running(is_meant: Callable[[psutil.Process], bool]) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # it has ended, or is of a different user
+            if is_meant(process) and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
 
 
-def _environ_of(process: psutil.Process) -> dict[str, str]:
-    with suppress(psutil.Error, OSError):
-        return process.environ()
-    return {}
+def _sweep_launch(launch_id: str) -> None:
+    """End the processes that carry the mark of a launch, also those whose parent has ended."""
+    sweep(lambda process: process.environ().get(LAUNCH_ID) == launch_id)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tpcompile.ranks import pool, starts
+from tpcompile.ranks import env, pool
 from tpcompile.ranks.env import hosted_store, rank_env
-from tpcompile.ranks.starts import Call, ExitCodes
+from tpcompile.ranks.pool import Call, ExitCodes
 from tpcompile.ranks.store import RankStore
 from tpcompile.testing import run_on_ranks
 
@@ -147,7 +147,7 @@ def _start_nothing(call: Call) -> Iterator[ExitCodes]:
 
 
 def test_a_registered_start_is_used_until_that_is_undone() -> None:
-    undo = starts.register(_start_nothing)
+    undo = pool.register(_start_nothing)
     try:
         assert run_on_ranks(len, "", world_size=1) == ["of no rank"]
     finally:
@@ -167,6 +167,6 @@ def test_the_store_is_hosted_after_the_ranks_were_forked(monkeypatch: pytest.Mon
         children.append(len(multiprocessing.active_children()))
         return hosted_store(listener)
 
-    monkeypatch.setattr(pool, "hosted_store", hosted)
+    monkeypatch.setattr(env, "hosted_store", hosted)
     run_on_ranks(_parent, start_method="fork")
     assert children == [2]

@@ -1,10 +1,9 @@
-"""The files of a job, through which the ranks, their server and pytest communicate."""
+"""A job of ranks, and its files, through which the ranks and pytest communicate."""
 
 from __future__ import annotations
 
-import json
 import signal
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the server forks ranks for."""
+    """What the server forks ranks for; it is pickled."""
 
     folder: str
     world_size: int
@@ -27,20 +26,6 @@ class Job:
     timeout_s: float
     is_swept: bool = True
     """Processes that a rank leaves in its group are killed."""
-
-    @classmethod
-    def read(cls, folder: str) -> Job:
-        """The job of a folder."""
-        fields = json.loads(Path(folder, "job.json").read_text())
-        return cls(**fields | {"sys_path": tuple(fields["sys_path"])})
-
-    def write(self) -> None:
-        """Write the job into its folder."""
-        Path(self.folder, "job.json").write_text(json.dumps(asdict(self)))
-
-    def exit_codes(self) -> list[int | None]:
-        """By rank, negative for a signal, None for a rank that has not ended."""
-        return [self.files.exit_code(rank) for rank in range(self.world_size)]
 
     @property
     def files(self) -> Files:
@@ -75,19 +60,6 @@ class Files:
         """Run directory of a sentinel that ended the ranks."""
         return self.folder / "stopped"
 
-    def stop(self, rank: int) -> Path:
-        """Made by pytest: the rank writes its stack and is killed."""
-        return self.folder / f"stop_{rank}"
-
-    def exit(self, rank: int) -> Path:
-        """Exit code of a rank, negative for a signal."""
-        return self.folder / f"exit_{rank}"
-
-    def exit_code(self, rank: int) -> int | None:
-        """What is in that file; None without it."""
-        text = read_text(self.exit(rank))
-        return int(text) if text else None
-
     def reports(self, rank: int) -> Path:
         """Reports of a rank, one JSON object a line."""
         return self.folder / f"reports_{rank}.jsonl"
@@ -116,6 +88,10 @@ class Place:
 
 RANK = pytest.StashKey[Place]()
 """In the stash of the configuration of a rank's session."""
+ENVIRON = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+"""For ranks that share the cores, unless these variables are set."""
+if Path("/sys/class/net/lo").exists():
+    ENVIRON["GLOO_SOCKET_IFNAME"] = "lo"
 SHOW_STACK = signal.SIGUSR1
 """Makes a rank write its stack."""
 STREAMS = ("stdout", "stderr")

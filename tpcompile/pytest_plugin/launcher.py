@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import sys
@@ -15,11 +14,8 @@ from typing import Any
 
 import pytest
 
-from tpcompile.errors import PreflightError
 from tpcompile.pytest_plugin import combine, session
-from tpcompile.pytest_plugin.files import Job, TestRun
-from tpcompile.pytest_plugin.server import ENVIRON
-from tpcompile.pytest_plugin.session import Running
+from tpcompile.pytest_plugin.files import ENVIRON, Job, TestRun
 from tpcompile.pytest_plugin.watch import Watch
 
 _OF_A_RANK: dict[str, Any] = {
@@ -35,7 +31,7 @@ _OF_A_RANK: dict[str, Any] = {
 def reports(item: pytest.Item, nextitem: pytest.Item | None, wanted: tuple[int, float]) -> Iterator[pytest.TestReport]:
     """Run a test on ranks; `wanted` is their number and the limit in seconds."""
     world_size, timeout_s = wanted
-    with start_server(item.config).connect() as running:
+    with session.connect(item.config) as running:
         if running.why_not:
             yield from combine.not_checked(item, running.why_not)
         else:
@@ -51,63 +47,6 @@ def _tear_down_shared(item: pytest.Item, nextitem: pytest.Item | None) -> Iterat
     call = pytest.CallInfo.from_call(lambda: state.teardown_exact(nextitem), when="teardown")
     if call.excinfo is not None:
         yield pytest.TestReport.from_item_and_call(item, call)
-
-
-# The server
-
-
-class Server:
-    """The process that ranks are forked from, which a session starts once, or why there is none."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._name, self._why_not = "", _why_not()
-        if self._why_not:
-            return
-        try:
-            self._name = session.name_of(config)
-        except PreflightError as error:
-            self._why_not = str(error)
-            return
-        plugins = list(config.option.plugins)
-        session.start_server(self._name, preload=config.getini("tp_preload"), plugins=plugins)
-
-    def connect(self) -> Running:
-        """A connection for one job, when ranks can be forked or it is known why they cannot."""
-        return Running(self._name, self._why_not)
-
-
-_SERVER = pytest.StashKey[Server]()
-
-
-def start_server(config: pytest.Config) -> Server:
-    """The server of a session, which is started with the first call of the first of its processes."""
-    if _SERVER not in config.stash:
-        config.stash[_SERVER] = Server(config)
-    return config.stash[_SERVER]
-
-
-def _why_not() -> str:
-    """Why this machine cannot have ranks, as far as it is known without torch."""
-    if not hasattr(os, "fork"):
-        return "this platform has no fork"
-    try:
-        found = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return "torch is not installed"
-    return _out_of_range(found)
-
-
-def _out_of_range(found: str) -> str:
-    from packaging.requirements import Requirement
-
-    try:
-        wanted = importlib.metadata.requires("tpcompile") or []
-    except importlib.metadata.PackageNotFoundError:  # a checkout on the path
-        return ""
-    for requirement in map(Requirement, wanted):
-        if requirement.name == "torch" and not requirement.specifier.contains(found, prereleases=True):
-            return f"torch {found} is not in the range that tpcompile knows, {requirement.specifier}"
-    return ""
 
 
 # One job

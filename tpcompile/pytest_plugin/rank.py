@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import sys
@@ -16,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from tpcompile.errors import DivergenceError
-from tpcompile.pytest_plugin.files import ERROR, IS_LOST_PEER, RANK, RUN_DIR, SHOW_STACK, STREAMS, Job, Place, TestRun
+from tpcompile.pytest_plugin.files import ERROR, IS_LOST_PEER, RANK, RUN_DIR, STREAMS, Job, Place, TestRun
 from tpcompile.ranks.pool import connect
 from tpcompile.torch_api.forked import keep_trace_from
 
@@ -29,14 +28,12 @@ _OF_COMMUNICATION = ("Connection", "gloo", "closed by peer", "Socket")
 def run(job: Job, rank: int, variables: Mapping[str, str]) -> int:
     """Run the test of the job on this rank. Returns the exit code of the process."""
     os.environ.update(variables)
-    with job.files.stack(rank).open("w") as stack:
-        faulthandler.register(SHOW_STACK, file=stack, all_threads=False)
-        torch.set_num_threads(1)
-        torch.manual_seed(0)  # equal weights on all ranks
-        connect(timeout_s=job.timeout_s + _MORE_S)
-        code = _session(Place(job, rank))
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)  # equal weights on all ranks
+    connect(timeout_s=job.timeout_s + _MORE_S)
+    code = _session(Place(job, rank))
+    if dist.is_initialized():
+        dist.destroy_process_group()
     return code
 
 

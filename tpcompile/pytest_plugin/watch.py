@@ -73,13 +73,12 @@ class Watch:
             self._deadline_s = min(self._deadline_s, now_s + max(_GRACE_S, took_s))
 
     def _stop(self, ends: Iterable[RankEnd], *, is_late: bool) -> None:
-        for end in ends:
-            if not end.is_late and not end.is_stopped:
-                end.is_late, end.is_stopped = is_late, not is_late
-                self._files.stop(end.rank).touch()
+        new = [end for end in ends if not end.is_late and not end.is_stopped]
+        for end in new:
+            end.is_late, end.is_stopped = is_late, not is_late
+        self._running.stop([end.rank for end in new])
 
     def _read(self, end: RankEnd) -> None:
-        code = self._files.exit_code(end.rank)  # first: what a rank wrote before its end is there then
         lines = read_text(self._files.reports(end.rank)).split("\n")[:-1]
         for line in lines[self._read_lines[end.rank] :]:
             fields = json.loads(line)
@@ -88,7 +87,7 @@ class Watch:
             else:
                 end.reports[fields["when"]] = fields
         self._read_lines[end.rank] = len(lines)
-        end.exit_code = code
+        end.exit_code = self._running.codes[end.rank]  # from before the look: what it wrote before its end is there
 
     def _read_the_rest(self, end: RankEnd) -> None:
         end.stack = read_text(self._files.stack(end.rank))

@@ -12,7 +12,6 @@ groups.py     any spelling of a group -> its ProcessGroup
 per_group.py  values that live as long as a ProcessGroup
 liveness.py   pid and host of a rank -> state of its process
 signals.py    SIGTERM -> a pipe that a thread reads
-pool.py       a function -> its result on each of N gloo ranks
+pool.py       the one way to start N ranks: a function -> its result on each; forked or spawned
 children.py   forked ranks -> which have ended, and how
-starts.py     what starts those ranks: a pytest session registers a start of its own
 """
