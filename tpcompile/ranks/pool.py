@@ -8,7 +8,7 @@ spawned by multiprocessing:
 - Exit codes are known by rank as the ranks end, negative for a signal.
 - When a call is over, because all ranks ended, one failed, or time was up, none of them runs. On Linux no rank outlives
   the process that started it, which may have been killed.
-- A forked rank leads a session: what it leaves in its process group, a compiler for example, is killed when it ends.
+- A rank leads a session: what it leaves in its process group, a compiler for example, is killed with it.
 
 torchrun starts ranks by itself: that is one command with all its processes, `tpcompile.process_tree`. It is not here,
 as the launcher has to start without torch. This module imports torch when ranks are started.
@@ -174,11 +174,13 @@ def spawned(call: Call, *, start_method: str = "spawn") -> Iterator[ExitCodes]:
         for process in processes:
             if process.pid is not None:
                 process.kill()
+                _kill_group(process.pid)
                 process.join()
         del store
 
 
 def _run_spawned(call: Call, rank: int, variables: Mapping[str, str]) -> None:
+    os.setsid()
     _die_with_parent()
     os.environ.update(variables)
     code = run_rank(call, rank)
