@@ -4,8 +4,8 @@ Beside `tpcompile.ranks.pool`, which starts ranks by itself, and not in it: the 
 torch, and import-linter counts every import of a module of `ranks`, in functions too.
 
 What is guaranteed when `run_tree` returns or raises: no process of the tree runs, even in a session of its own or when
-its parent has ended; a signal, or the end of time, was forwarded first, with `grace_s` to write a verdict; every line on
-stderr was handed over. When the launcher is killed with SIGKILL, a watchdog kills its tree.
+its parent has ended; a signal, or the end of time, was forwarded first, with `grace_s` to write a verdict; every line
+on stderr was handed over. When the launcher is killed with SIGKILL, a watchdog kills its tree.
 """
 
 from __future__ import annotations
