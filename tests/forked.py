@@ -131,7 +131,6 @@ def start(
         arguments=arguments,
         environ=dict(environ),
         cwd=str(cwd or Path.cwd()),
-        sys_path=tuple(sys.path),
         timeout_s=0.0,
         is_swept=False,
     )

@@ -100,7 +100,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """In GitHub Actions: annotations on the user's lines, and the step summary."""
+    """Write annotations on the user's lines and the step summary, in GitHub Actions."""
     failed = [report for key in ("failed", "error") for report in terminalreporter.stats.get(key, ())]
     is_worker = hasattr(terminalreporter.config, "workerinput")  # of xdist: the session that it belongs to writes
     if failed and not is_worker:

@@ -57,7 +57,9 @@ def _is_after_loss(phase: Phase) -> bool:
 
 
 def _is_reported(phase: Phase, *, has_failed: bool) -> bool:
-    """Whether pytest expects a report of a phase without failures: no call after a failed setup, always a teardown."""
+    """True when pytest expects a report of a phase without failures: always of the teardown, of no call after a failed
+    setup.
+    """
     if phase.when == "call" and has_failed:
         return False
     return phase.when == "teardown" or bool(phase.reports)
@@ -195,7 +197,7 @@ def _sections(end: RankEnd, phases: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _print_output(ends: Sequence[RankEnd]) -> None:
-    """With `-s`: the output of every rank, when the test has ended."""
+    """Print the output of every rank when the test has ended, as `-s` asks for."""
     for end in ends:
         captured = [text for name, text in _sections(end, _PHASES) if _is_of_stream(name)]
         for text in (*captured, *end.unreported.values()):

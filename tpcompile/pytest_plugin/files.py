@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+ENVIRON = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+"""Variables for ranks, which share the cores; those of the session itself come first."""
+if Path("/sys/class/net/lo").exists():
+    ENVIRON["GLOO_SOCKET_IFNAME"] = "lo"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,13 +26,13 @@ class Job:
     target: str
     """`module:function` that each rank calls with the job, its rank, and the variables that torchrun would set."""
     arguments: dict[str, Any]
-    """Of the target."""
-    environ: dict[str, str]
-    cwd: str
-    sys_path: tuple[str, ...]
+    """What the target reads of the job."""
     timeout_s: float
+    environ: dict[str, str] = field(default_factory=lambda: {**ENVIRON, **os.environ})
+    cwd: str = field(default_factory=os.getcwd)
+    sys_path: list[str] = field(default_factory=lambda: list(sys.path))
     is_swept: bool = True
-    """Processes that a rank leaves in its group are killed."""
+    """Kill the processes that a rank leaves in its group."""
 
     @property
     def files(self) -> Files:
@@ -40,7 +47,7 @@ class TestRun:
     nodeid: str
     args: tuple[str, ...]
     options: dict[str, Any]
-    """By their names in `config.option`."""
+    """Options of pytest, by their names in `config.option`."""
     workerinput: dict[str, Any]
 
 
@@ -74,7 +81,7 @@ class Files:
 
 
 def read_text(path: Path) -> str:
-    """What is in a file of a job; empty for a file that is not there."""
+    """The text of a file of a job; empty for a file that is not there."""
     return path.read_text(errors="replace") if path.exists() else ""
 
 
@@ -87,11 +94,7 @@ class Place:
 
 
 RANK = pytest.StashKey[Place]()
-"""In the stash of the configuration of a rank's session."""
-ENVIRON = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-"""For ranks that share the cores, unless these variables are set."""
-if Path("/sys/class/net/lo").exists():
-    ENVIRON["GLOO_SOCKET_IFNAME"] = "lo"
+"""Key in the stash of a rank's session: which rank it is."""
 SHOW_STACK = signal.SIGUSR1
 """Makes a rank write its stack."""
 STREAMS = ("stdout", "stderr")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tpcompile.pytest_plugin.causes import where
-from tpcompile.pytest_plugin.files import ENVIRON, STREAMS, Job, read_text
+from tpcompile.pytest_plugin.files import STREAMS, Job, read_text
 from tpcompile.pytest_plugin.session import Running, connect
 from tpcompile.ranks.pool import Call, ExitCodes, run_rank, spawned
 
@@ -40,8 +40,14 @@ def start(config: pytest.Config, call: Call) -> AbstractContextManager[ExitCodes
 
 @contextmanager
 def _forked(call: Call, running: Running) -> Iterator[ExitCodes]:
-    job = _job(call)
     with running:
+        job = Job(
+            folder=str(call.folder),
+            world_size=call.world_size,
+            target=f"{__name__}:run",
+            arguments={"call": pickle.dumps((call.fn, call.args))},
+            timeout_s=call.collective_timeout_s,
+        )
         running.start(job)
         try:
             yield running.exit_codes
@@ -69,19 +75,6 @@ def _print_output(job: Job) -> None:
         for stream in STREAMS:
             for line in read_text(job.files.output(rank, stream)).splitlines():
                 print(f"[rank {rank}] {line}", file=getattr(sys, stream))
-
-
-def _job(call: Call) -> Job:
-    return Job(
-        folder=str(call.folder),
-        world_size=call.world_size,
-        target=f"{__name__}:run",
-        arguments={"call": pickle.dumps((call.fn, call.args))},
-        environ={**ENVIRON, **os.environ},
-        cwd=os.getcwd(),
-        sys_path=tuple(sys.path),
-        timeout_s=call.collective_timeout_s,
-    )
 
 
 # In the process of a rank

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 
 from tpcompile.pytest_plugin import combine, session
-from tpcompile.pytest_plugin.files import ENVIRON, Job, TestRun
+from tpcompile.pytest_plugin.files import Job, TestRun
 from tpcompile.pytest_plugin.watch import Watch
 
 _OF_A_RANK: dict[str, Any] = {
@@ -60,18 +58,16 @@ def _job(item: pytest.Item, world_size: int, timeout_s: float) -> Job:
         options=_options(config),
         workerinput=_plain({"workerid": "master", **getattr(config, "workerinput", {})}),
     )
-    environ = {**ENVIRON, **os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    environ.pop("GITHUB_STEP_SUMMARY", None)  # this session writes it, when it knows which tests failed
-    return Job(
+    job = Job(
         folder=str(_folder(item)),
         world_size=world_size,
         target="tpcompile.pytest_plugin.rank:run",
         arguments=asdict(test),
-        environ=environ,
-        cwd=os.getcwd(),
-        sys_path=tuple(sys.path),
         timeout_s=timeout_s,
     )
+    job.environ["CUDA_VISIBLE_DEVICES"] = ""
+    job.environ.pop("GITHUB_STEP_SUMMARY", None)  # this session writes it, when it knows which tests failed
+    return job
 
 
 def _folder(item: pytest.Item) -> Path:
@@ -97,7 +93,7 @@ def _options(config: pytest.Config) -> dict[str, Any]:
 
 
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:
-    """What JSON can hold of it."""
+    """The fields that JSON can hold: a rank's session gets no objects of this one."""
     found = {}
     for name, value in fields.items():
         with suppress(TypeError, ValueError):

@@ -109,7 +109,7 @@ class RankPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_call(self) -> None:
-        """The same: pytest attaches its handlers in each phase."""
+        """Keep it out again: pytest attaches its handlers in each phase."""
         keep_trace_from("_pytest")
 
     @pytest.hookimpl(tryfirst=True)

@@ -30,9 +30,9 @@ from tpcompile.ranks.pool import ForkedRanks, become
 _STACK_S = 0.3
 """Seconds that a rank has to write its stack before it is killed."""
 _POLL_S = 0.1
-"""Between two looks for a rank to be stopped, and whether the server is there; the end of a rank is seen at once."""
+"""Between two looks whether the server still runs; the end of a rank and a message are seen at once."""
 _ASK_S = 10.0
-"""A process that has connected names its job within this time, or has none."""
+"""A process that has connected sends its job within this time, or has none."""
 
 
 def main(name: str, listener: int, preload: Sequence[str], plugins: Sequence[str]) -> None:
@@ -125,8 +125,10 @@ def _warm_up() -> str:
 
 
 def _run_a_backward() -> None:
-    """Before anything is traced, here or by a module of the user: a torch with CUDA and no GPU traces with a fake one,
-    for which a first backward would start a thread, and a process that has such threads cannot be forked.
+    """Run one before anything is traced, here or by a module of the user.
+
+    A torch with CUDA and no GPU traces with a fake one, for which a first backward would start a thread, and none of
+    autograd's threads survives a fork.
     """
     import torch
 

@@ -30,7 +30,7 @@ from tpcompile.pytest_plugin.files import Job
 
 HAS_ENDED = "the process that ranks are forked from has ended"
 _KEY = "tp_session"
-"""In the `workerinput` of xdist: the name of the session."""
+"""Key of the name of the session in the `workerinput` of xdist."""
 _ENDING_S = 10.0
 """The server has ended by then."""
 _LISTENING_S = 1.0
@@ -66,7 +66,7 @@ class Session:
 
 _SESSION = pytest.StashKey[Session]()
 _SERVER = pytest.StashKey[tuple[str, str]]()
-"""What `start_server` returns."""
+"""Name of the session, and why no rank can be forked."""
 
 
 def name_of(config: pytest.Config) -> str:
@@ -95,7 +95,7 @@ def end(config: pytest.Config) -> None:
 
 
 def join(name: str) -> socket.socket:
-    """In the server: a connection that is closed by the end of the session, which learns the process id."""
+    """Connect the server to its session, which learns the process id; the end of the session closes the connection."""
     connection = _connected(name, "session")
     connection.sendall(f"{os.getpid()}\n".encode())
     return connection
@@ -180,9 +180,9 @@ class Running:
         """Connect, and wait until the server can fork; `why_not` says why it cannot, if that is known."""
         self.why_not = why_not or HAS_ENDED
         self.pids: tuple[int, ...] = ()
-        """Of the ranks; empty when the server has ended."""
+        """Process ids of the ranks; empty when the server has ended."""
         self.codes: list[int | None] = []
-        """By rank, negative for a signal, None for a rank that ran when this was last `is_served`."""
+        """Exit codes by rank as `is_served` last saw them: negative for a signal, None for a rank that runs."""
         self._connection: Connection | None = None
         if not why_not:
             with suppress(OSError, EOFError):
@@ -203,7 +203,7 @@ class Running:
             self._send(ranks)
 
     def exit_codes(self) -> list[int | None]:
-        """By rank, negative for a signal, None for a rank that runs. Raises RuntimeError when the server has ended."""
+        """Exit codes of now, by rank. Raises RuntimeError when the server has ended, and with it the ranks."""
         is_served = self.is_served()
         if None in self.codes and not is_served:
             raise RuntimeError(f"the ranks are lost: {HAS_ENDED}")

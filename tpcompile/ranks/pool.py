@@ -57,7 +57,7 @@ class Call:
     world_size: int
     collective_timeout_s: float
     folder: Path
-    """For the result or the traceback of each rank."""
+    """Where each rank writes its result or its traceback."""
 
 
 ExitCodes: TypeAlias = Callable[[], list[int | None]]
@@ -377,7 +377,7 @@ def _error(folder: Path, rank: int) -> Path:
 
 
 def _write(path: Path, write: Callable[[Path], object]) -> None:
-    """Under a temporary name first: the file must not be read half-written."""
+    """Write under a temporary name first: the file must not be read half-written."""
     partial = path.with_name(f"partial_{path.name}")
     write(partial)
     partial.rename(path)
