@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tpcompile.evidence.iterables import find, grouped
+from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.pytest_plugin.ends import RankEnd
 from tpcompile.pytest_plugin.files import IS_LOST_PEER
@@ -56,11 +56,6 @@ class Phase:
         return any(end.is_lost for end in self.ends)
 
     @property
-    def has_xfailed(self) -> bool:
-        """True when a rank failed as the marker `xfail` expects."""
-        return any(_is_xfailed(report) for report in self.reports.values())
-
-    @property
     def ended_in_it(self) -> list[RankEnd]:
         """Ranks whose process ended before they reported this phase."""
         return [end for end in self.ends if _unfinished_phase(end) == self.when]
@@ -82,7 +77,11 @@ def failures(phase: Phase) -> list[Failure]:
     found.sort(key=lambda failure: failure.ranks)
     if not found:
         return []
-    waiting = [_waiting(end) for end in phase.ended_in_it if end.is_stopped]
+    waiting = []
+    for end in phase.ended_in_it:
+        if end.is_stopped:
+            title = f"Rank {end.rank} had not finished and was stopped, at {where(end.stack)}"
+            waiting.append((title, own_frames(end.stack)))
     first = replace(found[0], notes=(*found[0].notes, *waiting))
     return [first, *found[1:]]
 
@@ -100,8 +99,10 @@ def _reported(phase: Phase) -> list[Failure]:
 
 def _is_consequence(report: dict[str, Any], phase: Phase) -> bool:
     """True for a lost connection to a rank that was lost, and for a pass of an xfail test that failed elsewhere."""
-    if _is_unexpected_pass(report):
-        return phase.has_lost_rank or phase.has_xfailed
+    is_unexpected_pass = str(report["longrepr"]).startswith("[XPASS(strict)]")
+    if is_unexpected_pass:
+        has_xfailed = any("wasxfail" in skipped for skipped in phase.with_outcome("skipped").values())
+        return phase.has_lost_rank or has_xfailed
     return phase.has_lost_rank and bool(report.get(IS_LOST_PEER))
 
 
@@ -130,14 +131,6 @@ def message(report: dict[str, Any]) -> str:
     if isinstance(longrepr, dict) and longrepr.get("reprcrash"):
         return str(longrepr["reprcrash"]["message"])
     return str(longrepr)
-
-
-def _is_xfailed(report: dict[str, Any]) -> bool:
-    return report["outcome"] == "skipped" and "wasxfail" in report
-
-
-def _is_unexpected_pass(report: dict[str, Any]) -> bool:
-    return str(report["longrepr"]).startswith("[XPASS(strict)]")
 
 
 # Ranks that did not report
@@ -185,15 +178,9 @@ def _died(phase: Phase) -> list[Failure]:
 def _death(phase: Phase, ranks: Sequence[int], code: int | None) -> str:
     how = f"died with exit code {code}"
     if code is not None and code < 0:
-        how = f"was killed by {_signal_name(-code)}"
+        names = {number.value: number.name for number in signal.Signals}
+        how = f"was killed by {names.get(-code, f'signal {-code}')}"
     return f"{named_ranks(ranks)} {how} in the {phase.when} of the test"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _late(phase: Phase) -> list[Failure]:
@@ -204,11 +191,6 @@ def _late(phase: Phase) -> list[Failure]:
     text = f"{named_ranks(_ranks(late))} did not finish the {phase.when} of the test in time"
     stacks = tuple((f"Stack of rank {end.rank}, innermost frame first", own_frames(end.stack)) for end in late)
     return [Failure(_ranks(late), text="\n".join([text, *lines]), notes=stacks)]
-
-
-def _waiting(end: RankEnd) -> Section:
-    title = f"Rank {end.rank} had not finished and was stopped, at {where(end.stack)}"
-    return title, own_frames(end.stack)
 
 
 def _ranks(ends: Sequence[RankEnd]) -> tuple[int, ...]:
@@ -233,9 +215,6 @@ def where(stack: str) -> str:
     frames = list(_FRAME.finditer(own_frames(stack)))
     if not frames:
         return "an unknown line"
-    frame = find(frames, lambda found: not _is_of_library(found["file"])) or frames[0]
+    own = [frame for frame in frames if not any(part in frame["file"] for part in _OF_LIBRARIES)]
+    frame = [*own, *frames][0]
     return f"{frame['file']}:{frame['line']} in {frame['function']}"
-
-
-def _is_of_library(file: str) -> bool:
-    return any(part in file for part in _OF_LIBRARIES)

@@ -41,7 +41,8 @@ def of_test(item: pytest.Item, job: Job, ends: Sequence[RankEnd]) -> Iterator[py
     failed: set[int] = set()
     for when in _PHASES:
         phase = Phase.of(when, ends, stopped_by)
-        found = [] if failed and _is_after_loss(phase) else failures(phase)
+        is_consequence = when == "teardown" and phase.has_lost_rank and failed
+        found = [] if is_consequence else failures(phase)
         for failure in found:
             failed.update(failure.ranks)
             report = _failed(item, phase, failure)
@@ -49,11 +50,6 @@ def of_test(item: pytest.Item, job: Job, ends: Sequence[RankEnd]) -> Iterator[py
             yield report
         if not found and _is_reported(phase, has_failed=bool(failed)):
             yield _not_failed(item, phase, shown=failed or set(range(job.world_size)))
-
-
-def _is_after_loss(phase: Phase) -> bool:
-    """True for the teardown after a rank was lost: its failures are a consequence."""
-    return phase.when == "teardown" and phase.has_lost_rank
 
 
 def _is_reported(phase: Phase, *, has_failed: bool) -> bool:
@@ -199,15 +195,11 @@ def _sections(end: RankEnd, phases: Sequence[str]) -> list[tuple[str, str]]:
 def _print_output(ends: Sequence[RankEnd]) -> None:
     """Print the output of every rank when the test has ended, as `-s` asks for."""
     for end in ends:
-        captured = [text for name, text in _sections(end, _PHASES) if _is_of_stream(name)]
+        # "Captured stdout call", for example; other sections are logs
+        captured = [text for name, text in _sections(end, _PHASES) if any(stream in name for stream in STREAMS)]
         for text in (*captured, *end.unreported.values()):
             for line in text.splitlines():
                 print(f"[rank {end.rank}] {line}")
-
-
-def _is_of_stream(section: str) -> bool:
-    """True for `Captured stdout call`; other sections are logs."""
-    return any(stream in section for stream in STREAMS)
 
 
 def _verdict(job: Job) -> str:

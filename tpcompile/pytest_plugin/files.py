@@ -25,7 +25,7 @@ class Job:
     world_size: int
     target: str
     """`module:function` that each rank calls with the job, its rank, and the variables that torchrun would set."""
-    arguments: dict[str, Any]
+    arguments: Any
     """What the target reads of the job."""
     timeout_s: float
     environ: dict[str, str] = field(default_factory=lambda: {**ENVIRON, **os.environ})

@@ -45,7 +45,7 @@ def _forked(call: Call, running: Running) -> Iterator[ExitCodes]:
             folder=str(call.folder),
             world_size=call.world_size,
             target=f"{__name__}:run",
-            arguments={"call": pickle.dumps((call.fn, call.args))},
+            arguments=pickle.dumps((call.fn, call.args)),
             timeout_s=call.collective_timeout_s,
         )
         running.start(job)
@@ -85,7 +85,7 @@ def run(job: Job, rank: int, variables: Mapping[str, str]) -> int:
     os.environ.update(variables)
     call = Call(
         fn=_run_pickled,
-        args=(job.arguments["call"],),
+        args=(job.arguments,),
         world_size=job.world_size,
         collective_timeout_s=job.timeout_s,
         folder=Path(job.folder),

@@ -6,7 +6,6 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def _job(item: pytest.Item, world_size: int, timeout_s: float) -> Job:
         folder=str(_folder(item)),
         world_size=world_size,
         target="tpcompile.pytest_plugin.rank:run",
-        arguments=asdict(test),
+        arguments=test,
         timeout_s=timeout_s,
     )
     job.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -40,7 +40,7 @@ def run(job: Job, rank: int, variables: Mapping[str, str]) -> int:
 def _session(place: Place) -> int:
     """Run the session; 0 unless pytest could not run the test. The failure of a test is in its report."""
     temporary = str(place.job.files.folder / f"tmp_{place.rank}")
-    test = TestRun(**place.job.arguments)
+    test: TestRun = place.job.arguments
     sys.argv = ["pytest", *test.args]
     config = pytest.Config.fromdictargs({**test.options, "basetemp": temporary}, list(test.args))
     config.workerinput = test.workerinput  # type: ignore[attr-defined]  # reporting plugins leave workers of xdist alone
@@ -136,11 +136,8 @@ class RankPlugin:
         return found.decode(errors="replace")
 
     def _write(self, fields: dict[str, Any]) -> None:
-        print(json.dumps(fields, default=_as_text), file=self._reports, flush=True)
-
-
-def _as_text(value: object) -> str:
-    return str(value) if isinstance(value, Path) else repr(value)
+        text = json.dumps(fields, default=lambda value: str(value) if isinstance(value, Path) else repr(value))
+        print(text, file=self._reports, flush=True)
 
 
 def _is_of_communication(error: BaseException) -> bool:

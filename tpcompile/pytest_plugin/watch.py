@@ -52,22 +52,18 @@ class Watch:
         alive = [end for end in self._ranks if end.exit_code is None]
         in_body = [end for end in alive if not end.has_called]
         now_s = time.monotonic()
-        self._shorten_limit(now_s)
+        if not self._has_failed and any(end.has_failed for end in self._ranks):
+            self._has_failed = True
+            self._shorten_limit(now_s)
         if now_s > self._deadline_s:
             self._stop(alive, is_late=not any(end.has_failed for end in self._ranks))
         if not in_body and not self._files.go.exists():
             self._files.go.touch()
-            self._restart_limit(now_s)
+            self._shorten_limit(now_s)
         return bool(alive) and now_s < self._deadline_s + _ENDING_S
 
     def _shorten_limit(self, now_s: float) -> None:
-        """Shorten the limit after the first failure: the other ranks may run as long again as the test had run."""
-        if not self._has_failed and any(end.has_failed for end in self._ranks):
-            self._has_failed = True
-            self._restart_limit(now_s)
-
-    def _restart_limit(self, now_s: float) -> None:
-        """After a failure, start a new limit for the phases that are left."""
+        """After a failure, the other ranks may run as long again as the test had run, once more for the teardown."""
         if self._has_failed:
             took_s = now_s - self._began_s
             self._deadline_s = min(self._deadline_s, now_s + max(_GRACE_S, took_s))
