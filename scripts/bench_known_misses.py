@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from repro.fusion import missed_programs
 from tpcompile.fusion.manifest import total
 from tpcompile.fusion.recorder import FusionRecorder
-from tpcompile.gate.target import TargetContext
+from tpcompile.target import TargetContext
 from tpcompile.torch_api.simulated import local_ranks
 
 _CALLS = 10

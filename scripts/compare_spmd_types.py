@@ -36,7 +36,7 @@ from tests.typecheck.cases import Case
 from tests.typecheck.programs import TP, WIDTH, Program, built
 from tpcompile.collectives import api
 from tpcompile.collectives.strategies import Collectives
-from tpcompile.nn.sharding import ShardSpec
+from tpcompile.layout import ShardSpec
 from tpcompile.typecheck import check_types, fake_ranks
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,7 +9,12 @@
 Seeds from 1000 on are held out: they are run once, and their result is committed unchanged.
 """
 
-from tpcompile.faults.generated.main import main
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.faults.drawn.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

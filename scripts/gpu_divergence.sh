@@ -24,7 +24,7 @@ step() {
 step bench_sentinel 120 python3 -m torch.distributed.run --standalone --nproc-per-node 2 \
   scripts/bench_sentinel.py --rounds 20 --out "$out/bench_sentinel.json"
 step divergence 240 python3 scripts/bench_divergence.py --nproc "$num_gpus" --preset wan14b_8 --json "$out/divergence.json"
-step faults 900 python3 -c 'from tpcompile.cli import main; main()' faults run --jobs $((num_gpus * 2)) --json "$out/faults.json"
+step faults 900 python3 scripts/faults.py run --jobs $((num_gpus * 2)) --json "$out/faults.json"
 
 # Nine parts beside each other: most of a run is start and compile, on one core per rank.
 mkdir -p "$out/parts"

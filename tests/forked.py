@@ -32,11 +32,11 @@ import pytest
 from tpcompile.process_tree import sweep
 from tpcompile.pytest_plugin.files import STREAMS, Files, Job
 from tpcompile.pytest_plugin.session import Running, connect
-from tpcompile.ranks.pool import become, end_as_python
+from tpcompile.ranks.pool import become
 
 TORCHRUN = ("-m", "torch.distributed.run")
 FORKED = (
-    TORCHRUN[1], "tpcompile.bench", "tpcompile.fastpath.certify", "tpcompile.faults", "tpcompile.faults.tree",
+    TORCHRUN[1], "tpcompile.bench", "tpcompile.fastpath.certify", "tpcompile.gate.faults", "tests.faults.tree",
     "tpcompile.fusion", "tpcompile.fusion.win", "tpcompile.fusion.win.measure",
 )  # fmt: skip
 """Modules that a command starts with `python -m`, or becomes, since they use torch; a forked one has it already."""
@@ -322,6 +322,8 @@ def _show_stacks_if_asked() -> None:
 
 def _play(command: Sequence[str]) -> NoReturn:
     """Run `python COMMAND` and end this process as it would end."""
+    from tests.faults.drawn.forked import end_as_python  # torch: only those that are forked have it already
+
     arguments = [argument for argument in command if argument != "-u"]
     is_module = arguments[0] == "-m"
     sys.argv = arguments[1:] if is_module else arguments

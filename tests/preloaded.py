@@ -27,9 +27,9 @@ import torch.distributed.tensor.parallel
 import torch.utils._config_module
 import triton.experimental.gluon  # noqa: F401
 
+import tests.faults.drawn.forked
 import tests.forked  # noqa: F401
 import tpcompile.cli
-import tpcompile.faults.generated.forked
 import tpcompile.gate.in_rank
 import tpcompile.launch
 import tpcompile.preflight

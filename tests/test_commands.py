@@ -40,7 +40,6 @@ ELSEWHERE = {
     "torchrun --standalone --nproc-per-node 2 -m examples.adapters.transformers_plan Qwen3": "tests/adapters runs it",
     "srun --ntasks 2 --kill-on-bad-exit tpcompile gate --target my_model:build": "Slurm; tests/gate/test_srun.py",
     "TORCH_TRACE=/shared/trace torchrun ... train.py": "any job of a user's; tests/evidence/logs has such traces",
-    "tpcompile faults list | grep stride": "tests/cli/test_output.py runs it; importing all programs takes seconds",
     "tpcompile fusion record my_model:build --nproc 8 --arch sm_90 -o manifest.json": "tests/fusion/test_no_gpu.py",
     "tpcompile certify head_norm --import my_kernels": "tests/fastpath/test_documented.py runs it",
 }
@@ -65,6 +64,7 @@ RUN = {
     "tpcompile gate --json > verdict.json": Run("", smaller=("--json", "--nproc 1 --json")),
     "tpcompile gate -q": Run("PASS (exit 0): 2 ranks agree", is_forked=True),
     "tpcompile compare runs/pass --json": Run('"exit_code": 0'),
+    "tpcompile gate --fault list | grep rank_constant": Run("rank_constant\tThe rank baked in"),
     "tpcompile --version": Run("tpcompile "),
     # The shell stays, as a user's does: it is looked for among what has started the command.
     "tpcompile --install-completion": Run("completion installed", smaller=("completion", "completion && true")),

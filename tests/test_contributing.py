@@ -20,7 +20,7 @@ from tests.evidence.samples import compiled, divergences, line, record
 ranks = [record(rank, compiled(stack=(line(10 + rank),))) for rank in (0, 1)]
 print(*(found.layer for found in divergences(*ranks)))
 """,
-    "fault": "from tpcompile.faults.case import load; print(*load('programs'))",
+    "fault": "from tests.faults.case import load; print(*load('planted'))",
     "check": """
 from tests.evidence.samples import compiled
 from tests.gate.test_checks import failed, healthy

@@ -34,7 +34,6 @@ def commands() -> dict[str, Any]:
     """Name of a subcommand -> its click command."""
     from tpcompile.bench import __main__ as bench
     from tpcompile.fastpath.certify import __main__ as certify
-    from tpcompile.faults import __main__ as faults
     from tpcompile.fusion import __main__ as fusion
     from tpcompile.fusion.win import __main__ as win
 
@@ -42,9 +41,8 @@ def commands() -> dict[str, Any]:
     found["bench"] = typer.main.get_command(bench.app)
     found["certify"] = typer.main.get_command(certify.app)
     found["verify-win"] = typer.main.get_command(win.app)
-    for name, app in {"faults": faults.app, "fusion": fusion.app}.items():
-        found |= {f"{name} {sub}": one for sub, one in typer.main.get_command(app).commands.items()}  # type: ignore[attr-defined]
-    return found
+    commands = typer.main.get_command(fusion.app).commands  # type: ignore[attr-defined]
+    return found | {f"fusion {sub}": one for sub, one in commands.items()}
 
 
 def options_of(command: Any) -> set[str]:
@@ -75,9 +73,8 @@ def problem(line: str) -> str:
     if words and words[0].startswith("-"):
         known = {"--help", "-h", "--version", "--install-completion", "--show-completion"}
         return "" if words[0] in known else f"{line}: no option {words[0]}"
-    has_own = words[0] in ("faults", "fusion")
-    name = " ".join(words[:2]) if has_own and len(words) > 1 else words[0]
-    if name in ("faults", "fusion"):
+    name = " ".join(words[:2]) if words[0] == "fusion" and len(words) > 1 else words[0]
+    if name == "fusion":
         return ""
     command = commands().get(name)
     if command is None:
@@ -100,9 +97,9 @@ def test_every_command_of_a_page_exists_with_its_options(page: Path) -> None:
     [
         "tpcompile gates",
         "tpcompile gate --nprocs 2",
-        "tpcompile faults lists",
+        "tpcompile fusion shows",
         "tpcompile --versions",
-        "tpcompile faults run x --nope",
+        "tpcompile fusion show x --nope",
     ],
 )
 def test_a_command_or_option_that_does_not_exist_is_found(line: str) -> None:

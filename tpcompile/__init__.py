@@ -29,15 +29,15 @@ from loguru import logger
 if TYPE_CHECKING:
     from tpcompile import collectives, nn, preflight, testing
     from tpcompile.checking import capture, check
-    from tpcompile.gate.target import Target
     from tpcompile.profiles import run
     from tpcompile.sentinel import Sentinel
+    from tpcompile.target import Target
 
 __all__ = ["Sentinel", "Target", "capture", "check", "collectives", "nn", "preflight", "run", "testing"]
 
 _HOMES = {
     "Sentinel": "tpcompile.sentinel",
-    "Target": "tpcompile.gate.target",
+    "Target": "tpcompile.target",
     "capture": "tpcompile.checking",
     "check": "tpcompile.checking",
     "run": "tpcompile.profiles",

@@ -41,7 +41,7 @@ class BlockArgs(BaseModel):
     norm: Literal["rms", "layer"] = "rms"
     """Norm before attention and MLP: RMSNorm (Llama) or LayerNorm (Wan)."""
     norm_affine: bool = True
-    """Whether these norms have weights; Wan's have none, the modulation scales and shifts instead."""
+    """True for norms with weights; Wan's have none, the modulation scales and shifts instead."""
     modulation: bool = False
     """adaLN: the block takes [B, 6, D] (shift, scale, gate of attention, then of the MLP) and adds its own table."""
     cross_attention: bool = False

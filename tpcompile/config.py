@@ -142,7 +142,7 @@ class TargetConfig(JobConfig):
     """A run of the gate on a program of the user's own."""
 
     target: str = Field(pattern=_TARGET)
-    """`package.module:build`, a function that makes the program; see `tpcompile.gate.Target`."""
+    """`package.module:build`, a function that makes the program; see `tpcompile.Target`."""
     settings: dict[str, Any] = {}
     """What `build` finds in `ctx.settings`."""
     modes: tuple[Literal["target"], ...] = (TARGET,)
@@ -178,7 +178,7 @@ class RunConfig(JobConfig):
     seed: int = 0
     """Seed of weights and inputs, equal on all ranks."""
     fault: str = ""
-    """Known fault to inject (see `tpcompile.faults`), so that the gate must fail; empty for none."""
+    """Known fault to inject (see `tpcompile gate --fault list`), so that the gate must fail; empty for none."""
     fault_rank: int | None = None
     """Rank that gets the fault; None is the last rank."""
 

@@ -311,7 +311,7 @@ def _check_fault(request: GateRequest, nproc: int) -> None:
         raise ConfigError(f"--fault-rank {request.fault_rank}: the job has ranks 0 to {nproc - 1}")
     if request.fault:
         # A process of its own: what is injected imports torch.
-        command = [sys.executable, "-m", "tpcompile.faults", "find", request.fault]
+        command = [sys.executable, "-m", "tpcompile.gate.faults", request.fault]
         found = subprocess.run(command, capture_output=True, text=True, check=False)
         if found.returncode == ExitCode.USAGE:
             raise ConfigError(found.stderr.splitlines()[-1].removeprefix("error: "))

@@ -83,9 +83,7 @@ class RunRequest:
     device: Annotated[
         Device, Flag("--device", "auto: GPUs when there are any; one_gpu: all ranks share one, through gloo.")
     ] = "auto"
-    fault: Annotated[
-        str, Flag("--fault", "Fault to inject into the block; see `tpcompile faults list`.", is_of_block=True)
-    ] = ""
+    fault: Annotated[str, Flag("--fault", "Fault to inject into the block; `list` shows them.", is_of_block=True)] = ""
     fault_rank: Annotated[
         int | None, Flag("--fault-rank", "Rank that gets the fault; default: the last.", is_of_block=True)
     ] = None

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tpcompile
-from tpcompile.gate.target import TargetContext
+from tpcompile.target import TargetContext
 
 # T tokens, t tokens of this rank, D model dim, H hidden dim of this rank
 _TOKENS, _WIDTH, _HIDDEN = 4096, 2048, 2048

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import tpcompile
-from tpcompile.gate.target import TargetContext
+from tpcompile.target import TargetContext
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,9 +13,9 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
 
 from tests.advice.played import Rank, advised, suggested
+from tests.faults.planted.collectives import _SumGradient
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.records.compile import TaintKind
-from tpcompile.faults.programs.collectives import _SumGradient
 
 # B batch, D features
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.bench_peers import plot
 from tests.bench.samples import measured, report, row
-from tpcompile.bench import plot
 from tpcompile.errors import ConfigError
 
 

@@ -21,8 +21,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import tpcompile
 from tpcompile.evidence.records import RankRecord
-from tpcompile.gate import Target, TargetContext
 from tpcompile.recording import CaptureSession
+from tpcompile.target import Target, TargetContext
 
 
 class Evading(NamedTuple):
@@ -219,12 +219,17 @@ def verdicts() -> dict[str, str]:
     return found
 
 
-def captured(name: str, *, tp_aware: tuple[str, ...] = ()) -> RankRecord:
+def captured(name: str) -> RankRecord:
     """What one rank of two captures of a program."""
     torch.compiler.reset()
     with EVADING[name]() as made, CaptureSession() as session:
         torch.compile(made.program, backend=made.backend)(torch.ones(4))
-        return session.record(rank=0, world_size=2, tp_aware=tp_aware)
+        return session.record(rank=0, world_size=2)
+
+
+def records() -> dict[str, str]:
+    """Name of each evading program -> this rank's record of it."""
+    return {name: captured(name).model_dump_json() for name in EVADING}
 
 
 def verdict(program: Callable[[], AbstractContextManager[Evading]], mesh: Any, tp_aware: tuple[str, ...]) -> str:

@@ -302,7 +302,8 @@ def failure_of(call: Callable[[], Any]) -> str:
 @scenario("certified")
 def _certified() -> dict[str, Any]:
     """Cases in one dtype and the first of two mutations, by ranks that run at once."""
-    from tpcompile.fastpath.certify import certify, proof, shipped
+    from tests.fastpath import shipped
+    from tpcompile.fastpath.certify import certify, proof
 
     assert shipped.all_reduce_add_rms_norm
     settings = [proof.Setting(2, torch.bfloat16, torch.device("cpu"))]

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from tpcompile.fastpath import plain, registered
 from tpcompile.fastpath.certify.fences import spaced
-from tpcompile.fastpath.certify.measure import Setting, one_by_one, prepared, ratios
-from tpcompile.fastpath.certify.trials import Case, Trial
+from tpcompile.fastpath.certify.measure import Setting, prepared, ratios
+from tpcompile.fastpath.certify.trials import Case, Trial, one_by_one
 from tpcompile.fastpath.kernels.all import qkv_pack
 from tpcompile.fastpath.registry import FastPath
-from tpcompile.nn.sharding import Part, ShardSpec
+from tpcompile.layout import Part, ShardSpec
 from tpcompile.numerics.measure import relative
 from tpcompile.torch_api.interpreted import like_gpus
 

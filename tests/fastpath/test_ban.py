@@ -98,7 +98,10 @@ def test_a_tp_aware_fast_path_is_used(traced_only: Capture, tp: str) -> None:
 def test_a_tp_aware_fast_path_without_a_certificate_is_refused(traced_only: Capture) -> None:
     fast_path("norm", replaces=kernels.plain, tp="per_head")(kernels.launch)
     (found,) = traced_only(block).refused_ops
-    assert "it has no certificate" in found.notes["why"] and "`tpcompile certify norm`" in found.notes["why"]
+    assert (
+        "it has no certificate" in found.notes["why"]
+        and "`tpcompile certify norm --import MODULE`" in found.notes["why"]
+    )
 
 
 def test_a_fast_path_that_no_graph_calls_says_so(traced_only: Capture) -> None:

@@ -86,7 +86,7 @@ def test_one_that_proves_less_does_not(path: FastPath, changes: dict[str, Any], 
     certificate.write(made(**{"source": source(path), **changes}), path)
     refusal = certificate.uncertified(path)
     assert refusal.startswith("fast path norm at ") and why in refusal
-    assert refusal.endswith("; run `tpcompile certify norm`")
+    assert refusal.endswith("; run `tpcompile certify norm --import MODULE`")
 
 
 def test_the_power_counts_what_changes_nothing_apart_from_what_no_case_reaches() -> None:
@@ -131,8 +131,11 @@ def test_it_is_for_the_numbers_of_ranks_and_the_dtypes_that_its_cases_had(path: 
     certificate.write(made(source=source(path)), path)
     assert certificate.uncertified(path, tp=2, dtypes=["float32"]) == ""
     why = certificate.uncertified(path, tp=3)
-    assert "its certificate is for 1, 2 ranks, and this is a group of 3; run `tpcompile certify norm --tp 1,2,3`" in why
-    assert certificate.uncertified(path, tp=8).endswith("this is a group of 8; run `tpcompile certify norm`")
+    assert "its certificate is for 1, 2 ranks, and this is a group of 3; run " in why
+    assert why.endswith("`tpcompile certify norm --import MODULE --tp 1,2,3`")
+    assert certificate.uncertified(path, tp=8).endswith(
+        "this is a group of 8; run `tpcompile certify norm --import MODULE`"
+    )
     why = certificate.uncertified(path, tp=2, dtypes=["float32", "float16"])
     assert "its certificate is for float32, and this is float16; run" in why
     declared = replace(path, dtypes=(torch.float32, torch.bfloat16))
@@ -179,7 +182,10 @@ def test_it_is_for_the_libraries_that_it_was_made_with(path: FastPath) -> None:
     certificate.write(made(source=source(path), libraries={"einops": "0.7.0"}), path)
     assert certificate.uncertified(with_source(path, libraries={"einops": "0.7.0"})) == ""
     why = certificate.uncertified(with_source(path, libraries={"einops": "0.8.0"}))
-    assert "its certificate was made with einops 0.7.0, and this is 0.8.0; run `tpcompile certify norm`" in why
+    assert (
+        "its certificate was made with einops 0.7.0, and this is 0.8.0; run `tpcompile certify norm --import MODULE`"
+        in why
+    )
     why = certificate.uncertified(with_source(path, libraries={"einops": "0.7.0", "other": "1"}))
     assert "its certificate was made with other no version, and this is 1; run" in why
 

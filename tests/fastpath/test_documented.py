@@ -83,7 +83,10 @@ def test_an_edited_kernel_is_refused_until_it_is_certified_again(
     assert why[0] == why[1] and "my_kernels::head_norm" in why[0]
     done = certify(tmp_path, "--check")
     assert done.returncode == 1
-    assert "its certificate is for source" in done.stdout and "run `tpcompile certify head_norm`" in done.stdout
+    assert (
+        "its certificate is for source" in done.stdout
+        and "run `tpcompile certify head_norm --import MODULE`" in done.stdout
+    )
     failed = certify(tmp_path, "--tp", "2")
     assert failed.returncode == 1 and re.search(
         r"error: fast path head_norm: output 0 has [\d.e+]+ times the error of the plain code", failed.stderr
@@ -93,12 +96,15 @@ def test_an_edited_kernel_is_refused_until_it_is_certified_again(
 def test_bad_arguments_are_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # the command sets it, in this process
     told = []
-    for arguments in (["x", "--tp", "0"], ["x", "--tp", "two"], ["x", "--import", "nowhere"], ["x"]):
+    shipped = "tpcompile.fastpath.kernels.all"
+    wrong = (["--import", shipped, "--tp", "0"], ["--import", shipped, "--tp", "two"], ["--import", "nowhere"])
+    for arguments in (*wrong, ["--import", shipped], []):
         with pytest.raises(SystemExit) as ended, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["certify", *arguments])
+            patch.setattr(sys, "argv", ["certify", "x", *arguments])
             ending.run(__main__.app, "tpcompile certify")
         assert ended.value.code == 2
         told.append(capsys.readouterr().err)
+    assert "Missing option '--import'" in told.pop()
     assert told == [
         "error: --tp '0': pass numbers of ranks, as in --tp 1,2,4,8\n",
         "error: --tp 'two': pass numbers of ranks, as in --tp 1,2,4,8\n",

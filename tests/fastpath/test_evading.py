@@ -42,6 +42,13 @@ def verdicts() -> dict[str, list[Verdict]]:
     return banned.parsed(run_on_ranks(evading.verdicts, world_size=2, timeout_s=200))
 
 
+@pytest.fixture(scope="module")
+def records() -> dict[str, RankRecord]:
+    """From a process of its own: this one may have ops and kernels of other tests."""
+    (found,) = run_on_ranks(evading.records, world_size=1, timeout_s=200)
+    return {name: RankRecord.model_validate_json(text) for name, text in found.items()}
+
+
 def refusal(verdict: Verdict) -> Check:
     (check,) = (check for check in verdict.checks if check.id == CheckId.TP_AWARE)
     return check
@@ -52,9 +59,9 @@ def test_every_program_is_expected_to_be_named() -> None:
 
 
 @pytest.mark.parametrize("program", NAMED)
-def test_it_is_refused_by_name_with_the_file_that_made_it(program: str) -> None:
+def test_it_is_refused_by_name_with_the_file_that_made_it(records: dict[str, RankRecord], program: str) -> None:
     name, defined, says = NAMED[program]
-    (found,) = evading.captured(program).refused_ops
+    (found,) = records[program].refused_ops
     assert found.about == name and says in f"{found.notes['why']} {found.notes.get('how')}"
     assert re.search(defined, found.notes["defined"]) and found.line is not None
     if program in CALLED:
@@ -99,11 +106,11 @@ def test_the_gate_refuses_them(tmp_path: Path) -> None:
         assert re.search(defined, "\n".join(check.details))
 
 
-def test_ranks_that_compile_with_different_passes_differ_before_they_compile() -> None:
+def test_ranks_that_compile_with_different_passes_differ_before_they_compile(records: dict[str, RankRecord]) -> None:
     """By the name of the pass, and by its source."""
-    one = evading.captured("post-grad pass", tp_aware=("fuses_norms",))
+    one = records["post-grad pass"]
     assert divergences(one, other_rank(one)) == ()
-    plain = evading.captured("own backend")
+    plain = records["own backend"]
     (found,) = divergences(one, other_rank(one, {COMPILED_WITH: ALONE}))
     assert (found.layer, found.is_red) == (Layer.ENVIRONMENT, True)
     assert "compiled with" in found.title and "fuses_norms" in found.title
@@ -112,8 +119,10 @@ def test_ranks_that_compile_with_different_passes_differ_before_they_compile() -
     assert dict(plain.environment)[COMPILED_WITH].startswith("tests.fastpath.evading.swaps_nodes ")
 
 
-def test_ranks_with_different_kernels_for_an_op_of_torch_differ_before_they_compile() -> None:
-    one = evading.captured("overridden")
+def test_ranks_with_different_kernels_for_an_op_of_torch_differ_before_they_compile(
+    records: dict[str, RankRecord],
+) -> None:
+    one = records["overridden"]
     name = f"{KERNEL_OF}aten::silu (CPU)"
     assert dict(one.environment)[name].startswith("evading.py:")
     without = one.model_copy(update={"rank": 1, "environment": tuple(e for e in one.environment if e[0] != name)})
@@ -121,8 +130,8 @@ def test_ranks_with_different_kernels_for_an_op_of_torch_differ_before_they_comp
     assert (found.layer, found.is_red) == (Layer.ENVIRONMENT, True) and name in found.title
 
 
-def test_a_rank_that_compiles_nothing_is_told_by_that_alone() -> None:
-    one = evading.captured("own backend")
+def test_a_rank_that_compiles_nothing_is_told_by_that_alone(records: dict[str, RankRecord]) -> None:
+    one = records["own backend"]
     idle = one.model_copy(update={"rank": 1, "environment": tuple(e for e in one.environment if e[0] != COMPILED_WITH)})
     assert not any(found.is_red for found in divergences(one, idle))
 

@@ -57,8 +57,9 @@ def test_what_its_certificate_of_a_gpu_says_of_its_power_is_what_the_interpreter
     assert len({one.power for one in made}) == 1 and len({one.source for one in made}) == 1
 
 
+ROOT = Path(__file__).resolve().parents[2]
 PROVE = """
-import tpcompile.fastpath.certify.shipped
+import tests.fastpath.shipped
 from tpcompile.fastpath.certify import certify
 for name in NAMES:
     proved = certify(name, tp_sizes=(2,), num_mutations=2)
@@ -72,6 +73,13 @@ def test_on_two_ranks_they_are_proved_again_in_the_interpreter(tmp_path: Path) -
     program.write_text(PROVE.replace("NAMES", repr(CERTIFIED + LIBRARY)))
     done = run_python([program], environ={**os.environ, "TRITON_INTERPRET": "1"}, timeout_s=280)
     assert done.stdout.splitlines() == [f"{name}: 1.0" for name in CERTIFIED + LIBRARY], done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_script_has_the_cases_of_a_fast_path_that_ships() -> None:
+    done = run_python([ROOT / "scripts" / "certify_shipped.py", "silu_mul", "--tp", "2", "--mutations", "2"])
+    assert done.stdout.startswith("silu_mul: 9 cases, worst error 1"), done.stderr
+    assert (done.returncode, done.left_running) == (1, ())  # so few mutations make no certificate
 
 
 def test_the_single_gpu_kernel_is_refused_on_shards_only() -> None:

@@ -16,13 +16,13 @@ os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is declared
 
 import torch
 
+from tests.fastpath.shipped import HEADS
 from tpcompile.fastpath import registered
 from tpcompile.fastpath.certificate import MAX_RATIO
 from tpcompile.fastpath.certify import proof
 from tpcompile.fastpath.certify.children import in_children
 from tpcompile.fastpath.certify.measure import Prepared, Setting, prepared
 from tpcompile.fastpath.certify.mutate import ArgumentMutation, Mutation, SourceMutation
-from tpcompile.fastpath.certify.shipped import HEADS
 from tpcompile.fastpath.certify.trials import trial_of
 
 FIRST, GROUPED, _, STRIDED, *_ = (heads.name for heads in HEADS)

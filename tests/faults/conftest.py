@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults import run
+from tests.faults.case import Case, load
 from tests.forked import torchrun
-from tpcompile.faults import run
-from tpcompile.faults.case import Case, load
 
-load("programs", "healthy")
+load("planted", "healthy")
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 def launch_forked(
     case: Case, folder: Path, *, environ: Mapping[str, str], limit_s: float, options: Sequence[str] = ()
 ) -> dict[str, int | bool]:
-    """Stands for `tpcompile.faults.run.launch`."""
+    """Stands for `tests.faults.run.launch`."""
     folder.mkdir(parents=True)
     ended = torchrun(run.rank_command(case, folder, options), nproc=case.world_size, environ=environ, timeout_s=limit_s)
     (folder / "log.txt").write_text(ended.stdout + ended.stderr)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tpcompile.faults.alarms import alarms
-from tpcompile.faults.case import load
-from tpcompile.faults.drawn import Draw, Program
+from tests.faults.alarms import alarms
+from tests.faults.case import load
+from tests.faults.healthy.program import Draw, Program
 
 ENDED = {"exit_code": 0, "timed_out": False}
 

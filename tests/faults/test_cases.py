@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.faults.case import CASES, Case, chosen, fault, load
+from tests.faults.drawn.operators import ALL as OPERATORS
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.faults.case import CASES, Case, chosen, fault, load
-from tpcompile.faults.generated.operators import ALL as OPERATORS
-from tpcompile.faults.injected.fault import injects
+from tpcompile.gate.faults.fault import injects
 
 _GREEN_OR_UNKNOWN = {
     Cause.CACHE_SPLIT, Cause.COMPILE_SKEW, Cause.COMPILE_ORDER, Cause.RANK_PARAMETRIC, Cause.UNKNOWN,
@@ -25,7 +25,7 @@ _BEYOND_RANKS = {Cause.FUSION_REGRESSED}
 """Between commits: tests/gate/test_fusion.py."""
 _CONSEQUENCES = {Cause.COMMUNICATION}
 """What a rank sees of a fault of a different one: tests/gate/test_failure.py."""
-load("programs", "healthy")
+load("planted", "healthy")
 ALL = {case.name: case for case in chosen([])}
 _CASES = pytest.mark.parametrize("case", ALL.values(), ids=ALL)
 

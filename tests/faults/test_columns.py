@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tpcompile.faults import columns
-from tpcompile.faults.case import CASES
-from tpcompile.faults.columns import Report, read_detail, read_spmd_check, text_of
+from tests.faults import columns
+from tests.faults.case import CASES
+from tests.faults.columns import Report, read_detail, read_spmd_check, text_of
 
 MISMATCH = (
     "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: "

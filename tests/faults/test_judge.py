@@ -6,6 +6,16 @@ from typing import Any
 
 import pytest
 
+from tests.faults.case import CASES, Case
+from tests.faults.judge import (
+    Evidence,
+    Outcome,
+    compile_intervals,
+    covered_s,
+    first_finding,
+    judge,
+    time_to_verdict,
+)
 from tpcompile.evidence.records import (
     Check,
     Divergence,
@@ -18,16 +28,6 @@ from tpcompile.evidence.records import (
     value_item,
 )
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.faults.case import CASES, Case
-from tpcompile.faults.judge import (
-    Evidence,
-    Outcome,
-    compile_intervals,
-    covered_s,
-    first_finding,
-    judge,
-    time_to_verdict,
-)
 from tpcompile.sentinel.timeline import TimelineEvent
 
 CASE = CASES.find("attribute_constant")
@@ -36,7 +36,7 @@ HEALTHY = CASES.find("clean")
 
 def blamed(case: Case = CASE, *, by: int = 0) -> UserLine:
     """The line that must be blamed, or one `by` lines further down."""
-    return UserLine(file=f"/elsewhere/tpcompile/faults/programs/{case.source.name}", line=case.blamed_lines()[0] + by)
+    return UserLine(file=f"/elsewhere/tests/faults/planted/{case.source.name}", line=case.blamed_lines()[0] + by)
 
 
 def divergence(**changes: Any) -> Divergence:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from tpcompile.faults.case import CASES
-from tpcompile.faults.judge import Outcome, Result
-from tpcompile.faults.matrix import Matrix, listing, render, row_of, summary
+from tests.faults.case import CASES
+from tests.faults.judge import Outcome, Result
+from tests.faults.matrix import Matrix, listing, render, row_of, summary
 
 
 def result(outcome: Outcome, *, seconds: float | None = None, expected: str = "input stride differs") -> Result:

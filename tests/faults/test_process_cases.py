@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.case import CASES
+from tests.faults.judge import Outcome
+from tests.faults.run import run_case
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.faults.case import CASES
-from tpcompile.faults.judge import Outcome
-from tpcompile.faults.run import run_case
 from tpcompile.gate.replay import replay
 
 

@@ -1,4 +1,4 @@
-"""A few cases for real; all of them is `tpcompile faults run`."""
+"""A few cases for real; all of them is `scripts/faults.py run`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from pathlib import Path
 
 import pytest
 
+from scripts.faults import app
+from tests.faults import run
+from tests.faults.case import CASES
+from tests.faults.judge import Outcome, Result
+from tests.faults.matrix import Matrix
+from tests.faults.run import run_case, torchrun_with
+from tests.faults.sweep import sweep
 from tests.forked import run_python
 from tpcompile.cli import ending
 from tpcompile.errors import DirectoryTakenError
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.faults import __main__, injected, run
-from tpcompile.faults.case import CASES
-from tpcompile.faults.judge import Outcome, Result
-from tpcompile.faults.matrix import Matrix
-from tpcompile.faults.run import run_case, torchrun_with
-from tpcompile.faults.sweep import sweep
+from tpcompile.gate import faults
 from tpcompile.gate.replay import replay
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "faults.py"
 
 
 @pytest.mark.slow
@@ -42,7 +46,7 @@ def check_named(result: Result, folder: Path) -> None:
 def test_the_command_starts_ranks_of_their_own_and_names_their_fault(tmp_path: Path) -> None:
     """Up to torchrun its processes are forked; ranks are new ones, since a shell sets the variables of each."""
     matrix = tmp_path / "matrix.json"
-    ended = run_python(["-m", "tpcompile.faults", "run", "stride", "--run-dir", tmp_path / "kept", "--json", matrix])
+    ended = run_python([SCRIPT, "run", "stride", "--run-dir", tmp_path / "kept", "--json", matrix])
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (result,) = Matrix.model_validate_json(matrix.read_text()).results
     check_named(result, tmp_path / "kept" / "stride")
@@ -82,8 +86,9 @@ def test_a_case_past_its_limit_is_a_hang_and_leaves_nothing_behind(tmp_path: Pat
 
 def test_a_tree_ends_when_the_process_that_started_it_is_gone(tmp_path: Path) -> None:
     marker = f"echo {tmp_path}; sleep 600"
-    tree = [sys.executable, "-m", "tpcompile.faults.tree", "600", str(tmp_path / "outcome.json"), "--"]
-    with subprocess.Popen([*tree, "sh", "-c", marker], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    tree = [sys.executable, "-m", "tests.faults.tree", "600", str(tmp_path / "outcome.json"), "--"]
+    command, environ = [*tree, "sh", "-c", marker], run.environment(tmp_path)
+    with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
         process.stdout.readline()
         process.stdin.close()
@@ -116,9 +121,9 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _faults(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["tpcompile faults", *args])
+    monkeypatch.setattr(sys, "argv", ["faults.py", *args])
     with pytest.raises(SystemExit) as end:
-        ending.run(__main__.app, "tpcompile faults")
+        ending.run(app, "scripts/faults.py")
     return int(end.value.code or 0)
 
 
@@ -142,10 +147,12 @@ def test_unknown_cases_and_columns_are_usage_errors(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_the_list_shows_all_that_can_be_run_or_injected() -> None:
-    listed = run_python(["-m", "tpcompile.faults", "list"])  # what `tpcompile faults list` becomes
+    environ = {**os.environ, "COLUMNS": "20", "FORCE_COLOR": "1"}
+    listed = run_python([SCRIPT, "list"], environ=environ)
     assert listed.returncode == 0, listed.stderr
-    names = {line.split()[0] for line in listed.stdout.splitlines() if line.strip()}
-    assert {*CASES, *injected.ALL} <= names
+    lines = listed.stdout.splitlines()  # one per case, whatever the width: stdout is no terminal
+    assert {*CASES, *faults.ALL} == {line.partition("\t")[0] for line in lines}
+    assert all("\t" in line for line in lines)
 
 
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:

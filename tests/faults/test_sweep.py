@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tpcompile.faults import sweep
-from tpcompile.faults.sweep import gpus_of, visible_gpus
+from tests.faults import sweep
+from tests.faults.sweep import gpus_of, visible_gpus
 
 FOUR, EIGHT = list("0123"), list("01234567")
 

@@ -13,7 +13,7 @@ from torch._library.effects import EffectType
 
 import tpcompile
 from tests.fusion.zoo import add_to, doubled
-from tpcompile.gate.target import TargetContext
+from tpcompile.target import TargetContext
 
 SIDE = 64
 SQUARE = (SIDE, SIDE)

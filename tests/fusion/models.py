@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import tpcompile
-from tpcompile.gate.target import TargetContext
+from tpcompile.target import TargetContext
 
 
 class FeedForward(nn.Module):

@@ -87,8 +87,8 @@ def test_a_program_of_one_kernel_has_nothing_that_helps_and_says_so(fresh_compil
 def test_what_runs_is_the_program_as_it_is(fresh_compiler: None) -> None:
     import torch
 
+    from tpcompile.fusion.rewrites import RewritingPass, without_casts
     from tpcompile.torch_api.generated import generating_backend, uncompiled_kernels
-    from tpcompile.torch_api.rewrites import RewritingPass, without_casts
 
     rewriting = RewritingPass(without_casts)
     x = torch.randn(8, 8)

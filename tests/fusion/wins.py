@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import tpcompile
-from tpcompile.gate.target import TargetContext
+from tpcompile.target import TargetContext
 
 
 class Wrong(nn.Module):

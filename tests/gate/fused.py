@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch._inductor import config
 
-from tpcompile.gate import Target, TargetContext
+from tpcompile.target import Target, TargetContext
 
 
 def build(ctx: TargetContext) -> Target:

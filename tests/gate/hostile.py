@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.gate.own import WIDTH, Full, Functional
-from tpcompile.gate import TargetContext
+from tpcompile.target import TargetContext
 
 NUMBER = 3
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import tpcompile
 from tpcompile.collectives.strategies import Collectives
-from tpcompile.gate import TargetContext
+from tpcompile.target import TargetContext
 
 WIDTH, HIDDEN = 16, 32
 

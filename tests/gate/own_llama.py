@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers.distributed.configuration_utils import DistributedConfig
 
 import tpcompile
-from tpcompile.gate.target import TargetContext
+from tpcompile.target import TargetContext
 
 SIZES = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,

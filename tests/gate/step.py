@@ -7,8 +7,8 @@ import runpy
 import sys
 import time
 
+from tests.faults.drawn.forked import end_as_python
 from tests.gate.runs import REPRO
-from tpcompile.faults.generated.forked import end_as_python
 
 _STORE_GONE_S = 1.0
 """The store ends within a look at what the tasks have published."""

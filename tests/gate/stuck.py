@@ -11,7 +11,7 @@ from torch import Tensor
 
 import tpcompile
 from tests.gate.own import WIDTH, Full
-from tpcompile.gate import TargetContext
+from tpcompile.target import TargetContext
 
 _NUM_CALLS = 11
 """The first call, and `gate.steady_calls`."""

@@ -67,7 +67,7 @@ FAULTS = {
         summary="tpcompile::modulated_norm",
         code="return self.fast_path(x_BSD, branch_BSD, *modulation",
         detail=rf"^{NORM}: refused: fast path {NORM} at .*token_norm\.py:\d+.* its certificate is for source \w+, and "
-        rf"this is \w+; run `tpcompile certify {NORM}`",
+        rf"this is \w+; run `tpcompile certify {NORM} --import MODULE`",
     ),
     "single_gpu_kernel": Red(
         check=OPS,

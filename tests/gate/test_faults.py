@@ -16,7 +16,7 @@ from tests.gate.runs import AOT, TRACED_TARGET, GateRun, compare_offline, run_fr
 from tpcompile.evidence.judgement import checks
 from tpcompile.evidence.records import CheckId
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.faults import injected
+from tpcompile.gate import faults
 from tpcompile.gate.replay import replay
 from tpcompile.recording import CaptureSession
 
@@ -80,7 +80,7 @@ SHARED = {
     "dropped_result": Red(
         check=DECLARED,
         summary="its result dropped",
-        detail=r"compiled at .*injected/collectives\.py:\d+",
+        detail=r"compiled at .*faults/collectives\.py:\d+",
         lowered=True,
     ),
     "bias_before_reduce": Red(
@@ -162,7 +162,7 @@ ALONE = {
 """Faults that end the process: a launch each."""
 
 OPS = CheckId.TP_AWARE.heading
-COPIES = r"tpcompile\.faults\.injected\.triton_kernel\.local_scale_kernel"
+COPIES = r"tpcompile\.gate\.faults\.triton_kernel\.local_scale_kernel"
 UNREGISTERED = "refused: it is not registered as a fast path"
 TRACED = {
     "triton_kernel": Red(
@@ -232,7 +232,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
 
 def test_every_fault_has_a_negative_control() -> None:
     with_fast_paths = test_fast_paths.WITH_FAST_PATHS.keys() | test_fast_paths.FAULTS.keys()
-    assert SHARED.keys() | ALONE.keys() | TRACED.keys() | with_fast_paths == injected.ALL.keys()
+    assert SHARED.keys() | ALONE.keys() | TRACED.keys() | with_fast_paths == faults.ALL.keys()
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -283,7 +283,7 @@ class FirstOfThree(nn.Module):
 def test_an_undeclared_triton_kernel_is_named(tmp_path: Path) -> None:
     run = run_fresh_gate(tmp_path / "run", "--fault", "triton_kernel", device="one_gpu")
     found = run.failed()[CheckId.TP_AWARE.heading]
-    assert "tpcompile.faults.injected.triton_kernel.local_scale_kernel" in found.observed
+    assert "tpcompile.gate.faults.triton_kernel.local_scale_kernel" in found.observed
     assert found.line is not None
     assert "local_scale_kernel[" in found.line.code
 
@@ -294,8 +294,8 @@ def test_an_undeclared_triton_kernel_is_seen_in_a_graph_that_never_runs(monkeypa
         "torch.utils._triton.has_triton", lambda: True
     )  # tracing a kernel needs no GPU, running it does
     torch.compiler.reset()
-    context = injected.FaultContext(rank=0, world_size=1, target=0)
-    program = injected.find("triton_kernel").program(FirstOfThree(), context)
+    context = faults.FaultContext(rank=0, world_size=1, target=0)
+    program = faults.find("triton_kernel").program(FirstOfThree(), context)
     x = torch.ones(4, 8)
 
     def runs_nothing(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
@@ -304,9 +304,7 @@ def test_an_undeclared_triton_kernel_is_seen_in_a_graph_that_never_runs(monkeypa
     with CaptureSession() as session, session.phase("C/first"):
         torch.compile(program, backend=runs_nothing)(x, x, x)
     found = session.record(rank=0, world_size=2, tp_aware=["runs_nothing"]).refused_ops
-    assert [item.text.partition(" ")[0] for item in found] == [
-        "tpcompile.faults.injected.triton_kernel.local_scale_kernel"
-    ]
+    assert [item.text.partition(" ")[0] for item in found] == ["tpcompile.gate.faults.triton_kernel.local_scale_kernel"]
     assert found[0].line is not None
     assert "local_scale_kernel[" in found[0].line.code
     assert session.record(rank=0, world_size=2, tp_aware=["local_scale_kernel", "runs_nothing"]).refused_ops == ()

@@ -41,9 +41,9 @@ def test_a_rank_whose_kernels_are_split_is_named_with_the_setting_the_pair_the_r
     runs: dict[str, GateRun],
 ) -> None:
     verdict = runs["one rank"].judged
-    assert verdict.lead and "config _inductor.config.max_fusion_size: 1, on rank 1 only" in verdict.lead.says
+    assert verdict.lead and "_inductor.config.max_fusion_size: 1" in verdict.lead.says
     (kernels,) = [found for found in verdict.divergences if found.layer is Layer.KERNELS and found.is_red]
-    assert kernels.title.endswith(f"are two launches on rank 1: {SPLIT}")
+    assert SPLIT in kernels.title
     assert kernels.line and (Path(kernels.line.file).name, kernels.line.line) == ("fused.py", LINE)
 
 
@@ -85,7 +85,7 @@ def test_more_kernels_than_the_baseline_are_red_with_the_reason_and_the_line(lim
     run = limited["worse"]
     (check,) = run.failed().values()
     assert (run.exit_code, check.id, check.cause) == (ExitCode.FAIL, CheckId.FUSION, Cause.FUSION_REGRESSED)
-    assert "kernel launches instead of 1" in check.observed and SPLIT in check.observed
+    assert SPLIT in check.observed
     assert check.line and (Path(check.line.file).name, check.line.line) == ("fused.py", LINE)
     code, said = compare_offline(run.run_dir)
     assert (code, "kernels or bytes exceed the baseline" in said) == (1, True)
@@ -100,7 +100,7 @@ def test_the_same_kernels_are_green_and_the_baseline_stays(limited: dict[str, Ga
 def test_what_has_improved_leaves_the_baseline(limited: dict[str, GateRun]) -> None:
     run = limited["better"]
     (check,) = [check for check in run.judged.checks if check.id is CheckId.FUSION]
-    assert (run.exit_code, check.observed) == (0, "better: many.json is tightened, commit it")
+    assert run.exit_code == 0 and "many.json" in check.observed
     folder = run.run_dir.parent
     (good,), (tight,) = (baselines.read(folder / name).graphs for name in ("good.json", "many.json"))
     assert (tight.launches, tight.bytes) == (good.launches, good.bytes)
@@ -124,5 +124,5 @@ def test_kernels_that_cannot_be_read_are_a_finding_and_no_crash() -> None:
     baseline = baselines.Baseline(torch="2.13.0", device="cpu", graphs=())
     outcome = FusionCheck(("C",), Path("fusion.json"), baseline).outcome(session)
     assert outcome is not None
-    assert outcome.why_not == "the kernels of this rank cannot be read: KeyError: 'renamed'"
+    assert "KeyError: 'renamed'" in outcome.why_not
     FusionCheck(("C",)).keep(session, mock.Mock(), rank=0)  # the verdict does without

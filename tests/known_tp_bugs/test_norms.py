@@ -16,9 +16,9 @@ from tests.known_tp_bugs.job import Found
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
 from tpcompile.fastpath.plain import stat_dtype
+from tpcompile.layout import ShardSpec
 from tpcompile.nn.attention import Attention, HeadLayout
 from tpcompile.nn.norm import DistributedRMSNorm
-from tpcompile.nn.sharding import ShardSpec
 from tpcompile.numerics.draw import draw_inputs
 from tpcompile.numerics.measure import error_of
 from tpcompile.numerics.reference import Reference

@@ -20,11 +20,11 @@ from tpcompile.collectives import all_gather_single, reduce_scatter_single
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
 from tpcompile.errors import ConfigError
+from tpcompile.layout import ShardSpec
 from tpcompile.nn.attention import Attention
 from tpcompile.nn.dropout import Dropout
 from tpcompile.nn.linear import ColumnParallelLinear, RowParallelLinear
 from tpcompile.nn.mlp import SwiGLU
-from tpcompile.nn.sharding import ShardSpec
 from tpcompile.numerics.draw import draw_inputs
 from tpcompile.numerics.reference import Reference
 from tpcompile.testing import run_on_ranks

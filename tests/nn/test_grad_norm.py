@@ -16,10 +16,10 @@ from tests.nn.test_block import build, config_of
 from tpcompile.block_args import BlockArgs
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
+from tpcompile.layout import Part, ShardSpec
 from tpcompile.nn.causal_lm import CausalLM
 from tpcompile.nn.grad_norm import clip_grad_norm_, grad_norm
 from tpcompile.nn.linear import ColumnParallelLinear
-from tpcompile.nn.sharding import Part, ShardSpec
 from tpcompile.nn.state import full_state_dict, load_full_state_dict, local_slice_of
 from tpcompile.numerics.counting import EagerCollectives
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights, draw_weights

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tests.nn.test_block import OPTIONS, build, config_of
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
-from tpcompile.nn.sharding import Part, ShardSpec
+from tpcompile.layout import Part, ShardSpec
 from tpcompile.nn.state import full_state_dict, gather_full, load_full_state_dict
 from tpcompile.numerics.draw import draw_stack_weights
 from tpcompile.testing import run_on_ranks

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
 from tpcompile.errors import ConfigError, TpCompileError
+from tpcompile.layout import ShardSpec
 from tpcompile.nn.block import TransformerStack
-from tpcompile.nn.sharding import ShardSpec, specs_of
+from tpcompile.nn.sharding import specs_of
 from tpcompile.nn.state import load_full_state_dict, local_slice_of
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights, head_scales
 

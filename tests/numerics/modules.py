@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import TpComm
+from tpcompile.layout import ShardSpec
 from tpcompile.nn.linear import ColumnParallelLinear, RowParallelLinear
 from tpcompile.nn.norm import DistributedRMSNorm
-from tpcompile.nn.sharding import Declared, ShardSpec
+from tpcompile.nn.sharding import Declared
 
 WIDTH, HIDDEN, TOKENS = 16, 32, 6
 FAULTS = (

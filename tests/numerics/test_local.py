@@ -16,8 +16,8 @@ from tests.numerics.modules import FAULTS, LinearPair, Lookup, NormedMLP, ids, i
 from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.config import BlockConfig
 from tpcompile.errors import ConfigError, DivergenceError
+from tpcompile.layout import ShardSpec
 from tpcompile.nn.block import TransformerStack
-from tpcompile.nn.sharding import ShardSpec
 from tpcompile.numerics.draw import draw_inputs, draw_weights, head_scales
 from tpcompile.numerics.forms import form_config, forms_of
 from tpcompile.numerics.records import TensorError

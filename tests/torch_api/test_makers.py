@@ -71,6 +71,6 @@ def test_a_file_counts_not_a_name() -> None:
 
 
 def test_programs_that_stand_for_a_users_are_not_ours() -> None:
-    from tpcompile.faults.programs.cache import cache_split_check
+    from tpcompile.gate.faults.program import RankBranch
 
-    assert makers.made_by_others(cache_split_check)
+    assert makers.made_by_others(RankBranch.forward) == [RankBranch.forward]

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.gpus import printed_by
+from tpcompile.testing import run_on_ranks
 from tpcompile.torch_api import registrations
 
 _REGISTERING = (
@@ -105,23 +106,31 @@ def test_kernels_of_shapes_and_of_devices_that_torch_does_not_have_replace_nothi
     assert list(registrations.replaced_kernels("aten::erfinv")) == []
 
 
-def test_a_kernel_by_torch_library_impl_is_named_where_it_was_watched() -> None:
-    """torch notes its own file."""
+def places_by_torch_library_impl() -> tuple[str, str]:
+    """Where a kernel of `torch.library.impl` is said to be from, not watched and watched; both stay in this process."""
     torch.library.impl("aten::digamma", "CPU")(triple)
     ((_, place),) = registrations.replaced_kernels("aten::digamma")
-    assert "torch.library" in registrations.told(place)
     with registrations.functions_noted():
         torch.library.impl("aten::erfc", "CPU")(triple)
-    ((_, place),) = registrations.replaced_kernels("aten::erfc")
-    assert place == registrations.Place(__file__, triple.__code__.co_firstlineno)
+    ((_, watched),) = registrations.replaced_kernels("aten::erfc")
+    return registrations.told(place), str(watched)
+
+
+def test_a_kernel_by_torch_library_impl_is_named_where_it_was_watched() -> None:
+    """torch notes its own file."""
+    ((place, watched),) = run_on_ranks(places_by_torch_library_impl, world_size=1)
+    assert "torch.library" in place
+    assert watched == str(registrations.Place(__file__, triple.__code__.co_firstlineno))
+
+
+def files_of_a_replaced_custom_op() -> list[str]:
+    """Files whose kernels an op of torch has after one of them was replaced; it stays replaced in this process."""
+    torch.library.register_kernel("prims::erf_inv", "cpu")(triple)
+    return sorted({place.file for _, place in registrations.replaced_kernels("prims::erf_inv")})
 
 
 def test_the_kernel_of_a_custom_op_of_torch_may_be_replaced_too() -> None:
-    @torch.library.register_kernel("prims::erf_inv", "cpu")
-    def replaced(x: torch.Tensor) -> torch.Tensor:
-        return x
-
-    assert {place.file for _, place in registrations.replaced_kernels("prims::erf_inv")} == {__file__}
+    assert run_on_ranks(files_of_a_replaced_custom_op, world_size=1) == [[__file__]]
 
 
 def found(*, thorough: bool = False) -> set[tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from tests.typecheck.programs import WIDTH, Layout
-from tpcompile.nn.sharding import Part, ShardSpec
+from tpcompile.layout import Part, ShardSpec
 
 HEAD = 4
 QKV = ((24, WIDTH), 0)

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tpcompile.collectives import api as collectives
 from tpcompile.collectives.strategies import Collectives
-from tpcompile.nn.sharding import Part, ShardSpec
+from tpcompile.layout import Part, ShardSpec
 
 WIDTH, LOCAL, TOKENS, TP = 16, 8, 6, 4
 Layout = tuple[tuple[int, ...], int | ShardSpec | None]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tests.typecheck.test_fast_paths import checked
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.fastpath import plain
-from tpcompile.nn.sharding import ShardSpec
+from tpcompile.layout import ShardSpec
 from tpcompile.typecheck import Report, check_types
 
 X = torch.zeros(2, 3, 8)

@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from tests.typecheck.programs import MLP, PLAIN, TP, WIDTH, OwnCopy, built, mlp
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import DivergenceError
-from tpcompile.nn.sharding import ShardSpec
+from tpcompile.layout import ShardSpec
 from tpcompile.typecheck import Report, check_module, check_types, fake_ranks
 
 X = torch.ones(2, 8, WIDTH)

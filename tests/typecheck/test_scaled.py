@@ -24,7 +24,7 @@ from tests.typecheck.scaled import (
     masked_entered_bias,
 )
 from tpcompile.collectives.strategies import Collectives
-from tpcompile.nn.sharding import ShardSpec
+from tpcompile.layout import ShardSpec
 from tpcompile.ranks import groups
 from tpcompile.testing import run_on_ranks
 from tpcompile.typecheck import Report, check_types

@@ -14,9 +14,9 @@ from tests.typecheck.broken import FAULTS, Fault, bias_before_reduce, embedding_
 from tests.typecheck.programs import MLP, TOKENS, TP, WIDTH, built, mlp
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives
 from tpcompile.errors import DivergenceError, ExitCode
-from tpcompile.faults import injected
-from tpcompile.faults.injected.collectives import DoubleCopy, DroppedResult, LocalNorm
-from tpcompile.faults.injected.fault import FaultContext
+from tpcompile.gate import faults
+from tpcompile.gate.faults.collectives import DoubleCopy, DroppedResult, LocalNorm
+from tpcompile.gate.faults.fault import FaultContext
 from tpcompile.nn.block import TransformerStack
 from tpcompile.typecheck import Report, Violation, check_types
 
@@ -97,7 +97,7 @@ def test_a_fault_of_the_gate_is_found_in_the_stack(name: str) -> None:
 
 def test_a_bias_added_first_is_found_in_the_stack() -> None:
     def build(comm: Collectives) -> torch.nn.Module:
-        fault = injected.find("bias_before_reduce")
+        fault = faults.find("bias_before_reduce")
         stack = TransformerStack(config_of("wan", "full"), comm, num_layers=2)
         return fault.program(stack, FaultContext(0, TP, 0))
 

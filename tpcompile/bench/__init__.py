@@ -11,9 +11,6 @@ reference.py    the single-device outputs that every program is compared with; f
 names.py        `C+fast:graphed` -> base and variants; what cannot run here
 programs.py     a name -> the program of a rank
 ours.py         eager, modes A, B and C, fast paths, compute only
-plain.py        the block's mathematics as a plain module of torch.nn, which peers parallelise
-peers.py        that module by DTensor plans and by hooks
-hf.py           Llama and Qwen3 of transformers under their own plan
 step.py         one call, timed
 power.py        the energy counter -> joules of a step, and whether the power limit holds the clock down
 profiled.py     events of the profiler -> kernels, launches, exposed communication
@@ -24,5 +21,4 @@ ratios.py       times of rounds -> medians and ratios
 records.py      the report as records, JSON on disk
 baseline.py     a report that was good -> what a later one must not exceed
 table.py        the report -> lines
-plot.py         the report -> an SVG or PNG
 """

@@ -12,8 +12,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from scripts.bench_peers import plot
 from tpcompile import config, launch
-from tpcompile.bench import baseline, plot
+from tpcompile.bench import baseline
 from tpcompile.bench.names import DEFAULT, Name
 from tpcompile.bench.processes import RankLost
 from tpcompile.bench.ratios import failures

@@ -81,7 +81,8 @@ def build(setup: Setup) -> Built:
         module, _, function = name.base.partition(":")
         return getattr(importlib.import_module(module), function)(setup)
     where = {"dtensor": "peers", "dtensor_sp": "peers", "async_tp": "peers", "hooks": "peers", "transformers": "hf"}
-    builders = importlib.import_module(f"tpcompile.bench.{where.get(name.base, 'ours')}")
+    peers = where.get(name.base)
+    builders = importlib.import_module(f"scripts.bench_peers.{peers}" if peers else "tpcompile.bench.ours")
     return builders.BUILDERS[name.base](setup)
 
 

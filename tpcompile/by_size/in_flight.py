@@ -39,9 +39,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpcompile.by_size.pushed_sums import Pushing
 from tpcompile.by_size.workspace import check_may_grow, is_capturing, of_group
 from tpcompile.torch_api import c10d, symmetric
-from tpcompile.torch_api.pushed_sums import Pushing
 
 _LEAST_BYTES = 1 << 20
 _TILE_HEIGHT, _TILE_WIDTH = 256, 128

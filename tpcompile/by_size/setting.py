@@ -12,11 +12,12 @@ from torch import Tensor
 
 from tpcompile.by_size import in_flight
 from tpcompile.by_size.op import OP, chosen
+from tpcompile.by_size.replaced_sums import ReplacingPass
 from tpcompile.by_size.table import NCCL, Table, shipped, shown
 from tpcompile.choices import AllReduce
 from tpcompile.errors import ConfigError
 from tpcompile.torch_api import c10d
-from tpcompile.torch_api.replaced_sums import OPTION, ReplacingPass
+from tpcompile.torch_api.passes import AFTER_AUTOGRAD
 
 CPU = "cpu"
 _NCCL_BACKEND = "cuda:nccl"
@@ -46,7 +47,7 @@ class Sums:
     @property
     def options(self) -> dict[str, Any]:
         """Of torch.compile, for the backend inductor."""
-        return {OPTION: ReplacingPass(OP, self, pushing=in_flight.OPS)}
+        return {AFTER_AUTOGRAD: ReplacingPass(OP, self, pushing=in_flight.OPS)}
 
     def text(self, group: dist.ProcessGroup | None) -> str:
         """`by_size, table 1f0a...: two_shot to 8388608 bytes, nccl above (2 x NVIDIA H100)`; None is the job."""

@@ -25,7 +25,6 @@ app.command("certify", add_help_option=False, context_settings=_PASSED_ON)(passe
 app.command("gate")(gate.gate)
 app.command("compare")(compare.compare)
 app.command("diagnose")(diagnose.diagnose)
-app.command("faults", add_help_option=False, context_settings=_PASSED_ON)(passed_on.faults)
 app.command("fusion", add_help_option=False, context_settings=_PASSED_ON)(passed_on.fusion)
 app.command("verify-win", add_help_option=False, context_settings=_PASSED_ON)(passed_on.verify_win)
 app.command("presets")(presets.presets)

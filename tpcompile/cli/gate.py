@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tpcompile.cli import passed_on
 from tpcompile.errors import ExitCode
 from tpcompile.request import GateRequest, flags_of
 
@@ -29,6 +30,8 @@ def gate(*, context: typer.Context, quiet: bool, json: bool, config_file: Path |
 
     _ = config_file  # read by `_set_defaults`, before the flags that it has defaults for
     request = GateRequest(**options).without_defaults_of_block(_from_file(context, options))
+    if request.fault == "list":
+        passed_on.become("tpcompile.gate.faults", ["list"])
     is_launcher = request.nproc is not None or not launch.is_rank(os.environ)
     _check_performance(request, is_launcher=is_launcher)
     if not is_launcher:

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from typing import NoReturn
 
 import typer
 
 
 def certify(context: typer.Context) -> None:
     """Prove a fast path on the shards of 1, 2, 4 and 8 ranks, and write its certificate; `--help` says how."""
-    _become("tpcompile.fastpath.certify", context)
-
-
-def faults(context: typer.Context) -> None:
-    """Planted faults and healthy programs: `list` what there is, `run` them for real; `--help` says how."""
-    _become("tpcompile.faults", context)
+    become("tpcompile.fastpath.certify", context.args)
 
 
 def fusion(context: typer.Context) -> None:
     """Show which kernels a program became, what did not fuse and why, and what changed; `--help` says how."""
-    _become("tpcompile.fusion", context)
+    become("tpcompile.fusion", context.args)
 
 
 def verify_win(context: typer.Context) -> None:
     """Measure a program in eager and in each mode of torch.compile, and say which to use; `--help` says how."""
-    _become("tpcompile.fusion.win", context)
+    become("tpcompile.fusion.win", context.args)
 
 
-def _become(module: str, context: typer.Context) -> None:
-    os.execv(sys.executable, [sys.executable, "-m", module, *context.args])
+def become(module: str, arguments: Sequence[str]) -> NoReturn:
+    """Run that module in this process instead of the command."""
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])

@@ -225,7 +225,7 @@ def uncertified(path: FastPath, *, tp: int | None = None, dtypes: Collection[str
     if "" in refusals:
         return ""
     why = first(refusals) or missing
-    return f"{where}: {why}; run `tpcompile certify {path.name}{_sizes(files, tp)}`"
+    return f"{where}: {why}; run `tpcompile certify {path.name} --import MODULE{_sizes(files, tp)}`"
 
 
 def binaries_of(path: FastPath) -> dict[str, str]:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tpcompile.errors import ConfigError
+from tpcompile.fusion import rewrites
 from tpcompile.fusion.bisect import Attempt, Bisection, Kind, TakenOut, has_dynamic_shapes, totals
 from tpcompile.fusion.records import Manifest
+from tpcompile.fusion.rewrites import LookingPass, Rewrite, RewritingPass
 from tpcompile.fusion.targets import Variant
-from tpcompile.torch_api import rewrites
-from tpcompile.torch_api.rewrites import LookingPass, Rewrite, RewritingPass
 
 _REWRITES: dict[Kind, Rewrite] = {
     Kind.COPIES: rewrites.without_copies_into_inputs,

@@ -15,11 +15,11 @@ from tpcompile.errors import ConfigError, TargetRaised, TpCompileError
 from tpcompile.fusion import resources
 from tpcompile.fusion.recorder import FusionRecorder
 from tpcompile.fusion.records import Manifest
-from tpcompile.gate import target as targets
 from tpcompile.ranks.env import RankEnv, check_cpp_compiler, choose_device
+from tpcompile.target import Target, TargetContext, call_target, find, target_of
 from tpcompile.torch_api import no_gpu
-from tpcompile.torch_api.backends import CustomGraphPass
 from tpcompile.torch_api.generated import generating_backend, static_shapes, uncompiled_kernels, without_caches
+from tpcompile.torch_api.passes import CustomGraphPass
 from tpcompile.torch_api.simulated import local_ranks
 
 
@@ -91,13 +91,13 @@ def _generating(variant: Variant) -> Callable[[Any], Any]:
 
 def built_on(
     device: torch.device, target: str, settings: Sequence[str], *, nproc: int, building: AbstractContextManager[Any]
-) -> targets.Target:
+) -> Target:
     """The target as rank 0 builds it, inside of `local_ranks(nproc)`. Raises ConfigError where that cannot be."""
     wanted = config.load_target(target, settings)
     mesh = init_device_mesh(device.type, (nproc,), mesh_dim_names=("tp",))
-    context = targets.TargetContext(rank=0, world_size=nproc, device=device, mesh=mesh, settings=wanted.settings)
+    context = TargetContext(rank=0, world_size=nproc, device=device, mesh=mesh, settings=wanted.settings)
     with building, raised_by(target):
-        return targets.target_of(wanted, targets.find(wanted)(context))
+        return target_of(wanted, find(wanted)(context))
 
 
 @contextmanager
@@ -119,7 +119,7 @@ def _recorded(target: str, settings: Sequence[str], nproc: int, how: _Compile) -
         program = built.program if built.is_compiled else how.compiled(built.program)
         shapes = _shapes(built.inputs, how.variant)
         with FusionRecorder() as recorder, how.building, shapes, raised_by(target):
-            targets.call_target(built, program, built.inputs)
+            call_target(built, program, built.inputs)
         return recorder.manifest()
 
 

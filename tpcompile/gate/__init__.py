@@ -2,7 +2,7 @@
 
 sequence.py   start-up, the modes in order, verdict, exit code
 modes.py      what modes A, B and C run, phase by phase
-target.py     the user's own program (--target), built and run phase by phase
+target.py     the user's own program (--target), run phase by phase
 outputs.py    what a target returned in its runs -> errors, gradients too
 profiled.py   calls of mode C under the profile of the run
 phases.py     one phase on all ranks; what modes and targets share
@@ -22,6 +22,7 @@ checks.py     digests -> the checks of modes A, B and C; torch-free
 beside.py     what ranks compile beside the program, such as an evaluation on rank 0; torch-free
 wrong_numbers.py         where to look first when a target's numbers are wrong; torch-free
 replay.py     a run directory -> its verdict again, offline; torch-free
+faults/       what `--fault NAME` injects
 status.py     state of this rank, for the other ranks and for a reader after a crash
 """
 
@@ -32,11 +33,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tpcompile.gate.sequence import run
-    from tpcompile.gate.target import Target, TargetContext
+    from tpcompile.target import Target, TargetContext
 
 __all__ = ["Target", "TargetContext", "run"]
 
-_HOMES = {"Target": "target", "TargetContext": "target", "run": "sequence"}
+_HOMES = {"Target": "tpcompile.target", "TargetContext": "tpcompile.target", "run": "tpcompile.gate.sequence"}
 """Name -> the module that has it."""
 
 
@@ -44,4 +45,4 @@ def __getattr__(name: str) -> Any:
     """Import the modules that need torch on first use; checks and replay do not need it."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(_HOMES[name]), name)

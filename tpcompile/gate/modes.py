@@ -19,8 +19,8 @@ from tpcompile.collectives.strategies import Collectives, DisabledCollectives, I
 from tpcompile.config import RunConfig
 from tpcompile.evidence.records import Collective
 from tpcompile.fastpath import Selection, tp_region
-from tpcompile.faults.injected import Fault, FaultContext
 from tpcompile.gate.checks import FIRST, RESIZED, STEADY
+from tpcompile.gate.faults import Fault, FaultContext
 from tpcompile.gate.measurements import GradientFactor, GraphBreaks, Schedule
 from tpcompile.gate.phases import RESIZED_CALLS, Phases
 from tpcompile.gate.profiled import ProfiledStep, replay_errors

@@ -24,11 +24,11 @@ from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCo
 from tpcompile.evidence.records import Check, CheckId, RankRecord, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.fastpath.certificate import device_kind
-from tpcompile.faults import injected
-from tpcompile.faults.injected import NO_FAULT, Fault, FaultContext
 from tpcompile.frames import with_room
+from tpcompile.gate import faults
 from tpcompile.gate.collective_agreement import Agreement, is_agreeing
 from tpcompile.gate.failure import failure_check
+from tpcompile.gate.faults import NO_FAULT, Fault, FaultContext
 from tpcompile.gate.fusion import FusionCheck
 from tpcompile.gate.last_state import LastState, forget_dead
 from tpcompile.gate.measurements import GateDigest, GateFacts
@@ -38,7 +38,7 @@ from tpcompile.gate.reference import StackReference, free
 from tpcompile.gate.refusal import print_error, refuse
 from tpcompile.gate.replay import gate_rules
 from tpcompile.gate.status import StatusBoard
-from tpcompile.gate.target import BUILD, TargetContext, TargetError, declared, find, target_of
+from tpcompile.gate.target import BUILD, declared
 from tpcompile.gate.target import run as run_target
 from tpcompile.gate.watch import Watch
 from tpcompile.ranks.domain import Domain
@@ -52,6 +52,7 @@ from tpcompile.recording import CaptureSession
 from tpcompile.report import console as consoles
 from tpcompile.report.publish import publish
 from tpcompile.report.show import Amount
+from tpcompile.target import TargetContext, TargetError, find, target_of
 
 _LAST_WORDS_TIMEOUT_S = 8.0
 _AFTER_WATCH_S = 60.0
@@ -116,7 +117,7 @@ def run(
 
 def _fault(config: JobConfig) -> tuple[Fault, int | None]:
     """The fault to inject and its rank; only the gate's own block has faults."""
-    return (injected.find(config.fault), config.fault_rank) if isinstance(config, RunConfig) else (NO_FAULT, None)
+    return (faults.find(config.fault), config.fault_rank) if isinstance(config, RunConfig) else (NO_FAULT, None)
 
 
 def _claim(run_dir: Path | str | None, config: JobConfig, store: RankStore) -> RunDir:

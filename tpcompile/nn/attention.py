@@ -22,11 +22,12 @@ from tpcompile.block_args import BlockArgs
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.fastpath.plain import rotate
+from tpcompile.layout import Part
 from tpcompile.nn.cache import KVCache
 from tpcompile.nn.fast_paths import Site
 from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear
 from tpcompile.nn.norm import DistributedQKNorm, DistributedRMSNorm, PerHeadQKNorm, PerHeadRMSNorm
-from tpcompile.nn.sharding import Declared, Part
+from tpcompile.nn.sharding import Declared
 from tpcompile.torch_api.compiler import sdpa_choice
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.errors import ConfigError
+from tpcompile.layout import Part, ShardSpec
 from tpcompile.nn.linear import ColumnParallelLinear
-from tpcompile.nn.sharding import Declared, Part, ShardSpec, reduced, scattered
+from tpcompile.nn.sharding import Declared, reduced, scattered
 
 
 class ParallelEmbedding(nn.Module):

@@ -16,7 +16,8 @@ from torch.distributed.tensor import DTensor
 from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.fastpath.plain import stat_dtype
-from tpcompile.nn.sharding import Layout, Placement, placements_of
+from tpcompile.layout import Layout
+from tpcompile.nn.sharding import Placement, placements_of
 
 
 def clip_grad_norm_(

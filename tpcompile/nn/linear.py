@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.errors import ConfigError
-from tpcompile.nn.sharding import Declared, Part, ShardSpec, entered, gathered, reduced, scattered
+from tpcompile.layout import Part, ShardSpec
+from tpcompile.nn.sharding import Declared, entered, gathered, reduced, scattered
 
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Input, weight and bias -> output: `F.linear`, or a fast path that does more."""

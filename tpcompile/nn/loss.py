@@ -14,8 +14,9 @@ from torch import Tensor
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.fastpath.plain import stat_dtype
+from tpcompile.layout import Part
 from tpcompile.nn.embedding import vocab_columns
-from tpcompile.nn.sharding import Declared, Part, declared_sum, reduced
+from tpcompile.nn.sharding import Declared, declared_sum, reduced
 
 _REDUCTIONS = ("mean", "sum", "none")
 

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from tpcompile.block_args import BlockArgs
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.fastpath import plain
+from tpcompile.layout import Part
 from tpcompile.nn.dropout import Dropout
 from tpcompile.nn.fast_paths import Site
 from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear
-from tpcompile.nn.sharding import Declared, Part
+from tpcompile.nn.sharding import Declared
 
 
 class _MLP(nn.Module):

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.fastpath.plain import stat_dtype
-from tpcompile.nn.sharding import Declared, ShardSpec, entered
+from tpcompile.layout import ShardSpec
+from tpcompile.nn.sharding import Declared, entered
 
 
 class Modulation(nn.Module):

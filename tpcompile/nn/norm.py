@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.fastpath.plain import normalized, stat_dtype, sum_of_squares
-from tpcompile.nn.sharding import Declared, Part, ShardSpec, entered, reduced
+from tpcompile.layout import Part, ShardSpec
+from tpcompile.nn.sharding import Declared, entered, reduced
 
 
 class _Norm(nn.Module):

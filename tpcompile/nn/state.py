@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.errors import ConfigError
-from tpcompile.nn.sharding import Layout, Placement, ShardSpec, placements_of
+from tpcompile.layout import Layout, ShardSpec
+from tpcompile.nn.sharding import Placement, placements_of
 
 
 def load_full_state_dict(

@@ -15,7 +15,7 @@ from tpcompile.collectives import api as collectives
 from tpcompile.collectives.strategies import Collectives, InPlaceCollectives, TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records import Collective, Item
-from tpcompile.nn.sharding import Layout
+from tpcompile.layout import Layout
 from tpcompile.numerics.agree import check_equal_on_ranks, texts_of_all_ranks
 from tpcompile.numerics.counting import (
     Declaration,

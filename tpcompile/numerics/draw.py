@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
 from tpcompile.fastpath.plain import stat_dtype
+from tpcompile.layout import Layout
 from tpcompile.nn.attention import Attention, CrossAttention
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.nn.rope import rope_tables
-from tpcompile.nn.sharding import Layout, specs_of
+from tpcompile.nn.sharding import specs_of
 
 Values = Literal["skewed", "iid", "integers"]
 Kind = Literal["weight", "bias", "norm"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import Collectives
-from tpcompile.nn.sharding import Layout
+from tpcompile.layout import Layout
 from tpcompile.numerics import measure
 from tpcompile.numerics.check import DEFAULT_LIMIT, Demands, tensor_errors, wrong_order
 from tpcompile.numerics.counting import Declaration, EagerCollectives, collective_text

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.errors import ConfigError
-from tpcompile.nn.sharding import Layout, Part, ShardSpec
+from tpcompile.layout import Layout, Part, ShardSpec
 from tpcompile.nn.state import load_full_state_dict, local_slices_of
 from tpcompile.numerics import measure
 from tpcompile.numerics.draw import Values, draw_normal, draw_weights

@@ -20,7 +20,8 @@ from torch.distributed.tensor import DTensor
 
 from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import Frozen
-from tpcompile.nn.sharding import ShardSpec, declarations_of
+from tpcompile.layout import ShardSpec
+from tpcompile.nn.sharding import declarations_of
 from tpcompile.preflight.fingerprint import bits, describe, local_of
 
 _Shapes: TypeAlias = Mapping[str, Sequence[int] | None]

@@ -16,7 +16,6 @@ as the launcher has to start without torch. This module imports torch when ranks
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import functools
 import multiprocessing
@@ -25,7 +24,6 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +33,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
 Main: TypeAlias = Callable[[int, dict[str, str]], int | None]
@@ -309,26 +307,6 @@ def become(environ: Mapping[str, str], stdout: int, stderr: int) -> None:
         sys.modules["numpy"].random.seed()
     new_trace_handler()
     import_triton_as_asked()
-
-
-def end_as_python(run: Callable[[], object]) -> NoReturn:
-    """Run a program, and end this process with its exit code, as the interpreter does at its end."""
-    code = 0
-    try:
-        run()
-    except SystemExit as ended:
-        if isinstance(ended.code, str):
-            print(ended.code, file=sys.stderr)
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    # What `Py_FinalizeEx` does first; typeshed leaves the private function out.
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 # In the process of a rank

@@ -25,7 +25,7 @@ class Alarm(Frozen):
     gone: tuple[Rank, ...] = ()
     """Ranks that cannot answer."""
     num_issued: int = 0
-    """Of a compile without collectives: collectives that its rank had issued until then."""
+    """Number of collectives that the rank had issued before a compile without any."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Looked:
-    """Whether the main thread is stuck in a collective."""
+    """True while the main thread is stuck in a collective."""
 
     now_s: float
     is_stuck: bool

@@ -74,10 +74,10 @@ class Losses:
         elsewhere = self._log.first_problem()
         if elsewhere is not None:
             return elsewhere, ()
-        found = _for_a_moment(lambda: self._dead(is_no_cause=lambda rank: self._got_it_too(rank, at_s)))
+        found = _for_a_moment(lambda: self._dead(is_no_cause=lambda rank: self._received_same_sigterm(rank, at_s)))
         return (finding_check(found), found.gone) if found is not None else None
 
-    def _got_it_too(self, rank: int, at_s: float) -> bool:
+    def _received_same_sigterm(self, rank: int, at_s: float) -> bool:
         """True for a rank that received the same SIGTERM: the launcher sends it to one process after the other."""
         theirs_s = self._log.terminated_at(rank)
         return theirs_s is not None and theirs_s > at_s - _SAME_SIGNAL_S

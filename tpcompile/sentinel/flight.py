@@ -24,8 +24,8 @@ from tpcompile.torch_api import watching
 
 _KEPT_PER_GROUP = 120
 _PACKAGE = str(Path(__file__).parents[1])
-_CALLERS = tuple(f"{_PACKAGE}/{part}/" for part in ("gate", "numerics"))
-"""Packages that call a program: not the user's, beside those that `is_library` knows."""
+_CALLERS = f"{_PACKAGE}/numerics/"
+"""A package that calls a program: not the user's, beside those that `is_library` knows."""
 Begun = tuple[int, str, int]
 """(Unix time in ns, region, call)."""
 _PEER = re.compile(r"(?P<op>send|recv) \d+(?:->|<-)(?P<peer>\d+)")

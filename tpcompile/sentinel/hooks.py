@@ -170,7 +170,7 @@ class Hooks:
         self._alive.pop(key, None)
 
     def _logged(self, metadata: Mapping[str, Any]) -> None:
-        """Before torch logs an event: set its step. A first compile has no lookup before its start is logged."""
+        """Set the step of an event before torch logs it. A first compile has no lookup before its start is logged."""
         if "dynamo_start" in metadata:
             self._entries.clear()
         if "dynamo_start" in metadata and not metadata.get("attempt"):

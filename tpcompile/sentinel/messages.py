@@ -73,7 +73,7 @@ class Announcement(Frozen):
     line: UserLine | None = None
     """The user's call of the compiled code."""
     num_issued: int = 0
-    """Of a region without collectives: collectives that the rank had issued until then; 0 where calls alone count."""
+    """Number of collectives that the rank had issued before a region without any; 0 where calls alone count."""
 
 
 class CompilePost(Frozen):
@@ -226,7 +226,7 @@ class RankState(Frozen):
     ended: str = ""
     """Why this rank has left: FINISHED, or an exception. Empty before that."""
     phase: str = ""
-    """In the gate: the phase that it has finished; it waits for the other ranks before the next one."""
+    """The phase of the gate that the rank has finished; it waits for the other ranks before the next one."""
 
     @property
     def line(self) -> UserLine | None:
@@ -315,6 +315,6 @@ class RankState(Frozen):
         """Number of the last collective it issued in a group, 0 for none."""
         return max((issued.seq for issued in self.issued_in(group)), default=0)
 
-    def may_come_to(self, group: str, number: int) -> bool:
+    def can_still_join(self, group: str, number: int) -> bool:
         """True for a rank of the group that has not issued the collective of that number yet."""
         return group in self.groups and self.last_number(group) < number

@@ -356,7 +356,7 @@ class Sentinel:
             self._safely(lambda: self._raise_error(error))
             self.wait_for_finding(known)
         if self.policy == "stop":
-            self._safely(self._settlement.let_the_first_go)
+            self._safely(self._settlement.wait_for_first_failed_rank)
 
     def _keep(self, error: BaseException, text: str) -> None:
         is_first = self.log.raises_first()

@@ -117,7 +117,7 @@ class Settlement:
             return True
         if not is_grave(verdict, kernels=self._kernels):
             if settled.is_judge:
-                self._tell_mild(settled, verdict)
+                self._log_non_fatal(settled, verdict)
             return False
         self._act(settled, verdict)
         self.findings.append(verdict)
@@ -140,7 +140,7 @@ class Settlement:
         except Exception as error:
             logger.error("rank {}: the policy of the sentinel failed", self._log.rank, exception=error)
 
-    def _tell_mild(self, settled: _Settled, verdict: Verdict) -> None:
+    def _log_non_fatal(self, settled: _Settled, verdict: Verdict) -> None:
         """Log differences that do not end the job."""
         if not verdict.divergences:
             self._tell_not_compared(settled)
@@ -184,7 +184,7 @@ class Settlement:
         for process in ended:
             forget(process.black_box)
         self._shutdown.exit_code = settled.exit_code
-        self.let_the_first_go()
+        self.wait_for_first_failed_rank()
         self._shutdown.leave(self._shutdown.exit_code)
 
     def _report(self, record: RankRecord, verdict: Verdict | None) -> None:
@@ -218,7 +218,7 @@ class Settlement:
         except TpCompileError as error:
             logger.error("the traceback of rank {} could not be written: {}", self._log.rank, error)
 
-    def let_the_first_go(self) -> None:
+    def wait_for_first_failed_rank(self) -> None:
         """Wait until the first rank that raised has ended: torchrun's root cause is the first process to end."""
         log = self._log
         first = log.first_raised()

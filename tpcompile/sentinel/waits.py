@@ -47,11 +47,11 @@ def _awaited(state: RankState, situation: Situation) -> tuple[str, Sequence[int]
         return f"in {state.p2p}", [state.p2p.peer] if state.rank in situation.in_p2p else []
     if state.rank in situation.stuck:
         issued = situation.stuck[state.rank]
-        late = others.where(lambda theirs: theirs.may_come_to(issued.group, issued.seq))
+        late = others.where(lambda theirs: theirs.can_still_join(issued.group, issued.seq))
         return f"in {issued}", late.ranks
     if state.rank in situation.calling:
         group = state.calling
         number = state.last_number(group) + 1
-        late = others.where(lambda theirs: theirs.calling != group and theirs.may_come_to(group, number))
+        late = others.where(lambda theirs: theirs.calling != group and theirs.can_still_join(group, number))
         return f"to begin a collective of group {group!r}{at(state.line)}", late.ranks
     return "", []

@@ -2,7 +2,7 @@
 
 additions.py    passes, backends and tables that a program adds to the compiler
 autotuning.py   what Inductor times in order to choose between kernels
-backends.py     backends and autotuning that the programs of tpcompile.faults wrap
+backends.py     backends and autotuning that the programs of tests/faults wrap
 binaries.py     what Triton compiled of a kernel for a GPU
 c10d.py         groups, and collectives as the eager wrappers issue them
 compiler.py     Dynamo, Inductor and the structured trace, as capture reads them
@@ -18,13 +18,10 @@ kernels.py      a user's Triton kernels and custom ops, as torch keeps them
 launches.py     launches of Triton kernels outside of compiled code, before they begin
 makers.py       functions and classes that others than torch made, in anything that torch calls
 no_gpu.py       generated code for a GPU on a machine without one
-packed_sums.py  small sums that only leave a graph as one
+passes.py       passes over the graphs that Inductor gets
 profiler.py     what the profiler saw on the GPU, without what is only drawn there
-pushed_sums.py  ops that send and receive in place of an all-reduce that has work beside it
 registrations.py  the files that registered an op and its kernels
-replaced_sums.py  an op of ours in place of an all-reduce and its wait
 resources.py    registers and shared memory of compiled Triton kernels
-rewrites.py     graphs with one kind of op taken out
 scheduled.py    nodes of Inductor's scheduler: what each reads, writes and computes
 scheduling.py   what Inductor's scheduler decides, as it decides it
 simulated.py    all ranks in one process

@@ -22,7 +22,7 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_leaves
 
-from tpcompile.torch_api.backends import CustomGraphPass
+from tpcompile.torch_api.passes import CustomGraphPass
 
 
 def replace_stacks(path: str, replaced: Callable[[Sequence[str]], Sequence[str]]) -> None:

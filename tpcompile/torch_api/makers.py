@@ -23,7 +23,7 @@ _PACKAGE = Path(__file__).parents[1]
 _NEEDED = ("torch", "torchgen", "functorch", "triton", "sympy", "mpmath", "networkx", "typing_extensions.py")
 """Torch and the packages that its compiler calls; none of them adds a kernel."""
 _TORCHS = tuple(str(_SITE / name) + ("" if name.endswith(".py") else "/") for name in _NEEDED)
-_PROGRAMS = f"{_PACKAGE / 'faults'}/"
+_PROGRAMS = f"{_PACKAGE / 'gate' / 'faults'}/"
 """Programs of ours that stand for a user's."""
 _STANDARD = f"{sysconfig.get_path('stdlib')}/"
 _INSTALLED = re.compile("/(site|dist)-packages/")

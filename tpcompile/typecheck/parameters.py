@@ -9,7 +9,8 @@ from fnmatch import filter as matching
 from torch import Tensor, nn
 
 from tpcompile.errors import ConfigError
-from tpcompile.nn.sharding import ShardSpec, declarations_of
+from tpcompile.layout import ShardSpec
+from tpcompile.nn.sharding import declarations_of
 from tpcompile.typecheck.replicated import declared_rows
 from tpcompile.typecheck.scale import own_scale
 from tpcompile.typecheck.site import Site

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from tpcompile.nn.sharding import ShardSpec
+from tpcompile.layout import ShardSpec
 from tpcompile.typecheck.spmd import SpmdType
 from tpcompile.typecheck.step import Step
 

@@ -28,7 +28,7 @@ from tpcompile.evidence.text.lines import (
     with_whole_path,
 )
 
-OF_PROGRAMS = {"bench", "cli", "faults", "nn", "numerics", "typecheck"}
+OF_PROGRAMS = {"bench", "cli", "nn", "numerics", "typecheck"}
 """Our packages whose lines are programs, or call them."""
 
 
@@ -40,6 +40,10 @@ def test_every_package_of_ours_is_between_a_program_and_torch_or_part_of_program
     for name in packages:
         file = f"/opt/lib/python3.11/site-packages/tpcompile/{name}/some.py"
         assert is_library(UserLine(file=file, line=1)) == (name in BETWEEN)
+
+
+def test_lines_of_the_faults_of_the_gate_count_as_the_users() -> None:
+    assert not is_library(UserLine(file="/opt/python3.11/site-packages/tpcompile/gate/faults/program.py", line=1))
 
 
 @pytest.mark.parametrize(

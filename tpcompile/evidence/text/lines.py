@@ -27,8 +27,8 @@ BETWEEN = (
 """Our packages that run between the user's line and torch; the lines of all others count as the user's."""
 _FORMER = ("dist", "parity", "capture")
 """Their names in logs of earlier versions."""
-_OWN = re.compile(rf"/{re.escape(_PACKAGE.name)}/(?:{'|'.join((*BETWEEN, *_FORMER))})/")
-"""Files of these packages, wherever they are installed."""
+_OWN = re.compile(rf"/{re.escape(_PACKAGE.name)}/(?!gate/faults/)(?:{'|'.join((*BETWEEN, *_FORMER))})/")
+"""Files of these packages, wherever they are installed; the faults of the gate stand for a user's program."""
 _TORCH = re.compile(
     r"/(?:site-packages|dist-packages)/torch/"
     r"|^/.*/torch/(?:_\w+|amp|ao|autograd|compiler|cuda|distributed|export|fx|nn|optim|testing|utils)(?:/|\.py$)"

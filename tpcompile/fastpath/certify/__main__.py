@@ -18,37 +18,37 @@ from tpcompile.cli import ending
 from tpcompile.errors import ConfigError
 
 app = ending.new_app()
-_SHIPPED = "tpcompile.fastpath.certify.shipped"
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
 
 
 @app.command()
 def certify(
     name: Annotated[str, typer.Argument(help="Name of the fast path.")],
+    module: Annotated[
+        str, typer.Option("--import", metavar="MODULE", help="Python module that declares the fast path and its cases.")
+    ],
     tp: Annotated[
         str, typer.Option("--tp", metavar="SIZES", help="Numbers of ranks; one device is enough for all.")
     ] = "2,1,4,8",
-    module: Annotated[
-        str, typer.Option("--import", metavar="MODULE", help="Python module that declares the fast path and its cases.")
-    ] = _SHIPPED,
     jobs: Annotated[int, typer.Option(min=1, help="Mutations to run in parallel.")] = os.cpu_count() or 1,
     mutations: Annotated[
-        int | None, typer.Option(min=1, help="Run so many mutations, evenly spread, and write no certificate.")
+        int | None, typer.Option(min=1, help="Run this many mutations, evenly spread, and write no certificate.")
     ] = None,
     more_cases: Annotated[
         bool,
         typer.Option(
-            "--more-cases", help="Cases were added, none was changed: run only the mutations that none caught before."
+            "--more-cases",
+            help="For cases that were added, with none changed: run only the mutations that no case caught.",
         ),
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Only say whether the fast path is certified for this source.")
+        bool, typer.Option("--check", help="Only print whether the fast path is certified for this source.")
     ] = False,
 ) -> None:
     """Run a fast path on shards against its plain code on one device in float64, and write its certificate.
 
-    Without a GPU, kernels run in Triton's interpreter. With one, the interpreter comes first, unless its certificate is
-    for this source: mutations run there only.
+    Without a GPU, kernels run in Triton's interpreter. With one, they run in the interpreter first unless there is a
+    certificate of it for this source, since mutations run there only.
     """
     logs.setup(rank=0, verbose=True)
     sizes = _sizes(tp)
@@ -96,7 +96,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 @contextmanager
 def _users_modules() -> Iterator[None]:
-    """Modules of the folder that the command was given in are found; one that is not there is a usage error."""
+    """Modules of the current folder can be imported; a module that does not exist is a usage error."""
     sys.path.insert(0, "")
     try:
         yield

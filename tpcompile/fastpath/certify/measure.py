@@ -1,8 +1,8 @@
 """Fast path and case -> its error on shards, as a multiple of the plain code's on one device in the same dtype.
 
-One device holds the shards of all ranks and runs them in turn, so any number of ranks needs one device. What autograd
-sees is one graph from the whole leaves to the joined outputs, sums over ranks included: its gradients are the gradients
-of the whole, and no rank can miss its part.
+One device holds the shards of all ranks, so any number of ranks needs one device. Autograd records one graph from the
+whole leaves to the joined outputs, sums over ranks included: its gradients are the gradients of the whole, to which
+every rank contributes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch import Tensor
 
 from tpcompile.errors import DivergenceError, FastPathError
 from tpcompile.evidence.iterables import grouped
-from tpcompile.fastpath.certify.fences import fenced, fenced_allocations, spaced
-from tpcompile.fastpath.certify.trials import Call, Case, Trial
+from tpcompile.fastpath.certify.fences import fenced, fenced_allocations
+from tpcompile.fastpath.certify.trials import Case, Trial
 from tpcompile.fastpath.registry import FastPath
-from tpcompile.nn.sharding import ShardSpec
+from tpcompile.layout import ShardSpec
 from tpcompile.numerics.measure import error_of, relative
 
 
@@ -101,49 +101,6 @@ def check_refusals(path: FastPath, trial: Trial, device: torch.device) -> None:
         except FastPathError:
             continue
         raise DivergenceError(f"fast path {path.name} takes {refusal.name}; it must raise FastPathError")
-
-
-def one_by_one(call: Call, ranks: list[dict[str, Any]]) -> list[tuple[Tensor, ...]]:
-    """Run every rank up to its next all-reduce, sum, and run all again with that sum; until all are through.
-
-    Raises DivergenceError when some ranks reduce more often than others.
-    """
-    sums: list[Tensor] = []
-    while True:
-        outputs = []
-        partials = []
-        for arguments in ranks:
-            try:
-                outputs.append(call(arguments, _Replayed(sums)))
-            except _NeedsSumError as needs:
-                partials.append(needs.partial)
-        if not partials:
-            return outputs
-        if outputs:
-            done = f"{len(outputs)} of {len(ranks)} ranks"
-            raise DivergenceError(f"{done} all-reduce {len(sums)} times, and the remaining ranks one more time")
-        sums.append(spaced(torch.stack(partials).sum(0)))
-
-
-class _NeedsSumError(Exception):
-    """A rank has come to an all-reduce whose sum is not known yet."""
-
-    def __init__(self, partial: Tensor) -> None:
-        super().__init__()
-        self.partial = partial
-
-
-class _Replayed:
-    """The all-reduce of a rank: gives the known sums in order."""
-
-    def __init__(self, sums: list[Tensor]) -> None:
-        self._left = iter(sums)
-
-    def __call__(self, partial: Tensor) -> Tensor:
-        known = next(self._left, None)
-        if known is None:
-            raise _NeedsSumError(partial)
-        return known
 
 
 Program = Callable[[dict[str, Any]], tuple[Tensor, ...]]

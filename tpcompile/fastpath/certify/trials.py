@@ -1,4 +1,4 @@
-"""Name of a fast path -> the cases that prove it."""
+"""Name of a fast path -> the cases that prove it, and how they run on the shards of all ranks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpcompile.errors import ConfigError
+from tpcompile.errors import ConfigError, DivergenceError
 from tpcompile.fastpath.certificate import Kind
-from tpcompile.nn.sharding import ShardSpec
+from tpcompile.fastpath.certify.fences import spaced
+from tpcompile.layout import ShardSpec
 
 Call = Callable[[Mapping[str, Any], Callable[[Tensor], Tensor]], tuple[Tensor, ...]]
 """Arguments of one rank and its all-reduce -> outputs."""
@@ -21,7 +22,7 @@ OnRanks = Callable[[Call, list[dict[str, Any]]], list[tuple[Tensor, ...]]]
 
 
 class PartialSum(ShardSpec):
-    """Of an argument that is the sum of what the ranks hold: each holds a multiple, different for every element."""
+    """The layout of an argument that is the sum over the ranks: each holds a multiple of it, by element."""
 
     def take(self, full: Tensor, *, rank: int, size: int) -> Tensor:
         """Times 2, -1, 1, -1, ... -1, which add up to 1 without rounding; the ranks take turns along the last dim."""
@@ -38,13 +39,13 @@ class Case:
     arguments: Mapping[str, Any]
     """As the launcher and the plain code take them by name; floating tensors in float64."""
     rank_arguments: Mapping[str, Any] = field(default_factory=dict)
-    """What ranks are given in place of those: numbers that depend on the layout."""
+    """What each rank is given in place of arguments of that name: numbers that depend on the layout."""
     shards: Mapping[str, ShardSpec] = field(default_factory=dict)
-    """Of arguments that ranks hold slices of; others are equal on all ranks."""
+    """Layouts of the arguments that ranks hold slices of; others are equal on all ranks."""
     outputs: tuple[ShardSpec, ...]
-    """How the outputs of the ranks are joined; `ShardSpec()` for one that is equal on all ranks."""
+    """How the outputs of the ranks are joined; `ShardSpec()` for an output that is equal on all ranks."""
     wide: frozenset[str] = frozenset()
-    """Tensors that stay in float32 whatever the dtype: rotary tables, modulation."""
+    """Tensors that stay in float32 in every dtype: rotary tables, modulation."""
     constant: frozenset[str] = frozenset()
     """Tensors that get no gradient: rotary tables."""
     memory: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
@@ -76,11 +77,11 @@ class Trial:
     on_ranks: OnRanks
     """How the ranks are run on one device."""
     refusals: Callable[[torch.device], Iterable[Refusal]] = lambda device: ()
-    """Device -> arguments that must be refused there."""
+    """Device -> arguments that the launcher must refuse there."""
     equivalent: Mapping[str, str] = field(default_factory=dict)
-    """Pattern of mutations that compute the same, as the certificate words them -> why."""
+    """Pattern of mutations that compute the same, in the words of the certificate -> why."""
     unreached: Mapping[str, str] = field(default_factory=dict)
-    """Pattern of mutations that are wrong where no case comes -> why none does."""
+    """Pattern of mutations that are wrong only where no case can go -> why none can."""
 
     def reason(self, change: str) -> tuple[Kind, str]:
         """Why no case catches a mutation, as declared."""
@@ -91,28 +92,70 @@ class Trial:
         return Kind.MISSED, ""
 
 
+def one_by_one(call: Call, ranks: list[dict[str, Any]]) -> list[tuple[Tensor, ...]]:
+    """Run every rank up to its next all-reduce, sum, and run all again with that sum; until all are through.
+
+    Raises DivergenceError when some ranks reduce more often than others.
+    """
+    sums: list[Tensor] = []
+    while True:
+        outputs = []
+        partials = []
+        for arguments in ranks:
+            try:
+                outputs.append(call(arguments, _Replayed(sums)))
+            except _NeedsSumError as needs:
+                partials.append(needs.partial)
+        if not partials:
+            return outputs
+        if outputs:
+            done = f"{len(outputs)} of {len(ranks)} ranks"
+            raise DivergenceError(f"{done} all-reduce {len(sums)} times, and the remaining ranks one more time")
+        sums.append(spaced(torch.stack(partials).sum(0)))
+
+
+class _NeedsSumError(Exception):
+    """A rank has come to an all-reduce whose sum is not known yet."""
+
+    def __init__(self, partial: Tensor) -> None:
+        super().__init__()
+        self.partial = partial
+
+
+class _Replayed:
+    """The all-reduce of a rank: gives the known sums in order."""
+
+    def __init__(self, sums: list[Tensor]) -> None:
+        self._left = iter(sums)
+
+    def __call__(self, partial: Tensor) -> Tensor:
+        known = next(self._left, None)
+        if known is None:
+            raise _NeedsSumError(partial)
+        return known
+
+
 _TRIALS: dict[str, Trial] = {}
 
 
 def trial(
     name: str,
     *,
-    on_ranks: OnRanks | None = None,
+    on_ranks: OnRanks = one_by_one,
     refusals: Callable[[torch.device], Iterable[Refusal]] = lambda device: (),
     equivalent: Mapping[str, str] | None = None,
     unreached: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[[int], Iterable[Case]]], Callable[[int], Iterable[Case]]]:
     """Declare the cases of the fast path `name`: a function from the number of ranks to cases.
 
-    Unless `on_ranks` says otherwise, the ranks are run one after the other and their partial sums are added. The
-    others are those of `Trial`.
+    By default the ranks are run one after the other and their partial sums are added. The other arguments are fields of
+    `Trial`.
     """
-    from tpcompile.fastpath.certify.measure import one_by_one
 
     def declare(cases: Callable[[int], Iterable[Case]]) -> Callable[[int], Iterable[Case]]:
         _TRIALS[name] = Trial(
             cases=cases,
-            on_ranks=on_ranks or one_by_one,
+            on_ranks=on_ranks,
             refusals=refusals,
             equivalent=dict(equivalent or {}),
             unreached=dict(unreached or {}),

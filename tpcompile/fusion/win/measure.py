@@ -22,9 +22,9 @@ from tpcompile.fusion.recorder import FusionRecorder
 from tpcompile.fusion.records import Manifest, Role
 from tpcompile.fusion.targets import built_on, place_of, raised_by
 from tpcompile.fusion.win.records import Measured, Side
-from tpcompile.gate import target as targets
 from tpcompile.numerics import measure
 from tpcompile.ranks.env import check_cpp_compiler
+from tpcompile.target import Target, call_target
 from tpcompile.torch_api import compiler
 from tpcompile.torch_api.profiler import REGION, is_kernel, on_gpu
 from tpcompile.torch_api.simulated import local_ranks
@@ -60,7 +60,7 @@ class Request:
 class Program:
     """The target on this device."""
 
-    target: targets.Target
+    target: Target
     device: torch.device
     name: str
 
@@ -83,7 +83,7 @@ class Program:
         def call() -> Any:
             torch.compiler.cudagraph_mark_step_begin()
             with raised_by(self.name):
-                result = targets.call_target(self.target, program, self.target.inputs)
+                result = call_target(self.target, program, self.target.inputs)
                 self.finish()
             return result
 

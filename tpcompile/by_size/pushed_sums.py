@@ -1,0 +1,275 @@
+"""Sums of a graph that have work beside them -> ops that send, receive and release what two ranks exchange.
+
+    pending = all_reduce(x, "sum", group)       started = START(x, before, slot, number of slots, is the first, group)
+    work                                        work
+    y = wait_tensor(pending)                    part = RECEIVE([before, work], elements, dtype, slot, group)
+                                                y = x + part[: x.numel()].view(x.shape)
+    h = f(y)                                    h = f(y)
+                                                RELEASE(h, before)
+
+A sum starts right behind the product that it is of, and that behind what it is computed from or the start before. Where
+no other product is beside it then, x = a @ b and its start are one:
+
+    x = a @ b                               x = PRODUCT(a, b, before, slot, number of slots, is the first, group)
+    y = wait_tensor(all_reduce(x, ...))     part = RECEIVE([before], elements, dtype, slot, group)
+                                            y = x + part
+
+`h` is the last result through which alone `y` is read, by pointwise ops: Inductor writes it, since an op takes it, and
+makes one kernel of the addition and `f`. `before` is the one of these ops before, so no pass can change their order.
+What they do is in `tpcompile.by_size.in_flight`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from tpcompile.torch_api.c10d import ops
+from tpcompile.torch_api.passes import OpOverload
+
+aten = torch.ops.aten
+_PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten._addmm_activation.default)
+"""Work that takes long enough to hide a sum."""
+_VIEWS = (aten.view.default, aten.reshape.default)
+_LAYOUTS = (*_VIEWS, aten.permute.default, aten.t.default)
+"""Between what a product is computed from and the product."""
+_MOST_IN_FLIGHT = 4
+"""Sums of a group at a time that are pushed: each takes the memory of two messages."""
+_KEPT = ("val", "tensor_meta", "stack_trace", "nn_module_stack")
+"""What the new node takes over; the arguments that eager saw, which are there too, are those of a different op."""
+
+
+class Pushing(NamedTuple):
+    """The ops, as above."""
+
+    start: Callable[..., Tensor]
+    product: Callable[..., Tensor]
+    receive: Callable[..., Tensor]
+    release: Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A sum with work beside it: its start, its wait and the last node by which it is read, and their places.
+
+    `product` is what is summed, where the sum can be in flight only beside that.
+    """
+
+    start: Node
+    wait: Node
+    read: Node
+    starts_at: int
+    ends_at: int
+    read_at: int
+    product: Node | None = None
+
+    def is_open_behind(self, place: int) -> bool:
+        """Whether it is in flight, or not yet read, behind the node at that place."""
+        return self.starts_at <= place < self.read_at
+
+    def read_at_once(self) -> InFlight:
+        """The same, which is read where it ends."""
+        return replace(self, read=self.wait, read_at=self.ends_at)
+
+
+def push(graph: Graph, pushing: Pushing, is_wanted: Callable[[Tensor, str], bool]) -> None:
+    """Replace, in place, the sums in flight of the groups for which `is_wanted(fake tensor, group name)`.
+
+    Those of a group stay as they are where they are not read in the order of their starts, or too many are in flight.
+    """
+    for sums in _in_flight(graph, is_wanted).values():
+        fitting = _fitting(sums)
+        if fitting is not None:
+            _put(fitting, pushing)
+
+
+def _fitting(sums: list[InFlight]) -> list[InFlight] | None:
+    """As they are, or read where they end; None when they take turns in neither form."""
+    forms = (sums, [one.read_at_once() for one in sums])
+    return next((form for form in forms if _take_turns(form)), None)
+
+
+def _in_flight(graph: Graph, is_wanted: Callable[[Tensor, str], bool]) -> dict[str, list[InFlight]]:
+    """By group, in the order of their starts."""
+    waits = {}
+    for start in graph.find_nodes(op="call_function", target=ops.all_reduce.default):
+        wait, value = only_wait(start), summed(start)
+        if wait is not None and value is not None and is_wanted(value, str(start.args[2])):
+            waits[start] = wait
+    is_in_flight = {start: wait is not start.next for start, wait in waits.items()}
+    before: list[Node] = []
+    for start in waits:
+        _raise(start, before)
+        before = [start]
+    place = {node: number for number, node in enumerate(graph.nodes)}
+    found: dict[str, list[InFlight]] = {}
+    for start, wait in waits.items():
+        read = _read_through(wait)
+        product = None if _product_before(wait, start) else _product_of(start)
+        if product or is_in_flight[start] or _product_before(wait, start):
+            one = InFlight(start, wait, read, place[start], place[wait], place[read], product)
+            found.setdefault(str(start.args[2]), []).append(one)
+    return found
+
+
+def _raise(start: Node, before: list[Node]) -> None:
+    """Put it, behind the product that is summed, right behind what that is computed from, with the views between.
+
+    Autograd computes the gradient of the weight before or behind that of the input; it is beside the sum then. `before`
+    stays before it, the start before: sums that are not read in the order of their starts are not pushed.
+    """
+    moved = {start}
+    x = start.args[0]
+    while _is_view(x):
+        moved.add(x)
+        x = x.args[0]
+    if x.target is aten.mm.default:
+        moved.add(x)
+        for source in x.args:
+            while source.target in _LAYOUTS:
+                moved.add(source)
+                source = source.args[0]
+    sources = {given for node in moved for given in node.all_input_nodes} - moved
+    behind = max([*before, *sources, *start.graph.find_nodes(op="placeholder")])
+    for node in sorted(moved, reverse=True):
+        if behind < node:
+            behind.append(node)
+
+
+def _product_of(start: Node) -> Node | None:
+    """The product that is summed, where nothing else reads it and nothing but views is between."""
+    x, behind = start.args[0], start
+    while _is_view(x) and x is behind.prev:
+        x, behind = x.args[0], x
+    is_product = x.target is aten.mm.default and x is behind.prev
+    return x if is_product and len(x.users) == 1 else None
+
+
+def _is_view(node: Node) -> bool:
+    """Read by one node only."""
+    return node.target in _VIEWS and len(node.users) == 1
+
+
+def _take_turns(sums: list[InFlight]) -> bool:
+    """Whether they are read in the order of their starts, few at a time."""
+    reads = [one.read_at for one in sums]
+    return reads == sorted(reads) and _most_open(sums) <= _MOST_IN_FLIGHT
+
+
+def _most_open(sums: list[InFlight]) -> int:
+    return max(sum(other.is_open_behind(one.starts_at) for other in sums) for one in sums)
+
+
+def _put(sums: list[InFlight], pushing: Pushing) -> None:
+    """Each op behind the one before it."""
+    num_slots = 2 * _most_open(sums)
+    moments = [(one.starts_at, number, "start") for number, one in enumerate(sums)]
+    moments += [(one.ends_at, number, "receive") for number, one in enumerate(sums)]
+    moments += [(one.read_at, number, "release") for number, one in enumerate(sums)]
+    total: dict[Node, Node] = {}
+    before: list[Node] = []
+    for _place, number, kind in sorted(moments)[:-1]:  # nothing is behind the last release
+        one, slot = sums[number], number % num_slots
+        group_name = one.start.args[2]
+        if kind == "start":
+            made = _started(one, pushing, (before, slot, num_slots, number == 0, group_name))
+        elif kind == "receive":
+            after = [*before, *_product_before(one.wait, one.start)]
+            value = one.wait.meta["val"]
+            arguments = (after, value.numel(), value.dtype, slot, group_name)
+            made = called_before(one.wait, one.wait, pushing.receive, arguments)
+            total[one.wait] = _sum_of(one, made)
+        else:
+            read = total.get(one.read, one.read)
+            made = called_before(max(read, *before).next, read, pushing.release, (read, before))
+        before = [made]
+
+
+def _started(one: InFlight, pushing: Pushing, arguments: tuple[Any, ...]) -> Node:
+    """The op that sends what is summed, in place of the product where that is part of it."""
+    if one.product is None:
+        return called_before(one.start, one.start, pushing.start, (one.start.args[0], *arguments))
+    return put_in_place_of(one.product, pushing.product, (*one.product.args, *arguments))
+
+
+def _sum_of(one: InFlight, received: Node) -> Node:
+    """The sum in place of the wait for it."""
+    x, wait = one.start.args[0], one.wait
+    value = wait.meta["val"]
+    flat = called_before(wait, wait, aten.slice.Tensor, (received, 0, 0, value.numel()))
+    part = called_before(wait, wait, aten.view.default, (flat, list(value.shape)))
+    made = put_in_place_of(wait, aten.add.Tensor, (x, part))
+    wait.graph.erase_node(one.start)
+    return made
+
+
+def _read_through(wait: Node) -> Node:
+    """The last node by which the sum is read, or the one before that is smaller: it is written to memory."""
+    node = smallest = wait
+    while len(node.users) == 1 and _is_pointwise(following := next(iter(node.users)), node):
+        node = following
+        if node.meta["val"].itemsize <= smallest.meta["val"].itemsize:
+            smallest = node
+    return smallest
+
+
+def _is_pointwise(node: Node, given: Node) -> bool:
+    """Whether the node is computed from as many elements of another one by one."""
+    value, target = node.meta.get("val"), node.target
+    is_one = isinstance(value, Tensor) and value.numel() == given.meta["val"].numel()
+    is_op = isinstance(target, OpOverload)
+    return is_one and is_op and (torch.Tag.pointwise in target.tags or target in _VIEWS)
+
+
+def summed(start: Node) -> Tensor | None:
+    """The fake tensor that is summed; None for a different reduction, and for one that is not contiguous."""
+    x, reduce_op, _ = start.args
+    value = x.meta["val"] if isinstance(x, Node) and reduce_op == "sum" else None
+    return value if value is not None and value.is_contiguous() else None
+
+
+def _product_before(wait: Node, start: Node) -> list[Node]:
+    """The last matrix product between the two: it hides the sum, if the wait does not come before it."""
+    node = wait.prev
+    while node is not start:
+        if node.target in _PRODUCTS:
+            return [node]
+        node = node.prev
+    return []
+
+
+def only_wait(start: Node) -> Node | None:
+    """The wait for a collective that nothing else reads."""
+    users = list(start.users)
+    is_wait = len(users) == 1 and users[0].op == "call_function" and users[0].target == ops.wait_tensor.default
+    return users[0] if is_wait else None
+
+
+def called_before(place: Node, like: Node, op: Callable[..., Any], arguments: tuple[Any, ...]) -> Node:
+    """A call of an op before `place`, with the line of `like`."""
+    with place.graph.inserting_before(place):
+        made: Node = place.graph.call_function(op, arguments)
+    _take_over(made, like, _KEPT[2:])
+    made.meta["val"] = op(*map_arg(arguments, lambda node: node.meta["val"]))
+    return made
+
+
+def put_in_place_of(wait: Node, op: Callable[..., Tensor], arguments: tuple[Any, ...]) -> Node:
+    """A call of an op whose result is that of the wait."""
+    with wait.graph.inserting_before(wait):
+        made: Node = wait.graph.call_function(op, arguments)
+    _take_over(made, wait, _KEPT)
+    wait.replace_all_uses_with(made)
+    wait.graph.erase_node(wait)
+    return made
+
+
+def _take_over(made: Node, like: Node, keys: tuple[str, ...]) -> None:
+    """What is known of a node."""
+    made.meta.update({key: like.meta[key] for key in keys if key in like.meta})
