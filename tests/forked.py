@@ -27,6 +27,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
+import psutil
 import pytest
 
 from tpcompile.process_tree import sweep
@@ -143,6 +144,21 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("localhost", 0))
         return int(found.getsockname()[1])
+
+
+def became(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
+    """Wait until something is so; False when it is not within the limit."""
+    deadline = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+def runs(pid: int | str) -> bool:
+    """True for a process that has not ended; a zombie, whose parent has not asked for it, has."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 # In the forked processes

@@ -15,10 +15,9 @@ import psutil
 import pytest
 from rich.console import Console
 
-from tests.forked import PYTHONPATH, run_python
+from tests.forked import PYTHONPATH, became, run_python
 from tests.gate.runs import leftovers
 from tests.test_launch import a_plan
-from tests.test_process_tree import became
 from tpcompile import launch
 from tpcompile.errors import PreflightError
 from tpcompile.evidence.records import Verdict

@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.forked import PYTHONPATH
+from tests.forked import PYTHONPATH, became
 from tpcompile import process_tree
 from tpcompile.process_tree import Outcome, run_tree, sweep
 
@@ -51,14 +51,6 @@ def tree(mark: str, how: str) -> list[str]:
 def is_running(mark: str) -> bool:
     shells = subprocess.run(["ps", "-C", "sh", "-o", "args"], capture_output=True, text=True, check=False).stdout
     return mark in shells
-
-
-def became(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
-    """Wait until something is so."""
-    deadline = time.monotonic() + limit_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
 
 
 @pytest.mark.parametrize("is_swept", [True, False])

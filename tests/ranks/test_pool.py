@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from tests import forked
+from tests.forked import became, runs
 from tpcompile.process_tree import sweep
 from tpcompile.pytest_plugin.files import Job
 from tpcompile.ranks import env, pool
@@ -68,25 +69,10 @@ def pids_in(folder: Path) -> list[int]:
     return [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
 
 
-def runs(pid: int) -> bool:
-    """A zombie, whose parent has not asked for it, does not."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def became(condition: Callable[[], bool], limit_s: float = 20.0) -> bool:
-    deadline = time.monotonic() + limit_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
-
-
 def supervise(job: Job, _rank: int, _variables: Mapping[str, str]) -> None:
     """A supervisor whose ranks sleep; `is_bound` to it or, as a control, not."""
     if not job.arguments["is_bound"]:
-        pool._die_with_parent = lambda: None
+        pool.end_with_parent = lambda: None
 
     def sleep(_rank: int, _variables: Mapping[str, str]) -> None:
         Path(job.folder, str(os.getpid())).touch()

@@ -179,7 +179,7 @@ def spawned(call: Call, *, start_method: str = "spawn") -> Iterator[ExitCodes]:
 
 def _run_spawned(call: Call, rank: int, variables: Mapping[str, str]) -> None:
     os.setsid()
-    _die_with_parent()
+    end_with_parent()
     os.environ.update(variables)
     code = run_rank(call, rank)
     if code:
@@ -260,7 +260,7 @@ def _fork(main: Main, rank: int, variables: dict[str, str], listener: socket.soc
     try:
         listener.close()
         os.setsid()
-        _die_with_parent()
+        end_with_parent()
         if os.getppid() == parent:
             code = main(rank, variables)
     except BaseException:
@@ -271,10 +271,10 @@ def _fork(main: Main, rank: int, variables: dict[str, str], listener: socket.soc
         os._exit(code or 0)
 
 
-def _die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, which may be killed itself. Linux only."""
+def end_with_parent(signum: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent ends, even by SIGKILL. Linux only."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum)
 
 
 def _kill_group(pid: int) -> None:
