@@ -35,6 +35,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+import psutil
+
 T = TypeVar("T")
 Main: TypeAlias = Callable[[int, dict[str, str]], int | None]
 """What a forked rank runs, given its number and torchrun's variables; returns its exit code."""
@@ -172,8 +174,8 @@ def spawned(call: Call, *, start_method: str = "spawn") -> Iterator[ExitCodes]:
         for process in processes:
             if process.pid is not None:
                 process.kill()
-                _kill_group(process.pid)
                 process.join()
+                _kill_group(process.pid)
         del store
 
 
@@ -244,10 +246,10 @@ class ForkedRanks:
 
     def kill(self) -> None:
         """End all ranks and what they started; returns when none runs."""
-        self.signal(signal.SIGKILL)  # a rank may not have its process group yet
+        self.signal(signal.SIGKILL)
         for pid in self.running.values():
-            _kill_group(pid)
             os.waitpid(pid, 0)
+            _kill_group(pid)
         self.running.clear()
 
 
@@ -278,6 +280,9 @@ def end_with_parent(signum: int = signal.SIGKILL) -> None:
 
 
 def _kill_group(pid: int) -> None:
+    """Kill what a rank, which was waited for, has left in its process group."""
+    if psutil.pid_exists(pid):  # a new process: the kernel gives a number away only when no group has it any more
+        return
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
