@@ -101,7 +101,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Write annotations on the user's lines and the step summary, in GitHub Actions."""
-    failed = [report for key in ("failed", "error") for report in terminalreporter.stats.get(key, ())]
+    stats = terminalreporter.stats
+    failed = [*stats.get("failed", ()), *stats.get("error", ())]
     is_worker = hasattr(terminalreporter.config, "workerinput")  # of xdist: the session that it belongs to writes
     if failed and not is_worker:
         from tpcompile.pytest_plugin import github

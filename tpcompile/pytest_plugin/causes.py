@@ -65,9 +65,10 @@ def _unfinished_phase(end: RankEnd) -> str:
     """The first phase that a rank did not report; empty for a rank that reported all phases and ended well."""
     if end.is_over:
         return ""
-    phases = ["setup", "call", "teardown"] if end.is_set_up else ["setup", "teardown"]
-    unreported = [when for when in phases if when not in end.reports]
-    return unreported[0] if unreported else "teardown"
+    if "setup" not in end.reports:
+        return "setup"
+    is_called = end.is_set_up and "call" not in end.reports
+    return "call" if is_called else "teardown"
 
 
 def failures(phase: Phase) -> list[Failure]:
@@ -167,11 +168,12 @@ def _unable(phase: Phase) -> list[Failure]:
 
 def _died(phase: Phase) -> list[Failure]:
     """Ranks whose process ended, by exit code; without those that a sentinel ended."""
-    died = [end for end in phase.ended_in_it if end.has_died]
-    groups = grouped(
-        [end for end in died if not _is_stopped_by_sentinel(end, phase)],
-        lambda end: end.exit_code,
-    )
+    died = []
+    for end in phase.ended_in_it:
+        is_by_itself = end.has_died and not _is_stopped_by_sentinel(end, phase)
+        if is_by_itself:
+            died.append(end)
+    groups = grouped(died, lambda end: end.exit_code)
     return [Failure(_ranks(ends), text=_death(phase, _ranks(ends), code)) for code, ends in groups.items()]
 
 
@@ -187,10 +189,12 @@ def _late(phase: Phase) -> list[Failure]:
     late = [end for end in phase.ended_in_it if end.is_late]
     if not late:
         return []
-    lines = [f"rank {end.rank} is at {where(end.stack)}" for end in late]
-    text = f"{named_ranks(_ranks(late))} did not finish the {phase.when} of the test in time"
-    stacks = tuple((f"Stack of rank {end.rank}, innermost frame first", own_frames(end.stack)) for end in late)
-    return [Failure(_ranks(late), text="\n".join([text, *lines]), notes=stacks)]
+    lines = [f"{named_ranks(_ranks(late))} did not finish the {phase.when} of the test in time"]
+    stacks = []
+    for end in late:
+        lines.append(f"rank {end.rank} is at {where(end.stack)}")
+        stacks.append((f"Stack of rank {end.rank}, innermost frame first", own_frames(end.stack)))
+    return [Failure(_ranks(late), text="\n".join(lines), notes=tuple(stacks))]
 
 
 def _ranks(ends: Sequence[RankEnd]) -> tuple[int, ...]:

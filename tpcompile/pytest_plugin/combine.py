@@ -15,6 +15,8 @@ from tpcompile.pytest_plugin.ends import RankEnd
 from tpcompile.pytest_plugin.files import RUN_DIR, STREAMS, Job
 
 _PHASES = ("setup", "call", "teardown")
+_OUTPUT = tuple(f"Captured {stream} " for stream in STREAMS)
+"""Beginnings of the names of sections with output; others are logs."""
 
 
 class RankFailure(Exception):
@@ -101,7 +103,9 @@ def _outcome(item: pytest.Item, text: str) -> dict[str, Any]:
     """Outcome for ranks that could not report: an expected failure under `xfail` without a condition."""
     longrepr = _longrepr(item, text)
     for mark in item.iter_markers("xfail"):
-        if not mark.args and "raises" not in mark.kwargs and mark.kwargs.get("run", True):
+        has_condition = bool(mark.args) or "raises" in mark.kwargs
+        is_run = mark.kwargs.get("run", True)
+        if is_run and not has_condition:
             return {"outcome": "skipped", "longrepr": longrepr, "wasxfail": mark.kwargs.get("reason", "")}
     return {"outcome": "failed", "longrepr": longrepr}
 
@@ -195,11 +199,14 @@ def _sections(end: RankEnd, phases: Sequence[str]) -> list[tuple[str, str]]:
 def _print_output(ends: Sequence[RankEnd]) -> None:
     """Print the output of every rank when the test has ended, as `-s` asks for."""
     for end in ends:
-        # "Captured stdout call", for example; other sections are logs
-        captured = [text for name, text in _sections(end, _PHASES) if any(stream in name for stream in STREAMS)]
-        for text in (*captured, *end.unreported.values()):
-            for line in text.splitlines():
-                print(f"[rank {end.rank}] {line}")
+        lines = []
+        for name, text in _sections(end, _PHASES):
+            if name.startswith(_OUTPUT):
+                lines += text.splitlines()
+        for text in end.unreported.values():
+            lines += text.splitlines()
+        for line in lines:
+            print(f"[rank {end.rank}] {line}")
 
 
 def _verdict(job: Job) -> str:

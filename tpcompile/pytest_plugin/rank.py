@@ -74,11 +74,13 @@ class RankPlugin:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Keep the test of the job."""
-        found = [item for item in items if item.nodeid == self._nodeid]
-        if not found:
-            names = ", ".join(item.nodeid for item in items) or "no tests"
+        found = {item.nodeid: item for item in reversed(items)}
+        if self._nodeid not in found:
+            names = ", ".join(found) or "no tests"
             self._write({ERROR: f"did not collect {self._nodeid}, but {names}"})
-        items[:] = found[:1]
+            items.clear()
+            return
+        items[:] = [found[self._nodeid]]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Write why a file cannot be collected on this rank."""

@@ -52,11 +52,13 @@ class Watch:
         alive = [end for end in self._ranks if end.exit_code is None]
         in_body = [end for end in alive if not end.has_called]
         now_s = time.monotonic()
-        if not self._has_failed and any(end.has_failed for end in self._ranks):
+        has_failed = any(end.has_failed for end in self._ranks)
+        is_first_failure = has_failed and not self._has_failed
+        if is_first_failure:
             self._has_failed = True
             self._shorten_limit(now_s)
         if now_s > self._deadline_s:
-            self._stop(alive, is_late=not any(end.has_failed for end in self._ranks))
+            self._stop(alive, is_late=not has_failed)
         if not in_body and not self._files.go.exists():
             self._files.go.touch()
             self._shorten_limit(now_s)
