@@ -115,7 +115,7 @@ def _of_group(ranks: Sequence[int], failed: dict[int, dict[str, Any]]) -> Failur
 
 
 def _cause(report: dict[str, Any]) -> tuple[object, ...]:
-    """Equal for exceptions of one type with one traceback; values in the message may differ."""
+    """Key of a failure: exceptions of one type with one traceback are one cause, whatever their messages say."""
     longrepr = report["longrepr"]
     if not isinstance(longrepr, dict):
         return (str(longrepr),)

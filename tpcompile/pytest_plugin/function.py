@@ -61,7 +61,7 @@ def _forked(call: Call, running: Running) -> Iterator[ExitCodes]:
 
 
 def _stop(job: Job, running: Running) -> Iterator[str]:
-    """Stop the ranks that still run; the lines at which they are."""
+    """Stop the ranks that still run, and tell the line at which each of them is."""
     late = [rank for rank, code in enumerate(running.codes) if code is None]
     running.stop(late)
     running.is_served(_STOPPED_S)
@@ -70,7 +70,7 @@ def _stop(job: Job, running: Running) -> Iterator[str]:
 
 
 def _print_output(job: Job) -> None:
-    """Where the output of spawned ranks would be."""
+    """Print what each rank wrote to the stream where spawned ranks write by themselves."""
     for rank in range(job.world_size):
         for stream in STREAMS:
             for line in read_text(job.files.output(rank, stream)).splitlines():

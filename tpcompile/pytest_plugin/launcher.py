@@ -39,7 +39,7 @@ def reports(item: pytest.Item, nextitem: pytest.Item | None, wanted: tuple[int, 
 
 
 def _tear_down_shared(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[pytest.TestReport]:
-    """Fixtures of other tests, in this process, that the next test does not share."""
+    """Tear down fixtures of other tests, in this process, that the next test does not share."""
     state = item.session._setupstate
     call = pytest.CallInfo.from_call(lambda: state.teardown_exact(nextitem), when="teardown")
     if call.excinfo is not None:
