@@ -51,9 +51,12 @@ def copied(record: str, number: int, functions: set[str], frames: int, ids: rand
 
 
 def renamed(text: str, number: int, functions: set[str]) -> str:
-    """The text with different function names; the table of strings, which has the file's name, is written once."""
+    """The text with different function names; the table of strings, which has the file's name, is written once.
+
+    The method of a printed graph is always called `forward`, whatever the function is called.
+    """
     for function in functions:
-        text = re.sub(rf"\b{function}\b", f"{function}_{number}", text)
+        text = re.sub(rf"(?<!def )\b{function}\b", f"{function}_{number}", text)
     return text
 
 

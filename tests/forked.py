@@ -12,7 +12,6 @@ import faulthandler
 import functools
 import gc
 import os
-import runpy
 import signal
 import socket
 import stat
@@ -37,7 +36,7 @@ from tpcompile.ranks.pool import become
 
 TORCHRUN = ("-m", "torch.distributed.run")
 FORKED = (
-    TORCHRUN[1], "tpcompile.bench", "tpcompile.fastpath.certify", "tpcompile.gate.faults", "tests.faults.tree",
+    TORCHRUN[1], "tpcompile.bench", "tpcompile.fastpath.certify", "tpcompile.gate.faults",
     "tpcompile.fusion", "tpcompile.fusion.win", "tpcompile.fusion.win.measure",
 )  # fmt: skip
 """Modules that a command starts with `python -m`, or becomes, since they use torch; a forked one has it already."""
@@ -338,16 +337,12 @@ def _show_stacks_if_asked() -> None:
 
 def _play(command: Sequence[str]) -> NoReturn:
     """Run `python COMMAND` and end this process as it would end."""
-    from tests.faults.drawn.forked import end_as_python  # torch: only those that are forked have it already
+    from tests.faults.run import play  # torch: only those that are forked have it already
 
     arguments = [argument for argument in command if argument != "-u"]
-    is_module = arguments[0] == "-m"
-    sys.argv = arguments[1:] if is_module else arguments
-    first = os.getcwd() if is_module else str(Path(arguments[0]).resolve().parent)
+    first = os.getcwd() if arguments[0] == "-m" else str(Path(arguments[0]).resolve().parent)
     sys.path[:0] = [first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    if is_module:
-        end_as_python(lambda: runpy.run_module(arguments[1], run_name="__main__", alter_sys=True))
-    end_as_python(lambda: runpy.run_path(arguments[0], run_name="__main__"))
+    play(arguments)
 
 
 def _close(is_meant: Callable[[int], bool]) -> None:

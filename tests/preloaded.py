@@ -27,7 +27,7 @@ import torch.distributed.tensor.parallel
 import torch.utils._config_module
 import triton.experimental.gluon  # noqa: F401
 
-import tests.faults.drawn.forked
+import tests.faults.run
 import tests.forked  # noqa: F401
 import tpcompile.cli
 import tpcompile.gate.in_rank

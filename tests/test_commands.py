@@ -30,7 +30,9 @@ ELSEWHERE = {
     "scripts/gate.sh --profile graphed": "needs GPUs; scripts/gpu_profiles.py runs the gate so",
     "scripts/test.sh": "makes an environment and runs these tests",
     "pip install -e .": "needs a package index; scripts/first_verdict.py does it",
-    "tpcompile bench --preset wan14b_8 --nproc 2 --layers 4 --json bench.json --plot bench.svg": "2 GPUs; tests/bench",
+    "tpcompile bench --preset wan14b_8 --nproc 2 --layers 4 --program C:graphed --program my_model.py:build": "2 GPUs",
+    "python scripts/bench_peers/run.py --nproc 2 --preset wan14b_8 --layers 4 --json bench.json": "2 GPUs; tests/bench",
+    "python scripts/bench_peers/plot.py bench.json bench.svg": "tests/bench/test_plot.py draws committed reports",
     "tpcompile bench --preset wan14b_8 --nproc 2 --layers 4 --write-baseline performance.json": "2 GPUs; tests/bench",
     "tpcompile gate --preset wan14b_8 --nproc 2 --layers 4 --performance performance.json": "2 GPUs; tests/cli",
     "torchrun --standalone --nproc-per-node 2 scripts/bench_all_reduce.py --json times.json": "2 GPUs",
@@ -76,6 +78,7 @@ RUN = {
     "torchrun --no-python --nproc-per-node 2 tpcompile gate --target my_model:build": Run(
         "PASS (exit 0): 1 rank", smaller=("--nproc-per-node 2", "--nproc-per-node 1"), is_forked=True
     ),
+    "tpcompile typecheck my_model:build --nproc 8 --meta": Run("judged 20 of 32 ops", code=6, is_forked=True),
     "tpcompile fusion record my_model:build --nproc 8 -o manifest.json": Run(
         "written: manifest.json", smaller=("--nproc 8", "--nproc 2"), is_forked=True
     ),

@@ -36,10 +36,12 @@ def commands() -> dict[str, Any]:
     from tpcompile.fastpath.certify import __main__ as certify
     from tpcompile.fusion import __main__ as fusion
     from tpcompile.fusion.win import __main__ as win
+    from tpcompile.typecheck import __main__ as typecheck
 
     found = dict(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
     found["bench"] = typer.main.get_command(bench.app)
     found["certify"] = typer.main.get_command(certify.app)
+    found["typecheck"] = typer.main.get_command(typecheck.app)
     found["verify-win"] = typer.main.get_command(win.app)
     commands = typer.main.get_command(fusion.app).commands  # type: ignore[attr-defined]
     return found | {f"fusion {sub}": one for sub, one in commands.items()}

@@ -7,6 +7,7 @@ preflight        the handshake before the first compile
 run              a compiled program under an execution profile: as it is, or as one CUDA graph
 collectives      collectives with a stated gradient, equal in eager and compiled
 nn               the tensor-parallel block the gate compiles, and its parts
+typecheck        what is replicated, sharded and partial in a module, without ranks; `tpcompile typecheck`
 testing          a module of your own against itself on one device; ranks for tests
 
     with tpcompile.capture(mesh) as run:  # on every rank, after init_process_group
@@ -27,13 +28,13 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 if TYPE_CHECKING:
-    from tpcompile import collectives, nn, preflight, testing
+    from tpcompile import collectives, nn, preflight, testing, typecheck
     from tpcompile.checking import capture, check
     from tpcompile.profiles import run
     from tpcompile.sentinel import Sentinel
     from tpcompile.target import Target
 
-__all__ = ["Sentinel", "Target", "capture", "check", "collectives", "nn", "preflight", "run", "testing"]
+__all__ = ["Sentinel", "Target", "capture", "check", "collectives", "nn", "preflight", "run", "testing", "typecheck"]
 
 _HOMES = {
     "Sentinel": "tpcompile.sentinel",

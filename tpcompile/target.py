@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from tpcompile.config import TargetConfig
-from tpcompile.errors import ConfigError
+from tpcompile.config import TargetConfig, load_target
+from tpcompile.errors import ConfigError, TargetRaised, TpCompileError
 
 Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
 """One tensor, positional arguments, or keyword arguments."""
@@ -75,6 +76,28 @@ class TargetError(ConfigError):
     """The module or function that `--target` names does not exist, or the target that it returns is invalid."""
 
 
+def build(target: str, settings: Sequence[str], *, rank: int, device: torch.device, mesh: DeviceMesh) -> Target:
+    """The target as this process builds it, as that rank of `mesh`; `settings` are `key=value`.
+
+    Raises ConfigError where that cannot be.
+    """
+    config = load_target(target, settings)
+    context = TargetContext(rank=rank, world_size=mesh.size(), device=device, mesh=mesh, settings=config.settings)
+    with raised_by(target):
+        return target_of(config, find(config)(context))
+
+
+@contextmanager
+def raised_by(target: str) -> Iterator[None]:
+    """What the user's code raises within is no bug of ours: TargetRaised."""
+    try:
+        yield
+    except TpCompileError:
+        raise
+    except Exception as error:
+        raise TargetRaised(target, error) from error
+
+
 def find(config: TargetConfig) -> Callable[[TargetContext], Any]:
     """Import the function that the configuration names; an exception of the module's own code passes through.
 
@@ -87,7 +110,7 @@ def find(config: TargetConfig) -> Callable[[TargetContext], Any]:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # a module that the target imports
         raise TargetError(f"--target {config.target}: there is no module {error.name} here") from None
-    found = getattr(module, function, None)
+    found: Any = getattr(module, function, None)
     if not callable(found):
         raise TargetError(f"--target {config.target}: {name} has no function {function}")
     try:

@@ -1,4 +1,4 @@
-"""What a program is given -> Llama or Qwen3 of transformers, made from a config, under the plan that they bring.
+"""The context of a program -> Llama or Qwen3 of transformers, made from a config, under the plan that they bring.
 
 Norms per head make it Qwen3. It has the block's own weights; the final norm, which the block has not, is left out.
 """
@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 import transformers
+from plain import check_plain, plain_state
 from torch import Tensor, nn
 from transformers.distributed.configuration_utils import DistributedConfig
 
-from scripts.bench_peers.plain import plain_state
-from tpcompile.bench.programs import Built, Setup
+from tpcompile.bench.contract import BenchContext, Program
+from tpcompile.config import BlockConfig
+from tpcompile.errors import ConfigError
 
 _NAMES = {
     "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
@@ -35,9 +37,10 @@ class FromEmbeddings(nn.Module):
         return self.model(inputs_embeds=x_BSD, use_cache=False).last_hidden_state
 
 
-def transformers_tp(setup: Setup) -> Built:
-    """By `tp_plan="auto"`; gradients of parameters are not compared."""
-    block = setup.settings.block
+def transformers_tp(context: BenchContext) -> Program:
+    """By `tp_plan="auto"`; no gradient of a parameter is compared. Raises ConfigError for a block it does not have."""
+    block = context.config.block
+    _check(block, context.world_size)
     family = "Qwen3" if block.qk_norm == "per_head" else "Llama"
     config = getattr(transformers, f"{family}Config")(
         hidden_size=block.dim,
@@ -46,24 +49,32 @@ def transformers_tp(setup: Setup) -> Built:
         num_attention_heads=block.num_heads,
         num_key_value_heads=block.num_kv_heads,
         head_dim=block.head_dim,
-        vocab_size=8 * setup.group.size(),
+        vocab_size=8 * context.world_size,
         max_position_embeddings=block.seq_len,
         rms_norm_eps=block.eps,
     )
-    model = getattr(transformers, f"{family}Model")(config).to(setup.device, setup.dtype)
+    model = getattr(transformers, f"{family}Model")(config).to(context.device, context.dtype)
     model.norm = nn.Identity()
-    _load(model, setup)
-    settings, _, mesh = model.prepare_distribute_model(DistributedConfig(tp_plan="auto", tp_size=setup.group.size()))
+    _load(model, context)
+    settings, _, mesh = model.prepare_distribute_model(DistributedConfig(tp_plan="auto", tp_size=context.world_size))
     model = model.maybe_distribute_model(model, settings, mesh)
     notes = (f"{family} of transformers {transformers.__version__}",)
-    return Built(FromEmbeddings(model), setup.given.inputs[:1], notes=notes)
+    return Program(program=FromEmbeddings(model), inputs=context.inputs[:1], notes=notes)
 
 
-def _load(model: Any, setup: Setup) -> None:
+def _check(block: BlockConfig, tp: int) -> None:
+    """Raises ConfigError for a block that neither of them is."""
+    check_plain(block, tp)
+    is_llama = block.style == "llama" and block.causal and not block.bias and block.rope == "half"
+    if not is_llama or block.qk_norm == "full":
+        raise ConfigError("its Llama and Qwen3 have no such block; llama8b is one")
+
+
+def _load(model: Any, context: BenchContext) -> None:
     parameters = {name: one for name, one in model.named_parameters() if name.startswith("layers.")}
     with torch.no_grad():
-        for name, full in setup.given.weights.items():
-            for own, part in plain_state({name: full}, setup.settings.block).items():
+        for name, full in context.weights.items():
+            for own, part in plain_state({name: full}, context.config.block).items():
                 parameters.pop(_renamed(own)).copy_(part)
     assert not parameters, f"without a value: {sorted(parameters)}"
 
@@ -73,6 +84,3 @@ def _renamed(name: str) -> str:
     layers, number, own = name.split(".", 2)
     module, _, kind = own.rpartition(".")
     return f"{layers}.{number}.{_NAMES[module]}.{kind}"
-
-
-BUILDERS = {"transformers": transformers_tp}

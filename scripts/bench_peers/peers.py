@@ -1,4 +1,6 @@
-"""What a program is given -> the plain module, parallelised as users of other libraries do it.
+"""The context of a program -> the plain module, parallelised as users of other libraries do it.
+
+    tpcompile bench --program scripts/bench_peers/peers.py:dtensor
 
 dtensor       `parallelize_module`: column- and row-parallel linears, activations between them replicated
 dtensor_sp    the sequence-parallel plan: norms on shards of the tokens
@@ -12,9 +14,10 @@ over the ranks, q and k apart; under hooks the mean is averaged, q and k apart a
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
+import torch._inductor.config
+from plain import Attention, Stack, check_plain, plain_state
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
@@ -28,13 +31,20 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from scripts.bench_peers.plain import Attention, Stack, plain_state
-from tpcompile.bench.programs import Built, Setup
+from tpcompile.bench.contract import BenchContext, Program
 from tpcompile.collectives import api as collectives
 from tpcompile.errors import ConfigError
 from tpcompile.torch_api import symmetric
 
 Plan = dict[str, ParallelStyle]
+
+
+def _check(context: BenchContext, *, sequence_parallel: bool = False) -> None:
+    """Raises ConfigError for a block that the plain module is not, and for sizes that the ranks do not divide."""
+    check_plain(context.config.block, context.world_size)
+    num_tokens = context.config.block.seq_len
+    if sequence_parallel and num_tokens % context.world_size:
+        raise ConfigError(f"tp={context.world_size} does not divide {num_tokens} tokens")
 
 
 class ShardedNorm(ParallelStyle):
@@ -50,11 +60,11 @@ def _shard_weight(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
         module.register_parameter(own, nn.Parameter(sharded))
 
 
-def dtensor(setup: Setup, *, sequence_parallel: bool = False, **options: Any) -> Built:
+def dtensor(context: BenchContext, *, sequence_parallel: bool = False) -> Program:
     """By `parallelize_module`."""
-    mesh = setup.mesh
-    stack = _plain_stack(setup)
-    block = setup.settings.block
+    mesh, block = context.mesh, context.config.block
+    _check(context, sequence_parallel=sequence_parallel)
+    stack = _plain_stack(context)
     for layer in stack.layers:
         plan = _block_plan(block.qk_norm, is_gated=block.style == "llama", sequence_parallel=sequence_parallel)
         parallelize_module(layer, mesh, plan, src_data_rank=None)
@@ -65,13 +75,17 @@ def dtensor(setup: Setup, *, sequence_parallel: bool = False, **options: Any) ->
         parallelize_module(stack.layers[0], mesh, enters)
         leaves = PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())
         parallelize_module(stack.layers[-1], mesh, leaves)
-    return Built(
-        stack,
-        setup.given.inputs[:3],
+    return Program(
+        program=stack,
+        inputs=context.inputs[:3],
         renamed=partial(plain_state, config=block),
         slice_of=lambda name, full: full,  # gradients are DTensors, compared whole
-        options=options,
     )
+
+
+def dtensor_sp(context: BenchContext) -> Program:
+    """By the sequence-parallel plan."""
+    return dtensor(context, sequence_parallel=True)
 
 
 def _block_plan(qk_norm: str, *, is_gated: bool, sequence_parallel: bool) -> Plan:
@@ -102,22 +116,28 @@ def _block_plan(qk_norm: str, *, is_gated: bool, sequence_parallel: bool) -> Pla
     return plan
 
 
-def async_tp(setup: Setup) -> Built:
+def async_tp(context: BenchContext) -> Program:
     """The sequence-parallel plan; Inductor splits its products and moves pieces through symmetric memory.
 
-    Raises ConfigError where torch would gather small shards by NVLink multicast.
+    Raises ConfigError without Inductor and GPUs, and where torch would gather small shards by NVLink multicast.
     """
-    if symmetric.has_multicast(setup.device):
+    if context.device.type != "cuda" or context.config.compile.backend != "inductor":
+        raise ConfigError("needs GPUs and Inductor")
+    if symmetric.has_multicast(context.device):
         raise ConfigError("it would use NVLink multicast; set TORCH_SYMM_MEM_DISABLE_MULTICAST=1")
-    symmetric.enable(setup.group)
-    return dtensor(setup, sequence_parallel=True, _micro_pipeline_tp=True)
+    symmetric.enable(context.group)
+    torch._inductor.config._micro_pipeline_tp = True  # this process has no other program
+    return dtensor_sp(context)
 
 
-def hooks(setup: Setup) -> Built:
-    """Slices and hooks; q, k and v are one linear, as in gpt-fast."""
-    stack = _plain_stack(setup, packed=True)
-    place = setup.group.rank(), setup.group.size()
-    reduce = partial(collectives.all_reduce, group=setup.group)
+def hooks(context: BenchContext) -> Program:
+    """Slices and hooks; q, k and v are one linear, as in gpt-fast. Raises ConfigError for training."""
+    _check(context)
+    if context.config.train:
+        raise ConfigError("these hooks are for inference: the gradient of their all-reduce is not that of the sum")
+    stack = _plain_stack(context, packed=True)
+    place = context.rank, context.world_size
+    reduce = partial(collectives.all_reduce, group=context.group)
     for layer in stack.layers:
         attention, mlp = layer.attention, layer.mlp
         _slice_rows(attention.wqkv, attention.widths, *place)
@@ -127,19 +147,19 @@ def hooks(setup: Setup) -> Built:
         for linear in (attention.wo, mlp.down):
             _slice_columns(linear, *place)
             linear.register_forward_hook(lambda _, args, y: reduce(y))
-        _hook_norms(attention, setup)
-    return Built(stack, setup.given.inputs[:3])
+        _hook_norms(attention, context)
+    return Program(program=stack, inputs=context.inputs[:3])
 
 
-def _hook_norms(attention: Attention, setup: Setup) -> None:
+def _hook_norms(attention: Attention, context: BenchContext) -> None:
     """Full-dim norms: each rank's mean of squares becomes the mean of all of them."""
-    rank, size = setup.group.rank(), setup.group.size()
+    rank, size = context.rank, context.world_size
     if attention.q_norm is None or attention.k_norm is None or attention.norms_heads:
         return
     for norm in (attention.q_norm, attention.k_norm):
         norm.weight = nn.Parameter(norm.weight.detach().chunk(size)[rank].clone())
         norm.mean_square.register_forward_hook(
-            lambda _, args, mean: collectives.all_reduce(mean, group=setup.group) / size
+            lambda _, args, mean: collectives.all_reduce(mean, group=context.group) / size
         )
 
 
@@ -157,24 +177,16 @@ def _slice_columns(linear: nn.Linear, rank: int, size: int) -> None:
         linear.bias = nn.Parameter(torch.zeros_like(linear.bias))
 
 
-def _plain_stack(setup: Setup, *, packed: bool = False) -> Stack:
+def _plain_stack(context: BenchContext, *, packed: bool = False) -> Stack:
     """Unsharded, with the numbers of the full state dict, which is on the device one tensor at a time."""
-    block = setup.settings.block
+    block = context.config.block
     with torch.device("meta"):
-        stack = Stack(block, packed=packed).to(setup.dtype)
-    stack = stack.to_empty(device=setup.device)
+        stack = Stack(block, packed=packed).to(context.dtype)
+    stack = stack.to_empty(device=context.device)
     parameters = dict(stack.named_parameters())
     with torch.no_grad():
-        for name, full in setup.given.weights.items():
+        for name, full in context.weights.items():
             for own, part in plain_state({name: full}, block, packed=packed).items():
                 parameters.pop(own).copy_(part)
     assert not parameters, f"without a value: {sorted(parameters)}"
     return stack
-
-
-BUILDERS = {
-    "dtensor": dtensor,
-    "dtensor_sp": partial(dtensor, sequence_parallel=True),
-    "async_tp": async_tp,
-    "hooks": hooks,
-}

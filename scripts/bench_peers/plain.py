@@ -16,7 +16,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tpcompile.config import BlockConfig
+from tpcompile.errors import ConfigError
 from tpcompile.fastpath.plain import normalized, rotate, stat_dtype
+
+NOT_PLAIN = {
+    "norm": "rms", "norm_affine": True, "modulation": False, "cross_attention": False, "masked": False,
+    "sequence_parallel": False, "dropout": 0.0,
+}  # fmt: skip
+"""The forms of the block that this module has."""
+
+
+def check_plain(block: BlockConfig, tp: int) -> None:
+    """Raises ConfigError for a block of a different form, and for sizes that tp does not divide."""
+    others = {key: getattr(block, key) for key, plain in NOT_PLAIN.items() if getattr(block, key) != plain}
+    if others:
+        raise ConfigError(f"peers have no {', '.join(f'{key}={value}' for key, value in others.items())}")
+    if block.num_kv_heads % tp or block.num_heads % tp or block.ffn_dim % tp:
+        raise ConfigError(f"peers need heads, kv heads and ffn_dim that tp={tp} divides")
 
 
 class MeanSquare(nn.Module):

@@ -1,7 +1,13 @@
-"""A report -> an SVG or PNG: per preset the time of each program against the floor, and a roofline."""
+"""A report -> an SVG or PNG: per preset the time of each program against the floor, and a roofline.
+
+    python scripts/bench_peers/plot.py bench.json bench.svg
+
+The report is a file of `tpcompile bench --json`; it needs `pip install 'tpcompile[plot]'`.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +23,12 @@ _AROUND = 30.0
 """The roofline is drawn so many times to both sides of its corner, and at least to the preset."""
 
 
-def check(path: Path) -> None:
-    """Raises ConfigError for a file that is neither SVG nor PNG, or without matplotlib: before an hour is measured."""
-    check_suffix(path)
-    matplotlib_of()
-
-
 def write(report: Report, path: Path) -> None:
-    """Presets side by side: bars of ms with the ratio to A, and FLOP/s against FLOPs per byte."""
+    """Presets side by side: bars of ms with the ratio to A, and FLOP/s against FLOPs per byte.
+
+    Raises ConfigError for a file that is neither SVG nor PNG, and without matplotlib.
+    """
+    check_suffix(path)
     matplotlib = matplotlib_of()
     most = max(len(_timed(one)) for one in report.measured)
     size = (_SIDE_INCHES * len(report.measured), _ROW_INCHES * most + _ROOF_INCHES + _OTHER_INCHES)
@@ -62,12 +66,17 @@ def _draw_times(axes: Any, measured: Measured) -> None:
     if beats_floor(measured) is None:
         axes.axvline(measured.bound.ms, color="black", linestyle=":", linewidth=1)
         title += f", floor {measured.bound.ms:.3g} (dotted)"
-    axes.set_yticks(range(len(rows)), [row.name for row in rows])
+    axes.set_yticks(range(len(rows)), [_short(row.name) for row in rows])
     axes.set_xscale("log")
     axes.set_xlim(min([measured.bound.ms, *times]) / 1.5, 4 * max(times, default=measured.bound.ms))
     axes.invert_yaxis()
     axes.set_title(title, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _short(name: str) -> str:
+    """Without the folder of the file that a program is in."""
+    return name.rpartition("/")[2]
 
 
 def _label(measured: Measured, row: Row) -> str:
@@ -94,3 +103,8 @@ def _draw_roofline(axes: Any, measured: Measured) -> None:
     axes.set_xlabel("FLOPs per byte of weights")
     axes.set_ylabel("TFLOP/s of a rank")
     axes.spines[["top", "right"]].set_visible(False)
+
+
+if __name__ == "__main__":
+    source, target = map(Path, sys.argv[1:])
+    write(Report.model_validate_json(source.read_text()), target)

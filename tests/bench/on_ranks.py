@@ -2,51 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from tpcompile import config
 from tpcompile.bench import reference
+from tpcompile.bench.contract import BenchContext, Program
 from tpcompile.bench.names import Name
-from tpcompile.bench.programs import Setup, build, compiled_call
-from tpcompile.bench.reference import Given
-from tpcompile.bench.step import forward_call, training_call
-from tpcompile.bench.worker import compared
+from tpcompile.bench.programs import build, compiled_call, notes_of
+from tpcompile.bench.reference import Given, OwnReference
+from tpcompile.bench.step import Call, forward_call, training_call
+from tpcompile.bench.worker import context_of
+from tpcompile.errors import ConfigError
 
 CPU = torch.device("cpu")
 
 
-def errors(programs: list[str], preset: str, overrides: list[str], train: bool, folder: str) -> dict[str, float]:
-    """Program -> its largest error on this rank, as a multiple of the single-device error."""
-    settings = config.load(preset, overrides, train=train, device="cpu")
+def given(settings: config.RunConfig, folder: str) -> tuple[Given, BenchContext]:
+    """The block on one device, and what programs are built from."""
     if dist.get_rank() == 0:
         reference.write(settings, Path(folder), CPU)
     dist.barrier()
-    given, group = Given.read(Path(folder), CPU), dist.group.WORLD
+    found, group = Given.read(Path(folder), CPU), dist.group.WORLD
     assert group is not None
-    found = {}
-    for program in programs:
-        built = build(Setup(Name.of(program), settings, given, group, CPU))
-        call = forward_call(built.module, built.inputs)
-        if given.cotangent is not None:
-            call = training_call(built.module, built.module, built.inputs, given.cotangent)
-        with built.around():
-            results = compared(call())
-        found[program] = given.error(results, built.slice_of, built.renamed)[0]
+    return found, context_of(settings, found, group, CPU)
+
+
+def errors(programs: list[str], preset: str, overrides: list[str], train: bool, folder: str) -> dict[str, float]:
+    """Program -> its largest error on this rank, as a multiple of the single-device error."""
+    block, context = given(config.load(preset, overrides, train=train, device="cpu"), folder)
+
+    def call_of(program: Program) -> Call:
+        has_own = program.step is not None or program.reference is not None
+        if context.cotangent is None or has_own:
+            return forward_call(program.program, program)
+        return training_call(program.program, program, context.cotangent)
+
+    return {program: error_of(build(Name.of(program), context), block, call_of) for program in programs}
+
+
+def error_of(program: Program, block: Given, call_of: Callable[[Program], Call]) -> float:
+    expected: Any = block if program.reference is None else OwnReference(program)
+    call = call_of(program)
+    with program.around():
+        return expected.error(call(), program)[0]
+
+
+def refusals(cases: list[tuple[str, str, list[str], bool]]) -> list[str]:
+    """(program, preset, overrides, train) -> why it cannot be built, before it asks for weights."""
+    found, group = [], dist.group.WORLD
+    assert group is not None
+    for program, preset, overrides, train in cases:
+        settings = config.load(preset, overrides, train=train, device="cpu")
+        nothing: Any = Given(weights={}, inputs=None, cotangent=None, expected={})  # type: ignore[arg-type]
+        try:
+            build(Name.of(program), context_of(settings, nothing, group, CPU))
+        except ConfigError as error:
+            found.append(str(error))
     return found
 
 
 def compiled(program: str, folder: str) -> tuple[float, tuple[str, ...]]:
     """The error of the compiled program, and what its row says."""
-    settings = config.load("cpu_smoke", ["block.num_layers=1"], device="cpu")
-    if dist.get_rank() == 0:
-        reference.write(settings, Path(folder), CPU)
-    dist.barrier()
-    given, group = Given.read(Path(folder), CPU), dist.group.WORLD
-    assert group is not None
-    setup = Setup(Name.of(program), settings, given, group, CPU)
-    built = build(setup)
-    results = compiled_call(setup, built)()
-    return given.error(compared(results), built.slice_of, built.renamed)[0], built.notes
+    block, context = given(config.load("cpu_smoke", ["block.num_layers=1"], device="cpu"), folder)
+    name = Name.of(program)
+    built = build(name, context)
+    results = compiled_call(name, context, built)()
+    return block.error(results, built)[0], notes_of(name, context, built)

@@ -11,7 +11,8 @@ from tpcompile.bench.records import Report
 
 pytestmark = pytest.mark.slow
 QUICK = ("--set", "compile.backend=eager", "--rounds", "2", "--device", "cpu")
-OWN = "tests.bench.programs"
+OWN = "tests/bench/programs.py"
+PEERS = "scripts/bench_peers/peers.py"
 
 
 def bench(*programs: str, folder: Path) -> tuple[int, str, Report]:
@@ -34,7 +35,7 @@ def bench(*programs: str, folder: Path) -> tuple[int, str, Report]:
 
 
 def test_a_wrong_program_loses_its_ratios_and_a_failing_one_is_a_row(tmp_path: Path) -> None:
-    programs = ("A", "C", f"{OWN}:unsummed", f"{OWN}:raises", "C:graphed")
+    programs = ("A", "C", f"{OWN}:unsummed", f"{OWN}:raises", "C:graphed", f"{OWN}:model", f"{PEERS}:hooks")
     code, output, report = bench(*programs, folder=tmp_path)
     assert code == 1, output
     (measured,) = report.measured
@@ -46,9 +47,15 @@ def test_a_wrong_program_loses_its_ratios_and_a_failing_one_is_a_row(tmp_path: P
     assert (rows["C"].regions_per_call, rows["A"].regions_per_call) == (1, 20)
     assert f"FAIL cpu_smoke {OWN}:unsummed: outputs differ" in output
     assert rows[f"{OWN}:raises"].why_not == "rank 1: ValueError: the weights of rank 1 are gone"
-    log = tmp_path / "logs" / "cpu_smoke.tests.bench.programs-raises.rank1.log"
+    log = tmp_path / "logs" / "cpu_smoke.tests-bench-programs.py-raises.rank1.log"
     assert "Traceback" in log.read_text()
     assert rows["C:graphed"].why_not == "needs GPUs"
+    own, peer = rows[f"{OWN}:model"], rows[f"{PEERS}:hooks"]
+    assert own.reference and not peer.reference
+    assert own.regions_per_call == 1
+    for row in (own, peer):
+        assert len(row.rounds_ms) == 2
+        assert row.error_ratio is not None and row.error_ratio <= measured.error_limit
 
 
 def test_a_rank_that_dies_ends_the_run_and_is_named(tmp_path: Path) -> None:

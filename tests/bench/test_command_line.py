@@ -22,7 +22,7 @@ from tpcompile.errors import ConfigError, PreflightError
         ("--program C --without C", 0, ConfigError, "leaves no program"),
         ("--program C --without A", 0, ConfigError, "--without A"),
         ("--nproc 3 --device cpu", 0, ConfigError, "tp=3 does not divide"),
-        ("--plot plot.pdf", 0, ConfigError, ".svg or .png"),
+        ("--program nowhere.py:build", 0, ConfigError, "there is no file nowhere.py"),
         ("--baseline nowhere.json", 0, ConfigError, "is not there"),
         ("--json nowhere/report.json", 0, ConfigError, "no folder nowhere"),
         ("--device one_gpu", 1, ConfigError, "choose auto, cpu or cuda"),

@@ -13,7 +13,9 @@ from tests.gpus import printed_by
 from tpcompile.bench.records import Measured, Report, Row
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
-PROGRAMS = ("A", "C", "C:graphed", "C:one-shot:graphed", "dtensor:graphed", "hooks:graphed")
+PEERS = "scripts/bench_peers/peers.py"
+DTENSOR = f"{PEERS}:dtensor:graphed"
+PROGRAMS = ("A", "C", "C:graphed", "C:one-shot:graphed", DTENSOR, f"{PEERS}:hooks:graphed")
 
 
 @cache
@@ -50,7 +52,7 @@ def test_a_graph_is_one_launch_of_as_many_kernels() -> None:
 
 @pytest.mark.gpu(2)
 def test_collectives_are_seen_and_some_of_them_are_exposed() -> None:
-    for name in ("A", "C", "C:graphed", "C:one-shot:graphed", "dtensor:graphed"):
+    for name in ("A", "C", "C:graphed", "C:one-shot:graphed", DTENSOR):
         seen = rows()[name].profile
         assert seen.busy_ms and seen.communication_ms and seen.exposed_ms is not None, name
         assert 0 < seen.exposed_ms <= seen.communication_ms <= seen.busy_ms

@@ -14,7 +14,7 @@ from tpcompile.errors import ConfigError
 
 
 def refusal(name: str, preset: str, *overrides: str, **place: Any) -> str:
-    found = {"is_gpu": True, "backend": "inductor", "train": False, "tp": 2} | place
+    found = {"is_gpu": True, "backend": "inductor"} | place
     return names.why_not(Name.of(name), config.load(preset, list(overrides)).block, **found)
 
 
@@ -22,23 +22,27 @@ def test_a_name_is_a_base_and_variants() -> None:
     found = Name.of("C+fast:max-autotune:graphed")
     assert (found.base, found.variants, found.role) == ("C+fast", ("max-autotune", "graphed"), Role.OURS)
     assert found.is_alone
-    assert found.has_one_graph
 
 
-def test_a_function_of_the_users_own_is_a_peer() -> None:
-    found = Name.of("package.module:build")
-    assert (found.role, found.is_own, found.has_one_graph) == (Role.PEER, True, False)
+@pytest.mark.parametrize("place", ["package.module", "module", __file__])
+def test_a_function_of_the_users_own_is_a_peer_and_takes_variants(place: str) -> None:
+    found = Name.of(f"{place}:build:graphed")
+    assert (found.base, found.variants, found.role) == (f"{place}:build", ("graphed",), Role.PEER)
 
 
-@pytest.mark.parametrize("text", ["D", "C:fast", "C:graphed:graphed", "module:build", "package.module"])
+@pytest.mark.parametrize("text", ["D", "C:fast", "C:graphed:graphed", "D:graphed", "package.module", "module:a b"])
 def test_an_unknown_name_is_refused_with_those_that_there_are(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"dtensor_sp.*max-autotune"):
+    with pytest.raises(ConfigError, match=r"C\+fast-all.*FILE:FUNCTION.*max-autotune"):
         Name.of(text)
 
 
-def test_all_defaults_are_names_and_most_of_them_run_on_gpus() -> None:
-    refused = {name for name in DEFAULT if refusal(name, "wan14b_8")}
-    assert refused == {"transformers", "transformers:graphed"}
+def test_a_file_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"there is no file nowhere\.py"):
+        Name.of("nowhere.py:build")
+
+
+def test_all_defaults_are_names_that_run_on_gpus() -> None:
+    assert {name for name in DEFAULT if refusal(name, "wan14b_8")} == set()
 
 
 @pytest.mark.parametrize(
@@ -49,11 +53,7 @@ def test_all_defaults_are_names_and_most_of_them_run_on_gpus() -> None:
         ("C:one-shot:by-size", "wan14b_8", {}, "two settings of the same sums"),
         ("C:by-size", "wan14b_8", {"is_gpu": False}, "needs GPUs"),
         ("A:graphed", "wan14b_8", {}, "breaks the graph"),
-        ("async_tp", "wan14b_8", {"backend": "aot_eager"}, "needs Inductor"),
-        ("dtensor", "wan21_14b", {}, "norm=layer"),
-        ("hooks", "wan14b_8", {"train": True}, "inference"),
-        ("dtensor_sp", "wan14b_8", {"tp": 16}, "divides"),
-        ("transformers", "wan14b_8", {}, "llama8b"),
+        ("C:max-autotune", "wan14b_8", {"backend": "aot_eager"}, "needs Inductor"),
     ],
 )
 def test_what_cannot_run_says_why(name: str, preset: str, place: dict[str, Any], why: str) -> None:

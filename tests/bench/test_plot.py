@@ -8,6 +8,8 @@ import pytest
 
 from scripts.bench_peers import plot
 from tests.bench.samples import measured, report, row
+from tpcompile.bench.records import Report
+from tpcompile.bench.table import lines
 from tpcompile.errors import ConfigError
 
 
@@ -33,6 +35,18 @@ def test_a_floor_that_a_program_beats_is_not_drawn(tmp_path: Path) -> None:
     assert "wan14b_8: ms" in shown and "floor" not in shown
 
 
-def test_another_suffix_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+def test_another_suffix_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"svg or \.png"):
-        plot.check(tmp_path / "plot.pdf")
+        plot.write(report(measured([row("C", 1.0)])), tmp_path / "plot.pdf")
+
+
+def test_the_committed_results_are_drawn_and_shown(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    results = Path(__file__).resolve().parents[2] / "results"
+    for name in ("h100x2-bench_wan14b_8-7", "h100x2-bench_wan14b_256-4", "h100x2-bench_wan14b-6"):
+        found = Report.model_validate_json((results / f"{name}.json").read_text())
+        plot.write(found, tmp_path / f"{name}.svg")
+        (one,) = found.measured
+        assert found.machine is not None and found.schema_version == 2
+        shown = "\n".join(map(str, lines(one, found.machine, world_size=2)))
+        assert "best peer: hooks:graphed" in shown and "FAIL" not in shown

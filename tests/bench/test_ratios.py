@@ -67,6 +67,19 @@ def test_outputs_that_differ_have_no_ratio_and_fail_the_run(error: float | None)
     assert "differ" in text(A, wrong)
 
 
+def test_programs_of_a_different_model_have_ratios_among_themselves_only() -> None:
+    before, after = (
+        row(f"{name}.py:build", *ms, reference="7.25") for name, ms in (("before", (2, 2)), ("after", (1, 1)))
+    )
+    found = measured([A, C, before, after, row("dtensor", 4.0, 4.0), row("compute", 1.0, 1.0)])
+    ratios = ratios_of(found, before)
+    assert [one.value for one in (ratios.faster_than_a, ratios.of_floor, ratios.of_compute)] == [None] * 3
+    assert ratios.faster_than_peer.value == 0.5
+    assert ratios_of(found, C).faster_than_peer.value == 3.0  # of dtensor, although `after` is faster
+    (line,) = [one for one in text(A, before).splitlines() if one.startswith("before.py:build")]
+    assert line.split()[:4] == ["before.py:build", "2.000", "0.000", "-"]
+
+
 def test_a_wrong_mode_a_takes_the_ratios_of_all_others() -> None:
     found = measured([A.model_copy(update={"error_ratio": 9.0}), C])
     assert ratios_of(found, C).faster_than_a.value is None
@@ -97,7 +110,6 @@ def test_the_table_has_the_numbers_of_every_program_and_the_reason_of_those_with
     ]  # fmt: skip
     assert "C:graphed   needs GPUs" in shown
     assert "floor 0.25 ms: FLOPs 0.025 ms at 800 TFLOP/s, weights 0.25 ms at 4000 GB/s" in shown
-    assert "all-reduce of 4096 bytes, us: default 37.0, two-shot -" in shown
 
 
 def test_spread_is_half_of_the_range_between_the_quartiles() -> None:

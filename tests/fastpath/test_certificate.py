@@ -167,7 +167,7 @@ def test_one_of_the_older_hash_is_refused_with_what_to_do(path: FastPath) -> Non
     file.write_text(json.dumps(old))
     assert certificate.uncertified(path).endswith(
         "its certificate has schema 2, whose source hash is made in a different way; this is schema 3; run `tpcompile "
-        "certify norm`"
+        "certify norm --import MODULE`"
     )
     assert certificate.power_of(path) is None
 

@@ -8,29 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.healthy.program import Draw, Program
-from tests.faults.judge import Outcome, Result
+from tests.faults.run import Ended
 
 Found = dict[str, Any]
 """What `play` writes on a rank."""
 
 
-def judge(program: Program, draw: Draw, folder: Path, ended: Mapping[str, int | bool]) -> Result:
-    """The row of a program: green, or a false alarm with its reasons."""
-    found = alarms(program, draw, folder, ended)
-    outcome = Outcome.FALSE_ALARM if found else Outcome.GREEN
-    if ended["timed_out"]:
-        outcome = Outcome.HANG
-    return Result(name=program.name, expected="", outcome=outcome, why="; ".join(found))
-
-
-def alarms(program: Program, draw: Draw, folder: Path, ended: Mapping[str, int | bool]) -> list[str]:
+def alarms(program: Program, draw: Draw, folder: Path, ended: Ended) -> list[str]:
     """Everything that makes the run an alarm."""
     ranks = found_by_rank(folder)
     raised = []
-    if ended["timed_out"]:
+    if ended.is_hang:
         raised.append("the run did not end in time")
-    if ended["exit_code"]:
-        raised.append(f"exit code {ended['exit_code']}")
+    raised += [f"exit code {code}" for code in ended.codes.values() if code]
     raised += [f"a verdict in {path}" for path in folder.glob("verdict_*/verdict.json")]
     missing = sorted(set(range(draw.nproc)).difference(ranks))
     raised += [f"no result of rank {rank}" for rank in missing]

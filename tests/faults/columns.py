@@ -11,9 +11,6 @@ from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 
-from tests.faults.case import Case
-from tests.faults.run import environment, launch
-
 LIMIT_S = 40.0
 """Seconds a case may run without the sentinel before it counts as a hang."""
 
@@ -40,17 +37,6 @@ class Column:
     environ: Callable[[Path], Mapping[str, str]]
     options: tuple[str, ...]
     read: Callable[[Path], Report]
-
-
-def report_of(case: Case, directory: Path, name: str, *, gpus: str | None = None) -> str:
-    """Run the case with the tool of that name, a key of `COLUMNS`, and classify its output; `gpus` as in `run_case`."""
-    column = COLUMNS[name]
-    if not column.is_here():
-        return Report.NOT_HERE.value
-    folder = directory / f"{case.name}-{name}"
-    environ = {**environment(folder / "cache", gpus=gpus), **column.environ(folder)}
-    ended = launch(case, folder, environ=environ, limit_s=LIMIT_S, options=["--bare", *column.options])
-    return text_of(column.read(folder), timed_out=bool(ended["timed_out"]))
 
 
 def text_of(report: Report, *, timed_out: bool) -> str:

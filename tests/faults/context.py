@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from tests.faults.case import Case
+from tests.faults.case import Planted
 from tpcompile.sentinel import Sentinel
 
 
@@ -22,7 +22,7 @@ from tpcompile.sentinel import Sentinel
 class Context:
     """Where a program runs, and when its fault acts."""
 
-    case: Case
+    case: Planted
     rank: int
     world_size: int
     device: torch.device
@@ -81,7 +81,7 @@ def join_group(rank: int, world_size: int) -> torch.device:
     return device
 
 
-def play(case: Case, *, rank: int, run_dir: Path, is_watched: bool, backend: str) -> None:
+def play(case: Planted, *, rank: int, run_dir: Path, is_watched: bool, backend: str) -> None:
     """Run a case on this rank, with or without the sentinel."""
     device = join_group(rank, case.world_size)
     axes, sizes = zip(*case.mesh, strict=True) if case.mesh else ((), ())

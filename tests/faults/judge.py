@@ -1,17 +1,21 @@
-"""A case and the evidence of its run -> named, detected, missed, hang, ...: pure, but for `gather`."""
+"""What is right for a case, and what its run left -> named, detected, missed, hang, ...: pure, but for `gather`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
-from tests.faults.case import Case
+from tests.faults.case import Trace, Truth
+from tests.faults.names import Route
+from tpcompile.errors import ExitCode
 from tpcompile.evidence.iterables import find
-from tpcompile.evidence.records import Divergence, Frozen, Layer, Status, UserLine, Verdict, ranks_of
+from tpcompile.evidence.records import CheckId, Divergence, Frozen, Layer, Status, UserLine, Verdict, ranks_of
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.text.lines import is_installed
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.sentinel.timeline import TimelineEvent
 
@@ -116,74 +120,112 @@ def gather(folder: Path, verdict: Path, **ended: Any) -> Evidence:
     )
 
 
-def judge(case: Case, evidence: Evidence) -> Result:
-    """The row of a case."""
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """The outcome of a case on a route."""
+
+    outcome: Outcome
+    wrong: tuple[str, ...] = ()
+    """Which of cause, rank and line is wrong, or what else is."""
+    found: Found | None = None
+
+
+def judge(truth: Truth, evidence: Evidence, route: Route = Route.SENTINEL) -> Judged:
+    """Compare what a route left with the verdicts that are right."""
     found = first_finding(evidence.verdict) if evidence.verdict else None
-    outcome, why = _outcome(case, evidence, found)
-    # At a hang, the verdict is about our own kill.
-    seconds, compile_s = (None, 0.0) if evidence.is_hang else time_to_verdict(evidence)
-    return Result(
-        name=case.name,
-        expected=case.cause.value if case.cause else "",
-        outcome=outcome,
-        why=why,
-        found=found,
-        seconds=seconds,
-        compile_s=compile_s,
-    )
-
-
-def _outcome(case: Case, evidence: Evidence, found: Found | None) -> tuple[Outcome, str]:
-    if evidence.is_hang:
-        said = f", although it reported: {found.text}" if found else ""
-        return Outcome.HANG, f"had not ended after {case.limit_s:g} s{said}"
-    if case.cause is None:
-        return _healthy(evidence, found)
+    if route == Route.SENTINEL and evidence.is_hang:
+        return Judged(outcome=Outcome.HANG, found=found)
+    if truth.is_healthy:
+        return _healthy(route, evidence, found)
     if evidence.reached_at is None:
-        return Outcome.BROKEN, f"no rank reached the fault; exit code {_code(evidence)}"
+        return Judged(outcome=Outcome.BROKEN, wrong=("the fault was never reached",), found=found)
+    return _faulty(truth, route, evidence, found)
+
+
+def _faulty(truth: Truth, route: Route, evidence: Evidence, found: Found | None) -> Judged:
+    if route == Route.CHECK_RANKS and evidence.verdict is None:
+        return Judged(outcome=Outcome.DIED)
+    if route != Route.SENTINEL and truth.trace == Trace.ABSENT:
+        return _not_compiled(route, evidence, found)
     if found is None:
-        return Outcome.MISSED, f"no red verdict; exit code {_code(evidence)}"
-    wrong = differences(case, found)
-    return (Outcome.DETECTED, "; ".join(wrong)) if wrong else (Outcome.NAMED, "")
+        is_named = route == Route.DIAGNOSE and _lacks_log(truth, evidence)
+        return Judged(outcome=Outcome.NAMED if is_named else Outcome.MISSED)
+    wrong = differences(truth, found)
+    return Judged(outcome=Outcome.DETECTED if wrong else Outcome.NAMED, wrong=tuple(wrong), found=found)
 
 
-def _healthy(evidence: Evidence, found: Found | None) -> tuple[Outcome, str]:
+def _healthy(route: Route, evidence: Evidence, found: Found | None) -> Judged:
     if found is not None:
-        return Outcome.FALSE_ALARM, found.text
+        is_of_package = route == Route.CHECK_RANKS and _is_of_package(found, evidence)
+        return Judged(outcome=Outcome.OF_PACKAGE if is_of_package else Outcome.FALSE_ALARM, found=found)
+    if route == Route.DIAGNOSE and evidence.diagnose_code != 0:
+        return Judged(outcome=Outcome.FALSE_ALARM)
     if not evidence.ended_well:
-        return Outcome.BROKEN, f"a healthy program ended with exit code {_code(evidence)}"
-    return Outcome.GREEN, ""
+        return Judged(outcome=Outcome.BROKEN, wrong=("a healthy program failed",))
+    return Judged(outcome=Outcome.GREEN)
 
 
-def _code(evidence: Evidence) -> str:
-    return ", ".join(map(str, evidence.codes))
+def _is_of_package(found: Found, evidence: Evidence) -> bool:
+    """True for a graph break on all ranks inside an installed package: some versions of transformers have one."""
+    assert evidence.verdict is not None
+    is_everywhere = len(found.ranks) == evidence.verdict.world_size
+    is_break = found.cause == Cause.GRAPH_BREAK
+    return is_break and is_everywhere and found.line is not None and is_installed(found.line)
 
 
-def differences(case: Case, found: Found) -> list[str]:
-    """What is wrong in a finding; empty when it names the case."""
+def _lacks_log(truth: Truth, evidence: Evidence) -> bool:
+    """True when the verdict is that this rank left no log: it never compiled anything, or its log is lost."""
+    if evidence.verdict is None or evidence.diagnose_code != ExitCode.INCOMPLETE or not truth.without_log:
+        return False
+    checks = [check for check in evidence.verdict.checks if check.id == CheckId.LOGS_COMPLETE]
+    return any(check.ranks == truth.without_log for check in checks)
+
+
+def _not_compiled(route: Route, evidence: Evidence, found: Found | None) -> Judged:
+    """A fault that no compile shows: no verdict may be red, and diagnose reports a job that ended badly."""
+    if found is not None:
+        return Judged(outcome=Outcome.DETECTED, wrong=("it is not in what was compiled",), found=found)
+    if route != Route.DIAGNOSE or evidence.ended_well:
+        return Judged(outcome=Outcome.NAMED)
+    if evidence.diagnose_code != ExitCode.INCOMPLETE:
+        return Judged(outcome=Outcome.MISSED, wrong=(f"exit code {evidence.diagnose_code}",))
+    return Judged(outcome=Outcome.NAMED)
+
+
+def differences(truth: Truth, found: Found) -> list[str]:
+    """Which of cause, rank and line a finding has wrong."""
     wrong = []
-    if found.cause != case.cause:
-        expected = case.cause.value if case.cause else "nothing"
-        wrong.append(f"cause is {found.cause.value!r}, not {expected!r}")
-    if sorted(found.ranks) != sorted(case.blamed):
-        blamed = ranks_text(found.ranks) or "none"
-        wrong.append(f"blames rank {blamed}, not {ranks_text(case.blamed)}")
-    if case.marker and not _is_blamed(case, found.line):
-        expected = f"{case.source.name}:{ranks_text(case.blamed_lines())}"
-        wrong.append(f"line is {_line_text(found.line)}, not {expected}")
+    if found.cause.name.lower() not in truth.causes:
+        wrong.append("cause")
+    if not _blamed_ranks(truth, found).intersection(truth.ranks):
+        wrong.append("rank")
+    if truth.lines is not None and not _is_on(truth, found.line):
+        wrong.append("line")
     return wrong
 
 
-def _line_text(line: UserLine | None) -> str:
-    return "no line" if line is None else f"{line} {line.code.strip()!r}"
+def _is_on(truth: Truth, line: UserLine | None) -> bool:
+    if line is None or truth.lines is None:
+        return False
+    is_on_line = line.file.endswith(f"/{truth.source}") and line.line in truth.lines
+    return is_on_line or PurePath(line.file).name == truth.file
 
 
-def _is_blamed(case: Case, line: UserLine | None) -> bool:
-    return (
-        line is not None
-        and line.file.endswith(f"{case.source.parent.name}/{case.source.name}")
-        and line.line in case.blamed_lines()
-    )
+def _blamed_ranks(truth: Truth, found: Found) -> set[frozenset[int]]:
+    """Sets of ranks that a finding may blame: the odd ranks, and without a majority all ranks that differ."""
+    odd, without_majority = frozenset(found.ranks), frozenset(found.without_majority)
+    return {odd} if truth.is_majority_needed or not without_majority else {odd, without_majority}
+
+
+def described(judged: Judged) -> str:
+    """What was found, in one line."""
+    if judged.found is None:
+        return "; ".join(judged.wrong)
+    found = judged.found
+    ranks = ranks_text(found.ranks) or "none"
+    line = f"{PurePath(found.line.file).name}:{found.line.line}" if found.line else "no line"
+    text = f"{found.cause.name.lower()}, rank {ranks}, {line}: {found.text}"
+    return f"{', '.join(judged.wrong)} wrong; {text}" if judged.wrong else text
 
 
 def first_finding(verdict: Verdict) -> Found | None:
@@ -213,7 +255,8 @@ def _of_divergence(divergence: Divergence) -> Found:
 
 def time_to_verdict(evidence: Evidence) -> tuple[float | None, float]:
     """(seconds from fault to verdict without compile time, compile time of the slowest rank between them)."""
-    if evidence.reached_at is None or evidence.verdict_at is None:
+    # At a hang, the verdict is about our own kill.
+    if evidence.is_hang or evidence.reached_at is None or evidence.verdict_at is None:
         return None, 0.0
     begin, end = evidence.reached_at, evidence.verdict_at
     compile_s = max((covered_s(intervals, begin, end) for intervals in evidence.compiling), default=0.0)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tests.faults.case import Case
+from tests.faults.case import Planted
 from tests.faults.judge import Outcome, Result
 from tpcompile.evidence.records import SCHEMA_VERSION, Frozen
 from tpcompile.evidence.text.ranks import named_ranks
@@ -89,7 +89,7 @@ def listing(rows: Sequence[Sequence[str]]) -> Table:
     return table
 
 
-def row_of(case: Case) -> tuple[str, str, str, str]:
+def row_of(case: Planted) -> tuple[str, str, str, str]:
     """The row of a case in a listing."""
     expected = f"{case.cause.value} ({named_ranks(case.blamed)})" if case.cause else "nothing"
     return case.name, case.what, expected, "\n".join(case.threads)

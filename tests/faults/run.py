@@ -1,72 +1,172 @@
-"""Case -> torchrun in a process tree of its own -> evidence on disk -> Result."""
+"""Launches -> how each ended: ranks that torchrun starts, or forks of this process, which has imported torch.
+
+A case costs a second instead of ten where its ranks are forked. `finished` forks one supervisor per launch. For forked
+ranks it hosts the store as torchrun's agent does, and ends the others when one fails.
+"""
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import importlib
 import json
 import os
+import runpy
 import shlex
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Literal, NoReturn
 
-from tests.faults import alarms
-from tests.faults.case import Case
-from tests.faults.healthy.program import Program
-from tests.faults.judge import Result, gather, judge
+import torch._functorch.config
+import torch._inductor.config
+
+from tests.faults.names import AFTER, ENDED
 from tpcompile.launch import torchrun
+from tpcompile.process_tree import run_tree
+from tpcompile.ranks import children
+from tpcompile.ranks.env import hosted_store, local_variables
+from tpcompile.torch_api.forked import new_trace_handler
 
-_LEFT_S = 30.0
-"""Seconds after the limit in which the process tree must have been killed."""
-_ROOT = Path(__file__).resolve().parents[2]
-Ended = dict[str, int | bool]
-"""How a process tree ended: `exit_code` and `timed_out` of `tpcompile.process_tree.Outcome`."""
-
-
-def run_case(case: Case, directory: Path, *, gpus: str | None = None) -> Result:
-    """Run one case with the sentinel and judge it; `gpus` as in `environment`."""
-    folder = directory / case.name
-    environ = environment(folder / "cache", gpus=gpus)
-    if isinstance(case, Program):
-        draw = case.first_draw()
-        ended = launch(case, folder, environ=environ, limit_s=case.limit_s, options=["--draw", draw.to_json()])
-        return alarms.judge(case, draw, folder, ended)
-    ended = launch(case, folder, environ=environ, limit_s=case.limit_s)
-    verdict = folder / "run" / "verdict.json"
-    codes = (int(ended["exit_code"]),)
-    return judge(case, gather(folder, verdict, is_hang=bool(ended["timed_out"]), codes=codes))
+ROOT = Path(__file__).resolve().parents[2]
+FEW_THREADS = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+_TREE_GRACE_S = 3.0
+_GRACE_S = 20.0
+"""Seconds from SIGTERM to SIGKILL; torchrun leaves 30."""
+_POLL_S = 0.05
+_LOOK_S = 1.0
+"""Seconds between two samples of the CPU time of the ranks; each reads all of /proc."""
+_BUSY_TICKS = 5
+"""CPU time, in ticks of 10 ms, of all ranks between two samples, above which they do more than idle threads."""
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
-def environment(cache: Path, *, gpus: str | None = None) -> dict[str, str]:
-    """Environment of a case: few threads, a folder for the compile cache, and the GPUs it may use.
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One run."""
 
-    `gpus` is a value of CUDA_VISIBLE_DEVICES: empty for none, None to leave it as it is.
+    out: Path
+    command: tuple[str, ...]
+    """Arguments of Python for a rank: a file or `-m` and a module, and theirs."""
+    world_size: int
+    limit_s: float
+    by: Literal["torchrun", "fork", "exec"] = "torchrun"
+    """Forks share what this process has imported; `exec` starts Python anew in them: CUDA does not survive a fork."""
+    environ: Mapping[str, str] = field(default_factory=lambda: FEW_THREADS)
+    """Variables of all ranks, beside those of this process."""
+    own: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    """Rank -> variables of its own, under torchrun."""
+    stuck_s: float | None = None
+    """With the fault acting and no CPU time used for so long, forked ranks hang; None to wait for `limit_s`."""
+    reached: str = ""
+    """Pattern of files that say that the fault acts."""
+    after: tuple[str, ...] = ()
+    """Command to run when the ranks have ended; its output goes to after.txt."""
+    if_ended_badly: tuple[str, ...] = ()
+    """Further arguments of that command when a rank crashed or the job hung, which a person would give."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended."""
+
+    codes: dict[int, int]
+    """Rank -> exit code, negative for a signal, also of the ranks that were ended; only torchrun's own, as rank 0's."""
+    is_hang: bool
+    wall_s: float
+
+
+def finished(launches: Iterable[Launch], slots: Sequence[Mapping[str, str]]) -> Iterator[tuple[Launch, Ended]]:
+    """Run the launches beside each other, and yield each when it has ended.
+
+    As many run at a time as there are slots; each has the variables of its slot, those of the launch come first. Two
+    that run at the same time have caches or GPUs of their own in this way.
     """
-    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
+    free = list(range(len(slots)))
+    active: dict[int, tuple[int, Launch]] = {}
+    for launch in launches:
+        while not free:
+            yield from _ended_ones(active, free)
+        slot = free.pop(0)
+        launch.out.mkdir(parents=True, exist_ok=True)
+        pid = os.fork()
+        if pid == 0:
+            _supervise_and_exit(replace(launch, environ={**slots[slot], **launch.environ}))
+        active[pid] = slot, launch
+    while active:
+        yield from _ended_ones(active, free)
+
+
+def _ended_ones(active: dict[int, tuple[int, Launch]], free: list[int]) -> Iterator[tuple[Launch, Ended]]:
+    time.sleep(_POLL_S)
+    for pid, _ in children.ended({pid: pid for pid in active}):
+        slot, launch = active.pop(pid)
+        free.append(slot)
+        yield launch, read_ended(launch.out)
+
+
+def read_ended(out: Path) -> Ended:
+    """What a supervisor wrote."""
+    fields = json.loads((out / ENDED).read_text())
+    codes = {int(rank): code for rank, code in fields["codes"].items()}
+    return Ended(codes=codes, is_hang=fields["is_hang"], wall_s=fields["wall_s"])
+
+
+def _supervise_and_exit(launch: Launch) -> NoReturn:
+    try:
+        _end_with_parent(signal.SIGTERM)
+        ended = _under_torchrun(launch) if launch.by == "torchrun" else supervise(launch)
+        _run_after(launch, ended)
+        (launch.out / ENDED).write_text(json.dumps(asdict(ended)))
+    except BaseException:
+        traceback.print_exc()
+    os._exit(0)
+
+
+def _end_with_parent(signum: int) -> None:
+    """Get that signal when the process that forked this one has ended: a run that is killed leaves no ranks."""
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signum)
+
+
+def _run_after(launch: Launch, ended: Ended) -> None:
+    if not launch.after:
+        return
+    ended_badly = ended.is_hang or any(ended.codes.values())
+    command = [*launch.after, *(launch.if_ended_badly if ended_badly else ())]
+    with (launch.out / "after.txt").open("wb") as output:
+        process = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False, timeout=120.0)
+    (launch.out / AFTER).write_text(json.dumps(process.returncode))
+
+
+def environment(launch: Launch) -> dict[str, str]:
+    """Variables of all ranks of a launch; it has a cache of its own, if its slot has none."""
     return {
         **os.environ,
-        **visible,
-        "OMP_NUM_THREADS": "1",
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
-        "TORCHINDUCTOR_CACHE_DIR": str(cache),
-        "PYTHONPATH": os.pathsep.join(paths),
+        "TORCHINDUCTOR_CACHE_DIR": str(launch.out / "cache"),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        **launch.environ,
     }
 
 
-def launch(
-    case: Case, folder: Path, *, environ: Mapping[str, str], limit_s: float, options: Sequence[str] = ()
-) -> Ended:
-    """Run a case under torchrun with its variables of each rank; `options` are those of `tests.faults.rank`."""
-    command = torchrun_with(rank_command(case, folder, options), nproc=case.world_size, own=case.env)
-    return run_in_tree(command, folder, environ=environ, limit_s=limit_s)
+# Ranks under torchrun
 
 
-def rank_command(case: Case, folder: Path, options: Sequence[str]) -> list[str]:
-    """Arguments of Python for one rank of a case."""
-    module = case.program.__module__
-    return ["-m", "tests.faults.rank", module, case.name, "--run-dir", str(folder), *options]
+def _under_torchrun(launch: Launch) -> Ended:
+    """Run a launch to its end, its output in log.txt; nothing is left running."""
+    log = os.open(launch.out / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    command = torchrun_with(launch.command, nproc=launch.world_size, own=launch.own)
+    began_at = time.time()
+    ended = run_tree(command, environ=environment(launch), timeout_s=launch.limit_s, grace_s=_TREE_GRACE_S)
+    return Ended(codes={0: ended.exit_code}, is_hang=ended.timed_out, wall_s=time.time() - began_at)
 
 
 def torchrun_with(rank: Sequence[str], *, nproc: int, own: Mapping[int, Mapping[str, str]]) -> list[str]:
@@ -83,31 +183,154 @@ def _assignments(variables: Mapping[str, str]) -> str:
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
 
 
-def run_in_tree(command: Sequence[str], folder: Path, *, environ: Mapping[str, str], limit_s: float) -> Ended:
-    """Run a command, its output in folder/log.txt; nothing is left running. Returns how the tree ended."""
-    folder.mkdir(parents=True)
-    outcome = folder / "outcome.json"
-    tree = [sys.executable, "-m", "tests.faults.tree", str(limit_s), str(outcome), "--"]
-    command = [*tree, *command]
-    with (folder / "log.txt").open("wb") as log:
-        process = subprocess.Popen(
-            command, env=dict(environ), stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
-        )
+# Forked ranks
+
+
+def supervise(launch: Launch) -> Ended:
+    """Run the forked ranks of a launch to their end. Called in a process of its own."""
+    # It listens from here on, so that no other process gets the port; the store has threads, and comes after the forks.
+    listener = socket.create_server(("127.0.0.1", 0))
+    pids = {rank: _start(launch, rank, listener) for rank in range(launch.world_size)}
+    store = hosted_store(listener)
+    watch = _Watch(launch)
+    codes: dict[int, int] = {}
+    left = dict(pids)
+    failed_at: float | None = None
+    is_hang = False
+    while left:
+        for rank, code in children.ended(left):
+            codes[rank] = code
+            del left[rank]
+        if failed_at is None and any(codes.values()):
+            failed_at = time.monotonic()
+            _signal(left.values(), signal.SIGTERM)
+        if left and failed_at is None and not is_hang and watch.is_hang(left.values()):
+            is_hang = True
+            _signal(left.values(), signal.SIGTERM, signal.SIGKILL)
+        if left and failed_at is not None and time.monotonic() - failed_at > _GRACE_S:
+            _signal(left.values(), signal.SIGKILL)
+        time.sleep(_POLL_S)
+    for pid in pids.values():
+        children.sweep_group(pid)
+    del store
+    return Ended(codes=codes, is_hang=is_hang, wall_s=time.time() - watch.began_at)
+
+
+class _Watch:
+    """Whether a run still makes progress."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.began_at = time.time()
+        self._launch = launch
+        self._cpu_ticks = 0
+        self._busy_at = time.time()
+        self._looked_at = 0.0
+
+    def is_hang(self, pids: Iterable[int]) -> bool:
+        """True when the limit is over, or when the fault acts and no process uses the CPU."""
+        now = time.time()
+        if now - self.began_at > self._launch.limit_s:
+            return True
+        if now - self._looked_at < _LOOK_S:
+            return False
+        self._looked_at = now
+        if self._launch.stuck_s is None or not self._acts():
+            self._busy_at = now
+            return False
+        ticks = _cpu_ticks(set(pids))
+        if ticks - self._cpu_ticks >= _BUSY_TICKS:
+            self._busy_at = now
+        self._cpu_ticks = ticks
+        return now - self._busy_at > self._launch.stuck_s
+
+    def _acts(self) -> bool:
+        return any(self._launch.out.glob(self._launch.reached))
+
+
+def _cpu_ticks(groups: set[int]) -> int:
+    """CPU time of all processes in these process groups."""
+    total = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            process.wait(limit_s + _LEFT_S)
-        finally:
-            _end(process)
-    if not outcome.exists():
-        return {"exit_code": process.returncode, "timed_out": True}
-    ended: Ended = json.loads(outcome.read_text())
-    return ended
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it ended meanwhile
+            continue
+        if int(fields[2]) in groups:
+            total += int(fields[11]) + int(fields[12])
+    return total
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the tree, which sweeps its ranks; nothing to do where it has ended."""
-    assert process.stdin is not None
-    process.stdin.close()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_LEFT_S)
-    process.kill()
-    process.wait()
+def _signal(pids: Iterable[int], *signals: int) -> None:
+    for pid in pids:
+        for number in signals:
+            os.kill(pid, number)
+
+
+def _start(launch: Launch, rank: int, listener: socket.socket) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    os.setpgid(0, 0)
+    _end_with_parent(signal.SIGKILL)
+    port: int = listener.getsockname()[1]
+    listener.close()
+    output = os.open(launch.out / f"out_{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ.update(environment(launch) | local_variables(rank, launch.world_size, port))
+    if launch.by == "exec":
+        os.execv(sys.executable, [sys.executable, *launch.command])
+    _become()
+    play(launch.command)
+
+
+def _become() -> None:
+    """What the import of torch and Python's start would have done with this environment."""
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    new_trace_handler()
+    # In the cache folder, which runs share, only C++ is reused: each run compiles its own graphs.
+    torch._inductor.config.fx_graph_cache = False
+    torch._functorch.config.enable_autograd_cache = False
+
+
+def play(command: Sequence[str]) -> NoReturn:
+    """Run `python COMMAND` in this process, and end it as it would end."""
+    is_module = command[0] == "-m"
+    sys.argv = list(command[1:] if is_module else command)
+    if is_module:
+        end_as_python(lambda: runpy.run_module(command[1], run_name="__main__", alter_sys=True))
+    end_as_python(lambda: runpy.run_path(command[0], run_name="__main__"))
+
+
+def end_as_python(run: Callable[[], object]) -> NoReturn:
+    """Run a program, and end this process with its exit code, as the interpreter does at its end."""
+    code = 0
+    try:
+        run()
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    # What `Py_FinalizeEx` does first; typeshed leaves the private function out.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def preload(modules: Sequence[str]) -> list[str]:
+    """Import modules before the first fork; those that are missing are returned."""
+    missing = []
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            missing.append(name)
+    return missing

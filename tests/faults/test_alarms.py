@@ -11,8 +11,9 @@ import pytest
 from tests.faults.alarms import alarms
 from tests.faults.case import load
 from tests.faults.healthy.program import Draw, Program
+from tests.faults.run import Ended
 
-ENDED = {"exit_code": 0, "timed_out": False}
+ENDED = Ended(codes={0: 0}, is_hang=False, wall_s=1.0)
 
 
 def program() -> Program:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.case import CASES, Case, chosen, fault, load
+from tests.faults.case import CASES, Planted, chosen, fault, load
 from tests.faults.drawn.operators import ALL as OPERATORS
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records.causes import Cause
@@ -31,13 +31,13 @@ _CASES = pytest.mark.parametrize("case", ALL.values(), ids=ALL)
 
 
 @_CASES
-def test_a_case_says_what_it_plants_and_cites_a_public_thread(case: Case) -> None:
+def test_a_case_says_what_it_plants_and_cites_a_public_thread(case: Planted) -> None:
     assert case.what and case.threads
     assert all(re.match(r"[\w./-]+#\d+", thread) and ": " in thread for thread in case.threads)
 
 
 @_CASES
-def test_a_fault_blames_ranks_of_the_job_and_a_healthy_program_none(case: Case) -> None:
+def test_a_fault_blames_ranks_of_the_job_and_a_healthy_program_none(case: Planted) -> None:
     assert bool(case.ranks) == (case.cause is not None)
     assert all(rank < case.world_size for rank in case.ranks)
     assert case.step < case.num_steps

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.faults import columns
+from tests.faults import columns, run
 from tests.faults.case import CASES
 from tests.faults.columns import Report, read_detail, read_spmd_check, text_of
+from tests.faults.sweep import sweep
 
 MISMATCH = (
     "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: "
@@ -44,4 +46,12 @@ def test_a_tool_that_reports_and_lets_the_job_hang_is_both() -> None:
 
 def test_a_tool_that_is_not_installed_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns.shutil, "which", lambda name: None)
-    assert columns.report_of(CASES.find("stride"), tmp_path, "tlparse") == "not here"
+    monkeypatch.setattr(run, "finished", finished_without_a_trace)
+    (result,) = sweep([CASES.find("stride")], tmp_path, tools=["tlparse"])
+    assert result.columns == {"tlparse": "not here"}
+
+
+def finished_without_a_trace(launches: Sequence[run.Launch], _: object) -> Iterator[tuple[run.Launch, run.Ended]]:
+    for launch in launches:
+        launch.out.mkdir(parents=True)
+        yield launch, run.Ended(codes={0: 0}, is_hang=False, wall_s=0.0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.faults.case import CASES, Case
+from tests.faults.case import CASES, Planted
 from tests.faults.judge import (
     Evidence,
     Outcome,
@@ -34,7 +35,7 @@ CASE = CASES.find("attribute_constant")
 HEALTHY = CASES.find("clean")
 
 
-def blamed(case: Case = CASE, *, by: int = 0) -> UserLine:
+def blamed(case: Planted = CASE, *, by: int = 0) -> UserLine:
     """The line that must be blamed, or one `by` lines further down."""
     return UserLine(file=f"/elsewhere/tests/faults/planted/{case.source.name}", line=case.blamed_lines()[0] + by)
 
@@ -62,55 +63,61 @@ def evidence(said: Verdict | None, **changes: Any) -> Evidence:
 
 
 def test_a_fault_with_the_right_cause_ranks_and_line_is_named() -> None:
-    result = judge(CASE, evidence(verdict(divergence())))
-    assert (result.outcome, result.why, result.seconds) == (Outcome.NAMED, "", 1.0)
+    assert judge(CASE.truth, evidence(verdict(divergence()))).outcome == Outcome.NAMED
+    assert time_to_verdict(evidence(verdict(divergence()))) == (1.0, 0.0)
 
 
 def test_a_different_cause_is_only_detected() -> None:
-    result = judge(CASE, evidence(verdict(divergence(cause=Cause.RANK_BRANCH))))
-    assert result.outcome == Outcome.DETECTED
-    assert "cause is 'rank-dependent branch', not 'a guarded Python value" in result.why
+    result = judge(CASE.truth, evidence(verdict(divergence(cause=Cause.RANK_BRANCH))))
+    assert (result.outcome, result.wrong) == (Outcome.DETECTED, ("cause",))
 
 
 def test_a_different_rank_is_only_detected() -> None:
     groups = (RankGroup(ranks=(1,)), RankGroup(ranks=(0,), item=value_item("item", "%1", line=blamed())))
-    result = judge(CASE, evidence(verdict(divergence(groups=groups))))
-    assert (result.outcome, result.why) == (Outcome.DETECTED, "blames rank 0, not 1")
+    result = judge(CASE.truth, evidence(verdict(divergence(groups=groups))))
+    assert (result.outcome, result.wrong) == (Outcome.DETECTED, ("rank",))
+
+
+def test_where_a_planted_fault_is_on_one_rank_a_split_without_a_majority_does_not_count() -> None:
+    both = replace(CASE, named=(0, 1))
+    assert judge(both.truth, evidence(verdict(divergence()))).wrong == ("rank",)
+    undecided = replace(both.truth, is_majority_needed=False)
+    assert judge(undecided, evidence(verdict(divergence()))).outcome == Outcome.NAMED
 
 
 @pytest.mark.parametrize("line", [blamed(by=1), UserLine(file="/x/other.py", line=blamed().line), None])
 def test_a_different_line_is_only_detected(line: UserLine | None) -> None:
     groups = (RankGroup(ranks=(0,)), RankGroup(ranks=(1,), item=value_item("item", "%1", line=line)))
-    result = judge(CASE, evidence(verdict(divergence(groups=groups))))
-    assert result.outcome == Outcome.DETECTED
-    assert result.why.startswith("line is ")
+    result = judge(CASE.truth, evidence(verdict(divergence(groups=groups))))
+    assert (result.outcome, result.wrong) == (Outcome.DETECTED, ("line",))
 
 
 @pytest.mark.parametrize("said", [None, verdict(), verdict(divergence(cls=DivergenceClass.LABEL))])
 def test_a_fault_without_a_red_verdict_is_missed(said: Verdict | None) -> None:
-    assert judge(CASE, evidence(said, codes=(0,))).outcome == Outcome.MISSED
+    assert judge(CASE.truth, evidence(said, codes=(0,))).outcome == Outcome.MISSED
 
 
 def test_a_case_that_does_not_end_is_a_hang_even_with_a_right_verdict() -> None:
-    result = judge(CASE, evidence(verdict(divergence()), is_hang=True))
-    assert (result.outcome, result.seconds) == (Outcome.HANG, None)
-    assert "although it reported: graph differs" in result.why
+    hung = evidence(verdict(divergence()), is_hang=True)
+    result = judge(CASE.truth, hung)
+    assert (result.outcome, time_to_verdict(hung)) == (Outcome.HANG, (None, 0.0))
+    assert result.found is not None and result.found.text == "graph differs"
 
 
 def test_a_fault_that_no_rank_reached_is_broken_whatever_was_reported() -> None:
-    assert judge(CASE, evidence(verdict(divergence()), reached_at=None)).outcome == Outcome.BROKEN
+    assert judge(CASE.truth, evidence(verdict(divergence()), reached_at=None)).outcome == Outcome.BROKEN
 
 
 def test_a_healthy_program_that_ends_well_is_green() -> None:
-    assert judge(HEALTHY, evidence(None, reached_at=None, codes=(0,))).outcome == Outcome.GREEN
+    assert judge(HEALTHY.truth, evidence(None, reached_at=None, codes=(0,))).outcome == Outcome.GREEN
 
 
 def test_a_healthy_program_called_red_is_a_false_alarm() -> None:
-    assert judge(HEALTHY, evidence(verdict(divergence()), reached_at=None)).outcome == Outcome.FALSE_ALARM
+    assert judge(HEALTHY.truth, evidence(verdict(divergence()), reached_at=None)).outcome == Outcome.FALSE_ALARM
 
 
 def test_a_healthy_program_that_raises_is_broken() -> None:
-    assert judge(HEALTHY, evidence(None, reached_at=None, codes=(1,))).outcome == Outcome.BROKEN
+    assert judge(HEALTHY.truth, evidence(None, reached_at=None, codes=(1,))).outcome == Outcome.BROKEN
 
 
 def test_what_was_found_wrong_or_not_at_all_is_not_right() -> None:

@@ -8,14 +8,14 @@ import pytest
 
 from tests.faults.case import CASES
 from tests.faults.judge import Outcome
-from tests.faults.run import run_case
+from tests.faults.sweep import sweep
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate.replay import replay
 
 
 @pytest.mark.slow
 def test_a_killed_rank_is_named(tmp_path: Path, forked_ranks: None) -> None:
-    result = run_case(CASES["killed"], tmp_path)
+    (result,) = sweep([CASES["killed"]], tmp_path)
     assert result.outcome == Outcome.NAMED, result
     assert result.found is not None and result.found.ranks == (0,)
     left = RunDir(tmp_path / "killed" / "run")
@@ -26,6 +26,6 @@ def test_a_killed_rank_is_named(tmp_path: Path, forked_ranks: None) -> None:
 
 @pytest.mark.slow
 def test_a_norm_weight_with_a_different_bit_is_named(tmp_path: Path, forked_ranks: None) -> None:
-    result = run_case(CASES["flipped_bit"], tmp_path)
+    (result,) = sweep([CASES["flipped_bit"]], tmp_path)
     assert result.outcome == Outcome.NAMED, result
     assert result.found is not None and "weight norm" in result.found.text

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from tests.faults import run
 from tests.faults.case import CASES
 from tests.faults.judge import Outcome, Result
 from tests.faults.matrix import Matrix
-from tests.faults.run import run_case, torchrun_with
+from tests.faults.run import Ended, Launch, finished, torchrun_with
 from tests.faults.sweep import sweep
 from tests.forked import run_python
 from tpcompile.cli import ending
@@ -32,7 +34,8 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "faults.py"
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["getrank_constant", "reduce_op"])
 def test_a_planted_fault_is_named_in_seconds(name: str, tmp_path: Path, forked_ranks: None) -> None:
-    check_named(run_case(CASES.find(name), tmp_path), tmp_path / name)
+    (result,) = sweep([CASES.find(name)], tmp_path)
+    check_named(result, tmp_path / name)
 
 
 def check_named(result: Result, folder: Path) -> None:
@@ -54,16 +57,18 @@ def test_the_command_starts_ranks_of_their_own_and_names_their_fault(tmp_path: P
 
 @pytest.mark.slow
 def test_a_healthy_program_stays_green(tmp_path: Path, forked_ranks: None) -> None:
-    assert run_case(CASES.find("compile_order"), tmp_path).outcome == Outcome.GREEN
+    (result,) = sweep([CASES.find("compile_order")], tmp_path)
+    assert result.outcome == Outcome.GREEN
 
 
 @pytest.mark.slow
 def test_a_healthy_program_with_drawn_parameters_stays_green_and_a_control_is_an_alarm(
     tmp_path: Path, forked_ranks: None
 ) -> None:
-    assert run_case(CASES.find("logging_on_one_rank"), tmp_path).outcome == Outcome.GREEN
-    result = run_case(CASES.find("compiles_on_one_rank"), tmp_path)
-    assert (result.outcome, result.why) == (Outcome.FALSE_ALARM, "compiles by rank {0: 2, 1: 1}")
+    names = ["logging_on_one_rank", "compiles_on_one_rank"]
+    healthy, control = sweep([CASES.find(name) for name in names], tmp_path)
+    assert healthy.outcome == Outcome.GREEN
+    assert (control.outcome, control.why) == (Outcome.FALSE_ALARM, "compiles by rank {0: 2, 1: 1}")
 
 
 def test_variables_of_a_rank_are_set_before_python_starts() -> None:
@@ -80,21 +85,31 @@ def test_variables_of_a_rank_are_set_before_python_starts() -> None:
 @pytest.mark.slow
 def test_a_case_past_its_limit_is_a_hang_and_leaves_nothing_behind(tmp_path: Path) -> None:
     case = replace(CASES.find("slow_rank"), limit_s=2.0)
-    assert run_case(case, tmp_path).outcome == Outcome.HANG
+    (result,) = sweep([case], tmp_path)
+    assert result.outcome == Outcome.HANG
     assert _left(tmp_path) == []
 
 
-def test_a_tree_ends_when_the_process_that_started_it_is_gone(tmp_path: Path) -> None:
-    marker = f"echo {tmp_path}; sleep 600"
-    tree = [sys.executable, "-m", "tests.faults.tree", "600", str(tmp_path / "outcome.json"), "--"]
-    command, environ = [*tree, "sh", "-c", marker], run.environment(tmp_path)
-    with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None and process.stdout is not None
-        process.stdout.readline()
-        process.stdin.close()
-        assert process.wait(30) == 0
-    assert json.loads((tmp_path / "outcome.json").read_text())["signal"] == signal.SIGTERM
-    assert _left(tmp_path) == []
+def test_ranks_end_when_the_process_that_started_them_is_killed(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"import pathlib, time\npathlib.Path({str(tmp_path)!r}, 'begun').touch()\ntime.sleep(600)\n")
+    launch = Launch(out=tmp_path / "out", command=(str(program),), world_size=1, limit_s=600.0, by="exec")
+    pid = os.fork()
+    if pid == 0:
+        list(finished([launch], [{}]))
+        os._exit(1)
+    wait_until(lambda: (tmp_path / "begun").exists())
+    assert _left(program)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    wait_until(lambda: not _left(program))
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def _left(folder: Path) -> list[Path]:
@@ -112,12 +127,13 @@ def _read(path: Path) -> bytes:
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every case ends at once, without a verdict."""
 
-    def launch(case: object, folder: Path, **_: object) -> run.Ended:
-        (folder / "run").mkdir(parents=True)
-        (folder / "reached_1.json").write_text(json.dumps(1.0))
-        return {"exit_code": 0, "timed_out": False}
+    def ended(launches: Sequence[Launch], _: object) -> Iterator[tuple[Launch, Ended]]:
+        for launch in launches:
+            (launch.out / "run").mkdir(parents=True)
+            (launch.out / "reached_1.json").write_text(json.dumps(1.0))
+            yield launch, Ended(codes={0: 0}, is_hang=False, wall_s=0.0)
 
-    monkeypatch.setattr(run, "launch", launch)
+    monkeypatch.setattr(run, "finished", ended)
 
 
 def _faults(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:

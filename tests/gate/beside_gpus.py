@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tpcompile import config, gate
-from tpcompile.gate import sequence
+from tpcompile.gate import running
 
 
 def mesh_beside_gpus(*args: Any, **kwargs: Any) -> DeviceMesh:
@@ -27,7 +27,7 @@ def mesh_beside_gpus(*args: Any, **kwargs: Any) -> DeviceMesh:
 
 
 if __name__ == "__main__":
-    with mock.patch.object(sequence, "init_device_mesh", mesh_beside_gpus):
+    with mock.patch.object(running, "init_device_mesh", mesh_beside_gpus):
         overrides = ["compile.backend=eager", "gate.steady_calls=2", "gate.resized_seq_len=16"]
         settings = config.load("cpu_smoke", overrides, device="cpu")
         sys.exit(gate.run(settings, run_dir=sys.argv[1], quiet=True))

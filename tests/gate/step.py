@@ -7,7 +7,7 @@ import runpy
 import sys
 import time
 
-from tests.faults.drawn.forked import end_as_python
+from tests.faults.run import end_as_python
 from tests.gate.runs import REPRO
 
 _STORE_GONE_S = 1.0

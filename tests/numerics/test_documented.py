@@ -1,4 +1,4 @@
-"""The example of docs/tp-maths.md as it stands there, on two ranks; and ranks that draw other inputs."""
+"""The examples of docs/tp-maths.md and docs/typecheck.md as they stand there; and ranks that draw other inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tpcompile.ranks import pool
 from tpcompile.testing import check_numerics
 from tpcompile.typecheck import check_types
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "tp-maths.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 class MyMLP(nn.Module):
@@ -34,15 +34,15 @@ class MyMLP(nn.Module):
         return self.down(torch.relu(self.up(x)))
 
 
-def blocks() -> list[str]:
+def blocks(page: str) -> list[str]:
     """Python of the page, block by block."""
-    parts = DOCS.read_text().split("```python\n")[1:]
+    parts = (DOCS / page).read_text().split("```python\n")[1:]
     return [part.partition("```")[0] for part in parts]
 
 
 @pytest.mark.tp(world_size=2, timeout_s=200)
 def test_the_documented_comparison_passes_on_a_correct_module(tp: TensorParallel) -> None:
-    (found,) = [block for block in blocks() if "check_numerics" in block]
+    (found,) = [block for block in blocks("tp-maths.md") if "check_numerics" in block]
     names: dict[str, Any] = {"torch": torch, "MyMLP": MyMLP, "tp_group": dist.group.WORLD}
     exec(found, names)  # the page's own text
     assert len(names["report"].programs) == 12
@@ -76,5 +76,5 @@ def test_inputs_with_different_shapes_are_refused_on_all_ranks_alike(tp: TensorP
 
 
 def test_the_documented_type_check_passes_on_a_correct_module() -> None:
-    (found,) = [block for block in blocks() if "check_types" in block]
+    (found,) = [block for block in blocks("typecheck.md") if "check_types" in block]
     exec(found, {"check_types": check_types, "MyMLP": MyMLP, "x": torch.randn(2, 16, 64)})

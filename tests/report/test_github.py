@@ -17,7 +17,8 @@ def red(*, line: UserLine | None = samples.LINE, **fields: object) -> Verdict:
 
 def test_an_annotation_names_file_line_and_title_relative_to_the_workspace() -> None:
     first = github.annotations(samples.failing(), WORKSPACE)[0]
-    assert first.startswith("::error file=models/block.py,line=12,title=argument 2 of node 4 (mul) is 1 on ranks 0-6")
+    title = samples.divergence().title.replace(",", "%2C")
+    assert first.startswith(f"::error file=models/block.py,line=12,title={title}::")
 
 
 def test_a_check_that_blames_the_line_of_a_divergence_is_not_annotated_twice() -> None:
@@ -38,7 +39,7 @@ def test_percent_and_newlines_are_escaped_in_the_message() -> None:
 def test_colons_and_commas_are_escaped_in_properties() -> None:
     source = UserLine(file="/repo/a,b:c.py", line=3)
     (line,) = github.annotations(red(name="graphs: 1, not 2", line=source), WORKSPACE)
-    assert line.startswith("::error file=a%2Cb%3Ac.py,line=3,title=graphs%3A 1%2C not 2::")
+    assert "file=a%2Cb%3Ac.py," in line and "title=graphs%3A 1%2C not 2::" in line
 
 
 def test_there_are_at_most_ten_errors() -> None:
@@ -68,7 +69,7 @@ def test_a_rank_that_died_is_the_only_error() -> None:
     died = samples.check(name="", id=CheckId.ALIVE, status=Status.FAIL, observed="rank 1 was killed")
     verdict = samples.failing()
     (line,) = github.annotations(verdict.model_copy(update={"checks": (died, *verdict.checks)}), WORKSPACE)
-    assert "rank 1 was killed" in line
+    assert died.observed in line
 
 
 def test_a_check_without_a_line_is_annotated_without_a_file() -> None:
@@ -78,13 +79,15 @@ def test_a_check_without_a_line_is_annotated_without_a_file() -> None:
 
 def test_a_red_verdict_without_checks_has_one_annotation_and_a_green_one_none() -> None:
     verdict = Verdict(status=Status.FAIL, exit_code=4, world_size=2, summary="no GPU")
-    assert github.annotations(verdict, WORKSPACE) == ["::error title=tpcompile gate::no GPU"]
+    (line,) = github.annotations(verdict, WORKSPACE)
+    assert line.startswith("::error title=") and line.endswith(f"::{verdict.summary}")
     assert github.annotations(samples.passing(), WORKSPACE) == []
 
 
 def test_the_summary_is_a_table_whose_cells_cannot_break_it() -> None:
     text = github.summary(red(name="a|b", observed="x\ny <b> `c`"))
-    assert "| a\\|b | 1 on every rank | x y \\<b\\> \\`c\\` | **FAIL** |" in text.splitlines()
+    (row,) = [line for line in text.splitlines() if "a\\|b" in line]
+    assert "| x y \\<b\\> \\`c\\` |" in row
 
 
 def test_user_code_with_backticks_stays_inside_its_fence() -> None:
@@ -101,7 +104,7 @@ def test_a_huge_summary_is_cut_below_the_limit() -> None:
     checks = tuple(samples.check(name=f"{n} " + "x " * 500) for n in range(2000))
     text = github.summary(samples.passing().model_copy(update={"checks": checks}))
     assert len(text.encode()) < 1024 * 1024
-    assert text.endswith("(cut at 1 MB; verdict.json has all of it)\n")
+    assert "verdict.json" in text.splitlines()[-1]
 
 
 def test_nothing_is_written_outside_of_actions(tmp_path: Path) -> None:

@@ -29,9 +29,9 @@ def piped(verdict: Verdict) -> list[str]:
 
 def test_a_check_is_one_line_with_its_path_whole() -> None:
     (row,) = [line for line in piped(long()) if "graph breaks" in line]
-    assert row.startswith("FAIL mode C, graph breaks: ")
-    assert f"{LONG_PATH}:12" in row and "first | second" in row
-    assert "PASS mode C, one graph: 1 on ranks 0-7 (expected 1 on every rank)" in piped(long())
+    assert row.startswith("FAIL ") and f"{LONG_PATH}:12" in row and "first | second" in row
+    (row,) = [line for line in piped(long()) if "one graph" in line]
+    assert row.startswith("PASS ")
 
 
 def test_on_a_terminal_the_same_path_is_folded() -> None:
@@ -49,9 +49,10 @@ def test_a_ci_that_forces_color_makes_no_terminal_of_a_pipe(monkeypatch: pytest.
 def test_every_difference_has_its_cause_its_sides_and_its_advice_on_lines_of_its_own() -> None:
     found = [line for line in piped(samples.failing()) if line.startswith("difference 1 of 1")]
     assert len(found) == 4
-    assert "layer graph: content differs" in found[0]
+    divergence = samples.divergence()
+    assert all(part in found[0] for part in (divergence.title, divergence.layer.value, divergence.cls.value))
     assert "rank 7: " in found[2]
-    assert found[3].endswith("what to do: make the constant a buffer, or declare it under gate.allow")
+    assert found[3].endswith(divergence.advice)
 
 
 def test_the_report_ends_with_the_outcome_and_the_replay_command() -> None:
@@ -61,9 +62,10 @@ def test_the_report_ends_with_the_outcome_and_the_replay_command() -> None:
 def test_many_differences_are_counted() -> None:
     found = tuple(samples.divergence(title=f"argument {n} differs") for n in range(40))
     many = samples.failing().model_copy(update={"divergences": found})
-    assert "and 30 more differences in verdict.json" in lines.lines(many, command="gate")
+    (rest,) = [line for line in lines.lines(many, command="gate") if "verdict.json" in line]
+    assert " 30 " in rest
 
 
 def test_control_characters_do_not_reach_the_pipe() -> None:
     verdict = samples.passing().model_copy(update={"summary": "red\x1b[31m"})
-    assert "PASS (exit 0): red\\x1b[31m" in piped(verdict)
+    assert [line[-12:] for line in piped(verdict) if "\\x1b" in line] == [r" red\x1b[31m"]

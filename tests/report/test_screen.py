@@ -59,7 +59,7 @@ def test_the_files_hold_every_difference(tmp_path: Path) -> None:
     assert len(Verdict.model_validate_json(data.read_text()).divergences) == 200
     text = report.read_text()
     assert all(f"difference {n} of 200" in text for n in range(1, 201))
-    assert "and 199 more differences" in lines
+    assert [line for line in lines if " 199 " in line]
 
 
 def test_the_lead_is_first_and_last(tmp_path: Path) -> None:
@@ -74,13 +74,13 @@ def test_a_green_verdict_that_fits_leaves_no_files(tmp_path: Path) -> None:
     checks = (samples.check(name="graph equal on all ranks", layer=Layer.GRAPH),)
     verdict = Verdict(status=Status.PASS, exit_code=0, world_size=2, checks=checks, summary="2 ranks agree")
     lines = shown(verdict, tmp_path / "out")
-    assert lines[-1] == "PASS (exit 0): 2 ranks agree"
-    assert "equal on all ranks: graph" in lines
+    assert lines[-1].startswith("PASS ") and lines[-1].endswith(verdict.summary)
+    assert [line for line in lines if line.endswith(": graph")]
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_one_line_and_the_verdict_stands(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     lines = shown(many(2), tmp_path / "file" / "out", width=300)
-    assert lines[-1].startswith("the full report was not written: ")
+    assert str(tmp_path / "file") in lines[-1] and "--run-dir" in lines[-1]
     assert any(line.startswith("FAIL (exit 1)") for line in lines)

@@ -36,7 +36,7 @@ def test_a_terminal_gets_at_most_200_lines_and_the_name_of_the_file_with_the_res
     assert len(lines) <= MAX_LINES
     (rest,) = [line for line in lines if line.endswith(f"more lines: {run.path / 'report.txt'}")]
     assert lines.index(rest) > MAX_LINES // 2
-    assert lines[-1] == f"replay: tpcompile compare {run.path}"
+    assert lines[-1].endswith(f" compare {run.path}")
     assert (run.path / "report.txt").read_text().count("difference ") >= 3
 
 
@@ -49,7 +49,7 @@ def test_a_report_that_fits_is_whole_and_leaves_no_file(tmp_path: Path) -> None:
 def test_a_report_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     lines = shown(huge(), tmp_path / "run")
-    assert [line for line in lines if "not written: cannot write" in line]
+    assert [line for line in lines if "not written" in line and str(tmp_path / "run") in line]
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -57,10 +57,8 @@ def test_quiet_is_the_last_lines_only(is_terminal: bool) -> None:
     out = io.StringIO()
     console = Console(file=out, width=200, force_terminal=is_terminal, color_system=None)
     show.show(samples.passing(), console, run=Path("x"), amount="last")
-    assert out.getvalue().splitlines() == [
-        "PASS (exit 0): 2 ranks compiled the same graph, 0 breaks",
-        "replay: tpcompile compare x",
-    ]
+    last, replay = out.getvalue().splitlines()
+    assert last.startswith("PASS ") and last.endswith(samples.passing().summary) and replay.endswith(" compare x")
 
 
 def test_json_is_the_verdict_and_nothing_else() -> None:

@@ -63,15 +63,16 @@ def test_a_huge_item_is_cut_with_a_note() -> None:
 
 def test_cause_step_and_guard_of_both_sides_are_in_one_place() -> None:
     found = samples.divergence(cause=Cause.STRIDE, step=4, guard="stride of 'x' is 1", held="stride of 'x' is 8")
-    assert wording.cause_lines(found) == [
-        "cause: input stride differs", "step 4", "guard on rank 7: stride of 'x' is 1",
-        "guard on ranks 0-6: stride of 'x' is 8",
-    ]  # fmt: skip
+    cause, step, failed, held = wording.cause_lines(found)
+    assert cause.endswith(Cause.STRIDE.value) and step.endswith(" 4")
+    assert "rank 7" in failed and failed.endswith(found.guard)
+    assert "ranks 0-6" in held and held.endswith(found.held)
 
 
 def test_one_guard_that_failed_on_one_side_is_printed_once() -> None:
     found = samples.divergence(cause=Cause.PYTHON_VALUE, guard="not trace", held="not trace")
-    assert wording.cause_lines(found)[1:] == ["guard that failed on rank 7 and holds on ranks 0-6: not trace"]
+    _, guard = wording.cause_lines(found)
+    assert "rank 7" in guard and "ranks 0-6" in guard and guard.endswith(found.guard)
 
 
 def test_a_side_without_an_item_is_blamed_by_the_line_of_its_frame() -> None:

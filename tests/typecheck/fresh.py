@@ -1,6 +1,6 @@
 """A second set of modules as users write them, 20 broken and 8 correct: written after the rules, for their rate.
 
-`docs/tp-maths.md` has the rate as it came. What was missed then was added to the rules later.
+`docs/typecheck.md` has the rate as it came. What was missed then was added to the rules later.
 """
 
 # B batch, S sequence, D model width, F hidden width, V vocabulary, H heads; lower case is this rank's share

@@ -1,6 +1,6 @@
 """A third set of modules, 10 broken and 8 correct: families that the first two sets lack, written before any run.
 
-`docs/tp-maths.md` has the rate of the first run, of our rules and of spmd_types.
+`docs/typecheck.md` has the rate of the first run, of our rules and of spmd_types.
 """
 
 # B batch, S sequence, D model width, F hidden width, V vocabulary, H heads; lower case is this rank's share

@@ -1,8 +1,8 @@
 """A report that was good -> what a later one must not exceed: counts of a step, and times as multiples.
 
-One file for all GPUs: a case is a device, a torch release, ranks and a preset in its form. Times of a machine say
-nothing on the next, so that they are multiples of mode A and of the floor of the same run; and they move by themselves,
-so that they only warn, unless asked.
+One file for all GPUs: a case is a device, a torch release, a number of ranks and a preset in its form. Times differ
+between machines, so they are multiples of mode A and of the floor of the same run; they also vary from run to run, so
+they only warn, unless `--fail-on-times` is given.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tpcompile.bench.ratios import differs, ratios_of
-from tpcompile.bench.records import Machine, Measured, Report, Role, Row
+from tpcompile.bench.records import Measured, Report, Role, Row
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records.base import Frozen
 from tpcompile.evidence.records.reader import read_record
@@ -25,19 +25,19 @@ TOLERANCE = 0.1
 
 
 class Figures(Frozen):
-    """Of one program, a step."""
+    """What one step of a program takes."""
 
     regions: float | None
     kernels: int | None
     """None on CPU."""
     launches: int | None
     of_a: float | None
-    """Multiple of the time of mode A; None where it was not measured beside it."""
+    """Multiple of the time of mode A; None where A is not in the run."""
     of_floor: float | None
 
 
 class Case(Frozen):
-    """Where figures hold."""
+    """The figures of all programs in one setting: a machine, a torch release and a form of a preset."""
 
     device: str
     torch: str
@@ -53,12 +53,12 @@ class Case(Frozen):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Where the figures hold."""
+        """All fields that say which setting this is."""
         return tuple(value for name, value in self if name not in ("made_with", "programs"))
 
     @property
     def title(self) -> str:
-        """For people."""
+        """The setting as a phrase of a message."""
         kind = "forward and backward" if self.train else "forward"
         where = f"{self.device}, torch {self.torch}, {self.world_size} ranks"
         return f"{where}, {self.preset}, {self.layers} layers, {self.tokens} tokens, {kind}"
@@ -72,7 +72,7 @@ class Baseline(Frozen):
 
     @property
     def programs(self) -> list[str]:
-        """Of all cases, and mode A, which their times are multiples of."""
+        """The programs of all cases, and mode A, since their times are multiples of its time."""
         named = (name for case in self.cases for name in case.programs)
         return list(dict.fromkeys(("A", *named)))
 
@@ -88,12 +88,12 @@ class Regression(Frozen):
 
     @property
     def text(self) -> str:
-        """In one line, with what to look at first."""
+        """In one line: the program, the class of the change, the numbers."""
         return f"{self.program}: {self.change}: {self.says}"
 
 
 def read(path: Path) -> Baseline:
-    """Raises ConfigError for a file that is not there, no baseline, or of an older version."""
+    """Raises ConfigError for a file that does not exist, is no baseline, or has an older version."""
     try:
         found = read_record(Baseline, path)
     except FileNotFoundError:
@@ -107,7 +107,10 @@ def read(path: Path) -> Baseline:
 
 
 def written(baseline: Baseline, report: Report) -> Baseline:
-    """With the cases of the report instead of those of the same key. Raises ConfigError for a run that is not whole."""
+    """The baseline with the cases of the report in place of those of the same key.
+
+    Raises ConfigError for a run that ended early.
+    """
     cases = {case.key: case for case in baseline.cases}
     for measured in report.measured:
         found = _case(measured, report)
@@ -116,7 +119,7 @@ def written(baseline: Baseline, report: Report) -> Baseline:
 
 
 def case_of(baseline: Baseline, measured: Measured, report: Report) -> Case:
-    """The figures that hold for a preset of the report. Raises ConfigError where there are none."""
+    """The case of the baseline for a preset of the report. Raises ConfigError where there is none."""
     here = _case(measured, report)
     for case in baseline.cases:
         if case.key == here.key:
@@ -126,9 +129,9 @@ def case_of(baseline: Baseline, measured: Measured, report: Report) -> Case:
 
 
 def regressions(case: Case, measured: Measured) -> Iterator[Regression]:
-    """Programs of the case that were asked for in this run, one difference each: the first that explains the others.
+    """For each program of the case that is in this run, the first change that explains the others, if there is one.
 
-    Raises ConfigError where none of them was.
+    Raises ConfigError where none of the programs is in the run.
     """
     rows = {row.name: row for row in measured.rows if row.name in case.programs}
     if not rows:
@@ -167,7 +170,11 @@ def _regression(name: str, allowed: Figures, now: Figures) -> Regression | None:
 
 
 def _case(measured: Measured, report: Report) -> Case:
-    machine = _machine(report)
+    """The figures of our programs that were measured. Raises ConfigError for a run that ended early."""
+    machine = report.machine
+    if machine is None or any(one.ended_early for one in report.measured):
+        raise ConfigError("a baseline needs a whole run, and this one ended early")
+    ours = [row for row in measured.rows if row.rounds_ms and row.role is Role.OURS]
     return Case(
         device=machine.device,
         torch=machine.torch.partition("+")[0],
@@ -177,14 +184,8 @@ def _case(measured: Measured, report: Report) -> Case:
         tokens=measured.tokens,
         train=measured.train,
         made_with=report.command,
-        programs=_programs(measured),
+        programs={row.name: _figures(measured, row) for row in ours},
     )
-
-
-def _programs(measured: Measured) -> dict[str, Figures]:
-    """Of ours, those that were measured."""
-    rows = [row for row in measured.rows if row.rounds_ms and row.role is Role.OURS]
-    return {row.name: _figures(measured, row) for row in rows}
 
 
 def _figures(measured: Measured, row: Row) -> Figures:
@@ -197,9 +198,3 @@ def _figures(measured: Measured, row: Row) -> Figures:
         of_a=None if faster is None else round(1 / faster, 4),
         of_floor=None if ratios.of_floor.value is None else round(ratios.of_floor.value, 3),
     )
-
-
-def _machine(report: Report) -> Machine:
-    if report.machine is None or any(one.ended_early for one in report.measured):
-        raise ConfigError("a baseline needs a whole run, and this one ended early")
-    return report.machine

@@ -24,12 +24,12 @@ class Shape(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """A multiplication and an addition for each."""
+        """One multiplication and one addition for each of m n k."""
         return 2 * self.m * self.n * self.k
 
 
 def products(block: BlockConfig, tp: int) -> Iterator[Shape]:
-    """Those of the linears of one block, on one rank."""
+    """The matrix products of the linears of one block, on one rank."""
     tokens = block.batch * block.seq_len
     q, kv = block.num_heads * block.head_dim // tp, block.num_kv_heads * block.head_dim // tp
     hidden = block.ffn_dim // tp
@@ -61,7 +61,7 @@ def bound(block: BlockConfig, *, tp: int, train: bool, tflops: float, gbytes_per
 
 
 def _attention_flops(block: BlockConfig) -> float:
-    """Of q k and of what it weighs, over all heads; a causal mask hides half."""
+    """Both products of attention over all heads, q k^T and that with v; a causal mask hides half."""
     tokens, width = block.batch * block.seq_len, block.num_heads * block.head_dim
     own = 4.0 * tokens * block.seq_len * width * (0.5 if block.causal else 1.0)
     cross = 4.0 * tokens * (block.context_len or block.seq_len) * width if block.cross_attention else 0.0

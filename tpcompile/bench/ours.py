@@ -1,14 +1,15 @@
-"""What a program is given -> our stack: eager, modes A, B and C, with fast paths, and without communication."""
+"""The context of a program -> the block that ships: eager, modes A, B and C, with fast paths, without communication."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tpcompile.bench.programs import Built, Setup
+from tpcompile.bench.contract import BenchContext, Program
 from tpcompile.collectives.api import Dst
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
 from tpcompile.errors import ConfigError
@@ -30,7 +31,7 @@ class IdentityCollectives(Collectives):
         return x
 
     def all_gather(self, x: Tensor, dim: int, dst: Dst = "R") -> Tensor:
-        """This rank's part, as often as there are ranks."""
+        """This rank's part, once for each rank."""
         return torch.cat([x] * self.size, dim)
 
     def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
@@ -38,46 +39,43 @@ class IdentityCollectives(Collectives):
         return x.chunk(self.size, dim)[0]
 
 
-def stack_of(setup: Setup, comm: TpComm) -> Built:
+def stack_of(context: BenchContext, comm: TpComm) -> Program:
     """This rank's stack, with its slices of the weights."""
-    block = setup.settings.block
+    block = context.config.block
     with torch.device("meta"):
         stack = TransformerStack(block, comm, num_layers=block.num_layers)
-    stack = stack.to_empty(device=setup.device)
-    load_full_state_dict(stack, setup.given.weights)
-    return Built(
-        stack,
-        setup.given.inputs,
+    stack = stack.to_empty(device=context.device)
+    load_full_state_dict(stack, context.weights)
+    return Program(
+        program=stack,
+        inputs=context.inputs,
         slice_of=lambda name, full: local_slice_of(name, full, module=stack),
-        around=partial(tp_region, setup.group.size()),
+        around=partial(tp_region, context.world_size),
     )
 
 
-def _mode(comm: Any, setup: Setup) -> Built:
-    return stack_of(setup, comm(setup.group))
+def _mode(comm: Any, context: BenchContext) -> Program:
+    return stack_of(context, comm(context.group))
 
 
-def _with_fast_paths(setup: Setup, *, ask_table: bool) -> Built:
-    """Raises ConfigError where no place of the block has one that can run."""
-    built = stack_of(setup, Collectives(setup.group))
-    stack, settings = built.module, setup.settings
-    selection = Selection(setup.group, ask_table=ask_table, timeout_s=settings.gate.store_timeout_s)
-    block = settings.block
+def _with_fast_paths(context: BenchContext, *, ask_table: bool) -> Program:
+    """Raises ConfigError where no place of the block has a fast path that can run."""
+    program = stack_of(context, Collectives(context.group))
+    stack, config = program.program, context.config
+    limit_s = config.gate.store_timeout_s
     decisions = use_fast_paths(
         stack,
-        selection,
-        batch=block.batch,
-        seq_len=block.seq_len,
-        train=settings.train,
-        wait_s=settings.gate.store_timeout_s,  # ranks compile for themselves, and are apart by as much
+        Selection(context.group, ask_table=ask_table, timeout_s=limit_s),
+        batch=config.block.batch,
+        seq_len=config.block.seq_len,
+        train=config.train,
+        wait_s=limit_s,  # each rank compiles by itself, so that one can be this late
     )
     used = [path for path, decision in decisions.items() if decision.is_used]
     if not used:
         reasons = "; ".join(f"{path}: {decision.why}" for path, decision in decisions.items())
         raise ConfigError(f"no fast path is used here: {reasons or 'the block has no place for one'}")
-    built.check = partial(check_exchanges, stack)
-    built.notes = (f"fast paths: {', '.join(used)}",)
-    return built
+    return replace(program, check=partial(check_exchanges, stack), notes=(f"fast paths: {', '.join(used)}",))
 
 
 BUILDERS = {

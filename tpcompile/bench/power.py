@@ -1,7 +1,7 @@
-"""Calls back to back, and the counters of NVML -> watts, joules of a step, and the clock the GPU kept.
+"""Calls back to back, and the counters of NVML -> watts, joules of a step, and the clock of the GPU.
 
-A GPU at its power limit lowers its clock: a step then takes the time that its energy takes, however well it is
-overlapped. NVML is NVIDIA's library of the driver; the package nvidia-ml-py has it for Python (module `pynvml`).
+A GPU at its power limit lowers its clock: the time of a step is then its energy over the limit, and overlapping more of
+it gains nothing. NVML is a library of NVIDIA's driver; the package nvidia-ml-py has it for Python (module `pynvml`).
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _FEWEST_MOVES = 3
 
 
 class NoMeterError(Exception):
-    """Why there are no counters, in one line."""
+    """There are no counters; the text is the reason, in one line."""
 
 
 class Sample(NamedTuple):
-    """What the counters showed at a time."""
+    """One reading of the counters."""
 
     at_s: float
     joules: float
-    """Since the driver was loaded; the counter moves some ten times a second."""
+    """Energy since the driver was loaded; the counter moves some ten times a second."""
     mhz: int
-    """Of the multiprocessors."""
+    """Clock of the multiprocessors."""
     at_limit: bool
-    """The driver holds the clock down for power."""
+    """The driver lowers the clock to stay within the power limit."""
 
 
 class Meter:
@@ -60,7 +60,7 @@ class Meter:
             raise NoMeterError(f"NVML: {error}") from None
 
     def sample(self) -> Sample:
-        """Now."""
+        """Read the counters."""
         nvml, gpu = self._nvml, self._gpu
         reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
         return Sample(
@@ -72,7 +72,7 @@ class Meter:
 
 
 def drawn(call: Call, num_calls: int, device: torch.device) -> Power:
-    """Of so many calls, which all ranks make, whatever they find. Raises NoMeterError."""
+    """Energy of these calls. Raises NoMeterError without counters, after the calls, which all ranks have to make."""
     try:
         meter = Meter(device)
     except NoMeterError:
@@ -84,9 +84,9 @@ def drawn(call: Call, num_calls: int, device: torch.device) -> Power:
 
 
 def power(samples: Sequence[Sample], ms: float, *, limit_watts: float, most_mhz: int) -> Power:
-    """Of steps of so many ms: energy between the first and the last time at which the counter moved.
+    """Samples and the ms of a step -> its energy, from the power between the counter's first and last move.
 
-    Raises NoMeterError where it moved too rarely, or back.
+    Raises NoMeterError where the counter moved too rarely, or back.
     """
     first, last = _moves(samples)
     within = samples[first : last + 1]
@@ -102,7 +102,7 @@ def power(samples: Sequence[Sample], ms: float, *, limit_watts: float, most_mhz:
 
 
 def _moves(samples: Sequence[Sample]) -> tuple[int, int]:
-    """The first and the last reading that is another one than that before."""
+    """The numbers of the first and of the last sample whose energy differs from the one before."""
     added = [after.joules - before.joules for before, after in itertools.pairwise(samples)]
     if min(added, default=0.0) < 0:
         raise NoMeterError("the energy counter was reset meanwhile")
@@ -114,7 +114,7 @@ def _moves(samples: Sequence[Sample]) -> tuple[int, int]:
 
 @contextmanager
 def _sampled(meter: Meter) -> Iterator[list[Sample]]:
-    """While the body runs. Raises NoMeterError behind it if a reading failed."""
+    """Sample in a thread while the body runs. Raises NoMeterError after it if a reading failed."""
     samples: list[Sample] = []
     over = threading.Event()
 

@@ -1,6 +1,6 @@
-"""A task -> the processes of its ranks, which are asked together and answer in time, or are ended.
+"""The tasks of a program's ranks -> their processes, which answer requests together within a time limit.
 
-A program whose ranks raise has failed; a rank that dies, or does not answer in time, is named.
+ProgramFailed: a rank raised an exception. RankLost: a rank died or did not answer in time; it is named.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from tpcompile.bench.worker import Task
 from tpcompile.ranks.env import hosted_store, local_variables
 
 _SETTLED_S = 2.0
-"""After a rank has failed: a rank that died for its own reasons, or failed first, is seen within that time."""
+"""After a rank has failed: a peer whose death caused the failure is seen to be dead within this time."""
 _CLOSED_S = 20.0
-"""To release graphs and destroy the process group."""
+"""Time for ranks to release graphs and destroy the process group."""
 _KILLED_S = 10.0
 _STACKS_S = 0.5
-"""To write them."""
+"""Time for a rank to write its stacks."""
 
 
 class ProgramFailed(Exception):
-    """Some rank raised; in one line."""
+    """A rank raised an exception, told in one line."""
 
     def __init__(self, why: str, *, is_refusal: bool) -> None:
         super().__init__(why)
         self.is_refusal = is_refusal
-        """It cannot run here, and says so; otherwise it went wrong."""
+        """The program refused to run here (ConfigError, PreflightError); otherwise it failed."""
 
 
 class RankLost(Exception):
-    """A rank died or hung; names it."""
+    """A rank died or hung; the text names it."""
 
     def __init__(self, program: str, why: str, *, timed_out: bool = False) -> None:
         super().__init__(f"{program}: {why}")
@@ -51,7 +51,7 @@ def _silent(_place: str) -> None:
 
 
 class Ranks:
-    """All ranks of one program; `at` hears what they are at, as soon as all of them are."""
+    """All ranks of one program; `at` is called with each step that all of them have reached."""
 
     def __init__(
         self,
@@ -65,13 +65,13 @@ class Ranks:
         self.name, self._timeout_s, self._at = name, timeout_s, at
         self._connections, self._processes = connections, processes
         self._passed: list[list[str]] = [[] for _ in connections]
-        """What each rank has said that it is at, in order."""
+        """The steps that each rank has reached, in order."""
         self._store: object = None
-        """Served as long as this is there."""
+        """The store of the ranks; it is served as long as this object exists."""
 
     @classmethod
     def started(cls, tasks: Sequence[Task], *, is_gpu: bool, at: Callable[[str], None] = _silent) -> Ranks:
-        """New processes, with a store of their own: what programs agree on through it never meets."""
+        """Start the processes, with a store of their own, so that keys of two programs never meet."""
         context = _context(is_gpu)
         listener = socket.create_server(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -92,12 +92,12 @@ class Ranks:
     def ask(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Send all ranks a request and return their answers, by rank. Raises as `answers`."""
         for connection in self._connections:
-            with suppress(OSError):  # it died: seen below
+            with suppress(OSError):  # the rank died, which `answers` finds
                 connection.send(dict(request))
         return self.answers()
 
     def answers(self) -> list[dict[str, Any]]:
-        """One answer of every rank. Raises ProgramFailed when one raised, RankLost when one died or hangs."""
+        """One answer of every rank, by rank. Raises ProgramFailed when one raised, RankLost when one died or hangs."""
         found: dict[int, dict[str, Any]] = {}
         deadline = time.monotonic() + self._timeout_s
         while missing := self._missing(found):
@@ -114,7 +114,7 @@ class Ranks:
         return [found[rank] for rank in sorted(found)]
 
     def close(self) -> None:
-        """Let the ranks leave; those that do not are killed."""
+        """Ask the ranks to exit, and kill those that do not in time."""
         for connection in self._connections:
             with suppress(OSError):
                 connection.send(None)
@@ -124,7 +124,7 @@ class Ranks:
         self.kill()
 
     def kill(self) -> None:
-        """End what still runs."""
+        """Kill the ranks that still run."""
         for process in self._processes:
             if process.is_alive():
                 process.kill()
@@ -134,13 +134,13 @@ class Ranks:
             connection.close()
 
     def _received(self, missing: Sequence[int], deadline: float) -> dict[int, dict[str, Any]]:
-        """Answers that are there, or come first; none when a rank only says what it is at."""
+        """The answers that have arrived when the first message does; empty when that is a step and no answer."""
         ready = wait([self._connections[rank] for rank in missing], max(0.0, deadline - time.monotonic()))
         answers = {rank: self._answer_of(rank) for rank in missing if self._connections[rank] in ready}
         return {rank: answer for rank, answer in answers.items() if answer is not None}
 
     def _answer_of(self, rank: int) -> dict[str, Any] | None:
-        """What it has sent so far; None when that is only what it is at."""
+        """The answer of a rank that has sent something; None when it has only sent steps. Raises RankLost."""
         try:
             while self._connections[rank].poll():
                 message = self._connections[rank].recv()
@@ -158,7 +158,7 @@ class Ranks:
             self._at(place)
 
     def _check_dead(self, found: Mapping[int, dict[str, Any]]) -> None:
-        """A rank that failed may have lost a peer that died: that one is the cause."""
+        """Raise RankLost for a rank that died: its peers fail because of it."""
         found, deadline = dict(found), time.monotonic() + _SETTLED_S
         while (missing := self._missing(found)) and time.monotonic() < deadline:
             found |= self._received(missing, deadline)
@@ -167,7 +167,7 @@ class Ranks:
         return [rank for rank in range(len(self._connections)) if rank not in found]
 
     def _write_stacks(self, late: Sequence[int]) -> None:
-        """Each into its log."""
+        """Let these ranks write the stacks of their threads to their logs."""
         for rank in late:
             pid = self._processes[rank].pid
             if pid is not None:
@@ -176,7 +176,7 @@ class Ranks:
         time.sleep(_STACKS_S)
 
     def _late(self, missing: Sequence[int]) -> str:
-        """The rank that is behind all others first: those wait for it."""
+        """What to say of ranks without an answer; the one that is behind the others first, since they wait for it."""
         behind = sorted(missing, key=lambda rank: len(self._passed[rank]))
         places = "; ".join(f"rank {rank} in {self._place(rank)}" for rank in behind)
         return f"no answer within {self._timeout_s:g} s: {places}; see their logs"
@@ -192,7 +192,7 @@ class Ranks:
 
 
 def _context(is_gpu: bool) -> Any:
-    """Forked from a process that has imported torch; never on a GPU, whose driver does not survive a fork."""
+    """Ranks on a CPU are forked from a server that has imported torch; CUDA cannot be used in a forked process."""
     if is_gpu:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")

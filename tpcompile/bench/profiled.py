@@ -23,7 +23,7 @@ _LAUNCH = re.compile(r"^(cuda|cu|hip)(Launch|GraphLaunch)")
 
 @dataclass(frozen=True)
 class Span:
-    """Something on the GPU, in us."""
+    """A kernel or a copy on the GPU, in us."""
 
     name: str
     start: float
@@ -31,7 +31,7 @@ class Span:
 
 
 def profiled(call: Call, device: torch.device) -> Profile:
-    """Of a warm call; nothing on CPU, whose collectives and loop nests the profiler does not see."""
+    """Profile a warm call; empty on a CPU, where the profiler sees neither collectives nor Inductor's loops."""
     if device.type != "cuda":
         return Profile()
     call()
@@ -47,7 +47,7 @@ def profiled(call: Call, device: torch.device) -> Profile:
 
 
 def summary(spans: Sequence[Span], host_calls: Iterable[str], *, num_steps: int) -> Profile:
-    """What ran on the GPU, and the names of what the host called, in so many steps -> one step."""
+    """What ran on the GPU in `num_steps` steps, and the names of what the host called -> one step."""
     communication = [span for span in spans if _COMMUNICATION.search(span.name)]
     others = [span for span in spans if not _COMMUNICATION.search(span.name)]
     launches = sum(bool(_LAUNCH.match(name)) for name in host_calls)
@@ -77,5 +77,5 @@ def union(spans: Iterable[Span]) -> Iterator[tuple[float, float]]:
 
 
 def length(intervals: Iterable[tuple[float, float]]) -> float:
-    """Of all together."""
+    """The sum of the lengths."""
     return sum(end - start for start, end in intervals)

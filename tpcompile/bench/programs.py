@@ -1,146 +1,116 @@
-"""A name and what all programs are given -> the program of this rank, ready to be called."""
+"""A name and what all programs are given -> the program of this rank, compiled and captured as its variants say."""
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
+from tpcompile.bench import ours
+from tpcompile.bench.contract import BenchContext, Program
 from tpcompile.bench.names import AUTOTUNED, BY_SIZE, GRAPHED, ONE_SHOT, Name
-from tpcompile.bench.reference import Given, Renamed, SliceOf
 from tpcompile.bench.step import Call, Results, forward_call, training_call
 from tpcompile.by_size import sums
 from tpcompile.choices import Profile
-from tpcompile.config import RunConfig
+from tpcompile.errors import ConfigError
 from tpcompile.profiles import TUNED, Profiled, run
+from tpcompile.target import Target
 from tpcompile.torch_api import symmetric
 
 _ONE_SHOT = {"_collective.auto_select": True, "_collective.one_shot_all_reduce_threshold_bytes": 1 << 30}
 _THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What every builder of a program is given."""
-
-    name: Name
-    settings: RunConfig
-    given: Given
-    group: dist.ProcessGroup
-    device: torch.device
-
-    @property
-    def mesh(self) -> DeviceMesh:
-        """The group as a mesh of one axis, `tp`."""
-        return DeviceMesh.from_group(self.group, self.device.type, mesh_dim_names=("tp",))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of weights and activations."""
-        return getattr(torch, self.settings.block.dtype)
+def build(name: Name, context: BenchContext) -> Program:
+    """Raises ConfigError for a program that cannot run here or is none, and whatever a builder raises."""
+    if name.base in ours.BUILDERS:
+        return ours.BUILDERS[name.base](context)
+    built = _function(name.base)(context)
+    if isinstance(built, tuple) and len(built) == 2:
+        built = Target(program=built[0], inputs=built[1])
+    if not isinstance(built, Target):
+        kind = type(built).__name__
+        raise ConfigError(f"--program {name.text} returned {kind}; return a tpcompile.Target or (program, inputs)")
+    return built if isinstance(built, Program) else Program(**vars(built))
 
 
-def _as_it_is(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    return tensors
+def _function(base: str) -> Callable[[BenchContext], Any]:
+    """`FILE:FUNCTION` or `package.module:function` -> the function. Raises ConfigError when there is none."""
+    place, _, name = base.partition(":")
+    module = place
+    if place.endswith(".py"):
+        sys.path.insert(0, str(Path(place).parent.absolute()))  # as for `python FILE`: it can import its neighbours
+        module = Path(place).stem
+    function = getattr(importlib.import_module(module), name, None)
+    if not callable(function):
+        raise ConfigError(f"--program {base}: {place} has no function {name}")
+    return function
 
 
-def _none(name: str, full: Tensor) -> Tensor | None:
-    return None
-
-
-@dataclass
-class Built:
-    """This rank's program, before it is compiled. A function of the user's own returns one, made from a `Setup`."""
-
-    module: nn.Module
-    inputs: Sequence[Tensor]
-    renamed: Renamed = _as_it_is
-    slice_of: SliceOf = _none
-    """By default no gradient of a parameter is compared."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Of Inductor, beside those of the variants."""
-    around: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """Entered around every call."""
-    check: Callable[[], None] | None = None
-    """Raises for a wrong that only the host can see, after the calls."""
-    notes: tuple[str, ...] = ()
-
-
-def build(setup: Setup) -> Built:
-    """By the base of the name. Raises ConfigError for a program that cannot run here, and whatever a builder raises."""
-    name = setup.name
-    if name.is_own:
-        module, _, function = name.base.partition(":")
-        return getattr(importlib.import_module(module), function)(setup)
-    where = {"dtensor": "peers", "dtensor_sp": "peers", "async_tp": "peers", "hooks": "peers", "transformers": "hf"}
-    peers = where.get(name.base)
-    builders = importlib.import_module(f"scripts.bench_peers.{peers}" if peers else "tpcompile.bench.ours")
-    return builders.BUILDERS[name.base](setup)
-
-
-def compiled_call(setup: Setup, built: Built) -> Call:
-    """A call of the program that the name asks for; nothing is compiled yet."""
-    name, settings = setup.name, setup.settings
-    program: Any = built.module
-    if name.base != "eager":
-        program = torch.compile(built.module, **_compile_options(setup, built))
-    if not settings.train:
-        call = forward_call(program, built.inputs)
+def compiled_call(name: Name, context: BenchContext, program: Program) -> Call:
+    """A call of the program that the name asks for; its first call compiles."""
+    called: Any = program.program
+    if name.base != "eager" and not program.is_compiled:
+        called = torch.compile(called, **_compile_options(name, context))
+    is_whole_step = program.step is not None or program.reference is not None
+    if context.cotangent is None or is_whole_step:
+        call = forward_call(called, program)
     else:
-        cotangent = setup.given.cotangent
-        assert cotangent is not None, "a training run has a cotangent"
-        call = training_call(program, built.module, built.inputs, cotangent)
+        call = training_call(called, program, context.cotangent)
 
     def within() -> Results:
-        with built.around():
+        with program.around():
             return call()
 
-    return _profiled(setup, within, "max-autotune") if AUTOTUNED in name.variants else within
+    return _profiled(name, context, within, "max-autotune") if AUTOTUNED in name.variants else within
 
 
-def captured(setup: Setup, plain: Call) -> Call:
+def captured(name: Name, context: BenchContext, plain: Call) -> Call:
     """The warm program; as one CUDA graph where the name asks for it, captured here."""
-    if GRAPHED not in setup.name.variants:
+    if GRAPHED not in name.variants:
         return plain
-    graphed = _profiled(setup, plain, "graphed")
+    graphed = _profiled(name, context, plain, "graphed")
     graphed()
     return graphed
 
 
-def _profiled(setup: Setup, call: Call, profile: Profile) -> Profiled:
-    """Ours and peers alike; the call compiles what it calls, and reads its inputs where they are."""
+def notes_of(name: Name, context: BenchContext, program: Program) -> tuple[str, ...]:
+    """The notes of the program, and with `by-size` the table that is used."""
+    by_size = sums(_all_reduce(name))
+    return program.notes if by_size is None else (*program.notes, by_size.text(context.group))
+
+
+def _all_reduce(name: Name) -> Any:
+    return "by_size" if BY_SIZE in name.variants else "nccl"
+
+
+def _profiled(name: Name, context: BenchContext, call: Call, profile: Profile) -> Profiled:
+    """The same for ours and for peers; the call compiles what it calls, and reads its inputs where they are."""
     return run(
         call,
         profile,
-        group=setup.group,
+        group=context.group,
         is_compiled=True,
-        timeout_s=setup.settings.gate.store_timeout_s,
-        all_reduce="by_size" if BY_SIZE in setup.name.variants else "nccl",
-        name=setup.name.text,
+        timeout_s=context.config.gate.store_timeout_s,
+        all_reduce=_all_reduce(name),
+        name=name.text,
     )
 
 
-def _compile_options(setup: Setup, built: Built) -> dict[str, Any]:
-    compile_config = setup.settings.compile
-    found: dict[str, Any] = {"backend": compile_config.backend, "dynamic": compile_config.dynamic}
-    options = dict(built.options)
-    if AUTOTUNED in setup.name.variants:
+def _compile_options(name: Name, context: BenchContext) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if AUTOTUNED in name.variants:
         options |= TUNED | {"compile_threads": int(os.environ[_THREADS])}
-    if ONE_SHOT in setup.name.variants:
+    if ONE_SHOT in name.variants:
         options |= _ONE_SHOT
-        symmetric.enable(setup.group)
-    by_size = sums("by_size" if BY_SIZE in setup.name.variants else "nccl")
+        symmetric.enable(context.group)
+    by_size = sums(_all_reduce(name))
     if by_size is not None:
         options |= by_size.options
-        built.notes += (by_size.text(setup.group),)
-    if options:
-        found["options"] = options
-    return found
+    found = {"backend": context.config.compile.backend, "dynamic": context.config.compile.dynamic}
+    return found | ({"options": options} if options else {})

@@ -6,13 +6,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tpcompile.bench.names import Name
 from tpcompile.bench.records import Measured, Role, Row
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A median over rounds, or why there is none."""
+    """The median of the ratios of all rounds, or why there is none."""
 
     value: float | None
     why_not: str = ""
@@ -20,7 +19,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Ratios:
-    """Of one row."""
+    """The ratios of one program."""
 
     faster_than_a: Ratio
     """Time of mode A over that of this program."""
@@ -33,7 +32,7 @@ class Ratios:
 
 
 def median_ms(row: Row) -> float:
-    """Over its rounds."""
+    """The median of its rounds."""
     return statistics.median(row.rounds_ms)
 
 
@@ -46,7 +45,7 @@ def spread_ms(row: Row) -> float:
 
 
 def differs(row: Row, limit: float) -> bool:
-    """Whether its outputs are not those of a single device; what has no communication is not asked."""
+    """Its outputs are not those of a single device; those of a program without communication are not compared."""
     if row.role is Role.COMPUTE or not row.rounds_ms:
         return False
     return row.error_ratio is None or not row.error_ratio <= limit  # True for NaN
@@ -55,7 +54,7 @@ def differs(row: Row, limit: float) -> bool:
 def failures(measured: Measured) -> list[str]:
     """What makes the run fail, in one line each.
 
-    Outputs that differ, several compiled regions where one is the contract, one of ours that went wrong: a peer may.
+    Outputs that differ, several compiled regions where one is the contract, and an error in any program but a peer.
     """
     found = []
     for row in measured.rows:
@@ -63,49 +62,50 @@ def failures(measured: Measured) -> list[str]:
             found.append(f"{measured.preset} {row.name}: {row.why_not}")
         if differs(row, measured.error_limit):
             found.append(f"{measured.preset} {row.name}: {_difference(row, measured.error_limit)}, {row.worst}")
-        has_one = Name.of(row.name).has_one_graph
+        has_one = row.role in (Role.OURS, Role.COMPUTE) or row.name.partition(":")[0] == "B"
         if has_one and row.regions_per_call not in (None, 1.0):
-            found.append(
-                f"{measured.preset} {row.name}: a call enters {row.regions_per_call:g} compiled regions, not 1"
-            )
+            entered = f"a call enters {row.regions_per_call:g} compiled regions, not 1"
+            found.append(f"{measured.preset} {row.name}: {entered}")
     return found
 
 
 def ratios_of(measured: Measured, row: Row) -> Ratios:
     """All ratios of a row that was measured."""
     limit = measured.error_limit
-    a = next((one for one in measured.rows if one.name == "A" and one.rounds_ms), None)
+    mode_a = fastest([one for one in measured.rows if one.name == "A"])
     computing = fastest([one for one in measured.rows if one.role is Role.COMPUTE])
     return Ratios(
-        faster_than_a=_between(a, row, limit),
-        faster_than_peer=_between(best_peer(measured), row, limit),
+        faster_than_a=_between(mode_a, row, limit),
+        faster_than_peer=_between(best_peer(measured, row.reference), row, limit),
         of_floor=_to_floor(measured, row),
         of_compute=_between(row, computing, limit),
     )
 
 
-def best_peer(measured: Measured) -> Row | None:
-    """The fastest peer whose outputs are right."""
-    peers = [row for row in measured.rows if row.role is Role.PEER and not differs(row, measured.error_limit)]
-    return fastest(peers)
+def best_peer(measured: Measured, reference: str = "") -> Row | None:
+    """The fastest peer whose outputs are right, of those with this reference."""
+    peers = [row for row in measured.rows if row.role is Role.PEER and row.reference == reference]
+    return fastest([row for row in peers if not differs(row, measured.error_limit)])
 
 
 def beats_floor(measured: Measured) -> Row | None:
-    """The fastest program that took less time than the floor, which then is none; what differs does not count."""
-    right = [row for row in measured.rows if not differs(row, measured.error_limit)]
-    row = fastest(right)
+    """The fastest program of the block, if it took less time than the floor: then there is no floor."""
+    of_block = [row for row in measured.rows if not row.reference]
+    row = fastest([row for row in of_block if not differs(row, measured.error_limit)])
     return row if row is not None and median_ms(row) < measured.bound.ms else None
 
 
 def fastest(rows: Sequence[Row]) -> Row | None:
-    """By the median, of those that were measured."""
+    """The row with the smallest median, of those that were measured."""
     timed = [row for row in rows if row.rounds_ms]
     return min(timed, key=median_ms, default=None)
 
 
 def _between(above: Row | None, below: Row | None, limit: float) -> Ratio:
-    """Time of `above` over that of `below`, in each round."""
+    """Time of `above` over that of `below`, in each round; none between programs of different models."""
     if above is None or below is None:
+        return Ratio(None, why_not="-")
+    if above.reference != below.reference:
         return Ratio(None, why_not="-")
     for row in (above, below):
         if differs(row, limit):
@@ -115,11 +115,13 @@ def _between(above: Row | None, below: Row | None, limit: float) -> Ratio:
 
 
 def _to_floor(measured: Measured, row: Row) -> Ratio:
-    if differs(row, measured.error_limit):
-        return Ratio(None, why_not=_difference(row, measured.error_limit))
-    if beats_floor(measured) is not None:
+    limit, floor_ms = measured.error_limit, measured.bound.ms
+    if differs(row, limit):
+        return Ratio(None, why_not=_difference(row, limit))
+    has_floor = not row.reference and beats_floor(measured) is None
+    if not has_floor:
         return Ratio(None, why_not="-")
-    return _ratio([ms / measured.bound.ms for ms in row.rounds_ms])
+    return _ratio([ms / floor_ms for ms in row.rounds_ms])
 
 
 def _ratio(values: Sequence[float]) -> Ratio:

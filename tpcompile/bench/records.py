@@ -10,18 +10,18 @@ SCHEMA_VERSION = 2
 
 
 class Role(StrEnum):
-    """What a program is in the comparison."""
+    """The part of a program in the comparison."""
 
     OURS = "ours"
     MODE = "mode"
-    """Eager, A or B: where users come from."""
+    """Eager, A or B: what users run before mode C."""
     PEER = "peer"
     COMPUTE = "compute"
-    """Without communication: its outputs are not those of the others, by design."""
+    """Without communication, so that its outputs are wrong by design."""
 
 
 class Profile(Frozen):
-    """Of one step, by the profiler, on the rank that waited least; None of what a CPU has not."""
+    """One step by the profiler, on the rank that waited least; None for what is not there on a CPU."""
 
     kernels: int | None = None
     """Kernels that ran on the GPU."""
@@ -36,18 +36,18 @@ class Profile(Frozen):
 
 
 class Power(Frozen):
-    """Of calls back to back, on the rank whose clock was lowest; energy is that of its GPU."""
+    """Power and clock of one GPU during calls back to back, that of the rank with the lowest clock."""
 
     watts: float
     joules: float
-    """Of a step."""
+    """Energy of a step."""
     mhz: int
-    """Of the multiprocessors, in the median."""
+    """Median clock of the multiprocessors."""
     most_mhz: int
-    """What they reach when nothing holds them down."""
+    """Their highest clock."""
     limit_watts: float
     at_limit: bool
-    """For most of the time the driver held the clock down to stay within the limit."""
+    """The driver lowered the clock for most of the time, to stay within the limit."""
 
 
 class Row(Frozen):
@@ -58,39 +58,41 @@ class Row(Frozen):
     why_not: str = ""
     """Why it was not measured; empty when it was."""
     has_failed: bool = False
-    """It went wrong, rather than being refused here."""
+    """It raised an exception or was lost; a program that refuses to run here has not failed."""
     rounds_ms: tuple[float, ...] = ()
-    """Of each round the mean of its calls, on the slowest rank."""
+    """For each round the mean ms of its calls, on the slowest rank."""
     calls_per_round: int = 0
     regions_per_call: float | None = None
     """Compiled regions that a call enters; None for eager."""
     compile_s: float | None = None
-    """The first call, and the capture of a CUDA graph; programs are compiled at the same time."""
+    """Seconds of the first call and of the capture of a CUDA graph, while other programs compile too."""
     peak_bytes: int | None = None
-    """Of the caching allocator, weights included, largest rank; None on CPU."""
+    """Peak of the caching allocator, weights included, on the rank where it is largest; None on CPU."""
     error_ratio: float | None = None
     """Largest error of an output or gradient, as a multiple of that of a single device in the same dtype."""
     worst: str = ""
-    """Where that is: the tensor and the rank."""
+    """The tensor that has it."""
+    reference: str = ""
+    """What it is compared with: empty for the preset's block; norms of its own reference, for a different model."""
     profile: Profile = Profile()
     power: Power | None = None
     """None on a CPU, and where there is no energy counter."""
     notes: tuple[str, ...] = ()
-    """What a reader of the row has to know, such as the fast paths that were chosen."""
+    """Printed below the table, such as the fast paths that were chosen."""
 
     @property
     def joules(self) -> float | None:
-        """Of a step."""
+        """Energy of a step."""
         return None if self.power is None else self.power.joules
 
 
 class AllReduce(Frozen):
-    """One size and algorithm."""
+    """One size and algorithm; only in reports of before all-reduces were left to scripts/bench_all_reduce.py."""
 
     algorithm: str
     size_bytes: int
     us: float | None
-    """In a CUDA graph, on a GPU; None where it cannot run."""
+    """Time in a CUDA graph on a GPU; None where the algorithm cannot run."""
     why_not: str = ""
 
 
@@ -109,9 +111,9 @@ class Floors(Frozen):
     """Rates of this machine, measured before the programs are started."""
 
     gemm_tflops: float
-    """Of the fastest matrix product in the dtype of the block: a large square one, or one of the block's own."""
+    """The fastest matrix product in the dtype of the block: a large square one, or one of the block's own."""
     read_gbytes_per_s: float
-    """Of a kernel that reads far more than a cache holds."""
+    """Rate of a kernel that reads far more than a cache holds."""
     products: tuple[Product, ...] = ()
     all_reduces: tuple[AllReduce, ...] = ()
 
@@ -122,9 +124,9 @@ class Bound(Frozen):
     flops: float
     weight_bytes: int
     flops_ms: float
-    """At the rate of the fastest matrix product."""
+    """Time of the FLOPs at the rate of the fastest matrix product."""
     bytes_ms: float
-    """At the rate of reading."""
+    """Time of the bytes at the rate of reading."""
 
     @property
     def ms(self) -> float:
@@ -138,7 +140,7 @@ class Measured(Frozen):
     preset: str
     layers: int
     tokens: int
-    """Of a call, all sequences together."""
+    """Tokens of a call, all sequences together."""
     train: bool
     dtype: str
     error_limit: float
@@ -174,5 +176,5 @@ class Report(Frozen):
     world_size: int
     rounds: int
     machine: Machine | None
-    """None when the run ended before it was asked."""
+    """None when the run ended before the floors were measured."""
     measured: tuple[Measured, ...]

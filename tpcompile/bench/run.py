@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is asked for, resolved."""
+    """The arguments of the command line, checked."""
 
     settings: Sequence[RunConfig]
     names: Sequence[Name]
@@ -40,22 +40,22 @@ class Plan:
     jobs: int
     """Programs that are prepared at the same time."""
     cores_per_rank: int
-    """Of a program that is compiled alone."""
+    """Compile threads of a program that is compiled while no other is."""
     timeout_s: float
-    """For every answer of a rank."""
+    """Limit of each answer of a rank."""
     keeps_going: bool
     """A program with a rank that died or hung becomes a row, like one that raised."""
     logs: Path
 
     @property
     def is_gpu(self) -> bool:
-        """Whether every rank has a GPU of its own."""
+        """Every rank has its own GPU."""
         return self.settings[0].device == "cuda"
 
 
 @dataclass
 class Entry:
-    """A program while it is measured."""
+    """One program, while it is measured."""
 
     name: Name
     row: Row
@@ -64,7 +64,7 @@ class Entry:
     rounds_ms: list[float] = field(default_factory=list)
 
     def end(self, why: str, *, has_failed: bool) -> None:
-        """It failed: the others go on."""
+        """End a program that failed; the others go on."""
         if self.ranks is not None:
             self.ranks.kill()
         self.ranks = None
@@ -72,38 +72,30 @@ class Entry:
         self.row = Row(name=self.row.name, role=self.row.role, why_not=why, has_failed=has_failed)
 
     def change(self, **fields: Any) -> None:
-        """Of its row."""
+        """Set fields of its row."""
         self.row = self.row.model_copy(update=fields)
 
 
-@dataclass(frozen=True)
-class Step:
-    """A preset that has ended."""
+def measured_presets(plan: Plan, say: Say) -> Iterator[tuple[Measured, Machine]]:
+    """Measure the presets in turn; the processes of a preset have ended when it is yielded, or on an exception.
 
-    measured: Measured | None
-    """None when not even the floors could be measured."""
-    machine: Machine | None
-    lost: RankLost | None
-    """What ended it early; no other preset follows."""
-
-
-def measured_presets(plan: Plan, say: Say) -> Iterator[Step]:
-    """One preset after the other, each in processes of its own; nothing is left running."""
+    Raises RankLost for the rank that ended the run early, after what was measured until then.
+    """
     floors = Ranks.started(tasks(plan, plan.settings[0], FLOORS, Path()), is_gpu=plan.is_gpu)
     try:
         for settings in plan.settings:
             with TemporaryDirectory(prefix="tpcompile-bench-") as folder:
-                step = _Preset(plan, settings, Path(folder), say).run(floors)
-            yield step
-            if step.lost is not None:
-                return
+                measured, machine, lost = _Preset(plan, settings, Path(folder), say).run(floors)
+            yield measured, machine
+            if lost is not None:
+                raise lost
         floors.close()
     finally:
         floors.kill()
 
 
 def tasks(plan: Plan, settings: RunConfig, program: str, folder: Path, **environ: str) -> list[Task]:
-    """Of all ranks of a program; caches of its own, so that its compile seconds are those of an empty cache."""
+    """The tasks of a program's ranks; its caches are empty, so that compile seconds are those of a first compile."""
     safe = "".join(letter if letter.isalnum() or letter in "+-_." else "-" for letter in program)
     caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
     return [
@@ -127,16 +119,14 @@ class _Preset:
         self._began = time.monotonic()
         self._is_over = False
         self._why_no_power = ""
-        self._entries = [
-            Entry(name, Row(name=name.text, role=name.role, why_not=self._why(name))) for name in plan.names
-        ]
+        self._entries = []
+        for name in plan.names:
+            why = why_not(name, settings.block, is_gpu=plan.is_gpu, backend=settings.compile.backend)
+            self._entries.append(Entry(name, Row(name=name.text, role=name.role, why_not=why)))
 
-    def run(self, floors_ranks: Ranks) -> Step:
-        """All steps."""
-        try:
-            floors, machine = self._floors(floors_ranks)
-        except RankLost as none_measured:
-            return Step(None, None, none_measured)
+    def run(self, floors_ranks: Ranks) -> tuple[Measured, Machine, RankLost | None]:
+        """What was measured, and the rank that ended it early. Raises RankLost when that was before the programs."""
+        floors, machine = self._floors(floors_ranks)
         lost = self._measure()
         block, train = self._settings.block, self._settings.train
         rates = {"tflops": floors.gemm_tflops, "gbytes_per_s": floors.read_gbytes_per_s}
@@ -153,10 +143,10 @@ class _Preset:
             why_no_power=self._why_no_power,
             ended_early="" if lost is None else str(lost),
         )
-        return Step(measured, machine, lost)
+        return measured, machine, lost
 
     def _measure(self) -> RankLost | None:
-        """Nothing is left running."""
+        """All steps of all programs; their processes end, and a lost rank that ended them is returned."""
         try:
             self._prepare()
             self._rounds()
@@ -175,7 +165,7 @@ class _Preset:
     # Steps
 
     def _floors(self, ranks: Ranks) -> tuple[Floors, Machine]:
-        """While nothing else is on the devices."""
+        """Rates of the machine, measured while nothing else runs on the devices. Raises RankLost."""
         self._tell("floors and reference")
         request = {"settings": self._settings.model_dump_json(), "folder": str(self._folder)}
         try:
@@ -186,7 +176,7 @@ class _Preset:
         return Floors.model_validate(answers[0]["floors"]), machine
 
     def _prepare(self) -> None:
-        """Compile together, then one by one what times kernels to choose between them; warm up one by one."""
+        """Compile together, then one by one the programs that time kernels; then warm up one by one."""
         waiting = [entry for entry in self._entries if not entry.row.why_not]
         together = [entry for entry in waiting if not entry.name.is_alone]
         with ThreadPoolExecutor(self._plan.jobs) as pool:
@@ -212,8 +202,10 @@ class _Preset:
             if self._is_over:
                 entry.ranks.kill()
             answers = entry.ranks.answers()
-            seconds = [answer["compile_s"] for answer in answers if answer["compile_s"] is not None]
-            entry.change(compile_s=max(seconds, default=None), notes=tuple(answers[0]["notes"]))
+            found = dict(answers[0])
+            if found["compile_s"] is not None:
+                found["compile_s"] = max(answer["compile_s"] for answer in answers)
+            entry.change(**found)
             self._tell(f"{entry.name.text} is compiled")
 
     def _warm(self, entry: Entry, ranks: Ranks) -> None:
@@ -242,7 +234,7 @@ class _Preset:
         entry.rounds_ms.append(max(answer["ms"] for answer in answers))
 
     def _power(self, entry: Entry, ranks: Ranks) -> None:
-        """Long enough for the counter, until a program has none; of the GPU with the lowest clock."""
+        """Energy of calls for as long as the counter needs, on the GPU with the lowest clock; none after a failure."""
         if self._why_no_power:
             return
         num_calls = math.ceil(_POWER_MS / statistics.median(entry.rounds_ms))
@@ -254,7 +246,7 @@ class _Preset:
             self._why_no_power = f"{entry.name.text}: {answers[0]['why_not']}"
 
     def _profile(self, entry: Entry, ranks: Ranks) -> None:
-        """Outputs are compared again, after all calls."""
+        """Profile, and compare the outputs again after all calls."""
         answers = ranks.ask({"profile": True})
         profiles = [Profile.model_validate(answer["profile"]) for answer in answers]
         least = min(profiles, key=lambda one: one.communication_ms or 0.0)
@@ -266,7 +258,7 @@ class _Preset:
     # Processes
 
     def _each(self, step: Callable[[Entry, Ranks], None], entries: Iterable[Entry]) -> None:
-        """A step of each program that runs."""
+        """Take a step of each program that runs."""
         for entry in entries:
             if entry.ranks is not None:
                 with self._failing(entry):
@@ -291,7 +283,7 @@ class _Preset:
                 raise
 
     def _close(self) -> None:
-        """Let all programs leave."""
+        """Let all programs exit."""
         running = [entry.ranks for entry in self._entries if entry.ranks is not None]
         if running:
             with ThreadPoolExecutor(len(running)) as pool:
@@ -302,28 +294,20 @@ class _Preset:
             if entry.ranks is not None:
                 entry.ranks.kill()
 
-    def _why(self, name: Name) -> str:
-        settings = self._settings
-        return why_not(
-            name,
-            settings.block,
-            is_gpu=self._plan.is_gpu,
-            backend=settings.compile.backend,
-            train=settings.train,
-            tp=self._plan.world_size,
-        )
-
     def _tell(self, text: str) -> None:
         self._say(f"{self._settings.preset} {time.monotonic() - self._began:6.1f} s: {text}")
 
 
 def in_turn(entries: Sequence[T], number: int) -> Sequence[T]:
-    """All of them, in the order of this round: what is first pays for what the last of the round before has left."""
+    """The entries in the order of a round, which begins with the next one each time.
+
+    The first of a round pays for what the last of the round before has left.
+    """
     start = number % len(entries)
     return [*entries[start:], *entries[:start]]
 
 
 def _worst(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Error of the worst rank, or of the calls before."""
+    """The largest error of these answers."""
     found = max(answers, key=lambda answer: answer["error_ratio"])
     return {"error_ratio": found["error_ratio"], "worst": found["worst"]}

@@ -3,50 +3,59 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
+
+from tpcompile.errors import ConfigError
+from tpcompile.target import Target, call_target
 
 _WARM_CALLS = 2
-"""Before the clock of a round starts: caches of the host and the frequency of the GPU are then those of many calls."""
+"""Calls before the clock of a round starts, so that host caches and the GPU's clock are those of many calls."""
 
 
 @dataclass
 class Results:
-    """Of one call."""
+    """The result of one call."""
 
-    output: Tensor
+    output: Any
+    """A tensor, or what a user's `step` returns."""
     input_grad: Tensor | None = None
     grads: dict[str, Tensor] | None = None
-    """Of parameters, by name."""
+    """Gradients of parameters, by name."""
 
 
 Call = Callable[[], Results]
 
 
-def forward_call(program: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Call:
-    """One forward pass."""
+def forward_call(called: Any, program: Target) -> Call:
+    """One forward pass of the compiled program, or its own step."""
 
     def call() -> Results:
-        with torch.no_grad():
-            return Results(program(*inputs))
+        with nullcontext() if program.step is not None else torch.no_grad():
+            return Results(call_target(program, called, program.inputs))
 
     return call
 
 
-def training_call(
-    program: Callable[..., Tensor], module: nn.Module, inputs: Sequence[Tensor], cotangent: Tensor
-) -> Call:
-    """Forward and backward: gradients of the first input and of all parameters, which are not accumulated."""
-    x, *rest = inputs
+def training_call(called: Any, program: Target, cotangent: Tensor) -> Call:
+    """Forward and backward: gradients of the first input and of all parameters, which are not accumulated.
+
+    Raises ConfigError for inputs by name: which of them gets a gradient is not known.
+    """
+    if isinstance(program.inputs, Mapping):
+        raise ConfigError("with --train, give the inputs as a tuple, the activations first, or give a step")
+    x, *rest = [program.inputs] if isinstance(program.inputs, Tensor) else program.inputs
     x = x.detach().clone().requires_grad_()
-    named = {name: one for name, one in module.named_parameters() if one.requires_grad}
+    named = {name: one for name, one in program.program.named_parameters() if one.requires_grad}
 
     def call() -> Results:
-        output = program(x, *rest)
+        output = called(x, *rest)
         input_grad, *grads = torch.autograd.grad(output, [x, *named.values()], cotangent, allow_unused=True)
         return Results(output.detach(), input_grad, dict(zip(named, grads, strict=True)))
 
@@ -60,7 +69,7 @@ def finish(device: torch.device) -> None:
 
 
 def timed_ms(call: Call, num_calls: int, device: torch.device) -> float:
-    """Mean ms of back-to-back calls, all ranks together: by CUDA events, or the host's clock on CPU."""
+    """Mean ms of back-to-back calls, which all ranks begin together: by CUDA events, on CPU by the host's clock."""
     dist.barrier()
     for _ in range(_WARM_CALLS):
         call()

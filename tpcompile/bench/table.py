@@ -16,7 +16,7 @@ _HEAD = f"{_TIMED}{_COUNTED}{_RATIOS}"
 
 
 def lines(measured: Measured, machine: Machine, *, world_size: int) -> Iterator[Text]:
-    """What is measured, a row for each program, the floors, and what fails the run."""
+    """The head, a row for each program, the floors, and what fails the run."""
     kind = "forward and backward" if measured.train else "forward"
     yield Text(
         f"{measured.preset}: {measured.layers} layers, {measured.tokens} tokens, {measured.dtype}, {kind}, "
@@ -48,7 +48,8 @@ def lines(measured: Measured, machine: Machine, *, world_size: int) -> Iterator[
 def _row(measured: Measured, row: Row) -> str:
     ms = median_ms(row)
     ratios, profile = ratios_of(measured, row), row.profile
-    timed = f"{ms:9.3f}{spread_ms(row):7.3f}{measured.tokens / ms * 1e3:10.0f}"
+    tokens_per_s = None if row.reference else measured.tokens / ms * 1e3  # a different model has tokens of its own
+    timed = f"{ms:9.3f}{spread_ms(row):7.3f}{_number(tokens_per_s, 10)}"
     gib = None if row.peak_bytes is None else row.peak_bytes / 2**30
     counted = (
         f"{_number(profile.kernels, 9)}{_number(profile.launches, 9)}{_number(profile.exposed_ms, 9, 3)}"
@@ -76,14 +77,16 @@ def _error(row: Row) -> str:
 
 
 def _power_lines(measured: Measured) -> Iterator[Text]:
-    """Which programs kept the GPU at its power limit: there a step takes the time that its energy takes."""
+    """The programs that kept the GPU at its power limit: there the time of a step is its energy over the limit."""
     if measured.why_no_power:
         yield Text(f"energy of a step is not measured from here on: {measured.why_no_power}")
-    held = [(row.name, row.power) for row in measured.rows if row.power is not None and row.power.at_limit]
+    powers = {row.name: row.power for row in measured.rows if row.power is not None}
+    held = {name: power for name, power in powers.items() if power.at_limit}
     if held:
-        clocks = ", ".join(f"{name} {power.watts:.0f} W {power.mhz} MHz" for name, power in held)
-        most = held[0][1]
-        yield Text(f"at the power limit of {most.limit_watts:.0f} W, below {most.most_mhz} MHz: {clocks}")
+        first = next(iter(held.values()))
+        limit = f"at the power limit of {first.limit_watts:.0f} W, below {first.most_mhz} MHz"
+        clocks = [f"{name} {power.watts:.0f} W {power.mhz} MHz" for name, power in held.items()]
+        yield Text(f"{limit}: {', '.join(clocks)}")
 
 
 def _floor_lines(measured: Measured) -> Iterator[Text]:
@@ -96,14 +99,6 @@ def _floor_lines(measured: Measured) -> Iterator[Text]:
     )
     products = ", ".join(f"{one.name} {one.us:.1f} ({one.tflops:.3g})" for one in floors.products)
     yield Text(f"products of a block, us (TFLOP/s): {products}")
-    sizes = sorted({one.size_bytes for one in floors.all_reduces})
-    for size in sizes:
-        timed = [
-            f"{one.algorithm} {one.us:.1f}" if one.us is not None else f"{one.algorithm} -"
-            for one in floors.all_reduces
-            if one.size_bytes == size
-        ]
-        yield Text(f"all-reduce of {size} bytes, us: {', '.join(timed)}")
     peer = best_peer(measured)
     if peer is not None:
         yield Text(f"best peer: {peer.name}")

@@ -1,8 +1,8 @@
-"""In the process of a rank: a task and a connection -> one answer for every request, until it is closed.
+"""In the process of a rank: a task and a connection -> one answer to every request, until the connection is closed.
 
-Answers are dicts: what was asked for, or `failed` with one line; the traceback goes to this rank's log. Before long
-steps a rank says what it is `at`, so that one that hangs can be named. A rank whose program failed ends, and the one
-that started it ends the other ranks of that program.
+Answers are dicts: what was asked for, or `failed` with one line; the traceback goes to this rank's log. Before a long
+step a rank sends where it is (`at`), so that a rank that hangs can be named. A rank whose program failed ends; the
+process that started it then ends the other ranks of that program.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile import config
 from tpcompile.bench import floors, reference
+from tpcompile.bench.contract import BenchContext
 from tpcompile.bench.names import Name
 from tpcompile.bench.power import NoMeterError, drawn
 from tpcompile.bench.profiled import profiled
-from tpcompile.bench.programs import Setup, build, captured, compiled_call
-from tpcompile.bench.reference import COMPARED_LAYER, Given
-from tpcompile.bench.step import Call, Results, finish, timed_ms
+from tpcompile.bench.programs import build, captured, compiled_call, notes_of
+from tpcompile.bench.reference import Given, OwnReference
+from tpcompile.bench.step import Call, finish, timed_ms
 from tpcompile.errors import ConfigError, PreflightError, TpCompileError
+from tpcompile.gate.outputs import forget_gradients
 from tpcompile.profiles import Profiled
 from tpcompile.ranks.env import choose_device, process_group, rank_env
 from tpcompile.recording import CaptureSession
@@ -44,48 +46,48 @@ from tpcompile.recording import CaptureSession
 FLOORS = "floors"
 """The task of the processes that measure rates and write the reference."""
 STACKS = signal.SIGUSR1
-"""At which a rank writes where its threads stand into its log, whatever it waits for."""
+"""On this signal a rank writes the stacks of its threads into its log, whatever it waits for."""
 _WARM_CALLS = 4
 _MAX_TEXT = 300
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What the processes of one program are started with."""
+    """The arguments of the process of one rank."""
 
     program: str
     """A name, or `FLOORS`."""
     settings: str
-    """JSON of what serves it; of `serve`, a RunConfig."""
+    """JSON for `server`: a RunConfig for `serve`."""
     folder: str = ""
-    """Of the reference."""
+    """Where the reference is."""
     environ: Mapping[str, str]
-    """Caches of its own, and torchrun's variables."""
+    """Compile caches of this program, and torchrun's variables."""
     log: str
-    """stdout and stderr of this rank."""
+    """File of this rank's stdout and stderr."""
     timeout_s: float
     server: str = "tpcompile.bench.worker:serve"
-    """`module:function` that is called with the connection and this task, and answers."""
+    """`module:function`, called with the connection and this task; it answers."""
 
 
 class Served(Protocol):
-    """A program of this rank that was built."""
+    """This rank's part of a program, as `answer_all` drives it."""
 
     def compiled(self) -> dict[str, Any]:
-        """The first answer, after the first call."""
+        """Make the first call, which compiles; the first answer."""
         ...
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """To each request."""
+        """The answer to one request."""
         ...
 
     def release(self) -> None:
-        """What must end before the process group does."""
+        """End what must end before the process group does, such as CUDA graphs."""
         ...
 
 
 def main(connection: Connection, task: Task) -> None:
-    """The process."""
+    """The target of a rank's process."""
     os.environ.update(task.environ)
     _write_output_to(Path(task.log))
     faulthandler.register(STACKS)
@@ -97,7 +99,7 @@ def main(connection: Connection, task: Task) -> None:
 
 
 def _fail(connection: Connection, error: BaseException) -> NoReturn:
-    """At once: a clean end, or that of the process group, would wait for ranks that wait for this one."""
+    """Send the error and exit at once: a clean exit, or the end of the process group, waits for the other ranks."""
     traceback.print_exc()
     with suppress(OSError):  # the one that asked has ended
         connection.send({"failed": _line(error), "is_refusal": isinstance(error, (ConfigError, PreflightError))})
@@ -107,7 +109,7 @@ def _fail(connection: Connection, error: BaseException) -> NoReturn:
 
 
 def _line(error: BaseException) -> str:
-    """In one line."""
+    """The error in one line; ours without the name of their class."""
     text = " ".join(str(error).split())
     shown = text if isinstance(error, TpCompileError) else f"{type(error).__name__}: {text}"
     return shown if len(shown) <= _MAX_TEXT else f"{shown[:_MAX_TEXT]}..."
@@ -122,20 +124,36 @@ def _write_output_to(path: Path) -> None:
 
 
 def serve(connection: Connection, task: Task) -> None:
-    """A program of `tpcompile bench`, or its floors."""
+    """Serve a program of `tpcompile bench`, or measure its floors."""
     settings = _settings(task.settings)
     with in_group(connection, task, device=settings.device) as (group, device):
         if task.program == FLOORS:
             _answer_floors(connection, group, device)
         else:
             given = Given.read(Path(task.folder), device)
-            setup = Setup(Name.of(task.program), settings, given, group, device)
-            answer_all(connection, lambda: _Served(setup))
+            answer_all(connection, lambda: _Served(task.program, given, context_of(settings, given, group, device)))
+
+
+def context_of(
+    settings: config.RunConfig, given: Given, group: dist.ProcessGroup, device: torch.device
+) -> BenchContext:
+    """The argument of a user's FUNCTION on this rank."""
+    return BenchContext(
+        rank=group.rank(),
+        world_size=group.size(),
+        device=device,
+        mesh=DeviceMesh.from_group(group, device.type, mesh_dim_names=("tp",)),
+        settings=settings.block.model_dump(),
+        config=settings,
+        weights=given.weights,
+        inputs=given.inputs,
+        cotangent=given.cotangent,
+    )
 
 
 @contextmanager
 def in_group(connection: Connection, task: Task, *, device: str) -> Iterator[tuple[dist.ProcessGroup, torch.device]]:
-    """The process group of the program's ranks and this rank's device; what is raised there ends the process."""
+    """The process group of the program's ranks and this rank's device; an exception inside ends the process."""
     connection.send({"at": "the start of its process group"})
     env = rank_env()
     chosen = choose_device(device, env)
@@ -161,11 +179,11 @@ def answer_all(connection: Connection, build: Callable[[], Served]) -> None:
 
 
 def _answer_floors(connection: Connection, group: Any, device: torch.device) -> None:
-    """For each preset rates first; then the reference, by one rank while the others wait for the next request."""
+    """For each preset the floors; then rank 0 computes the reference, while the others wait for the next request."""
     while request := connection.recv():
         settings = _settings(request["settings"])
         connection.send({"at": "floors"})
-        measured = floors.measure(settings.block, group, device)
+        measured = floors.measure(settings.block, group.size(), device)
         if group.rank() == 0:
             connection.send({"at": "the single-device reference"})
             reference.write(settings, Path(request["folder"]), device)
@@ -180,7 +198,7 @@ def _settings(text: str) -> config.RunConfig:
 
 
 def free(device: torch.device) -> None:
-    """For the other programs."""
+    """Release what is not used, for the other programs on this device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -209,23 +227,28 @@ def _version(package: str) -> str:
 
 
 class _Served:
-    """The program of this rank."""
+    """A program of the benchmark on this rank."""
 
-    def __init__(self, setup: Setup) -> None:
-        self._setup, self._device = setup, setup.device
-        self._built = build(setup)
+    def __init__(self, program: str, given: Given, context: BenchContext) -> None:
+        self._name, self._context, self._device = Name.of(program), context, context.device
+        self._program = build(self._name, context)
+        self._expected = given if self._program.reference is None else OwnReference(self._program)
         free(self._device)  # what was unsharded
-        self._plain = compiled_call(setup, self._built)
-        self._timed: Call | None = None
+        self._plain = compiled_call(self._name, context, self._program)
+        self._timed = self._plain
 
     def compiled(self) -> dict[str, Any]:
-        """The first call, while other programs compile."""
+        """The first call, while other programs compile: fields of the row."""
         first_s = self._seconds(self._plain)
         free(self._device)
-        return {"compile_s": None if self._setup.name.base == "eager" else first_s, "notes": list(self._built.notes)}
+        return {
+            "compile_s": None if self._is_eager else first_s,
+            "notes": notes_of(self._name, self._context, self._program),
+            "reference": self._expected.key,
+        }
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """`warm`: calls, and the capture. `round`: the time of so many. `power`: their energy. `profile`: last."""
+        """`warm`: calls and the capture. `round`: ms of so many calls. `power`: their energy. `profile`: the last."""
         ((what, value),) = request.items()
         if what == "warm":
             return self._warmed()
@@ -233,41 +256,39 @@ class _Served:
             return self._round(value)
         if what == "power":
             return self._power(value)
-        return self._profiled()
+        profile = profiled(self._timed, self._device).model_dump()
+        return {"profile": profile, **self._errors()}
 
     def _round(self, num_calls: int) -> dict[str, Any]:
-        ms = timed_ms(self._call, num_calls, self._device)
+        ms = timed_ms(self._timed, num_calls, self._device)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # of many programs it may not fit; the calls before the clock get it again
         return {"ms": ms}
 
     def _power(self, num_calls: int) -> dict[str, Any]:
-        """All ranks call; one without a counter says why."""
+        """All ranks call; one without a counter answers why."""
         try:
-            return {"power": drawn(self._call, num_calls, self._device).model_dump()}
+            return {"power": drawn(self._timed, num_calls, self._device).model_dump()}
         except NoMeterError as error:
             return {"why_not": str(error)}
 
-    @property
-    def _call(self) -> Call:
-        """What is timed."""
-        assert self._timed is not None, "a program is asked to warm up first"
-        return self._timed
-
     def _warmed(self) -> dict[str, Any]:
-        """While no other program runs: spinning kernels of several programs on one GPU take turns in milliseconds."""
+        """Warm calls and the capture, while no other program runs.
+
+        Kernels that spin, of several programs on one GPU, take turns of milliseconds.
+        """
         is_gpu = self._device.type == "cuda"
         free(self._device)
         if is_gpu:
             torch.cuda.reset_peak_memory_stats(self._device)
-        entered = None if self._setup.name.base == "eager" else regions(self._plain)
+        entered = None if self._is_eager else regions(self._plain)
         for _ in range(_WARM_CALLS):
             self._plain()
         began = time.perf_counter()
-        self._timed = captured(self._setup, self._plain)
+        self._timed = captured(self._name, self._context, self._plain)
         finish(self._device)
         capture_s = time.perf_counter() - began
-        step_s = min(self._seconds(self._call) for _ in range(3))
+        step_s = min(self._seconds(self._timed) for _ in range(3))
         # Now: the memory of a graph is not counted when it is replayed, and that of a comparison is not the program's.
         peak = torch.cuda.max_memory_allocated(self._device) if is_gpu else None
         numbers = {"capture_s": capture_s, "regions_per_call": entered, "step_ms": step_s * 1e3, "peak_bytes": peak}
@@ -275,26 +296,26 @@ class _Served:
         free(self._device)
         return numbers
 
-    def _profiled(self) -> dict[str, Any]:
-        """What the profiler sees, and errors after all calls."""
-        seen = profiled(self._call, self._device)
-        return {"profile": seen.model_dump(), **self._errors()}
-
     def release(self) -> None:
-        """CUDA graphs, before the group is destroyed."""
+        """Release CUDA graphs before the process group is destroyed."""
         for call in (self._timed, self._plain):
             if isinstance(call, Profiled):
                 call.close()
         gc.collect()
 
+    @property
+    def _is_eager(self) -> bool:
+        return self._name.base == "eager"
+
     def _errors(self) -> dict[str, Any]:
-        """Of one more call of what is timed."""
-        results = self._call()
+        """Errors of one more call of what is timed."""
+        if self._program.step is not None:
+            forget_gradients(self._program.program, self._program.inputs)  # a step may add to those of calls before
+        results = self._timed()
         finish(self._device)
-        built = self._built
-        if built.check is not None:
-            built.check()
-        ratio, worst = self._setup.given.error(compared(results), built.slice_of, built.renamed)
+        if self._program.check is not None:
+            self._program.check()
+        ratio, worst = self._expected.error(results, self._program)
         return {"error_ratio": ratio, "worst": worst}
 
     def _seconds(self, call: Call) -> float:
@@ -302,16 +323,6 @@ class _Served:
         call()
         finish(self._device)
         return time.perf_counter() - began
-
-
-def compared(results: Results) -> Results:
-    """Gradients that are DTensors as full tensors: a collective, which all ranks call alike."""
-    grads = results.grads
-    if grads is None:
-        return results
-    compared = {name: one for name, one in grads.items() if name.startswith(COMPARED_LAYER)}
-    full = {name: one.full_tensor() if isinstance(one, DTensor) else one for name, one in compared.items()}
-    return Results(results.output, results.input_grad, full)
 
 
 def regions(call: Callable[[], Any]) -> float:

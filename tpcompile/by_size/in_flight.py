@@ -45,12 +45,12 @@ from tpcompile.torch_api import c10d, symmetric
 
 _LEAST_BYTES = 1 << 20
 _TILE_HEIGHT, _TILE_WIDTH = 256, 128
-"""Of the largest products on Hopper."""
+"""Size of the tiles of the largest products on Hopper."""
 _UNIT = 128
 """Rows of a part are a multiple of it."""
 _OF_GROUPS: dict[tuple[str, torch.device], Slots] = {}
 _GATHERED: dict[tuple[str, int], Tensor] = {}
-"""On CPUs: group and slot -> what has come and is not received yet."""
+"""Group and slot -> what a CPU has gathered and not received yet."""
 
 
 @torch.library.custom_op("tpcompile::all_reduce_push_start", mutates_args=())
@@ -196,7 +196,11 @@ class Slots:
         begin = slot * slot_bytes
         received = memory.own[begin : begin + num_bytes].view(x.dtype)
         stream = torch.cuda.current_stream(self._device)
-        self._wait_for_calls(stream)
+        last, self._last = self._last, stream
+        self._stream.wait_stream(stream)
+        is_same = last in (None, stream)
+        if not (is_same or is_capturing(self._device)):  # what is captured does not run yet
+            self._stream.wait_stream(last)
         if meets:
             with torch.cuda.stream(self._stream):
                 memory.meet(channel=0)
@@ -214,14 +218,6 @@ class Slots:
         arrived, received = self._arriving.pop(slot)
         torch.cuda.current_stream(self._device).wait_event(arrived)
         return received
-
-    def _wait_for_calls(self, stream: Any) -> None:
-        """The copies wait for what is queued on the stream of this call, and of the call before."""
-        last, self._last = self._last, stream
-        self._stream.wait_stream(stream)
-        is_same = last in (None, stream)
-        if not (is_same or is_capturing(self._device)):  # what is captured does not run yet
-            self._stream.wait_stream(last)
 
     def _memory_for(self, num_bytes: int, num_slots: int) -> tuple[int, symmetric.PeerMemory]:
         slot_bytes, memory = self._made[-1] if self._made else (0, None)

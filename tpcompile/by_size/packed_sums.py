@@ -13,7 +13,7 @@ first sum was waited for.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch.fx import Graph, Node
@@ -24,17 +24,23 @@ from tpcompile.torch_api.passes import OpOverload
 
 aten = torch.ops.aten
 _MOST_BYTES = 2**20
-"""Of one that is packed, and of all that are packed together."""
+"""The most that one packed sum, and all sums of one pack together, may have."""
 _WHOLE_BYTES = 16 * 8
-"""A vector for each of 8 ranks: of a size that is no multiple, only NCCL takes the sum."""
+"""A vector for each of 8 ranks: a sum whose size is no multiple of it can only be NCCL's."""
 
 
 def pack(graph: Graph) -> None:
-    """In place, the sums of each group and dtype where the last of them starts."""
+    """Edit the graph in place: the sums of each group and dtype become one, where the last of them starts."""
     alike: dict[tuple[str, torch.dtype, torch.device], list[Node]] = defaultdict(list)
     for start in graph.find_nodes(op="call_function", target=ops.all_reduce.default):
-        value = summed(start)
-        if value is not None and _is_small(value) and _only_leaves(start):
+        value, wait = summed(start), only_wait(start)
+        if value is None or wait is None:
+            continue
+        is_known = all(isinstance(size, int) for size in value.shape)
+        if not is_known or value.nbytes > _MOST_BYTES:
+            continue
+        only_leaves = all(map(_can_be_moved, _behind(wait)))
+        if only_leaves:
             alike[str(start.args[2]), value.dtype, value.device].append(start)
     for starts in alike.values():
         for together in _packs(starts):
@@ -43,7 +49,7 @@ def pack(graph: Graph) -> None:
 
 
 def _packs(starts: Iterable[Node]) -> Iterator[list[Node]]:
-    """In order, as many as fit."""
+    """The starts in their order, as many together as `_MOST_BYTES` allows."""
     together, size = list[Node](), 0
     for start in starts:
         value = start.meta["val"]
@@ -55,19 +61,8 @@ def _packs(starts: Iterable[Node]) -> Iterator[list[Node]]:
     yield together
 
 
-def _is_small(value: torch.Tensor) -> bool:
-    is_known = all(isinstance(size, int) for size in value.shape)
-    return is_known and value.nbytes <= _MOST_BYTES
-
-
-def _only_leaves(start: Node) -> bool:
-    """Whether the sum reaches the output, and only ops that can be moved: of one tensor, and of nothing else."""
-    wait = only_wait(start)
-    return wait is not None and all(map(_can_be_moved, _behind(wait)))
-
-
 def _can_be_moved(node: Node) -> bool:
-    """Not where it communicates, draws random numbers or writes in place."""
+    """True for an op of one tensor that neither communicates, draws random numbers nor writes in place."""
     op = node.target
     is_of_torch = isinstance(op, OpOverload) and op.namespace in ("aten", "prims")
     return (
@@ -79,7 +74,7 @@ def _can_be_moved(node: Node) -> bool:
 
 
 def _behind(start: Node) -> Iterator[Node]:
-    """What is computed from it, before the output."""
+    """The nodes that are computed from this one, without the output."""
     found = [start]
     while found:
         for user in found.pop().users:
@@ -89,9 +84,11 @@ def _behind(start: Node) -> Iterator[Node]:
 
 
 def _pack(starts: list[Node]) -> None:
-    """Of one group, in the order of the graph; what reads a sum is moved behind the one of all."""
+    """Replace these sums, of one group and in the order of the graph; what reads them is moved behind their one sum."""
     moved = {start: list(_behind(start)) for start in starts}
-    place = _place_behind(starts[-1], moved)
+    place = starts[-1].next
+    while any(place in nodes for nodes in moved.values()):
+        place = place.next
     total = _sum_of_all(starts, place)
     begins = 0
     for start, (wait, *behind) in moved.items():  # each op behind what it reads
@@ -105,16 +102,8 @@ def _pack(starts: list[Node]) -> None:
         start.graph.erase_node(start)
 
 
-def _place_behind(last: Node, moved: Mapping[Node, list[Node]]) -> Node:
-    """The first node behind the last start that stays."""
-    place = last.next
-    while any(place in nodes for nodes in moved.values()):
-        place = place.next
-    return place
-
-
 def _sum_of_all(starts: list[Node], place: Node) -> Node:
-    """One behind the other, and zeros up to whole vectors."""
+    """The wait for the sum of all operands, one behind the other, with zeros up to whole vectors."""
     last = starts[-1]
     flat = [called_before(place, start, aten.reshape.default, (start.args[0], [-1])) for start in starts]
     joined = called_before(place, last, aten.cat.default, (flat,))

@@ -38,15 +38,15 @@ _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten._addmm_
 """Work that takes long enough to hide a sum."""
 _VIEWS = (aten.view.default, aten.reshape.default)
 _LAYOUTS = (*_VIEWS, aten.permute.default, aten.t.default)
-"""Between what a product is computed from and the product."""
+"""Ops that may be between a product and what it is computed from."""
 _MOST_IN_FLIGHT = 4
 """Sums of a group at a time that are pushed: each takes the memory of two messages."""
 _KEPT = ("val", "tensor_meta", "stack_trace", "nn_module_stack")
-"""What the new node takes over; the arguments that eager saw, which are there too, are those of a different op."""
+"""Metadata that a new node takes over: the arguments in eager, which are there too, are those of the replaced op."""
 
 
 class Pushing(NamedTuple):
-    """The ops, as above."""
+    """The ops of a pushed sum; the docstring of this module says what each does."""
 
     start: Callable[..., Tensor]
     product: Callable[..., Tensor]
@@ -70,12 +70,8 @@ class InFlight:
     product: Node | None = None
 
     def is_open_behind(self, place: int) -> bool:
-        """Whether it is in flight, or not yet read, behind the node at that place."""
+        """True when it is in flight, or not yet read, behind the node at that place."""
         return self.starts_at <= place < self.read_at
-
-    def read_at_once(self) -> InFlight:
-        """The same, which is read where it ends."""
-        return replace(self, read=self.wait, read_at=self.ends_at)
 
 
 def push(graph: Graph, pushing: Pushing, is_wanted: Callable[[Tensor, str], bool]) -> None:
@@ -84,19 +80,15 @@ def push(graph: Graph, pushing: Pushing, is_wanted: Callable[[Tensor, str], bool
     Those of a group stay as they are where they are not read in the order of their starts, or too many are in flight.
     """
     for sums in _in_flight(graph, is_wanted).values():
-        fitting = _fitting(sums)
-        if fitting is not None:
-            _put(fitting, pushing)
-
-
-def _fitting(sums: list[InFlight]) -> list[InFlight] | None:
-    """As they are, or read where they end; None when they take turns in neither form."""
-    forms = (sums, [one.read_at_once() for one in sums])
-    return next((form for form in forms if _take_turns(form)), None)
+        read_at_once = [replace(one, read=one.wait, read_at=one.ends_at) for one in sums]
+        for form in (sums, read_at_once):
+            if _take_turns(form):
+                _put(form, pushing)
+                break
 
 
 def _in_flight(graph: Graph, is_wanted: Callable[[Tensor, str], bool]) -> dict[str, list[InFlight]]:
-    """By group, in the order of their starts."""
+    """Group name -> its sums that can be pushed, in the order of their starts."""
     waits = {}
     for start in graph.find_nodes(op="call_function", target=ops.all_reduce.default):
         wait, value = only_wait(start), summed(start)
@@ -119,7 +111,7 @@ def _in_flight(graph: Graph, is_wanted: Callable[[Tensor, str], bool]) -> dict[s
 
 
 def _raise(start: Node, before: list[Node]) -> None:
-    """Put it, behind the product that is summed, right behind what that is computed from, with the views between.
+    """Move a start, with the product that is summed and the views between, right behind what that is computed from.
 
     Autograd computes the gradient of the weight before or behind that of the input; it is beside the sum then. `before`
     stays before it, the start before: sums that are not read in the order of their starts are not pushed.
@@ -152,12 +144,12 @@ def _product_of(start: Node) -> Node | None:
 
 
 def _is_view(node: Node) -> bool:
-    """Read by one node only."""
+    """True for a view that only one node reads."""
     return node.target in _VIEWS and len(node.users) == 1
 
 
 def _take_turns(sums: list[InFlight]) -> bool:
-    """Whether they are read in the order of their starts, few at a time."""
+    """True when they are read in the order of their starts, few at a time."""
     reads = [one.read_at for one in sums]
     return reads == sorted(reads) and _most_open(sums) <= _MOST_IN_FLIGHT
 
@@ -167,7 +159,7 @@ def _most_open(sums: list[InFlight]) -> int:
 
 
 def _put(sums: list[InFlight], pushing: Pushing) -> None:
-    """Each op behind the one before it."""
+    """Put the ops in place of the sums, each behind the one before it."""
     num_slots = 2 * _most_open(sums)
     moments = [(one.starts_at, number, "start") for number, one in enumerate(sums)]
     moments += [(one.ends_at, number, "receive") for number, one in enumerate(sums)]
@@ -220,7 +212,7 @@ def _read_through(wait: Node) -> Node:
 
 
 def _is_pointwise(node: Node, given: Node) -> bool:
-    """Whether the node is computed from as many elements of another one by one."""
+    """True when each element of the node is computed from one element of `given`."""
     value, target = node.meta.get("val"), node.target
     is_one = isinstance(value, Tensor) and value.numel() == given.meta["val"].numel()
     is_op = isinstance(target, OpOverload)
@@ -271,5 +263,5 @@ def put_in_place_of(wait: Node, op: Callable[..., Tensor], arguments: tuple[Any,
 
 
 def _take_over(made: Node, like: Node, keys: tuple[str, ...]) -> None:
-    """What is known of a node."""
+    """Copy this metadata of a node, as far as it has it."""
     made.meta.update({key: like.meta[key] for key in keys if key in like.meta})

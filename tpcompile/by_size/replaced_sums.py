@@ -10,7 +10,7 @@ from torch.fx import Graph, Node
 
 from tpcompile.by_size import packed_sums, pushed_sums
 from tpcompile.by_size.packed_sums import pack
-from tpcompile.by_size.pushed_sums import Pushing, push, put_in_place_of, summed
+from tpcompile.by_size.pushed_sums import Pushing, only_wait, push, put_in_place_of, summed
 from tpcompile.torch_api.c10d import ops
 from tpcompile.torch_api.passes import CustomGraphPass, get_hash_for_files
 
@@ -23,7 +23,7 @@ class Chooser(Protocol):
         ...
 
     def pushes(self, x: Tensor, group_name: str) -> bool:
-        """Whether a sum of this fake tensor that has work beside it becomes the ops of `pushing`."""
+        """True when a sum of this fake tensor that has work beside it becomes the ops of `pushing`."""
         ...
 
     def identity(self) -> Any:
@@ -55,18 +55,11 @@ class ReplacingPass(CustomGraphPass):
         return self
 
     def _replace(self, start: Node) -> None:
-        wait, value = _wait_behind(start), summed(start)
-        if wait is None or value is None:
+        wait, value = start.next, summed(start)
+        if value is None or only_wait(start) is not wait:  # something may run beside the collective
             return
         x, _, group_name = start.args
         rows = self._chooser.rows_for(value, str(group_name))
         if rows:
             put_in_place_of(wait, self._op, (x, rows, group_name))
             start.graph.erase_node(start)
-
-
-def _wait_behind(start: Node) -> Node | None:
-    """The wait that follows at once; None where something may run beside the collective."""
-    following = start.next
-    is_wait = following.op == "call_function" and following.target == ops.wait_tensor.default
-    return following if is_wait and list(start.users) == [following] else None

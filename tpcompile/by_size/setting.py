@@ -27,15 +27,10 @@ def sums(setting: AllReduce | Table) -> Sums | None:
     """How compiled graphs sum over ranks; None for `nccl`, which changes nothing. Raises ConfigError for others."""
     if isinstance(setting, Table):
         return Sums(setting)
-    _check(setting)
-    return Sums(shipped()) if setting == "by_size" else None
-
-
-def _check(setting: str) -> None:
-    known = get_args(AllReduce)
-    if setting not in known:
-        names = ", ".join(known)
+    if setting not in get_args(AllReduce):
+        names = ", ".join(get_args(AllReduce))
         raise ConfigError(f"unknown all_reduce {setting!r}; choose from {names}, or give a tpcompile.by_size.Table")
+    return Sums(shipped()) if setting == "by_size" else None
 
 
 @dataclass(frozen=True)
@@ -46,14 +41,15 @@ class Sums:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of torch.compile, for the backend inductor."""
+        """Options of torch.compile for the backend inductor."""
         return {AFTER_AUTOGRAD: ReplacingPass(OP, self, pushing=in_flight.OPS)}
 
     def text(self, group: dist.ProcessGroup | None) -> str:
         """`by_size, table 1f0a...: two_shot to 8388608 bytes, nccl above (2 x NVIDIA H100)`; None is the job."""
         found, device = group or dist.group.WORLD, _device()
         rows = shown(self._rows(found, device), self._push_from(found, device))
-        place = f"{_size(found)} x {gpu_of(device)}"
+        num_ranks = 1 if found is None else found.size()
+        place = f"{num_ranks} x {gpu_of(device)}"
         return f"by_size, table {self.table.digest}: {rows} ({place})"
 
     def rows_for(self, x: Tensor, group_name: str) -> str:
@@ -66,7 +62,7 @@ class Sums:
         return rows
 
     def pushes(self, x: Tensor, group_name: str) -> bool:
-        """Whether a sum of two ranks that has work beside it is sent by copy engines; not one of unknown size."""
+        """True when copy engines send a sum of two ranks that has work beside it; never for one of unknown size."""
         least = self._push_from(c10d.group_of_name(group_name), x.device)
         is_known = all(isinstance(size, int) for size in x.shape)
         return least is not None and is_known and x.numel() * x.itemsize >= least
@@ -88,30 +84,23 @@ class Sums:
 
 
 def gpu_of(device: torch.device) -> str:
-    """Its model; `cpu` for a CPU."""
+    """Model of a GPU; `cpu` for a CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else CPU
 
 
 def is_on_one_host(group: dist.ProcessGroup) -> bool:
-    """Whether torchrun's variables say so; False where they are not set."""
+    """True when torchrun's variables say that the ranks are on one host; False where they are not set."""
     num_on_host = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
     ranks = dist.get_process_group_ranks(group)
     return num_on_host > 0 and min(ranks) // num_on_host == max(ranks) // num_on_host
 
 
-def _size(group: dist.ProcessGroup | None) -> int:
-    """1 for a process alone."""
-    return 1 if group is None else group.size()
-
-
 def _can_share(group: Any, device: torch.device) -> bool:
-    return group is not None and is_on_one_host(group) and _has_nccl(group, device)
-
-
-def _has_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:
+    if group is None or not is_on_one_host(group):
+        return False
     return device.type != "cuda" or _NCCL_BACKEND in dist.get_backend_config(group)
 
 
 def _device() -> torch.device:
-    """Of this rank."""
+    """The device of this rank."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device(CPU)

@@ -39,13 +39,13 @@ class Measured(Frozen):
 
 
 class Cell(Frozen):
-    """What holds for one model of GPU and number of ranks."""
+    """The rows for one model of GPU and number of ranks."""
 
     gpu: str
     """Model, as the driver names it: `NVIDIA H100 80GB HBM3`; `cpu` without one."""
     num_ranks: int
     rows: tuple[Row, ...]
-    """By size; larger messages are NCCL's."""
+    """In the order of their sizes; larger messages are NCCL's."""
     push_from_bytes: int | None = None
     """Messages of two ranks that are products, or have work beside them, are sent by copy engines from this size on."""
     measured: tuple[Measured, ...] = ()
@@ -156,7 +156,7 @@ def _text(rows: Iterable[Row]) -> str:
 
 
 def shown(rows: str, push_from: int | None = None) -> str:
-    """For people: `two_shot to 8388608 bytes, nccl above, in flight pushed from 1048576 bytes on`."""
+    """The rows for people: `two_shot to 8388608 bytes, nccl above, in flight pushed from 1048576 bytes on`."""
     parts = [f"{row.algorithm} to {row.up_to_bytes} bytes" for row in rows_of(rows)]
     parts.append("nccl above" if parts else "nccl")
     if push_from is not None:

@@ -21,7 +21,7 @@ LEAST_BYTES = 1 << 20
 
 
 class OfGroup(Protocol):
-    """What belongs to one group."""
+    """An object that belongs to one group."""
 
     group: Any
 
@@ -31,14 +31,14 @@ _OF_GROUPS: dict[tuple[str, torch.device], Workspace] = {}
 
 
 class Workspace:
-    """Of one group and device."""
+    """Memory of one group and device."""
 
     def __init__(self, group: Any, device: torch.device) -> None:
         self.group, self._device = group, device
         self._made: list[Tensor] = []
-        """The last is the largest, and in use."""
+        """Memory in the order in which it was made; the last is the largest, and in use."""
         self._stream: Any = None
-        """Of the last call."""
+        """Stream of the last call."""
 
     @property
     def size_bytes(self) -> int:
@@ -53,14 +53,11 @@ class Workspace:
         """
         num_bytes = x.numel() * x.itemsize
         if num_bytes > self.size_bytes:
-            self._grow(num_bytes)
+            check_may_grow(num_bytes, self.size_bytes, self._device)
+            size = max(LEAST_BYTES, 1 << (num_bytes - 1).bit_length())
+            self._made.append(symmetric.memory(size, group=self.group, device=self._device))
         self._take_turn()
         return self._made[-1][:num_bytes].view(x.dtype).view(x.shape)
-
-    def _grow(self, num_bytes: int) -> None:
-        check_may_grow(num_bytes, self.size_bytes, self._device)
-        size = max(LEAST_BYTES, 1 << (num_bytes - 1).bit_length())
-        self._made.append(symmetric.memory(size, group=self.group, device=self._device))
 
     def _take_turn(self) -> None:
         if self._device.type != "cuda":
@@ -79,7 +76,7 @@ def workspace_of(group_name: str, device: torch.device) -> Workspace:
 def of_group(
     known: dict[tuple[str, torch.device], T], group_name: str, device: torch.device, make: Callable[..., T]
 ) -> T:
-    """What is known of a group and device; made, from both, at first."""
+    """The object of a group and device, which `make` makes of both at the first call."""
     group, found = group_of_name(group_name), known.get((group_name, device))
     if found is None or found.group is not group:  # a later group may have the name of one that was destroyed
         found = known[group_name, device] = make(group, device)
@@ -96,5 +93,5 @@ def check_may_grow(num_bytes: int, size_bytes: int, device: torch.device) -> Non
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether the current stream of a GPU is."""
+    """True when the current stream of a GPU is captured into a CUDA graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -20,6 +20,11 @@ def fusion(context: typer.Context) -> None:
     become("tpcompile.fusion", context.args)
 
 
+def typecheck(context: typer.Context) -> None:
+    """Follow what is replicated, sharded and partial through a module; `--help` says how."""
+    become("tpcompile.typecheck", context.args)
+
+
 def verify_win(context: typer.Context) -> None:
     """Measure a program in eager and in each mode of torch.compile, and say which to use; `--help` says how."""
     become("tpcompile.fusion.win", context.args)

@@ -56,11 +56,6 @@ class Attempt(Frozen):
     """None where there was nothing to take out, or the rewritten graph could not be compiled."""
     failed: str = ""
 
-    @property
-    def is_absent(self) -> bool:
-        """There was nothing to take out."""
-        return self.now is None and not self.failed
-
 
 class Bisection(Frozen):
     """What taking each kind of op out does to the kernels. Test-only: what a rewritten program computes is wrong."""

@@ -45,7 +45,7 @@ class RewritingPass(CustomGraphPass):
         """No code of a rewritten graph is cached."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RewritingPass:
-        """Of the copies that torch.compile makes of its settings, all report to the same list."""
+        """The pass itself: torch.compile copies its settings, and all copies have to report to one list."""
         return self
 
 
@@ -66,7 +66,7 @@ class LookingPass(CustomGraphPass):
         """No code is cached: what is present would not be seen again."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LookingPass:
-        """As of a `RewritingPass`."""
+        """The pass itself, as that of a `RewritingPass`."""
         return self
 
 
@@ -75,15 +75,12 @@ _PLACE_OF_OP = {
     higher_order.auto_functionalized: 0,
     higher_order.auto_functionalized_v2: 0,
 }
-"""Of ops that call a different one, where that is among their arguments."""
+"""Op that calls a different one -> where that is among its arguments."""
 
 
 def _name(node: Node) -> str:
     place = _PLACE_OF_OP.get(node.target)
-    return _name_of(node.target if place is None else node.args[place])
-
-
-def _name_of(target: Any) -> str:
+    target: Any = node.target if place is None else node.args[place]
     if isinstance(target, OpOverload):
         return f"{target.namespace}.{target._overloadpacket.__name__}"
     return str(getattr(target, "__name__", target))
@@ -119,6 +116,10 @@ def _replace(node: Node, other: Node) -> bool:
     node.replace_all_uses_with(other)
     node.graph.erase_node(node)
     return True
+
+
+def _with_its_operand(node: Node) -> bool:
+    return _replace(node, node.args[0])  # type: ignore[arg-type]
 
 
 def _shape(node: Node) -> list[int] | None:
@@ -187,16 +188,13 @@ def without_transposes(graph: Graph) -> list[Node]:
     """A transpose becomes a view of the new shape, and a copy for the sake of a layout nothing."""
     transposes = _calls(graph, aten.permute.default, aten.transpose.int, aten.t.default)
     viewed = _taken_out(transposes, _as_view)
-    return viewed + _taken_out(_calls(graph, aten.clone.default), _without_layout)
+    copies = [node for node in _calls(graph, aten.clone.default) if "memory_format" in node.kwargs]
+    return viewed + _taken_out(copies, _with_its_operand)
 
 
 def _as_view(node: Node) -> bool:
     shape = _shape(node)
     return shape is not None and _replace(node, _insert(node, aten.reshape.default, node.args[0], shape))
-
-
-def _without_layout(node: Node) -> bool:
-    return "memory_format" in node.kwargs and _replace(node, node.args[0])  # type: ignore[arg-type]
 
 
 def with_contiguous_transposes(graph: Graph) -> list[Node]:
@@ -241,11 +239,8 @@ def _joined_view(node: Node) -> bool:
 
 def without_casts(graph: Graph) -> list[Node]:
     """Everything stays in the dtype that it has."""
-    return _taken_out(_calls(graph, aten._to_copy.default, prims.convert_element_type.default), _uncast)
-
-
-def _uncast(node: Node) -> bool:
-    return "device" not in node.kwargs and _replace(node, node.args[0])  # type: ignore[arg-type]
+    casts = _calls(graph, aten._to_copy.default, prims.convert_element_type.default)
+    return _taken_out([node for node in casts if "device" not in node.kwargs], _with_its_operand)
 
 
 # Collectives
@@ -254,7 +249,7 @@ def _uncast(node: Node) -> bool:
 def without_collectives(graph: Graph) -> list[Node]:
     """Each rank goes on with what it has, in the shape that the collective gives."""
     for wait in _calls(graph, c10d.wait_tensor.default):
-        _replace(wait, wait.args[0])  # type: ignore[arg-type]
+        _with_its_operand(wait)
     return _taken_out(graph.nodes, _without_exchange)
 
 
@@ -308,7 +303,8 @@ def _is_users(node: Node) -> bool:
 
 def _with_sums(node: Node) -> bool:
     """False, and nothing is changed, where a result has the shape of no input."""
-    parts = _results(node)
+    is_one = not isinstance(node.meta.get("val"), tuple | list | dict)
+    parts = [node] if is_one else list(node.users)  # the nodes that hold what it gives: itself, or the items of it
     used = [part for part in parts if part.users]
     operands = [_alike(part, node.all_input_nodes) for part in used]
     is_known = all(part is node or part.target is operator.getitem for part in parts)
@@ -319,12 +315,6 @@ def _with_sums(node: Node) -> bool:
     for part in dict.fromkeys((*parts, node)):
         node.graph.erase_node(part)
     return True
-
-
-def _results(node: Node) -> list[Node]:
-    """The nodes that hold what it gives: itself, or the items of it."""
-    is_one = not isinstance(node.meta.get("val"), tuple | list | dict)
-    return [node] if is_one else list(node.users)
 
 
 def _alike(part: Node, inputs: Iterable[Node]) -> list[Node]:

@@ -212,7 +212,7 @@ def bisection(found: Bisection) -> Iterator[Text]:
 def _in_vain(found: Bisection) -> Iterator[Text]:
     others = list(filterfalse(found.helps, found.attempts))
     tried = [f"{one.kind} ({_change(found.fewer_kernels(one))})" for one in others if one.now]
-    absent = [str(one.kind) for one in others if one.is_absent]
+    absent = [str(one.kind) for one in others if one.now is None and not one.failed]
     if tried:
         yield Text(f"taken out in vain: {', '.join(tried)}")
     if absent:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from tpcompile import config
-from tpcompile.errors import ConfigError, TargetRaised, TpCompileError
+from tpcompile.errors import ConfigError
 from tpcompile.fusion import resources
 from tpcompile.fusion.recorder import FusionRecorder
 from tpcompile.fusion.records import Manifest
 from tpcompile.ranks.env import RankEnv, check_cpp_compiler, choose_device
-from tpcompile.target import Target, TargetContext, call_target, find, target_of
+from tpcompile.target import Target, build, call_target, raised_by
 from tpcompile.torch_api import no_gpu
 from tpcompile.torch_api.generated import generating_backend, static_shapes, uncompiled_kernels, without_caches
 from tpcompile.torch_api.passes import CustomGraphPass
@@ -93,22 +92,9 @@ def built_on(
     device: torch.device, target: str, settings: Sequence[str], *, nproc: int, building: AbstractContextManager[Any]
 ) -> Target:
     """The target as rank 0 builds it, inside of `local_ranks(nproc)`. Raises ConfigError where that cannot be."""
-    wanted = config.load_target(target, settings)
     mesh = init_device_mesh(device.type, (nproc,), mesh_dim_names=("tp",))
-    context = TargetContext(rank=0, world_size=nproc, device=device, mesh=mesh, settings=wanted.settings)
-    with building, raised_by(target):
-        return target_of(wanted, find(wanted)(context))
-
-
-@contextmanager
-def raised_by(target: str) -> Iterator[None]:
-    """What the user's code raises within is no bug of ours: TargetRaised."""
-    try:
-        yield
-    except TpCompileError:
-        raise
-    except Exception as error:
-        raise TargetRaised(target, error) from error
+    with building:
+        return build(target, settings, rank=0, device=device, mesh=mesh)
 
 
 def _recorded(target: str, settings: Sequence[str], nproc: int, how: _Compile) -> Manifest:
@@ -117,12 +103,8 @@ def _recorded(target: str, settings: Sequence[str], nproc: int, how: _Compile) -
         if how.variant is not None and built.is_compiled:
             raise ConfigError(f"{target} is compiled already; bisect compiles it itself, each time differently")
         program = built.program if built.is_compiled else how.compiled(built.program)
-        shapes = _shapes(built.inputs, how.variant)
+        is_static = how.variant is not None and how.variant.is_static
+        shapes = static_shapes(built.inputs) if is_static else nullcontext()
         with FusionRecorder() as recorder, how.building, shapes, raised_by(target):
             call_target(built, program, built.inputs)
         return recorder.manifest()
-
-
-def _shapes(inputs: Any, variant: Variant | None) -> AbstractContextManager[Any]:
-    is_static = variant is not None and variant.is_static
-    return static_shapes(inputs) if is_static else nullcontext()

@@ -1,11 +1,14 @@
-"""The in-rank sequence of the gate: capture -> digest -> exchange -> verdict.
+"""What the gate does inside each rank: capture -> digest -> exchange -> verdict.
 
-sequence.py   start-up, the modes in order, verdict, exit code
+start.py      arguments, run directory, process group
+running.py    the modes or the target, in order
+record.py     what this rank has observed so far -> its record
+ending.py     records of all ranks -> verdict, reports, exit code; also of a run that ends early
 modes.py      what modes A, B and C run, phase by phase
 target.py     the user's own program (--target), run phase by phase
 outputs.py    what a target returned in its runs -> errors, gradients too
 profiled.py   calls of mode C under the profile of the run
-phases.py     one phase on all ranks; what modes and targets share
+phases.py     phases that all ranks begin together; what modes and targets share
 refusal.py    a run that cannot start -> one line, and a verdict for the launcher
 in_rank.py    flags of the gate in a rank that torchrun has started
 reference.py  errors against a float64 single-device reference
@@ -32,12 +35,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tpcompile.gate.sequence import run
+    from tpcompile.gate.start import run
     from tpcompile.target import Target, TargetContext
 
 __all__ = ["Target", "TargetContext", "run"]
 
-_HOMES = {"Target": "tpcompile.target", "TargetContext": "tpcompile.target", "run": "tpcompile.gate.sequence"}
+_HOMES = {"Target": "tpcompile.target", "TargetContext": "tpcompile.target", "run": "tpcompile.gate.start"}
 """Name -> the module that has it."""
 
 

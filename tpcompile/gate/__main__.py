@@ -7,7 +7,7 @@ import sys
 
 from tpcompile import logs
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.gate.sequence import run
+from tpcompile.gate.start import run
 
 if __name__ == "__main__":
     logs.setup(rank=int(os.environ.get("RANK", "0")))

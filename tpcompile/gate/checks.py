@@ -119,7 +119,9 @@ def target(config: JobConfig, digests: Sequence[RankDigest], divergences: Sequen
     numbers: list[Check] = []
     if declared.has_reference:
         right = _errors(config, ranks, TARGET, "forward right", only="forward")
-        numbers.append(_with_detail(right, wrong_numbers.differing(ranks)) if right.is_red else right)
+        if right.is_red:
+            right = right.model_copy(update={"details": (wrong_numbers.differing(ranks), *right.details)})
+        numbers.append(right)
         numbers.append(_errors(config, ranks, TARGET, "eager equals compiled", only="eager"))
     else:
         why = "no reference is declared: the numbers were not compared"
@@ -168,7 +170,7 @@ def _reasons(ranks: Ranks, phase: str) -> list[str]:
 
 
 def _graphs(mode: str, ranks: Ranks, *, expected: int | None = 1) -> list[Check]:
-    """As many graphs as expected, None for any number, and no breaks."""
+    """The checks of the first call: as many graphs as expected, None for any number, and no breaks."""
     phase = f"{mode}/{FIRST}"
     graphs = ranks.map(lambda digest: num_graphs(digest, phase))
     counted: list[Check] = []
@@ -223,7 +225,8 @@ def _resized(ranks: Ranks, mode: AnyMode, divergences: Sequence[Divergence], cha
     phase = f"{mode}/{RESIZED}"
     apart = beside.first_compiles(ranks, phase, divergences)
     graphs = ranks.map(lambda digest: num_graphs(digest, phase) - len(apart[digest.rank]))
-    usual = _usual(graphs)
+    having = Counter(graphs.values())
+    usual = max(sorted(having), key=lambda count: having[count], default=0)  # of equally frequent ones the smallest
     never = ranks.where(lambda digest: digest.counters_of(phase).calls == 0).ranks
     odd = [*graphs.where(lambda count: count != usual), *graphs.where(lambda count: count > 1)]
     never_called = f"; never called on {named_ranks(never)}" if never else ""
@@ -238,12 +241,6 @@ def _resized(ranks: Ranks, mode: AnyMode, divergences: Sequence[Divergence], cha
         ),
         no_breaks(mode, "graph breaks after the change", phase, ranks),
     ]
-
-
-def _usual(counts: ByRank[int]) -> int:
-    """The most frequent value; of equally frequent ones, the smallest."""
-    having = Counter(counts.values())
-    return max(sorted(having), key=lambda count: having[count], default=0)
 
 
 def _schedule(ranks: Ranks) -> Check:
@@ -352,10 +349,6 @@ def _errors(config: JobConfig, ranks: Ranks, mode: AnyMode, name: str, *, only: 
         mode, name, blamed, f"at most {limit:g}x the single-device error", observed, details=details, line=line,
         id=CheckId.NUMBERS,
     )  # fmt: skip
-
-
-def _with_detail(check: Check, detail: str) -> Check:
-    return check.model_copy(update={"details": (detail, *check.details)})
 
 
 MODES: dict[str, Judge] = {"A": mode_a, "B": mode_b, "C": mode_c, TARGET: target}

@@ -27,7 +27,7 @@ from tpcompile.ranks.store import RankStore
 
 _SAME = "the same collectives on every rank"
 _AFTER_BREAK_S = 20.0
-"""For the rest of a frame to be compiled; the run is red by then, and this ends the wait for a rank that hangs."""
+"""Time for the rest of a frame to be compiled; the run is red by then, and this ends the wait for a rank that hangs."""
 
 
 class _InPhase:
@@ -140,19 +140,17 @@ class Agreement:
         """
         late = sorted(absent)
         new = ", not as in the calls before" if self._is_steady else ""
+        has_left = all(self._board.has_left(rank, self._phase) for rank in late)
+        until = "before leaving the phase" if has_left else f"within {self._config.gate.store_timeout_s:g} s"
         item = issued.first[0]
         check = self._check(
             f"all ranks compile the collectives of {frame_name(compile_)} in phase {self._phase}",
             f"{named_ranks(issued.ranks)} compiled {item.says}{new}; "
-            f"{named_ranks(late)} did not {self._until(late)} ({self._seen(absent)})",
+            f"{named_ranks(late)} did not {until} ({self._seen(absent)})",
             compile_,
             ranks=issued.ranks if self._is_steady else late,
         )
         return check.model_copy(update={"line": item.line or check.line})
-
-    def _until(self, late: Sequence[int]) -> str:
-        has_left = all(self._board.has_left(rank, self._phase) for rank in late)
-        return "before leaving the phase" if has_left else f"within {self._config.gate.store_timeout_s:g} s"
 
     def _differ(self, compile_: CompileRecord, issued: ByRank[tuple[Item, ...]], odd: Sequence[int]) -> Check:
         """The collective to blame between the lowest of the `odd` ranks and the lowest of all other ranks."""
@@ -162,8 +160,9 @@ class Agreement:
         row = explanation.row
         said = [(rank, item) for rank, item in zip(sides, row, strict=True) if item is not None]
         who, item = said[0]
-        number = _position(item, issued[who])
-        what = f"#{number} is on {named_ranks(_alike(who, issued))} only: {item.says}"
+        number = next(place for place, one in enumerate(issued[who]) if one is item)  # there may be equal ones
+        alike = [rank for rank in issued.ranks if _keys(issued[rank]) == _keys(issued[who])]
+        what = f"#{number} is on {named_ranks(alike)} only: {item.says}"
         if len(said) > 1:
             what = f"#{number} is " + " and ".join(f"{one.says} on rank {rank}" for rank, one in said)
         within = in_program(item.line, entered_at(compile_.line, compile_.stack))
@@ -203,15 +202,5 @@ class Agreement:
 
 
 def _keys(items: Sequence[Item]) -> tuple[tuple[str, ...], ...]:
-    """What is compared of each item, in order."""
+    """The key of each item, in order: what is compared."""
     return tuple(item.key for item in items)
-
-
-def _alike(rank: int, issued: ByRank[tuple[Item, ...]]) -> list[int]:
-    """The ranks with the same collectives as `rank`."""
-    return [other for other in issued.ranks if _keys(issued[other]) == _keys(issued[rank])]
-
-
-def _position(item: Item, items: Sequence[Item]) -> int:
-    """The index of this very item; `items` may hold equal ones."""
-    return next(number for number, one in enumerate(items) if one is item)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from tpcompile.errors import DivergenceError
@@ -20,7 +19,8 @@ from tpcompile.torch_api.compiler import failed_compile
 
 def failure_check(error: BaseException, session: CaptureSession | None, *, rank: int, mode: str, phase: str) -> Check:
     """The check that an exception of `rank` in that phase fails."""
-    place: dict[str, Any] = {"mode": mode, "status": Status.FAIL, "ranks": _to_blame(error) or (rank,)}
+    blamed = error.ranks if isinstance(error, DivergenceError) else ()
+    place: dict[str, Any] = {"mode": mode, "status": Status.FAIL, "ranks": blamed or (rank,)}
     observed = refused(error)
     if observed:
         return Check(id=CheckId.MACHINE, expected="room", observed=f"{observed} (phase {phase})", **place)
@@ -41,10 +41,6 @@ def cause_of(error: BaseException) -> Cause:
     if watching.is_of_compiler(error):
         return Cause.COMPILE_FAILED
     return Cause.COMMUNICATION if is_of_communication(error) else Cause.UNKNOWN
-
-
-def _to_blame(error: BaseException) -> Sequence[int]:
-    return error.ranks if isinstance(error, DivergenceError) else ()
 
 
 def _line_of(error: BaseException, session: CaptureSession | None) -> UserLine | None:

@@ -44,7 +44,7 @@ class FusionCheck:
         return cls(modes, path, baseline)
 
     def manifest(self, session: CaptureSession) -> Manifest:
-        """Of the graphs that were compiled in these modes so far."""
+        """Manifest of the graphs that were compiled in these modes so far."""
         return session.manifest(phases=tuple(f"{mode}/" for mode in self.modes))
 
     def outcome(self, session: CaptureSession) -> Outcome | None:

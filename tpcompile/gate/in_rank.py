@@ -14,7 +14,7 @@ from rich.console import Console
 from tpcompile import logs, srun
 from tpcompile.choices import Device
 from tpcompile.errors import TpCompileError
-from tpcompile.gate.sequence import run
+from tpcompile.gate.start import run
 from tpcompile.ranks.env import rank_env
 from tpcompile.ranks.served import served_store
 from tpcompile.report.show import Amount

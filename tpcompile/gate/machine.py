@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterator
 
 from tpcompile.errors import REFUSED_BY_MACHINE
-from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.lines import is_installed, is_library, traceback_of
 
 _IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR}
@@ -46,9 +45,5 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _is_of_library(error: BaseException) -> bool:
     """True when the innermost caller outside of the standard library is torch or an installed package."""
-    callers = [line for line in traceback_of(error) if not _is_standard(line)]
+    callers = [line for line in traceback_of(error) if is_installed(line) or not is_library(line)]
     return bool(callers) and is_installed(callers[-1])
-
-
-def _is_standard(line: UserLine) -> bool:
-    return is_library(line) and not is_installed(line)

@@ -87,7 +87,7 @@ class Replays(Frozen):
 
 
 class Declared(Frozen):
-    """What a target declares about itself."""
+    """The declarations of a target that its checks need."""
 
     num_graphs: int | None = 1
     has_resized: bool = False

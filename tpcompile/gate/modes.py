@@ -17,7 +17,6 @@ from tpcompile.by_size import Table, sums
 from tpcompile.choices import AllReduce, Mode
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
 from tpcompile.config import RunConfig
-from tpcompile.evidence.records import Collective
 from tpcompile.fastpath import Selection, tp_region
 from tpcompile.gate.checks import FIRST, RESIZED, STEADY
 from tpcompile.gate.faults import Fault, FaultContext
@@ -33,7 +32,7 @@ from tpcompile.profiles.callables import options_of
 
 @dataclass
 class Run(Phases):
-    """What every mode of the gate's own block needs: its phases, group, reference and fault."""
+    """The phases of the gate's own block, with the group, reference and fault that every mode needs."""
 
     config: RunConfig
     group: dist.ProcessGroup
@@ -201,7 +200,7 @@ def _find_first_wrong(run: Run, stack: TransformerStack) -> None:
     limit = run.config.gate.error_ratio
     worst = max((error.badness for error in run.facts.errors_in("C") if error.what == "forward"), default=0.0)
     is_wrong = worst > limit
-    if run.any_rank("C/wrong", is_wrong):
+    if run.ranks.any_says("C/wrong", is_wrong):
         with run.phase("C/localise", "find the first wrong module"):
             module, op = run.reference.first_wrong(stack, Collectives(run.group), limit=limit)
         if is_wrong:
@@ -213,19 +212,14 @@ def _keep_schedule(run: Run, stack: TransformerStack) -> None:
     declared = stack.declared_collectives(
         block.batch, block.seq_len, block.dtype, run.config.train, context_len=block.context_len
     )
-    seen = _first_collectives(run)
+    first = [compile_ for compile_ in run.session.compiles() if compile_.phase == f"C/{FIRST}"]
+    seen = [collective for compile_ in first for collective in compile_.collectives]
     schedule = Schedule(
         declared=tuple(map(collective_text, declared)),
         compiled=tuple(map(collective_text, seen)),
         lines=tuple(str(c.line) for c in seen),
     )
     run.facts = run.facts.changed(schedule=schedule)
-
-
-def _first_collectives(run: Run) -> list[Collective]:
-    """Of mode C's first call, as compiled."""
-    first = [compile_ for compile_ in run.session.compiles() if compile_.phase == f"C/{FIRST}"]
-    return [collective for compile_ in first for collective in compile_.collectives]
 
 
 def _in_place_sum(group: dist.ProcessGroup) -> Callable[[Tensor], Tensor]:

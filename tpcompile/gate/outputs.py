@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -43,18 +43,18 @@ def norms(outputs: Outputs) -> tuple[float, ...]:
 
 def forget_gradients(*values: Any) -> None:
     """Set the gradients of modules' parameters and of inputs to None, so that the next call's are its own."""
-    for tensor in _leaves(values):
-        tensor.grad = None
-
-
-def _leaves(values: tuple[Any, ...]) -> Iterator[Tensor]:
-    for value in values:
-        tensors = value.parameters() if isinstance(value, nn.Module) else measure.named_tensors(value, "").values()
-        yield from (tensor for tensor in tensors if tensor.is_leaf and tensor.requires_grad)
+    modules = [value for value in values if isinstance(value, nn.Module)]
+    others = [value for value in values if not isinstance(value, nn.Module)]
+    tensors = list(measure.named_tensors(others, "").values())
+    for module in modules:
+        tensors += module.parameters()
+    for tensor in tensors:
+        if tensor.is_leaf and tensor.requires_grad:
+            tensor.grad = None
 
 
 def errors(compiled: Outputs, eager: Outputs, single: Outputs, exact: Outputs) -> dict[str, dict[str, Any]]:
-    """By name, the error against float64, and as `eager NAME` the distance between compiled and eager.
+    """Name -> the error against float64, and `eager NAME` -> the distance between compiled and eager.
 
     A tensor that one of the runs does not return, or returns in a different shape, has no error that is finite.
     """
@@ -71,7 +71,7 @@ def errors(compiled: Outputs, eager: Outputs, single: Outputs, exact: Outputs) -
 
 
 def _unlike(name: str, runs: Mapping[str, Outputs]) -> dict[str, Any]:
-    """What to report of a tensor that not all of these runs return in one shape; empty where they do."""
+    """The error of a tensor that not all of these runs return in one shape; empty for any other."""
     shapes = {where: _shape(outputs.get(name)) for where, outputs in runs.items()}
     if len(set(shapes.values())) == 1:
         return {}
@@ -83,5 +83,5 @@ def _shape(tensor: Tensor | None) -> str:
 
 
 def _whole(outputs: Outputs) -> dict[str, Tensor]:
-    """The parts of a DTensor are gathered, on all ranks alike."""
+    """The outputs with the parts of each DTensor gathered; all ranks must call it alike."""
     return {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in outputs.items()}

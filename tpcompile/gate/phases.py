@@ -1,4 +1,4 @@
-"""Phases of a run, on all ranks alike, and the facts that this rank measures in them."""
+"""Phases of a run, which all ranks begin together, and the facts that this rank measures in them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,55 @@ from typing import Any
 import torch
 
 from tpcompile.choices import AnyMode
-from tpcompile.config import JobConfig
+from tpcompile.config import GateConfig, JobConfig
 from tpcompile.gate.checks import STEADY
+from tpcompile.gate.collective_agreement import Agreement
+from tpcompile.gate.last_state import LastState
 from tpcompile.gate.measurements import GateFacts
+from tpcompile.gate.status import StatusBoard
+from tpcompile.gate.watch import Watch
+from tpcompile.ranks.store import RankStore
 from tpcompile.recording import CaptureSession
 
 RESIZED_CALLS = 3
+
+
+@dataclass(frozen=True)
+class InStep:
+    """Keeps the ranks at the same phase; a rank that is missing ends the run."""
+
+    limits: GateConfig
+    store: RankStore
+    board: StatusBoard
+    watch: Watch
+    last_state: LastState
+    agreement: Agreement
+
+    def begin(self, name: str, doing: str, *, timeout_s: float | None = None) -> None:
+        """Publish that a phase begins and what it does, and set its deadline."""
+        self.last_state.finished = self.board.phase
+        self.board.enter(name, doing=doing)
+        self.watch.deadline(name, timeout_s or self.limits.phase_timeout_s)
+
+    def arrive(self, name: str) -> None:
+        """Wait for all ranks at this phase, before any of them issues a collective."""
+        missing = self.store.wait_for_ranks(f"at/{name}", timeout_s=self.limits.store_timeout_s)
+        if missing:
+            self.watch.end(self.agreement.missing(name, missing))
+        self.last_state.finished = ""
+
+    def begin_call(self) -> None:
+        """Publish what this rank has issued before a steady call, in case it aborts in one."""
+        self.last_state.begin_call(self.board.phase, self.store)
+
+    def any_says(self, question: str, answer: bool) -> bool:
+        """True when any rank answers True, on all ranks: they must take one branch before a collective."""
+        self.store.put(f"{question}/{self.store.rank}", answer)
+        keys = {rank: f"{question}/{rank}" for rank in range(self.store.world_size)}
+        found, late = self.store.gather(keys, bool, timeout_s=self.limits.store_timeout_s)
+        if late:
+            self.watch.end(self.agreement.missing(question, late))
+        return any(found.values())
 
 
 @dataclass
@@ -27,22 +70,15 @@ class Phases:
     config: JobConfig
     device: torch.device
     session: CaptureSession
-    begin: Callable[[str, str], None]
-    """Called at the start of a phase with its name and what it does: status, deadline."""
-    arrive: Callable[[str], None]
-    """Waits until all ranks are at that phase."""
-    any_rank: Callable[[str, bool], bool]
-    """(question, this rank's answer) -> true when any rank answers with True; waits for the answers of all ranks."""
-    begin_call: Callable[[], None]
-    """Called before each steady call."""
+    ranks: InStep
     facts: GateFacts = field(default_factory=GateFacts, kw_only=True)
 
     @contextmanager
     def phase(self, name: str, doing: str, *, before: Callable[[], object] = lambda: None) -> Iterator[None]:
         """One phase of the run on all ranks; `before` is called ahead of the wait for the other ranks."""
-        self.begin(name, doing)
+        self.ranks.begin(name, doing)
         before()
-        self.arrive(name)
+        self.ranks.arrive(name)
         with self.session.phase(name):
             yield
 
@@ -56,7 +92,7 @@ class Phases:
         times_ms = []
         with self.phase(f"{mode}/{STEADY}", f"{self.config.gate.steady_calls} calls", before=before):
             for _ in range(self.config.gate.steady_calls):
-                self.begin_call()
+                self.ranks.begin_call()
                 start = time.perf_counter()
                 call()
                 times_ms.append((time.perf_counter() - start) * 1e3)

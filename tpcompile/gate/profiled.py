@@ -18,7 +18,7 @@ from tpcompile.numerics.measure import Errors
 from tpcompile.ranks.groups import GroupLike
 
 _ANOTHER_SEED = 71
-"""Of inputs that no call before has had."""
+"""Added to the seed, for inputs that no call before has had."""
 
 
 class ProfiledStep:
@@ -53,7 +53,7 @@ class ProfiledStep:
         return Result(*self._run(*inputs))
 
     def compiled(self, inputs: BlockInputs) -> Result:
-        """The same without a profile."""
+        """Tensors of a call without a profile."""
         return call_once(self._reference, self._program, self._stack, inputs)
 
     @property
@@ -63,7 +63,7 @@ class ProfiledStep:
 
     @property
     def replays(self) -> Replays:
-        """What the calls so far were."""
+        """How many of the calls so far were captures and replays."""
         run = self._run
         return Replays(captures=run.num_captures, replays=run.num_replays, calls=self._num_calls)
 

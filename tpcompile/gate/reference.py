@@ -39,6 +39,7 @@ class StackReference(Reference):
     def __init__(self, config: BlockConfig, *, seed: int, device: torch.device, train: bool) -> None:
         self.config = config
         dtype: torch.dtype = getattr(torch, config.dtype)
+        optional = {"input.modulation_B6D": config.modulation, "input.context": config.cross_attention}
 
         def stack(comm: TpComm) -> nn.Module:
             with torch.device("meta"):
@@ -52,7 +53,7 @@ class StackReference(Reference):
             seed=seed,
             train=train,
             weights=draw_stack_weights(config, seed=seed, dtype=dtype, device=device),
-            differentiate=[name for name in ACTIVATIONS if _is_given(config, name)],
+            differentiate=[name for name in ACTIVATIONS if optional.get(name, True)],
         )
 
     def inputs(self, seq_len: int | None = None) -> BlockInputs:
@@ -80,11 +81,6 @@ class StackReference(Reference):
         """Modules and their inputs, in the dtype under test and in float64."""
         exactly = cast(self.inputs(), torch.float64)
         return [(self.single_device(self.dtype), self.inputs()), (self.single_device(torch.float64), exactly)]
-
-
-def _is_given(config: BlockConfig, name: str) -> bool:
-    wanted = {"input.modulation_B6D": config.modulation, "input.context": config.cross_attention}
-    return wanted.get(name, True)
 
 
 def free(device: torch.device) -> None:

@@ -36,7 +36,7 @@ _WITHOUT_GATE = [SENTINEL, CAPTURED]
 
 
 class _Judged(BaseModel):
-    """What `run.json` says of how a program was judged that is not the gate's."""
+    """How a program that is not the gate's was judged, as `run.json` has it."""
 
     timeout_s: float
     allowed: tuple[tuple[Layer, str, str], ...]
@@ -67,40 +67,22 @@ def replay(run_dir: RunDir) -> Verdict:
     reported = {record.rank for record in records}
     missing = set(range(world_size)) - reported
     live = run_dir.read_verdict()
-    explained = _explained(live)
+    live_checks = () if live is None else live.checks
+    red = [check for check in live_checks if check.is_red]
+    # The live verdict knew the processes of these ranks, which a directory does not.
+    explained = {rank for check in red if check.id in _LOST for rank in check.ranks}
+    seen = {status.rank: f"in phase {status.phase}" for status in run_dir.read_statuses()}
+    absent = [Absent(rank, seen.get(rank, "never: it left no status")) for rank in sorted(missing - explained)]
     digests = [digest_rank(record) for record in records]
     return conclude(
         _rules_of(run_dir),
         digests,
         fetch_from(records),
         world_size=world_size,
-        absent=_absent(run_dir, sorted(missing - explained)),
-        problems=_live_checks(live),
-        reported=[check for check in _missing_checks(live) if missing.intersection(check.ranks)],
+        absent=absent,
+        problems=[check for check in live_checks if check.id in checks.LIVE_ONLY],
+        reported=[check for check in red if check.id == CheckId.REPORTED and missing.intersection(check.ranks)],
     )
-
-
-def _explained(live: Verdict | None) -> set[int]:
-    """Ranks whose missing record the live verdict explains: it knew their processes, which a directory does not."""
-    if live is None:
-        return set()
-    lost = [check for check in live.checks if check.id in _LOST and check.is_red]
-    return {rank for check in lost for rank in check.ranks}
-
-
-def _missing_checks(live: Verdict | None) -> list[Check]:
-    return [] if live is None else [check for check in live.checks if check.id == CheckId.REPORTED and check.is_red]
-
-
-def _absent(run_dir: RunDir, missing: Sequence[int]) -> list[Absent]:
-    """Ranks without a record, and where each was seen last."""
-    seen = {status.rank: f"in phase {status.phase}" for status in run_dir.read_statuses()}
-    return [Absent(rank, seen.get(rank, "never: it left no status")) for rank in missing]
-
-
-def _live_checks(live: Verdict | None) -> list[Check]:
-    """Checks of the live verdict that cannot be made again from the records."""
-    return [] if live is None else [check for check in live.checks if check.id in checks.LIVE_ONLY]
 
 
 def _kind(run_dir: RunDir) -> object:

@@ -38,7 +38,7 @@ def declared(config: TargetConfig, target: Target, mesh: DeviceMesh) -> tuple[Ta
         raise TargetError(f"--target {config.target}: {error}") from None
 
 
-def run(phases: Phases, target: Target, *, tp_size: int) -> None:
+def run_target(phases: Phases, target: Target, *, tp_size: int) -> None:
     """Run all phases of the target; the measurements are in `phases.facts`."""
     facts = Declared(
         num_graphs=target.num_graphs,
@@ -76,6 +76,13 @@ def run(phases: Phases, target: Target, *, tp_size: int) -> None:
 
 def _keep_errors(phases: Phases, target: Target, compiled: outputs.Outputs, eager: outputs.Outputs) -> None:
     """Errors against the reference in float64, beside those of the reference in its own dtype."""
+    single, exact = on_one_device(target)
+    facts = phases.facts.changed(reference=outputs.norms(exact))
+    phases.facts = facts.with_errors(TARGET, outputs.errors(compiled, eager, single, exact))
+
+
+def on_one_device(target: Target) -> tuple[outputs.Outputs, outputs.Outputs]:
+    """What the reference of a target returns, in its own dtype and in float64."""
     reference = target.reference
     assert reference is not None, "without a reference nothing is measured"
     exactly = copy.deepcopy(reference).double()
@@ -84,5 +91,4 @@ def _keep_errors(phases: Phases, target: Target, compiled: outputs.Outputs, eage
         single = outputs.kept(call_target(target, reference, target.inputs))
         outputs.forget_gradients(target.inputs)  # a step that reads them there, not from what it is given, gets None
         exact = outputs.kept(call_target(target, exactly, measure.cast(target.inputs, torch.float64)))
-    facts = phases.facts.changed(reference=outputs.norms(exact))
-    phases.facts = facts.with_errors(TARGET, outputs.errors(compiled, eager, single, exact))
+    return single, exact

@@ -94,19 +94,15 @@ class Watch:
             is_terminated = self._signals.terminated(timeout_s=_POLL_S)
             if self._done.is_set():
                 return
-            check = self._stopped() if is_terminated else self._trouble()
+            check = self._lost("torchrun stopped the job (SIGTERM)") if is_terminated else self._trouble()
             if check is not None and not self._done.is_set():
                 self.end(check)
-
-    def _stopped(self) -> Check:
-        return self._lost("torchrun stopped the job (SIGTERM)")
 
     def _trouble(self) -> Check | None:
         try:
             died = self._died()
-            alarm: Check | None = self._store.peek(
-                ALARM, Check
-            )  # after the processes: the rank that raised it may end then
+            # After the processes: the rank that raised the alarm may end then.
+            alarm: Check | None = self._store.peek(ALARM, Check)
         except RuntimeError:
             return self._lost("the job's store does not respond: torchrun, rank 0 or its node died")
         if alarm is not None:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.groups.domain import by_domain
 from tpcompile.evidence.judgement.checks import Ranks
-from tpcompile.evidence.records import RankDigest
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.gate.measurements import GateFacts
 
@@ -17,8 +16,11 @@ _SAME = 1e-6
 
 
 def differing(ranks: Ranks) -> str:
-    """Whether the inputs of the ranks of a domain have different values, or else their references."""
-    domains = [_facts(digests) for digests in by_domain(ranks.values()).values()]
+    """In what the ranks of a domain differ: the values of their inputs, or else what their references return."""
+    domains = [
+        ByRank({digest.rank: GateFacts.model_validate(digest.facts) for digest in digests})
+        for digests in by_domain(ranks.values()).values()
+    ]
     for facts in domains:
         if facts.differ(lambda known: known.inputs):
             groups = " | ".join(named_ranks(group) for group in facts.groups(lambda known: known.inputs))
@@ -27,10 +29,6 @@ def differing(ranks: Ranks) -> str:
         if not all(_is_near(facts.first.reference, known.reference) for known in facts.values()):
             return "the reference returns different values on different ranks, for equal inputs"
     return "no difference between the ranks was seen in inputs or reference"
-
-
-def _facts(digests: Sequence[RankDigest]) -> ByRank[GateFacts]:
-    return ByRank({digest.rank: GateFacts.model_validate(digest.facts) for digest in digests})
 
 
 def _is_near(one: Sequence[float], two: Sequence[float]) -> bool:

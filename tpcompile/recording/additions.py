@@ -57,7 +57,8 @@ class Additions:
             found.append(replaced_kernel(op, key, place))
         calls: dict[str, Item] = {}
         for compile_ in compiles:
-            if _is_lowered(compile_):
+            # AOTAutograd traced the graph, and with it all that Dynamo left as one call
+            if compile_.has_lowered:
                 continue
             of_compile = self._opaque.get(compile_.compile_id, [])
             calls |= indexed(of_compile, lambda item: item.about)
@@ -127,8 +128,3 @@ def _version(place: registrations.Place) -> str:
 
 def _hash(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()[:16]
-
-
-def _is_lowered(compile_: CompileRecord) -> bool:
-    """True when AOTAutograd traced the graph, and with it all that Dynamo left as one call."""
-    return any(graph.kind != "dynamo" for graph in compile_.graphs)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from tpcompile.evidence.compiles.collectives import blamed_line
-from tpcompile.evidence.records import CompileRecord, Graph, Item, Node, UserLine, value_item
+from tpcompile.evidence.records import CompileRecord, Graph, Item, UserLine, value_item
 from tpcompile.fastpath.use import is_our_op, is_torchs_op
 
 NAMELESS = "triton kernel"
@@ -37,7 +37,9 @@ def foreign_ops(compiles: Iterable[CompileRecord]) -> tuple[Item, ...]:
 def _foreign_items(graph: Graph) -> Iterator[Item]:
     nodes = list(graph.nodes)
     for index, node in enumerate(nodes):
-        name = foreign_name(node)
+        name = ""
+        if node.op == "call":
+            name = dict(node.kwargs).get("kernel", NAMELESS).strip("'") if node.is_launch else _foreign_op(node.target)
         is_text_of_cache = name == NAMELESS and graph.kind != "dynamo"  # the call that launches it is in Dynamo's graph
         if not name or is_text_of_cache:
             continue
@@ -45,13 +47,6 @@ def _foreign_items(graph: Graph) -> Iterator[Item]:
         item = value_item(name, f"in the {graph.kind} graph", line=line)
         notes = {"graph": graph.kind}
         yield item.model_copy(update={"notes": notes})
-
-
-def foreign_name(node: Node) -> str:
-    """Name of a custom op or user Triton kernel, empty for torch's own nodes."""
-    if node.op == "call" and node.is_launch:
-        return dict(node.kwargs).get("kernel", NAMELESS).strip("'")
-    return _foreign_op(node.target) if node.op == "call" else ""
 
 
 def _foreign_op(target: str) -> str:

@@ -181,16 +181,11 @@ class _File:
         """Statements in order; after a conditional return, raise, break or continue no read is sure."""
         for statement in statements:
             yield from self.node(statement, scope)
-            if self.always_leaves(statement, scope):
+            # Dynamo traces no statement after `if torch.compiler.is_compiling(): return ...`
+            if isinstance(statement, ast.If) and _ends(statement.body) and self.truth(statement.test, scope):
                 return
             if _may_leave(statement):
                 scope = replace(scope, is_sure=False)
-
-    def always_leaves(self, statement: ast.stmt, scope: _Scope) -> bool:
-        """True for `if torch.compiler.is_compiling(): return ...`: Dynamo traces no statement after it."""
-        if not isinstance(statement, ast.If):
-            return False
-        return self.truth(statement.test, scope) is True and _ends(statement.body)
 
     def node(self, node: ast.AST, scope: _Scope) -> Iterator[_Read]:
         match node:
@@ -291,15 +286,13 @@ class _File:
                 kind = TaintKind.GROUP_RANK
             return self.found(node, scope, kind)
         if name in _ENVIRONMENT_CALLS:
-            return self.environment_call(node, scope)
+            variable = node.args[0] if node.args else None
+            if isinstance(variable, ast.Constant):
+                return self.found(node, scope, TaintKind.ENVIRONMENT, variable=str(variable.value))
+            return None
         if isinstance(func, ast.Attribute) and func.attr in _METHODS:
             return self.method(node, func, scope)
         return None
-
-    def environment_call(self, node: ast.Call, scope: _Scope) -> _Read | None:
-        if not node.args or not isinstance(node.args[0], ast.Constant):
-            return None
-        return self.found(node, scope, TaintKind.ENVIRONMENT, variable=str(node.args[0].value))
 
     def method(self, node: ast.Call, func: ast.Attribute, scope: _Scope) -> _Read | None:
         if func.attr == "rank" and node.args:

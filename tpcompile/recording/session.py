@@ -22,7 +22,7 @@ from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.records.compile import nodes_of
 from tpcompile.evidence.text.comments import stack_lines
 from tpcompile.fastpath import ban, selection
-from tpcompile.fastpath.use import Seen, Stack, uses
+from tpcompile.fastpath.use import Seen, uses
 from tpcompile.fusion.records import Manifest
 from tpcompile.profiles import chosen
 from tpcompile.recording.additions import Additions
@@ -264,12 +264,10 @@ class CaptureSession:
         return tuple(found)
 
     def _seen(self, found: Iterable[Item]) -> Seen:
-        return Seen(self._stacks_of(found), self._launches.lines)
-
-    def _stacks_of(self, found: Iterable[Item]) -> dict[tuple[str, int], set[Stack]]:
-        """The stacks with which these were traced, by file and line."""
+        """The stacks with which these were traced, by file and line, and the lines that launch kernels."""
         places = {(line.file, line.line) for line in lines_of(found)}
-        return {place: set(map(stack_lines, self._stacks[place])) for place in places & self._stacks.keys()}
+        traced = {place: set(map(stack_lines, self._stacks[place])) for place in places & self._stacks.keys()}
+        return Seen(traced, self._launches.lines)
 
     def _snapshot(self) -> None:
         # Taken again at every use: groups can be destroyed, and the string table grows, before the record is made.
@@ -294,10 +292,10 @@ class CaptureSession:
             if event.name == "dynamo_output_graph" and event.compile_id is not None:
                 self._with_graph.add(event.compile_id)
             if event.name == "dynamo_start":
-                self._events.append(trace.called_from_event(event, compat.program_lines(sys._getframe())))
+                self._events.append(trace.event_beside(event, trace.CALLED_FROM, compat.program_lines(sys._getframe())))
             if event.name in trace.TRACED:
                 reads = rank_reads(compat.traced_code())
-                self._events.append(trace.rank_reads_event(event, reads))
+                self._events.append(trace.event_beside(event, trace.RANK_READS, reads))
 
     def _started(self, compile_id: str) -> None:
         if self._on_start:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from rich import box
 from rich.table import Table
@@ -22,23 +22,20 @@ _RECOMPILE_HEADINGS = ("recompiled by", "times", "ranks", "line", "what to do")
 
 def tables(verdict: Verdict, *, max_rows: int = MAX_ROWS) -> Iterator[Table | Text]:
     """One table of rank-dependent values and one of recompiles, each only when it has rows."""
-    taints = [_taint_row(taint) for taint in verdict.taints]
-    recompiles = [_recompile_row(cause) for cause in verdict.recompiles]
-    yield from _tables("rank-dependent guards and constants", _TAINT_HEADINGS, taints, max_rows)
-    yield from _tables("recompiles", _RECOMPILE_HEADINGS, recompiles, max_rows)
-
-
-def _tables(title: str, headings: Row, rows: Sequence[Row], max_rows: int) -> Iterator[Table | Text]:
-    if not rows:
-        return
-    table = empty_table(title, headings)
-    shown = rows[:max_rows]
-    for row in shown:
-        add_row(table, row)
-    yield table
-    num_hidden = len(rows) - len(shown)
-    if num_hidden > 0:
-        yield Text(f"and {num_hidden} more in verdict.json", style="dim")
+    found = {
+        "rank-dependent guards and constants": (_TAINT_HEADINGS, list(map(_taint_row, verdict.taints))),
+        "recompiles": (_RECOMPILE_HEADINGS, list(map(_recompile_row, verdict.recompiles))),
+    }
+    for title, (headings, rows) in found.items():
+        if not rows:
+            continue
+        table = empty_table(title, headings)
+        for row in rows[:max_rows]:
+            add_row(table, row)
+        yield table
+        num_hidden = len(rows) - max_rows
+        if num_hidden > 0:
+            yield Text(f"and {num_hidden} more in verdict.json", style="dim")
 
 
 def empty_table(title: str, headings: Row) -> Table:

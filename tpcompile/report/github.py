@@ -2,13 +2,13 @@
 
 import os
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpcompile.evidence.iterables import find
 from tpcompile.evidence.judgement.checks import CAUSES
 from tpcompile.evidence.judgement.equal_ranks import equal_ranks
-from tpcompile.evidence.records import Check, Divergence, RankGroup, UserLine, Verdict
+from tpcompile.evidence.records import Check, Divergence, UserLine, Verdict
 from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.report.wording import (
@@ -40,14 +40,15 @@ def is_actions(environ: Mapping[str, str]) -> bool:
 def summary(verdict: Verdict, *, title: str = "tpcompile gate") -> str:
     """The step summary, Markdown."""
     checks = [_checks(mode, checks) for mode, checks in by_mode(verdict).items()]
+    accepted = "\n".join(f"- {_cell(line)}" for line in accepted_lines(verdict))
     text = _paragraphs(
         f"## {_cell(title)}: {outcome(verdict)}",
         _cell(verdict.summary),
         f"*{_cell(headline(verdict))}*",
         *checks,
-        _equal_ranks(verdict),
+        *(_cell(line) for line, _ in equal_ranks(verdict)),
         *map(_difference, red(verdict)),
-        _accepted(verdict),
+        f"Accepted differences:\n\n{accepted}" if accepted else "",
     )
     data = f"{text}\n".encode()
     if len(data) <= MAX_SUMMARY_BYTES:
@@ -67,20 +68,26 @@ def _paragraphs(*texts: str) -> str:
 
 
 def annotations(verdict: Verdict, workspace: Path) -> list[str]:
-    """At most ten `::error` lines, one for each cause: what follows from it is in the report, not on the pull request.
+    """`::error` lines, ten at most and one for each cause: what follows from it is only in the report.
 
     A rank that died or never arrived explains what differs; what differs explains the failed checks without a line.
     """
-    divergences: list[Divergence] = []
-    checks = [check for check in failed(verdict) if check.id in CAUSES and not check.is_consequence]
+    own = [check for check in failed(verdict) if not check.is_consequence]
+    checks = [check for check in own if check.id in CAUSES]
+    errors: list[str] = []
     if not checks:
         divergences = _of_one_cause(red(verdict))
-        annotated = set(lines_of(divergences))
-        checks = [check for check in failed(verdict) if _is_own_cause(check, annotated)]
-    errors = [error(found.line, found.title, _message(found), workspace) for found in divergences]
+        annotated = {None, *lines_of(divergences)}
+        checks = [check for check in own if check.line not in annotated]
+        for found in divergences:
+            groups = [f"{named_ranks(group.ranks)}: {item_text(group.item)}" for group in found.groups]
+            head = f"layer {found.layer.value}, {found.where}"
+            message = "\n".join([head, *cause_lines(found), *groups, found.advice]).rstrip()
+            errors.append(error(found.line, found.title, message, workspace))
     errors += [error(check.line, check.name, _check_message(check), workspace) for check in checks]
     if verdict.exit_code != 0 and not errors:
-        errors.append(_of_first_failure(verdict, workspace))
+        errors = [error(None, check.name, _check_message(check), workspace) for check in own[:1]]
+        errors = errors or [error(None, "tpcompile gate", verdict.summary, workspace)]
     different = dict.fromkeys(errors)
     return list(different)[:MAX_ERRORS]
 
@@ -94,19 +101,8 @@ def _of_one_cause(divergences: Sequence[Divergence]) -> list[Divergence]:
     return list(found.values())
 
 
-def _is_own_cause(check: Check, annotated: Container[UserLine]) -> bool:
-    return check.line is not None and check.line not in annotated and not check.is_consequence
-
-
-def _of_first_failure(verdict: Verdict, workspace: Path) -> str:
-    checks = [check for check in failed(verdict) if not check.is_consequence]
-    if not checks:
-        return error(None, "tpcompile gate", verdict.summary, workspace)
-    return error(None, checks[0].name, _check_message(checks[0]), workspace)
-
-
 def write(verdict: Verdict, environ: Mapping[str, str]) -> list[str]:
-    """In Actions, append the step summary and return the annotation lines to print; elsewhere do nothing."""
+    """Append the step summary and return the annotation lines to print, in a job of Actions; elsewhere do nothing."""
     if not is_actions(environ):
         return []
     workspace = Path(environ.get("GITHUB_WORKSPACE") or Path.cwd())
@@ -133,17 +129,16 @@ def error(line: UserLine | None, title: str, message: str, workspace: Path) -> s
     if line is not None:
         place = {"file": _relative(line.file, workspace), "line": str(line.line)}
         properties = place | properties
-    escaped = [f"{key}={_escape_property(plain(value))}" for key, value in properties.items()]
+    escaped: list[str] = []
+    for key, value in properties.items():
+        text = _escape(plain(value)).replace(":", "%3A").replace(",", "%2C")
+        escaped.append(f"{key}={text}")
     text = _escape(plain(message))
     return f"::error {','.join(escaped)}::{text}"
 
 
 def _escape(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _escape_property(text: str) -> str:
-    return _escape(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def _relative(file: str, workspace: Path) -> str:
@@ -156,12 +151,6 @@ def _relative(file: str, workspace: Path) -> str:
     if root is None:
         return path.as_posix()
     return path.relative_to(root).as_posix()
-
-
-def _message(divergence: Divergence) -> str:
-    groups = [f"{named_ranks(group.ranks)}: {item_text(group.item)}" for group in divergence.groups]
-    head = [f"layer {divergence.layer.value}, {divergence.where}", *cause_lines(divergence)]
-    return "\n".join([*head, *groups, divergence.advice]).rstrip()
 
 
 def _check_message(check: Check) -> str:
@@ -180,29 +169,15 @@ def _checks(mode: str, checks: Sequence[Check]) -> str:
     return f"### {mode_title(mode)}\n\n" + "\n".join(rows)
 
 
-def _equal_ranks(verdict: Verdict) -> str:
-    return _paragraphs(*(_cell(text) for text, _ in equal_ranks(verdict)))
-
-
 def _difference(divergence: Divergence) -> str:
-    return _paragraphs(
+    texts = [
         f"### {divergence.layer.value}: {_cell(divergence.title)}",
         _cell(divergence.where),
         *map(_cell, cause_lines(divergence)),
-        *map(_side, divergence.groups),
-        _cell(divergence.advice),
-    )
-
-
-def _side(group: RankGroup) -> str:
-    """What one group of ranks has at a difference, and its line of source."""
-    text = _fence([item_text(group.item), *source_lines(group.line)])
-    return f"{named_ranks(group.ranks)}\n\n{text}"
-
-
-def _accepted(verdict: Verdict) -> str:
-    lines = "\n".join(f"- {_cell(line)}" for line in accepted_lines(verdict))
-    return lines and f"Accepted differences:\n\n{lines}"
+    ]
+    for group in divergence.groups:
+        texts += [named_ranks(group.ranks), _fence([item_text(group.item), *source_lines(group.line)])]
+    return _paragraphs(*texts, _cell(divergence.advice))
 
 
 def _fence(lines: list[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from tpcompile.evidence.judgement.equal_ranks import equal_ranks
 from tpcompile.evidence.judgement.leading import cause_text, lead_ranks_text
 from tpcompile.evidence.judgement.rank_taint import value_text
-from tpcompile.evidence.records import Check, Divergence, Lead, RankGroup, UserLine, Verdict, items_of
+from tpcompile.evidence.records import Check, Divergence, UserLine, Verdict, items_of
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
 from tpcompile.report.wording import (
     accepted_lines,
@@ -30,7 +30,8 @@ def lines(verdict: Verdict, *, command: str) -> list[str]:
     """The whole report; `command` is the subcommand of tpcompile, for the title."""
     found = [f"tpcompile {command}: {headline(verdict)}"]
     if verdict.lead is not None:
-        found.append(f"cause: {_lead(verdict.lead)}")
+        lead = verdict.lead
+        found.append(f"cause: {_joined(cause_text(lead), lead_ranks_text(lead), _source(lead.line))}")
     found += map(_check, verdict.checks)
     found += [text for text, _ in equal_ranks(verdict)]
     found += [f"median ms per call: {mode} {ms:.3g}" for mode, ms in sorted(verdict.timings_ms.items())]
@@ -39,7 +40,7 @@ def lines(verdict: Verdict, *, command: str) -> list[str]:
     found += _recompiles(verdict)
     found += [f"accepted difference: {text}" for text in accepted_lines(verdict)]
     found += last_lines(verdict)
-    return [_one_line(text) for text in found]
+    return [plain(text).replace("\n", " | ") for text in found]
 
 
 def last_lines(verdict: Verdict) -> list[str]:
@@ -47,14 +48,6 @@ def last_lines(verdict: Verdict) -> list[str]:
     advice = verdict.lead.do_first if verdict.lead else ""
     end = [f"{outcome(verdict)}: {verdict.summary}"]
     return [*end, f"do first: {advice}"] if advice else end
-
-
-def _one_line(text: str) -> str:
-    return plain(text).replace("\n", " | ")
-
-
-def _lead(lead: Lead) -> str:
-    return _joined(cause_text(lead), lead_ranks_text(lead), _source(lead.line))
 
 
 def _check(check: Check) -> str:
@@ -76,7 +69,8 @@ def _differences(found: Sequence[Sequence[Divergence]]) -> Iterator[str]:
         kind = f"layer {divergence.layer.value}: {divergence.cls.value}"
         yield f"{head}: {_joined(divergence.title, kind, divergence.where, domain, *cause_lines(divergence))}"
         for group in divergence.groups:
-            yield f"{head}, {_side(group)}"
+            side = f"{named_ranks(group.ranks)}: {item_text(group.item)}"
+            yield f"{head}, {_joined(side, _source(group.line))}"
         for text in more_alike(alike):
             yield f"{head}, {text}"
         if divergence.advice:
@@ -84,10 +78,6 @@ def _differences(found: Sequence[Sequence[Divergence]]) -> Iterator[str]:
     num_hidden = sum(map(len, found[MAX_DIFFERENCES:]))
     if num_hidden > 0:
         yield f"and {num_hidden} more differences in verdict.json"
-
-
-def _side(group: RankGroup) -> str:
-    return _joined(f"{named_ranks(group.ranks)}: {item_text(group.item)}", _source(group.line))
 
 
 def _taints(verdict: Verdict) -> Iterator[str]:

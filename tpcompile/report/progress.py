@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -15,6 +15,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from tpcompile.errors import ConfigError
+from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.rundir import RankStatus, RunDir
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.report.wording import plain
@@ -95,24 +96,16 @@ def num_ended(statuses: Sequence[RankStatus], world_size: int, phases: Sequence[
     if len(statuses) < world_size:
         return 0
     places = {phase: number for number, phase in enumerate(phases)}
-    return min((_num_ended(status, places) for status in statuses), default=0)
-
-
-def _num_ended(status: RankStatus, places: Mapping[str, int]) -> int:
-    if status.state == "finished":
-        return len(places)
-    return places.get(status.phase, 0)
+    num_phases = len(places)
+    ended = [num_phases if one.state == "finished" else places.get(one.phase, 0) for one in statuses]
+    return min(ended, default=0)
 
 
 def progress_line(statuses: Sequence[RankStatus], world_size: int, after_s: float) -> str:
     """`12 s: ranks 0-2: C/first, compiling 0/0; rank 3: starting`: ranks that do the same are named together."""
-    known = {status.rank: _doing(status) for status in statuses}
-    alike: dict[str, list[int]] = {}
-    for rank in range(world_size):
-        alike.setdefault(known.get(rank, "starting"), []).append(rank)
-    parts = [f"{named_ranks(ranks)}: {doing}" for doing, ranks in alike.items()]
+    doing = dict.fromkeys(range(world_size), "starting")
+    for status in statuses:
+        doing[status.rank] = status.phase if status.state == "running" else f"{status.phase}, {status.state}"
+    alike = grouped(range(world_size), doing.__getitem__)
+    parts = [f"{named_ranks(ranks)}: {what}" for what, ranks in alike.items()]
     return f"{after_s:.0f} s: {'; '.join(parts)}"
-
-
-def _doing(status: RankStatus) -> str:
-    return status.phase if status.state == "running" else f"{status.phase}, {status.state}"

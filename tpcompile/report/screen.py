@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console, RenderableType
 from rich.segment import Segment, Segments
 from rich.text import Text
 
-from tpcompile.evidence.records import Check, Divergence, Status, Verdict
+from tpcompile.evidence.records import Divergence, Status, Verdict
 from tpcompile.report import lines, terminal
 from tpcompile.report.wording import accepted, failed, headline, red, red_by_kind
 
@@ -22,17 +22,15 @@ _MAX_HEAD = 24
 """Most lines before the first difference."""
 _MIN_PANEL = 6
 """Fewest lines in which a difference is shown; with less room it is left out."""
-_WIDTH = 120
-"""Columns of the report in a file."""
 
 
+@dataclass
 class Screen:
     """Lines for a console; `is_cut` when lines were left out."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.lines: list[list[Segment]] = []
-        self.is_cut = False
+    console: Console
+    lines: list[list[Segment]] = field(default_factory=list)
+    is_cut: bool = False
 
     def add(self, what: RenderableType, *, at_most: int) -> None:
         """Add the first lines of a renderable."""
@@ -117,7 +115,9 @@ def _head(verdict: Verdict, console: Console, command: str) -> Screen:
 def _facts(verdict: Verdict) -> Iterator[Text]:
     """The checks by outcome, what the first failed ones observed, then the groups of equal ranks."""
     yield from terminal.titled(_passed(verdict), separator=", ", style="green")
-    for check in _failed_outside_layers(verdict)[:3]:
+    # A layer's difference is shown in full.
+    outside_layers = [check for check in failed(verdict) if check.layer is None]
+    for check in outside_layers[:3]:
         yield terminal.line(f"fails: {check.name}: {check.observed}", "red")
     yield from terminal.folded(verdict.checks)
     yield from terminal.equal_ranks(verdict)[:3]
@@ -140,11 +140,6 @@ def _passed(verdict: Verdict) -> dict[str, list[str]]:
     return {"holds": holds, "equal on all ranks": equal}
 
 
-def _failed_outside_layers(verdict: Verdict) -> Sequence[Check]:
-    """Failed checks that are not about a layer; a layer's difference is shown in full."""
-    return [check for check in failed(verdict) if check.layer is None]
-
-
 def _has_more(verdict: Verdict) -> bool:
     """True when the verdict holds anything that the screen only counts."""
     details = [check for check in verdict.checks if check.details]
@@ -158,11 +153,9 @@ def _files(folder: Path) -> tuple[Path, Path]:
 def _written(verdict: Verdict, folder: Path, command: str) -> list[str]:
     """Write the whole report and the verdict; return the lines that say where, or why they could not be written."""
     report, data = _files(folder)
-    text = io.StringIO()
-    terminal.render(verdict, Console(file=text, width=_WIDTH), command=command, limits=terminal.WHOLE)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        report.write_text(text.getvalue(), encoding="utf-8")
+        report.write_text(terminal.whole(verdict, command), encoding="utf-8")
         data.write_text(verdict.to_json(indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         return [

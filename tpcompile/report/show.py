@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import shlex
 from pathlib import Path
 from typing import Literal
 
@@ -16,13 +14,10 @@ from tpcompile.evidence.records import Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.report import lines, terminal
 from tpcompile.report.stdout import forgiving
-from tpcompile.report.wording import plain
 
 MAX_LINES = 200
 """Most lines that a report takes on a terminal; the rest of it is in files."""
 _REPORT = "report.txt"
-_WIDTH = 120
-"""Columns of the report in a file."""
 
 Amount = Literal["all", "last", "json"]
 """`all` of the report, its `last` lines, or the verdict as `json`."""
@@ -52,19 +47,20 @@ def _show(verdict: Verdict, console: Console, run: Path | None, command: str, am
         return
     if not console.is_terminal:
         found = lines.lines(verdict, command=command) if amount == "all" else lines.last_lines(verdict)
-        console.file.write("".join(f"{line}\n" for line in [*found, *_replay(run)]))
+        console.file.write("".join(f"{line}\n" for line in [*found, *terminal.replay(run)]))
         return
     if amount == "all":
         _print_body(verdict, console, run, command)
     console.print(Group(*terminal.last_lines(verdict)))
-    for line in _replay(run):
+    for line in terminal.replay(run):
         console.print(Text(line, style="dim"), soft_wrap=True)
 
 
 def _print_body(verdict: Verdict, console: Console, run: Path | None, command: str) -> None:
     """All but the last lines, cut where it is longer than a reader scrolls."""
     body = console.render_lines(Group(*terminal.body(verdict, command, terminal.USUAL)), pad=False)
-    room = MAX_LINES - _num_last(verdict, console) - len(_replay(run))
+    last = console.render_lines(Group(*terminal.last_lines(verdict)), pad=False)
+    room = MAX_LINES - len(last) - len(terminal.replay(run))
     is_cut = len(body) > room
     shown = body[: room - 1] if is_cut else body
     for line in shown:
@@ -74,22 +70,12 @@ def _print_body(verdict: Verdict, console: Console, run: Path | None, command: s
         console.print(Text(text, style="dim"), soft_wrap=True)
 
 
-def _num_last(verdict: Verdict, console: Console) -> int:
-    return len(console.render_lines(Group(*terminal.last_lines(verdict)), pad=False))
-
-
 def _where_all_is(verdict: Verdict, run: Path | None, command: str) -> str:
     """Write the whole report to the run directory, and say where it is."""
     if run is None:
         return ": `publish` of the verdict writes all of them"
-    text = io.StringIO()
-    terminal.render(verdict, Console(file=text, width=_WIDTH), command=command, limits=terminal.WHOLE)
     try:
-        path = RunDir(run).write_text(_REPORT, text.getvalue())
+        path = RunDir(run).write_text(_REPORT, terminal.whole(verdict, command))
     except PreflightError as error:
         return f", not written: {error}"
     return f": {path}"
-
-
-def _replay(run: Path | None) -> list[str]:
-    return [] if run is None else [f"replay: tpcompile compare {plain(shlex.quote(str(run)))}"]

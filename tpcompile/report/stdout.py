@@ -23,7 +23,7 @@ def open_missing() -> None:
 
 @contextmanager
 def forgiving() -> Iterator[None]:
-    """Around all that is printed: a stdout that cannot be written costs the text, and one line on stderr."""
+    """Context for all that is printed: a stdout that cannot be written costs the text, and one line on stderr."""
     try:
         yield
         sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,6 +61,8 @@ USUAL = Limits()
 WHOLE = Limits(
     groups=sys.maxsize, panels=sys.maxsize, details=sys.maxsize, rows=sys.maxsize, places=sys.maxsize, notes=sys.maxsize
 )
+_WIDTH = 120
+"""Columns of the report in a file."""
 _STYLES = {Status.PASS: "green", Status.FAIL: "bold red"}
 """Style of a check that has its own row in the table; the others are folded into lines."""
 
@@ -69,9 +72,20 @@ def render(
 ) -> None:
     """Print the verdict; `run` is its run directory, for the replay command."""
     console.print(Group(*body(verdict, command, limits), *last_lines(verdict)))
-    if run is not None:
-        replay = f"replay: tpcompile compare {plain(shlex.quote(str(run)))}"
-        console.print(Text(replay, style="dim"), soft_wrap=True)
+    for text in replay(run):
+        console.print(Text(text, style="dim"), soft_wrap=True)
+
+
+def whole(verdict: Verdict, command: str) -> str:
+    """All of the report, as text for a file."""
+    text = io.StringIO()
+    render(verdict, Console(file=text, width=_WIDTH), command=command, limits=WHOLE)
+    return text.getvalue()
+
+
+def replay(run: Path | None) -> list[str]:
+    """The command that judges the run again; empty for one without a directory."""
+    return [] if run is None else [f"replay: tpcompile compare {plain(shlex.quote(str(run)))}"]
 
 
 def body(verdict: Verdict, command: str, limits: Limits) -> Iterator[RenderableType]:
@@ -80,8 +94,14 @@ def body(verdict: Verdict, command: str, limits: Limits) -> Iterator[RenderableT
     if verdict.lead is not None:
         yield lead_text(verdict.lead)
     for mode, checks in by_mode(verdict).items():
-        yield Group("", _table(mode, checks), *folded(checks), *_notes(checks, limits))
-    yield Group("", *equal_ranks(verdict), *_timings(verdict))
+        notes: list[RenderableType] = []
+        for check in checks:
+            if check.status == Status.INFO:
+                notes += [_indented(line(detail, "dim")) for detail in check.details[: limits.notes]]
+        yield Group("", _table(mode, checks), *folded(checks), *notes)
+    times = [f"{mode} {ms:.3g}" for mode, ms in sorted(verdict.timings_ms.items())]
+    timings = titled({"median ms per call": times}, separator=", ", style="")
+    yield Group("", *equal_ranks(verdict), *timings)
     yield from _failures(verdict, limits)
     yield from _panels(verdict, limits)
     for table in findings.tables(verdict, max_rows=limits.rows):
@@ -130,12 +150,6 @@ def folded(checks: Sequence[Check]) -> list[Text]:
     return titled(names, separator="; ", style="dim")
 
 
-def _notes(checks: Sequence[Check], limits: Limits) -> Iterator[RenderableType]:
-    for check in checks:
-        if check.status == Status.INFO:
-            yield from (_indented(line(detail, "dim")) for detail in check.details[: limits.notes])
-
-
 def titled(names: Mapping[str, Sequence[str]], *, separator: str, style: str) -> list[Text]:
     """`title: name, name` for every title with at least one name."""
     return [line(f"{title}: {separator.join(found)}", style) for title, found in names.items() if found]
@@ -158,11 +172,6 @@ def _table(mode: str, checks: Sequence[Check]) -> Table:
 def equal_ranks(verdict: Verdict) -> list[Text]:
     """The groups of equal ranks of each domain."""
     return [line(text, "bold red" if is_split else "") for text, is_split in equality.equal_ranks(verdict)]
-
-
-def _timings(verdict: Verdict) -> list[Text]:
-    times = [f"{mode} {ms:.3g}" for mode, ms in sorted(verdict.timings_ms.items())]
-    return titled({"median ms per call": times}, separator=", ", style="")
 
 
 def _failures(verdict: Verdict, limits: Limits) -> Iterator[Group]:
@@ -196,8 +205,10 @@ def panel(alike: Sequence[Divergence], title: str, limits: Limits) -> Panel:
     """One difference in full: where it is, why, what each group of ranks has, what to do; equal ones by their place."""
     divergence = alike[0]
     kind = f"layer {divergence.layer.value}: {divergence.cls.value}"
-    head = [divergence.title, kind, *_where(divergence), *cause_lines(divergence)]
-    parts: list[RenderableType] = [*map(line, head), *_sides(divergence.groups, limits)]
+    domain = f"domain {divergence.domain}" if divergence.domain else ""
+    where = ", ".join(filter(None, (divergence.where, domain)))
+    head = [divergence.title, kind, f"in {where}" if where else "", *cause_lines(divergence)]
+    parts: list[RenderableType] = [*map(line, filter(None, head)), *_sides(divergence.groups, limits)]
     parts += map(line, more_alike(alike, at_most=limits.places))
     if divergence.advice:
         parts.append(line(f"what to do: {divergence.advice}", "bold"))
@@ -221,12 +232,6 @@ def _sides(groups: Sequence[RankGroup], limits: Limits) -> Iterator[RenderableTy
     if is_one_line and common:
         yield line("all of them at", "bold")
         yield from _source(common[0])
-
-
-def _where(divergence: Divergence) -> list[str]:
-    domain = f"domain {divergence.domain}" if divergence.domain else ""
-    parts = [part for part in (divergence.where, domain) if part]
-    return [f"in {', '.join(parts)}"] if parts else []
 
 
 def _source(source: UserLine | None) -> list[Padding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from tpcompile.choices import TARGET
 from tpcompile.errors import ExitCode
@@ -46,26 +46,26 @@ def source_lines(line: UserLine | None, *, indent: str = "") -> list[str]:
 
 
 def cause_lines(divergence: Divergence) -> list[str]:
-    """Cause, step, and the guard on both sides, each where it is known."""
-    cause = [] if divergence.cause == Cause.UNKNOWN else [f"cause: {divergence.cause.value}"]
-    step = [] if divergence.step is None else [f"step {divergence.step}"]
-    return [*cause, *step, *_guard_lines(divergence)]
+    """Cause, step, and the guard on both sides, each where it is known; one line for a guard that is the same on both.
 
-
-def _guard_lines(divergence: Divergence) -> Iterator[str]:
-    """The guard that failed on the odd ranks, and what holds on the others; one line where both are the same."""
+    A guard failed on the odd ranks, the last group, and `held` is what holds on the others.
+    """
     guard = plain(divergence.guard)
     held = plain(divergence.held)
     odd = named_ranks(ranks_of(divergence.groups[-1:]))
     usual = named_ranks(ranks_of(divergence.groups[:-1]))
-    is_one_guard = divergence.guard == divergence.held
-    if guard and is_one_guard:
-        yield f"guard that failed on {odd} and holds on {usual}: {guard}"
-        return
+    lines: list[str] = []
+    if divergence.cause != Cause.UNKNOWN:
+        lines.append(f"cause: {divergence.cause.value}")
+    if divergence.step is not None:
+        lines.append(f"step {divergence.step}")
+    if guard and divergence.guard == divergence.held:
+        return [*lines, f"guard that failed on {odd} and holds on {usual}: {guard}"]
     if guard:
-        yield f"guard on {odd}: {guard}"
+        lines.append(f"guard on {odd}: {guard}")
     if held:
-        yield f"guard on {usual}: {held}"
+        lines.append(f"guard on {usual}: {held}")
+    return lines
 
 
 def red(verdict: Verdict) -> list[Divergence]:
@@ -74,7 +74,7 @@ def red(verdict: Verdict) -> list[Divergence]:
 
 
 def red_by_kind(verdict: Verdict) -> list[list[Divergence]]:
-    """The same, with those together that differ in their compile only."""
+    """The red divergences, with those together that differ in their compile only."""
     return list(grouped(red(verdict), _kind).values())
 
 
@@ -102,13 +102,12 @@ def accepted(verdict: Verdict) -> list[Divergence]:
 
 def accepted_lines(verdict: Verdict) -> list[str]:
     """One line per accepted difference, with the reason where there is one."""
-    return [_accepted_line(divergence) for divergence in accepted(verdict)]
-
-
-def _accepted_line(divergence: Divergence) -> str:
-    ranks = groups_text(group.ranks for group in divergence.groups)
-    reason = f"; {divergence.advice}" if divergence.advice else ""
-    return f"{divergence.cls.value}, {divergence.layer.value}: {divergence.title} (ranks {ranks}){reason}"
+    lines: list[str] = []
+    for divergence in accepted(verdict):
+        ranks = groups_text(group.ranks for group in divergence.groups)
+        what = f"{divergence.cls.value}, {divergence.layer.value}: {divergence.title} (ranks {ranks})"
+        lines.append("; ".join(filter(None, (what, divergence.advice))))
+    return lines
 
 
 def failed(verdict: Verdict) -> list[Check]:
@@ -118,10 +117,7 @@ def failed(verdict: Verdict) -> list[Check]:
 
 def by_mode(verdict: Verdict) -> dict[str, list[Check]]:
     """Mode -> its checks, in the order they appear; `""` holds the checks of the whole run."""
-    found: dict[str, list[Check]] = {}
-    for check in verdict.checks:
-        found.setdefault(check.mode, []).append(check)
-    return found
+    return grouped(verdict.checks, lambda check: check.mode)
 
 
 def mode_title(mode: str) -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tpcompile.evidence.digests.digest import digest_compile
 from tpcompile.evidence.iterables import first, last
-from tpcompile.evidence.layers.rank_parametric import LOCAL_TENSOR
+from tpcompile.evidence.layers.equivalent import LOCAL_TENSOR
 from tpcompile.evidence.records import CompileDigest, CompileRecord, Frozen, Guard, Layer, UserLine
 from tpcompile.evidence.records.bounds import Number, Rank, Seconds
 from tpcompile.evidence.text.lines import of_program

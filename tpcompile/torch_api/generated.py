@@ -4,6 +4,7 @@
     compile_fx(inner_compile=)                    what is called in place of the generated code
     AsyncCompile.triton, .cpp_pybinding           a kernel is not compiled
     _dynamo_dynamic_indices, ...                  marks of `mark_dynamic`
+    custom_graph_pass.CustomGraphPass             a pass that edits the graph before code is generated
     PyCodeCache.linemaps                          file of generated code -> (its lines, the stack of each)
 
 `tests/torch_api/test_generated.py` fails when one of the names moves.

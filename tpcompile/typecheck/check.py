@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,10 +16,10 @@ from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
 from tpcompile.torch_api.dispatch import FakeStore, tree_flatten, tree_unflatten
 from tpcompile.typecheck.mode import SpmdTypeMode
-from tpcompile.typecheck.report import OnSomeRanks, Report, Violation
+from tpcompile.typecheck.report import Report, Violation
 from tpcompile.typecheck.site import Site
 from tpcompile.typecheck.spmd import SpmdType, parse_type
-from tpcompile.typecheck.step import is_float, tensors_in
+from tpcompile.typecheck.step import is_float, misused, tensors_in
 
 Types = str | Sequence[str]
 
@@ -69,26 +68,33 @@ def check_types(
     values. `ranks` are followed in order, -1 is the last one. All other arguments are those of `check_module`. Raises
     ConfigError as `fake_ranks` and `check_module`.
     """
+
+    def checked(group: dist.ProcessGroup) -> Report:
+        return check_module(
+            build(Collectives(group)),
+            inputs,
+            group=group,
+            input_types=input_types,
+            output_type=output_type,
+            parameter_types=parameter_types,
+            train=train,
+        )
+
+    return on_fake_ranks(tp, ranks, checked)
+
+
+def on_fake_ranks(tp: int, ranks: Sequence[int], check: Callable[[dist.ProcessGroup], Report]) -> Report:
+    """One report of the ranks that `check` followed, each in a group of its own."""
     reports = []
     for rank in sorted({rank % tp for rank in ranks}):
         with fake_ranks(tp, rank=rank) as group:
-            module = build(Collectives(group))
-            report = check_module(
-                module,
-                inputs,
-                group=group,
-                input_types=input_types,
-                output_type=output_type,
-                parameter_types=parameter_types,
-                train=train,
-            )
-            reports.append(report)
-    return _of_all_ranks(tp, reports)
+            reports.append(check(group))
+    return _of_all_ranks(reports)
 
 
 def check_module(
     module: nn.Module,
-    inputs: Sequence[Any],
+    inputs: Sequence[Any] | Mapping[str, Any],
     *,
     group: dist.ProcessGroup,
     input_types: Sequence[str | None] | None = None,
@@ -98,6 +104,7 @@ def check_module(
 ) -> Report:
     """Run `module(*inputs)` once as this rank of `group` and follow the types; the group may be fake or real.
 
+    A mapping of inputs has them by the names of arguments.
     `input_types` has one entry per tensor among the inputs; an entry of None, or no list, means I for a tensor that
     requires grad and C (no gradient) for one that does not. `output_type` is the type that the caller expects of the
     outputs, one for all or one per tensor; None only forbids a partial output. `parameter_types` as in `SpmdTypeMode`.
@@ -108,7 +115,7 @@ def check_module(
     inputs = _declared_inputs(mode, inputs, input_types)
     rank = group.rank()
     with torch.set_grad_enabled(train), mode:
-        output = module(*inputs)
+        output = module(**inputs) if isinstance(inputs, Mapping) else module(*inputs)
         leaves = tensors_in(tree_flatten(output)[0])
         for leaf in leaves:
             mode.read(leaf)
@@ -119,34 +126,25 @@ def check_module(
     return Report(group.size(), (rank,), mode.num_ops, violations, mode.num_judged, mode.not_followed_since, backward)
 
 
-def _declared_inputs(mode: SpmdTypeMode, inputs: Sequence[Any], types: Sequence[str | None] | None) -> list[Any]:
+def _declared_inputs(mode: SpmdTypeMode, inputs: Any, types: Sequence[str | None] | None) -> Any:
     """Detached copies of the inputs with their types declared; the caller's tensors stay as they are."""
-    leaves, spec = tree_flatten(list(inputs))
+    leaves, spec = tree_flatten(inputs)
     texts = iter(_one_for_each(tensors_in(leaves), types, name="input_types", what="input"))
-    declared = []
-    for leaf in leaves:
-        is_tensor = isinstance(leaf, Tensor)
-        declared.append(_declared(mode, leaf, next(texts)) if is_tensor else leaf)
-    return tree_unflatten(declared, spec)
-
-
-def _declared(mode: SpmdTypeMode, tensor: Tensor, text: str | None) -> Tensor:
-    default = "I" if tensor.requires_grad else "C"
-    type_ = parse_type(text or default, ndim=tensor.dim(), grad=is_float(tensor))
-    fresh = tensor.detach()
-    fresh.requires_grad_(type_.grad and mode.train)
-    mode.declare(fresh, type_)
-    return fresh
+    for place, leaf in enumerate(leaves):
+        if not isinstance(leaf, Tensor):
+            continue
+        default = "I" if leaf.requires_grad else "C"
+        type_ = parse_type(next(texts) or default, ndim=leaf.dim(), grad=is_float(leaf))
+        leaves[place] = fresh = leaf.detach()
+        fresh.requires_grad_(type_.grad and mode.train)
+        mode.declare(fresh, type_)
+    return tree_unflatten(leaves, spec)
 
 
 def _judged_outputs(mode: SpmdTypeMode, leaves: list[Tensor], types: Types | None) -> list[Violation]:
     texts = _one_for_each(leaves, types, name="output_type", what="output")
-    found = []
-    for leaf, text in zip(leaves, texts, strict=True):
-        violation = _judged_output(mode, leaf, text)
-        if violation is not None:
-            found.append(violation)
-    return found
+    judged = [_judged_output(mode, leaf, text) for leaf, text in zip(leaves, texts, strict=True)]
+    return [violation for violation in judged if violation is not None]
 
 
 def _one_for_each(
@@ -164,9 +162,7 @@ def _judged_output(mode: SpmdTypeMode, leaf: Tensor, text: str | None) -> Violat
     """Compare the type of an output with the one that the caller expects; constants and unknown types always fit."""
     found = mode.type_of(leaf)
     if found.pending is not None:
-        pending = found.pending
-        why = f"{pending.why}; the module returns it"
-        return Violation(pending.rule, pending.origin.what, pending.operands, pending.origin.site, why, pending.fix)
+        return misused(found.pending, "the module returns it")
     wanted = parse_type(text or "V", ndim=leaf.dim(), grad=found.grad)
     is_unreduced = found.kind == "P" and wanted.kind != "P"
     if is_unreduced:
@@ -179,7 +175,7 @@ def _judged_output(mode: SpmdTypeMode, leaf: Tensor, text: str | None) -> Violat
         )
     if wanted.kind != "I":
         return None
-    if found.wants_summed_gradient:
+    if found.kind == "R" and found.grad:
         return _output_violation(
             "needs-dst-I",
             found,
@@ -217,19 +213,18 @@ def _merged(reports: Sequence[Report]) -> tuple[Violation, ...]:
     return tuple(found.values())
 
 
-def _of_all_ranks(tp: int, reports: Sequence[Report]) -> Report:
+def _of_all_ranks(reports: Sequence[Report]) -> Report:
     """One report of the ranks that were followed."""
     causes = [report.not_followed_since for report in reports if report.not_followed_since]
     kept = []
     for violation in _merged(reports):
         found = _on_some_ranks(violation, reports)
         if found is None:
-            site = violation.site
-            causes.append(f"{violation.op} at {Path(site.file).name}:{site.line}")
+            causes.append(f"{violation.op} {violation.site.short}")
         else:
             kept.append(found)
     return Report(
-        tp,
+        reports[0].tp,
         tuple(report.ranks[0] for report in reports),
         sum(report.num_ops for report in reports),
         tuple(kept),
@@ -243,18 +238,14 @@ def _on_some_ranks(violation: Violation, reports: Sequence[Report]) -> Violation
 
     A rank that lost track may have run the op as well, so each of the other ranks has to be judged whole.
     """
+    alone = violation.on_some_ranks
     others = [report for report in reports if report.ranks[0] not in violation.ranks]
     are_judged = all(report.is_complete and not report.violations for report in others)
-    alone = violation.on_some_ranks
     if alone is None or not others or not are_judged:
         return violation
-    if _is_right(alone, others):
+    has_rule = alone.rule != ""
+    wait = [report.ranks[0] for report in others if alone.collective not in report.backward]
+    # Nobody waits for a collective in the backward that the others run for a different op, or for a multiple of 0.
+    if not (has_rule and wait):
         return None
     return replace(violation, rule=alone.rule, why=alone.why, fix=alone.fix)
-
-
-def _is_right(alone: OnSomeRanks, others: Sequence[Report]) -> bool:
-    """Nobody waits for a collective in the backward that the others run for a different op, or for a multiple of 0."""
-    if not alone.rule:
-        return True
-    return all(alone.collective in report.backward for report in others)

@@ -19,7 +19,7 @@ def join(step: Step, types: Types) -> SpmdType:
     if wrong is not None:
         return wrong
     varying = types.of_kind("V")
-    if len(varying.known_dims) > 1:
+    if len(varying.dims - {None}) > 1:
         return mixed_shards(step, varying)
     if varying:
         return _joined_shards(varying, grad=types.grad)
@@ -51,7 +51,12 @@ def wrong_gradient(step: Step, types: Types, *, partial: bool = False) -> SpmdTy
         return None
     with_gradient = types.with_gradient
     if any(t.replicated_rows is not None for t in with_gradient):
-        return _replicated_rows(step)
+        return step.flag(
+            "missing-copy",
+            why=f"{step.name} reads rows that neighbouring ranks hold too (replicas, as of a kv head): each of these "
+            "ranks has a part of their gradient, and nothing adds the parts up",
+            fix="pass these rows through copy_to_tp over the ranks that share them: comm.replicas(n).copy_to_tp(rows)",
+        )
     equal = with_gradient.of_kind("I")
     summed = with_gradient.of_kind("R")
     if not equal:
@@ -71,15 +76,6 @@ def mixed_shards(step: Step, varying: Types) -> SpmdType:
         why=f"the operands are shards of different dims ({dims}, counted on the result): every rank computes a block "
         "of its own, and the other blocks of the whole result are computed nowhere",
         fix="bring both into one layout first: all_gather one of them",
-    )
-
-
-def _replicated_rows(step: Step) -> SpmdType:
-    return step.flag(
-        "missing-copy",
-        why=f"{step.name} reads rows that neighbouring ranks hold too (replicas, as of a kv head): each of these ranks "
-        "has a part of their gradient, and nothing adds the parts up",
-        fix="pass these rows through copy_to_tp over the ranks that share them: comm.replicas(n).copy_to_tp(rows)",
     )
 
 

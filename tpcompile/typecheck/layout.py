@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from tpcompile.typecheck.replicated import joined_rows, parts_of, reshaped_rows
-from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, Pending, SpmdType, Types
+from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, Kind, Pending, SpmdType, Types
 from tpcompile.typecheck.step import Result, Step, rule
 
 View = Callable[[Step, SpmdType, Tensor], Result]
@@ -50,7 +50,7 @@ class _Span(NamedTuple):
         return self.after // self.before
 
     def splits_at(self, start: int) -> bool:
-        """Whether the dim has a part of whole size at `start`."""
+        """True when the dim has a part of whole size at `start`."""
         is_inside = self.before <= start < self.after
         return is_inside and start % self.before == 0 and self.after % start == 0
 
@@ -304,15 +304,9 @@ def _joined(step: Step) -> Result:
 def _mixed(types: Types) -> SpmdType:
     """Type of joined tensors of more than one kind."""
     if types.kinds == {"I", "R"}:
-        return _packed(types)
-    if types.kinds <= {"V", "I", "R"}:
-        return SpmdType("V", types.grad)
-    return UNKNOWN
-
-
-def _packed(types: Types) -> SpmdType:
-    """I and R in one tensor may be split again and each used well, so with both gradients they are not followed."""
-    decided = types.with_gradient.kinds
-    if decided == {"I", "R"}:
-        return UNKNOWN
-    return SpmdType("R" if "R" in decided else "I", types.grad)
+        # They may be split again and each used well, so with both gradients they are not followed.
+        decided = types.with_gradient.kinds
+        kind: Kind = "R" if "R" in decided else "I"
+        return UNKNOWN if decided == {"I", "R"} else SpmdType(kind, types.grad)
+    is_varying = types.kinds <= {"V", "I", "R"}
+    return SpmdType("V", types.grad) if is_varying else UNKNOWN

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,11 +81,14 @@ class SpmdTypeMode(TorchDispatchMode):
         self._communicated: list[_Communicated] = []
         self._depth = 0
         self._module_names: dict[int, str] = {}
+        """id of a module -> its name for the report."""
         followed: dict[str, Tensor] = {}
         if module is not None:
             if train:
                 followed = dict(module.named_parameters())
-            self._module_names = _names_of_modules(module)
+            for name, child in module.named_modules():
+                kind = type(child).__name__
+                self._module_names[id(child)] = f"{name} ({kind})" if name else kind
             for parameter, type_ in types_of_parameters(module, parameter_types or {}, tp=group.size()):
                 self.declare(parameter, type_)
         self._sources = Sources(followed)
@@ -112,7 +115,9 @@ class SpmdTypeMode(TorchDispatchMode):
         tensor = _plain(tensor)
         found = self._types.get(tensor, CONSTANT)
         if found.kind == "C":
-            return varying() if self._is_rank(tensor) else found
+            # The rank as a tensor is cached by device, so this is the same object that the program gets.
+            is_rank = tensor.dtype == torch.int64 and tensor is rank_index(self.group, tensor.device)
+            return varying() if is_rank else found
         if found.scale is not None and has_gradient_hook(tensor):
             return replace(found, scale=found.scale.with_gradient(math.nan))
         return found
@@ -129,10 +134,11 @@ class SpmdTypeMode(TorchDispatchMode):
             return func(*args, **kwargs)
         name = func._schema.name.replace("::", ".")
         if name not in _PASSES:
-            self._read_all((args, kwargs))
+            for tensor in tensors_in((args, kwargs)):
+                self.read(tensor)
         out = func(*args, **kwargs)
         written = []
-        if _is_in_place(func):
+        if func._schema.is_mutable or func._schema.name.startswith("c10d::"):
             name = name.removesuffix("_")
             written = _written(func, args, kwargs)
         step = self._step(name, args, kwargs, out)
@@ -163,7 +169,8 @@ class SpmdTypeMode(TorchDispatchMode):
         type_ = judge_call(step, call)
         self._count(step, type_, num_violations)
         self._keep(step, type_, [])
-        self._note_entered(step, out)
+        if isinstance(out, Tensor) and out.grad_fn is not None:
+            self._entered.append((step.site_of(), out.grad_fn))
         if call.name != "copy_to_tp" and isinstance(out, Tensor):
             self._expect_reader(step, out)
         return out
@@ -177,10 +184,6 @@ class SpmdTypeMode(TorchDispatchMode):
         """Where the wrapper calls are that a backward pass from the outputs gets to."""
         reached = nodes_behind(outputs)
         return frozenset(site for site, node in self._entered if node in reached)
-
-    def _note_entered(self, step: Step, out: Any) -> None:
-        if isinstance(out, Tensor) and out.grad_fn is not None:
-            self._entered.append((step.site_of(), out.grad_fn))
 
     def _note_collective(self, step: Step) -> None:
         operands = tensors_in((step.args, step.kwargs))
@@ -204,12 +207,7 @@ class SpmdTypeMode(TorchDispatchMode):
 
     def _lost_at(self, step: Step) -> None:
         if not self.not_followed_since:
-            site = self._site()
-            self.not_followed_since = f"{user_function() or step.name} at {Path(site.file).name}:{site.line}"
-
-    def _read_all(self, arguments: Any) -> None:
-        for tensor in tensors_in(arguments):
-            self.read(tensor)
+            self.not_followed_since = f"{user_function() or step.name} {step.site_of().short}"
 
     def _judged(self, step: Step) -> Result:
         # A hand-written autograd.Function has a gradient of its own, which only its author knows.
@@ -231,7 +229,7 @@ class SpmdTypeMode(TorchDispatchMode):
             dict(kwargs),
             out,
             self.type_of,
-            self._site,
+            partial(current_site, self._module_names),
             self.group.size(),
             self.group.rank(),
             is_own_group=self._is_own,
@@ -294,10 +292,6 @@ class SpmdTypeMode(TorchDispatchMode):
             )
             self.violations.insert(result.place, violation)
 
-    def _is_rank(self, tensor: Tensor) -> bool:
-        # The rank as a tensor is cached by device, so this is the same object that the program gets.
-        return tensor.dtype == torch.int64 and tensor is rank_index(self.group, tensor.device)
-
     def _of_dtensor(self, tensor: DTensor) -> SpmdType:
         """Its placement over the checked group; torch keeps its gradient right."""
         mesh, (placement, *others) = tensor.device_mesh, tensor.placements
@@ -309,9 +303,6 @@ class SpmdTypeMode(TorchDispatchMode):
             return SpmdType("I", tensor.requires_grad)
         is_shard = type(placement) is Shard
         return varying(placement.dim, grad=tensor.requires_grad) if is_shard else UNKNOWN
-
-    def _site(self) -> Site:
-        return current_site(self._module_names)
 
     def _is_own(self, group: Any) -> bool:
         if isinstance(group, torch.ScriptObject):
@@ -333,18 +324,6 @@ def _grad_enabled(name: str) -> bool:
     return torch.is_grad_enabled() or name.startswith("_c10d_functional.") or in_generated_function()
 
 
-def _names_of_modules(module: nn.Module) -> dict[int, str]:
-    """id of a module -> its name for the report."""
-    names = {}
-    for name, child in module.named_modules():
-        kind = type(child).__name__
-        label = kind
-        if name:
-            label = f"{name} ({kind})"
-        names[id(child)] = label
-    return names
-
-
 def _fitting(type_: SpmdType, tensor: Tensor, *, differentiable: bool) -> SpmdType:
     """The type as this tensor can have it: integers have no gradient, a dim must exist."""
     grad = type_.grad and differentiable and is_float(tensor)
@@ -358,10 +337,6 @@ def _with_own_scale(type_: SpmdType) -> SpmdType:
         return type_
     scale = type_.multiples
     return replace(type_, scale=scale if type_.grad else scale.with_gradient(0.0))
-
-
-def _is_in_place(func: Any) -> bool:
-    return func._schema.is_mutable or func._schema.name.startswith("c10d::")
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:

@@ -9,7 +9,6 @@ from fnmatch import filter as matching
 from torch import Tensor, nn
 
 from tpcompile.errors import ConfigError
-from tpcompile.layout import ShardSpec
 from tpcompile.nn.sharding import declarations_of
 from tpcompile.typecheck.replicated import declared_rows
 from tpcompile.typecheck.scale import own_scale
@@ -36,20 +35,16 @@ def _declared(module: nn.Module, tp: int) -> Typed:
     for name, parameter in module.named_parameters(remove_duplicate=False):
         scale = own_scale(name)
         if name in declared:
-            type_ = _of_layout(parameter, declared[name].spec, tp)
+            spec, type_ = declared[name].spec, SpmdType("I", parameter.requires_grad)
+            if spec.dim is not None:
+                shard = varying(spec.dim % parameter.dim(), grad=parameter.requires_grad)
+                type_ = replace(shard, replicated_rows=declared_rows(spec, tp))
             laid_out.append((parameter, replace(type_, scale=scale)))
         else:
             origin = Origin(f"parameter {name}", Site(), maker="parameter")
             type_ = SpmdType("I", parameter.requires_grad, scale=scale, origin=origin)
             others.append((parameter, type_))
     return [*others, *laid_out]  # a tied parameter has the type that one of its modules declares
-
-
-def _of_layout(parameter: Tensor, spec: ShardSpec, tp: int) -> SpmdType:
-    grad = parameter.requires_grad
-    if spec.dim is None:
-        return SpmdType("I", grad)
-    return replace(varying(spec.dim % parameter.dim(), grad=grad), replicated_rows=declared_rows(spec, tp))
 
 
 def _given(module: nn.Module, types: Mapping[str, str]) -> Typed:
@@ -63,7 +58,5 @@ def _given(module: nn.Module, types: Mapping[str, str]) -> Typed:
         for name in names:
             parameter = parameters[name]
             type_ = parse_type(text, ndim=parameter.dim(), grad=parameter.requires_grad)
-            scale = own_scale(name)
-            scaled = replace(type_, scale=scale)
-            found.append((parameter, scaled))
+            found.append((parameter, replace(type_, scale=own_scale(name))))
     return found

@@ -65,7 +65,12 @@ def judge_pending(step: Step, pending: Pending, judge: Judge) -> Result:
     result = judge(plain)
     if outcome == COMPLETED:
         return result
-    return _carried(step, result, pending)
+    carried = _next(step, pending)
+    types = [
+        type_ if type_.kind in ("U", "C") else replace(type_, pending=carried)
+        for type_ in ([result] if isinstance(result, SpmdType) else result)
+    ]
+    return types[0] if isinstance(result, SpmdType) else types
 
 
 def _outcome(step: Step, pending: Pending) -> str:
@@ -81,15 +86,6 @@ def _outcome(step: Step, pending: Pending) -> str:
 
 _OF_CALLS = ("all_reduce", "all_gather_single", "reduce_scatter_single", "copy_to_tp", "scatter_single")
 """Wrappers that take the value for one of the whole tensor; any other call may bring it where it belongs."""
-
-
-def _carried(step: Step, result: Result, pending: Pending) -> Result:
-    pending = _next(step, pending)
-
-    def carry(type_: SpmdType) -> SpmdType:
-        return type_ if type_.kind in ("U", "C") else replace(type_, pending=pending)
-
-    return carry(result) if isinstance(result, SpmdType) else list(map(carry, result))
 
 
 def _next(step: Step, pending: Pending) -> Pending:
@@ -117,7 +113,7 @@ def _others(step: Step) -> Types:
 
 
 def _has_own_value(step: Step) -> bool:
-    """Whether an operand differs per rank on no known dim, as what a rank knows of itself or of the ranks before."""
+    """True when an operand differs per rank on no known dim, as what a rank knows of itself or of the ranks before."""
     return any(map(_is_own, _others(step)))
 
 
@@ -136,7 +132,7 @@ def _scan(step: Step, pending: Pending) -> str:
     if step.name in _SUMS and _has_own_value(step):
         return COMPLETED
     carrying = {*VIEWS, "aten.neg", "aten.exp"}
-    if _others(step).are_whole:
+    if all(type_.is_whole for type_ in _others(step)):
         carrying |= _SCALES
     return _scanned_by(step, carrying)
 
@@ -152,7 +148,7 @@ _CUTS_AT = {"aten.slice": "start", "aten.narrow": "start", "aten.select": "index
 
 
 def _takes_last(step: Step) -> bool:
-    """Whether the op takes the last place along the sharded dim, and no other."""
+    """True when the op takes the last place along the sharded dim, and no other."""
     x, shard = step.args[0], step.type_at(0)
     argument = _CUTS_AT.get(step.name)
     if argument is None:
@@ -200,7 +196,7 @@ def _moment(step: Step, pending: Pending) -> str:
     if step.name in _PACKS:
         return LOST
     carrying = _OF_SQUARES
-    if _others(step).are_whole:
+    if all(type_.is_whole for type_ in _others(step)):
         carrying = carrying | _SCALES
     return _carried_by(step, carrying)
 
@@ -269,7 +265,7 @@ def _statistics(step: Step, pending: Pending) -> str:
 
 
 def _is_along(step: Step, pending: Pending) -> bool:
-    """Whether a reduction or choice is along the dim of the blocks."""
+    """True when a reduction or choice is along the dim of the blocks."""
     is_elementwise = len(step.operands()) > 1  # as torch.max(x, y)
     return not is_elementwise and pending.dim in reduced_dims(step, step.args[0])
 

@@ -31,10 +31,19 @@ def declared_rows(spec: ShardSpec, tp: int) -> Span | None:
 def parts_of(step: Step, shard: SpmdType, x: Tensor, dim: int) -> list[SpmdType]:
     """The type of each part that a slice or split along the sharded dim makes, with its share of the span."""
     sizes = [part.shape[dim] for part in step.results]
-    first = _start(step, x.shape[dim])
-    starts = [first, *(first + end for end in accumulate(sizes))]
-    spans = [_within(shard.replicated_rows, start, size) for start, size in zip(starts, sizes, strict=False)]
-    return [replace(shard, replicated_rows=span) for span in spans]
+    begin = 0
+    if step.name in ("aten.slice", "aten.narrow"):
+        begin = step.arg(2, "start", 0) or 0
+        begin = min(begin + x.shape[dim] if begin < 0 else begin, x.shape[dim])
+    starts = [begin, *(begin + end for end in accumulate(sizes))]
+    span, parts = shard.replicated_rows, []
+    for start, size in zip(starts, sizes, strict=False):
+        rows = None
+        if span is not None:
+            first, last = max(span[0] - start, 0), min(span[1] - start, size)
+            rows = (first, last) if first < last else None
+        parts.append(replace(shard, replicated_rows=rows))
+    return parts
 
 
 def joined_rows(tensors: Sequence[Tensor], types: Sequence[SpmdType], dim: int) -> Span | None:
@@ -54,18 +63,3 @@ def reshaped_rows(shard: SpmdType, old_size: int, new_size: int) -> SpmdType:
         return shard
     is_whole = shard.replicated_rows == (0, old_size)
     return replace(shard, replicated_rows=(0, new_size) if is_whole else None)
-
-
-def _start(step: Step, size: int) -> int:
-    """Where the first part begins."""
-    if step.name not in ("aten.slice", "aten.narrow"):
-        return 0
-    start: int = step.arg(2, "start", 0) or 0
-    return min(start + size if start < 0 else start, size)
-
-
-def _within(span: Span | None, start: int, size: int) -> Span | None:
-    if span is None:
-        return None
-    first, last = max(span[0] - start, 0), min(span[1] - start, size)
-    return (first, last) if first < last else None

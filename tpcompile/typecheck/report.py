@@ -83,7 +83,7 @@ class Report:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every op was judged, and there was one: only then does no violation mean that there is none."""
+        """True when every op was judged, and there was one: only then does no violation mean that there is none."""
         return self.num_judged == self.num_ops > 0
 
     def raise_on_violation(self, *, strict: bool = False) -> None:

@@ -55,10 +55,7 @@ def _gathered(step: Step) -> Result:
     return join(step, kept)
 
 
-@rule("aten.floor_divide")
-def _floored(step: Step) -> Result:
-    """Elementwise, though torch does not tag it so."""
-    return pointwise(step)
+rule("aten.floor_divide")(pointwise)  # elementwise, though torch does not tag it so
 
 
 @rule("aten.zeros", "aten.zeros_like", "aten.new_zeros")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -31,36 +31,6 @@ _FITS = {
 }
 _SUMS = ("sum", "avg")
 CallRule = Callable[[Step, Call, SpmdType], SpmdType]
-OperandRule = Callable[[Step, SpmdType], SpmdType]
-CALLS: dict[str, CallRule] = {}
-
-
-def _call(name: str) -> Callable[[CallRule], CallRule]:
-    """Register the rule of a wrapper."""
-
-    def register(function: CallRule) -> CallRule:
-        CALLS[name] = function
-        return function
-
-    return register
-
-
-def _functional(name: str, *, group_at: int) -> Callable[[OperandRule], OperandRule]:
-    """Register the rule of one of torch's functional collectives, whose argument number `group_at` is the group.
-
-    Over a different group, or with an operand that is not followed, its result is not followed.
-    """
-
-    def register(function: OperandRule) -> OperandRule:
-        def judge(step: Step) -> Result:
-            x = step.type_at(0)
-            is_followed = x.kind != "U" and step.is_own_group(step.args[group_at])
-            return function(step, x) if is_followed else UNKNOWN
-
-        rule(f"_c10d_functional.{name}")(judge)
-        return function
-
-    return register
 
 
 def judge_call(step: Step, call: Call) -> SpmdType:
@@ -70,20 +40,11 @@ def judge_call(step: Step, call: Call) -> SpmdType:
         return _over_different_group(step, call, x)
     if x.kind == "U":
         return UNKNOWN
-    judge = CALLS.get(call.name, _not_followed)
+    judge = CALLS.get(call.name, lambda *_: UNKNOWN)
     if x.pending is None:
         return judge(step, call, x)
-    (found,) = step_results(judge_pending(step, x.pending, lambda plain: judge(plain, call, plain.type_at(0))))
-    return found
-
-
-def step_results(result: Result) -> Sequence[SpmdType]:
-    """The types of a result, as a sequence."""
-    return [result] if isinstance(result, SpmdType) else result
-
-
-def _not_followed(step: Step, call: Call, x: SpmdType) -> SpmdType:
-    return UNKNOWN
+    found = judge_pending(step, x.pending, lambda plain: judge(plain, call, plain.type_at(0)))
+    return found if isinstance(found, SpmdType) else found[0]
 
 
 def _over_different_group(step: Step, call: Call, x: SpmdType) -> SpmdType:
@@ -103,7 +64,6 @@ def _over_different_group(step: Step, call: Call, x: SpmdType) -> SpmdType:
     return UNKNOWN
 
 
-@_call("all_reduce")
 def _all_reduce(step: Step, call: Call, x: SpmdType) -> SpmdType:
     """Partial -> I or R, as `dst` says."""
     origin = step.origin(f"all_reduce(dst={call.dst!r})", maker="all_reduce")
@@ -111,13 +71,11 @@ def _all_reduce(step: Step, call: Call, x: SpmdType) -> SpmdType:
     return _all_reduced(step, x, call.op or "sum", whole)
 
 
-@_call("reduce_scatter_single")
 def _reduce_scatter(step: Step, call: Call, x: SpmdType) -> SpmdType:
     """Partial -> shard."""
     return wrong_reduce(step, x, call.op or "sum") or SpmdType("V", x.grad, call.dim)
 
 
-@_call("all_gather_single")
 def _all_gather(step: Step, call: Call, x: SpmdType) -> SpmdType:
     """Shard -> I or R, as `dst` says."""
     assert call.dim is not None
@@ -126,7 +84,6 @@ def _all_gather(step: Step, call: Call, x: SpmdType) -> SpmdType:
     return _gathered(step, x, call.dim % step.args[0].dim(), whole)
 
 
-@_call("copy_to_tp")
 def _copy_to_tp(step: Step, call: Call, x: SpmdType) -> SpmdType:
     """I -> R; every other kind has a gradient that must not be summed here."""
     can_enter = x.kind in ("I", "C") or not step.has_gradient(x)
@@ -148,7 +105,6 @@ def _enter(step: Step, x: SpmdType) -> SpmdType:
     return SpmdType("R", x.grad, scale=x.scale, origin=step.origin("copy_to_tp"))
 
 
-@_call("scatter_single")
 def _scatter(step: Step, call: Call, x: SpmdType) -> SpmdType:
     """I (src='I') or R (src='R') -> shard, without communication."""
     if x.kind == "P":
@@ -164,7 +120,6 @@ def _scatter(step: Step, call: Call, x: SpmdType) -> SpmdType:
     return SpmdType("V", x.grad, call.dim)
 
 
-@_call("all_to_all_single")
 def _all_to_all(step: Step, call: Call, x: SpmdType) -> SpmdType:
     """A shard of a different dim, which the call does not name."""
     return UNKNOWN if x.kind == "P" else SpmdType("V", x.grad)
@@ -213,12 +168,10 @@ def _all_reduced(step: Step, x: SpmdType, op: str, whole: SpmdType) -> SpmdType:
     wrong = wrong_reduce(step, x, op)
     if wrong is not None:
         return wrong
-    pending = None
     if x.is_partial_of("mean") and op == "sum":
-        pending = _factor(step, 1, f"a sum of local means: {step.world} times the mean")
-    elif _is_partial_product(x) and op == "avg":
-        return _averaged(step, x, whole)
-    return replace(whole, pending=pending)
+        return replace(whole, pending=_factor(step, 1, f"a sum of local means: {step.world} times the mean"))
+    is_product = x.is_partial_of("sum") and x.made_by in PRODUCTS
+    return _averaged(step, x, whole) if is_product and op == "avg" else whole
 
 
 def _averaged(step: Step, x: SpmdType, whole: SpmdType) -> SpmdType:
@@ -229,14 +182,8 @@ def _averaged(step: Step, x: SpmdType, whole: SpmdType) -> SpmdType:
     is_unclear = factor is None or abs(factor.value) > 1
     if is_unclear:
         return UNKNOWN
-    part = f"1 / {step.world}"
-    what = f"an average of partial sums: {part} of the sum"
-    pending = _factor(step, -1, what)
+    pending = _factor(step, -1, f"an average of partial sums: 1 / {step.world} of the sum")
     return replace(whole, pending=pending)
-
-
-def _is_partial_product(x: SpmdType) -> bool:
-    return x.is_partial_of("sum") and x.made_by in PRODUCTS
 
 
 def _factor(step: Step, power: int, what: str) -> Pending:
@@ -251,14 +198,6 @@ def _factor(step: Step, power: int, what: str) -> Pending:
     )
 
 
-def _sums_shards(step: Step, x: SpmdType) -> SpmdType:
-    return step.flag(
-        "shards-added",
-        why=f"the operand is a shard ({x}): a sum over the ranks adds up elements of different places",
-        fix="all_gather the shard; or reduce the partial result of the op that contracts the sharded dim",
-    )
-
-
 def wrong_reduce(step: Step, x: SpmdType, op: str) -> SpmdType | None:
     """Report a reduce of what is whole or a shard, or with an op that does not fit the partial value."""
     if x.kind == "P":
@@ -269,8 +208,13 @@ def wrong_reduce(step: Step, x: SpmdType, op: str) -> SpmdType | None:
         return None
     if x.kind in ("I", "R"):
         return _double_reduce(step, x, op)
-    is_shard = x.is_known_shard and not x.is_masked
-    return _sums_shards(step, x) if is_shard else None
+    if not x.is_known_shard or x.is_masked:
+        return None
+    return step.flag(
+        "shards-added",
+        why=f"the operand is a shard ({x}): a sum over the ranks adds up elements of different places",
+        fix="all_gather the shard; or reduce the partial result of the op that contracts the sharded dim",
+    )
 
 
 def _wrong_op(step: Step, x: SpmdType, op: str) -> SpmdType | None:
@@ -301,24 +245,26 @@ def _double_reduce(step: Step, x: SpmdType, op: str) -> SpmdType | None:
     )
 
 
-@_functional("all_reduce", group_at=2)
-def _functional_all_reduce(step: Step, x: SpmdType) -> SpmdType:
-    """torch's own all-reduce: its backward all-reduces, so the result is R."""
-    whole = SpmdType("R", x.grad, origin=step.origin(maker="all_reduce"))
-    return _all_reduced(step, x, step.args[1], whole)
+@rule(
+    "_c10d_functional.all_reduce", "_c10d_functional.all_gather_into_tensor", "_c10d_functional.reduce_scatter_tensor"
+)
+def _functional(step: Step) -> Result:
+    """torch's own collectives: all-reduce and all-gather sum in their backward, so their results are R.
 
-
-@_functional("all_gather_into_tensor", group_at=2)
-def _functional_all_gather(step: Step, x: SpmdType) -> SpmdType:
-    """torch's own all-gather: its backward reduce-scatters, so the result is R."""
+    Over a different group, or with an operand that is not followed, the result is not followed.
+    """
+    x = step.type_at(0)
+    is_scatter = step.name.endswith("reduce_scatter_tensor")
+    group = step.args[3 if is_scatter else 2]
+    if x.kind == "U" or not step.is_own_group(group):
+        return UNKNOWN
+    if is_scatter:
+        return wrong_reduce(step, x, step.args[1]) or SpmdType("V", x.grad, 0)
+    if step.name.endswith("all_reduce"):
+        whole = SpmdType("R", x.grad, origin=step.origin(maker="all_reduce"))
+        return _all_reduced(step, x, step.args[1], whole)
     origin = step.origin("_c10d_functional.all_gather", maker="all_gather")
     return _gathered(step, x, 0, SpmdType("R", x.grad, origin=origin))
-
-
-@_functional("reduce_scatter_tensor", group_at=3)
-def _functional_reduce_scatter(step: Step, x: SpmdType) -> SpmdType:
-    """torch's own reduce-scatter, on dim 0."""
-    return wrong_reduce(step, x, step.args[1]) or SpmdType("V", x.grad, 0)
 
 
 @rule("_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd")
@@ -365,3 +311,14 @@ def _in_place(step: Step) -> Result:
 
 def _kind(dst: str) -> Any:
     return dst if dst in ("I", "R") else "I"
+
+
+CALLS: dict[str, CallRule] = {
+    "all_reduce": _all_reduce,
+    "reduce_scatter_single": _reduce_scatter,
+    "all_gather_single": _all_gather,
+    "copy_to_tp": _copy_to_tp,
+    "scatter_single": _scatter,
+    "all_to_all_single": _all_to_all,
+}
+"""Name of a wrapper -> the rule of its calls."""

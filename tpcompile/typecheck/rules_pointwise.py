@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from tpcompile.evidence.iterables import find
 from tpcompile.typecheck.gradients import join, wrong_gradient
 from tpcompile.typecheck.layout import broadcast
 from tpcompile.typecheck.ops import order_of
@@ -145,11 +146,8 @@ def _ordered(step: Step) -> Result:
     """A local extremum beside one of all ranks: whether this rank has it."""
     types = step.types
     found = types.of_kind("P").ops
-    makers = types.of_kind("I", "R").makers
     is_extremum = found in ({"max"}, {"min"})
-    is_of_all = not makers.isdisjoint({"all_reduce", "all_gather"})
-    is_mask = is_extremum and is_of_all
-    if is_mask:
+    if is_extremum and any(type_.is_reduced for type_ in types.of_kind("I", "R")):
         return SpmdType("V")
     return pointwise(step)
 
@@ -177,15 +175,14 @@ def _filled(step: Step) -> Result:
 @rule("aten.add", "aten.sub", "aten.rsub")
 def added(step: Step) -> Result:
     """P + P is partial; P + a whole tensor counts that tensor once per rank."""
-    numbers = [value for value in step.args[:2] if isinstance(value, (int, float, complex)) and value != 0]
-    return sum_of(step, addends(step), adds_number=bool(numbers))
-
-
-def addends(step: Step) -> Types:
-    """Types of the terms on the dims of the result, each as the multiple that the op adds."""
-    terms = zip(step.args[:2], weights_of(step), strict=False)
-    tensors = [(value, weight) for value, weight in terms if isinstance(value, Tensor)]
-    return Types(broadcast(step, value, weighted(step, step.type_of(value), weight)) for value, weight in tensors)
+    terms = []
+    adds_number = False
+    for value, weight in zip(step.args[:2], weights_of(step), strict=False):
+        if isinstance(value, Tensor):
+            terms.append(broadcast(step, value, weighted(step, step.type_of(value), weight)))
+        elif value:
+            adds_number = True
+    return sum_of(step, Types(terms), adds_number=adds_number)
 
 
 def sum_of(step: Step, types: Types, *, adds_number: bool = False) -> SpmdType:
@@ -205,7 +202,7 @@ def sum_of(step: Step, types: Types, *, adds_number: bool = False) -> SpmdType:
 def _sum_with_partial(step: Step, partial: SpmdType, terms: Types, *, adds_number: bool) -> SpmdType:
     """Type of partial terms plus the others; a constant tensor or a V of unknown dim may be this rank's own summand."""
     whole = terms.of_kind("I", "R")
-    shards = terms.known_shards
+    shards = Types(t for t in terms if t.is_known_shard)
     if whole and partial.op == "sum":
         wrong = _wrong_summand(step, partial, whole)
         if wrong is not None:
@@ -237,17 +234,13 @@ def _shards_with_partial(step: Step, partial: SpmdType, terms: Types, shards: Ty
     return used_as_whole(step, partial, _ADDS)
 
 
-_SHIFT_BY = {"max": "shift", "logsumexp": "shift", "mean": "moment"}
-
-
 def _is_minuend(step: Step) -> bool:
-    """Whether the partial operand is the one that is subtracted from."""
+    """True when the partial operand is the one that is subtracted from."""
     return step.name == "aten.sub" and step.type_at(0).kind == "P"
 
 
+_SHIFT_BY = {"max": "shift", "logsumexp": "shift", "mean": "moment"}
 _ADDS = "adds it to a value that is not partial"
-
-
 _SHIFTED = ("max", "min", "logsumexp")
 """Reductions of x minus a number that are the reduction of x minus the number."""
 
@@ -274,21 +267,14 @@ def _wrong_summand(step: Step, partial: SpmdType, whole: Types) -> SpmdType | No
 
     Beside a partial sum times the number of ranks it is judged as a term of an average, which nobody knows yet.
     """
-    if is_times_ranks(step, partial):
-        return _wrong_in_average(step, whole)
     added = f"is added to the partial sum{partial.made(' made by {}')}"
     fix = "all_reduce the partial sum first, then add"
+    is_before_average = is_times_ranks(step, partial)
+    if is_before_average:
+        whole = Types(weighted(step, each, 1 / step.world) for each in whole)
+        added = "(by the average that has to follow) is added"
     judged = [wrong_summand(step, each, added=added, fix=fix) for each in whole]
-    return next((wrong for wrong in judged if wrong is not None), None)
-
-
-def _wrong_in_average(step: Step, whole: Types) -> SpmdType:
-    share = 1 / step.world
-    added = "(by the average that has to follow) is added"
-    fix = "all_reduce the partial sum first, then add"
-    for each in whole:
-        wrong_summand(step, weighted(step, each, share), added=added, fix=fix)
-    return UNKNOWN
+    return UNKNOWN if is_before_average else find(judged, lambda wrong: wrong is not None)
 
 
 @rule("aten.mul", "aten.div", "aten.true_divide")
@@ -308,7 +294,7 @@ def multiplied(step: Step) -> Result:
 
 
 def _divides_by_ranks(step: Step) -> bool:
-    """Whether the sum of a product over the ranks is divided by their number: a mean is meant, or it is a mistake."""
+    """True when the sum of a product over the ranks is divided by their number: a mean is meant, or it is a mistake."""
     if step.name == "aten.mul":
         return False
     x = step.type_at(0)

@@ -66,25 +66,11 @@ def _number_named(step: Step, name: str) -> float:
     return float(value) if isinstance(value, (int, float)) else 1.0
 
 
-def _same(step: Step, place: int) -> Scale:
-    """The value of the operand."""
-    return step.type_at(0, "self").multiples
-
-
-def _copied(step: Step, place: int) -> Scale:
-    return step.type_at(1).multiples
-
-
-def _negated(step: Step, place: int) -> Scale:
-    return step.type_at(0).multiples.times(-1, step.world)
-
-
 def _viewed(step: Step, place: int) -> Scale:
     """The same tensor where the view only has other dims in front, as a sum would broadcast it."""
     x, part = step.args[0], step.results[place]
     scale = step.type_at(0).multiples
-    is_like_broadcast = _broadcast(x) == _broadcast(part)
-    if is_like_broadcast or step.name == "aten.expand":
+    if _broadcast(x) == _broadcast(part) or step.name == "aten.expand":
         return scale
     arguments = (*step.args[1:], step.kwargs, place)
     return scale.viewed(f"{step.name}{arguments}")
@@ -120,13 +106,9 @@ def _scales_of(types: Types) -> list[Scale]:
 
 
 def is_times_ranks(step: Step, type_: SpmdType) -> bool:
-    """Whether the value was multiplied by the number of ranks, as before an average that is to be a sum."""
+    """True when the value was multiplied by the number of ranks, as before an average that is to be a sum."""
     factor = type_.multiples.factor
     return factor is not None and is_close(factor.value, step.world)
-
-
-def _matrix_product(step: Step, place: int) -> Scale | None:
-    return _product(step, step.args[0], step.args[1])
 
 
 def _matrix_product_plus(step: Step, place: int) -> Scale:
@@ -145,9 +127,8 @@ def _product(step: Step, left: Any, right: Any) -> Scale | None:
     if is_quotient and second is not None:
         second = second.inverse()
     found = product(first, second)
-    if found is not None and found.is_own:
-        return None
-    return of_one_tensor(found)
+    is_own = found is not None and found.is_own
+    return None if is_own else of_one_tensor(found)
 
 
 def _factor_of(step: Step, value: Any) -> Factor | None:
@@ -174,17 +155,17 @@ def _masked(step: Step, place: int) -> Scale | None:
 
 
 _RULES: dict[ScaleRule, set[str]] = {
-    _same: SAME_VALUE,
+    lambda step, place: step.type_at(0, "self").multiples: SAME_VALUE,
+    lambda step, place: step.type_at(1).multiples: {"aten.copy"},
+    lambda step, place: step.type_at(0).multiples.times(-1, step.world): {"aten.neg"},
+    lambda step, place: _product(step, *step.args[:2]): {"aten.mm", "aten.bmm", "aten.mv", "aten.dot"},
     _viewed: VIEWS,
-    _copied: {"aten.copy"},
-    _negated: {"aten.neg"},
     _linear: {
         "aten.sum", "aten.mean", "aten.index_select", "aten.embedding", "aten.gather", "aten.cumsum", "aten.flip",
         "aten.roll", "aten.tril", "aten.triu", "aten.native_dropout", "aten.dropout", "aten.repeat",
     },
     _added: {"aten.add", "aten.sub", "aten.rsub"},
     _multiplied: {"aten.mul", "aten.div", "aten.true_divide"},
-    _matrix_product: {"aten.mm", "aten.bmm", "aten.mv", "aten.dot"},
     _matrix_product_plus: {"aten.addmm", "aten.baddbmm", "aten.addmv"},
     _joined: {"aten.cat", "aten.stack", "aten.where"},
     _masked: {"aten.masked_fill"},

@@ -45,12 +45,12 @@ class Factor(NamedTuple):
 
     @property
     def is_shared(self) -> bool:
-        """Whether all of it was divided by the number of ranks."""
+        """True when all of it was divided by the number of ranks."""
         return self.shared != 0 and is_close(self.plain, 0)
 
     @property
     def is_gone(self) -> bool:
-        """Whether the tensor is neither in the value nor in the gradient."""
+        """True when the tensor is neither in the value nor in the gradient."""
         return is_close(self.value, 0) and is_close(self.gradient, 0)
 
     def times(self, number: float, world: int) -> Factor:
@@ -76,7 +76,7 @@ class Factor(NamedTuple):
 
     @property
     def is_own(self) -> bool:
-        """Whether it is the tensor itself."""
+        """True when it is the tensor itself."""
         return self.value == 1 and self.gradient in (0, 1)
 
 

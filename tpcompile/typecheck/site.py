@@ -25,7 +25,8 @@ _OWN = _folders(__file__, collectives.__file__)
 _OLD_NAMES = typing_extensions.__file__
 _SKIPPED = (*_OWN, *_folders(torch.__file__), _OLD_NAMES, str(Path(_OLD_NAMES).resolve()))
 """This package, our collectives, torch and its decorator for old names: a frame in them is never the user's."""
-
+_OUTERMOST = str(Path(__file__).with_name("targets.py"))
+"""What called this is a command line, not the user's code."""
 
 _GENERATED = "GeneratedBackwardFor_"
 """How the Functions begin that `torch.library` makes of `register_autograd`; torch 2.11 and 2.13."""
@@ -43,6 +44,11 @@ class Site:
     module: str = ""
     """Innermost nn.Module whose forward is running, as `layers.0.mlp (GeluMLP)`; empty outside of modules."""
 
+    @property
+    def short(self) -> str:
+        """`at mlp.py:12`; where no line of the user's is known, the module."""
+        return f"at {Path(self.file).name}:{self.line}" if self.line else f"in {self.module}"
+
     def __str__(self) -> str:
         inside = f" of {self.module}" if self.module else ""
         return f"{self.file}:{self.line} in {self.function}{inside}: {self.source}"
@@ -53,15 +59,11 @@ def current_site(module_names: Mapping[int, str]) -> Site:
     frames = [frame for frame in _frames() if not frame.f_code.co_filename.startswith(_OWN)]
     module = _innermost_module(frames, module_names)
     for frame in frames:
-        if not frame.f_code.co_filename.startswith(_SKIPPED):
-            return _site_of(frame, module)
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        if not file.startswith(_SKIPPED):
+            source = linecache.getline(file, line, frame.f_globals).strip()
+            return Site(file, line, frame.f_code.co_name, source, module)
     return Site(module=module)
-
-
-def _site_of(frame: FrameType, module: str) -> Site:
-    file, line = frame.f_code.co_filename, frame.f_lineno
-    source = linecache.getline(file, line, frame.f_globals).strip()
-    return Site(file, line, frame.f_code.co_name, source, module)
 
 
 def _innermost_module(frames: Iterable[FrameType], names: Mapping[int, str]) -> str:
@@ -78,13 +80,13 @@ def _innermost_module(frames: Iterable[FrameType], names: Mapping[int, str]) -> 
 def _frames() -> Iterator[FrameType]:
     """The callers' frames, innermost first."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    while frame is not None and frame.f_code.co_filename != _OUTERMOST:
         yield frame
         frame = frame.f_back
 
 
 def in_user_function() -> bool:
-    """Whether the op runs in the forward of an autograd.Function, whose gradient only its author knows."""
+    """True when the op runs in the forward of an autograd.Function, whose gradient only its author knows."""
     return user_function() != ""
 
 
@@ -95,7 +97,7 @@ def user_function() -> str:
 
 
 def in_generated_function() -> bool:
-    """Whether the op runs in a Function that torch made for one of its ops, which has that op's gradient."""
+    """True when the op runs in a Function that torch made for one of its ops, which has that op's gradient."""
     return any(name.startswith(_GENERATED) for name in _functions())
 
 

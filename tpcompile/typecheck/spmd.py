@@ -109,11 +109,6 @@ class SpmdType:
         return self.kind in ("I", "R", "C")
 
     @property
-    def wants_summed_gradient(self) -> bool:
-        """R with a gradient: an op that all ranks repeat must not read it."""
-        return self.kind == "R" and self.grad
-
-    @property
     def is_undeclared(self) -> bool:
         """A parameter without a declared layout."""
         return self.maker == "parameter"
@@ -169,28 +164,13 @@ class Types(tuple[SpmdType, ...]):
         return Types(t for t in self if t.kind != kind)
 
     def has(self, *kinds: Kind) -> bool:
-        """Whether one is of these kinds."""
+        """True when one is of these kinds."""
         return any(t.kind in kinds for t in self)
-
-    @property
-    def known_shards(self) -> Types:
-        """Those whose sharded dim is known."""
-        return Types(t for t in self if t.is_known_shard)
-
-    @property
-    def are_whole(self) -> bool:
-        """Whether all are equal on all ranks."""
-        return all(t.is_whole for t in self)
 
     @property
     def kinds(self) -> Set[Kind]:
         """The kinds that occur."""
         return {t.kind for t in self}
-
-    @property
-    def known_dims(self) -> Set[int]:
-        """The sharded dims that are known."""
-        return {t.dim for t in self if t.dim is not None}
 
     @property
     def dims(self) -> Set[int | None]:
@@ -203,18 +183,13 @@ class Types(tuple[SpmdType, ...]):
         return {t.op for t in self}
 
     @property
-    def makers(self) -> Set[Maker]:
-        """What made them."""
-        return {t.maker for t in self}
-
-    @property
     def nonzero(self) -> Types:
         """Those that are not known to be all zeros."""
         return Types(t for t in self if not t.is_zero)
 
     @property
     def grad(self) -> bool:
-        """Whether a gradient flows back through one of them."""
+        """True when a gradient flows back through one of them."""
         return any(t.grad for t in self)
 
     @property
@@ -255,26 +230,21 @@ def parse_type(text: str, *, ndim: int, grad: bool) -> SpmdType:
     if match is None:
         raise ConfigError(f"SPMD type {text!r} is unknown; write one of {', '.join(get_args(Kind))}, V(dim), P(op)")
     letter, detail = match[1], match[2]
-    if letter == "V":
-        return varying(_checked_dim(text, detail, ndim), grad=grad)
+    if letter == "V" and detail is not None:
+        is_number = re.fullmatch(r"-?\d+", detail) is not None
+        if not is_number or not -ndim <= int(detail) < ndim:
+            raise ConfigError(f"SPMD type {text!r}: write a dim from {-ndim} to {ndim - 1}")
+        return varying(int(detail) % ndim, grad=grad)
     if letter == "P":
         return SpmdType("P", grad, op=detail or "sum")
     plain = {
         "I": SpmdType("I", grad),
         "R": SpmdType("R", grad),
+        "V": varying(grad=grad),
         "C": CONSTANT,
         "U": UNKNOWN,
     }
     return plain[letter]
-
-
-def _checked_dim(text: str, detail: str | None, ndim: int) -> int | None:
-    if detail is None:
-        return None
-    is_number = re.fullmatch(r"-?\d+", detail) is not None
-    if not is_number or not -ndim <= int(detail) < ndim:
-        raise ConfigError(f"SPMD type {text!r}: write a dim from {-ndim} to {ndim - 1}")
-    return int(detail) % ndim
 
 
 def of_base(old: SpmdType, part: SpmdType) -> SpmdType:

@@ -55,9 +55,9 @@ class Step:
     differentiable: bool = True
     """Gradients are recorded where the op runs, and its result can have one."""
     is_own_group: Callable[[Any], bool] = lambda group: True
-    """Whether a process group, or the name of one, is the checked one."""
+    """True when a process group, or the name of one, is the checked one."""
     is_across: Callable[[Any], bool] = lambda group: False
-    """Whether a process group shares this rank alone with the checked one."""
+    """True when a process group shares this rank alone with the checked one."""
     is_judged: bool = True
     """A rule knows the op; a rule sets it to False where a fault in the op would not be found."""
     violations: list[Violation] = field(default_factory=list)
@@ -107,7 +107,7 @@ class Step:
         return [type_, *[others] * (len(self.results) - 1)]
 
     def has_gradient(self, x: SpmdType) -> bool:
-        """Whether a gradient flows back through this op into an operand of this type."""
+        """True when a gradient flows back through this op into an operand of this type."""
         return self.differentiable and x.grad
 
     def origin(self, what: str = "", *, maker: Maker = "op") -> Origin:
@@ -123,11 +123,7 @@ class Step:
 
     def flag_pending(self, pending: Pending) -> SpmdType:
         """Report that this op uses a pending value as if it were one of the whole tensor, where that was made."""
-        origin = pending.origin
-        violation = Violation(
-            pending.rule, origin.what, pending.operands, origin.site, f"{pending.why}; {self.name} uses it", pending.fix
-        )
-        self.violations.append(violation)
+        self.violations.append(misused(pending, f"{self.name} uses it"))
         return UNKNOWN
 
     def pending(self, kind: str, rule: str, *, why: str, fix: str, dim: int | None = None, op: str = "") -> Pending:
@@ -138,6 +134,13 @@ class Step:
     def operand_texts(self) -> tuple[str, ...]:
         """The types of the operands as a report has them."""
         return tuple(str(type_) for type_ in self.types)
+
+
+def misused(pending: Pending, how: str) -> Violation:
+    """The violation of an op whose result is used as if it were one of the whole tensor; `how` says by what."""
+    origin = pending.origin
+    why = f"{pending.why}; {how}"
+    return Violation(pending.rule, origin.what, pending.operands, origin.site, why, pending.fix)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -169,16 +172,16 @@ def _only_value(tensor: Tensor) -> Any:
 
 
 def is_zero(value: Any) -> bool:
-    """Whether a scalar argument is the number zero."""
+    """True when a scalar argument is the number zero."""
     return isinstance(value, (int, float)) and value == 0
 
 
 def is_float(tensor: Tensor) -> bool:
-    """Whether a tensor can have a gradient."""
+    """True when a tensor can have a gradient."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 def makes_unknown(types: Result) -> bool:
-    """Whether the first result is not followed; later ones are statistics, as of an attention."""
+    """True when the first result is not followed; later ones are statistics, as of an attention."""
     results = [types] if isinstance(types, SpmdType) else types
     return len(results) > 0 and results[0].kind == "U"

@@ -33,7 +33,7 @@ class Summand:
 
     @property
     def is_share(self) -> bool:
-        """Whether the multiple is one rank's share of a tensor: nothing, 1 / size, or a number over it."""
+        """True when the multiple is one rank's share of a tensor: nothing, 1 / size, or a number over it."""
         if is_close(self.times, 0):
             return True
         is_over_size = self.factor.is_shared and abs(self.factor.value) < 1
@@ -41,7 +41,7 @@ class Summand:
 
     @property
     def may_be_share(self) -> bool:
-        """Whether a number of the user's may be beside size: `b / (2 * size)`, or `2 * b / size` where size is 2."""
+        """True when a number of the user's may be beside size: `b / (2 * size)`, or `2 * b / size` where size is 2."""
         if self.is_share or self.factor.is_shared:
             return True
         divisor = 1 / abs(self.times)
@@ -57,14 +57,9 @@ class Summand:
 
     @property
     def has_wrong_gradient(self) -> bool:
-        """Whether the tensor gets more or less than its gradient."""
+        """True when the tensor gets more or less than its gradient."""
         ratio = self.gradient_ratio
         return not math.isnan(ratio) and not is_close(ratio, 1)
-
-    @property
-    def is_hooked(self) -> bool:
-        """Whether code of the user's may change the gradient."""
-        return math.isnan(self.factor.gradient)
 
     def __str__(self) -> str:
         name = f"parameter {self.base.name}" if self.base.name else "a replicated tensor"
@@ -89,10 +84,9 @@ def wrong_summand(step: Step, whole: SpmdType, *, added: str, fix: str) -> SpmdT
     scaled = find(terms, lambda term: term.has_wrong_gradient)
     if scaled is not None and step.has_gradient(whole):
         return _scaled_gradient(step, scaled, added=added)
-    unclear = find(terms, lambda term: term.is_hooked or not term.is_share)
-    if unclear is not None or not terms:
-        return UNKNOWN
-    return None
+    # NaN: code of the user's, a hook, may change the gradient.
+    is_unclear = any(math.isnan(term.factor.gradient) or not term.is_share for term in terms)
+    return UNKNOWN if is_unclear or not terms else None
 
 
 def _counted_several_times(step: Step, term: Summand, *, added: str, fix: str) -> SpmdType:
@@ -129,20 +123,15 @@ def _on_some_ranks(step: Step, term: Summand, *, added: str) -> OnSomeRanks:
 
 def _scaled_gradient(step: Step, term: Summand, *, added: str) -> SpmdType:
     count = "once" if is_close(term.times, 1) else f"{term.times:g} times"
+    parts = round(1 / term.gradient_ratio)
+    is_part = is_close(term.gradient_ratio * parts, 1)
+    ratio = f"1/{parts} of" if is_part else f"{term.gradient_ratio:g} times"
     return step.flag(
         "gradient-of-a-share",
         why=f"{term} times {term.factor.value:g} {added} on each of the {step.world} ranks: the sum over the ranks has "
-        f"it {count}, but its gradient through this op is {_ratio(term.gradient_ratio)} the right one on every rank",
+        f"it {count}, but its gradient through this op is {ratio} the right one on every rank",
         fix=_FIXES[term.type_.kind],
     )
-
-
-def _ratio(ratio: float) -> str:
-    """`1/4 of`, `4 times`."""
-    parts = round(1 / ratio)
-    if is_close(ratio * parts, 1):
-        return f"1/{parts} of"
-    return f"{ratio:g} times"
 
 
 _FIXES = {

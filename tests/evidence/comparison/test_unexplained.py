@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -24,8 +25,7 @@ def test_layers_that_differ_are_found_without_a_cause(monkeypatch: pytest.Monkey
     found = only(*ranks)
     assert (found.cause, found.is_red, found.layer) == (Cause.UNKNOWN, True, Layer.GRAPH)
     assert [group.ranks for group in found.groups] == [(0, 1), (2,)]
-    assert "naming the cause failed, a bug in tpcompile (KeyError: 'op' at test_unexplained.py:" in found.title
-    assert "a bug in tpcompile" in found.title
+    assert "KeyError: 'op'" in found.title and Path(__file__).name in found.title
 
 
 def test_a_compile_of_one_rank_is_found_without_a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +33,7 @@ def test_a_compile_of_one_rank_is_found_without_a_cause(monkeypatch: pytest.Monk
     assert compare.compiled_alone is not alone.compiled_alone
     found = only([compiled(), compiled(call("relu"), function="other")], [compiled()])
     assert [group.ranks for group in found.groups] == [(0,), (1,)] and found.is_red
-    assert "compiles of other" in found.title
+    assert "other app/model.py:3" in found.title and "KeyError" in found.title
 
 
 def test_a_rank_whose_log_ended_before_is_not_blamed_and_collectives_stay_collectives(
@@ -52,10 +52,10 @@ def test_a_rank_whose_log_ended_before_is_not_blamed_and_collectives_stay_collec
 
 def test_a_store_that_does_not_respond_is_not_a_bug_in_tpcompile(monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(*_: Any) -> NoReturn:
-        raise RuntimeError("the job's store is gone")
+        raise ConnectionError
 
     monkeypatch.setattr(layerdiff._Layer, "red", gone)
-    with pytest.raises(RuntimeError, match="store is gone"):
+    with pytest.raises(ConnectionError):
         between(compiled(), compiled(call("mul", "%0", "2")))
 
 

@@ -58,7 +58,12 @@ def program(factor: int = 2, **where: Any) -> list[Raw]:
         start(**where),
         *tensor("L['x']", 0, [4, 8], **where),
         raw("dynamo_output_graph", {"sizes": {}}, GRAPH.format(factor), **where),
-        raw("dynamo_cpp_guards_str", {}, "+- RootGuardManager\n| +- EQUALS_MATCH: G['k'] == 2\n", **where),
+        raw(
+            "dynamo_cpp_guards_str",
+            {},
+            "TREE_GUARD_MANAGER:\n+- RootGuardManager\n| +- EQUALS_MATCH: G['k'] == 2\n",
+            **where,
+        ),
     ]
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.evidence.samples import broken, call, compiled, guard, only
+from tests.evidence.samples import broken, call, compiled, guard, line, only
 from tpcompile.evidence.judgement import leading as lead
 from tpcompile.evidence.layers.row_text import spoken
 from tpcompile.evidence.records import Check, CheckId, Divergence, RecompileCause, Status, UserLine
+from tpcompile.evidence.records.causes import Cause
 
 
 def test_the_cause_is_printed_once() -> None:
     found = lead.of_divergence(only(compiled(), compiled(breaks=(broken(at=4),))))
-    assert lead.summary(found) == "graph break: print, on rank 1 only (rank 1) at /app/model.py:4 in forward"
+    assert (found.cause, found.ranks, found.is_rank_known, found.line) == (Cause.GRAPH_BREAK, (1,), True, line(4))
+    assert lead.summary(found).count(Cause.GRAPH_BREAK.value) == 1
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,7 @@ def test_a_break_in_a_library_comes_after_a_guard_of_the_users_that_fails_again_
     of_library = failed(CheckId.OTHER).model_copy(update={"is_of_library": True, "advice": "move it"})
     checks = [failed(CheckId.ONE_REGION), of_library]
     first = lead.of_run(checks, [], causes=(), recompiles=[again()])
-    assert first is not None and first.says == "recompiled 4 times in all on 2 ranks by value: lr == 0.1"
+    assert first is not None and "lr == 0.1" in first.says and " 4 " in first.says
     assert (first.ranks, first.do_first) == ((0, 1), "do.")
     in_torch = again(at="/venv/lib/python3.11/site-packages/torch/optim/adam.py")
     for recompiles in ([], [again(count=2)], [in_torch]):

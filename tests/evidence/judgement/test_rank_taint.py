@@ -139,7 +139,7 @@ def test_a_constant_is_listed_once_with_the_read_that_made_it() -> None:
     made_by = read(line=line(3))
     (taint,) = found(*ranks(seen(made_by, factor="1"), seen(made_by, factor="2")))
     assert (taint.what, taint.kind) == ("constant", TaintKind.RANK)
-    assert taint.text == "mul(%0, 1) / mul(%0, 2), from dist.get_rank()"
+    assert "mul(%0, 1) / mul(%0, 2)" in taint.text and "dist.get_rank()" in taint.text
 
 
 def test_a_different_op_on_one_rank_is_left_to_the_graph_layer() -> None:
@@ -226,7 +226,7 @@ def test_a_taint_is_listed_in_the_report_and_the_gate_stays_green() -> None:
     (check,) = verdict.checks
     assert (verdict.exit_code, check.name, check.status) == (0, CheckId.UNTAINTED.heading, Status.INFO)
     text = printed(verdict)
-    assert "certain: source is rank" in text and "/app/model.py:12" in text and "if dist.get_rank() == 0:" in text
+    assert all(part in text for part in (TaintKind.RANK.value, "/app/model.py:12", AT.code))
 
 
 def test_the_switch_turns_the_gate_red_with_the_line() -> None:
@@ -255,8 +255,10 @@ def test_a_clean_run_passes_and_prints_no_table() -> None:
 
 
 def test_traced_code_that_was_not_searched_is_reported() -> None:
-    verdict = judged(*ranks(compiled(), compiled()), taint="list")
-    assert verdict.checks[0].observed == "none; traced code was not searched"
+    searched = judged(*ranks(seen(), seen()), taint="list").checks[0]
+    unsearched = judged(*ranks(compiled(), compiled()), taint="list").checks[0]
+    assert unsearched.observed.startswith(searched.observed)
+    assert "not searched" in unsearched.observed and "not searched" not in searched.observed
 
 
 def test_the_gate_reads_switch_and_allow_list_from_the_config() -> None:

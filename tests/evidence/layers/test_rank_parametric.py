@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tpcompile.evidence.groups.by_group import Items, Row
-from tpcompile.evidence.layers.rank_parametric import constants
+from tpcompile.evidence.layers.equivalent import constants
+from tpcompile.evidence.layers.spec import Affine, Followed
 from tpcompile.evidence.records import Item, ItemKind, value_item
 
 BOOL, FLOAT, INT = "b8[2, 5][5, 1]cpu", "f32[2, 5][5, 1]cpu", "i64[2, 5][5, 1]cpu"
@@ -24,10 +25,15 @@ def each(*coordinates: int) -> tuple[tuple[int, ...], ...]:
     return tuple((at,) for at in coordinates)
 
 
-def rows(*calls: str, coordinates: list[int] | None = None) -> list[Row]:
-    """Constants of ranks whose only lowered op is this call."""
+def followed(*calls: str, coordinates: list[int] | None = None) -> Followed:
+    """What is explained of ranks whose only lowered op is this call."""
     items = Items((value_item("%0", "placeholder input 0()"), node(call)) for call in calls)
     return constants(items, each(*(coordinates or range(len(calls)))))
+
+
+def rows(*calls: str, coordinates: list[int] | None = None) -> list[Row]:
+    """The rows of it."""
+    return list(followed(*calls, coordinates=coordinates).rows)
 
 
 def bound(value: object, op: str = "torch.ops.aten.lt.Scalar", result: str = BOOL) -> str:
@@ -36,7 +42,8 @@ def bound(value: object, op: str = "torch.ops.aten.lt.Scalar", result: str = BOO
 
 
 def test_a_vocabulary_bound_that_follows_the_rank_is_explained() -> None:
-    assert rows(*(bound(128 * rank) for rank in range(8)))
+    found = followed(*(bound(128 * rank) for rank in range(8)))
+    assert found.maps == (Affine(0, 128),) and len(found.rows) == 1 and not found.left
 
 
 def test_the_rows_that_differ_come_back_one_item_per_rank() -> None:
@@ -61,28 +68,32 @@ def test_arithmetic_on_integers_may_follow_the_rank() -> None:
 
 @pytest.mark.parametrize("value", [lambda r: r + 1, lambda r: float(r + 1)])
 def test_a_factor_of_a_float_tensor_is_never_explained(value) -> None:
-    assert rows(*(bound(value(r), "torch.ops.aten.mul.Tensor", FLOAT) for r in range(2))) == []
+    assert not rows(*(bound(value(r), "torch.ops.aten.mul.Tensor", FLOAT) for r in range(2)))
 
 
 def test_a_float_bound_is_not_explained() -> None:
-    assert rows(bound(0.5), bound(1.5)) == []
+    assert not rows(bound(0.5), bound(1.5))
 
 
 def test_a_constant_that_is_not_affine_in_the_coordinate_is_not_explained() -> None:
-    assert rows(bound(0), bound(32), bound(65), bound(96)) == []
+    assert not rows(bound(0), bound(32), bound(65), bound(96))
 
 
 def test_the_coordinate_counts_and_not_the_position_in_the_list() -> None:
-    assert rows(bound(0), bound(64), bound(32), coordinates=[0, 2, 1])
-    assert rows(bound(0), bound(64), bound(32), coordinates=[0, 1, 2]) == []
+    assert followed(bound(7), bound(71), bound(39), coordinates=[0, 2, 1]).maps == (Affine(7, 32),)
+    assert not rows(bound(0), bound(64), bound(32), coordinates=[0, 1, 2])
+
+
+def test_ranks_without_coordinates_of_their_own_follow_none() -> None:
+    assert not rows(bound(0), bound(32), coordinates=[1, 1])
 
 
 def test_every_constant_of_a_row_must_follow_the_rank() -> None:
     def part(rank: int, step: int = 1) -> str:
         return f"torch.ops.aten.slice.Tensor(%0, 1, {32 * rank}, {32 * (rank + 1)}, {step}) -> {FLOAT}"
 
-    assert rows(*(part(r) for r in range(4)))
-    assert rows(*(part(r, step=r * r) for r in range(4))) == []
+    assert followed(*(part(r) for r in range(4))).maps == (Affine(0, 32), Affine(32, 32))
+    assert not rows(*(part(r, step=r * r) for r in range(4)))
 
 
 @pytest.mark.parametrize(
@@ -96,11 +107,11 @@ def test_every_constant_of_a_row_must_follow_the_rank() -> None:
     ids=["another op", "another edge", "another shape", "another structure"],
 )
 def test_only_numbers_may_differ(here: str, there: str) -> None:
-    assert rows(here, there) == []
+    assert not rows(here, there)
 
 
 def test_graphs_of_different_length_are_not_explained() -> None:
-    assert constants(Items([(value_item("a", "b"),), ()]), each(0, 1)) == []
+    assert not constants(Items([(value_item("a", "b"),), ()]), each(0, 1)).rows
 
 
 def test_one_unexplained_row_spoils_all() -> None:
@@ -108,8 +119,8 @@ def test_one_unexplained_row_spoils_all() -> None:
         factor = bound(rank + 1.0, "torch.ops.aten.mul.Tensor", FLOAT)
         return node(bound(32 * rank)), node(factor, 2)
 
-    assert constants(Items([items(0), items(1)]), each(0, 1)) == []
+    assert not constants(Items([items(0), items(1)]), each(0, 1)).rows
 
 
 def test_equal_items_hold_no_constants() -> None:
-    assert rows(bound(32), bound(32)) == []
+    assert not rows(bound(32), bound(32))

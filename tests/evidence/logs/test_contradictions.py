@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.evidence.logs.damage import records, rehashed
-from tests.evidence.logs.test_damage import edit, job, logs_check
+from tests.evidence.logs.test_damage import edit, job, shown
 from tests.evidence.logs.test_diagnose import JOBS, LOG
+from tpcompile.evidence.compiles.story import Flaw
+from tpcompile.evidence.logs.ends import Lack
 
 __all__ = ["job"]  # a fixture
 
@@ -25,25 +27,41 @@ def without_all(text: str, *events: str, of: str = "") -> str:
 
 OF_FIRST = '"frame_id": 0, "frame_compile_id": 0, "attempt"'
 LOST_TOGETHER = [
-    ("training", ("aot_forward_graph", "aot_backward_graph"), "its backward graph is missing|its lowered graphs"),
-    ("training", ("dynamo_output_graph", "compilation_metrics"), "it has no end|its graph is missing"),
-    ("training", ("dynamo_graph_break_reason", "compilation_metrics"), "it has no end"),
-    ("training", ("dynamo_start", "describe_source", "compilation_metrics"), "its first record is|it has no end"),
-    ("cold_shared", ("dynamo_output_graph", "aot_inference_graph"), "its graph is missing"),
-    ("warm_cold", ("dynamo_output_graph", "aot_inference_graph", "inductor_output_code"), "its graph is missing"),
-    ("cold_shared", ("aot_inference_graph",), "it lacks a record that other ranks have"),
-    ("cold_shared", ("dynamo_output_graph", "compilation_metrics"), "its graph is missing"),
-    ("cold_shared", ("describe_source", "dynamo_start", "compilation_metrics"), "no start|no end|first record"),
+    ("training", ("aot_forward_graph", "aot_backward_graph"), {Flaw.NO_BACKWARD, Flaw.NO_LOWERED}),
+    ("training", ("dynamo_output_graph", "compilation_metrics"), {Flaw.NO_END, Flaw.NO_GRAPH}),
+    ("training", ("dynamo_graph_break_reason", "compilation_metrics"), {Flaw.NO_END}),
+    ("training", ("dynamo_start", "describe_source", "compilation_metrics"), {Flaw.FIRST_RECORD, Flaw.NO_END}),
+    ("cold_shared", ("dynamo_output_graph", "aot_inference_graph"), {Flaw.NO_GRAPH}),
+    ("warm_cold", ("dynamo_output_graph", "aot_inference_graph", "inductor_output_code"), {Flaw.NO_GRAPH}),
+    ("cold_shared", ("aot_inference_graph",), {Flaw.FEWER_THAN_PEERS}),
+    ("cold_shared", ("dynamo_output_graph", "compilation_metrics"), {Flaw.NO_GRAPH}),
+    (
+        "cold_shared",
+        ("describe_source", "dynamo_start", "compilation_metrics"),
+        {Flaw.NO_START, Flaw.NO_END, Flaw.FIRST_RECORD},
+    ),
 ]
+"""Job, events that are lost, and flaws of which the compile has to show one."""
 
 
-@pytest.mark.parametrize(("name", "events", "says"), LOST_TOGETHER)
+@pytest.mark.parametrize(("name", "events", "flaws"), LOST_TOGETHER)
 def test_records_of_one_compile_that_are_lost_together_are_noticed(
-    name: str, events: tuple[str, ...], says: str, job: Callable[[str], Path]
+    name: str, events: tuple[str, ...], flaws: set[Flaw], job: Callable[[str], Path]
 ) -> None:
-    verdict = edit(job(name), 1, lambda text: without_all(text, *events, of=OF_FIRST))
+    folder = job(name)
+    verdict = edit(folder, 1, lambda text: without_all(text, *events, of=OF_FIRST))
     assert (verdict.exit_code, [d for d in verdict.divergences if d.is_red]) == (6, [])
-    assert re.search(says, logs_check(verdict)), logs_check(verdict)
+    assert flaws & shown(folder, 1)
+
+
+JOINT = """
+\tclass inner_f(torch.nn.Module):
+\t    def forward(
+\t        self,
+\t        primals,
+\t        tangents,
+\t    ):
+"""
 
 
 def test_lowered_graphs_that_a_joint_graph_implies_are_missed(job: Callable[[str], Path]) -> None:
@@ -60,13 +78,13 @@ def test_lowered_graphs_that_a_joint_graph_implies_are_missed(job: Callable[[str
         time = found[place].split()[1]
         joint = f'V1121 {time} 1 x.py:1] {{"aot_joint_graph": {{}}, "rank": %d, {OF_FIRST}: 0, "has_payload": "0"}}'
         rank = re.findall('"rank": ([01])', text)[0]
-        found.insert(place + 1, rehashed(joint % int(rank) + "\n\tclass joint:\n"))
+        found.insert(place + 1, rehashed(joint % int(rank) + JOINT))
         return "".join(found)
 
     folder = job("cold_shared")
     edit(folder, 0, lose)
     verdict = edit(folder, 1, lose)
-    assert verdict.exit_code == 6 and "its forward graph is missing" in logs_check(verdict)
+    assert verdict.exit_code == 6 and Flaw.NO_FORWARD in shown(folder, 0)
 
 
 def test_a_compile_whose_program_differs_is_compared_though_it_was_lowered_further_elsewhere(
@@ -84,9 +102,10 @@ def other_run(name: str) -> Callable[[str], str]:
 
 @pytest.mark.parametrize("name", ["stride", "order", "warm_cold"])
 def test_a_log_of_two_runs_is_not_read_as_one(name: str, job: Callable[[str], Path]) -> None:
-    verdict = edit(job("cold_shared"), 0, other_run(name))
+    folder = job("cold_shared")
+    verdict = edit(folder, 0, other_run(name))
     assert (verdict.exit_code, verdict.divergences) == (6, ())
-    assert "holds the records of two runs (give the logs of one run only)" in verdict.summary
+    assert Lack.TWO_RUNS in shown(folder, 0)
 
 
 def test_a_second_version_of_torch_is_that_of_a_second_run(job: Callable[[str], Path]) -> None:
@@ -95,7 +114,9 @@ def test_a_second_version_of_torch_is_that_of_a_second_run(job: Callable[[str], 
         version = next(record for record in found if '"torch_version"' in record)
         return text + re.sub(r"\d\d:\d\d:\d\d", "23:59:59", version)
 
-    assert "two runs" in edit(job("training"), 0, again).summary
+    folder = job("training")
+    edit(folder, 0, again)
+    assert shown(folder, 0) == {Lack.TWO_RUNS}
 
 
 @pytest.mark.parametrize("part", [slice(None), slice(30, None), slice(0, 40)])
@@ -110,9 +131,10 @@ def test_a_record_of_a_different_rank_is_damage(job: Callable[[str], Path]) -> N
     compile_ = [record.decode() for record in records(other.encode()) if b'"frame_id": 1, ' in record]
     assert compile_
     text = "".join(compile_).replace('"frame_id": 1, ', '"frame_id": 7, ')
-    verdict = edit(job("training"), 0, lambda log: log + text)
+    folder = job("training")
+    verdict = edit(folder, 0, lambda log: log + text)
     assert (verdict.exit_code, verdict.divergences) == (6, ())
-    assert "rank 0 has records that cannot be read" in logs_check(verdict)
+    assert Lack.DAMAGED in shown(folder, 0)
 
 
 def test_a_log_that_crosses_new_year_is_in_order(job: Callable[[str], Path]) -> None:
@@ -134,7 +156,7 @@ def test_half_of_a_surrogate_pair_is_damage(field: str, text: str, job: Callable
             folder, rank, lambda log: re.sub(f'"{field}": "[^"]*"', lambda _: f'"{field}": "{text}"', log, count=1)
         )
     assert verdict.exit_code == 6
-    assert "has records that cannot be read" in logs_check(verdict)
+    assert Lack.DAMAGED in shown(folder, 0) & shown(folder, 1)
 
 
 def test_a_whole_surrogate_pair_is_text(job: Callable[[str], Path]) -> None:
@@ -169,6 +191,7 @@ def test_a_payload_that_is_that_of_a_different_event_is_damage(
             found[place] = rehashed(f"{line}\n{payload}")
         return "".join(found)
 
-    verdict = edit(job("training"), 1, exchange)
+    folder = job("training")
+    verdict = edit(folder, 1, exchange)
     assert (verdict.exit_code, verdict.divergences) == (6, ())
-    assert "rank 1 has records that cannot be read" in logs_check(verdict)
+    assert Lack.DAMAGED in shown(folder, 1)

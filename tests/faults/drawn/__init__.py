@@ -6,11 +6,9 @@ template.py       the marks; a program and edits -> the source that is run
 programs_list.py  in which ways each program can be run
 plan.py           seed -> case
 frame.py          what a program is given: groups, device, and what watches its steps
-forked.py         ranks forked from a process that has imported torch: a case costs seconds less
-judge.py          a case and the result of a route -> named, detected, missed, hang, ...
+models.py         models of several programs, whose making no operator edits
 sweep.py          cases and routes -> rows
-table.py, main.py rows -> tables; scripts/generated_faults.py
-names.py          names that a rank and the judge share
+table.py          rows -> tables, for scripts/generated_faults.py
 
 Nothing here depends on how tpcompile finds a fault: operators come from faults of real jobs, and seeds from 1000 on are
 run once.

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from tests.faults.drawn.names import CHECKED, REACHED, RUN, Route
+from tests.faults.names import CHECKED, REACHED, RUN, Route
 from tpcompile import checking
 from tpcompile.sentinel import Sentinel
 

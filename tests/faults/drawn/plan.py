@@ -1,4 +1,4 @@
-"""Seed -> Case: a program, an operator, a rank, a step, a place, and the right verdicts; pure and deterministic.
+"""Seed -> Drawn: a program, an operator, a rank, a step, a place, and the right verdicts; pure and deterministic.
 
 random.Random(seed) draws program, operator, ranks, rank, step, variant, place and backend, in this order. Faults and
 healthy cases have plans of their own: `fault_case(seed)` and `healthy_case(seed)`.
@@ -10,10 +10,10 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
+from tests.faults.case import Case, Truth
 from tests.faults.drawn.operators import ALL, FAULTS, HEALTHY
-from tests.faults.drawn.operators.operator import Blame, Operator, Start, Trace
+from tests.faults.drawn.operators.operator import Blame, Operator, Start
 from tests.faults.drawn.programs_list import PROGRAMS, Program
 from tests.faults.drawn.template import (
     DoesNotFit,
@@ -29,6 +29,8 @@ HELD_OUT = 1000
 """Seeds from here on are run once, to measure, never to develop on."""
 MAX_RANKS = 4
 """As many as the largest program has; fewer where there are fewer GPUs."""
+PROGRAM_FILE = "program.py"
+_LIMIT_S = 150.0
 _IMPORTS = Insert(
     "file",
     """
@@ -48,30 +50,13 @@ _ALL_ACT_AT_START = Insert("start", "job.acts()")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Truth:
-    """The verdicts that are right for a case."""
-
-    causes: frozenset[str]
-    """Acceptable names of the cause, in lower case; empty for a healthy case."""
-    ranks: tuple[frozenset[int], ...]
-    """Acceptable sets of blamed ranks."""
-    lines: tuple[int, ...] | None
-    """Acceptable lines of the program; None where any is."""
-    file: str
-    """Name of a file of which any line is accepted; empty for none."""
-    trace: Trace
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One program to run."""
+class Drawn(Case):
+    """One program, whose text a seed has drawn."""
 
     seed: int
     program: Program
     operator: Operator
-    world_size: int
     rank: int
-    step: int
     backend: str
     source: Source
     truth: Truth
@@ -79,34 +64,23 @@ class Case:
     """What was not drawn, as options."""
 
     @property
-    def name(self) -> str:
-        """One word that names it among all of a sweep."""
-        kind = "healthy" if self.operator.is_healthy else "fault"
-        return f"{kind}-{self.seed}-{self.program.name}-{self.operator.name}"
-
-    @property
-    def options(self) -> str:
+    def replay(self) -> str:
         """Options of scripts/generated_faults.py that draw it again: one more would draw differently."""
         kind = "healthy" if self.operator.is_healthy else "faults"
         held_out = ["--held-out"] if self.seed >= HELD_OUT else []
         return " ".join([f"--kind {kind} --seeds {self.seed}", *self.given, *held_out])
 
-    @property
-    def sentinel_options(self) -> dict[str, Any]:
-        """Options of the sentinel."""
-        return {"policy": "stop", **self.operator.options}
-
 
 def fault_case(
     seed: int, *, program: str = "", operator: str = "", without: Iterable[str] = (), max_ranks: int = MAX_RANKS
-) -> Case:
+) -> Drawn:
     """The faulty case of a seed. Program and operator can be given, the rest is drawn."""
     return _case(seed, "fault", program=program, operator=operator, without=without, max_ranks=max_ranks)
 
 
 def healthy_case(
     seed: int, *, program: str = "", operator: str = "", without: Iterable[str] = (), max_ranks: int = MAX_RANKS
-) -> Case:
+) -> Drawn:
     """The healthy case of a seed."""
     return _case(seed, "healthy", program=program, operator=operator, without=without, max_ranks=max_ranks)
 
@@ -135,7 +109,7 @@ def fits(program: Program, operator: Operator) -> bool:
     return bool(_forms(Template.read(program.name), operator))
 
 
-def is_unseen(case: Case, torch_version: str) -> bool:
+def is_unseen(case: Drawn, torch_version: str) -> bool:
     """True where this version of torch does not ask the guard that the fault changes."""
     unseen = [name for version, name in case.operator.unseen if torch_version.startswith(f"{version}.")]
     return any(name in ("", case.program.name) for name in unseen)
@@ -145,7 +119,7 @@ def _backends(program: Program, operator: Operator) -> list[str]:
     return [name for name in program.backends if not operator.backends or name in operator.backends]
 
 
-def _case(seed: int, kind: str, *, program: str, operator: str, without: Iterable[str], max_ranks: int) -> Case:
+def _case(seed: int, kind: str, *, program: str, operator: str, without: Iterable[str], max_ranks: int) -> Drawn:
     draw = random.Random(f"{kind} {seed}")
     programs_of: dict[str, list[str]] = {}
     for name, found in pairs(kind, without=without):
@@ -160,7 +134,7 @@ def _case(seed: int, kind: str, *, program: str, operator: str, without: Iterabl
     return replace(drawn_case(draw, seed, chosen, ALL[drawn], max_ranks=max_ranks), given=tuple(filter(None, given)))
 
 
-def drawn_case(draw: random.Random, seed: int, program: Program, operator: Operator, *, max_ranks: int) -> Case:
+def drawn_case(draw: random.Random, seed: int, program: Program, operator: Operator, *, max_ranks: int) -> Drawn:
     """A case of this program and operator; the rest is drawn."""
     world_size = draw.choice([size for size in program.world_sizes if size <= max_ranks])
     rank = draw.randrange(world_size)
@@ -176,7 +150,13 @@ def drawn_case(draw: random.Random, seed: int, program: Program, operator: Opera
     edits += zip(form, spots, strict=True)
     source = mutated(template, edits, names)
     truth = _truth(program, operator, source, rank=rank, world_size=world_size)
-    return Case(
+    kind = "healthy" if operator.is_healthy else "fault"
+    return Drawn(
+        name=f"{kind}-{seed}-{program.name}-{operator.name}",
+        what=operator.what,
+        num_steps=program.num_steps,
+        options={"policy": "stop", **operator.options},
+        limit_s=_LIMIT_S,
         seed=seed,
         program=program,
         operator=operator,
@@ -254,9 +234,11 @@ def _truth(program: Program, operator: Operator, source: Source, *, rank: int, w
     return Truth(
         causes=operator.causes,
         ranks=ranks,
+        source=PROGRAM_FILE,
         lines=lines,
         file=file,
         trace=operator.trace,
+        without_log=(rank,) if operator.leaves_no_log else (),
     )
 
 

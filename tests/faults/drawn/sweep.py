@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.faults.drawn.forked import Ended, Launch, Runs
-from tests.faults.drawn.judge import PROGRAM_FILE, Judged, described, judge
-from tests.faults.drawn.names import AFTER, CHECKED, DIAGNOSED, REACHED, RUN, TRACE, Route
-from tests.faults.drawn.plan import Case
-from tests.faults.judge import Evidence, gather, time_to_verdict
+from tests.faults.drawn.plan import PROGRAM_FILE, Drawn
+from tests.faults.judge import Evidence, Judged, described, gather, judge, time_to_verdict
+from tests.faults.names import AFTER, CHECKED, DIAGNOSED, REACHED, RUN, TRACE, Route
+from tests.faults.run import FEW_THREADS, Ended, Launch, finished
 
-_LIMIT_S = 150.0
 _STUCK_S = 5.0
 """Without the tool a job that hangs is ended after so many idle seconds."""
 
@@ -25,7 +23,7 @@ _STUCK_S = 5.0
 class Row:
     """One case on one route."""
 
-    case: Case
+    case: Drawn
     route: Route
     judged: Judged
     evidence: Evidence
@@ -39,7 +37,7 @@ class Row:
     @property
     def replay(self) -> str:
         """Command that runs it again."""
-        return f"scripts/generated_faults.py {self.case.options} --routes {self.route} --keep runs/generated"
+        return f"scripts/generated_faults.py {self.case.replay} --routes {self.route} --keep runs/generated"
 
     def as_json(self) -> dict[str, Any]:
         """Fields for the results."""
@@ -76,31 +74,32 @@ class Settings:
     is_nccl: bool = False
 
 
-def sweep(cases: Sequence[Case], settings: Settings, *, report: Callable[[Row], None]) -> list[Row]:
+def sweep(cases: Sequence[Drawn], settings: Settings, *, report: Callable[[Row], None]) -> list[Row]:
     """Run all cases on all routes; each row is reported as it comes."""
     rows: list[Row] = []
-    running: dict[Path, tuple[Case, Route]] = {}
+    running: dict[Path, tuple[Drawn, Route]] = {}
 
-    def done(launch: Launch, ended: Ended) -> None:
+    def launches() -> Iterator[Launch]:
+        for case in cases:
+            for route in settings.routes:
+                if route not in case.operator.not_asked:
+                    launch = _launch(case, route, settings)
+                    running[launch.out] = (case, route)
+                    yield launch
+
+    # Parallel runs have caches of their own: a lock is idle time.
+    slots = [{"TORCHINDUCTOR_CACHE_DIR": str(settings.caches / str(slot))} for slot in range(settings.jobs)]
+    for launch, ended in finished(launches(), slots):
         case, route = running.pop(launch.out)
         row = _row(case, route, launch.out, ended)
         rows.append(row)
         report(row)
         if not settings.keep:
             shutil.rmtree(launch.out, ignore_errors=True)
-
-    runs = Runs(settings.jobs, done)
-    for case in cases:
-        asked = [route for route in settings.routes if route not in case.operator.not_asked]
-        for route in asked:
-            launch = _launch(case, route, settings)
-            running[launch.out] = (case, route)
-            runs.add(launch, settings.caches)
-    runs.finish()
     return rows
 
 
-def _launch(case: Case, route: Route, settings: Settings) -> Launch:
+def _launch(case: Drawn, route: Route, settings: Settings) -> Launch:
     out = settings.directory / f"{case.name}-{route}"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -108,24 +107,26 @@ def _launch(case: Case, route: Route, settings: Settings) -> Launch:
     program.write_text(case.source.text)
     is_watched = route == Route.SENTINEL
     is_traced = route == Route.DIAGNOSE
+    read_by_frame = {
+        "route": route.value,
+        "backend": case.backend,
+        "num_steps": case.num_steps,
+        "device": "cuda" if settings.is_nccl else "cpu",
+        "options": case.options,
+        "out": str(out),
+    }
+    trace = {"TORCH_TRACE": str(out / TRACE)} if is_traced else {}
     return Launch(
-        program=program,
         out=out,
+        command=(str(program),),
         world_size=case.world_size,
-        settings={
-            "route": route.value,
-            "backend": case.backend,
-            "num_steps": case.program.num_steps,
-            "device": "cuda" if settings.is_nccl else "cpu",
-            "options": case.sentinel_options,
-        },
-        limit_s=_LIMIT_S,
-        stuck_s=None if is_watched or case.operator.is_healthy else _STUCK_S,
+        limit_s=case.limit_s,
+        by="exec" if settings.is_nccl else "fork",
+        environ={**FEW_THREADS, **trace, "GENERATED_SETTINGS": json.dumps(read_by_frame)},
+        stuck_s=None if is_watched or case.truth.is_healthy else _STUCK_S,
         reached=REACHED.format(rank="*"),
-        is_traced=is_traced,
         after=_diagnose(out, case.world_size) if is_traced else (),
         if_ended_badly=("--ended-badly",),
-        fresh_interpreters=settings.is_nccl,
     )
 
 
@@ -134,7 +135,7 @@ def _diagnose(out: Path, world_size: int) -> tuple[str, ...]:
     return (*command, "--world-size", str(world_size))
 
 
-def _row(case: Case, route: Route, out: Path, ended: Ended) -> Row:
+def _row(case: Drawn, route: Route, out: Path, ended: Ended) -> Row:
     verdicts = {Route.SENTINEL: out / RUN / "verdict.json", Route.CHECK_RANKS: out / CHECKED}
     after = out / AFTER
     evidence = gather(
@@ -144,4 +145,5 @@ def _row(case: Case, route: Route, out: Path, ended: Ended) -> Row:
         codes=tuple(ended.codes.values()),
         diagnose_code=json.loads(after.read_text()) if after.exists() else None,
     )
-    return Row(case=case, route=route, judged=judge(case, route, evidence), evidence=evidence, wall_s=ended.wall_s)
+    judged = judge(case.truth, evidence, route)
+    return Row(case=case, route=route, judged=judged, evidence=evidence, wall_s=ended.wall_s)

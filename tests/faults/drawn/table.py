@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
-from tests.faults.drawn.judge import described
-from tests.faults.drawn.names import Route
 from tests.faults.drawn.sweep import Row
-from tests.faults.judge import Outcome
+from tests.faults.judge import Outcome, described
+from tests.faults.names import Route
 
 _COLUMNS = tuple(Outcome)
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.faults.drawn.judge import judge
-from tests.faults.drawn.names import Route
-from tests.faults.drawn.plan import Case, fault_case, healthy_case
-from tests.faults.judge import Evidence, Outcome
+from tests.faults.drawn.plan import Drawn, fault_case, healthy_case
+from tests.faults.judge import Evidence, Outcome, judge
+from tests.faults.names import Route
 from tpcompile.evidence.records import (
     Check,
     CheckId,
@@ -30,7 +29,7 @@ _SILENT = fault_case(7, program="hand_mlp", operator="not_compiled")
 _HEALTHY = healthy_case(7, program="hand_mlp")
 
 
-def _line(case: Case, *, shifted: int = 0, file: str = "program.py") -> UserLine:
+def _line(case: Drawn, *, shifted: int = 0, file: str = "program.py") -> UserLine:
     assert case.truth.lines
     return UserLine(file=f"/somewhere/{file}", line=case.truth.lines[-1] + shifted, function="main", code="")
 
@@ -46,7 +45,7 @@ def _green(*checks: Check) -> Verdict:
     return _verdict(*checks).model_copy(update={"status": Status.SKIPPED, "exit_code": 6})
 
 
-def _red(case: Case, **changed: Any) -> Evidence:
+def _red(case: Drawn, **changed: Any) -> Evidence:
     """What names the case, with some fields changed."""
     right = Check(
         name="guards equal", mode="", status=Status.FAIL, expected="", observed="", cause=Cause.STRIDE,
@@ -56,7 +55,7 @@ def _red(case: Case, **changed: Any) -> Evidence:
 
 
 def test_the_right_cause_rank_and_line_are_named() -> None:
-    assert judge(_STRIDE, Route.SENTINEL, _red(_STRIDE)).outcome == Outcome.NAMED
+    assert judge(_STRIDE.truth, route=Route.SENTINEL, evidence=_red(_STRIDE)).outcome == Outcome.NAMED
 
 
 @pytest.mark.parametrize(
@@ -72,28 +71,30 @@ def test_the_right_cause_rank_and_line_are_named() -> None:
     ids=["cause", "rank", "nobody", "line", "file", "no line"],
 )
 def test_a_different_cause_rank_or_line_is_not_named(changed: dict[str, Any], wrong: tuple[str, ...]) -> None:
-    judged = judge(_STRIDE, Route.SENTINEL, _red(_STRIDE, **changed))
+    judged = judge(_STRIDE.truth, route=Route.SENTINEL, evidence=_red(_STRIDE, **changed))
     assert (judged.outcome, judged.wrong) == (Outcome.DETECTED, wrong)
 
 
 def test_a_fault_without_a_finding_is_missed() -> None:
-    assert judge(_STRIDE, Route.SENTINEL, Evidence(reached_at=1.0)).outcome == Outcome.MISSED
+    assert judge(_STRIDE.truth, route=Route.SENTINEL, evidence=Evidence(reached_at=1.0)).outcome == Outcome.MISSED
 
 
 def test_a_job_that_does_not_end_under_the_sentinel_is_a_hang_whatever_it_reported() -> None:
     evidence = _red(_STRIDE).model_copy(update={"is_hang": True})
-    assert judge(_STRIDE, Route.SENTINEL, evidence).outcome == Outcome.HANG
+    assert judge(_STRIDE.truth, route=Route.SENTINEL, evidence=evidence).outcome == Outcome.HANG
 
 
 def test_a_fault_that_is_never_reached_is_a_defect_of_the_generator() -> None:
-    assert judge(_STRIDE, Route.SENTINEL, Evidence()).outcome == Outcome.BROKEN
+    assert judge(_STRIDE.truth, route=Route.SENTINEL, evidence=Evidence()).outcome == Outcome.BROKEN
 
 
 def test_red_on_a_healthy_case_is_a_false_alarm() -> None:
-    assert judge(_HEALTHY, Route.SENTINEL, _red(_STRIDE)).outcome == Outcome.FALSE_ALARM
-    assert judge(_HEALTHY, Route.DIAGNOSE, Evidence(diagnose_code=6)).outcome == Outcome.FALSE_ALARM
-    assert judge(_HEALTHY, Route.SENTINEL, Evidence()).outcome == Outcome.GREEN
-    assert judge(_HEALTHY, Route.SENTINEL, Evidence(codes=(0, 1))).outcome == Outcome.BROKEN
+    assert judge(_HEALTHY.truth, route=Route.SENTINEL, evidence=_red(_STRIDE)).outcome == Outcome.FALSE_ALARM
+    assert (
+        judge(_HEALTHY.truth, route=Route.DIAGNOSE, evidence=Evidence(diagnose_code=6)).outcome == Outcome.FALSE_ALARM
+    )
+    assert judge(_HEALTHY.truth, route=Route.SENTINEL, evidence=Evidence()).outcome == Outcome.GREEN
+    assert judge(_HEALTHY.truth, route=Route.SENTINEL, evidence=Evidence(codes=(0, 1))).outcome == Outcome.BROKEN
 
 
 def _branch_verdict(*groups: tuple[int, ...]) -> Verdict:
@@ -118,8 +119,8 @@ def test_of_three_ranks_the_odd_one_has_to_be_blamed() -> None:
     others = tuple(rank for rank in range(3) if rank != case.rank)
     named = Evidence(reached_at=1.0, verdict=_branch_verdict(others, (case.rank,)))
     accused = Evidence(reached_at=1.0, verdict=_branch_verdict((others[0], case.rank), (others[1],)))
-    assert "rank" not in judge(case, Route.CHECK_RANKS, named).wrong
-    assert "rank" in judge(case, Route.CHECK_RANKS, accused).wrong
+    assert "rank" not in judge(case.truth, route=Route.CHECK_RANKS, evidence=named).wrong
+    assert "rank" in judge(case.truth, route=Route.CHECK_RANKS, evidence=accused).wrong
 
 
 def test_of_two_ranks_without_a_majority_both_may_be_blamed() -> None:
@@ -127,7 +128,7 @@ def test_of_two_ranks_without_a_majority_both_may_be_blamed() -> None:
     first, second = case.program.domain(case.rank, world_size=4)
     for groups in (((first,), (second,)), ((second,), (first,))):
         evidence = Evidence(reached_at=1.0, verdict=_branch_verdict(*groups))
-        assert "rank" not in judge(case, Route.CHECK_RANKS, evidence).wrong
+        assert "rank" not in judge(case.truth, route=Route.CHECK_RANKS, evidence=evidence).wrong
 
 
 def test_a_rank_that_left_no_log_is_named_by_the_id_of_the_check_alone() -> None:
@@ -136,19 +137,27 @@ def test_a_rank_that_left_no_log_is_named_by_the_id_of_the_check_alone() -> None
     )
     incomplete = Evidence(reached_at=1.0, diagnose_code=6, verdict=_green(missing))
     other = missing.model_copy(update={"id": CheckId.OTHER})
-    assert judge(_SILENT, Route.DIAGNOSE, incomplete).outcome == Outcome.NAMED
+    assert judge(_SILENT.truth, route=Route.DIAGNOSE, evidence=incomplete).outcome == Outcome.NAMED
     assert (
-        judge(_SILENT, Route.DIAGNOSE, incomplete.model_copy(update={"verdict": _green(other)})).outcome
+        judge(
+            _SILENT.truth, route=Route.DIAGNOSE, evidence=incomplete.model_copy(update={"verdict": _green(other)})
+        ).outcome
         == Outcome.MISSED
     )
 
 
 def test_what_was_not_compiled_must_not_be_red_and_a_hang_must_be_reported() -> None:
     hung = Evidence(reached_at=1.0, diagnose_code=6, is_hang=True)
-    assert judge(_SKIPPED, Route.DIAGNOSE, hung).outcome == Outcome.NAMED
-    assert judge(_SKIPPED, Route.DIAGNOSE, hung.model_copy(update={"diagnose_code": 0})).outcome == Outcome.MISSED
-    assert judge(_SKIPPED, Route.DIAGNOSE, _red(_STRIDE)).outcome == Outcome.DETECTED
+    assert judge(_SKIPPED.truth, route=Route.DIAGNOSE, evidence=hung).outcome == Outcome.NAMED
+    assert (
+        judge(_SKIPPED.truth, route=Route.DIAGNOSE, evidence=hung.model_copy(update={"diagnose_code": 0})).outcome
+        == Outcome.MISSED
+    )
+    assert judge(_SKIPPED.truth, route=Route.DIAGNOSE, evidence=_red(_STRIDE)).outcome == Outcome.DETECTED
 
 
 def test_a_job_that_ended_before_check_ranks_is_not_counted() -> None:
-    assert judge(_SKIPPED, Route.CHECK_RANKS, Evidence(reached_at=1.0, is_hang=True)).outcome == Outcome.DIED
+    assert (
+        judge(_SKIPPED.truth, route=Route.CHECK_RANKS, evidence=Evidence(reached_at=1.0, is_hang=True)).outcome
+        == Outcome.DIED
+    )

@@ -7,16 +7,16 @@ from itertools import pairwise
 
 import pytest
 
-from tests.faults.drawn.main import main
+from scripts.generated_faults import main
 from tests.faults.drawn.operators import ALL, FAULTS
 from tests.faults.drawn.operators.operator import Operator
-from tests.faults.drawn.plan import Case, fault_case, healthy_case, pairs
+from tests.faults.drawn.plan import Drawn, fault_case, healthy_case, pairs
 from tests.faults.drawn.programs_list import PROGRAMS
 from tests.faults.drawn.template import PROGRAMS as FOLDER
 from tests.faults.drawn.template import Template
 
 
-def _case_of(name: str, seed: int = 5) -> Case:
+def _case_of(name: str, seed: int = 5) -> Drawn:
     make = healthy_case if ALL[name].is_healthy else fault_case
     return make(seed, operator=name)
 
@@ -44,7 +44,7 @@ def test_a_seed_draws_the_same_case_again() -> None:
 def test_the_command_that_runs_a_case_again_draws_the_same(given: dict[str, str]) -> None:
     """An operator that is given is not drawn, and the rest differs."""
     case = fault_case(1006, **given)
-    words = case.options.split()
+    words = case.replay.split()
     options = dict(pairwise(words))
     named = {name: options[f"--{name}"] for name in ("program", "operator") if f"--{name}" in options}
     assert fault_case(int(options["--seeds"]), **named) == case

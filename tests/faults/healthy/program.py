@@ -18,7 +18,7 @@ from loguru import logger
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from tests.faults.case import Case, F, add, described
+from tests.faults.case import F, Planted, add, described
 from tests.faults.context import join_group
 from tpcompile.collectives import all_reduce, copy_to_tp
 from tpcompile.sentinel import Sentinel
@@ -53,7 +53,7 @@ class Draw:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program(Case):
+class Program(Planted):
     """One healthy program and what may be drawn for it."""
 
     is_drawn: ClassVar[bool] = True

@@ -27,11 +27,13 @@ def rank_group(
     For a cause outside of the compiled code, a line in an installed package, or no line, is replaced by the line of the
     user's program that calls the compiled code.
     """
-    entered = compile_.entered_at or compile_.line
     called_at = compile_.called_at or compile_.entered_at
     if item and item.line:
         item = item.at(of_cause(cause, item.line, called_at))
-    return RankGroup(ranks=ranks, item=item, frame_line=of_cause(cause, line, called_at) or entered)
+    frame_line = of_cause(cause, line, called_at)
+    if frame_line is None:
+        frame_line = compile_.entered_at or compile_.line
+    return RankGroup(ranks=ranks, item=item, frame_line=frame_line)
 
 
 def of_cause(cause: Cause, line: UserLine | None, called_at: UserLine | None) -> UserLine | None:

@@ -5,26 +5,25 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from tpcompile.evidence.comparison.blamed import rank_group
 from tpcompile.evidence.groups.align import Slot
 from tpcompile.evidence.groups.by_group import ByGroup, Items, Row
 from tpcompile.evidence.groups.by_rank import Groups
-from tpcompile.evidence.groups.domain import Domain, Seen
+from tpcompile.evidence.groups.domain import Domain
 from tpcompile.evidence.iterables import find, first, grouped
 from tpcompile.evidence.layers import SPECS
 from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.layers.kernels import LAUNCHES, is_reordered
 from tpcompile.evidence.layers.row_text import headline
-from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, Followed, LayerSpec
+from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, Followed
 from tpcompile.evidence.records import (
     CompileDigest,
     Divergence,
     DivergenceClass,
     Layer,
     LayerDigest,
-    RankDigest,
     RankGroup,
     RankRead,
     value_item,
@@ -42,14 +41,12 @@ _REACHED = {
 
 
 def environment(domain: Domain) -> list[Divergence]:
-    """What differs between the environments of the ranks."""
-    return of_slot(domain, Slot("", "", dict(domain.digests.map(_as_compile))))
-
-
-def _as_compile(digest: RankDigest) -> CompileDigest:
-    """The environment of a rank in the form of a compile; its items are fetched under the index -1."""
-    layer = LayerDigest(layer=Layer.ENVIRONMENT, sha256=digest.environment, num_items=0)
-    return CompileDigest(index=-1, compile_id="", phase="", frame="", layers=(layer,))
+    """What differs between the environments of the ranks: each in the form of a compile, its items under index -1."""
+    compiles: dict[int, CompileDigest] = {}
+    for rank, digest in domain.digests.items():
+        layer = LayerDigest(layer=Layer.ENVIRONMENT, sha256=digest.environment, num_items=0)
+        compiles[rank] = CompileDigest(index=-1, compile_id="", phase="", frame="", layers=(layer,))
+    return of_slot(domain, Slot("", "", compiles))
 
 
 def of_slot(domain: Domain, slot: Slot) -> list[Divergence]:
@@ -72,65 +69,69 @@ class _Compile:
     def findings(self) -> list[Divergence]:
         """What is listed in the user's program, then the finding of the layer that explains the rest, or else what
         differs in the lowered layers."""
-        by_kind = grouped(self.differing, lambda layer: layer.spec.is_strict)
-        strict = by_kind.get(True, [])
-        loose = by_kind.get(False, [])
         found: list[Divergence] = []
-        red: list[_Layer] = []
-        for layer in strict:
-            found += layer.listed
-            if layer.is_red:
-                red.append(layer)
-        if red:
-            found += self.explained_by(red)
-        else:
-            found += self.below(strict, loose)
-        return found
+        strict: list[_Layer] = []
+        for layer in self.differing:
+            if layer.spec.is_strict:
+                strict.append(layer)
+                found += layer.listed
+        red = [layer for layer in strict if layer.is_red]
+        return found + (self.explained_by(red) if red else self.below(strict))
 
     def explained_by(self, red: Sequence[_Layer]) -> list[Divergence]:
         """The finding of the layer that names most directly what happened; the others are its consequences."""
-        found = min(red, key=lambda layer: layer.explanation.directness)
-        # A backend that does not lower leaves the collectives of the Dynamo graph, worded differently.
-        backends = self.backends() if found.layer == Layer.COLLECTIVES else []
-        return backends or [_with_error(found.red(), red)]
+        layer = min(red, key=lambda layer: layer.explanation.directness)
+        if layer.layer == Layer.COLLECTIVES:
+            # A backend that does not lower leaves the collectives of the Dynamo graph, worded differently.
+            backends = self.backends()
+            if backends:
+                return backends
+        finding = layer.red()
+        raised = first(filter(None, (layer.explanation.raised for layer in red)))
+        if raised is None or finding.cause == Cause.COMPILE_FAILED:
+            return [finding]
+        # The different program failed in the backend.
+        return [finding.model_copy(update={"title": f"{finding.title}; {raised}"})]
 
-    def seen(self, groups: Groups) -> ByGroup[Seen]:
-        """The compile as one rank of each group saw it."""
-        return self.domain.leaders(self.slot.compiles, groups)
-
-    def lowered(self, strict: Iterable[_Layer], loose: Iterable[_Layer]) -> list[Divergence]:
+    def lowered(self, strict: Iterable[_Layer]) -> list[Divergence]:
         """What differs in the lowered layers of equal programs.
 
         A declared input or constant is also in the lowered graph, and in the code made from that graph; a declared
         guard is not. Shards of different sizes have different shapes all the way down. A matmul padded in the forward
-        is padded in the backward. None of these explains collectives in a different order. Of a
-        log that ended before the guards of a compile none of this is known.
+        is padded in the backward. None of these explains collectives in a different order. None of
+        this is known where a log ended before the guards of the compile.
         """
         unguarded = self.slot.compiles.where(lambda compile_: compile_.sha(Layer.GUARDS) is None)
         if unguarded and self.domain.is_cut:
             return []
         found: list[Divergence] = []
-        is_explained = any(layer.explains_below for layer in strict)
-        for layer in loose:
-            if layer.is_consequence(is_explained=is_explained):
+        is_explained = any(layer.layer != Layer.GUARDS or layer.followed.rows for layer in strict)
+        for layer in self.differing:
+            if layer.spec.is_strict or layer.follows(is_explained=is_explained):
                 continue
-            found += layer.findings()
+            found += layer.listed
             if not layer.is_red:
                 continue
+            found.append(layer.red())
             is_explained = True
             if not found[-1].is_choice:
                 break
         return found
 
-    def below(self, strict: Iterable[_Layer], loose: Iterable[_Layer]) -> list[Divergence]:
+    def below(self, strict: Iterable[_Layer]) -> list[Divergence]:
         """What differs below equal programs: lowered layers, or else how far they were lowered.
 
         Backends that lower graphs differently are named, where the ranks differ in how far they lowered as well.
         """
-        lowered, backends = self.lowered(strict, loose), self.backends()
-        unexplained = [_ranks_of(finding) for finding in lowered if finding.cause == Cause.COMPILER_PASS]
-        is_of_backends = any(_ranks_of(finding) in unexplained[:1] for finding in backends)
-        return backends if is_of_backends else lowered or backends
+        lowered = self.lowered(strict)
+        backends = self.backends()
+        unexplained = find(lowered, lambda finding: finding.cause == Cause.COMPILER_PASS)
+        if unexplained and backends:
+            differing = sorted(group.ranks for group in unexplained.groups)
+            by_backend = sorted(group.ranks for group in backends[0].groups)
+            if differing == by_backend:
+                return backends
+        return lowered or backends
 
     def backends(self) -> list[Divergence]:
         """The finding where some ranks lowered a frame further than others.
@@ -161,20 +162,9 @@ class _Compile:
 
     def sides(self, groups: Groups, row: Row, cause: Cause) -> tuple[RankGroup, ...]:
         """Groups with their items, and the line of the frame."""
-        columns = zip(groups, row, self.seen(groups), strict=True)
+        leaders = self.domain.leaders(self.slot.compiles, groups)
+        columns = zip(groups, row, leaders, strict=True)
         return tuple(rank_group(ranks, item, seen.compile, cause) for ranks, item, seen in columns)
-
-
-def _ranks_of(finding: Divergence) -> list[tuple[int, ...]]:
-    return sorted(group.ranks for group in finding.groups)
-
-
-def _with_error(finding: Divergence, red: Sequence[_Layer]) -> Divergence:
-    """The finding, and behind it the error with which the different program failed in the backend."""
-    raised = first(filter(None, (layer.explanation.raised for layer in red)))
-    if raised is None or finding.cause == Cause.COMPILE_FAILED:
-        return finding
-    return finding.model_copy(update={"title": f"{finding.title}; {raised}"})
 
 
 def _reached(compile_: CompileDigest) -> str:
@@ -188,72 +178,47 @@ def _reached(compile_: CompileDigest) -> str:
     return _REACHED[furthest]
 
 
-@dataclass
 class _Layer:
     """One layer in which groups of ranks differ; an explanation asks it about the compile."""
 
-    whole: _Compile
-    key: Key
-    groups: Groups
+    def __init__(self, whole: _Compile, key: Key, groups: Groups) -> None:
+        self.whole, self.key, self.groups = whole, key, groups
+        self.layer, part = key
+        self.spec = SPECS[self.layer]
+        self.phase = part.removesuffix(LAUNCHES)
+        """`forward` or `backward`; empty for a layer of one part."""
+        is_code = key == (Layer.KERNELS, self.phase)
+        self.place = (list(SPECS).index(self.layer), self.phase != "forward", is_code)
+        """Key that sorts from cause to effect: layers in order, forward before backward, launches before their code."""
+        self._seen = whole.domain.leaders(whole.slot.compiles, groups)
 
-    @property
-    def layer(self) -> Layer:
-        """Which layer it is."""
-        return self.key[0]
+    def follows(self, *, is_explained: bool) -> bool:
+        """True for what is made from a layer above that differs, or that is explained: a lowered graph, launches, code.
 
-    @property
-    def place(self) -> tuple[int, bool, bool]:
-        """From cause to effect: the order of the layers, forward before backward, launches before their code."""
-        return list(SPECS).index(self.layer), self.phase != "forward", self.key == (Layer.KERNELS, self.phase)
-
-    @property
-    def phase(self) -> str:
-        """Of its part, `forward` or `backward`; empty for a layer of one part."""
-        return self.key[1].removesuffix(LAUNCHES)
-
-    @property
-    def spec(self) -> LayerSpec:
-        """How the layer is compared and explained."""
-        return SPECS[self.layer]
+        Code that issues its collectives in a different order under equal graphs follows from nothing.
+        """
+        if self.layer != Layer.KERNELS:
+            return is_explained
+        # Where a difference of collectives is declared, the code follows from it.
+        is_declared = self.differs(Layer.COLLECTIVES)
+        if not is_declared and is_reordered(self._own_items):
+            return False
+        above = {(Layer.LOWERED, self.phase), (Layer.KERNELS, f"{self.phase}{LAUNCHES}")}
+        differing = above.intersection(self.whole.slot.differing)
+        is_made_from_above = bool(differing - {self.key})
+        return is_explained or is_made_from_above
 
     @property
     def is_red(self) -> bool:
         """True when a difference is left that is not declared."""
         return bool(self.difference.rows)
 
-    @property
-    def explains_below(self) -> bool:
-        """True where differences of lowered graphs and code follow from what is listed here."""
-        return self.layer != Layer.GUARDS or bool(self._followed.rows)
-
-    @property
-    def is_made_from_above(self) -> bool:
-        """True for launches, and their code, whose lowered graph differs too; and for code whose launches differ."""
-        above = {(Layer.LOWERED, self.phase), (Layer.KERNELS, f"{self.phase}{LAUNCHES}")} - {self.key}
-        return self.layer == Layer.KERNELS and not above.isdisjoint(self.whole.slot.differing)
-
-    def is_consequence(self, *, is_explained: bool) -> bool:
-        """True where the code follows from its lowered graph, or from what a layer above explains."""
-        follows = is_explained or self.is_made_from_above
-        return follows and not self.is_reordered
-
-    @property
-    def is_reordered(self) -> bool:
-        """True when the code issues its collectives in a different order under equal graphs."""
-        # Where a difference of collectives is declared, the code follows from it.
-        is_own = self.layer == Layer.KERNELS and not self.differs(Layer.COLLECTIVES)
-        return is_own and is_reordered(self._own_items)
-
-    @functools.cached_property
-    def _seen(self) -> ByGroup[Seen]:
-        return self.whole.seen(self.groups)
-
     @functools.cached_property
     def _own_items(self) -> Items:
         return Items(seen.items(*self.key) for seen in self._seen)
 
     @functools.cached_property
-    def _followed(self) -> Followed:
+    def followed(self) -> Followed:
         """Rows that follow the rank's coordinate, apart from the others."""
         rows = rows_of(self._own_items, is_ordered=self.spec.is_ordered)
         return self.spec.follow(Difference(self.groups, self._own_items, rows, self))
@@ -261,19 +226,23 @@ class _Layer:
     @functools.cached_property
     def _by_reason(self) -> dict[str, list[Row]]:
         """Reason from the allow-list -> the other rows; under "" those that are not declared."""
-        return grouped(self._followed.left, lambda row: self.whole.domain.reason(self.layer, row))
+        return grouped(self.followed.left, lambda row: self.whole.domain.reason(self.layer, row))
 
     @functools.cached_property
     def listed(self) -> list[Divergence]:
         """One divergence for the rows that follow the rank's coordinate, and one for the first declared row."""
         found: list[Divergence] = []
-        followed = self._followed
+        followed = self.followed
         if followed.rows:
-            found.append(self._listed(followed.rows[0], DivergenceClass.RANK_PARAMETRIC, followed.says))
+            cause = Cause.RANK_PARAMETRIC
+            fields = {"cls": DivergenceClass.RANK_PARAMETRIC, "title": followed.says, "advice": cause.note}
+            found.append(self._divergence(cause, self.groups, followed.rows[0], **fields))
         reason = find(self._by_reason, bool)
         if reason:
             row = self._by_reason[reason][0]
-            found.append(self._listed(row, DivergenceClass.DECLARED, headline(row, self.groups), reason))
+            title, advice = headline(row, self.groups), f"declared: {reason}"
+            fields = {"cls": DivergenceClass.DECLARED, "title": title, "advice": advice}
+            found.append(self._divergence(Cause.UNKNOWN, self.groups, row, **fields))
         return found
 
     @functools.cached_property
@@ -298,23 +267,20 @@ class _Layer:
         return layer in self.whole.layers
 
     def is_symbolic(self) -> ByGroup[bool]:
-        """For each group: a size is a symbol."""
+        """Whether any size is symbolic, for each group."""
         return self._seen.map(lambda seen: seen.compile.is_dynamic)
 
     def coordinates(self) -> Groups:
-        """For each group: places of its ranks in the domain."""
+        """Places of the ranks in the domain, for each group."""
         return tuple(map(self.whole.domain.coordinates, self.groups))
 
     def rank_reads(self) -> Sequence[RankRead]:
         """Sure reads of the rank in the traced code of this frame."""
-        reads = [read for digest in self.whole.domain.ranks for read in digest.sure_reads]
+        sources = itertools.chain.from_iterable(digest.rank_sources("read") for digest in self.whole.domain.ranks)
+        reads = [read for read in sources if read.is_sure]
         return [read for read in reads if read.where.endswith(self.whole.slot.frame)]
 
     # Findings.
-
-    def findings(self) -> list[Divergence]:
-        """The differences that are only listed, then the finding."""
-        return [*self.listed, self.red()] if self.is_red else self.listed
 
     def red(self) -> Divergence:
         """The finding; the ranks that the evidence names come last."""
@@ -325,17 +291,14 @@ class _Layer:
         # For generated code the calls in it decide whether the ranks will wait for each other.
         follows = self.layer != Layer.KERNELS and self.differs(Layer.COLLECTIVES)
         hangs = found.hangs or follows
-        return Divergence(
-            layer=self.layer,
+        return self._divergence(
+            found.cause,
+            groups,
+            row,
             cls=DivergenceClass.COLLECTIVES if hangs else DivergenceClass.CONTENT,
-            domain=self.whole.domain.name,
-            where=self._where(),
-            groups=self.whole.sides(groups, row, found.cause),
             title=found.headline or headline(row, groups),
-            cause=found.cause,
             guard=failed,
             held=held,
-            step=self.whole.slot.step,
             is_rank_known=0 < len(found.guilty) < len(groups),
             advice=found.cause.advice,
             consequences=tuple(layer for layer in self.whole.layers if layer != self.layer),
@@ -362,29 +325,22 @@ class _Layer:
         is_split = any(programs.among(group).differ() for group in self.groups)
         return () if is_split else programs.groups()
 
-    def _listed(self, row: Row, cls: DivergenceClass, title: str, reason: str = "") -> Divergence:
-        cause = Cause.RANK_PARAMETRIC if cls == DivergenceClass.RANK_PARAMETRIC else Cause.UNKNOWN
+    def _divergence(self, cause: Cause, groups: Groups, row: Row, **fields: Any) -> Divergence:
+        where, part = self.whole.slot.where, self.key[1]
         return Divergence(
             layer=self.layer,
-            cls=cls,
-            domain=self.whole.domain.name,
-            where=self._where(),
-            groups=self.whole.sides(self.groups, row, cause),
-            title=title,
             cause=cause,
+            domain=self.whole.domain.name,
+            where=f"{where} ({part})" if part else where,
+            groups=self.whole.sides(groups, row, cause),
             step=self.whole.slot.step,
-            advice=f"declared: {reason}" if reason else cause.note,
+            **fields,
         )
-
-    def _where(self) -> str:
-        where, part = self.whole.slot.where, self.key[1]
-        return f"{where} ({part})" if part else where
 
 
 def _both_sides(guard: Row, order: Sequence[int]) -> tuple[str, str]:
     """The guard of the first group and of the last; empty unless all groups have it."""
-    is_known = bool(guard) and guard.is_full
-    if not is_known:
+    if not guard or not guard.is_full:
         return "", ""
     shown = guard.picked(order).present
     return shown[0].says, shown[-1].says

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tpcompile.evidence.groups.domain import Seen
 from tpcompile.evidence.iterables import grouped, indexed
-from tpcompile.evidence.records import Item, Layer
+from tpcompile.evidence.records import Layer
 from tpcompile.evidence.text.reasons import nearest_reason, parse_reason
 
 _UNKNOWN = math.inf
@@ -34,17 +34,12 @@ def _distance(seen: Seen, reason: str) -> float:
     entry = seen.domain.compiled(seen.rank).newest_called.get(parse_reason(reason).entry)
     if entry is None:
         return _UNKNOWN
-    before = _inputs(replace(seen, compile=entry))
-    now = _inputs(seen)
-    if before and now:
-        common = before.keys() & now
-        return sum(_num_differing(before[about], now[about]) for about in common)
-    return _UNKNOWN
-
-
-def _inputs(seen: Seen) -> dict[str, Item]:
-    return indexed(seen.observed(Layer.INPUTS), lambda item: item.about)
-
-
-def _num_differing(theirs: Item, ours: Item) -> int:
-    return sum(theirs.fields[name] != ours.fields[name] for name in theirs.fields)
+    before = indexed(replace(seen, compile=entry).observed(Layer.INPUTS), lambda item: item.about)
+    now = indexed(seen.observed(Layer.INPUTS), lambda item: item.about)
+    if not before or not now:
+        return _UNKNOWN
+    distance = 0
+    for about in before.keys() & now:
+        theirs, ours = before[about].fields, now[about].fields
+        distance += sum(theirs[name] != ours[name] for name in theirs)
+    return distance

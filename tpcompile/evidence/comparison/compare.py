@@ -6,8 +6,7 @@ group of equal ranks.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from tpcompile.evidence.comparison import order
 from tpcompile.evidence.comparison.by_layer import environment, of_slot
@@ -21,7 +20,6 @@ from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.groups.domain import Allowed, Domain, Fetch, by_domain, sides
 from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import (
-    CompileDigest,
     Divergence,
     DivergenceClass,
     Layer,
@@ -45,14 +43,16 @@ def compare(
 
     A domain whose ranks cannot finish comes first: differences in other domains follow from it.
     """
-    by_name = by_domain(digests)
-    found = [_compare(Domain(name, ranks, fetch, allowed, is_running)) for name, ranks in by_name.items()]
-    return tuple(itertools.chain.from_iterable(sorted(found, key=_can_finish)))
-
-
-def _can_finish(found: Iterable[Divergence]) -> bool:
-    """True unless the ranks issue different collectives."""
-    return all(divergence.cls != DivergenceClass.COLLECTIVES for divergence in found)
+    hangs: list[Divergence] = []
+    others: list[Divergence] = []
+    for name, ranks in by_domain(digests).items():
+        found = _compare(Domain(name, ranks, fetch, allowed, is_running))
+        cannot_finish = any(divergence.cls == DivergenceClass.COLLECTIVES for divergence in found)
+        if cannot_finish:
+            hangs += found
+        else:
+            others += found
+    return (*hangs, *others)
 
 
 def _compare(domain: Domain) -> list[Divergence]:
@@ -66,8 +66,12 @@ def _compare(domain: Domain) -> list[Divergence]:
         if absent and explained.issuperset(slot.compiles):
             continue  # compiled after a graph break, or a part of what other ranks compile whole: already reported
         here = _of_slot(programs, slot, absent)
-        explained.update(*map(_explains_others, here))
         found += here
+        for divergence in here:
+            if divergence.cause == Cause.REGIONAL_COMPILE:
+                explained.update(divergence.ranks)
+            if divergence.cause == Cause.GRAPH_BREAK:
+                explained.update(ranks_of(group for group in divergence.groups if group.item))
     return [*found, *_order(domain, slots), *_caches(domain, slots)]
 
 
@@ -78,7 +82,9 @@ def _of_slot(programs: Programs, slot: Slot, absent: tuple[int, ...]) -> list[Di
         if absent:
             found = [compiled_alone(programs, slot, absent)]
         elif slot.differing and are_other_calls(domain, slot):
-            found = [_other_calls(domain, slot)]
+            # Counted as one call, they belong to different ones, as an evaluation before the first step.
+            places = slot.compiles.map(lambda compile_: f"called from {compile_.called_from[-1]}")
+            found = [_information(domain, Layer.GRAPH, Cause.EXTRA_COMPILE, slot.frame, places)]
         else:
             found = of_slot(domain, slot)
         return list(map(_with_program, found))
@@ -89,24 +95,15 @@ def _of_slot(programs: Programs, slot: Slot, absent: tuple[int, ...]) -> list[Di
         return [unexplained(domain, slot, absent, error)]
 
 
-def _other_calls(domain: Domain, slot: Slot) -> Divergence:
-    """Compiles that were counted as one call and belong to different ones, as an evaluation before the first step."""
-    places = slot.compiles.map(lambda compile_: f"called from {compile_.called_from[-1]}")
-    return _information(domain, Layer.GRAPH, Cause.EXTRA_COMPILE, slot.frame, places)
-
-
 def _with_program(divergence: Divergence) -> Divergence:
-    """With the function of the user's program behind a difference, where that is in an installed package."""
-    frame = find(known(group.frame_line for group in divergence.groups), lambda line: not is_installed(line))
+    """The divergence; the title of one in an installed package has the user's function that leads to it."""
+    if not divergence.is_red:
+        return divergence
+    frames = known(group.frame_line for group in divergence.groups)
+    frame = find(frames, lambda line: not is_installed(line))
     within = in_program(divergence.line, frame)
-    return divergence.model_copy(update={"title": divergence.title + within}) if divergence.is_red else divergence
-
-
-def _explains_others(divergence: Divergence) -> tuple[int, ...]:
-    """Ranks whose further compiles are a consequence of this finding."""
-    broken = [group for group in divergence.groups if group.item]
-    explained = {Cause.REGIONAL_COMPILE: divergence.ranks, Cause.GRAPH_BREAK: ranks_of(broken)}
-    return explained.get(divergence.cause, ())
+    title = f"{divergence.title}{within}"
+    return divergence.model_copy(update={"title": title})
 
 
 def _order(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:
@@ -115,33 +112,24 @@ def _order(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:
     ranks = list(domain.digests)
     found = order.swapped(complete, ranks, domain.name)
     if found:
-        return [_unless_declared(domain, found)]
+        reason = domain.reason(Layer.COLLECTIVES, Row(group.item for group in found.groups))
+        declared = {"cls": DivergenceClass.DECLARED, "advice": f"declared: {reason}"}
+        return [found.model_copy(update=declared) if reason else found]
     name, labels = order.labels(complete, ranks)
     if labels.differ():
         return [_information(domain, Layer.GRAPH, Cause.COMPILE_ORDER, name, labels)]
     return []
 
 
-def _unless_declared(domain: Domain, found: Divergence) -> Divergence:
-    """The finding, listed as declared where the allow-list says that it is intended."""
-    shown = Row(group.item for group in found.groups)
-    reason = domain.reason(Layer.COLLECTIVES, shown)
-    if not reason:
-        return found
-    return found.model_copy(update={"cls": DivergenceClass.DECLARED, "advice": f"declared: {reason}"})
-
-
 def _caches(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:
     """Equal content that some ranks loaded from a cache and others compiled: information."""
-    outcomes = (slot.compiles.map(_cache_outcome).where(bool) for slot in slots)
-    split = find(outcomes, lambda found: found.differ())
-    return [_information(domain, Layer.KERNELS, Cause.CACHE_SPLIT, "compile cache", split)] if split else []
-
-
-def _cache_outcome(compile_: CompileDigest) -> str:
-    """`miss` where any part was compiled, `hit` where all was loaded, empty where no cache was used."""
-    ends = {event.rpartition("_")[2] for event in compile_.cache}
-    return find(("miss", "hit"), lambda outcome: outcome in ends) or ""
+    for slot in slots:
+        ends = slot.compiles.map(lambda compile_: {event.rpartition("_")[2] for event in compile_.cache})
+        # `miss` where any part was compiled, `hit` where all was loaded; a rank that used no cache is left out.
+        outcomes = ends.found(lambda own: find(("miss", "hit"), own.__contains__))
+        if outcomes.differ():
+            return [_information(domain, Layer.KERNELS, Cause.CACHE_SPLIT, "compile cache", outcomes)]
+    return []
 
 
 def _information(domain: Domain, layer: Layer, cause: Cause, about: str, texts: ByRank[str]) -> Divergence:

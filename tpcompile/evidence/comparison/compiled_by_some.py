@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from tpcompile.evidence.comparison.blamed import rank_group
 from tpcompile.evidence.comparison.cache_entries import reason_of
@@ -51,18 +49,23 @@ _NAMED = _TENSOR_CAUSES.keys() - {ReasonKind.SIZE_BOUND, ReasonKind.DYNAMIC_MARK
 _NOTHING = CompileDigest(index=-1, compile_id="", phase="", frame="", layers=())
 """The compile of a rank that made none."""
 _BESIDE = "it issues no collective, so no rank waits in it"
+Ranks = tuple[int, ...]
 _VALUE_KINDS = (ReasonKind.MODULE_INT, ReasonKind.NUMBER, ReasonKind.VALUE, ReasonKind.TRAINING)
 
 
-def compiled_alone(programs: Programs, slot: Slot, absent: tuple[int, ...]) -> Divergence:
+def compiled_alone(programs: Programs, slot: Slot, absent: Ranks) -> Divergence:
     """The finding for a compile that the `absent` ranks did not make; `programs` are those of their domain."""
     domain = programs.domain
     present = slot.compiles.ranks
-    rank = _first_with_graph(slot)
+    # The compile of a rank that still compiles has no graph, and says nothing yet.
+    with_graph = slot.compiles.where(lambda compile_: compile_.num_items(Layer.GRAPH) > 0)
+    rank = (with_graph or slot.compiles).ranks[0]
     ours = Seen(domain, rank, slot.compiles[rank])
     reason = reason_of(ours)
-    sides = _Sides(programs, ours, present, absent)
-    found = _Recompiled(sides, parse_reason(reason)) if reason else _Alone(sides)
+    if reason:
+        found: _Alone = _Recompiled(programs, ours, present, absent, parse_reason(reason))
+    else:
+        found = _Alone(programs, ours, present, absent)
     cause = found.cause()
     return Divergence(
         layer=Layer.GRAPH,
@@ -81,23 +84,6 @@ def compiled_alone(programs: Programs, slot: Slot, absent: tuple[int, ...]) -> D
     )
 
 
-def _first_with_graph(slot: Slot) -> int:
-    """The first rank whose compile has a graph: that of a rank that still compiles has none, and says nothing yet."""
-    with_graph = slot.compiles.where(lambda compile_: compile_.num_items(Layer.GRAPH) > 0)
-    return (with_graph or slot.compiles).ranks[0]
-
-
-@dataclass(frozen=True)
-class _Sides:
-    """Who made a compile."""
-
-    programs: Programs
-    ours: Seen
-    """The compile on the first rank that made it."""
-    present: tuple[int, ...]
-    absent: tuple[int, ...]
-
-
 class _Alone:
     """A compile that only the present ranks made, and what the absent ranks compiled of the same frame."""
 
@@ -108,18 +94,19 @@ class _Alone:
     asked_at: UserLine | None = None
     """The user's line that made Dynamo guard the value."""
 
-    def __init__(self, sides: _Sides, *, entry: str = "") -> None:
-        """`entry` is the compile id of the cache entry whose guard failed."""
-        self.programs, self.domain = sides.programs, sides.programs.domain
-        self.ours, self.present, self.absent = sides.ours, sides.present, sides.absent
+    def __init__(self, programs: Programs, ours: Seen, present: Ranks, absent: Ranks, *, entry: str = "") -> None:
+        """`ours` is the compile on the first of the present ranks, `entry` the id of the entry whose guard failed."""
+        self.programs, self.domain = programs, programs.domain
+        self.ours, self.present, self.absent = ours, present, absent
         earlier = self._earlier(entry)
         self.has_earlier = earlier is not None
+        self.are_absent_fewer = len(self.absent) < len(self.present)
         self.theirs = Seen(self.domain, self.absent[0], earlier or _NOTHING)
         """The compile of the same frame on the first absent rank, on which the guard held."""
 
     def _earlier(self, entry: str) -> CompileDigest | None:
-        """On the first absent rank, the counterpart of the cache entry whose guard failed, or else the newest compile
-        of the frame."""
+        """The counterpart on the first absent rank of the cache entry whose guard failed, or else the newest compile of
+        the frame there."""
         frame = self.ours.compile.frame
         theirs = self.domain.compiled(self.absent[0])
         newest = theirs.newest.get(frame)
@@ -129,78 +116,59 @@ class _Alone:
             return newest
         return theirs.newest_like.get((frame, content(failed)), newest)
 
-    @property
-    def program(self) -> Sequence[Item]:
-        """The graph that only the present ranks have; fetched where no failed guard gives the reason."""
-        return self.ours.items(Layer.GRAPH)
-
-    def hangs(self) -> bool:
-        """True when the new code has collectives that differ from those of the ranks without it."""
-        ours, theirs = self.ours.compile, self.theirs.compile
-        return ours.num_items(Layer.COLLECTIVES) > 0 and theirs.sha(Layer.COLLECTIVES) != ours.sha(Layer.COLLECTIVES)
-
     def severity(self, cause: Cause) -> DivergenceClass:
-        """The severity: code that only runs beside the program is information."""
-        if self.hangs():
+        """A hang where the new code has collectives that the ranks without it do not have; information where it only
+        runs beside the program."""
+        ours, theirs = self.ours.compile, self.theirs.compile
+        our_sha = ours.sha(Layer.COLLECTIVES)
+        their_sha = theirs.sha(Layer.COLLECTIVES)
+        num_issued = ours.num_items(Layer.COLLECTIVES)
+        is_different = our_sha != their_sha
+        if num_issued > 0 and is_different:
             return DivergenceClass.COLLECTIVES
-        return DivergenceClass.LABEL if self.is_beside(cause) else DivergenceClass.CONTENT
+        if self.is_beside(cause):
+            return DivergenceClass.LABEL
+        return DivergenceClass.CONTENT
 
     def note(self, cause: Cause) -> str:
-        """Why it is listed only; empty where it is red."""
+        """The reason for which it is listed only; empty where it is red."""
         if not self.is_beside(cause):
             return ""
-        where = f"called from {self.ours.compile.called_from[-1]}; " if self.is_own_call() else ""
+        where = f"called from {self.ours.compile.called_from[-1]}; " if is_own_call(self.ours, self.absent) else ""
         return f"; {where}{_BESIDE}"
 
     def is_beside(self, cause: Cause) -> bool:
         """True for an extra function such as an evaluation on one rank, and for a call that only these ranks make."""
-        return cause == Cause.EXTRA_COMPILE and (self.is_apart() or self.is_own_call())
-
-    def is_own_call(self) -> bool:
-        """True for a call without collectives that the absent ranks do not make."""
-        return is_own_call(self.ours, self.absent)
+        return cause == Cause.EXTRA_COMPILE and (self.is_apart() or is_own_call(self.ours, self.absent))
 
     def is_apart(self) -> bool:
         """True when it issues no collective and the absent ranks compile neither the frame nor one in its place.
 
         A second compile of a frame that all ranks have is a recompile, also where the reason of it was not observed.
         """
-        issues = self.ours.compile.num_items(Layer.COLLECTIVES) > 0
-        return not (issues or self.has_earlier or self.programs.are_others(self.ours, self.absent))
+        if self.has_earlier or self.ours.compile.num_items(Layer.COLLECTIVES) > 0:
+            return False
+        return not self.programs.are_others(self.ours, self.absent)
 
     def cause(self) -> Cause:
-        """Why these ranks compiled alone."""
-        for holds, cause in _CAUSES:
-            if holds(self):
-                return cause
+        """The cause for which these ranks compiled alone."""
+        compile_ = self.ours.compile
+        if compile_.limit_reached:
+            return Cause.RECOMPILE_LIMIT
+        kinds = {item.kind for item in self.ours.items(Layer.GRAPH)}
+        if ItemKind.BREAK in kinds:
+            return Cause.GRAPH_BREAK
+        if ItemKind.FAILURE in kinds:
+            return Cause.COMPILE_FAILED
+        if self.programs.are_parts(self.ours, self.absent):
+            return Cause.REGIONAL_COMPILE
+        if self.has_earlier:
+            return Cause.EXTRA_COMPILE
+        absent = self.domain.digests.among(self.absent)
+        have_compiled_nothing = not absent.where(lambda digest: digest.compiles)
+        if have_compiled_nothing or self.are_absent_fewer:
+            return Cause.COMPILE_DISABLED
         return Cause.EXTRA_COMPILE
-
-    def has_reached_limit(self) -> bool:
-        """True when the frame has reached the recompile limit."""
-        return self.ours.compile.limit_reached
-
-    def is_broken(self) -> bool:
-        """True when the graph ends in a graph break."""
-        return self._has(ItemKind.BREAK)
-
-    def is_failed(self) -> bool:
-        """True when the compile failed."""
-        return self._has(ItemKind.FAILURE)
-
-    def _has(self, kind: ItemKind) -> bool:
-        return any(item.kind == kind for item in self.program)
-
-    def is_regional(self) -> bool:
-        """True when one side compiles a whole frame and the other side its parts."""
-        return self.programs.are_parts(self.ours, self.absent)
-
-    def is_missing_there(self) -> bool:
-        """True when the absent ranks never compiled the frame, and are the odd ones."""
-        idle = self.domain.digests.among(self.absent).where(lambda digest: not digest.compiles)
-        return not self.has_earlier and (len(idle) == len(self.absent) or self._are_fewer())
-
-    def _are_fewer(self) -> bool:
-        return len(self.absent) < len(self.present)
 
     def title(self, cause: Cause) -> str:
         """The difference: which ranks compiled the frame."""
@@ -215,37 +183,36 @@ class _Alone:
         nearest = self.theirs if self.has_earlier else self.ours
         compiled = rank_group(self.present, ours, self.ours.compile, cause, line=self.asked_at)
         did_not = rank_group(self.absent, theirs, nearest.compile, cause)
-        if self._are_absent_odd(cause):
+        is_odd = cause == Cause.COMPILE_DISABLED
+        if cause == Cause.REGIONAL_COMPILE:
+            is_odd = self.are_absent_fewer  # only a majority decides between the whole and its parts
+        if is_odd:
             return compiled, did_not
         return did_not, compiled
 
-    def _are_absent_odd(self, cause: Cause) -> bool:
-        """True when the ranks that did not compile are the odd ones."""
-        if cause == Cause.REGIONAL_COMPILE:
-            return self._are_fewer()  # only a majority decides between the whole and its parts
-        return cause == Cause.COMPILE_DISABLED
-
     def shown_items(self) -> tuple[Item | None, Item | None]:
         """The items to show: of the present ranks the graph break, or else the first item with a line."""
-        return min(self.program, key=lambda item: (item.kind != ItemKind.BREAK, item.line is None), default=None), None
+        program = self.ours.items(Layer.GRAPH)
+        shown = min(program, key=lambda item: (item.kind != ItemKind.BREAK, item.line is None), default=None)
+        return shown, None
 
 
 class _Recompiled(_Alone):
     """A compile because a guard failed."""
 
-    def __init__(self, sides: _Sides, failure: Reason) -> None:
-        super().__init__(sides, entry=failure.entry)
+    def __init__(self, programs: Programs, ours: Seen, present: Ranks, absent: Ranks, failure: Reason) -> None:
+        super().__init__(programs, ours, present, absent, entry=failure.entry)
         self.failure = failure
         self.guard, self.asked_at = failure.guard, failure.line
         self.held = _held(failure) if self.has_earlier else ""
 
     def is_beside(self, cause: Cause) -> bool:
         """True for a function that only these ranks compile, however often, and for a call that only they make."""
-        return self.is_apart() or self.is_own_call()
+        return self.is_apart() or is_own_call(self.ours, self.absent)
 
     def cause(self) -> Cause:
         """The cause that the failed guard is about."""
-        return Cause.RECOMPILE_LIMIT if self.has_reached_limit() else reason_cause(self.failure)
+        return Cause.RECOMPILE_LIMIT if self.ours.compile.limit_reached else reason_cause(self.failure)
 
     def title(self, cause: Cause) -> str:
         """The difference: the value that the guard expects and the actual one."""
@@ -257,23 +224,21 @@ class _Recompiled(_Alone):
         failure = self.failure
         about = f"{failure.what} of {spoken(failure.source)}"
         if failure.kind == ReasonKind.GLOBAL_STATE:
-            return self._setting()
+            # The setting that differs from the previous compile, by the guards of both.
+            both = Items((self.theirs.observed(Layer.GUARDS), self.ours.observed(Layer.GUARDS)))
+            rows = rows_of(both.only(lambda item: item.kind == ItemKind.SETTING), is_ordered=False)
+            changed = find(rows, lambda row: row.is_full)
+            if changed is not None:
+                return headline(changed, (self.absent, self.present))
+            return f"{', '.join(state.settings_changed(failure.expected))} changed"
         if failure.actual:
-            becomes_dynamic = failure.kind == ReasonKind.SIZE and self.ours.compile.is_dynamic
-            note = ", dynamic from here on" if becomes_dynamic else ""
+            note = ""
+            if failure.kind == ReasonKind.SIZE and self.ours.compile.is_dynamic:
+                note = ", dynamic from here on"
             return f"{about}: {failure.expected} / {failure.actual}{note}"
         if failure.kind == ReasonKind.REQUIRES_GRAD:
             return f"{about} is no longer {failure.expected}"
         return self._value()
-
-    def _setting(self) -> str:
-        """The setting of the process that differs from the previous compile, by the guards of both."""
-        both = Items((self.theirs.observed(Layer.GUARDS), self.ours.observed(Layer.GUARDS)))
-        rows = rows_of(both.only(lambda item: item.kind == ItemKind.SETTING), is_ordered=False)
-        changed = find(rows, lambda row: row.is_full)
-        if changed is None:
-            return f"{', '.join(state.settings_changed(self.failure.expected))} changed"
-        return headline(changed, (self.absent, self.present))
 
     def _value(self) -> str:
         """The value that the guard compares with and the actual one, or else the guard."""
@@ -295,43 +260,23 @@ class _Recompiled(_Alone):
         is_tensor = self.failure.kind in _TENSOR_CAUSES
         layer = Layer.INPUTS if is_tensor else Layer.GUARDS
         observed = seen.observed(layer)
-        source = _short(self.failure.source)
-        return find(observed, lambda item: _short(item.about) == source)
-
-
-_CAUSES: tuple[tuple[Callable[[_Alone], bool], Cause], ...] = (
-    (_Alone.has_reached_limit, Cause.RECOMPILE_LIMIT),
-    (_Alone.is_broken, Cause.GRAPH_BREAK),
-    (_Alone.is_failed, Cause.COMPILE_FAILED),
-    (_Alone.is_regional, Cause.REGIONAL_COMPILE),
-    (_Alone.is_missing_there, Cause.COMPILE_DISABLED),
-)
-"""Causes of a compile on some ranks without a failed guard; the first that holds is the cause."""
+        # Recompile reasons have `x` for `L['x']`.
+        source = _LOCAL.sub(r"\1", self.failure.source)
+        return find(observed, lambda item: _LOCAL.sub(r"\1", item.about) == source)
 
 
 def reason_cause(reason: Reason) -> Cause:
     """Cause of a recompile by the guard that failed; a guard on anything but a tensor property is on a Python value."""
-    if reason.source.endswith(".requires_grad"):
+    if reason.kind == ReasonKind.REQUIRES_GRAD or reason.source.endswith(".requires_grad"):
         return requires_grad_cause(reason.source)
-    find = _FINDERS.get(reason.kind)
-    return find(reason) if find else _TENSOR_CAUSES.get(reason.kind, Cause.PYTHON_VALUE)
-
-
-def _of_state(reason: Reason) -> Cause:
-    return state.cause_of("".join(state.settings_changed(reason.expected)[:1]))
-
-
-def _of_type(reason: Reason) -> Cause:
-    return Cause.TENSOR_SUBCLASS if _SUBCLASS.search(reason.guard) else Cause.PYTHON_VALUE
-
-
-_FINDERS: Mapping[ReasonKind, Callable[[Reason], Cause]] = {
-    ReasonKind.GLOBAL_STATE: _of_state,
-    ReasonKind.DUPLICATE: lambda reason: shared_cause([reason.source]),
-    ReasonKind.REQUIRES_GRAD: lambda reason: requires_grad_cause(reason.source),
-    ReasonKind.TYPE: _of_type,
-}
-"""Kinds of guards whose cause depends on the text of the guard."""
+    if reason.kind == ReasonKind.GLOBAL_STATE:
+        changed = state.settings_changed(reason.expected)
+        return state.cause_of(changed[0] if changed else "")
+    if reason.kind == ReasonKind.DUPLICATE:
+        return shared_cause([reason.source])
+    if reason.kind == ReasonKind.TYPE and _SUBCLASS.search(reason.guard):
+        return Cause.TENSOR_SUBCLASS
+    return _TENSOR_CAUSES.get(reason.kind, Cause.PYTHON_VALUE)
 
 
 def _held(reason: Reason) -> str:
@@ -341,8 +286,3 @@ def _held(reason: Reason) -> str:
     if reason.kind in _NAMED:
         return f"{reason.what} of '{reason.source}' is {reason.expected}"
     return reason.guard
-
-
-def _short(source: str) -> str:
-    """A source in the form of recompile reasons: `L['x']` becomes `x`."""
-    return _LOCAL.sub(r"\1", source)

@@ -18,21 +18,22 @@ from tpcompile.evidence.records.digest import CallPath
 def is_own_call(ours: Seen, absent: Collection[int]) -> bool:
     """True where this rank alone calls the function from that line, and calls it also as the absent ranks do.
 
-    Of a program that still runs, the latter may be to come. A rank that calls the function as often as the others makes
-    no call of its own: the others did not compile in that line, since what they have fits.
+    In a program that still runs, its call as the absent ranks make it may come later. A rank that calls the function as
+    often as the others makes no call of its own: the others did not compile in that line, since what they have fits.
     """
     domain, frame = ours.domain, ours.compile.frame
     path = ours.compile.call_path
-    mine = domain.compiled(ours.rank).call_paths[frame]
     theirs: set[CallPath] = set()
     for rank in absent:
         theirs |= domain.compiled(rank).call_paths.get(frame, set())
     is_own = bool(path) and path not in theirs
-    is_in_place = not domain.is_running and not theirs <= mine
-    if not theirs or not is_own or is_in_place:
+    if not theirs or not is_own:
         return False
-    is_extra = domain.is_running or _is_called_more(ours, absent)
-    return is_extra and is_local(ours)
+    if not domain.is_running:
+        calls_as_they_do = theirs <= domain.compiled(ours.rank).call_paths[frame]
+        if not calls_as_they_do or not _is_called_more(ours, absent):
+            return False
+    return is_local(ours)
 
 
 def _is_called_more(ours: Seen, absent: Collection[int]) -> bool:
@@ -40,9 +41,11 @@ def _is_called_more(ours: Seen, absent: Collection[int]) -> bool:
     domain, place = ours.domain, (ours.compile.phase, ours.compile.frame)
     mine = domain.compiled(ours.rank)
     theirs = [domain.compiled(rank) for rank in absent]
-    if not all(one.is_counted for one in (mine, *theirs)):
+    is_counted = all(one.is_counted for one in (mine, *theirs))
+    if not is_counted:
         return True
-    return mine.num_calls(*place) > max(one.num_calls(*place) for one in theirs)
+    most = max(one.num_calls(*place) for one in theirs)
+    return mine.num_calls(*place) > most
 
 
 def are_other_calls(domain: Domain, slot: Slot) -> bool:
@@ -56,7 +59,7 @@ def are_other_calls(domain: Domain, slot: Slot) -> bool:
 def is_local(seen: Seen) -> bool:
     """True for a complete graph that issues no collective.
 
-    Of a DTensor the collectives are seen in lowered graphs only.
+    The collectives of a DTensor are seen in lowered graphs only.
     """
     compile_ = seen.compile
     if compile_.limit_reached or compile_.num_items(Layer.COLLECTIVES):

@@ -28,25 +28,24 @@ class Programs:
         self.frames_of: defaultdict[int, set[str]] = defaultdict(set)
         self.programs: dict[Hashable, _Program] = {}
         self.num_ranks = len(domain.digests)
-        for rank in domain.digests:
-            for seen in domain.seen_by(rank):
-                self._add(seen)
-        self._are_others = functools.cache(self._find_others)
-
-    def _add(self, seen: Seen) -> None:
-        self.frames[seen.compile.frame].add(seen.rank)
-        self.frames_of[seen.rank].add(seen.compile.frame)
-        program = self.programs.setdefault(_identity(seen), _Program(seen))
-        program.ranks.add(seen.rank)
+        for rank, digest in domain.digests.items():
+            for compile_ in digest.compiles:
+                seen = Seen(domain, rank, compile_)
+                self.frames[seen.compile.frame].add(rank)
+                self.frames_of[rank].add(seen.compile.frame)
+                program = self.programs.setdefault(_identity(seen), _Program(seen))
+                program.ranks.add(rank)
+        self._others: dict[tuple[int, tuple[int, ...]], bool] = {}
 
     def are_others(self, ours: Seen, absent: tuple[int, ...]) -> bool:
         """True when the absent ranks compiled a function that the rank of `ours` did not."""
-        return self._are_others(ours.rank, absent)
-
-    def _find_others(self, rank: int, absent: tuple[int, ...]) -> bool:
-        mine = self.frames_of[rank]
-        theirs = frozenset(absent)
-        return any(frame not in mine and not theirs.isdisjoint(ranks) for frame, ranks in self.frames.items())
+        key = ours.rank, absent
+        if key not in self._others:
+            mine = self.frames_of[ours.rank]
+            theirs = frozenset(absent)
+            others = self.frames.keys() - mine
+            self._others[key] = any(not theirs.isdisjoint(self.frames[frame]) for frame in others)
+        return self._others[key]
 
     def are_parts(self, ours: Seen, absent: tuple[int, ...]) -> bool:
         """True when an absent rank compiled, as a function of its own, what `ours` calls or inlines; or the reverse."""

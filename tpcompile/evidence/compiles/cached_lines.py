@@ -31,8 +31,34 @@ def with_current_lines(dynamo: Sequence[Graph], lowered: Sequence[Graph]) -> lis
     Of equal lines of one function, the n-th becomes the n-th. A user's line whose code neither a Dynamo graph nor the
     source of its files has is dropped: no line is better than a wrong one.
     """
-    moved = _moved(_users_lines(lowered), _users_lines(dynamo))
+    cached, now = (_users_lines(graphs) for graphs in (lowered, dynamo))
+    files = {line.file for lines in now.values() for line in lines}
+    moved: dict[UserLine, UserLine | None] = {}
+    for code, lines in cached.items():
+        found = now.get(code, [])
+        if set(lines) <= set(found):
+            continue
+        if len(found) == len(lines):
+            moved |= zip(lines, found, strict=True)
+        else:
+            moved |= {line: line if line.file in files and is_there(line) else None for line in lines}
     return [*dynamo, *(_with(graph, moved) for graph in lowered)]
+
+
+def _users_lines(graphs: Sequence[Graph]) -> dict[_Code, list[UserLine]]:
+    """The user's lines in graphs by their code; equal code in the order of its places."""
+    lines = {line for line in lines_of(nodes_of(graphs)) if not is_library(line)}
+    ordered = sorted(lines, key=lambda line: (line.file, line.line))
+    return grouped(ordered, _code)
+
+
+def _with(graph: Graph, moved: Mapping[UserLine, UserLine | None]) -> Graph:
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.line is not None and node.line in moved:
+            node = node.model_copy(update={"line": moved[node.line]})
+        nodes.append(node)
+    return graph.model_copy(update={"nodes": tuple(nodes)})
 
 
 def with_current_stacks(cached: Sequence[str], traced: Iterable[str]) -> list[str]:
@@ -56,40 +82,5 @@ def _stacks_in_order(stacks: Iterable[str]) -> dict[tuple[_Code, ...], list[str]
     return grouped(ordered, lambda stack: tuple(map(_code, own[stack])))
 
 
-def _users_lines(graphs: Sequence[Graph]) -> list[UserLine]:
-    return [line for line in lines_of(nodes_of(graphs)) if not is_library(line)]
-
-
-def _moved(cached: Iterable[UserLine], now: Iterable[UserLine]) -> dict[UserLine, UserLine | None]:
-    """Line in the cache -> the current line, None where it is not known; those that have not moved are left out."""
-    by_code = _in_order(now)
-    files = {line.file for lines in by_code.values() for line in lines}
-    moved: dict[UserLine, UserLine | None] = {}
-    for code, lines in _in_order(cached).items():
-        found = by_code.get(code, [])
-        is_same = set(lines) <= set(found)
-        is_moved = len(found) == len(lines)
-        if is_moved and not is_same:
-            moved |= zip(lines, found, strict=True)
-        elif not is_same:
-            moved |= {line: line if line.file in files and is_there(line) else None for line in lines}
-    return moved
-
-
-def _in_order(lines: Iterable[UserLine]) -> dict[_Code, list[UserLine]]:
-    ordered = sorted(set(lines), key=lambda line: (line.file, line.line))
-    return grouped(ordered, _code)
-
-
 def _code(line: UserLine) -> _Code:
     return line.function, line.code.partition("  #")[0].strip()
-
-
-def _with(graph: Graph, moved: Mapping[UserLine, UserLine | None]) -> Graph:
-    return graph.model_copy(update={"nodes": tuple(_of_now(node, moved) for node in graph.nodes)})
-
-
-def _of_now(node: Node, moved: Mapping[UserLine, UserLine | None]) -> Node:
-    if node.line is None or node.line not in moved:
-        return node
-    return node.model_copy(update={"line": moved[node.line]})

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from tpcompile.evidence.iterables import find, first
+from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import Collective, Graph, Node, UserLine
 from tpcompile.evidence.records.compile import nodes_of
 from tpcompile.evidence.text.group_names import Place
@@ -29,7 +29,11 @@ def collectives_of(graphs: Iterable[Graph]) -> tuple[Collective, ...]:
     graphs = list(graphs)
     lowered = [graph for graph in graphs if graph.kind != "dynamo"]
     in_order = sorted(lowered or graphs, key=lambda graph: graph.phase == "backward")
-    return tuple(itertools.chain.from_iterable(map(_in_graph, in_order)))
+    found: list[Collective] = []
+    for graph in in_order:
+        for nodes in graph.scopes:
+            found += _Scope(nodes, graph.phase).collectives()
+    return tuple(found)
 
 
 def issued_at(graphs: Iterable[Graph]) -> frozenset[Place]:
@@ -42,11 +46,6 @@ def issued_at(graphs: Iterable[Graph]) -> frozenset[Place]:
             role = group.removeprefix(_GROUP)
             places.append((line.file, line.line, role))
     return frozenset(places)
-
-
-def _in_graph(graph: Graph) -> Iterator[Collective]:
-    for nodes in graph.scopes:
-        yield from _Scope(nodes, graph.phase).collectives()
 
 
 class _Scope:
@@ -72,7 +71,11 @@ class _Scope:
         node = self.nodes[index]
         texts = [text.strip("'\"") for text in node.arguments]
         group = find(texts, lambda text: text.startswith(_GROUP)) or ""
-        dtype, shape = next(iter(_VALUE.findall(self.operand(node).value)), ("", ""))
+        # what is reduced or gathered; the collective itself where its first argument is not a node
+        reference = _REFERENCE.match(node.args[0]) if node.args else None
+        operand = self.nodes[int(reference[1])] if reference else node
+        dtype, shape = next(iter(_VALUE.findall(operand.value)), ("", ""))
+        is_broadcast = op == "broadcast" and _TARGET.match(node.target) is not None
         wait = self.waits.get(f"%{index}")
         is_in_place = _INPLACE.match(node.target) is not None
         is_waited = is_in_place or wait is not None
@@ -82,7 +85,7 @@ class _Scope:
             phase=self.phase,
             op=op,
             reduce_op=reduce_op or "",
-            src=_source(node, op),
+            src="".join(node.args[1:2]) if is_broadcast else "",
             dtype=dtype,
             shape=shape,
             group=group.removeprefix(_GROUP),
@@ -91,17 +94,6 @@ class _Scope:
             line=blamed_line(self.nodes, index),
         )
 
-    def operand(self, node: Node) -> Node:
-        """The node that is reduced or gathered, or the collective itself where its first argument is not a node."""
-        found = _REFERENCE.match(node.args[0]) if node.args else None
-        return self.nodes[int(found[1])] if found else node
-
-
-def _source(node: Node, op: str) -> str:
-    """The second argument of a broadcast."""
-    is_broadcast = op == "broadcast" and _TARGET.match(node.target) is not None
-    return "".join(node.args[1:2]) if is_broadcast else ""
-
 
 def blamed_line(nodes: Sequence[Node], index: int) -> UserLine | None:
     """The user's line for a node.
@@ -109,6 +101,8 @@ def blamed_line(nodes: Sequence[Node], index: int) -> UserLine | None:
     For a node on a line of library code whose caller is not known, the line of the nearest node before it (else after
     it) that is on a user's line.
     """
-    outwards = itertools.chain(range(index, -1, -1), range(index + 1, len(nodes)))
-    lines = (users(nodes[place].line) for place in outwards)
-    return first(filter(None, lines)) or nodes[index].line
+    for place in itertools.chain(range(index, -1, -1), range(index + 1, len(nodes))):
+        line = users(nodes[place].line)
+        if line is not None:
+            return line
+    return nodes[index].line

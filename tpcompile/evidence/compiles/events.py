@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tpcompile.evidence.iterables import find
-from tpcompile.evidence.records import RankRead, UserLine
+from tpcompile.evidence.records import Frozen
 
 GRAPH_KINDS = {
     "dynamo_output_graph": "dynamo",
@@ -27,10 +27,10 @@ WANTED_EVENTS = frozenset(GRAPH_KINDS) | CACHE_EVENTS | {
 }  # fmt: skip
 """Events the parser reads; everything else is dropped at the source."""
 RANK_READS = "tpcompile_rank_reads"
-"""An event of tpcompile's own, which torch's trace lacks: reads of the rank in traced code."""
-
+"""An event of tpcompile's own, which torch's trace lacks: reads of the rank in the code behind an output graph."""
 CALLED_FROM = "tpcompile_called_from"
-"""An event of tpcompile's own: the program's lines that called the compiled callable; torch leaves out the last."""
+"""An event of tpcompile's own: the program's lines that called the compiled callable, outermost first; torch leaves out
+the last."""
 
 RESERVED = frozenset({
     "rank", "compiled_autograd_id", "frame_id", "frame_compile_id", "attempt", "severity", "timestamp", "pathname",
@@ -100,13 +100,7 @@ TRACED = frozenset({"dynamo_output_graph", "dynamo_graph_break_reason"})
 """Events at which the traced code is still known; a graph break before the first op leaves no graph."""
 
 
-def called_from_event(at: TraceEvent, lines: Iterable[UserLine]) -> TraceEvent:
-    """The lines from which a compiled callable was called, outermost first, as an event of the compile that begins."""
-    payload = json.dumps([line.model_dump(mode="json") for line in lines])
-    return replace(at, name=CALLED_FROM, metadata={}, payload=payload)
-
-
-def rank_reads_event(at: TraceEvent, reads: Iterable[RankRead]) -> TraceEvent:
-    """Reads of the rank in the code behind an output graph, as an event of the same compile and attempt."""
-    payload = json.dumps([read.model_dump(mode="json") for read in reads])
-    return replace(at, name=RANK_READS, metadata={}, payload=payload)
+def event_beside(at: TraceEvent, name: str, records: Iterable[Frozen]) -> TraceEvent:
+    """An event of tpcompile's own (`RANK_READS`, `CALLED_FROM`) with these records, of the same compile and attempt."""
+    payload = json.dumps([record.model_dump(mode="json") for record in records])
+    return replace(at, name=name, metadata={}, payload=payload)

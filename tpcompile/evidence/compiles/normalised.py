@@ -9,7 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from tpcompile.evidence.groups.align import Slot, align
+from tpcompile.evidence.groups.align import align
 from tpcompile.evidence.groups.domain import by_domain
 from tpcompile.evidence.iterables import differ, grouped
 from tpcompile.evidence.records import Check, CheckId, Layer, Normalised, RankDigest, Status
@@ -73,7 +73,10 @@ def hidden_check(mode: str, digests: Sequence[RankDigest]) -> list[Check]:
     counts: Counter[tuple[str, Layer]] = Counter()
     for ranks in by_domain(digests).values():
         for slot in align(ranks):
-            counts += _hidden(slot)  # keeps positive counts only
+            removed = itertools.chain.from_iterable(compile_.normalised for compile_ in slot.compiles.values())
+            for key, of_kind in grouped(removed, lambda one: (one.kind, one.layer)).items():
+                if differ(one.sha256 for one in of_kind):
+                    counts[key] += max(one.num_items for one in of_kind)
     if not counts:
         return []
     texts = [f"{kind} in {number} {_UNITS[layer]}" for (kind, layer), number in sorted(counts.items())]
@@ -86,17 +89,3 @@ def hidden_check(mode: str, digests: Sequence[RankDigest]) -> list[Check]:
             observed="; ".join(texts),
         )
     ]
-
-
-def _hidden(slot: Slot) -> Counter[tuple[str, Layer]]:
-    """Kind and layer -> number of lines that contain it, where the ranks' raw text of one compile differs in it."""
-    removed = itertools.chain.from_iterable(compile_.normalised for compile_ in slot.compiles.values())
-    by_kind = grouped(removed, lambda one: (one.kind, one.layer))
-    return Counter({key: _num_differing(of_kind) for key, of_kind in by_kind.items()})
-
-
-def _num_differing(removed: Sequence[Normalised]) -> int:
-    """Number of lines on which the ranks differ, at most; 0 where their hashes agree."""
-    if differ(one.sha256 for one in removed):
-        return max(one.num_items for one in removed)
-    return 0

@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -16,11 +16,10 @@ from tpcompile.evidence.compiles.events import CACHE_EVENTS, CALLED_FROM, FUSION
 from tpcompile.evidence.compiles.normalised import normalised
 from tpcompile.evidence.compiles.shapes import json_value
 from tpcompile.evidence.compiles.user_lines import with_user_lines
-from tpcompile.evidence.iterables import grouped, indexed, last
+from tpcompile.evidence.iterables import grouped, last
 from tpcompile.evidence.records import (
     CompileRecord,
     Graph,
-    GraphBreak,
     Guard,
     InputTensor,
     Kernel,
@@ -67,13 +66,12 @@ def parsed(parse: Callable[..., T], text: str, roles: GroupRoles, **options: Any
 def start_stack(start: TraceEvent, table: Mapping[int, str]) -> tuple[UserLine, ...]:
     """The stack of a `dynamo_start`, outermost first; `table` holds the file names torch sent before."""
     frames = start.metadata["dynamo_start"].get("stack", [])
-    return tuple(_stack_line(frame, table) for frame in frames)
-
-
-def _stack_line(frame: Mapping[str, Any], table: Mapping[int, str]) -> UserLine:
-    name = frame["filename"]
-    file = table.get(name, UNKNOWN_FILE) if isinstance(name, int) else name
-    return _line(file, frame["line"], frame["name"], frame.get("loc") or "")
+    lines: list[UserLine] = []
+    for frame in frames:
+        name = frame["filename"]
+        file = table.get(name, UNKNOWN_FILE) if isinstance(name, int) else name
+        lines.append(_line(file, frame["line"], frame["name"], frame.get("loc") or ""))
+    return tuple(lines)
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -123,9 +121,15 @@ class LoggedEvents:
         stack = start_stack(self.start, table) if self.start else ()
         graphs = tuple(parsed(parse_graph, e.payload, roles, kind=GRAPH_KINDS[e.name]) for e in self.graph_events())
         guard_text = "".join(self.payloads("dynamo_cpp_guards_str")[-1:])
-        guards = parsed(parse_guards, guard_text, roles, files=_files(stack, graphs), issued=issued_at(graphs))
+        files = frozenset(line.file for line in [*stack, *lines_of(nodes_of(graphs))])
+        guards = parsed(parse_guards, guard_text, roles, files=files, issued=issued_at(graphs))
         graphs = self.with_lines(graphs, guards)
         began = self.last("dynamo_start") or self.events[0]
+        metrics_event = self.last("compilation_metrics")
+        body = metrics_event.metadata["compilation_metrics"] if metrics_event else {}
+        metrics = body if isinstance(body, Mapping) else {}
+        breaks = set(map(parse_break, self.payloads("dynamo_graph_break_reason")))
+        reasons = itertools.chain.from_iterable(map(_texts, self.payloads("recompile_reasons")))
         return CompileRecord(
             compile_id=self.compile_id,
             phase=began.phase,
@@ -140,14 +144,14 @@ class LoggedEvents:
             collectives=collectives_of(graphs),
             kernels=self.kernels(roles),
             launched=self.launched(),
-            breaks=self.breaks(),
-            recompile_reasons=self.recompile_reasons(),
+            breaks=tuple(sorted(breaks, key=lambda found: (str(found.line), found.reason))),
+            recompile_reasons=tuple(map(normalise.generic, reasons)),
             cache=tuple(event.name for event in self.all(*CACHE_EVENTS)),
-            failure=self.failure(),
-            failure_line=self.failure_line(),
+            failure=normalise.error(str(metrics.get("fail_reason") or "")),
+            failure_line=_failure_line(metrics),
             rank_reads=self.rank_reads(),
-            limit_reached=self.limit_reached(),
-            is_cut=is_ended and self.last("compilation_metrics") is None,
+            limit_reached=_is_limit(metrics),
+            is_cut=is_ended and metrics_event is None,
             normalised=normalised((event.name, event.payload) for event in self.events),
         )
 
@@ -168,21 +172,18 @@ class LoggedEvents:
     def inputs(self) -> tuple[InputTensor, ...]:
         """Tensors of the last attempt."""
         sources = self.of_last_attempt("describe_source")
-        tensors = self.tensors({source.attempt for source in sources})
+        attempts = {source.attempt for source in sources}
+        described = [event for event in self.all("describe_tensor") if event.attempt in attempts]
+        tensors = {described_tensor(event): event.metadata["describe_tensor"] for event in described}
         constants: dict[str, str] = {}
         inputs: dict[str, InputTensor] = {}
         for event in sources:
-            body = event.metadata["describe_source"]
-            tensor = tensors.get(_described(body))
+            tensor = tensors.get(described_tensor(event))
             if tensor is not None:
-                source = normalise.constant(normalise.generic(str(body["source"])), constants)
+                named = str(event.metadata["describe_source"]["source"])
+                source = normalise.constant(normalise.generic(named), constants)
                 inputs[source] = _input(source, tensor)
         return tuple(dict(sorted(inputs.items())).values())
-
-    def tensors(self, attempts: Collection[int]) -> dict[tuple[object, object], Mapping[str, Any]]:
-        """Descriptions of the tensors of some attempts, by identity."""
-        described = [event for event in self.all("describe_tensor") if event.attempt in attempts]
-        return indexed((event.metadata["describe_tensor"] for event in described), _described)
 
     def kernels(self, roles: GroupRoles) -> tuple[Kernel, ...]:
         """Kernels of the generated code, forward before backward."""
@@ -195,16 +196,6 @@ class LoggedEvents:
         payloads = map(json.loads, self.payloads(FUSION))
         found = [LaunchedGraph.model_validate(payload["launched"]) for payload in payloads]
         return tuple(sorted(found, key=lambda graph: graph.phase == "backward"))
-
-    def breaks(self) -> tuple[GraphBreak, ...]:
-        """Graph breaks, each once, in order of their lines."""
-        found = set(map(parse_break, self.payloads("dynamo_graph_break_reason")))
-        return tuple(sorted(found, key=lambda found: (str(found.line), found.reason)))
-
-    def recompile_reasons(self) -> tuple[str, ...]:
-        """Recompile reasons, one per cache entry, in torch's words."""
-        reasons = itertools.chain.from_iterable(map(_texts, self.payloads("recompile_reasons")))
-        return tuple(map(normalise.generic, reasons))
 
     def rank_reads(self) -> tuple[RankRead, ...] | None:
         """Reads of the rank in traced code; None when they were not recorded."""
@@ -220,45 +211,31 @@ class LoggedEvents:
         lines = json.loads(recorded.payload)
         return tuple(map(UserLine.model_validate, lines))
 
-    def metrics(self) -> Mapping[str, Any]:
-        """The metrics that torch logs at the end of the compile."""
-        found = self.last("compilation_metrics")
-        body = found.metadata["compilation_metrics"] if found else {}
-        return body if isinstance(body, Mapping) else {}
 
-    def failure(self) -> str:
-        """The error of a compile that failed, on one line."""
-        return normalise.error(str(self.metrics().get("fail_reason") or ""))
-
-    def failure_line(self) -> UserLine | None:
-        """The user's line at which the compile failed."""
-        metrics = self.metrics()
-        file = metrics.get("fail_user_frame_filename")
-        line = metrics.get("fail_user_frame_lineno")
-        if not file or not line:
-            return None
-        failed_at = UserLine(file=str(file), line=int(line))
-        return users(failed_at)
-
-    def limit_reached(self) -> bool:
-        """True when the frame has reached the recompile limit: torch logs reasons and metrics but no start, and runs it
-        eager."""
-        metrics = self.metrics()
-        is_said = str(metrics.get("fail_reason")).startswith(LIMIT)
-        return is_said or metrics.get("fail_type") == "FailOnRecompileLimitHit"
+def _failure_line(metrics: Mapping[str, Any]) -> UserLine | None:
+    """The user's line at which the compile failed."""
+    file = metrics.get("fail_user_frame_filename")
+    line = metrics.get("fail_user_frame_lineno")
+    if not file or not line:
+        return None
+    return users(UserLine(file=str(file), line=int(line)))
 
 
-def _described(body: Mapping[str, Any]) -> tuple[object, object]:
-    """Identity of a tensor in the events that describe it."""
+def _is_limit(metrics: Mapping[str, Any]) -> bool:
+    """True when the frame has reached the recompile limit: torch logs reasons and metrics but no start, and runs it
+    eager."""
+    is_said = str(metrics.get("fail_reason")).startswith(LIMIT)
+    return is_said or metrics.get("fail_type") == "FailOnRecompileLimitHit"
+
+
+def described_tensor(event: TraceEvent) -> tuple[object, object]:
+    """The identity of the tensor that an event describes, or gives the source of."""
+    body = event.metadata[event.name]
     return body.get("describer_id"), body.get("id")
 
 
-def _files(stack: Sequence[UserLine], graphs: Sequence[Graph]) -> frozenset[str]:
-    """Whole paths that are known from the same compile."""
-    return frozenset(line.file for line in [*stack, *lines_of(nodes_of(graphs))])
-
-
 def _input(source: str, tensor: Mapping[str, Any]) -> InputTensor:
+    marks = {name: value for name, value in tensor.items() if value and _DYNAMIC_MARKS.match(name)}
     return InputTensor(
         source=source,
         dtype=str(tensor.get("dtype", "")).removeprefix("torch."),
@@ -266,14 +243,8 @@ def _input(source: str, tensor: Mapping[str, Any]) -> InputTensor:
         stride=str(tensor.get("stride", "")),
         device=normalise.device(str(tensor.get("device", ""))),
         requires_grad=bool(tensor.get("requires_grad", False)),
-        dynamic=_dynamic_marks(tensor),
+        dynamic=json.dumps(marks, sort_keys=True) if marks else "",
     )
-
-
-def _dynamic_marks(tensor: Mapping[str, Any]) -> str:
-    """Marks such as `dynamo_dynamic_indices` of a tensor as JSON; empty for none."""
-    marks = {name: value for name, value in tensor.items() if value and _DYNAMIC_MARKS.match(name)}
-    return json.dumps(marks, sort_keys=True) if marks else ""
 
 
 def _texts(payload: str) -> list[str]:

@@ -7,6 +7,7 @@ what is checked here. A field that no event reads is not looked at.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,24 +34,18 @@ _PLACES = frozenset({"frame_id", "compiled_autograd_id", "stack"})
 def is_as_written(metadata: Mapping[str, Any], payload: bytes) -> bool:
     """True for a record whose fields have the right types; of an event that is not known only the ids are checked."""
     name = name_of(metadata)
-    ids = [metadata.get(key) for key in _IDS]
-    bodies = metadata.keys() & _BODIES.keys()
+    bodies = metadata.keys() & _FIELDS.keys()
     is_placed = name not in _OF_COMPILES or not metadata.keys().isdisjoint(_PLACES)
-    has_payload = _PAYLOADS.get(name, _has_any_payload)
     checks = [
         bool(metadata),
-        all(map(_is_number_or_none, ids)),
-        all(_BODIES[key](metadata[key]) for key in bodies),
+        all(_fits(metadata.get(key), _NUMBER_OR_NONE) for key in _IDS),
+        all(_is_body(key, metadata[key]) for key in bodies),
+        "str" not in metadata or _is_string(metadata["str"]),
         is_placed,
-        has_payload(payload),
-        _is_of(name, payload),
-        _names_its_nodes(name, metadata.get(name), payload),
+        _is_payload(name, payload),
+        name != "dynamo_output_graph" or _names_its_nodes(metadata.get(name), payload),
     ]
     return all(checks)
-
-
-def _has_any_payload(_payload: bytes) -> bool:
-    return True
 
 
 def json_value(text: str | bytes) -> Any | None:
@@ -70,29 +65,71 @@ def json_object(text: str | bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _is_number(value: object) -> bool:
-    return type(value) is int and 0 <= value < MAX_NUMBER  # True is an int, too
+_Types = frozenset[type]
+_NUMBER: _Types = frozenset({int})
+_TEXT: _Types = frozenset({str})
+_NUMBER_OR_NONE = _NUMBER | {type(None)}
+_TEXT_OR_NONE = _TEXT | {type(None)}
+_FRAME = "frame of a stack"
+_METRICS = {
+    **dict.fromkeys(("fail_type", "fail_reason", "fail_user_frame_filename", "recompile_reason"), _TEXT_OR_NONE),
+    **dict.fromkeys(("co_name", "co_filename", "pytorch_version"), _TEXT_OR_NONE),
+    **dict.fromkeys(("fail_user_frame_lineno", "co_firstlineno", "graph_op_count", "guard_count"), _NUMBER_OR_NONE),
+}
+_FIELDS: Mapping[str, Mapping[str, _Types]] = {
+    "dynamo_start": {},
+    # the name of a file is in the table of strings, where it has a number
+    _FRAME: {"line": _NUMBER, "name": _TEXT, "filename": _TEXT | _NUMBER, "loc": _TEXT_OR_NONE},
+    "describe_tensor": {
+        **dict.fromkeys(("id", "describer_id"), _NUMBER),
+        **dict.fromkeys(("dtype", "device"), _TEXT),
+        "requires_grad": frozenset({bool}),
+    },
+    "describe_source": {"id": _NUMBER, "describer_id": _NUMBER, "source": _TEXT},
+    "compilation_metrics": _METRICS,
+    BACKWARD_METRICS: _METRICS,
+    "artifact": {"name": _TEXT},
+    **{kind: {} for kind in GRAPH_KINDS},
+}
+"""Event, or a frame of a stack -> types of the fields that are read."""
+_LISTS: Mapping[str, tuple[_Types, bool]] = {
+    **dict.fromkeys(("size", "stride"), (_NUMBER | _TEXT, False)),  # a size is a number, or the text of a symbol
+    **dict.fromkeys(("restart_reasons", "stack_trace"), (_TEXT, True)),
+}
+"""Field that is a list -> types of its elements, and whether it may be None."""
+_REQUIRED: Mapping[str, set[str]] = {
+    _FRAME: {"line", "name", "filename"},
+    "describe_tensor": {"id"},
+    "describe_source": {"id", "source"},
+    "artifact": {"name"},
+}
 
 
-def _is_number_or_none(value: object) -> bool:
-    return value is None or _is_number(value)
+def _fits(value: object, types: _Types) -> bool:
+    """True for a value of one of these types; a number is an id, a line or a count."""
+    if type(value) is int and not 0 <= value < MAX_NUMBER:
+        return False
+    return type(value) in types  # True is an int, too
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+def _is_body(name: str, body: object) -> bool:
+    """True for the value of an event, each of whose fields has the right type."""
+    if not isinstance(body, dict) or not body.keys() >= _REQUIRED.get(name, set()):
+        return False
+    fields = _FIELDS[name]
+    for field in fields.keys() & body.keys():
+        if not _fits(body[field], fields[field]):
+            return False
+    for field in _LISTS.keys() & body.keys():
+        types, is_optional = _LISTS[field]
+        values = [] if body[field] is None and is_optional else body[field]
+        if not isinstance(values, list) or not types.issuperset(map(type, values)):
+            return False
+    return name != "dynamo_start" or _is_list(body.get("stack", []), lambda frame: _is_body(_FRAME, frame))
 
 
-def _is_text_or_none(value: object) -> bool:
-    return value is None or isinstance(value, str)
-
-
-def _are_texts_or_none(value: object) -> bool:
-    return value is None or (isinstance(value, list) and all(map(_is_text, value)))
-
-
-def _are_sizes(value: object) -> bool:
-    """A size is a number, or the text of a symbol."""
-    return isinstance(value, list) and all(type(size) in (int, str) for size in value)
+def _is_list(values: object, holds: Callable[[object], bool]) -> bool:
+    return isinstance(values, list) and all(map(holds, values))
 
 
 def _is_string(body: object) -> bool:
@@ -100,83 +137,28 @@ def _is_string(body: object) -> bool:
     if not isinstance(body, list) or len(body) != 2:
         return False
     text, index = body
-    return _is_text(text) and _is_number(index)
+    return _fits(text, _TEXT) and _fits(index, _NUMBER)
 
 
-def _is_file(value: object) -> bool:
-    """A name, or its index in the table of strings."""
-    return _is_text(value) or _is_number(value)
+def _is_payload(name: str, payload: bytes) -> bool:
+    """True for the payload of that event.
 
-
-def _has(fields: Mapping[str, Callable[[object], bool]], *required: str) -> Callable[[object], bool]:
-    """A check of a JSON object: each of these fields that it has is right, and the required ones are there."""
-
-    def holds(body: object) -> bool:
-        if not isinstance(body, dict) or not body.keys() >= set(required):
-            return False
-        return all(fields[name](body[name]) for name in fields.keys() & body.keys())
-
-    return holds
-
-
-def _is_object(body: object) -> bool:
-    return isinstance(body, dict)
-
-
-_is_frame = _has(
-    {"line": _is_number, "name": _is_text, "filename": _is_file, "loc": _is_text_or_none}, "line", "name", "filename"
-)
-
-
-def _are_frames(stack: object) -> bool:
-    return isinstance(stack, list) and all(map(_is_frame, stack))
-
-
-_TENSOR = {
-    "id": _is_number,
-    "describer_id": _is_number,
-    "dtype": _is_text,
-    "device": _is_text,
-    "size": _are_sizes,
-    "stride": _are_sizes,
-    "requires_grad": lambda value: isinstance(value, bool),
-}
-_METRICS = {
-    **dict.fromkeys(("fail_type", "fail_reason", "fail_user_frame_filename", "recompile_reason"), _is_text_or_none),
-    **dict.fromkeys(("co_name", "co_filename", "pytorch_version"), _is_text_or_none),
-    **dict.fromkeys(("fail_user_frame_lineno", "co_firstlineno", "graph_op_count", "guard_count"), _is_number_or_none),
-    **dict.fromkeys(("restart_reasons", "stack_trace"), _are_texts_or_none),
-}
-_BODIES: Mapping[str, Callable[[object], bool]] = {
-    "str": _is_string,
-    "dynamo_start": _has({"stack": _are_frames}),
-    "describe_tensor": _has(_TENSOR, "id"),
-    "describe_source": _has({"id": _is_number, "describer_id": _is_number, "source": _is_text}, "id", "source"),
-    "compilation_metrics": _has(_METRICS),
-    "bwd_compilation_metrics": _has(_METRICS),
-    "artifact": _has({"name": _is_text}, "name"),
-    **dict.fromkeys(GRAPH_KINDS, _is_object),
-}
-"""Event -> what its value has to be."""
-
-
-def _is_schedule(payload: bytes) -> bool:
-    names = json_value(payload)
-    return isinstance(names, list) and all(map(_is_text, names))
-
-
-def _is_execution(payload: bytes) -> bool:
-    order = json_object(payload).get("graph_execution_order")
-    return isinstance(order, list) and all(map(_is_object, order))
-
-
-def _is_version(payload: bytes) -> bool:
-    return _is_text(json_object(payload).get("pytorch_version"))
-
-
-def _is_code(payload: bytes) -> bool:
-    """True for Python, and for the C++ of a wrapper."""
-    return b"import " in payload or b"#include" in payload
+    No payload passes as that of two events: two records whose payloads were exchanged, with their hashes, would be read
+    as a program that no rank ran. The outcome of a cache lookup is an exception, since nothing reads its payload.
+    """
+    if name in _LOWERED:
+        return _lowered(payload) == name
+    if name in _BEGINNINGS:
+        return _BEGINNINGS[name].match(payload) is not None
+    if name == SCHEDULE:
+        # names of ops; recompile reasons, a list of texts too, begin with a number
+        return _is_list(json_value(payload), lambda op: isinstance(op, str) and op[:1].isidentifier())
+    if name == EXECUTION:
+        order = json_object(payload).get("graph_execution_order")
+        return _is_list(order, lambda entry: isinstance(entry, dict))
+    if name == TORCH_VERSION:
+        return _fits(json_object(payload).get("pytorch_version"), _TEXT)
+    return name != FUSION or _is_launched(payload)
 
 
 def _is_launched(payload: bytes) -> bool:
@@ -187,55 +169,36 @@ def _is_launched(payload: bytes) -> bool:
     return True
 
 
-_GRAPH, _JSON = "graph", "JSON"
-_KINDS = {
-    **dict.fromkeys([*GRAPH_KINDS, JOINT_GRAPH], _GRAPH),
-    **dict.fromkeys([*CACHE_EVENTS, TORCH_VERSION, EXECUTION, FUSION], _JSON),
+_LOWERED = GRAPH_KINDS.keys() - {"dynamo_output_graph"} | {JOINT_GRAPH}
+_BEGINNINGS: Mapping[str, re.Pattern[bytes]] = {
+    "dynamo_output_graph": re.compile(rb"\A\s*+class [^\n]+\(torch\.nn\.Module\):\n +def forward\(self[,)]"),
+    "inductor_output_code": re.compile(rb"\A\s*+(?:# |#include|//|import |from )"),  # Python, or the C++ of a wrapper
+    "dynamo_cpp_guards_str": re.compile(rb"\A\s*+TREE_GUARD_MANAGER:"),
+    "dynamo_graph_break_reason": re.compile(rb"\A\s*+(?:Graph break|WON'T CONVERT)"),
+    "recompile_reasons": re.compile(rb"\A\s*+(?:(?:\[\s*\"?)?!?\d+/\d|\[\s*\])"),  # one with its compile id, or a list
+    **dict.fromkeys(CACHE_EVENTS, re.compile(rb"\A\s*+(?:\{|\Z)")),
 }
-_HEADS = {
-    b"class ": _GRAPH,
-    b"TREE_GUARD_MANAGER:": "dynamo_cpp_guards_str",
-    b"Graph break in user code at ": "dynamo_graph_break_reason",
-    b"# AOT ID: ": "inductor_output_code",
-    b"{": _JSON,
-}
-"""How payloads begin in every version of torch that was seen -> whose they are."""
-_HEAD_BYTES = 256
-_LOWERED = GRAPH_KINDS.keys() - {"dynamo_output_graph"}
-_VARIABLES = b"def forward(self, L_"
-"""How Dynamo names the local variables that enter a graph."""
-_HAVE_HEADS = frozenset(GRAPH_KINDS)
-"""Events whose payloads always begin like this; the others may."""
+"""Event -> how its payload begins, as seen on torch 2.11.0 and 2.13.0."""
+_PARAMETERS = re.compile(rb"\A\s*+class [^\n]+\(torch\.nn\.Module\):\n +def forward\(\n((?: {8}[^\n]*\n)*) +\)")
+"""AOTAutograd prints a graph with each parameter on a line of its own, Dynamo with all on the line of `forward`."""
 
 
-def _is_of(name: str, payload: bytes) -> bool:
-    """True for a payload that begins like those of its event, and not like those of another one."""
-    begins = payload[:_HEAD_BYTES].lstrip()
-    if name not in FILE_EVENTS:
-        return True
-    kinds = [kind for head, kind in _HEADS.items() if begins.startswith(head)]
-    own = _KINDS.get(name, name)
-    return kinds == [own] or not (kinds or name in _HAVE_HEADS)
+def _lowered(payload: bytes) -> str:
+    """The event of a graph of AOTAutograd, by the names of its parameters; empty for any other text."""
+    head = _PARAMETERS.match(payload)
+    if head is None:
+        return ""
+    names = set(re.findall(rb"^ +([a-z]+_?)", head[1], re.MULTILINE))
+    if {b"primals", b"tangents"} <= names:
+        return JOINT_GRAPH
+    if b"tangents_" in names:
+        return "aot_backward_graph"
+    return "aot_forward_graph" if b"primals_" in names else "aot_inference_graph"
 
 
-def _names_its_nodes(name: str, body: object, payload: bytes) -> bool:
-    """True for a graph of Dynamo with the node whose size is logged first, and for one of AOTAutograd without variables
-    of the program."""
-    if name in _LOWERED:
-        return _VARIABLES not in payload[:_HEAD_BYTES]
-    if name != "dynamo_output_graph":
-        return True
+def _names_its_nodes(body: object, payload: bytes) -> bool:
+    """True for a graph of Dynamo with the node whose size is logged first."""
     sizes = body.get("sizes") if isinstance(body, dict) else None
     if not isinstance(sizes, dict):
         return sizes is None
     return all(name.encode() in payload for name in itertools.islice(sizes, 1))
-
-
-_PAYLOADS: Mapping[str, Callable[[bytes], bool]] = {
-    SCHEDULE: _is_schedule,
-    EXECUTION: _is_execution,
-    TORCH_VERSION: _is_version,
-    FUSION: _is_launched,
-    "inductor_output_code": _is_code,
-}
-"""Event -> what its payload has to be, besides how it begins."""

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from enum import Enum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpcompile.evidence.compiles.events import CACHE_EVENTS, GRAPH_KINDS, TraceEvent
-from tpcompile.evidence.compiles.record import UNKNOWN_FILE
+from tpcompile.evidence.compiles.record import UNKNOWN_FILE, described_tensor
 from tpcompile.evidence.compiles.shapes import BACKWARD_METRICS, JOINT_GRAPH
+from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
 
 LOWERED = frozenset(GRAPH_KINDS) - {"dynamo_output_graph"}
@@ -23,7 +25,7 @@ CODE = "inductor_output_code"
 _AFTER_THE_GRAPH = LOWERED | CACHE_EVENTS | {JOINT_GRAPH, CODE}
 INDUCTOR_TIME = "inductor_cumulative_compile_time_us"
 """A field of the metrics: None for a backend besides Inductor. That of AOTAutograd holds the time of any backend."""
-_BEFORE_THE_END = frozenset(GRAPH_KINDS) | {
+BEFORE_THE_END = frozenset(GRAPH_KINDS) | {
     JOINT_GRAPH,
     "dynamo_start", "describe_tensor", "describe_source", "dynamo_cpp_guards_str", "dynamo_graph_break_reason",
     "recompile_reasons",
@@ -34,16 +36,54 @@ _LAST = frozenset({"dynamo_cpp_guards_str", BACKWARD_METRICS})
 """The metrics come right behind the guards, and before any backward."""
 _OF_A_BREAK = "For more details about this graph break"
 """In the reason of a restart: the attempt before it ended in a graph break, which is logged."""
-
-
 _HITS = frozenset(name for name in CACHE_EVENTS if name.endswith("_hit"))
+
+
+class Flaw(Enum):
+    """Why a compile in a log cannot be relied on."""
+
+    DAMAGED = "one of its records is damaged"
+    BEGINS_TWICE = "it begins twice"
+    MIXED = "a record of a different compile is among its records"
+    AFTER_A_GAP = "an earlier compile of its frame is missing"
+    FEWER_THAN_PEERS = "it lacks a record that other ranks have"
+    FIRST_RECORD = "its first record is {event}"
+    OUT_OF_ORDER = "{event} is out of order"
+    EARLIER_ATTEMPT = "{event} is of an earlier attempt"
+    AFTER_ITS_END = "{event} comes after its end"
+    NO_START = "it has no start"
+    NO_END = "it has no end"
+    NO_FILE = "the name of a file in its stack is missing"
+    NO_TENSOR = "a tensor that enters it is not described"
+    NO_REASON = "it is a recompile without a reason"
+    NO_BREAK_REASON = "the reason of its graph break is missing"
+    OTHER_STACK = "its start and its end have different stacks"
+    OTHER_FUNCTION = "its start and its end name different functions"
+    NO_GRAPH = "its graph is missing"
+    NO_GUARDS = "its guards are missing"
+    NO_FORWARD = "its forward graph is missing"
+    NO_BACKWARD = "its backward graph is missing"
+    NO_LOWERED = "its lowered graphs are missing"
+    NO_CODE = "its generated code is missing"
+    NO_CACHE_HIT = "what it loaded from a cache is missing"
+
+
+class Damage(NamedTuple):
+    """What is wrong with a compile, and the event that shows it, where a single one does."""
+
+    flaw: Flaw
+    event: str = ""
+
+    def __str__(self) -> str:
+        return self.flaw.value.format(event=self.event)
 
 
 @dataclass(frozen=True)
 class _Implied:
     """A record that a compile without an error has to have."""
 
-    says: str
+    flaw: Flaw
+    """What is wrong without it."""
     needs: Set[str]
     """One of these events."""
     counted: str = ""
@@ -53,17 +93,17 @@ class _Implied:
 
 
 _IMPLIED = (
-    _Implied("its graph is missing", {"dynamo_output_graph"}, "graph_op_count", _AFTER_THE_GRAPH),
-    _Implied("its guards are missing", {"dynamo_cpp_guards_str"}, "guard_count", {"dynamo_output_graph"}),
-    _Implied("its forward graph is missing", {"aot_forward_graph"}, after={JOINT_GRAPH, "aot_backward_graph"}),
-    _Implied("its backward graph is missing", {"aot_backward_graph"}, after={JOINT_GRAPH, "aot_forward_graph"}),
-    _Implied("its backward graph is missing", {"aot_backward_graph", *_HITS}, after={BACKWARD_METRICS}),
-    _Implied("its lowered graphs are missing", LOWERED | _HITS, INDUCTOR_TIME),
-    _Implied("its generated code is missing", {CODE, *_HITS}, INDUCTOR_TIME),
-    _Implied("what it loaded from a cache is missing", _HITS, "aotautograd_local_cache_hit_count"),
-    _Implied("what it loaded from a cache is missing", _HITS, "aotautograd_remote_cache_hit_count"),
-    _Implied("what it loaded from a cache is missing", _HITS, "inductor_fx_local_cache_hit_count"),
-    _Implied("what it loaded from a cache is missing", _HITS, "inductor_fx_remote_cache_hit_count"),
+    _Implied(Flaw.NO_GRAPH, {"dynamo_output_graph"}, "graph_op_count", _AFTER_THE_GRAPH),
+    _Implied(Flaw.NO_GUARDS, {"dynamo_cpp_guards_str"}, "guard_count", {"dynamo_output_graph"}),
+    _Implied(Flaw.NO_FORWARD, {"aot_forward_graph"}, after={JOINT_GRAPH, "aot_backward_graph"}),
+    _Implied(Flaw.NO_BACKWARD, {"aot_backward_graph"}, after={JOINT_GRAPH, "aot_forward_graph"}),
+    _Implied(Flaw.NO_BACKWARD, {"aot_backward_graph", *_HITS}, after={BACKWARD_METRICS}),
+    _Implied(Flaw.NO_LOWERED, LOWERED | _HITS, INDUCTOR_TIME),
+    _Implied(Flaw.NO_CODE, {CODE, *_HITS}, INDUCTOR_TIME),
+    _Implied(Flaw.NO_CACHE_HIT, _HITS, "aotautograd_local_cache_hit_count"),
+    _Implied(Flaw.NO_CACHE_HIT, _HITS, "aotautograd_remote_cache_hit_count"),
+    _Implied(Flaw.NO_CACHE_HIT, _HITS, "inductor_fx_local_cache_hit_count"),
+    _Implied(Flaw.NO_CACHE_HIT, _HITS, "inductor_fx_remote_cache_hit_count"),
 )
 
 
@@ -71,11 +111,6 @@ def is_earlier(time: bytes, than: bytes) -> bool:
     """True for a time of a record, `MMDD hh:mm:ss.ffffff`, before that of another; a year ends in between at most."""
     is_new_year = than.startswith(b"12") and time.startswith(b"01")
     return time < than and not is_new_year
-
-
-def is_before_the_end(name: str) -> bool:
-    """True for an event that a compile which has ended no longer logs."""
-    return name in _BEFORE_THE_END
 
 
 @dataclass(slots=True)
@@ -87,118 +122,103 @@ class Story:
     time: bytes = b""
     attempt: int = 0
     stack: Sequence[UserLine] | None = None
-    """Of its last start; None without a start."""
+    """Stack of the last start; None without a start."""
     tensors: set[tuple[object, object]] = field(default_factory=set)
     sources: set[tuple[object, object]] = field(default_factory=set)
-    contradiction: str = ""
-    """The first one, for the reader; empty for none."""
-
-    @property
-    def is_ended(self) -> bool:
-        """True when the metrics were logged."""
-        return "compilation_metrics" in self.names
+    damage: Damage | None = None
+    """The first contradiction."""
 
     def take(self, item: TraceEvent, time: bytes) -> None:
         """Note an event and compare it with what came before; `time` is that of its record."""
-        self.contradicted(self._out_of_order(item, time))
+        self.damage = self.damage or self._out_of_order(item, time)
         self.time = time
         self.attempt = max(item.attempt, self.attempt)
         self.names.add(item.name)
         if item.name == "describe_tensor":
-            self.tensors.add(_described(item))
+            self.tensors.add(described_tensor(item))
         elif item.name == "describe_source":
-            self.sources.add(_described(item))
+            self.sources.add(described_tensor(item))
         elif item.name == "compilation_metrics":
-            self.contradicted(next(self._at_the_end(item.metadata["compilation_metrics"]), ""))
+            self._note(self._at_the_end(item.metadata["compilation_metrics"]))
+            # a log has thousands of compiles, and what follows their ends is compared with the names only
             self.tensors, self.sources, self.stack = set(), set(), None
 
-    def cut(self) -> None:
-        """Note that the log ends here, as that of a killed process may: what torch logs before the rest is there."""
+    def end_of_log(self, *, is_in_progress: bool) -> None:
+        """Note that no record follows; the log of a killed process may end inside the compile in progress."""
+        self._note(self._cut_off() if is_in_progress else iter([Flaw.NO_END]))
+
+    def _note(self, flaws: Iterator[Flaw]) -> None:
+        flaw = first(flaws)
+        if flaw is not None:
+            self.damage = self.damage or Damage(flaw)
+
+    def _cut_off(self) -> Iterator[Flaw]:
+        """Flaws of a compile whose last records may be missing: what torch logs before the rest has to be there."""
         if self.stack is None and self.names != {"recompile_reasons"}:
-            self.contradicted("it has no start")
+            yield Flaw.NO_START
         if "dynamo_output_graph" not in self.names and not self.names.isdisjoint(_AFTER_THE_GRAPH):
-            self.contradicted("its graph is missing")
+            yield Flaw.NO_GRAPH
         if not self.names.isdisjoint(_LAST):
-            self.contradicted("it has no end")
+            yield Flaw.NO_END
         if self.attempt > 0 and "dynamo_graph_break_reason" not in self.names:
-            self.contradicted("the reason of its graph break is missing")
+            yield Flaw.NO_BREAK_REASON
 
-    def contradicted(self, why: str) -> None:
-        """Note a contradiction; of several the first is kept."""
-        self.contradiction = self.contradiction or why
-
-    def _out_of_order(self, item: TraceEvent, time: bytes) -> str:
+    def _out_of_order(self, item: TraceEvent, time: bytes) -> Damage | None:
         if not self.names and item.name not in _FIRST:
-            return f"its first record is {item.name}"
+            return Damage(Flaw.FIRST_RECORD, item.name)
         if is_earlier(time, self.time):
-            return f"{item.name} is out of order"
+            return Damage(Flaw.OUT_OF_ORDER, item.name)
         if item.attempt < self.attempt:
-            return f"{item.name} is of an earlier attempt"
-        return ""
+            return Damage(Flaw.EARLIER_ATTEMPT, item.name)
+        return None
 
-    def _at_the_end(self, metrics: Mapping[str, Any]) -> Iterator[str]:
+    def _at_the_end(self, metrics: Mapping[str, Any]) -> Iterator[Flaw]:
         has_failed = bool(metrics.get("fail_type"))
-        yield from self._start(metrics, has_failed=has_failed)
-        yield from self._reasons(metrics)
+        if self.stack:
+            yield from _other_start(self.stack, metrics)
+        elif self.stack is None and not has_failed:
+            yield Flaw.NO_START
+        # An entry of the cache whose objects are gone cannot fail: then torch recompiles without a reason, and says so.
+        is_first = self.compile_id.endswith("/0")
+        is_recompile = bool(metrics["recompile_reason"]) if "recompile_reason" in metrics else not is_first
+        if is_recompile and "recompile_reasons" not in self.names:
+            yield Flaw.NO_REASON
         if not self.sources <= self.tensors:
-            yield "a tensor that enters it is not described"
+            yield Flaw.NO_TENSOR
         if not has_failed:
             yield from missing_records(self.names, metrics)
             yield from self._breaks(metrics)
 
-    def _start(self, metrics: Mapping[str, Any], *, has_failed: bool) -> Iterator[str]:
-        if self.stack is None and not has_failed:
-            yield "it has no start"
-        if not self.stack:
-            return
-        files = {line.file for line in self.stack}
-        if UNKNOWN_FILE in files:
-            yield "the name of a file in its stack is missing"
-        if not _is_same_stack(self.stack, metrics.get("stack_trace")):
-            yield "its start and its end have different stacks"
-        frame = self.stack[-1]
-        ours = {"co_name": frame.function, "co_filename": frame.file, "co_firstlineno": frame.line}
-        theirs = {name: metrics.get(name) for name in ours}
-        is_known = None not in theirs.values()
-        if is_known and ours != theirs:
-            yield "its start and its end name different functions"
-
-    def _reasons(self, metrics: Mapping[str, Any]) -> Iterator[str]:
-        has_reasons = "recompile_reasons" in self.names
-        is_first = self.compile_id.endswith("/0")
-        # An entry of the cache whose objects are gone cannot fail: then torch recompiles without a reason, and says so.
-        expected = bool(metrics["recompile_reason"]) if "recompile_reason" in metrics else not is_first
-        if expected and not has_reasons:
-            yield "it is a recompile without a reason"
-
-    def _breaks(self, metrics: Mapping[str, Any]) -> Iterator[str]:
+    def _breaks(self, metrics: Mapping[str, Any]) -> Iterator[Flaw]:
         is_restarted = self.attempt > 0
         if "restart_reasons" in metrics:
             reasons = metrics["restart_reasons"] or ()
             is_restarted = _OF_A_BREAK in "".join(reasons)
-        has_reason = "dynamo_graph_break_reason" in self.names
-        if is_restarted and not has_reason:
-            yield "the reason of its graph break is missing"
+        if is_restarted and "dynamo_graph_break_reason" not in self.names:
+            yield Flaw.NO_BREAK_REASON
 
 
-def missing_records(names: Set[str], metrics: Mapping[str, Any] = MappingProxyType({})) -> Iterator[str]:
+def missing_records(names: Set[str], metrics: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Flaw]:
     """What a compile without an error lacks, by the events that it logged and what its metrics count."""
     for rule in _IMPLIED:
         is_logged = not names.isdisjoint(rule.after)
-        is_counted = bool(metrics.get(rule.counted))
-        is_expected = is_logged or is_counted
+        is_expected = is_logged or bool(metrics.get(rule.counted))
         if is_expected and names.isdisjoint(rule.needs):
-            yield rule.says
+            yield rule.flaw
 
 
-def _described(item: TraceEvent) -> tuple[object, object]:
-    body = item.metadata[item.name]
-    return body.get("describer_id"), body.get("id")
-
-
-def _is_same_stack(stack: Sequence[UserLine], said: Sequence[str] | None) -> bool:
-    """True for the stack that the metrics repeat; between the callers and the frame they may have torch's own lines."""
-    if not said or not stack:
-        return True
+def _other_start(stack: Sequence[UserLine], metrics: Mapping[str, Any]) -> Iterator[Flaw]:
+    """Flaws of a compile whose metrics repeat a different stack or function than its start has."""
+    if any(line.file == UNKNOWN_FILE for line in stack):
+        yield Flaw.NO_FILE
+    said = metrics.get("stack_trace")
     *callers, frame = [f"Line: {line.line}, Name: {line.function}, Filename: {line.file}" for line in stack]
-    return frame == said[-1] and callers == said[: len(callers)]
+    # between the callers and the frame the metrics may have lines of torch's own
+    if said and (frame != said[-1] or callers != said[: len(callers)]):
+        yield Flaw.OTHER_STACK
+    compiled = stack[-1]
+    ours = {"co_name": compiled.function, "co_filename": compiled.file, "co_firstlineno": compiled.line}
+    theirs = {name: metrics.get(name) for name in ours}
+    is_known = None not in theirs.values()
+    if is_known and ours != theirs:
+        yield Flaw.OTHER_FUNCTION

@@ -10,16 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tpcompile.evidence.compiles.events import (
     CACHE_EVENTS,
+    CALLED_FROM,
     GRAPH_KINDS,
     RANK_READS,
     RESERVED,
     TRACED,
     WANTED_EVENTS,
     TraceEvent,
-    called_from_event,
     compile_id_of,
     event,
-    rank_reads_event,
+    event_beside,
 )
 from tpcompile.evidence.compiles.record import LoggedEvents, frame_line, start_stack
 from tpcompile.evidence.records import CompileRecord
@@ -28,6 +28,7 @@ from tpcompile.evidence.text.normalise import GroupRoles
 
 __all__ = [
     "CACHE_EVENTS",
+    "CALLED_FROM",
     "GRAPH_KINDS",
     "RANK_READS",
     "RESERVED",
@@ -35,14 +36,13 @@ __all__ = [
     "WANTED_EVENTS",
     "CompileNumbers",
     "TraceEvent",
-    "called_from_event",
     "compile_id_of",
     "compile_record",
     "compile_records",
     "event",
+    "event_beside",
     "frame_line",
     "parse_break",
-    "rank_reads_event",
     "start_stack",
 ]
 
@@ -111,5 +111,5 @@ def compile_record(
     events: Sequence[TraceEvent], *, before: TraceEvent | None, roles: GroupRoles, strings: Mapping[int, str]
 ) -> CompileRecord:
     """Events of one compile in a finished log -> its record; `before` is the start of the frame's previous compile."""
-    compile_ = LoggedEvents(str(events[0].compile_id), before, list(events))
-    return compile_.record(roles, strings, is_ended=True)
+    logged = LoggedEvents(str(events[0].compile_id), before, list(events))
+    return logged.record(roles, strings, is_ended=True)

@@ -23,6 +23,7 @@ _MAX_LINES = 60
 """Lines of source searched on each side of the user's line."""
 _MAX_SOURCE_BYTES = 16 << 20
 """Largest file that is read as source."""
+_DEFINES = ("def ", "async def ", "class ", "@")
 
 
 def with_user_lines(graphs: Sequence[Graph], guards: Iterable[Guard]) -> tuple[Graph, ...]:
@@ -61,11 +62,24 @@ class _Lines:
 
     def caller(self, node: Node, line: UserLine, before: UserLine) -> UserLine | None:
         """The user's line that calls the function of a library line."""
-        names = {line.function, _op(node)} - {""}
+        # `all_reduce` of `torch.ops._c10d_functional.all_reduce.default`
+        _, *op = node.target.removeprefix("torch.ops.").split(".")
+        names = {line.function, *(part.rstrip("_") for part in op[:1])} - {""}
         if "wait_tensor" not in names:
-            found = self.next_call(_candidates(before, self.known, names), last(self.called) or before)
+            found = self.next_call(self.calls_around(before, names), last(self.called) or before)
             self.called += known([found])
         return last(self.called)
+
+    def calls_around(self, before: UserLine, names: set[str]) -> dict[int, UserLine]:
+        """Lines in the function around `before` that call any of these names, by line number."""
+        near: list[UserLine] = []
+        for line in self.known:
+            is_same_file = line.file.endswith(before.file) or before.file.endswith(line.file)
+            if is_same_file and line.function == before.function:
+                near.append(line)
+        lines = [*near, *_source_around(before)]
+        calling = [line for line in lines if any(f"{name}(" in line.code for name in names)]
+        return indexed(calling, lambda line: line.line)
 
     def next_call(self, candidates: Mapping[int, UserLine], after: UserLine) -> UserLine | None:
         """The next call in source order, in reverse order for a backward graph; with one candidate, that one."""
@@ -73,13 +87,6 @@ class _Lines:
             return first(candidates.values())
         is_backward = self.graph.kind == "backward"
         return _next(candidates, after.line, is_backward=is_backward, with_start=not self.called)
-
-
-def _candidates(before: UserLine, known: Iterable[UserLine], names: set[str]) -> dict[int, UserLine]:
-    """Lines in the function around `before` that call any of these names, by line number."""
-    near = [line for line in known if _same_function(line, before)]
-    calling = [line for line in [*near, *_source_around(before)] if _calls(line, names)]
-    return indexed(calling, lambda line: line.line)
 
 
 def _next(lines: Mapping[int, UserLine], start: int, *, is_backward: bool, with_start: bool) -> UserLine | None:
@@ -90,21 +97,6 @@ def _next(lines: Mapping[int, UserLine], start: int, *, is_backward: bool, with_
     return first(lines[number] for number in left if number in lines)
 
 
-def _op(node: Node) -> str:
-    """`all_reduce` of `torch.ops._c10d_functional.all_reduce.default`."""
-    parts = node.target.removeprefix("torch.ops.").split(".")
-    return parts[1].rstrip("_") if len(parts) > 1 else ""
-
-
-def _same_function(line: UserLine, other: UserLine) -> bool:
-    same_file = line.file.endswith(other.file) or other.file.endswith(line.file)
-    return same_file and line.function == other.function
-
-
-def _calls(line: UserLine, names: set[str]) -> bool:
-    return any(f"{name}(" in line.code for name in names)
-
-
 def _source_around(line: UserLine) -> list[UserLine]:
     """The lines of its function in the source file; none when the file has changed."""
     source = _source(line.file)
@@ -112,7 +104,7 @@ def _source_around(line: UserLine) -> list[UserLine]:
         return []
     start = max(1, line.line - _MAX_LINES)
     end = min(len(source), line.line + _MAX_LINES)
-    definitions = [number for number in range(start, end + 1) if _is_definition(source[number - 1])]
+    definitions = [number for number in range(start, end + 1) if source[number - 1].lstrip().startswith(_DEFINES)]
     bounds = [start, *definitions, end + 1]
     at = bisect.bisect_right(definitions, line.line)
     numbers = range(bounds[at], bounds[at + 1])
@@ -130,7 +122,3 @@ def _source(file: str) -> list[str]:
     is_read = file in linecache.cache
     is_source = is_read or (os.path.isfile(file) and os.path.getsize(file) <= _MAX_SOURCE_BYTES)
     return linecache.getlines(file) if is_source else []
-
-
-def _is_definition(code: str) -> bool:
-    return code.lstrip().startswith(("def ", "async def ", "class ", "@"))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from tpcompile.evidence.digests.entered_regions import entered_regions
 from tpcompile.evidence.digests.rank_sources import rank_sources
 from tpcompile.evidence.digests.recompiles import recompile_of
 from tpcompile.evidence.digests.split_regions import splits_of
-from tpcompile.evidence.iterables import first, indexed
+from tpcompile.evidence.iterables import indexed
 from tpcompile.evidence.layers import SPECS
 from tpcompile.evidence.records import (
     CompileDigest,
@@ -52,7 +52,7 @@ def digest_rank(record: RankRecord) -> RankDigest:
         regions_counted=sum(region.calls for region in record.regions),
         regions=entered_regions(record),
         breaks=tuple((compile_.phase, found) for compile_ in compiles for found in compile_.breaks),
-        recompile_reasons=tuple(map(_reason, recompiled)),
+        recompile_reasons=tuple((one.phase, nearest_reason(one.recompile_reasons)) for one in recompiled),
         recompiles=tuple(recompile_of(compile_, frame=frame_name(compile_)) for compile_ in recompiled),
         places=record.places,
         rank_reads=_rank_reads(record),
@@ -64,42 +64,42 @@ def digest_rank(record: RankRecord) -> RankDigest:
     )
 
 
-def _reason(compile_: CompileRecord) -> tuple[str, str]:
-    """Phase of a recompile, and the reason of the closest cache entry."""
-    return compile_.phase, nearest_reason(compile_.recompile_reasons)
-
-
 def _rank_reads(record: RankRecord) -> tuple[RankRead, ...]:
     """What looks rank-dependent, each line once."""
-    found = [suspect for compile_ in record.compiles for suspect in rank_sources(compile_, _where(compile_))]
-    # Of one line the surest suspect is kept: not every trace reaches every line.
+    found: list[RankRead] = []
+    for compile_ in record.compiles:
+        where = phrase(compile_.phase, frame_name(compile_))
+        found += rank_sources(compile_, where)
+    # the surest suspect of a line is kept: not every trace reaches every line
     found.sort(key=lambda s: (s.is_sure, not s.receiver))
     return tuple(indexed(found, lambda s: (s.what, s.text, s.line)).values())
 
 
-def _where(compile_: CompileRecord) -> str:
-    return phrase(compile_.phase, frame_name(compile_))
-
-
 def overwritten_items(compile_: CompileRecord) -> tuple[Item, ...]:
     """One item per all-reduce of the generated code that overwrites a buffer which later code reads."""
-    wrappers = [kernel for kernel in compile_.kernels if kernel.kind == "call"]
-    found = [(wrapper.phase, number) for wrapper in wrappers for number in overwritten_reads(wrapper.code)]
-    return tuple(_overwritten(compile_, phase, number) for phase, number in found)
-
-
-def _overwritten(compile_: CompileRecord, phase: str, number: int) -> Item:
-    lines = [c.line for c in compile_.collectives if (c.phase, c.op) == (phase, "all_reduce")]
-    about = f"{phase} all-reduce #{number} of {frame_name(compile_)}"
-    return value_item(about, "overwrites a buffer that later code reads", line=first(lines[number:]))
+    items: list[Item] = []
+    for kernel in compile_.kernels:
+        if kernel.kind != "call":
+            continue
+        reduced = [c for c in compile_.collectives if (c.phase, c.op) == (kernel.phase, "all_reduce")]
+        for number in overwritten_reads(kernel.code):
+            line = reduced[number].line if number < len(reduced) else None
+            about = f"{kernel.phase} all-reduce #{number} of {frame_name(compile_)}"
+            items.append(value_item(about, "overwrites a buffer that later code reads", line=line))
+    return tuple(items)
 
 
 def digest_compile(compile_: CompileRecord, index: int) -> CompileDigest:
     """Hash every observed layer of one compile."""
     called = called_at(compile_.stack)
     callers = tuple(own_lines(compile_.stack[:-1]))
-    # Of a module torch's own stack has all lines of the program.
+    # the stack that torch logs of a compiled module has all lines of the program
     called_from = compile_.called_from or (callers if called else ())
+    layers: list[LayerDigest] = []
+    for layer, spec in SPECS.items():
+        for part in spec.parts(compile_):  # every other part is *not observed*
+            items = layer_items(compile_, layer, part)
+            layers.append(LayerDigest(layer=layer, part=part, sha256=_sha(items), num_items=len(items)))
     return CompileDigest(
         index=index,
         compile_id=compile_.compile_id,
@@ -113,20 +113,11 @@ def digest_compile(compile_: CompileRecord, index: int) -> CompileDigest:
         callers=callers,
         recompile_reasons=compile_.recompile_reasons,
         limit_reached=compile_.limit_reached,
-        is_dynamic=_is_dynamic(compile_),
+        is_dynamic=any(node.op == "placeholder" and "#" in node.value for node in compile_.dynamo_nodes),
         cache=tuple(dict.fromkeys(compile_.cache)),
         normalised=compile_.normalised,
-        layers=tuple(_layer_digest(compile_, layer, part) for layer, part in observed_layers(compile_)),
+        layers=tuple(layers),
     )
-
-
-def _layer_digest(compile_: CompileRecord, layer: Layer, part: str) -> LayerDigest:
-    items = layer_items(compile_, layer, part)
-    return LayerDigest(layer=layer, part=part, sha256=_sha(items), num_items=len(items))
-
-
-def _is_dynamic(compile_: CompileRecord) -> bool:
-    return any(node.op == "placeholder" and "#" in node.value for node in compile_.dynamo_nodes)
 
 
 def frame_name(compile_: CompileRecord) -> str:
@@ -134,11 +125,6 @@ def frame_name(compile_: CompileRecord) -> str:
     if compile_.line is None:
         return compile_.function or "?"
     return f"{compile_.function} {normalise.short_path(compile_.line.file)}:{compile_.line.line}"
-
-
-def observed_layers(compile_: CompileRecord) -> Iterator[tuple[Layer, str]]:
-    """(layer, part) pairs that were observed, from cause to effect; all others are *not observed*."""
-    return ((layer, part) for layer, spec in SPECS.items() for part in spec.parts(compile_))
 
 
 def layer_items(compile_: CompileRecord, layer: Layer, part: str = "") -> tuple[Item, ...]:

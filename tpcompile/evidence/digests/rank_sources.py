@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from tpcompile.evidence.records import CompileRecord, Guard, RankRead, TaintKind
+from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.text.guards import parts_of
 
 VALUE_GUARDS = frozenset({
@@ -27,20 +28,26 @@ _NAMES = (
     (re.compile(r"^host_?name$|^nodename$", re.I), TaintKind.HOSTNAME),
     (re.compile(r"^pid$|^process_id$", re.I), TaintKind.PID),
 )  # fmt: skip
+_CONDITIONAL = re.compile(r"\b(?:if|and|or|else|lambda)\b")
 _GROUP_OBJECT = re.compile(r"ProcessGroup|DeviceMesh")
 
 
 def rank_sources(compile_: CompileRecord, where: str) -> tuple[RankRead, ...]:
     """Reads of the rank in traced code, marked sure where graph or guards confirm them, and guards on values named
     like a rank."""
-    reads = [_confirmed(read, compile_, where) for read in compile_.rank_reads or ()]
-    named = [_named(guard, kind, where) for guard in compile_.guards if (kind := kind_of_name(guard))]
-    return (*reads, *named)
-
-
-def _named(guard: Guard, kind: TaintKind, where: str) -> RankRead:
-    value = parts_of(guard).get("value", "")
-    return RankRead(what="guard", kind=kind, text=guard.expression, line=guard.line, value=value, where=where)
+    found: list[RankRead] = []
+    for read in compile_.rank_reads or ():
+        receiver = "" if _is_group(read, compile_) else read.receiver
+        is_sure = read.is_sure or _is_traced(read, compile_)
+        found.append(read.model_copy(update={"where": where, "is_sure": is_sure, "receiver": receiver}))
+    for guard in compile_.guards:
+        kind = kind_of_name(guard)
+        if kind is not None:
+            value = parts_of(guard).get("value", "")
+            found.append(
+                RankRead(what="guard", kind=kind, text=guard.expression, line=guard.line, value=value, where=where)
+            )
+    return tuple(found)
 
 
 def kind_of_name(guard: Guard) -> TaintKind | None:
@@ -58,25 +65,16 @@ def kind_of_name(guard: Guard) -> TaintKind | None:
     return None
 
 
-def _confirmed(read: RankRead, compile_: CompileRecord, where: str) -> RankRead:
-    """A guard or node on the same line shows that the line was traced; a guard shows what the receiver is."""
-    receiver = "" if _is_group(read, compile_) else read.receiver
-    is_sure = read.is_sure or _is_traced(read, compile_)
-    return read.model_copy(update={"where": where, "is_sure": is_sure, "receiver": receiver})
-
-
 def _is_traced(read: RankRead, compile_: CompileRecord) -> bool:
-    """True when a node or guard of this compile is on that line; a guard has only the end of the file's path."""
-    if read.line is None or _is_split(read):
+    """True when a node or guard of this compile is on that line; a guard has only the end of the file's path.
+
+    That a line with a conditional part was traced does not show that the read was.
+    """
+    if read.line is None or _CONDITIONAL.search(read.line.code):
         return False
-    files = [line.file for line in compile_.traced_lines if line.line == read.line.line]
+    traced = lines_of([*compile_.dynamo_nodes, *compile_.guards])
+    files = [line.file for line in traced if line.line == read.line.line]
     return any(map(read.line.file.endswith, files))
-
-
-def _is_split(read: RankRead) -> bool:
-    """True for a line with a conditional part: that the line was traced does not show that the read was."""
-    code = read.line.code if read.line else ""
-    return bool(re.search(r"\b(?:if|and|or|else|lambda)\b", code))
 
 
 def _is_group(read: RankRead, compile_: CompileRecord) -> bool:

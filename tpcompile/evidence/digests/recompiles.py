@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tpcompile.evidence.iterables import first, grouped
-from tpcompile.evidence.records import CompileRecord, RankDigest, Recompile, RecompileCause, UserLine
+from tpcompile.evidence.iterables import first
+from tpcompile.evidence.records import CompileRecord, RankDigest, Recompile, RecompileCause
 from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.text.lines import users, with_whole_path
 from tpcompile.evidence.text.phrases import listed
@@ -57,7 +56,9 @@ def recompile_of(compile_: CompileRecord, *, frame: str) -> Recompile:
     the reason of the closest entry is taken.
     """
     reason = parse_reason(nearest_reason(compile_.recompile_reasons))
-    line = users(reason.line) or _line_of(reason.source, compile_)
+    names = {reason.source, f"L['{reason.source}']"} if reason.source else set()
+    asked = [guard for guard in compile_.guards if guard.source in names]  # where the program first reads the value
+    line = users(reason.line) or users(first(lines_of(asked))) or compile_.line
     if line is not None:
         files = {frame.file for frame in compile_.stack}
         line = with_whole_path(line, files)
@@ -65,21 +66,20 @@ def recompile_of(compile_: CompileRecord, *, frame: str) -> Recompile:
     return Recompile(phase=compile_.phase, frame=frame, reason=text, line=line)
 
 
-def _line_of(source: str, compile_: CompileRecord) -> UserLine | None:
-    """The line where the program first reads the value, by this compile's guard on the same source."""
-    names = {source, f"L['{source}']"} if source else set[str]()
-    asked = [guard for guard in compile_.guards if guard.source in names]
-    return users(first(lines_of(asked))) or compile_.line
-
-
 def recompile_causes(
     digests: Sequence[RankDigest], *, expected_phases: Sequence[str] = ()
 ) -> tuple[RecompileCause, ...]:
     """Recompiles of all ranks by guard and line, most frequent first. `expected_phases` recompile by design and are
     left out."""
-    seen = [_Seen(digest.rank, recompile) for digest in digests for recompile in digest.recompiles]
-    unasked = [one for one in seen if one.recompile.phase not in expected_phases]
-    causes = map(_cause, grouped(unasked, lambda one: one.key).values())
+    by_cause: dict[tuple[object, ...], list[_Seen]] = {}
+    for digest in digests:
+        for recompile in digest.recompiles:
+            if recompile.phase not in expected_phases:
+                reason = parse_reason(recompile.reason)
+                what = reason.source or reason.guard
+                cause = (recompile.frame, reason.kind, what, reason.dim, str(recompile.line))
+                by_cause.setdefault(cause, []).append(_Seen(digest.rank, recompile, reason))
+    causes = map(_cause, by_cause.values())
     return tuple(sorted(causes, key=lambda cause: (-cause.count, cause.frame, cause.guard)))
 
 
@@ -89,27 +89,16 @@ class _Seen:
 
     rank: int
     recompile: Recompile
-
-    @functools.cached_property
-    def reason(self) -> Reason:
-        """Which guard failed."""
-        return parse_reason(self.recompile.reason)
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Equal for recompiles of one cause."""
-        what = self.reason.source or self.reason.guard
-        return self.recompile.frame, self.reason.kind, what, self.reason.dim, str(self.recompile.line)
-
-    @property
-    def change(self) -> str:
-        """`8 -> 9`, or the expected value where torch does not log the actual one."""
-        reason = self.reason
-        return f"{reason.expected} -> {reason.actual}" if reason.actual else reason.expected
+    reason: Reason
 
 
 def _cause(seen: Sequence[_Seen]) -> RecompileCause:
     first = seen[0]
+    # torch does not log the actual value of every guard
+    reasons = [one.reason for one in seen]
+    changes = [f"{one.expected} -> {one.actual}" if one.actual else one.expected for one in reasons]
+    source = _LOCAL.sub(r"\1", first.reason.source) or "it"
+    advice = "; or ".join(ADVICE.get(first.reason.kind, ()))
     return RecompileCause(
         guard=first.reason.guard,
         kind=first.reason.kind.value,
@@ -117,14 +106,7 @@ def _cause(seen: Sequence[_Seen]) -> RecompileCause:
         ranks=tuple(sorted({one.rank for one in seen})),
         phases=tuple(dict.fromkeys(one.recompile.phase for one in seen)),
         frame=first.recompile.frame,
-        values=listed([one.change for one in seen], by=", ", at_most=MAX_VALUES),
+        values=listed(changes, by=", ", at_most=MAX_VALUES),
         line=first.recompile.line,
-        advice=advice_for(first.reason),
+        advice=advice.format(source=source, dim=first.reason.dim, expected=first.reason.expected),
     )
-
-
-def advice_for(reason: Reason) -> str:
-    """How to avoid recompiles for this reason, in terms of the user's names and indices."""
-    source = _LOCAL.sub(r"\1", reason.source)
-    text = "; or ".join(ADVICE.get(reason.kind, ()))
-    return text.format(source=source or "it", dim=reason.dim, expected=reason.expected)

@@ -58,10 +58,19 @@ def splits_of(record: RankRecord) -> tuple[SplitCall, ...]:
 
 def runs_at(compile_: CompileRecord) -> UserLine | None:
     """The user's line below the compiled callable from which this frame was entered; None for the callable itself."""
-    below = list(itertools.takewhile(_is_no_wrapper, reversed(compile_.stack)))
+    below = compile_.stack[len(_entry(compile_)) :]
     if len(below) == len(compile_.stack):
         return None  # the compiled callable is not on the stack
-    return last(own_lines(below[1:]))
+    return first(own_lines(below[:-1]))
+
+
+def _entry(compile_: CompileRecord) -> tuple[UserLine, ...]:
+    """The stack down to torch's wrapper of the compiled callable."""
+    stack = compile_.stack
+    for index in range(len(stack) - 1, -1, -1):
+        if stack[index].function == _WRAPPER and stack[index].file.endswith(_WRAPPER_FILE):
+            return stack[: index + 1]
+    return ()
 
 
 def skipped_frame(at: UserLine, failed: Iterable[SkippedFrame]) -> SkippedFrame | None:
@@ -70,20 +79,22 @@ def skipped_frame(at: UserLine, failed: Iterable[SkippedFrame]) -> SkippedFrame 
     return max(same, key=lambda frame: frame.line.line, default=None)
 
 
-def _advice(split: SplitCall) -> str:
-    if split.skipped is None and split.broken:
-        return f"what breaks it: {split.broken.reason}"
-    return _ADVICE_ON_HOOKS if split.is_in_library and not split.skipped else _ADVICE
-
-
 def region_check(
     mode: str, digests: Sequence[RankDigest], *, phases: Iterable[str], accepted: Sequence[GraphBreak] = ()
 ) -> Check:
     """Check that every call of a compiled callable enters one region, apart from `accepted` graph breaks."""
     wanted = set(phases)
-    places = _places(accepted)
-    found = [(rank, split) for rank, split in _of_all(digests) if split.phase in wanted]
-    splits = [(rank, split) for rank, split in found if _place(split.broke_at or split.runs_at) not in places]
+    # where they end a graph: their lines, and those of the calls that lead there
+    lines = itertools.chain.from_iterable([*known([found.line]), *found.stack] for found in accepted)
+    places = {(line.file, line.line) for line in lines}
+    found: list[tuple[int, SplitCall]] = []
+    splits: list[tuple[int, SplitCall]] = []
+    for rank, split in _of_all(digests):
+        at = split.broke_at or split.runs_at
+        if split.phase in wanted:
+            found.append((rank, split))
+            if (at.file, at.line) not in places:
+                splits.append((rank, split))
     if splits:
         _, worst = max(splits, key=lambda pair: pair[1].regions_per_call)
         return _check(mode, Status.FAIL, splits, worst)
@@ -101,16 +112,6 @@ def region_check(
     )
 
 
-def _places(breaks: Iterable[GraphBreak]) -> set[tuple[str, int]]:
-    """Where these breaks end a graph: their lines, and those of the calls that lead there."""
-    lines = itertools.chain.from_iterable([*known([found.line]), *found.stack] for found in breaks)
-    return set(map(_place, lines))
-
-
-def _place(line: UserLine) -> tuple[str, int]:
-    return line.file, line.line
-
-
 def split_note(digests: Sequence[RankDigest]) -> list[Check]:
     """The same for a job's trace files, as information: a program may run in several regions by design."""
     splits = _of_all(digests)
@@ -125,20 +126,17 @@ def _of_all(digests: Sequence[RankDigest]) -> list[tuple[int, SplitCall]]:
 def _check(mode: str, status: Status, splits: Sequence[tuple[int, SplitCall]], shown: SplitCall) -> Check:
     """A check over the callables that ranks run in several regions; `shown` is described in it."""
     ranks = tuple(dict(splits))
+    number = f"{shown.regions_per_call} regions per call" if shown.regions_per_call else "several regions"
     return Check(
         id=CheckId.ONE_REGION,
         mode=mode,
         status=status,
         expected=_EXPECTED,
-        observed=_observed(shown, ranks),
+        observed=f"{number} on {named_ranks(ranks)}: {_why(shown)}",
         details=_details([split for _, split in splits]),
         ranks=ranks,
         line=shown.broke_at or shown.runs_at,
     )
-
-
-def _is_no_wrapper(line: UserLine) -> bool:
-    return line.function != _WRAPPER or not line.file.endswith(_WRAPPER_FILE)
 
 
 def _failed_frame(compile_: CompileRecord) -> SkippedFrame | None:
@@ -158,14 +156,14 @@ def _counted(
         return None
     if at is None:
         return _entered_by_library(count, compiles, skipped)
-    pieces = [c for c in compiles if _is_run_by(c, at)]
-    named_by = at
-    if _is_inside(at, count.target):
-        named_by = count.target
+    pieces = [compile_ for below, compile_ in _entered(compiles) if _function(below) == _function(at)]
+    # the name of the target is qualified
+    _, _, name = count.target.function.rpartition(".")
+    is_inside = (count.target.file, name) == _function(at)
     return SplitCall(
         phase=count.phase,
         runs_at=at,
-        name=named_by.function,
+        name=count.target.function if is_inside else at.function,
         regions_per_call=count.most,
         pieces=_lines(pieces),
         skipped=skipped_frame(at, skipped),
@@ -176,9 +174,18 @@ def _entered_by_library(
     count: RegionCount, compiles: Sequence[CompileRecord], skipped: Sequence[SkippedFrame]
 ) -> SplitCall:
     """The callable, where only code of torch runs between it and its regions."""
-    own = [c for c in compiles if c.phase == count.phase and _is_frame(c, count.target)]
-    breaks = itertools.chain.from_iterable(compile_.breaks for compile_ in own)
-    beside = [c for c in compiles if c.graphs and c.phase == count.phase and _is_beside(c, count.target, compiles)]
+    target = (count.target.file, count.target.line)
+    breaks: list[GraphBreak] = []
+    calls: set[tuple[UserLine, ...]] = set()
+    for compile_ in compiles:
+        frame = last(compile_.stack)
+        is_target = frame is not None and (frame.file, frame.line) == target  # of the user's code or of torch
+        if is_target and compile_.phase == count.phase:
+            breaks += compile_.breaks
+        if compile_.line and (compile_.line.file, compile_.line.line) == target:
+            calls.add(_entry(compile_))
+    of_phase = [c for c in compiles if c.graphs and c.phase == count.phase]
+    beside = [compile_ for compile_ in of_phase if runs_at(compile_) is None and _entry(compile_) in calls]
     return SplitCall(
         phase=count.phase,
         runs_at=count.target,
@@ -191,33 +198,10 @@ def _entered_by_library(
     )
 
 
-def _is_frame(compile_: CompileRecord, target: UserLine) -> bool:
-    """True for a compile of the function that begins at `target`, whether of the user's or of torch."""
-    frame = last(compile_.stack)
-    return frame is not None and (frame.file, frame.line) == (target.file, target.line)
-
-
-def _is_beside(compile_: CompileRecord, target: UserLine, compiles: Sequence[CompileRecord]) -> bool:
-    """True when a frame was compiled in the calls in which `target` was."""
-    calls = {_call(c) for c in compiles if c.line and (c.line.file, c.line.line) == (target.file, target.line)}
-    return runs_at(compile_) is None and _call(compile_) in calls
-
-
-def _call(compile_: CompileRecord) -> tuple[UserLine, ...]:
-    """The stack down to the compiled callable."""
-    below = len(list(itertools.takewhile(_is_no_wrapper, reversed(compile_.stack))))
-    return compile_.stack[: len(compile_.stack) - below]
-
-
-def _is_run_by(compile_: CompileRecord, function: UserLine) -> bool:
-    """True when a frame was entered from the function that a line is in."""
-    at = runs_at(compile_)
-    return at is not None and _function(at) == _function(function)
-
-
 def _from_stacks(compiles: Sequence[CompileRecord], skipped: Sequence[SkippedFrame]) -> Iterable[SplitCall]:
     """Functions that run in Python inside of a compiled callable, from the stacks of what was compiled in them."""
-    by_function = grouped(_entered(compiles), lambda pair: (pair[1].phase, *_function(pair[0])))
+    with_graph = [pair for pair in _entered(compiles) if pair[1].graphs]
+    by_function = grouped(with_graph, lambda pair: (pair[1].phase, *_function(pair[0])))
     for (phase, *_), pairs in by_function.items():
         at, _ = pairs[0]
         yield SplitCall(
@@ -233,13 +217,8 @@ def _entered(compiles: Iterable[CompileRecord]) -> Iterator[tuple[UserLine, Comp
     """Compiles that were entered from code that runs in Python, each with the line there."""
     for compile_ in compiles:
         at = runs_at(compile_)
-        if at and compile_.graphs:
+        if at is not None:
             yield at, compile_
-
-
-def _is_inside(at: UserLine, target: UserLine) -> bool:
-    """True when a frame runs the function that begins at `target`, whose name is qualified."""
-    return at.file == target.file and target.function.rpartition(".")[2] == at.function
 
 
 def _function(line: UserLine) -> tuple[str, str]:
@@ -248,11 +227,6 @@ def _function(line: UserLine) -> tuple[str, str]:
 
 def _lines(compiles: Iterable[CompileRecord]) -> tuple[UserLine, ...]:
     return tuple(dict.fromkeys(lines_of(compiles)))
-
-
-def _observed(split: SplitCall, ranks: Sequence[int]) -> str:
-    number = f"{split.regions_per_call} regions per call" if split.regions_per_call else "several regions"
-    return f"{number} on {named_ranks(ranks)}: {_why(split)}"
 
 
 def _why(split: SplitCall) -> str:
@@ -268,7 +242,16 @@ def _why(split: SplitCall) -> str:
 
 
 def _details(splits: Sequence[SplitCall]) -> tuple[str, ...]:
-    texts = [f"{_why(split)}: {split.skipped.reason}" for split in splits if split.skipped]
-    pieces = [f"compiled on its own: {piece}" for split in splits for piece in split.pieces]
-    advice = list(map(_advice, splits))
+    texts: list[str] = []
+    pieces: list[str] = []
+    advice: list[str] = []
+    for split in splits:
+        pieces += [f"compiled on its own: {piece}" for piece in split.pieces]
+        if split.skipped:
+            texts.append(f"{_why(split)}: {split.skipped.reason}")
+            advice.append(_ADVICE)
+        elif split.broken:
+            advice.append(f"what breaks it: {split.broken.reason}")
+        else:
+            advice.append(_ADVICE_ON_HOOKS if split.is_in_library else _ADVICE)
     return tuple(dict.fromkeys([*texts, *pieces, *advice]))

@@ -46,15 +46,11 @@ class Slot:
         return first(self.compiles.found(lambda compile_: compile_.step).values())
 
     @property
-    def keys(self) -> list[tuple[Layer, str]]:
-        """Layers and parts that any rank observed."""
-        shas = [compile_.shas for compile_ in self.compiles.values()]
-        return list(dict.fromkeys(itertools.chain.from_iterable(shas)))
-
-    @property
     def differing(self) -> list[tuple[Layer, str]]:
         """Layers and parts whose hashes differ between the ranks that observed them."""
-        return [key for key in self.keys if len(self.groups(*key)) > 1]
+        shas = [compile_.shas for compile_ in self.compiles.values()]
+        keys = dict.fromkeys(itertools.chain.from_iterable(shas))
+        return [key for key in keys if len(self.groups(*key)) > 1]
 
     def groups(self, layer: Layer, part: str = "") -> Groups:
         """Groups of ranks with equal hashes of a layer; ranks that did not observe it are left out."""
@@ -95,7 +91,10 @@ def _passes(ranks: Sequence[RankDigest]) -> tuple[_Key, ...]:
 
     A call that all ranks make from one line is never that of a rank which calls the function from a line of its own.
     """
-    common = _common_calls(ranks)
+    calls = [{(c.frame, c.call_path) for c in digest.compiles} for digest in ranks]
+    common = set[tuple[str, CallPath]]()
+    if calls:
+        common = set.intersection(*calls)
 
     def is_common(compile_: CompileDigest) -> bool:
         return (compile_.frame, compile_.call_path) in common
@@ -110,19 +109,13 @@ def _passes(ranks: Sequence[RankDigest]) -> tuple[_Key, ...]:
     )
 
 
-def _common_calls(ranks: Sequence[RankDigest]) -> set[tuple[str, CallPath]]:
-    """(frame, path of the call) that every rank compiled."""
-    calls = [{(c.frame, c.call_path) for c in digest.compiles} for digest in ranks]
-    return set.intersection(*calls) if calls else set()
-
-
 class _Placed:
     """The slots so far, found by the keys of their compiles: nothing is computed again for the next rank."""
 
     def __init__(self, num_passes: int) -> None:
         self.slots: list[Slot] = []
         self.numbers: list[dict[Hashable, list[int]]] = [{} for _ in range(num_passes)]
-        """For each pass: key -> numbers of the slots that hold a compile with it, in order."""
+        """Key -> numbers of the slots that hold a compile with it, in order; one table per pass."""
 
     def unmatched(self, rank: int, compiles: Sequence[_Keyed], number: int) -> list[_Keyed]:
         """Put compiles into the first free slot with an equal key in that pass; return those without one."""

@@ -50,7 +50,7 @@ class Items(ByGroup[tuple[Item, ...]]):
         return list(itertools.chain.from_iterable(self))
 
     def only(self, holds: Callable[[Item], object]) -> Items:
-        """Of each group the items that satisfy the predicate."""
+        """The items of each group that satisfy the predicate."""
         return Items(tuple(filter(holds, group)) for group in self)
 
     def each(self, what: Callable[[Item], V]) -> ByGroup[tuple[V, ...]]:
@@ -58,7 +58,7 @@ class Items(ByGroup[tuple[Item, ...]]):
         return ByGroup(tuple(map(what, group)) for group in self)
 
     def own(self, of: Callable[[Item], Hashable] = operator.attrgetter("key")) -> Items:
-        """Of each group the items that not all groups have, by default those with equal fields."""
+        """The items of each group that not all groups have; `of` gives what is compared, by default all fields."""
         keys = self.each(of)
         common = set(keys[0]).intersection(*keys)
         return self.only(lambda item: of(item) not in common)

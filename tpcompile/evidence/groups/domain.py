@@ -35,7 +35,7 @@ class Compiles:
         self.call_paths: dict[str, set[CallPath]] = {}
         """Frame -> the lines from which it was called, where they are known."""
         self.is_counted = bool(digest.regions)
-        """Whether calls were counted."""
+        """True when calls were counted."""
         self._calls = Counter({(region.phase, _place(region.name)): region.hits for region in digest.regions})
         """Phase and place of a frame -> calls: those that hit what was compiled, and those that compiled."""
         self._called: dict[tuple[str, str], list[CompileDigest]] = {}
@@ -50,7 +50,7 @@ class Compiles:
             self._called.setdefault((compile_.frame, compile_.compile_id), []).append(compile_)
 
     def num_calls(self, phase: str, frame: str) -> int:
-        """How often the frame was called in the phase, as far as calls were counted."""
+        """Number of calls of the frame in the phase, as far as calls were counted."""
         return self._calls[phase, _place(frame)]
 
     def before(self, compile_: CompileDigest, compile_id: str) -> CompileDigest | None:
@@ -113,10 +113,6 @@ class Domain:
         if rank not in self._compiled:
             self._compiled[rank] = Compiles(self.digests[rank])
         return self._compiled[rank]
-
-    def seen_by(self, rank: int) -> list[Seen]:
-        """The compiles of a rank, in order."""
-        return [Seen(self, rank, compile_) for compile_ in self.digests[rank].compiles]
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ def captured(
     ranks = digests_by_rank(digests)
     phases = _once(ranks.map(lambda digest: _phases(digest, "")))
     if num_breaks == 0:
-        breaks = [no_breaks("", _breaks_in(phase), phase, ranks, frames=False) for phase in phases]
+        names = {phase: f"graph breaks in {phase}" if phase else "graph breaks" for phase in phases}
+        breaks = [no_breaks("", name, phase, ranks, frames=False) for phase, name in names.items()]
     else:
         breaks = [_expected_breaks(ranks, num_breaks)]
     accepted = [] if any(check.is_red for check in breaks) else list(_all_breaks(ranks))
@@ -61,10 +62,6 @@ def captured(
     ]
 
 
-def _breaks_in(phase: str) -> str:
-    return f"graph breaks in {phase}" if phase else "graph breaks"
-
-
 def agreed(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
     """Checks of a program in mid-run: what the ranks compiled so far is the same."""
     return agreement("", digests_by_rank(digests), divergences)
@@ -72,11 +69,16 @@ def agreed(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> 
 
 def ended_early(judged: Sequence[Check]) -> list[Check]:
     """Checks of a run that was stopped: a failure that the early end may explain is skipped, any other stays red."""
-    return [_skipped(check) if check.is_red and check.id not in _SEEN_EARLY else check for check in judged]
-
-
-def _skipped(check: Check) -> Check:
-    return check.model_copy(update={"status": Status.SKIPPED, "ranks": ()})
+    found: list[Check] = []
+    for check in judged:
+        is_certain = check.id in _SEEN_EARLY
+        is_open = check.is_red and not is_certain
+        if is_open:
+            skipped = {"status": Status.SKIPPED, "ranks": ()}
+            found.append(check.model_copy(update=skipped))
+        else:
+            found.append(check)
+    return found
 
 
 def any_compiled(mode: str, ranks: Ranks) -> Check:
@@ -136,7 +138,8 @@ def _all_breaks(ranks: Ranks) -> dict[GraphBreak, None]:
 
 def _expected_breaks(ranks: Ranks, num_breaks: int | None) -> Check:
     """Check that the graphs break at as many places as expected, None for any number."""
-    numbers = ranks.map(_num_broken_places)
+    places = ranks.map(lambda digest: {(found.line, found.reason) for _, found in digest.breaks})
+    numbers = places.map(len)
     breaks = _users_first(_all_breaks(ranks))
     observed = values_text(numbers, "break")
     bad: ByRank[int] = ByRank({})
@@ -156,12 +159,6 @@ def _expected_breaks(ranks: Ranks, num_breaks: int | None) -> Check:
     )
     advice = f"Remove the breaks that are not meant, or give the number that is: num_breaks={num_breaks} is expected."
     return check.model_copy(update={"advice": advice}) if check.is_red else check
-
-
-def _num_broken_places(digest: RankDigest) -> int:
-    """Places, a line and a reason, at which the graphs of a rank break."""
-    places = {(found.line, found.reason) for _, found in digest.breaks}
-    return len(places)
 
 
 def _break_evidence(digest: RankDigest, phase: str, *, frames: bool) -> str:
@@ -187,7 +184,11 @@ def _break_evidence(digest: RankDigest, phase: str, *, frames: bool) -> str:
 def agreement(mode: str, ranks: Ranks, divergences: Sequence[Divergence]) -> list[Check]:
     """One check per layer: equal in every symmetry domain, or the first difference."""
     observed = {Layer.ENVIRONMENT, *_once(ranks.map(lambda digest: digest.observed))}
-    mine = [divergence for divergence in divergences if _of_mode(divergence, mode)]
+    mine: list[Divergence] = []
+    for divergence in divergences:
+        is_of_run = not divergence.where
+        if is_of_run or divergence.where.startswith(phase_prefix(mode)):
+            mine.append(divergence)
     return [_layer_check(mode, layer, mine, is_observed=layer in observed) for layer in Layer]
 
 
@@ -197,7 +198,8 @@ def _layer_check(mode: str, layer: Layer, divergences: Sequence[Divergence], *, 
     red = by_layer.get((layer, True), [])
     listed = by_layer.get((layer, False), [])
     titles = [found.title for found in (*red[1:], *listed)]
-    noted = _noted(listed)
+    kinds = dict.fromkeys(found.cls for found in listed)
+    noted = f" ({'; '.join(kinds)})" if kinds else ""
     agrees = _agrees(mode, layer, titles, noted, is_observed=is_observed)
     if red:
         failed = _failed_by(red[0], red[0].title) | {"line": red[0].line}
@@ -229,16 +231,6 @@ def _agrees(mode: str, layer: Layer, titles: Sequence[str], noted: str, *, is_ob
     )
 
 
-def _noted(listed: Sequence[Divergence]) -> str:
-    """The kinds of differences that are only listed: ` (declared; label only)`."""
-    kinds = dict.fromkeys(found.cls for found in listed)
-    return f" ({'; '.join(kinds)})" if kinds else ""
-
-
-def _of_mode(divergence: Divergence, mode: str) -> bool:
-    return not divergence.where or divergence.where.startswith(phase_prefix(mode))
-
-
 def tp_aware(mode: str, ranks: Ranks) -> Check:
     """Check that all that others than torch run on a shard is registered or declared to be correct there."""
     found = ranks.map(lambda digest: digest.refused_ops).where(bool)
@@ -255,6 +247,10 @@ def refused_check(mode: str, found: Mapping[int, Sequence[Item]], *, statuses: I
         names = [name for name, _ in by_outcome.get(outcome, [])]
         if names:
             allowed.append(f"{outcome}: {', '.join(names)}")
+    places = [
+        f"{refused.about} is defined at {refused.notes.get('defined', '?')}, {how_used(refused)}"
+        for refused in subjects.values()
+    ]
     return make_check(
         mode,
         "",
@@ -263,17 +259,13 @@ def refused_check(mode: str, found: Mapping[int, Sequence[Item]], *, statuses: I
         ", ".join(subjects) or "; ".join(allowed) or "none refused",
         details=[f"{name}: {status}" for name, status in statuses],
         on_failure=[
-            *map(_places, subjects.values()),
+            *places,
             "declare what is named here once it is right on a shard: "
             "gate.tp_aware_ops, or tp_aware of Target, capture and Sentinel",
         ],
         line=_first_line(subjects),
         id=CheckId.TP_AWARE,
     )
-
-
-def _places(refused: Item) -> str:
-    return f"{refused.about} is defined at {refused.notes.get('defined', '?')}, {how_used(refused)}"
 
 
 def how_used(refused: Item) -> str:

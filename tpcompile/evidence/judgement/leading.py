@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from tpcompile.evidence.iterables import find, first
+from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, RecompileCause, Status
 from tpcompile.evidence.records.base import at_text
 from tpcompile.evidence.records.causes import Cause
@@ -30,34 +30,35 @@ def of_run(
     """
     failed = [check for check in checks if check.is_red]
     red = [divergence for divergence in divergences if divergence.is_red]
-    ended = find(failed, lambda check: check.id in causes and not (check.is_consequence or check.is_of_library))
+    for check in failed:
+        follows = check.is_consequence or check.is_of_library
+        if check.id in causes and not follows:
+            return of_check(check)
     differing = find(red, lambda divergence: not divergence.is_latent)
-    wrong = find(failed, lambda check: check.id in _WRONG)
-    if ended:
-        return of_check(ended)
     if differing:
         return of_divergence(differing)
+    wrong = find(failed, lambda check: check.id in _WRONG)
+    if wrong and red:
+        return of_check(wrong)
     if red:
-        return of_check(wrong) if wrong else of_divergence(red[0])
+        return of_divergence(red[0])
     if wrong:  # what explains a wrong result is checked before it
-        return of_check(next(check for check in failed if not check.is_of_library))
+        first_failed = find(failed, lambda check: not check.is_of_library)
+        return of_check(first_failed or wrong)
     return _of_slow(failed, recompiles)
 
 
 def _of_slow(failed: Sequence[Check], recompiles: Sequence[RecompileCause]) -> Lead | None:
     """The failure to show first where equal and right programs are only slow."""
     of_library = find(failed, lambda check: check.is_of_library)
-    of_user = find(recompiles, _is_repeated)
-    if of_library and of_user:
-        return _of_recompile(of_user)
-    first_failed = of_library or first(failed)
-    return of_check(first_failed) if first_failed else None
-
-
-def _is_repeated(cause: RecompileCause) -> bool:
-    """True for a guard that a line of the user's asked for, and that fails more than once on a rank."""
-    is_users = cause.line is not None and not is_packaged(cause.line.file)
-    return is_users and cause.count > len(cause.ranks)
+    if of_library is None:
+        return of_check(failed[0]) if failed else None
+    for cause in recompiles:
+        # A guard that a line of the user's asked for, and that fails more than once on a rank.
+        is_users = cause.line is not None and not is_packaged(cause.line.file)
+        if is_users and cause.count > len(cause.ranks):
+            return _of_recompile(cause)
+    return of_check(of_library)
 
 
 def _of_recompile(cause: RecompileCause) -> Lead:
@@ -90,15 +91,14 @@ def of_divergence(divergence: Divergence) -> Lead:
 
 
 def of_check(check: Check) -> Lead:
-    """The same of a failed check; one without a cause is shown by its name."""
-    is_named = check.cause != Cause.UNKNOWN
-    return Lead(
-        cause=check.cause,
-        says=check.observed if is_named else f"{check.name}: {check.observed}, expected {check.expected}",
-        ranks=check.ranks,
-        line=check.line,
-        do_first=check.advice or (_first_sentence(check.cause.advice) if is_named else ""),
-    )
+    """Cause, difference, ranks, line and advice of a failed check; one without a cause is shown by its name."""
+    says = check.observed
+    do_first = check.advice
+    if check.cause == Cause.UNKNOWN:
+        says = f"{check.name}: {check.observed}, expected {check.expected}"
+    elif not do_first:
+        do_first = _first_sentence(check.cause.advice)
+    return Lead(cause=check.cause, says=says, ranks=check.ranks, line=check.line, do_first=do_first)
 
 
 def cause_text(lead: Lead) -> str:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from tpcompile.evidence.groups.align import Slot, align
 from tpcompile.evidence.groups.by_group import Items, Row
 from tpcompile.evidence.groups.by_rank import ByRank, Groups
 from tpcompile.evidence.groups.domain import Allowed, Domain, Fetch, by_domain, reason_for, sides
-from tpcompile.evidence.iterables import find, first, grouped, indexed, unlike
+from tpcompile.evidence.iterables import find, first, indexed, unlike
 from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.records import (
     Grade,
@@ -72,20 +72,15 @@ def find_taints(digests: Sequence[RankDigest], fetch: Fetch, *, allowed: Allowed
     for name, ranks in by_domain(digests).items():
         domain = Domain(name, ranks, fetch)
         found += _Tainted(domain).taints()
+    # Each taint of a line once, that of the first compile: a recompile has the same constant in a different node.
+    once: dict[Hashable, Taint] = {}
+    for taint in found:
+        is_one_of_line = taint.what == "constant" and taint.line is not None
+        subject = "" if is_one_of_line else taint.text
+        once.setdefault((taint.what, taint.kind, str(taint.line), subject), taint)
     order = list(Grade)
-    reasoned = [taint.model_copy(update={"reason": _reason(taint, allowed)}) for taint in _once(found)]
+    reasoned = [taint.model_copy(update={"reason": _reason(taint, allowed)}) for taint in once.values()]
     return tuple(sorted(reasoned, key=lambda t: (order.index(t.grade), str(t.line), t.text)))
-
-
-def _once(taints: Sequence[Taint]) -> list[Taint]:
-    """Each taint of a line once, that of the first compile: a recompile has the same constant in a different node."""
-    by_subject = grouped(taints, lambda taint: (taint.what, taint.kind, str(taint.line), _subject(taint)))
-    return [same[0] for same in by_subject.values()]
-
-
-def _subject(taint: Taint) -> str:
-    """What distinguishes taints of one line; constants on one line are one taint."""
-    return "" if taint.what == "constant" and taint.line is not None else taint.text
 
 
 def _reason(taint: Taint, allowed: Allowed) -> str:
@@ -101,17 +96,22 @@ class _Tainted:
     def __init__(self, domain: Domain) -> None:
         self.domain = domain
         self.ranks = domain.ranks
-        self.numbers = {kind: self.numbers_by(number) for kind, number in _NUMBERS.items()}
-
-    def numbers_by(self, number: Callable[[RankDigest], int | None]) -> ByRank[str]:
-        """A number of every rank; empty unless it is known of all ranks."""
-        known = self.domain.digests.found(number)
-        return known.map(str) if len(known) == len(self.ranks) else ByRank({})
+        self.numbers: dict[TaintKind, ByRank[str]] = {}
+        """Numbers of every rank; none where the number of any rank is not known."""
+        for kind, number in _NUMBERS.items():
+            known = domain.digests.found(number)
+            if len(known) == len(self.ranks):
+                self.numbers[kind] = known.map(str)
 
     def taints(self) -> list[Taint]:
         """Constants and guards, each with the read that it comes from, then the other reads, then guards by name."""
         slots = align(self.ranks)
-        reads = [self.read(seen) for seen in self.suspects("read") if not _is_setting(seen)]
+        reads: list[Taint] = []
+        for seen in self.suspects("read"):
+            is_variable = seen.first.kind == TaintKind.ENVIRONMENT and seen.first.variable not in RANK_VARIABLES
+            is_setting = is_variable and not seen.differ(lambda read: read.value)
+            if not is_setting:
+                reads.append(self.read(seen))
         differing = itertools.chain(*map(self.constants, slots), *map(self.guards, slots))
         asking = _Asking(reads)
         observed = [asking.explained(taint) for taint in differing]
@@ -126,16 +126,14 @@ class _Tainted:
         is_same_program = len(slot.groups(Layer.GRAPH)) == 1
         for row in self.rows(slot, Layer.GUARDS, groups):
             is_consequence = not (row.is_full or is_same_program)
-            if is_consequence or not _is_of_python(row):
+            # Tensors and the state of the process have findings of their own.
+            is_of_python = row.first.kind == ItemKind.GUARD and "keys" not in row.first.notes
+            if is_consequence or not is_of_python:
                 continue
-            kind = self.kind_of_guard(row, groups)
+            kind = TaintKind.ENVIRONMENT
+            if "variable" not in row.first.notes:
+                kind = self.kind_of(_by_rank(groups, row.notes("value")))
             yield _observed("guard", kind, row.first.about, row, groups, slot)
-
-    def kind_of_guard(self, row: Row, groups: Groups) -> TaintKind:
-        """Which number of the ranks a guard compares with."""
-        if "variable" in row.first.notes:
-            return TaintKind.ENVIRONMENT
-        return self.kind_of(_by_rank(groups, row.notes("value")))
 
     def constants(self, slot: Slot) -> Iterator[Taint]:
         """Nodes that differ only in numbers or strings among their arguments."""
@@ -145,7 +143,10 @@ class _Tainted:
             return  # different ops: a different program, which the graph layer reports
         for row in rows:
             calls = list(map(_call, row.present))
-            kind = self.kind_of_constant(groups, calls)
+            # Which number of the ranks the first matching constant of the calls equals.
+            columns = zip(*map(_NUMBER.findall, calls), strict=False)
+            kinds = [self.kind_of(_by_rank(groups, column)) for column in columns]
+            kind = find(kinds, lambda kind: kind != TaintKind.DIFFERS) or TaintKind.DIFFERS
             yield _observed("constant", kind, listed(calls, by=" / ", at_most=2), row, groups, slot)
 
     def rows(self, slot: Slot, layer: Layer, groups: Groups) -> tuple[Row, ...]:
@@ -155,14 +156,8 @@ class _Tainted:
         items = self.domain.leaders(slot.compiles, groups).map(lambda seen: seen.items(layer))
         return rows_of(Items(items), is_ordered=layer == Layer.GRAPH)
 
-    def kind_of_constant(self, groups: Groups, calls: Sequence[str]) -> TaintKind:
-        """Which number of the ranks the first matching constant of the calls equals."""
-        columns = zip(*map(_NUMBER.findall, calls), strict=False)
-        kinds = [self.kind_of(_by_rank(groups, column)) for column in columns]
-        return min(kinds, key=lambda kind: kind == TaintKind.DIFFERS, default=TaintKind.DIFFERS)
-
     def kind_of(self, values: ByRank[str]) -> TaintKind:
-        """Which number of the ranks these values equal on every rank; DIFFERS for none, or where all are equal."""
+        """The number of the ranks that these values equal on every rank; DIFFERS for none, or where all are equal."""
         if not values.differ():
             return TaintKind.DIFFERS
         same = find(self.numbers, lambda kind: values.items() <= self.numbers[kind].items())
@@ -174,8 +169,11 @@ class _Tainted:
         shown = seen.first
         # Where the value that a rank read was not recorded, its number of that kind is taken.
         numbers = self.numbers.get(shown.kind, ByRank({}))
-        values = {rank: value or numbers.get(rank, "") for rank, value in reads.items()}
-        return _of_suspect(shown, _grade_of_read(seen), ByRank(values))
+        values: dict[int, str] = {}
+        for rank, value in reads.items():
+            values[rank] = value or numbers.get(rank, "")
+        grade = _grade_of_read(seen)
+        return _of_suspect(shown, grade, ByRank(values))
 
     def named(self) -> Iterator[Taint]:
         """Guards on a value with a rank's name that are equal on every rank."""
@@ -207,16 +205,10 @@ def _grade_of_read(seen: ByRank[RankRead]) -> Grade:
     may_be_equal = seen.first.kind in _MAY_BE_EQUAL
     if may_be_equal and not seen.differ(lambda read: read.value):
         return Grade.LIKELY
-    is_of_known_object = not seen.first.receiver
-    is_traced = bool(seen.where(lambda read: read.is_sure))
-    return Grade.CERTAIN if is_of_known_object and is_traced else Grade.LIKELY
-
-
-def _is_setting(seen: ByRank[RankRead]) -> bool:
-    """True for an environment variable that is equal on all ranks: an ordinary setting."""
-    read = seen.first
-    is_variable = read.kind == TaintKind.ENVIRONMENT and read.variable not in RANK_VARIABLES
-    return is_variable and not seen.differ(lambda read: read.value)
+    if seen.first.receiver:  # of an object that is not known
+        return Grade.LIKELY
+    is_traced = seen.where(lambda read: read.is_sure)
+    return Grade.CERTAIN if is_traced else Grade.LIKELY
 
 
 class _Asking:
@@ -279,18 +271,12 @@ def _observed(
     )
 
 
-def _is_of_python(row: Row) -> bool:
-    """True for guards on a Python value: tensors and the state of the process have findings of their own."""
-    return row.first.kind == ItemKind.GUARD and "keys" not in row.first.notes
-
-
 def _by_rank(groups: Groups, values: Sequence[str]) -> ByRank[str]:
     """The values of groups by rank; groups whose value is empty are left out."""
     found: dict[int, str] = {}
     for ranks, value in zip(groups, values, strict=True):
-        if value:
-            found |= dict.fromkeys(ranks, value)
-    return ByRank(found)
+        found |= dict.fromkeys(ranks, value)
+    return ByRank(found).where(bool)
 
 
 def _differs_in_constants(row: Row) -> bool:

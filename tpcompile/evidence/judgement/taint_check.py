@@ -19,10 +19,21 @@ _KINDS = (*(grade.value for grade in Grade), _ALLOWED)
 def taint_check(mode: str, digests: Sequence[RankDigest], taints: Sequence[Taint], *, fails: bool) -> Check:
     """One check over the taints of a mode: for information, or red when `fails` and a certain one is not allowed."""
     prefix = phase_prefix(mode)
-    mine = [taint for taint in taints if taint.where.startswith(prefix)]
+    certain: list[Taint] = []
+    others: list[Taint] = []
+    for taint in taints:
+        if taint.where.startswith(prefix):
+            can_fail = taint.grade == Grade.CERTAIN and not taint.reason
+            (certain if can_fail else others).append(taint)
     # Taints that can fail the check come first, allowed ones last.
-    mine.sort(key=lambda taint: (not _can_fail(taint), bool(taint.reason)))
-    status, observed = (Status.INFO, _counted(mine)) if mine else _untainted(digests)
+    mine = certain + sorted(others, key=lambda taint: bool(taint.reason))
+    status, observed = Status.SKIPPED, "not observed"
+    if mine:
+        kinds = Counter(_ALLOWED if taint.reason else taint.grade.value for taint in mine)
+        counts = [f"{kinds[kind]} {kind}" for kind in sorted(kinds, key=_KINDS.index)]
+        status, observed = Status.INFO, f"{', '.join(counts)}; first: {mine[0].text}"
+    elif any(digest.compiles for digest in digests):
+        status, observed = Status.PASS, "none"
     is_code_seen = any(digest.is_code_seen for digest in digests)
     if not is_code_seen:
         observed = f"{observed}; traced code was not searched"
@@ -35,27 +46,10 @@ def taint_check(mode: str, digests: Sequence[RankDigest], taints: Sequence[Taint
         details=tuple(map(taint_text, mine)),
         line=first(lines_of(mine[:1])),
     )
-    is_red = fails and any(map(_can_fail, mine))
+    is_red = fails and bool(certain)
     if not is_red:
         return check
     return check.model_copy(update={"status": Status.FAIL, "ranks": ranks_of(mine[0].groups)})
-
-
-def _can_fail(taint: Taint) -> bool:
-    return taint.grade == Grade.CERTAIN and not taint.reason
-
-
-def _untainted(digests: Sequence[RankDigest]) -> tuple[Status, str]:
-    """Status and text where no taint was found."""
-    is_observed = any(digest.compiles for digest in digests)
-    return (Status.PASS, "none") if is_observed else (Status.SKIPPED, "not observed")
-
-
-def _counted(taints: Sequence[Taint]) -> str:
-    """`2 certain, 1 allowed; first: ...`."""
-    kinds = Counter(_ALLOWED if taint.reason else taint.grade.value for taint in taints)
-    counts = [f"{kinds[kind]} {kind}" for kind in sorted(kinds, key=_KINDS.index)]
-    return f"{', '.join(counts)}; first: {taints[0].text}"
 
 
 def taint_text(taint: Taint) -> str:

@@ -110,12 +110,12 @@ def conclude(
     divergences = rules.revise(_without_raised(found_by_layer, problems))
     judged = rules.judge(digests, divergences)
     taints: tuple[Taint, ...] = ()
-    explained = [_explained(check, divergences) for check in problems]
     seen = grouped(absent, lambda one: one.last_seen)
-    missing = [
-        _absent_check(rules, [one.rank for one in alike], last_seen, problems) for last_seen, alike in seen.items()
+    found = [
+        *reported,
+        *(_absent_check(rules, [one.rank for one in alike], problems, last_seen=at) for at, alike in seen.items()),
+        *(check.model_copy(update={"is_consequence": _is_consequence(check, divergences)}) for check in problems),
     ]
-    found = [*reported, *missing, *explained]
     found += checks.ended_early(judged) if problems else judged
     if rules.taint != "off":
         taints = find_taints(digests, fetch, allowed=rules.allowed)
@@ -147,46 +147,42 @@ _RAISED = (CheckId.NO_ERROR, CheckId.MACHINE)
 
 def _without_raised(divergences: Sequence[Divergence], problems: Sequence[Check]) -> tuple[Divergence, ...]:
     """The divergences without failed compiles whose exception is among the problems already."""
-    raised = {rank for check in problems if check.id in _RAISED for rank in check.ranks}
-
-    def is_raised(found: Divergence) -> bool:
+    raised: set[int] = set()
+    for check in problems:
+        if check.id in _RAISED:
+            raised.update(check.ranks)
+    left: list[Divergence] = []
+    for found in divergences:
         failed_on = ranks_of(found.groups[1:])  # the odd sides
-        return found.cause == Cause.COMPILE_FAILED and raised.issuperset(failed_on)
-
-    return tuple(found for found in divergences if not is_raised(found))
+        is_raised = found.cause == Cause.COMPILE_FAILED and raised.issuperset(failed_on)
+        if not is_raised:
+            left.append(found)
+    return tuple(left)
 
 
 _WAITS = (CheckId.TIMED_OUT, CheckId.ARRIVED, CheckId.MOVING)
 _NEVER_COMPILED = (Cause.GRAPH_BREAK, Cause.ENVIRONMENT)
-"""What explains that a rank did not compile the collectives of the other ranks."""
+"""Causes that explain why a rank did not compile the collectives of the other ranks."""
 
 
-def _explained(problem: Check, divergences: Sequence[Divergence]) -> Check:
-    """The check as a consequence where a difference explains it.
+def _is_consequence(problem: Check, divergences: Sequence[Divergence]) -> bool:
+    """True where a red difference explains what ended the run.
 
     Among the same ranks: what differs in one symmetry domain explains nothing in a different one.
     """
-    among = [found for found in divergences if found.is_red and set(problem.ranks) <= set(found.ranks)]
-    follows = problem.is_consequence or _follows(problem, among)
-    return problem.model_copy(update={"is_consequence": follows})
-
-
-def _follows(problem: Check, found: Sequence[Divergence]) -> bool:
-    """True where one of the red differences explains what ended the run."""
+    if problem.is_consequence:
+        return True
+    ranks = set(problem.ranks)
+    found = [one for one in divergences if one.is_red and ranks <= set(one.ranks)]
     if problem.id == CheckId.AGREED:
         return _agreed_follows(problem.cause, {one.cause for one in found})
     if problem.id in _WAITS or problem.cause == Cause.COMMUNICATION:
         return any(map(_hangs, found))
     if problem.cause == Cause.COMPILE_FAILED:
-        return any(_fails_to_compile(problem.ranks, one) for one in found)
+        others = [one for one in found if one.cause != Cause.COMPILE_FAILED]
+        # The program that failed to compile is one that the other ranks do not have.
+        return any(ranks <= set(ranks_of(one.groups[1:])) for one in others)
     return False
-
-
-def _agreed_follows(cause: Cause, found: set[Cause]) -> bool:
-    """True where what was found explains collectives that differ by that cause; UNKNOWN where a rank issued none."""
-    if cause == Cause.UNKNOWN:
-        return not found.isdisjoint(_NEVER_COMPILED)
-    return bool(found) and (cause not in found or Cause.GRAPH_BREAK in found)
 
 
 def _hangs(found: Divergence) -> bool:
@@ -197,9 +193,12 @@ def _hangs(found: Divergence) -> bool:
     return found.cls == DivergenceClass.COLLECTIVES and all(group.item for group in found.groups)
 
 
-def _fails_to_compile(ranks: Sequence[int], found: Divergence) -> bool:
-    """True where the program that failed to compile is one that the other ranks do not have."""
-    return found.cause != Cause.COMPILE_FAILED and set(ranks) <= set(ranks_of(found.groups[1:]))
+def _agreed_follows(cause: Cause, found: set[Cause]) -> bool:
+    """True where what was found explains collectives that differ by that cause; UNKNOWN where a rank issued none."""
+    if cause == Cause.UNKNOWN:
+        return not found.isdisjoint(_NEVER_COMPILED)
+    is_found_itself = cause in found and Cause.GRAPH_BREAK not in found
+    return bool(found) and not is_found_itself
 
 
 def fetch_from(records: Sequence[RankRecord]) -> Fetch:
@@ -213,21 +212,19 @@ def fetch_from(records: Sequence[RankRecord]) -> Fetch:
     return fetch
 
 
-def _absent_check(rules: Rules, ranks: Sequence[int], last_seen: str, problems: Sequence[Check]) -> Check:
+def _absent_check(rules: Rules, ranks: Sequence[int], problems: Sequence[Check], *, last_seen: str) -> Check:
     """Ranks that were seen last at the same place; a consequence where a problem says why ranks do not progress."""
+    explaining = [check for check in problems if check.id in (CheckId.ALIVE, CheckId.MOVING)]
+    verb = "is" if len(ranks) == 1 else "are"
     return Check(
         id=CheckId.REPORTED,
         mode=rules.modes[-1] if rules.modes else "",
         status=Status.FAIL,
         expected=f"a digest within {rules.timeout_s:g} s",
-        observed=f"{named_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} missing; last seen {last_seen}",
+        observed=f"{named_ranks(ranks)} {verb} missing; last seen {last_seen}",
         ranks=tuple(ranks),
-        is_consequence=any(map(_says_why, problems)),
+        is_consequence=any(check.cause != Cause.UNKNOWN for check in explaining),
     )
-
-
-def _says_why(problem: Check) -> bool:
-    return problem.id in (CheckId.ALIVE, CheckId.MOVING) and problem.cause != Cause.UNKNOWN
 
 
 def _exit_code(found: Sequence[Check], *, is_red: bool) -> ExitCode:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+import operator
+from collections.abc import Iterator, Sequence
 
 from tpcompile.evidence.groups.by_group import Items, Row
 from tpcompile.evidence.iterables import find, first
 from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec, in_one_part
-from tpcompile.evidence.records import Collective, CompileRecord, Item, ItemKind, Layer
+from tpcompile.evidence.records import CompileRecord, Item, ItemKind, Layer
 from tpcompile.evidence.records.causes import Cause
 
 _CAUSES = {
@@ -28,22 +29,21 @@ UNUSED = "result is dropped"
 
 
 def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
-    return map(_item, compile_.collectives)
-
-
-def _item(collective: Collective) -> Item:
-    fields = {
-        "op": collective.op,
-        "reduce_op": collective.reduce_op or "-",
-        "src": collective.src or "-",
-        "dtype": collective.dtype,
-        "shape": collective.shape,
-        "group": collective.group,
-        "waited": str(collective.waited),
-    }
-    notes = {} if collective.used else {UNUSED: "yes"}
-    about = collective.phase
-    return Item(kind=ItemKind.COLLECTIVE, about=about, fields=fields, notes=notes, line=collective.line)
+    for collective in compile_.collectives:
+        fields = {
+            "op": collective.op,
+            "reduce_op": collective.reduce_op or "-",
+            "src": collective.src or "-",
+            "dtype": collective.dtype,
+            "shape": collective.shape,
+            "group": collective.group,
+            "waited": str(collective.waited),
+        }
+        notes = {}
+        if not collective.used:
+            notes[UNUSED] = "yes"
+        about = collective.phase
+        yield Item(kind=ItemKind.COLLECTIVE, about=about, fields=fields, notes=notes, line=collective.line)
 
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
@@ -56,70 +56,37 @@ def _parts(compile_: CompileRecord) -> Sequence[str]:
     return in_one_part(is_observed=is_begun and (compile_.has_lowered or not is_partial))
 
 
-def _explain(difference: Difference) -> Explanation:
-    return explained(difference.items, difference.rows)
-
-
-def _is_recomputed(cause: Cause, row: Row) -> bool:
-    """True for an extra collective of the backward, where some ranks recompute the forward."""
-    return cause == Cause.EXTRA_COLLECTIVE and row.distinct(lambda item: item.about) == {"backward"}
-
-
 def explained(items: Items, rows: Sequence[Row]) -> Explanation:
     """Cause of collectives that do not match, and the first of them; a backward follows from its forward."""
-    forward = items.only(_is_of_forward)
-    if forward.each(_key).differ():
+    forward = items.only(lambda item: item.about == "forward")
+    if forward.each(lambda item: item.key).differ():
         items, rows = forward, rows_of(forward, is_ordered=True)
     is_shifted = not all(row.is_full for row in rows)
-    has_equal_ops = not items.each(_op).differ()
-    if is_shifted and has_equal_ops:
+    ops = items.each(lambda item: item.fields["op"])
+    if is_shifted and not ops.differ():
         # Aligned by content, a collective that is not waited for looks like an extra one before an equal one that is.
         rows = items.differing()
     cause = _cause(items, rows)
-    row = _shown(cause, items, rows)
+    row = rows[0]
+    directness = Directness.COLLECTIVE
     guilty = frozenset[int]()
-    if cause == Cause.UNWAITED:
-        guilty = row.where(_is_unwaited)
-    return Explanation(cause, _directness(cause, row), row, hangs=True, guilty=guilty)
-
-
-def _shown(cause: Cause, items: Items, rows: Sequence[Row]) -> Row:
-    """The place to show for that cause."""
     if cause == Cause.EXTRA_COLLECTIVE:
-        return _extra(items, rows)
-    if cause in _ORDERS.values():
-        return items.differing()[0]
-    return rows[0]
-
-
-def _directness(cause: Cause, row: Row) -> Directness:
-    """Sizes and dtypes follow from the operands, a recomputed backward from its forward; the rest is in the program."""
-    if cause == Cause.COLLECTIVE_SIZES or _is_recomputed(cause, row):
-        return Directness.RESULT
-    return Directness.COLLECTIVE
-
-
-def _is_of_forward(item: Item) -> bool:
-    return item.about == "forward"
-
-
-def _key(item: Item) -> Hashable:
-    return item.key
-
-
-def _op(item: Item) -> str:
-    return item.fields["op"]
-
-
-def _is_unwaited(item: Item | None) -> bool:
-    """True where a group reads a result without waiting for it."""
-    return item is not None and item.fields["waited"] == str(False)
+        row = _extra(items, rows)
+        if row.distinct(lambda item: item.about) == {"backward"}:
+            directness = Directness.RESULT  # some ranks recompute the forward, where the reason is
+    elif cause == Cause.COLLECTIVE_SIZES:
+        directness = Directness.RESULT  # sizes and dtypes follow from the operands
+    elif cause in _ORDERS.values():
+        row = items.differing()[0]
+    elif cause == Cause.UNWAITED:
+        guilty = row.where(lambda item: item and item.fields["waited"] == str(False))
+    return Explanation(cause, directness, row, hangs=True, guilty=guilty)
 
 
 def _extra(items: Items, rows: Sequence[Row]) -> Row:
     """The first collective that some groups do not issue.
 
-    Of several equal ones, alignment by content takes the last. The extra one is that at a line from which the groups
+    Alignment by content takes the last of several equal ones. The extra one is that at a line from which the groups
     that lack it issue nothing.
     """
     extra = find(rows, lambda row: not row.is_full)
@@ -127,7 +94,7 @@ def _extra(items: Items, rows: Sequence[Row]) -> Row:
         return rows[0]
     wanted = extra.first.key
     lacking = items.picked(extra.where(lambda item: item is None))
-    their_lines = {item.line for item in lacking.all}
+    their_lines = set(map(operator.attrgetter("line"), lacking.all))
     equal = items.only(lambda item: item.key == wanted)
     at_own_line = equal.only(lambda item: item.line not in their_lines).map(first)
     pairs = zip(at_own_line, extra, strict=True)
@@ -167,4 +134,4 @@ def issued(difference: Difference) -> Explanation | None:
     return explained(items, rows)
 
 
-SPEC = LayerSpec(explain=_explain, items=_items, parts=_parts)
+SPEC = LayerSpec(explain=lambda difference: explained(difference.items, difference.rows), items=_items, parts=_parts)

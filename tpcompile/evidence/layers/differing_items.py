@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 
-from tpcompile.evidence.groups.by_group import ByGroup, Items, Row, side_by_side
+from tpcompile.evidence.groups.by_group import Items, Row, side_by_side
 from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.records import Item, ItemKind
 
@@ -23,7 +23,8 @@ def rows_of(items: Items, *, is_ordered: bool) -> tuple[Row, ...]:
     rest = Items(group[window] for group in items)
     if len(rest) == 2:
         return _aligned(*rest)
-    return _by_position(rest)
+    # More than two groups: an item that only some have, or else the items at the same position.
+    return tuple(_inserted(rest) or rest.differing())
 
 
 def first_difference(groups: Iterable[Sequence[Item]]) -> int:
@@ -36,17 +37,11 @@ def _rows_by_subject(items: Items) -> tuple[Row, ...]:
     """Items about the same thing in one row; values that differ come before things that only some groups have."""
     columns = items.own().map(lambda group: grouped(group, lambda item: item.about))
     subjects = dict.fromkeys(itertools.chain.from_iterable(columns))
-    rows = [row for about in subjects for row in _about(columns, about)]
+    rows: list[Row] = []
+    for about in subjects:
+        items_about = [column.get(about, []) for column in columns]
+        rows += side_by_side(items_about)
     return tuple(sorted(rows, key=lambda row: row.count(None)))
-
-
-def _about(columns: ByGroup[dict[str, list[Item]]], about: str) -> list[Row]:
-    return side_by_side(columns.map(lambda column: column.get(about, [])))
-
-
-def _by_position(items: Items) -> tuple[Row, ...]:
-    """Rows of more than two groups: an item that only some have, or else the items at the same position."""
-    return tuple(_inserted(items) or items.differing())
 
 
 def _inserted(items: Items) -> list[Row]:
@@ -55,11 +50,12 @@ def _inserted(items: Items) -> list[Row]:
     has_longer = items.differ(len)
     if length == 0 or not has_longer:
         return []
-    goes_on_alike = not items.differ(lambda group: _skeleton(group[-length]))
-    if not goes_on_alike:
+    continued = items.map(lambda group: group[-length])
+    skeletons = continued.map(_skeleton)
+    if skeletons.differ():
         return []
-    extra = items.map(lambda group: first(group[:-length]))
-    return [Row(extra)]
+    extra = items.map(lambda group: group[:-length])
+    return [Row(extra.map(first))]
 
 
 def _aligned(ours: Sequence[Item], theirs: Sequence[Item]) -> tuple[Row, ...]:
@@ -70,9 +66,11 @@ def _aligned(ours: Sequence[Item], theirs: Sequence[Item]) -> tuple[Row, ...]:
     edges: list[Row] = []
     for tag, a0, a1, b0, b1 in matcher.get_opcodes():
         rows = side_by_side([ours[a0:a1], theirs[b0:b1]])
-        same.update(_places(rows))
+        full = [row for row in rows if row.is_full]
+        # Name of a node in one group -> its name in the other.
+        same.update((row.present[0].about, row.present[1].about) for row in full)
         if tag == "equal":
-            edges += [row for row in rows if not _reads_the_same(row, same)]
+            edges += [row for row in full if _reads_others(row, same)]
         else:
             changed += rows
     # An inserted node changes what later nodes read: a consequence, not a difference of its own.
@@ -80,10 +78,10 @@ def _aligned(ours: Sequence[Item], theirs: Sequence[Item]) -> tuple[Row, ...]:
     return tuple(changed if is_moved else [*changed, *edges])
 
 
-def _places(rows: Iterable[Row]) -> Mapping[str, str]:
-    """Name of a node in one group -> its name in the other."""
-    pairs = [row.present for row in rows if row.is_full]
-    return {ours.about: theirs.about for ours, theirs in pairs}
+def _reads_others(row: Row, same: Mapping[str, str]) -> bool:
+    """True for nodes that do not read what is the same node in both groups."""
+    ours, theirs = (item.notes.get("reads", "").split() for item in row.present)
+    return any(same.get(a, a) != b for a, b in zip(ours, theirs, strict=False))
 
 
 def _skeleton(item: Item) -> Hashable:
@@ -92,12 +90,3 @@ def _skeleton(item: Item) -> Hashable:
         return item.key
     fields = item.fields
     return fields["op"], fields["target"], item.notes.get("constants", fields["args"]), fields["value"]
-
-
-def _reads_the_same(row: Row, same: Mapping[str, str]) -> bool:
-    ours, theirs = map(_references, row.present)
-    return all(same.get(a, a) == b for a, b in zip(ours, theirs, strict=False))
-
-
-def _references(item: Item) -> list[str]:
-    return item.notes.get("reads", "").split()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tpcompile.evidence.groups.by_group import Row
 from tpcompile.evidence.layers import process_settings as state
 from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, Followed, LayerSpec
-from tpcompile.evidence.records import Item, RankRecord, value_item
+from tpcompile.evidence.records import value_item
 from tpcompile.evidence.records.causes import Cause
 
 SOURCE_OF = "source of "
@@ -14,10 +14,6 @@ COMPILED_WITH = "compiled with"
 """The item that names the passes and backends that others than torch made."""
 KERNEL_OF = "kernel of "
 """Start of the item of a kernel that others registered for an op of torch."""
-
-
-def _items(record: RankRecord) -> list[Item]:
-    return [value_item(name, value) for name, value in sorted(record.environment)]
 
 
 def _explain(difference: Difference) -> Explanation:
@@ -33,12 +29,21 @@ def _uncalled(difference: Difference) -> Followed:
 
     So has a rank that compiled nothing.
     """
-    rows = list(filter(_is_uncalled, difference.rows))
-    return difference.following(rows, "a fused kernel that some ranks do not call")
+    left: list[Row] = []
+    uncalled: list[Row] = []
+    for row in difference.rows:
+        about = row.first.about
+        is_of_kernel = about.startswith((SOURCE_OF, COMPILED_WITH))
+        if is_of_kernel and not row.is_full:
+            uncalled.append(row)
+        else:
+            left.append(row)
+    return Followed(left, uncalled, "a fused kernel that some ranks do not call")
 
 
-def _is_uncalled(row: Row) -> bool:
-    return not row.is_full and row.first.about.startswith((SOURCE_OF, COMPILED_WITH))
-
-
-SPEC = LayerSpec(explain=_explain, of_rank=_items, follow=_uncalled, is_ordered=False)
+SPEC = LayerSpec(
+    explain=_explain,
+    of_rank=lambda record: [value_item(name, value) for name, value in sorted(record.environment)],
+    follow=_uncalled,
+    is_ordered=False,
+)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,13 +13,12 @@ from tpcompile.evidence.groups.by_rank import ranks_in
 from tpcompile.evidence.iterables import differ, find, first, first_answer
 from tpcompile.evidence.layers.collectives import UNUSED, issued
 from tpcompile.evidence.layers.differing_items import rows_of
-from tpcompile.evidence.layers.node_text import REFERENCE, called, nodes_in, read_instead
-from tpcompile.evidence.layers.own_parts import own_parts
-from tpcompile.evidence.layers.reordered import op_of, order_of_ops, order_of_set, without_moved
+from tpcompile.evidence.layers.equivalent import in_program, reordered_collectives, reordered_ops
+from tpcompile.evidence.layers.node_text import REFERENCE, called, nodes_in, op_of, read_instead
 from tpcompile.evidence.layers.row_text import headline
-from tpcompile.evidence.layers.shard_bounds import bounds_in_program
-from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, Followed, LayerSpec, in_one_part
-from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Item, ItemKind, Layer, Node
+from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec, in_one_part
+from tpcompile.evidence.records import CompileRecord, Graph, Item, ItemKind, Layer, Node, UserLine
+from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.lines import entered_at
@@ -29,12 +28,12 @@ from tpcompile.evidence.text.reasons import LIMIT
 _ENDS = frozenset({ItemKind.BREAK, ItemKind.FAILURE})
 _STRING = re.compile(r"'[^']*'")
 _VALUE = re.compile(r"^([\w(]+)(\[[^\]]*\])(\[[^\]]*\])?")
-"""What torch prints of a tensor: `f32[8, 16][16, 1]cpu`."""
+"""A tensor as torch prints it: `f32[8, 16][16, 1]cpu`."""
 _COLLECTIVE = re.compile(r"^torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem)\.(?!wait_tensor)\w+")
 _PLACES = frozenset({"kernel_idx", "constant_args_idx"})
 """Arguments of a Triton launch in a log: places in a table of the process."""
 _NAMES = frozenset({"kernel", "constants"})
-"""What a capture has there. Lowered graphs that were loaded from a cache have none; the graph of Dynamo always has."""
+"""Arguments that name a Triton launch in a capture; lowered graphs that were loaded from a cache lack them."""
 _METADATA = {1: Cause.DTYPE, 2: Cause.SHAPE, 3: Cause.STRIDE}
 """Group of `_VALUE` that differs -> cause."""
 _SAYS_MORE = frozenset({*_METADATA.values(), Cause.AUTOMATIC_DYNAMIC, Cause.SET_ORDER, Cause.UNUSED_RESULT})
@@ -44,17 +43,16 @@ _MAY_BE_REORDERED = frozenset({Cause.RANK_BRANCH, Cause.RANK_CONSTANT})
 
 
 def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
-    graphs = map(graph_items, compile_.graphs_of("dynamo"))
-    breaks = map(_break_item, compile_.breaks)
-    return itertools.chain(itertools.chain.from_iterable(graphs), breaks, _failures(compile_))
-
-
-def _failures(compile_: CompileRecord) -> list[Item]:
-    """The error of a compile that failed."""
-    if not compile_.failure:
-        return []
-    line = compile_.failure_line or entered_at(compile_.line, compile_.stack)
-    return [Item(kind=ItemKind.FAILURE, about="compile failed", fields={"error": compile_.failure}, line=line)]
+    for graph in compile_.graphs_of("dynamo"):
+        yield from graph_items(graph)
+    for found in compile_.breaks:
+        where = f"{normalise.short_path(found.line.file)}:{found.line.line}" if found.line else "?"
+        about, fields = f"graph break at {where}", {"reason": found.reason}
+        yield Item(kind=ItemKind.BREAK, about=about, fields=fields, line=found.line)
+    if compile_.failure:
+        line = compile_.failure_line or entered_at(compile_.line, compile_.stack)
+        fields = {"error": compile_.failure}
+        yield Item(kind=ItemKind.FAILURE, about="compile failed", fields=fields, line=line)
 
 
 def graph_items(graph: Graph) -> Iterator[Item]:
@@ -74,7 +72,8 @@ def _node_item(nodes: Sequence[Node], index: int, left_out: frozenset[str]) -> I
     if node.is_launch:
         notes |= {name: value.strip("'") for name, value in node.kwargs if name == "kernel"}
     if _COLLECTIVE.match(node.target):
-        notes |= {"collective": "yes", "group": _group(node), "numbers": _STRING.sub("", notes["constants"])}
+        group = " ".join(arg for arg in node.arguments if arg.startswith("group:"))
+        notes |= {"collective": "yes", "group": group, "numbers": _STRING.sub("", notes["constants"])}
     return Item(
         kind=ItemKind.NODE,
         about=f"{node.scope}%{index}",
@@ -82,16 +81,6 @@ def _node_item(nodes: Sequence[Node], index: int, left_out: frozenset[str]) -> I
         notes=notes,
         line=blamed_line(nodes, index),
     )
-
-
-def _group(node: Node) -> str:
-    return " ".join(arg for arg in node.arguments if arg.startswith("group:"))
-
-
-def _break_item(found: GraphBreak) -> Item:
-    where = f"{normalise.short_path(found.line.file)}:{found.line.line}" if found.line else "?"
-    about = f"graph break at {where}"
-    return Item(kind=ItemKind.BREAK, about=about, fields={"reason": found.reason}, line=found.line)
 
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
@@ -102,8 +91,10 @@ def _parts(compile_: CompileRecord) -> Sequence[str]:
 
 def _explain(difference: Difference) -> Explanation:
     found = _ended(difference) or _with_collectives(difference)
-    if found.cause == Cause.COMPILE_FAILED and _is_traced(difference.items.picked(found.guilty)):
-        found = _failed_in_backend(difference, found)
+    if found.cause == Cause.COMPILE_FAILED:
+        failed_on = nodes_in(difference.items.picked(found.guilty))
+        if all(failed_on):  # Dynamo gives the backend whole programs only
+            found = _failed_in_backend(difference, found)
     return replace(found, guard=_guard_behind(difference))
 
 
@@ -123,8 +114,10 @@ def _with_collectives(difference: Difference) -> Explanation:
     collectives = issued(difference)
     if collectives is None:
         return program
-    are_both_sizes = program.cause == Cause.COLLECTIVE_SIZES == collectives.cause
-    return program if are_both_sizes else collectives
+    causes = {program.cause, collectives.cause}
+    if causes == {Cause.COLLECTIVE_SIZES}:
+        return program
+    return collectives
 
 
 def _ended(difference: Difference) -> Explanation | None:
@@ -133,39 +126,67 @@ def _ended(difference: Difference) -> Explanation | None:
     own = Row(ends.own().map(first))
     if not own.present:
         return None
-    return Explanation(_end_cause(own.first), Directness.ENDED, own, guilty=own.owners)
+    cause = Cause.GRAPH_BREAK
+    if own.first.kind == ItemKind.FAILURE:
+        error = own.first.fields["error"]
+        is_limit = error.startswith(LIMIT)
+        cause = Cause.RECOMPILE_LIMIT if is_limit else Cause.COMPILE_FAILED
+    return Explanation(cause, Directness.ENDED, own, guilty=own.owners)
 
 
 def _failed_in_backend(difference: Difference, failed: Explanation) -> Explanation:
     """What differs in a program that some ranks failed to compile, with the error; the error alone where it agrees."""
     failed = replace(failed, directness=Directness.RAISED, raised=headline(failed.row, difference.groups))
-    rows = tuple(row for row in difference.rows if ItemKind.FAILURE not in row.distinct(_kind))
+    program = filter(lambda row: ItemKind.FAILURE not in row.distinct(lambda item: item.kind), difference.rows)
+    rows = tuple(program)
     if not rows:
         return failed
     found = _program(replace(difference, rows=rows))
     return replace(found, directness=failed.directness, guilty=failed.guilty, raised=failed.raised)
 
 
-def _kind(item: Item) -> ItemKind:
-    return item.kind
-
-
-def _is_traced(items: Items) -> bool:
-    """True when every group has the nodes of a graph: Dynamo gives the backend whole programs only."""
-    return all(nodes_in(items))
-
-
-def _end_cause(item: Item) -> Cause:
-    if item.kind == ItemKind.BREAK:
-        return Cause.GRAPH_BREAK
-    is_limit = item.fields["error"].startswith(LIMIT)
-    return Cause.RECOMPILE_LIMIT if is_limit else Cause.COMPILE_FAILED
-
-
 def _program(difference: Difference) -> Explanation:
-    row = _first_call(without_moved(difference.rows))
+    row = _first_call(_without_moved(difference.rows))
     node = _Node(difference, row, _cause(row))
-    return first_answer((_dropped, _of_set, _symbolic, _reordered), node) or _different(node)
+    found = first_answer((_dropped, _of_set, _symbolic, _reordered), node)
+    if found is not None:
+        return found
+    directness = _DIRECTNESS.get(node.cause, Directness.PROGRAM)
+    hangs = directness == Directness.COLLECTIVE
+    return Explanation(node.cause, directness, row, _reads(difference.items, row), hangs=hangs)
+
+
+def _reads(items: Items, row: Row) -> str:
+    """What the same op reads instead, where nothing else differs; else empty, the calls are the headline then."""
+    is_same_op = row.agree_in(op_of)
+    is_same_value = row.agree_in(lambda item: item.fields["value"])
+    if not (is_same_op and is_same_value):
+        return ""
+    different = ""
+    if row.differing(["args"]):
+        different = read_instead(items, row)
+    return different and f"{called(row.first)} reads {different}"
+
+
+def _first_call(rows: Sequence[Row]) -> Row:
+    """The first row of a call: placeholders are in the order of their first use, the output follows from the calls."""
+    others = {"placeholder", "output"}
+    found = find(rows, lambda row: row.distinct(lambda item: item.fields.get("op")).isdisjoint(others))
+    return found or rows[0]
+
+
+def _without_moved(rows: Sequence[Row]) -> Sequence[Row]:
+    """The rows without those of ops that every group runs, at different places; all rows where none is left."""
+    owners: dict[object, set[int]] = defaultdict(set)
+    for row in rows:
+        if not row.is_full:
+            owners[op_of(row.first)] |= row.owners
+    left: list[Row] = []
+    for row in rows:
+        is_moved = len(owners[op_of(row.first)]) == len(row)
+        if not is_moved:
+            left.append(row)
+    return left or rows
 
 
 @dataclass(frozen=True)
@@ -177,28 +198,49 @@ class _Node:
     cause: Cause
 
 
-def _different(node: _Node) -> Explanation:
-    """The difference is the node itself."""
-    directness = _DIRECTNESS.get(node.cause, Directness.PROGRAM)
-    hangs = directness == Directness.COLLECTIVE
-    return Explanation(node.cause, directness, node.row, _reads(node), hangs=hangs)
-
-
-def _reads(node: _Node) -> str:
-    """What the same op reads instead, where nothing else differs; else empty, the calls are the headline then."""
-    is_same_call = node.row.agree_in(op_of) and node.row.agree_in(lambda item: item.fields["value"])
-    if not is_same_call or not node.row.differing(["args"]):
-        return ""
-    different = read_instead(node.difference.items, node.row)
-    return different and f"{called(node.row.first)} reads {different}"
-
-
 def _of_set(node: _Node) -> Explanation | None:
-    return order_of_set(node.difference, node.row) if node.cause in _MAY_BE_REORDERED else None
+    """The same ops in the iteration order of a set, in code that does not read the rank."""
+    difference = node.difference
+    if node.cause not in _MAY_BE_REORDERED or difference.compile.rank_reads():
+        return None
+    moved = reordered_ops(difference.items)
+    loop = _set_behind(difference, node.row) if moved else None
+    if moved is None or loop is None:
+        return None
+    in_loop: list[Item] = []
+    for item in moved.row.present:
+        is_there = item.line is not None and item.line.function == loop.function
+        in_loop.append(item if is_there else item.at(loop))
+    return Explanation(Cause.SET_ORDER, Directness.ARRANGED, Row(in_loop), moved.says)
+
+
+def _set_behind(difference: Difference, row: Row) -> UserLine | None:
+    """The line that iterates a set: in the function of the ops, else in a loop of their file that calls them."""
+    guards = difference.compile.items(Layer.GUARDS)
+    loops = lines_of(guards.only(lambda guard: "set" in guard.notes).all)
+    in_file: UserLine | None = None
+    for loop in loops:
+        # torch may have cut the front of the file's path
+        functions = [line.function for line in row.lines if line.file.endswith(loop.file)]
+        if loop.function in functions:
+            return loop
+        if functions:
+            in_file = in_file or loop
+    return in_file
 
 
 def _reordered(node: _Node) -> Explanation | None:
-    return order_of_ops(node.difference) if node.cause in _MAY_BE_REORDERED else None
+    """The same collectives on the same values in a different order, or else the same ops."""
+    if node.cause not in _MAY_BE_REORDERED:
+        return None
+    items = node.difference.items
+    moved = reordered_collectives(items) or reordered_ops(items)
+    if moved is None or moved.of == "reads":
+        return None
+    cause = Cause.RANK_BRANCH
+    if moved.of == "collectives":
+        cause = Cause.ORDER_FORWARD
+    return Explanation(cause, Directness.PROGRAM, moved.row, moved.says)
 
 
 def _symbolic(node: _Node) -> Explanation | None:
@@ -224,18 +266,10 @@ _DIRECTNESS = {
 """How directly a node with that cause names what happened; `PROGRAM` by default."""
 
 
-def _first_call(rows: Sequence[Row]) -> Row:
-    """The first row of a call; placeholders are in the order of their first use."""
-    return find(rows, _does_something) or rows[0]
-
-
-def _does_something(row: Row) -> bool:
-    return not row.distinct(lambda item: item.fields.get("op")) & {"placeholder", "output"}
-
-
 def _cause(row: Row) -> Cause:
     """Cause of a node that differs."""
-    if not row.agree_in(_called):
+    is_same_call = row.agree_in(lambda item: (item.fields["op"], item.fields["target"]))
+    if not is_same_call:
         return Cause.RANK_BRANCH
     if not row.differing(["args"]):
         return _of_values(row)
@@ -246,17 +280,16 @@ def _cause(row: Row) -> Cause:
     return Cause.RANK_CONSTANT
 
 
-def _called(item: Item) -> tuple[str, str]:
-    return item.fields["op"], item.fields["target"]
-
-
 def _of_collective(row: Row) -> Cause:
     if row.differs_in_note("group"):
         return Cause.GROUP
     if not row.differs_in_note("numbers"):
         return Cause.REDUCE_OP
-    is_broadcast = all("broadcast" in target for target in row.values("target"))
-    return Cause.BROADCAST_SOURCE if is_broadcast else Cause.COLLECTIVE_SIZES
+    targets = row.values("target")
+    is_broadcast = all("broadcast" in target for target in targets)
+    if is_broadcast:
+        return Cause.BROADCAST_SOURCE
+    return Cause.COLLECTIVE_SIZES
 
 
 def _of_values(row: Row) -> Cause:
@@ -293,30 +326,19 @@ def _dropped(node: _Node) -> Explanation | None:
     collectives = node.difference.compile.items(Layer.COLLECTIVES)
     forward = collectives.only(lambda item: item.about == "forward")
     issued_there = forward.each(lambda item: item.key)
-    dropped_there = forward.each(_is_unused)
+    dropped_there = forward.each(lambda item: UNUSED in item.notes)
     if issued_there.differ():
         return None
     if not dropped_there.differ():
         return None
-    dropped = Row(collectives.only(_is_unused).map(first))
+    unused = collectives.only(lambda item: UNUSED in item.notes)
+    dropped = Row(unused.map(first))
     if dropped.is_full:
         return Explanation(Cause.UNUSED_RESULT, Directness.COLLECTIVE, node.row)
     return Explanation(Cause.UNUSED_RESULT, Directness.COLLECTIVE, dropped, guilty=dropped.owners)
 
 
-def _is_unused(collective: Item) -> bool:
-    return UNUSED in collective.notes
-
-
-def _follow(difference: Difference) -> Followed:
-    """Nodes that address data by the bounds of shards, and those that take the rank's own part of a tensor."""
-    bounds = bounds_in_program(difference)
-    parts = own_parts(replace(difference, rows=tuple(bounds.left)))
-    says = "; ".join(filter(None, (bounds.says, parts.says)))
-    return Followed(parts.left, (*bounds.rows, *parts.rows), says)
-
-
-SPEC = LayerSpec(explain=_explain, items=_items, parts=_parts, follow=_follow)
+SPEC = LayerSpec(explain=_explain, items=_items, parts=_parts, follow=in_program)
 
 
 def first_nodes(difference: Difference) -> Row:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tpcompile.evidence.groups.by_group import Row
 from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec, in_one_part
-from tpcompile.evidence.records import CompileRecord, InputTensor, Item, ItemKind
+from tpcompile.evidence.records import CompileRecord, Item, ItemKind
 from tpcompile.evidence.records.causes import Cause
 
 _CAUSES = {
@@ -23,19 +23,16 @@ _PARAMETERS = "._parameters["
 
 
 def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
-    return map(_item, compile_.inputs)
-
-
-def _item(tensor: InputTensor) -> Item:
-    fields = {
-        "dtype": tensor.dtype,
-        "shape": tensor.shape,
-        "stride": tensor.stride,
-        "device": tensor.device,
-        "requires_grad": str(tensor.requires_grad),
-        "dynamic": tensor.dynamic or "none",
-    }
-    return Item(kind=ItemKind.INPUT, about=tensor.source, fields=fields)
+    for tensor in compile_.inputs:
+        fields = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "stride": tensor.stride,
+            "device": tensor.device,
+            "requires_grad": str(tensor.requires_grad),
+            "dynamic": tensor.dynamic or "none",
+        }
+        yield Item(kind=ItemKind.INPUT, about=tensor.source, fields=fields)
 
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 import re
 from collections.abc import Iterator, Sequence
 
 from tpcompile.evidence.groups.by_group import Items
 from tpcompile.evidence.groups.by_rank import Groups
-from tpcompile.evidence.iterables import first, grouped
+from tpcompile.evidence.iterables import find, grouped
 from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec
-from tpcompile.evidence.records import CompileRecord, Item, ItemKind, Kernel, Layer, value_item
+from tpcompile.evidence.records import CompileRecord, Item, ItemKind, Layer, value_item
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 
@@ -35,23 +34,19 @@ _PARTS = (f"forward{LAUNCHES}", "forward", f"backward{LAUNCHES}", "backward")
 
 
 def _items(compile_: CompileRecord, part: str) -> Iterator[Item]:
-    found = _launches(compile_, part) if part.endswith(LAUNCHES) else _code(compile_, part)
-    return itertools.chain.from_iterable(found)
-
-
-def _launches(compile_: CompileRecord, part: str) -> Iterator[Sequence[Item]]:
-    phase = part.removesuffix(LAUNCHES)
-    return (graph.launches for graph in compile_.launched if graph.phase == phase)
-
-
-def _code(compile_: CompileRecord, phase: str) -> Iterator[Sequence[Item]]:
-    return (_lines(kernel) for kernel in compile_.kernels if kernel.phase == phase)
-
-
-def _lines(kernel: Kernel) -> list[Item]:
-    if kernel.kind == SOURCE:
-        return [value_item(kernel.name, kernel.code)]
-    return [Item(kind=ItemKind.CODE, about=kernel.name, fields={"code": code}) for code in kernel.code.splitlines()]
+    if part.endswith(LAUNCHES):
+        for graph in compile_.launched:
+            if graph.phase == part.removesuffix(LAUNCHES):
+                yield from graph.launches
+        return
+    for kernel in compile_.kernels:
+        if kernel.phase != part:
+            continue
+        if kernel.kind == SOURCE:
+            yield value_item(kernel.name, kernel.code)
+            continue
+        for code in kernel.code.splitlines():
+            yield Item(kind=ItemKind.CODE, about=kernel.name, fields={"code": code})
 
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
@@ -62,23 +57,30 @@ def _parts(compile_: CompileRecord) -> Sequence[str]:
 
 
 def _explain(difference: Difference) -> Explanation:
-    if difference.rows[0].first.kind == ItemKind.LAUNCH:
+    row = difference.rows[0]
+    if row.first.kind == ItemKind.LAUNCH:
         return _explain_launches(difference)
     hangs = is_reordered(difference.items)
-    different_source = first(row for row in difference.rows if row.first.kind == ItemKind.VALUE)
+    different_source = find(difference.rows, lambda row: row.first.kind == ItemKind.VALUE)
     if different_source is not None:
         return Explanation(Cause.ENVIRONMENT, Directness.STATE, different_source, hangs=hangs)
-    is_chosen = any(_MATMUL_CHOICE.search(item.fields.get("code", "")) for item in difference.items.own().all)
-    cause = Cause.AUTOTUNE if is_chosen and not hangs else Cause.COMPILER_PASS
-    return Explanation(cause, Directness.LOWERED, difference.rows[0], hangs=hangs)
+    own_code = [item.fields.get("code", "") for item in difference.items.own().all]
+    is_chosen = any(map(_MATMUL_CHOICE.search, own_code))
+    cause = Cause.COMPILER_PASS
+    if is_chosen and not hangs:
+        cause = Cause.AUTOTUNE
+    return Explanation(cause, Directness.LOWERED, row, hangs=hangs)
 
 
 def _explain_launches(difference: Difference) -> Explanation:
     """Launches that are one kernel on some ranks and several on others, with the reason."""
     own = difference.items.own(of=operator.attrgetter("says"))
     hangs = is_reordered(difference.compile.items(Layer.KERNELS, difference.compile.phase))
-    is_template = own.map(lambda items: any(_TEMPLATE.match(item.says) for item in items))
-    cause = Cause.AUTOTUNE if is_template.differ() and not hangs else Cause.COMPILER_PASS
+    own_names = own.each(operator.attrgetter("says"))
+    is_template = own_names.map(lambda names: any(map(_TEMPLATE.match, names)))
+    cause = Cause.COMPILER_PASS
+    if is_template.differ() and not hangs:
+        cause = Cause.AUTOTUNE
     said = _split(difference.items, own, difference.groups)
     return Explanation(cause, Directness.LOWERED, difference.rows[0], headline=said, hangs=hangs)
 
@@ -86,7 +88,7 @@ def _explain_launches(difference: Difference) -> Explanation:
 def _split(items: Items, own_items: Items, groups: Groups) -> str:
     """`poi add and poi relu are two launches on rank 1: REASON`; empty where no launch of the same ranks says why.
 
-    Of the groups with the most launches first: what is one kernel elsewhere is several there.
+    The groups with the most launches are asked first: what is one kernel elsewhere is several there.
     """
     sides = zip(groups, items, own_items, strict=True)
     for ranks, launches, own in sorted(sides, key=lambda side: -len(side[1])):
@@ -101,7 +103,7 @@ def _split(items: Items, own_items: Items, groups: Groups) -> str:
 def _apart_from(launches: Sequence[Item], earlier: Sequence[Item]) -> Item | None:
     """The first of the launches that is kept apart from one of the earlier ones."""
     names = {item.says for item in earlier}
-    return first(item for item in launches if item.notes.get("from") in names)
+    return find(launches, lambda item: item.notes.get("from") in names)
 
 
 def is_reordered(items: Items) -> bool:

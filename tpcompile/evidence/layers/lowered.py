@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 
 from tpcompile.evidence.layers.collectives import issued
+from tpcompile.evidence.layers.equivalent import constants
 from tpcompile.evidence.layers.graph import graph_items
-from tpcompile.evidence.layers.rank_parametric import lowered_constants
-from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec
-from tpcompile.evidence.records import CompileRecord, Item
+from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, Followed, LayerSpec
+from tpcompile.evidence.records import CompileRecord, Item, Layer
 from tpcompile.evidence.records.causes import Cause
 
 _KINDS = {"forward": ("forward", "inference"), "backward": ("backward",)}
@@ -17,7 +16,8 @@ _KINDS = {"forward": ("forward", "inference"), "backward": ("backward",)}
 
 
 def _items(compile_: CompileRecord, part: str) -> Iterator[Item]:
-    return itertools.chain.from_iterable(map(graph_items, compile_.graphs_of(*_KINDS[part])))
+    for graph in compile_.graphs_of(*_KINDS[part]):
+        yield from graph_items(graph)
 
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
@@ -28,23 +28,25 @@ def _explain(difference: Difference) -> Explanation:
     collectives = issued(difference)
     if collectives is not None:
         return collectives
-    return Explanation(_cause(difference), Directness.LOWERED, difference.rows[0])
+    targets = difference.items.each(lambda item: item.fields["target"])
+    num_padded = targets.map(lambda own: " ".join(own).count("constant_pad_nd"))
+    outputs = difference.items.only(lambda item: item.fields["op"] == "output")
+    saved = outputs.each(lambda item: item.notes["reads"])
+    num_saved = saved.map(lambda own: len(" ".join(own).split()))
+    cause = Cause.COMPILER_PASS
+    if num_padded.differ():
+        cause = Cause.AUTOTUNE  # Inductor decides by timing, on each rank alone, whether padding makes a matmul faster
+    elif num_saved.differ():
+        cause = Cause.PARTITIONER
+    return Explanation(cause, Directness.LOWERED, difference.rows[0])
 
 
-def _cause(difference: Difference) -> Cause:
-    if difference.items.differ(_num_padded):
-        return Cause.AUTOTUNE  # Inductor decides by timing, on each rank alone, whether padding makes a matmul faster
-    if difference.items.differ(_num_saved):
-        return Cause.PARTITIONER
-    return Cause.COMPILER_PASS
+def _follow(difference: Difference) -> Followed:
+    """Constants that follow the coordinate, where nothing else differs and the collectives are equal."""
+    found = constants(difference.items, difference.compile.coordinates())
+    if difference.compile.differs(Layer.COLLECTIVES) or not found.rows:
+        return Followed(difference.rows)
+    return found
 
 
-def _num_padded(items: Sequence[Item]) -> int:
-    return sum("constant_pad_nd" in item.fields["target"] for item in items)
-
-
-def _num_saved(items: Sequence[Item]) -> int:
-    return sum(len(item.notes["reads"].split()) for item in items if item.fields["op"] == "output")
-
-
-SPEC = LayerSpec(explain=_explain, items=_items, parts=_parts, follow=lowered_constants, is_strict=False)
+SPEC = LayerSpec(explain=_explain, items=_items, parts=_parts, follow=_follow, is_strict=False)

@@ -15,11 +15,11 @@ _BODY = re.compile(r"^(self\.\w*?)_\d+$")
 _INPUT = re.compile(r"^L_(\w+?)_?$")
 _MEMBERS = re.compile(r"_(?:parameters|buffers|modules)_")
 _DEPTH = 2
-"""How many calls are written inside each other."""
+"""Calls that are written inside each other."""
 
 
 def nodes_in(items: Items) -> Items:
-    """Of each group the nodes, without graph breaks and errors."""
+    """The nodes of each group, without graph breaks and errors."""
     return items.only(lambda item: item.kind == ItemKind.NODE)
 
 
@@ -36,6 +36,12 @@ def unnumbered(target: str) -> str:
 def scope_of(node: Item) -> str:
     """The subgraph that a node is in, empty for the program itself."""
     return node.about.partition("%")[0]
+
+
+def op_of(node: Item) -> tuple[str, ...]:
+    """What a node runs: equal for the same op with the same constants, whatever it reads."""
+    fields = node.fields
+    return fields.get("op", ""), fields.get("target", ""), node.notes.get("constants", "")
 
 
 def read_instead(items: Items, row: Row) -> str:
@@ -71,16 +77,13 @@ def _written(by_name: Mapping[str, Item], name: str, depth: int) -> str:
 
     target, args = node.fields["target"], node.fields["args"]
     if node.fields["op"] == "placeholder":
-        return _input(target)
+        # `L_self_modules_head_parameters_weight_` is `self.head.weight`
+        match = _INPUT.match(target)
+        return _MEMBERS.sub(".", match[1]) if match else target
     if node.fields["op"] == "get_attr":
         return REFERENCE.sub(inside, target)
+    name = called(node)
     shown = ".."
     if depth > 0:
         shown = REFERENCE.sub(inside, args)
-    return f"{called(node)}({shown})"
-
-
-def _input(target: str) -> str:
-    """`L_self_modules_head_parameters_weight_` -> `self.head.weight`."""
-    match = _INPUT.match(target)
-    return _MEMBERS.sub(".", match[1]) if match else target
+    return f"{name}({shown})"

@@ -46,35 +46,23 @@ def settings_of(expression: str) -> dict[str, str]:
 
 def settings_changed(reason: str) -> list[str]:
     """`grad_mode num_threads` of a recompile reason -> the settings, in the order of `_CAUSES`."""
-    order = list(_CAUSES.values())
-    names = reason.split()
-    return sorted(names, key=lambda name: order.index(cause) if (cause := cause_of(name)) in order else len(order))
+    order = {cause: place for place, cause in enumerate(dict.fromkeys(_CAUSES.values()))}
+    return sorted(reason.split(), key=lambda name: order.get(cause_of(name), len(order)))
 
 
 def _settings(state: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Settings and their values as text, from torch's JSON."""
     for name, value in state.items():
         if name == "autocast_state":
-            yield from _autocast(value)
+            for device, is_on in zip(_DEVICES, value.get("enabled", ()), strict=False):
+                yield f"autocast {device}", _shown(is_on)
+            for device, dtype in zip(_DEVICES, value.get("dtype", ()), strict=False):
+                yield f"autocast dtype {device}", _DTYPES.get(dtype, str(dtype))
+            yield "autocast cache", _shown(value.get("cached_enabled", True))
         elif name == "default_dtype":
-            yield name, _dtype(value)
+            yield name, _DTYPES.get(value, str(value))
         else:
             yield name, _shown(value)
-
-
-def _autocast(state: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """State of autocast: whether it is on, and its dtype, by device."""
-    enabled = state.get("enabled", ())
-    dtypes = state.get("dtype", ())
-    for device, is_on in zip(_DEVICES, enabled, strict=False):
-        yield f"autocast {device}", _shown(is_on)
-    for device, dtype in zip(_DEVICES, dtypes, strict=False):
-        yield f"autocast dtype {device}", _dtype(dtype)
-    yield "autocast cache", _shown(state.get("cached_enabled", True))
-
-
-def _dtype(scalar_type: int) -> str:
-    return _DTYPES.get(scalar_type, str(scalar_type))
 
 
 def _shown(value: object) -> str:

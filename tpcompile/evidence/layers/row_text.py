@@ -20,6 +20,7 @@ _EXPLANATION = "Explanation: "
 """The mark before torch's explanation of a graph break."""
 _WORD_END = re.compile(r"[ ,}]")
 _WORD = re.compile(r"[a-zA-Z]")
+_OPENS = dict.fromkeys("([{", 1) | dict.fromkeys(")]}", -1)
 _WORDS = {"dynamic": "dynamic marks"}
 
 
@@ -27,9 +28,12 @@ def headline(row: Row, groups: Groups) -> str:
     """`autocast cpu: off / on`, or what only some ranks have."""
     if not row.present:
         return "the ranks differ"
+    item = row.first
     if row.is_full:
-        return _between(row)
-    text = _alone(row.first)
+        between = _BETWEEN.get(item.kind)
+        return between(row) if between else f"{item.about}: {_versus(item.says for item in row.present)}"
+    alone = _ALONE.get(item.kind)
+    text = alone(item) if alone else _cut(f"{item.about}: {item.says}")
     owners = ranks_in(groups, row.owners)
     return f"{text}, on {named_ranks(owners)} only"
 
@@ -40,59 +44,34 @@ def spoken(source: str) -> str:
     return _ENVIRON.sub(r"os.environ['\1']", own)
 
 
-def _alone(item: Item) -> str:
-    """The text of an item that only some ranks have."""
-    return _ALONE.get(item.kind, _said)(item)
-
-
-def _said(item: Item) -> str:
-    return _cut(f"{item.about}: {item.says}")
-
-
-def _between(row: Row) -> str:
-    """The text of items about one thing that differ."""
-    return _BETWEEN.get(row.first.kind, _values)(row)
-
-
-def _values(row: Row) -> str:
-    return f"{row.first.about}: {_versus(item.says for item in row.present)}"
-
-
 def _nodes(row: Row) -> str:
+    """The calls, or the values of equal calls; a Triton kernel that all of these nodes launch is named before them."""
     calls = list(map(_call, row.present))
-    if differ(calls):
-        versus = _versus(calls)
-        return f"{_kernel(row)}{_reading(row, versus)}{versus}"
-    return f"{_cut(calls[0])}: {_versus(row.values('value'))}"
-
-
-def _reading(row: Row, versus: str) -> str:
-    """The op, where the texts of its arguments have no word in them."""
-    return "" if _WORD.search(versus) else f"{row.first.fields['target']} reads "
-
-
-def _kernel(row: Row) -> str:
-    """The name of the Triton kernel that all of these nodes launch, with a colon; empty for any other node."""
+    if not differ(calls):
+        return f"{_cut(calls[0])}: {_versus(row.values('value'))}"
+    versus = _versus(calls)
+    if not _WORD.search(versus):
+        versus = f"{row.first.fields['target']} reads {versus}"
     kernel = row.first.notes.get("kernel", "")
-    return f"{kernel}: " if kernel and not row.differs_in_note("kernel") else ""
+    if kernel and not row.differs_in_note("kernel"):
+        versus = f"{kernel}: {versus}"
+    return versus
 
 
 def _launches(row: Row) -> str:
     """Two launches, or the numbers of buffers that one and the same writes."""
     found = [item.says for item in row.present]
     if differ(found):
-        return _values(row)
+        return f"{row.first.about}: {_versus(found)}"
     return f"{_cut(found[0])}: writes {_versus(row.values('writes'))} buffers"
 
 
 def _call(item: Item) -> str:
     """`mul(%1, 3)`; an input is named as such."""
-    target, args = item.fields["target"], item.fields["args"]
-    if item.fields["op"] == "placeholder":
-        return f"input {target}"
-    if item.fields["op"] == "get_attr":
-        return f"attribute {target}"
-    return f"{target}({args})" if item.fields["op"] == "call" else f"{item.fields['op']} {target}({args})"
+    op, target = item.fields["op"], item.fields["target"]
+    call = f"{target}({item.fields['args']})"
+    texts = {"placeholder": f"input {target}", "get_attr": f"attribute {target}", "call": call}
+    return texts.get(op, f"{op} {call}")
 
 
 def _guards(row: Row) -> str:
@@ -142,8 +121,13 @@ def _differing_words(texts: Sequence[str]) -> list[str]:
     num_before = _common_start(texts)
     reversed_rests = [text[num_before:][::-1] for text in texts]
     num_behind = _common_start(reversed_rests)
-    start = _word_start(texts[0], num_before)
-    return [text[start : _closed(text, start, _word_end(text, len(text) - num_behind))] for text in texts]
+    start = max(texts[0].rfind(mark, 0, num_before) + 1 for mark in " ,{")
+    found: list[str] = []
+    for text in texts:
+        word_end = _WORD_END.search(text, len(text) - num_behind)
+        end = word_end.start() if word_end else len(text)
+        found.append(text[start : _closed(text, start, end)])
+    return found
 
 
 def _common_start(texts: Sequence[str]) -> int:
@@ -152,28 +136,14 @@ def _common_start(texts: Sequence[str]) -> int:
     return len(list(same))
 
 
-def _word_start(text: str, at: int) -> int:
-    return max(text.rfind(mark, 0, at) + 1 for mark in " ,{")
-
-
-def _word_end(text: str, at: int) -> int:
-    end = _WORD_END.search(text, at)
-    return end.start() if end else len(text)
-
-
 def _closed(text: str, start: int, end: int) -> int:
     """`end`, moved behind the brackets that were opened since `start`: `grid=[(24, 1, 1)]`, not `grid=[(24`."""
-    num_open = _num_open(text[start:end])
+    num_open = sum(_OPENS.get(character, 0) for character in text[start:end])
     for place in range(end, len(text)):
         if num_open <= 0:
             return place
-        opened = _num_open(text[place])
-        num_open += opened
+        num_open += _OPENS.get(text[place], 0)
     return len(text)
-
-
-def _num_open(text: str) -> int:
-    return sum(map(text.count, "([{")) - sum(map(text.count, ")]}"))
 
 
 def _cut(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from fractions import Fraction
 from typing import Protocol
 
 from tpcompile.evidence.groups.by_group import ByGroup, Items, Row
@@ -55,10 +56,10 @@ class Compile(Protocol):
         """True when the hashes of that layer differ."""
 
     def is_symbolic(self) -> ByGroup[bool]:
-        """For each group: whether any size is symbolic."""
+        """Whether any size is symbolic, for each group."""
 
     def coordinates(self) -> Groups:
-        """For each group: coordinates of its ranks in the domain."""
+        """Coordinates of the ranks in the domain, for each group."""
 
     def rank_reads(self) -> Sequence[RankRead]:
         """Reads of the rank in the traced code of this frame, sure ones only."""
@@ -78,10 +79,20 @@ class Difference:
         """Rows in which every group has that note."""
         return [row for row in self.rows if row.has_all(note)]
 
-    def following(self, rows: Sequence[Row], says: str) -> Followed:
-        """`Followed` with these rows; the others are left."""
-        left = [row for row in self.rows if row not in rows]
-        return Followed(left, rows, says if rows else "")
+
+@dataclass(frozen=True)
+class Affine:
+    """The integers `start + step * coordinate`."""
+
+    start: Fraction | int
+    step: Fraction | int
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Consecutive parts of one dimension, one for each rank in the order of the coordinates."""
+
+    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -92,6 +103,14 @@ class Followed:
     """The rows that do not."""
     rows: Sequence[Row] = ()
     says: str = ""
+    maps: tuple[Affine | Parts, ...] = ()
+    """The maps of the coordinate that give the integers in which the rows differ, each once."""
+
+    def and_then(self, other: Followed) -> Followed:
+        """Both, where `other` was made from the rows that this one left."""
+        says = "; ".join(filter(None, (self.says, other.says)))
+        maps = tuple(dict.fromkeys([*self.maps, *other.maps]))
+        return Followed(other.left, [*self.rows, *other.rows], says, maps)
 
 
 @dataclass(frozen=True)

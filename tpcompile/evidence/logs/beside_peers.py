@@ -7,7 +7,7 @@ a schedule that the other has no trace of, and which it did not load from a cach
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from tpcompile.evidence.compiles.story import CODE
 from tpcompile.evidence.groups.by_rank import ByRank
@@ -17,8 +17,7 @@ from tpcompile.evidence.logs.ranklog import RankLog
 
 def missing_frames(logs: ByRank[RankLog]) -> set[int]:
     """Ranks without any compile of frames whose numbers are not missing on all ranks: torch may count one silently."""
-    missing = [log.missing for log in logs.values()]
-    everywhere = frozenset.intersection(*missing)
+    everywhere = frozenset.intersection(*(log.missing for log in logs.values()))
     return set(logs.where(lambda log: log.missing - everywhere))
 
 
@@ -26,39 +25,36 @@ def fewer_records(logs: ByRank[RankLog]) -> tuple[set[int], set[int]]:
     """Ranks that lack a record which a peer has of the same compile, or of the job; and those of them of which it is
     unknown whether they lowered the graph at all.
 
-    The compile that lacks it, of the program that its peer traced, is damaged; of a different program it differs in
-    what was traced, too.
+    A compile that lacks it is damaged where a peer traced the same program; a different program may have been lowered
+    differently, too, and what was traced is compared.
     """
-    found = _without(logs, lambda log: log.executions) | _without(logs, lambda log: log.torch_version)
-    unknown = set[int]()
+    found, unknown = set[int](), set[int]()
+    for has in (lambda log: log.executions, lambda log: log.torch_version):
+        having = logs.where(has)
+        found |= set(logs).difference(having) if having else set()
     for turn in list(_turns(logs)):
         traced = turn.where(lambda compile_: "dynamo_output_graph" in compile_.names)
         lacking = _lacking(traced)
-        for rank in _of_same_program(lacking, traced):
-            logs[rank].lost(lacking[rank], "it lacks a record that other ranks have")
+        programs = {compile_.program for compile_ in traced.without(lacking).values()}
+        for rank, compile_ in lacking.items():
+            if compile_.program in programs and not compile_.fail_type:
+                logs[rank].lost(compile_)
         found.update(lacking)
-        unknown.update(lacking.where(_may_be_of_other_backend))
+        # neither the metrics nor any lowered graph says how far these were lowered
+        unknown.update(lacking.where(lambda compile_: not (compile_.lowered and compile_.says_how_lowered)))
     return found, unknown
-
-
-def _without(logs: ByRank[RankLog], has: Callable[[RankLog], object]) -> set[int]:
-    """Ranks without what any other rank has."""
-    having = logs.where(has)
-    return set(logs).difference(having) if having else set()
 
 
 def _turns(logs: ByRank[RankLog]) -> Iterator[ByRank[LoggedCompile]]:
     """The first, second, ... compile of every frame on the ranks that made it and logged its end."""
     by_turn: dict[tuple[Frame, int], dict[int, LoggedCompile]] = {}
     for rank, log in logs.items():
-        by_frame = log.by_frame.items()
-        for frame, compiles in by_frame:
+        for frame, compiles in log.by_frame.items():
             for number, compile_ in enumerate(compiles):
                 turn = by_turn.setdefault((frame, number), {})
                 turn[rank] = compile_
     for made in by_turn.values():
-        turn_of_all = ByRank(made)
-        yield turn_of_all.where(lambda compile_: compile_.is_ended)
+        yield ByRank(made).where(lambda compile_: compile_.is_ended)
 
 
 def _lacking(turn: ByRank[LoggedCompile]) -> ByRank[LoggedCompile]:
@@ -69,26 +65,11 @@ def _lacking(turn: ByRank[LoggedCompile]) -> ByRank[LoggedCompile]:
     return turn.where(lambda compile_: any(_has_lost(compile_, peer) for peer in lowered))
 
 
-def _of_same_program(lacking: ByRank[LoggedCompile], turn: ByRank[LoggedCompile]) -> list[int]:
-    """Ranks that traced what a rank traced that lacks nothing."""
-    programs = {compile_.program for compile_ in turn.without(lacking).values()}
-    return [rank for rank, compile_ in lacking.items() if compile_.program in programs and not compile_.fail_type]
-
-
 def _has_lost(compile_: LoggedCompile, peer: Counter[str]) -> bool:
     """True when neither a cache, nor its backend, nor a different program is the reason for what a peer has more."""
     own = Counter(compile_.lowered)
-    if not own < peer:
-        return False
     is_loaded = any(name.endswith("_hit") for name in compile_.names)
-    if is_loaded:
+    if is_loaded or not own < peer:
         return False
     is_other_backend = CODE in peer.keys() - own.keys()
-    if is_other_backend:
-        return not compile_.says_how_lowered
-    return True
-
-
-def _may_be_of_other_backend(compile_: LoggedCompile) -> bool:
-    """True where neither the metrics nor any lowered graph says how far a compile was lowered."""
-    return not (compile_.lowered and compile_.says_how_lowered)
+    return not (is_other_backend and compile_.says_how_lowered)

@@ -6,6 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tpcompile.evidence.compiles.story import Damage
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text import normalise
 
@@ -66,15 +67,10 @@ class LoggedCompile:
     """Hash of the last graph that Dynamo traced, without numbers: ranks with equal ones lower the same ops."""
     says_how_lowered: bool = False
     """Its metrics say whether Inductor generated code, and the rest of the log agrees."""
-    damage: str = ""
-    """Why it cannot be relied on, and is not compared; empty for a compile whose records are whole and agree."""
+    damage: Damage | None = None
+    """Why it cannot be relied on, and is not compared; None for a compile whose records are whole and agree."""
     sha: str = ""
     """Hash of the whole text, without what differs by nature and without names of groups."""
-
-    @property
-    def last_start(self) -> int | None:
-        """Place of the last `dynamo_start` of the frame so far."""
-        return self.start_before if self.start is None else self.start
 
     @property
     def is_ended(self) -> bool:
@@ -97,7 +93,7 @@ class LoggedCompile:
         return any(name in self.fail_type for name in _FATAL)
 
     def starts_in(self, function: str, line: UserLine | None) -> None:
-        """Note the compiled frame."""
+        """Note the compiled function, and its line, where it is known."""
         self.function, self.line, self.frame = function, line, Frame(function)
         if line is not None:
             self.frame = Frame(function, normalise.short_path(line.file), line.line)

@@ -14,20 +14,20 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpcompile.errors import ConfigError, ExitCode
+from tpcompile.errors import ConfigError, ExitCode, PreflightError
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.digests.split_regions import split_note
 from tpcompile.evidence.groups.by_rank import ByRank
-from tpcompile.evidence.iterables import find, first
+from tpcompile.evidence.iterables import find
 from tpcompile.evidence.judgement import checks
 from tpcompile.evidence.judgement.verdict import Rules, conclude
-from tpcompile.evidence.logs.domains import Domains, Mesh, Source, by_groups
+from tpcompile.evidence.logs.domains import Mesh, Source, by_groups
 from tpcompile.evidence.logs.ends import LogEnd, described, endings, failed_everywhere, failed_first, log_ends
-from tpcompile.evidence.logs.files import find_logs, unreadable
+from tpcompile.evidence.logs.files import find_logs, printable
 from tpcompile.evidence.logs.issued import beside_the_graphs
 from tpcompile.evidence.logs.job import Job
 from tpcompile.evidence.logs.jobdigest import MAX_BYTES, JobDigest, Selection, select
-from tpcompile.evidence.logs.ranklog import LoggedCompile, RankLog, read_rank_log
+from tpcompile.evidence.logs.ranklog import RankLog, read_rank_log
 from tpcompile.evidence.logs.unpacked import unpacked
 from tpcompile.evidence.records import (
     Check,
@@ -91,7 +91,10 @@ def diagnose(folders: Sequence[Path], question: Question | None = None) -> Verdi
 def _judged(logs: ByRank[RankLog], question: Question, left_out: Sequence[str]) -> Verdict:
     world_size = _world_size(question, max(logs) + 1)
     missing = sorted(set(range(world_size)).difference(logs))
-    domains = _domains(question, logs, missing)
+    if question.mesh is not None:
+        domains = question.mesh.domains()
+    else:
+        domains = by_groups(logs.map(lambda log: log.coupling), missing=missing)
     ends = log_ends(logs, missing, domains.domains)
     incomplete = ends.where(lambda end: end.is_partial)
     job = Job(logs, domains, world_size=world_size, incomplete=frozenset(incomplete))
@@ -101,7 +104,8 @@ def _judged(logs: ByRank[RankLog], question: Question, left_out: Sequence[str]) 
 def _read_all(paths: Mapping[int, Path]) -> ByRank[RankLog]:
     """Read the logs, large ones in parallel."""
     size_bytes = sum(path.stat().st_size for path in paths.values())
-    num_workers = min(len(paths), _num_cores())
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1  # macOS does not say
+    num_workers = min(len(paths), num_cores)
     is_small = size_bytes < SIDE_BY_SIDE_BYTES
     if is_small or num_workers == 1:
         one_by_one = map(_read, paths, paths.values())
@@ -112,16 +116,11 @@ def _read_all(paths: Mapping[int, Path]) -> ByRank[RankLog]:
         return ByRank(dict(zip(paths, in_parallel, strict=True)))
 
 
-def _num_cores() -> int:
-    """Cores that this process may use; 1 where the system does not report them."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-
-
 def _read(rank: int, path: Path) -> RankLog:
     try:
         return read_rank_log(rank, path)
     except OSError as error:
-        raise unreadable(path, error) from None
+        raise PreflightError(f"cannot read {printable(path)}: {error.strerror}") from None
 
 
 def _world_size(question: Question, seen: int) -> int:
@@ -134,12 +133,6 @@ def _world_size(question: Question, seen: int) -> int:
     if said != size or had > size:
         raise ConfigError(f"the mesh has {size} ranks, the job had {had}; give the sizes of all its axes")
     return size
-
-
-def _domains(question: Question, logs: ByRank[RankLog], missing: Sequence[int]) -> Domains:
-    if question.mesh is not None:
-        return question.mesh.domains()
-    return by_groups(logs.map(lambda log: log.coupling), missing=missing)
 
 
 class _Diagnosis:
@@ -160,7 +153,13 @@ class _Diagnosis:
         if selection.num_left and not is_red:
             selection = select(self.job, budget_bytes=MAX_BYTES)
             found = self.conclude(selection)
-        return self.limited(found, _not_looked_into(selection.num_left))
+        limits = list(self.limits())
+        if selection.num_left:
+            text = f"{selection.num_left} more functions differ in their text and were not compared"
+            note = _information(text, [], name=EXAMINED)
+            found = found.model_copy(update={"checks": (*found.checks, note)})
+            limits.append(Limit(2, note, f"what was compared agrees: {text}"))
+        return _limited(found, limits)
 
     def conclude(self, selection: Selection) -> Verdict:
         digest = JobDigest(self.job, selection)
@@ -169,36 +168,28 @@ class _Diagnosis:
 
     def judge(self, digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
         environment, *layers = checks.agreed(digests, divergences)
+        left_out = []
+        if self.left_out:
+            text = f"{len(self.left_out)} named like a log, but not read"
+            left_out.append(_information(text, self.left_out, name=LEFT_OUT))
         return [
             self.compiled(),
             self.versions(environment),
             *layers,
             *split_note(digests),
-            *self.failed_alone(),
+            *_failed_alone(self.job.logs),
             *(limit.note for limit in self.limits()),
-            *_left_out(self.left_out),
+            *left_out,
         ]
-
-    def limited(self, verdict: Verdict, not_looked_into: Sequence[Limit]) -> Verdict:
-        """The verdict, with a pass turned into incomplete where the logs do not cover the whole job."""
-        notes = [limit.note for limit in not_looked_into]
-        verdict = verdict.model_copy(update={"checks": (*verdict.checks, *notes)})
-        if verdict.exit_code != ExitCode.PASS:
-            return verdict
-        limits = [*self.limits(), *not_looked_into]
-        if not limits:
-            return verdict.model_copy(update={"summary": f"{verdict.summary}; {_NOT_ALL}"})
-        heaviest = max(limits, key=lambda limit: limit.weight)
-        update = {"status": Status.SKIPPED, "exit_code": ExitCode.INCOMPLETE, "summary": heaviest.doubt}
-        return verdict.model_copy(update=update)
 
     # What the logs show besides the digests.
 
     def revised(self, divergences: tuple[Divergence, ...]) -> tuple[Divergence, ...]:
         """Differences that are expected in this job become information; those of schedules and runs are added."""
         self.unconfirmed = list(filter(_is_unconfirmed, divergences))
-        found = [self.accepted(divergence) for divergence in divergences]
-        hanging = _hanging(found)
+        found = list(map(self.accepted, divergences))
+        # ranks that will wait for each other in the graphs run, and schedule, different things as a consequence
+        hanging = {divergence.domain for divergence in found if divergence.cls == DivergenceClass.COLLECTIVES}
         for logs in self.job.domains:
             if logs.domain.name not in hanging:
                 found += beside_the_graphs(logs)
@@ -208,20 +199,17 @@ class _Diagnosis:
         """The divergence, or the same as information."""
         if divergence.cls != DivergenceClass.CONTENT:
             return divergence
-        reason = self.uneven(divergence)
-        if reason is not None:
-            return _as(divergence, DivergenceClass.DECLARED, f"declared: {reason}")
-        if self.job.source == Source.NOTHING and divergence.cause in _NEED_NOT_AGREE:
+        lines = known(group.frame_line for group in divergence.groups)
+        functions = {line.function for line in lines}
+        for function, reason in self.question.uneven:
+            if function in functions:
+                return _as(divergence, DivergenceClass.DECLARED, f"declared: {reason}")
+        is_uncoupled = self.job.source == Source.NOTHING
+        if is_uncoupled and divergence.cause in _NEED_NOT_AGREE:
             return _as(divergence, DivergenceClass.LABEL, _UNCOUPLED)
         if _is_unconfirmed(divergence):
             return _as(divergence, DivergenceClass.LABEL, _UNCONFIRMED)
         return divergence
-
-    def uneven(self, divergence: Divergence) -> str | None:
-        """The reason given for the function that differs; None where none was given."""
-        lines = known(group.frame_line for group in divergence.groups)
-        functions = {line.function for line in lines}
-        return first(reason for function, reason in self.question.uneven if function in functions)
 
     # Checks.
 
@@ -242,13 +230,12 @@ class _Diagnosis:
 
     def compiled(self) -> Check:
         """Passes where any rank compiled something; types of errors are listed."""
-        outcomes = self.job.logs.map(lambda log: log.outcomes)
-        numbers = outcomes.map(lambda outcome: outcome[""])
+        fail_types = self.job.logs.map(lambda log: [compile_.fail_type for compile_ in log.compiles])
+        numbers = fail_types.map(lambda types: types.count(""))
         if not any(numbers.values()):
             return self.nothing_compiled()
         observed = ", ".join(f"{number} on {named_ranks(ranks)}" for ranks, number in numbers.sides())
-        fail_types = set[str]().union(*outcomes.values())
-        errors = sorted(fail_types - {""})
+        errors = sorted(set[str]().union(*fail_types.values()) - {""})
         if errors:
             observed += f"; failed compiles: {', '.join(errors)}"
         return Check(id=CheckId.COMPILED, status=Status.PASS, expected=_COMPILED, observed=observed)
@@ -273,21 +260,24 @@ class _Diagnosis:
             observed += f"; further errors: {', '.join(others)}"
         return check.model_copy(update={"observed": observed, "line": why.line})
 
-    def failed_alone(self) -> Iterator[Check]:
-        found = failed_first(self.job.logs)
-        if found is not None:
-            yield _failure_check(*found)
-
     def limits(self) -> Iterator[Limit]:
         """What the logs of this job do not cover."""
         if self.failed:
-            yield _failed_alike(self.failed)
+            texts = [compile_.failed for compile_ in self.failed]
+            first, *_ = self.failed
+            note = _information(f"{len(texts)} failed alike on all ranks", texts, name=FAILED)
+            doubt = f"the ranks agree: {first.function} failed to compile on all of them with {first.error}"
+            yield Limit(1, note, doubt)
         if self.lacking:
             yield _lacking(self.lacking)
         elif self.question.ended_badly:
-            yield _ended_badly(self.ends)
+            note = _information("yes", described(self.ends), id=CheckId.LOGS_COMPLETE)
+            yield Limit(0, note, f"the compiles agree; the cause is not in them. {endings(self.ends)}")
         if self.unconfirmed:
-            yield _unconfirmed(self.unconfirmed)
+            titles = [divergence.title for divergence in self.unconfirmed]
+            text = f"described differently under equal graphs and guards in {len(titles)} functions"
+            doubt = f"the graphs agree, but inputs are {text}: {titles[0]}"
+            yield Limit(2, _information(text, titles, name=INPUTS), doubt)
 
 
 _COMPILED = "at least 1 compile in the logs"
@@ -318,10 +308,15 @@ class Limit:
     doubt: str
 
 
-def _failed_alike(failed: Sequence[LoggedCompile]) -> Limit:
-    texts = [compile_.failed for compile_ in failed]
-    doubt = f"the ranks agree: {failed[0].function} failed to compile on all of them with {failed[0].error}"
-    return Limit(1, _information(f"{len(texts)} failed alike on all ranks", texts, name=FAILED), doubt)
+def _limited(verdict: Verdict, limits: Sequence[Limit]) -> Verdict:
+    """The verdict, with a pass turned into incomplete where the logs do not cover the whole job."""
+    if verdict.exit_code != ExitCode.PASS:
+        return verdict
+    if not limits:
+        return verdict.model_copy(update={"summary": f"{verdict.summary}; {_NOT_ALL}"})
+    heaviest = max(limits, key=lambda limit: limit.weight)
+    update = {"status": Status.SKIPPED, "exit_code": ExitCode.INCOMPLETE, "summary": heaviest.doubt}
+    return verdict.model_copy(update=update)
 
 
 def _lacking(lacking: ByRank[LogEnd]) -> Limit:
@@ -332,45 +327,20 @@ def _lacking(lacking: ByRank[LogEnd]) -> Limit:
     return Limit(3, note.model_copy(update={"ranks": lacking.ranks}), doubt)
 
 
-def _ended_badly(ends: ByRank[LogEnd]) -> Limit:
-    doubt = f"the compiles agree; the cause is not in them. {endings(ends)}"
-    return Limit(0, _information("yes", described(ends), id=CheckId.LOGS_COMPLETE), doubt)
-
-
 def _is_unconfirmed(divergence: Divergence) -> bool:
     """True for a difference of inputs under equal graphs and guards, which would show it in text that is hashed."""
     is_of_inputs = divergence.layer == Layer.INPUTS and divergence.cls == DivergenceClass.CONTENT
     return is_of_inputs and _HASHED.isdisjoint(divergence.consequences)
 
 
-def _unconfirmed(divergences: Sequence[Divergence]) -> Limit:
-    titles = [divergence.title for divergence in divergences]
-    text = f"described differently under equal graphs and guards in {len(titles)} functions"
-    return Limit(2, _information(text, titles, name=INPUTS), f"the graphs agree, but inputs are {text}: {titles[0]}")
-
-
-def _not_looked_into(num_left: int) -> list[Limit]:
-    if not num_left:
-        return []
-    text = f"{num_left} more functions differ in their text and were not compared"
-    return [Limit(2, _information(text, [], name=EXAMINED), f"what was compared agrees: {text}")]
-
-
-def _left_out(names: Sequence[str]) -> list[Check]:
-    """Files that are named like a log and were left out."""
-    if not names:
-        return []
-    return [_information(f"{len(names)} named like a log, but not read", names, name=LEFT_OUT)]
-
-
-def _hanging(divergences: Iterable[Divergence]) -> set[str]:
-    """Domains whose ranks will wait for each other."""
-    return {divergence.domain for divergence in divergences if divergence.cls == DivergenceClass.COLLECTIVES}
-
-
-def _failure_check(rank: int, compile_: LoggedCompile) -> Check:
+def _failed_alone(logs: ByRank[RankLog]) -> Iterator[Check]:
+    """The compile that ended the job, where it failed on one rank only."""
+    found = failed_first(logs)
+    if found is None:
+        return
+    rank, compile_ = found
     how = f"{compile_.function} failed on rank {rank} with {compile_.error}"
-    return Check(
+    yield Check(
         name=FAILED,
         status=Status.FAIL,
         expected="every compile ends",
@@ -386,5 +356,11 @@ def _as(divergence: Divergence, cls: DivergenceClass, advice: str) -> Divergence
 
 
 def _information(observed: str, details: Iterable[str], *, name: str = "", id: CheckId = CheckId.OTHER) -> Check:
-    status = Status.INFO
-    return Check(id=id, name=name, status=status, expected="yes", observed=observed, details=tuple(details))
+    return Check(
+        id=id,
+        name=name,
+        status=Status.INFO,
+        expected="yes",
+        observed=observed,
+        details=tuple(details),
+    )

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.records.bounds import MAX_RANKS
 from tpcompile.evidence.shortened import shortened
 from tpcompile.evidence.text.ranks import ranks_text
@@ -69,16 +68,13 @@ class Mesh:
 
     def domains(self) -> Domains:
         """One domain per place on the other axes."""
-        places = itertools.product(*map(range, self.sizes.values()))
-        names = [self._name(place) for place in places]
-        parts = grouped(range(self.world_size), lambda rank: names[rank])
+        parts: dict[str, list[int]] = {}
+        for rank, place in enumerate(itertools.product(*map(range, self.sizes.values()))):
+            others = dict(zip(self.sizes, place, strict=True))
+            others.pop(self.axis, None)
+            name = ", ".join(f"{axis}={number}" for axis, number in others.items())
+            parts.setdefault(name or "all", []).append(rank)
         return Domains(Source.MESH, tuple(Domain(name, tuple(ranks)) for name, ranks in parts.items()))
-
-    def _name(self, place: Sequence[int]) -> str:
-        """Name of the domain of the rank at that place, one number per axis."""
-        at = zip(self.sizes, place, strict=True)
-        others = [f"{name}={number}" for name, number in at if name != self.axis]
-        return ", ".join(others) or "all"
 
 
 def parse_mesh(text: str, axis: str) -> Mesh:
@@ -111,14 +107,6 @@ def _parse_axis(part: str, mesh: str) -> tuple[str, int]:
     return name, int(digits)
 
 
-class _Kind(Enum):
-    """How the ranks of one part, connected by process groups, relate to the other parts."""
-
-    SHARED = "several ranks, connected by groups"
-    ALONE = "one rank, which names groups that no other rank names"
-    SILENT = "one rank, which names no group"
-
-
 def by_groups(groups: Mapping[int, Sequence[str]], *, missing: Sequence[int] = ()) -> Domains:
     """Names of the groups in each rank's compiled code -> domains: ranks that share a name, directly or through others.
 
@@ -127,8 +115,16 @@ def by_groups(groups: Mapping[int, Sequence[str]], *, missing: Sequence[int] = (
     """
     if not any(groups.values()):
         return Domains(Source.NOTHING, (Domain("all", tuple(sorted(groups))),))
-    by_kind = grouped(_connected(groups), lambda part: _kind(part, groups))
-    shared, alone, silent = (by_kind.get(kind, []) for kind in _Kind)
+    shared: list[tuple[int, ...]] = []
+    alone: list[tuple[int, ...]] = []
+    silent: list[tuple[int, ...]] = []
+    for part in _connected(groups):
+        if len(part) > 1:
+            shared.append(part)
+        elif groups[part[0]]:
+            alone.append(part)
+        else:
+            silent.append(part)
     apart: list[tuple[int, ...]] = []
     if len(alone) <= len(missing):
         apart, alone = alone, []
@@ -141,12 +137,6 @@ def by_groups(groups: Mapping[int, Sequence[str]], *, missing: Sequence[int] = (
     return Domains(Source.GROUPS, _named(shared + apart))
 
 
-def _kind(part: Sequence[int], groups: Mapping[int, Sequence[str]]) -> _Kind:
-    if len(part) > 1:
-        return _Kind.SHARED
-    return _Kind.ALONE if groups[part[0]] else _Kind.SILENT
-
-
 def _named(parts: Sequence[tuple[int, ...]]) -> tuple[Domain, ...]:
     """Domains in the order of their ranks; a single one is called `all`."""
     if len(parts) == 1:
@@ -157,8 +147,14 @@ def _named(parts: Sequence[tuple[int, ...]]) -> tuple[Domain, ...]:
 
 def _connected(groups: Mapping[int, Sequence[str]]) -> list[tuple[int, ...]]:
     """Ranks that share a group, directly or through other ranks."""
+    users: dict[str, list[int]] = {}
+    for rank, names in groups.items():
+        for name in names:
+            users.setdefault(name, []).append(rank)
+    if DEFAULT_GROUP in users:
+        users[DEFAULT_GROUP] = list(groups)
     part_of: dict[int, list[int]] = {rank: [rank] for rank in groups}
-    for ranks in _users(groups):
+    for ranks in users.values():
         for rank in ranks[1:]:
             _join(part_of, ranks[0], rank)
     by_first = {id(part): tuple(part) for part in part_of.values()}
@@ -174,17 +170,6 @@ def _join(part_of: dict[int, list[int]], one: int, other: int) -> None:
     part_of.update(dict.fromkeys(small, large))
 
 
-def _users(groups: Mapping[int, Sequence[str]]) -> list[list[int]]:
-    """Ranks of every group; every rank is in the default group."""
-    users: dict[str, list[int]] = {}
-    for rank, names in groups.items():
-        for name in names:
-            users.setdefault(name, []).append(rank)
-    if DEFAULT_GROUP in users:
-        users[DEFAULT_GROUP] = list(groups)
-    return list(users.values())
-
-
 def roles_of(groups: Mapping[int, Sequence[str]]) -> dict[int, dict[str, str]]:
     """For each rank of one domain: name of a group -> its role, which is the same on all ranks.
 
@@ -197,11 +182,11 @@ def roles_of(groups: Mapping[int, Sequence[str]]) -> dict[int, dict[str, str]]:
 
 def _roles(names: Sequence[str], shared: dict[str, str]) -> dict[str, str]:
     """The roles of one rank's groups; those that no earlier rank had are added to `shared`."""
-    mine = {name: shared[name] for name in names if name in shared}
-    taken = set(mine.values())
-    roles = (f"group#{number}" for number in itertools.count())
-    free = (role for role in roles if role not in taken)
+    taken = {shared[name] for name in names if name in shared}
+    numbers = itertools.count()
     for name in names:
-        if name not in mine:
-            mine[name] = shared[name] = next(free)
-    return mine
+        while name not in shared:
+            role = f"group#{next(numbers)}"
+            if role not in taken:
+                shared[name] = role
+    return {name: shared[name] for name in names}

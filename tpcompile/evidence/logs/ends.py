@@ -39,31 +39,25 @@ class LogEnd:
     ended: str = ""
     """Time of the last record, `MMDD hh:mm:ss.ffffff`."""
     last: LoggedCompile | None = None
-    damage: str = ""
-    """What is wrong with the first compile that cannot be relied on."""
+    damaged: LoggedCompile | None = None
+    """The first compile that cannot be relied on."""
 
     @property
     def is_partial(self) -> bool:
         """True when a compile, or what is missing of it, may not have been observed; a peer's record shows one part."""
-        is_damaged = bool(self.damage)
-        return is_damaged or any(lack != Lack.FEWER for lack in self.lacks)
+        return self.damaged is not None or any(lack != Lack.FEWER for lack in self.lacks)
 
     def __str__(self) -> str:
-        if self.is_missing:
+        if Lack.NO_LOG in self.lacks:
             return f"rank {self.rank} {Lack.NO_LOG.value}"
         lacking = [lack.value for lack in self.lacks]
         lacks = " and ".join(lacking) or "is whole"
         ends = f"the log of rank {self.rank} {lacks}"
-        if self.damage:
-            ends += f" ({self.damage})"
+        if self.damaged is not None:
+            ends += f" (compile {self.damaged.compile_id}: {self.damaged.damage})"
         if self.last is None:
             return ends
         return f"{ends}; its {self.last_compile}; its last record is of {self.ended}"
-
-    @property
-    def is_missing(self) -> bool:
-        """True for a rank without a log."""
-        return Lack.NO_LOG in self.lacks
 
     @property
     def last_compile(self) -> str:
@@ -91,7 +85,7 @@ def log_ends(logs: ByRank[RankLog], missing: Sequence[int], domains: Iterable[Do
 
 def described(ends: ByRank[LogEnd]) -> list[str]:
     """One line for each rank, and one for all that left no log: a job may have lost thousands."""
-    lost = ends.where(lambda end: end.is_missing)
+    lost = ends.where(lambda end: Lack.NO_LOG in end.lacks)
     lines = [str(end) for end in ends.without(lost).values()]
     if len(lost) > 1:
         who = named_ranks(lost.ranks)
@@ -112,7 +106,7 @@ def _end(log: RankLog, own: Sequence[Lack], beside: Mapping[Lack, Collection[int
     unfinished = [compile_ for compile_ in log.compiles if not compile_.is_ended]
     shown = last(unfinished or log.compiles)
     lacks = [*own, *(lack for lack, ranks in beside.items() if log.rank in ranks)]
-    return LogEnd(log.rank, tuple(lacks), log.facts.ended, shown, log.damage)
+    return LogEnd(log.rank, tuple(lacks), log.facts.time.decode(), shown, log.damaged)
 
 
 def _lacks(log: RankLog) -> tuple[Lack, ...]:
@@ -122,12 +116,11 @@ def _lacks(log: RankLog) -> tuple[Lack, ...]:
         Lack.CUT: log.facts.is_cut,
         Lack.DAMAGED: log.facts.num_damaged > 0,
         Lack.TWO_RUNS: log.is_of_two_runs,
-        Lack.BROKEN: bool(log.damage) and not (log.facts.num_damaged or log.is_of_two_runs),
+        Lack.BROKEN: log.damaged is not None and not (log.facts.num_damaged or log.is_of_two_runs),
         Lack.NO_COMPILE: not log.compiles,
         Lack.UNFINISHED: not all(compile_.is_ended for compile_ in log.compiles),
     }
-    lacks = [lack for lack, is_so in observed.items() if is_so]
-    return tuple(lacks)
+    return tuple(lack for lack, is_so in observed.items() if is_so)
 
 
 def failed_everywhere(logs: ByRank[RankLog]) -> list[LoggedCompile]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpcompile.errors import ConfigError, PreflightError
+from tpcompile.errors import ConfigError
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.logs.unpacked import PACKED
 from tpcompile.evidence.records.bounds import MAX_RANKS
@@ -106,8 +106,3 @@ def _too_few(paths: ByRank[dict[str, Path]], folders: Sequence[Path]) -> str:
         "run the job with TORCH_TRACE=DIR on every rank, which writes DIR/dedicated_log_torch_trace_rank_*.log; "
         "a rank that compiles nothing writes none: pass the number of ranks with --world-size N"
     )
-
-
-def unreadable(path: Path, error: OSError) -> PreflightError:
-    """The error for a log that cannot be read."""
-    return PreflightError(f"cannot read {printable(path)}: {error.strerror}")

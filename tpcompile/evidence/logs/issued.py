@@ -12,16 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from tpcompile.evidence.groups.by_rank import ByRank
-from tpcompile.evidence.logs.job import DomainLogs, Member, Step
-from tpcompile.evidence.logs.ranklog import LoggedCompile
+from tpcompile.evidence.logs.job import DomainLogs, Member
 from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, RankGroup, UserLine, value_item
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 
 _OP = "torch.ops._c10d_functional."
 _WAIT = "wait_tensor"
-
-Orders = ByRank[tuple[str, ...]]
 
 
 def beside_the_graphs(logs: DomainLogs) -> list[Divergence]:
@@ -32,31 +29,29 @@ def beside_the_graphs(logs: DomainLogs) -> list[Divergence]:
 def scheduled(logs: DomainLogs) -> Iterator[Divergence]:
     """Compiles for which Inductor scheduled different collectives, or a different order of them, on some ranks."""
     for step in logs.steps():
-        orders = _orders(step.compiles.where(lambda compile_: compile_.schedules))
+        logged = step.compiles.where(lambda compile_: compile_.schedules)
+        # a part that was loaded from a cache has none: of lists of different length the corresponding ones are unknown
+        if logged.differ(lambda compile_: len(compile_.schedules)):
+            continue
+        orders = logged.map(lambda compile_: _without_waits(compile_.schedules))
         if orders.differ(tuple):
-            yield _rescheduled(logs, step, orders)
+            has_others = orders.differ(lambda order: tuple(sorted(order)))
+            compile_id = step.compiles[orders.ranks[0]].compile_id
+            place, said = _first_difference(orders)
+            yield _divergence(
+                logs,
+                f"compile {compile_id} of {step.frame}",
+                f"Inductor scheduled different collectives, first at number {place}",
+                said,
+                Cause.EXTRA_COLLECTIVE if has_others else Cause.ORDER_FORWARD,
+                lines=step.compiles.map(lambda compile_: compile_.line),
+            )
 
 
-def _orders(compiles: ByRank[LoggedCompile]) -> Orders:
-    """What Inductor scheduled, on ranks that logged equally many schedules: a part that was loaded from a cache has
-    none, so that of two lists of different length it is not known which ones correspond."""
-    if compiles.differ(lambda compile_: len(compile_.schedules)):
-        return ByRank({})
-    return compiles.map(lambda compile_: _flat(compile_.schedules))
-
-
-def _rescheduled(logs: DomainLogs, step: Step, orders: Orders) -> Divergence:
-    place = _first_difference(orders)
-    has_others = orders.differ(lambda order: tuple(sorted(order)))
-    return _divergence(
-        logs,
-        f"compile {step.compiles[orders.ranks[0]].compile_id} of {step.frame}",
-        f"Inductor scheduled different collectives, first at number {place}",
-        orders.map(lambda order: _at(order, place)),
-        Cause.EXTRA_COLLECTIVE if has_others else Cause.ORDER_FORWARD,
-        "",
-        lines=_lines(step),
-    )
+def _without_waits(schedules: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Collectives as scheduled; the places of their waits may differ between ranks."""
+    names = [name.removeprefix(_OP) for name in itertools.chain.from_iterable(schedules)]
+    return tuple(name for name in names if not name.startswith(_WAIT))
 
 
 def executed(logs: DomainLogs) -> Iterator[Divergence]:
@@ -64,11 +59,20 @@ def executed(logs: DomainLogs) -> Iterator[Divergence]:
     if not logs.is_whole:
         return  # a run of a graph whose compile is damaged has no name
     runs = logs.members.where(lambda member: member.log.executions).map(_run)
-    if not runs.differ(tuple):
-        return
-    place = _first_difference(runs)
-    title = f"compiled graphs with collectives ran in a different order, first at number {place}"
-    yield _divergence(logs, "", title, runs.map(lambda run: _at(run, place)), Cause.ORDER_FORWARD, "")
+    if runs.differ(tuple):
+        place, said = _first_difference(runs)
+        title = f"compiled graphs with collectives ran in a different order, first at number {place}"
+        yield _divergence(logs, "", title, said, Cause.ORDER_FORWARD)
+
+
+def _run(member: Member) -> tuple[str, ...]:
+    """The graphs with collectives that a rank ran, named by frame and collectives, not by compile id."""
+    programs: dict[str, str] = {}
+    for compile_ in member.log.compiles:
+        issued = [f"{op} in {role}" for op, role in member.issued(compile_)]
+        programs[compile_.compile_id] = f"{compile_.frame} with {', '.join(issued)}" if issued else ""
+    ran = (programs.get(compile_id) for compile_id in itertools.chain.from_iterable(member.log.executions))
+    return tuple(filter(None, ran))
 
 
 def lonely_groups(logs: DomainLogs) -> Iterator[Divergence]:
@@ -78,76 +82,40 @@ def lonely_groups(logs: DomainLogs) -> Iterator[Divergence]:
     """
     if not logs.is_whole:
         return  # a peer may have been in the group
-    lonely = _used_by_one(logs)
+    names = logs.members.map(lambda member: member.log.coupling)
+    users = Counter(itertools.chain.from_iterable(names.values()))
+    lonely = {name for name, number in users.items() if number == 1}
     for step in logs.steps():
-        place = _first_lonely(step, lonely)
+        issued = step.compiles.map(lambda compile_: compile_.issued)
+        place = _first_lonely(issued, lonely)
         if place is not None:
-            yield _in_other_groups(logs, step, place)
+            yield _divergence(
+                logs,
+                f"compile of {step.frame}",
+                f"collective number {place} is issued in process groups of different names",
+                ByRank({rank: "{} in group {!r}".format(*calls[place]) for rank, calls in issued.items()}),
+                Cause.GROUP,
+                advice=Cause.GROUP.advice,
+                lines=step.compiles.map(lambda compile_: compile_.line),
+            )
             return
 
 
-def _first_lonely(step: Step, lonely: set[str]) -> int | None:
-    """Number of the first collective of a compile that one rank issues in a group which no other rank uses."""
-    issued = step.compiles.map(lambda compile_: compile_.issued)
-    columns = zip(*issued.values(), strict=False)
-    return next((number for number, calls in enumerate(columns) if _is_lonely(calls, lonely)), None)
+def _first_lonely(issued: ByRank[list[tuple[str, str]]], lonely: set[str]) -> int | None:
+    """Number of the first collective that ranks issue in groups of different names, one of them in a lonely group."""
+    for place, calls in enumerate(zip(*issued.values(), strict=False)):
+        ops, groups = map(set, zip(*calls, strict=True))
+        is_one_call = len(ops) == 1 and len(groups) > 1
+        if is_one_call and not groups.isdisjoint(lonely):
+            return place
+    return None
 
 
-def _in_other_groups(logs: DomainLogs, step: Step, place: int) -> Divergence:
-    calls = step.compiles.map(lambda compile_: compile_.issued[place])
-    return _divergence(
-        logs,
-        f"compile of {step.frame}",
-        f"collective number {place} is issued in process groups of different names",
-        calls.map(lambda call: f"{call[0]} in group {call[1]!r}"),
-        Cause.GROUP,
-        Cause.GROUP.advice,
-        lines=_lines(step),
-    )
-
-
-def _used_by_one(logs: DomainLogs) -> set[str]:
-    """Process groups that the compiled code of exactly one rank names."""
-    users = Counter(itertools.chain.from_iterable(member.log.coupling for member in logs.members.values()))
-    return {name for name, number in users.items() if number == 1}
-
-
-def _is_lonely(calls: Sequence[tuple[str, str]], lonely: set[str]) -> bool:
-    """True when ranks issue one collective in groups of different names, one of which a single rank uses."""
-    ops, groups = map(set, zip(*calls, strict=True))
-    return len(ops) == 1 and len(groups) > 1 and not groups.isdisjoint(lonely)
-
-
-def _flat(schedules: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Collectives as scheduled, without the waits, whose places may differ between ranks."""
-    names = [name.removeprefix(_OP) for name in itertools.chain.from_iterable(schedules)]
-    return tuple(name for name in names if not name.startswith(_WAIT))
-
-
-def _run(member: Member) -> tuple[str, ...]:
-    """The graphs with collectives that a rank ran, named by frame and collectives, not by compile id."""
-    by_id = {compile_.compile_id: compile_ for compile_ in member.log.compiles}
-    ran = [by_id[name] for name in itertools.chain.from_iterable(member.log.executions) if name in by_id]
-    return tuple(_program(member, compile_) for compile_ in ran if compile_.issued)
-
-
-def _program(member: Member, compile_: LoggedCompile) -> str:
-    issued = [f"{op} in {role}" for op, role in member.issued(compile_)]
-    return f"{compile_.frame} with {', '.join(issued)}"
-
-
-def _first_difference(orders: Orders) -> int:
-    """The first place at which the ranks differ; a rank may have nothing there."""
+def _first_difference(orders: ByRank[tuple[str, ...]]) -> tuple[int, ByRank[str]]:
+    """The first place at which the ranks differ, and what each has there; a rank may have nothing there."""
     columns = zip(*orders.values(), strict=False)
-    return len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))
-
-
-def _at(row: Sequence[str], place: int) -> str:
-    return row[place] if place < len(row) else f"nothing, {len(row)} in all"
-
-
-def _lines(step: Step) -> ByRank[UserLine | None]:
-    return step.compiles.map(lambda compile_: compile_.line)
+    place = len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))
+    return place, orders.map(lambda row: row[place] if place < len(row) else f"nothing, {len(row)} in all")
 
 
 def _divergence(
@@ -156,21 +124,21 @@ def _divergence(
     title: str,
     said: ByRank[str],
     cause: Cause,
-    advice: str,
     *,
+    advice: str = "",
     lines: Mapping[int, UserLine | None] = MappingProxyType({}),
 ) -> Divergence:
-    """The finding: what each rank has, and the line."""
-    sides = said.groups(str)
-    differing = " against ".join(f"{said[ranks[0]]} on {named_ranks(ranks)}" for ranks in sides)
+    """The finding; `said` is what each rank has, `lines` the line to show for it."""
+    sides = said.sides()
+    differing = " against ".join(f"{text} on {named_ranks(ranks)}" for ranks, text in sides)
     return Divergence(
         layer=Layer.COLLECTIVES,
         cls=DivergenceClass.COLLECTIVES,
         domain=logs.domain.name,
         where=where,
         groups=tuple(
-            RankGroup(ranks=ranks, item=value_item(title, said[ranks[0]]), frame_line=lines.get(ranks[0]))
-            for ranks in sides
+            RankGroup(ranks=ranks, item=value_item(title, text), frame_line=lines.get(ranks[0]))
+            for ranks, text in sides
         ),
         title=f"{title}: {differing}",
         cause=cause,

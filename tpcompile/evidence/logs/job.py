@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.iterables import differ
 from tpcompile.evidence.logs.domains import Domain, Domains, roles_of
 from tpcompile.evidence.logs.ranklog import Frame, LoggedCompile, RankLog
 
@@ -27,17 +28,14 @@ class Member:
         """Role of a group, the same on all ranks of the domain."""
         return self.roles.get(group, group)
 
-    def compiles_of(self, frame: Frame) -> list[LoggedCompile]:
-        """Compiles of a frame, in order."""
-        return self.log.by_frame.get(frame, [])
-
     def text_key(self, compile_: LoggedCompile) -> str:
         """Equal for compiles whose whole text is equal, roles of groups included."""
         return " ".join([compile_.sha, *map(self.role, compile_.groups)])
 
     def text_keys(self, frame: Frame) -> tuple[str, ...]:
         """Text keys of all compiles of a frame, in order."""
-        return tuple(map(self.text_key, self.compiles_of(frame)))
+        compiles = self.log.by_frame.get(frame, [])
+        return tuple(map(self.text_key, compiles))
 
     def issued(self, compile_: LoggedCompile) -> list[tuple[str, str]]:
         """(op, role of the group) of the collectives in the graphs of a compile."""
@@ -75,22 +73,20 @@ class DomainLogs:
 
     def differing(self) -> list[Frame]:
         """Frames whose text is not equal on all ranks, in order of appearance."""
-        return [frame for frame in self.sizes if not self._is_equal(frame)]
-
-    def _is_equal(self, frame: Frame) -> bool:
-        return not self.members.differ(lambda member: member.text_keys(frame))
+        members = self.members.values()
+        return [frame for frame in self.sizes if differ(member.text_keys(frame) for member in members)]
 
     def steps(self) -> Iterator[Step]:
         """The first, second, ... compiles of every frame, as far as all ranks that compiled the frame have one."""
         for frame in self.sizes:
-            compiles = self._of_frame(frame)
+            compiles: dict[int, list[LoggedCompile]] = {}
+            for rank, member in self.members.items():
+                if frame in member.log.by_frame:
+                    compiles[rank] = member.log.by_frame[frame]
+            if len(compiles) < 2:
+                continue
             for turn in zip(*compiles.values(), strict=False):
                 yield Step(frame, ByRank(dict(zip(compiles, turn, strict=True))))
-
-    def _of_frame(self, frame: Frame) -> ByRank[list[LoggedCompile]]:
-        """Compiles of a frame that several ranks have."""
-        found = self.members.map(lambda member: member.compiles_of(frame)).where(bool)
-        return found if len(found) > 1 else ByRank({})
 
 
 class Job:
@@ -112,10 +108,8 @@ class Job:
     def _logs_of(self, domain: Domain) -> DomainLogs:
         ranks = [rank for rank in domain.ranks if rank in self.logs]
         logs = self.logs.among(ranks)
-        groups = logs.map(lambda log: list(log.groups))
-        roles = roles_of(groups)
-
-        def member(log: RankLog) -> Member:
-            return Member(log, domain, roles[log.rank], is_incomplete=log.rank in self._incomplete)
-
-        return DomainLogs(domain, logs.map(member))
+        roles = roles_of(logs.map(lambda log: list(log.groups)))
+        members = {
+            rank: Member(log, domain, roles[rank], is_incomplete=rank in self._incomplete) for rank, log in logs.items()
+        }
+        return DomainLogs(domain, ByRank(members))

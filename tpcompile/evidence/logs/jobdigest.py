@@ -7,7 +7,7 @@ jobs are parsed whole, so that the report can list what was normalised.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tpcompile.evidence.digests.digest import digest_rank, environment_items, frame_name, layer_items
@@ -70,30 +70,21 @@ def select(job: Job, *, budget_bytes: float = BUDGET_BYTES, small_bytes: int = S
 
 def _choose(logs: DomainLogs, budget_bytes: float, *, every_frame: bool) -> Chosen:
     wanted = list(logs.sizes) if every_frame else logs.differing()
-    parsed = _within(wanted, logs.sizes, budget_bytes)
-    equal = _listed(logs, frozenset(wanted))
-    return Chosen(frozenset(parsed), frozenset(equal), len(wanted) - len(parsed))
-
-
-def _listed(logs: DomainLogs, others: frozenset[Frame]) -> list[Frame]:
-    """Frames of equal text to list: the first few, or all where ranks compiled them in different orders."""
+    used_bytes = itertools.accumulate(logs.sizes[frame] for frame in wanted)
+    num_within = sum(used <= budget_bytes for used in used_bytes)
+    parsed = wanted[: max(1, num_within)]
+    others = frozenset(wanted)
     equal = [frame for frame in logs.sizes if frame not in others]
     among = frozenset(equal)
     is_reordered = logs.members.differ(lambda member: _order(member, among))
-    return equal if is_reordered else equal[:MAX_EQUAL]
+    listed = equal if is_reordered else equal[:MAX_EQUAL]
+    return Chosen(frozenset(parsed), frozenset(listed), len(wanted) - len(parsed))
 
 
 def _order(member: Member, among: frozenset[Frame]) -> tuple[Frame, ...]:
     """Frames with collectives in the order in which a rank compiled them."""
-    issuing = [compile_.frame for compile_ in member.log.sound.values() if compile_.issued]
-    return tuple(frame for frame in issuing if frame in among)
-
-
-def _within(frames: list[Frame], sizes: Mapping[Frame, int], budget_bytes: float) -> list[Frame]:
-    """The first frames that fit into the budget; at least one."""
-    used_bytes = itertools.accumulate(sizes[frame] for frame in frames)
-    num_within = sum(used <= budget_bytes for used in used_bytes)
-    return frames[: max(1, num_within)]
+    compiles = member.log.sound.values()
+    return tuple(compile_.frame for compile_ in compiles if compile_.issued and compile_.frame in among)
 
 
 class JobDigest:
@@ -135,7 +126,9 @@ class JobDigest:
         for number, compile_ in member.log.sound.items():
             if compile_.frame in chosen.parsed:
                 record = self.records[member.log.rank](number)
-                parts.append(_numbered(digest_rank(self._record(member, (record,))), number))
+                part = digest_rank(self._record(member, (record,)))
+                numbered = part.compiles[0].model_copy(update={"index": number})
+                parts.append(part.model_copy(update={"compiles": (numbered,)}))
             elif compile_.frame in chosen.by_text:
                 digest = text_digest(member, compile_, number)
                 parts.append(empty.model_copy(update={"compiles": (digest,)}))
@@ -161,19 +154,11 @@ def text_digest(member: Member, compile_: LoggedCompile, number: int) -> Compile
     )
 
 
-def _numbered(part: RankDigest, number: int) -> RankDigest:
-    """The digest of one compile, with its number among those of the rank."""
-    (compile_,) = part.compiles
-    return part.model_copy(update={"compiles": (compile_.model_copy(update={"index": number}),)})
-
-
 def _merged(parts: Sequence[RankDigest]) -> RankDigest:
     """Digests of one rank's compiles, one each -> its digest."""
-    names = [name for name, value in parts[0] if isinstance(value, tuple)]
-    joined: dict[str, object] = {name: _concatenated(parts, name) for name in names}
-    joined["is_cut"] = any(part.is_cut for part in parts)
+    joined: dict[str, object] = {"is_cut": any(part.is_cut for part in parts)}
+    for name, value in parts[0]:
+        if isinstance(value, tuple):
+            values = [getattr(part, name) for part in parts]
+            joined[name] = tuple(itertools.chain.from_iterable(values))
     return parts[0].model_copy(update=joined)
-
-
-def _concatenated(parts: Iterable[RankDigest], name: str) -> tuple[object, ...]:
-    return tuple(itertools.chain.from_iterable(getattr(part, name) for part in parts))

@@ -15,23 +15,26 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from tpcompile.evidence.compiles.events import FUSION
+from tpcompile.evidence.compiles.events import FUSION, GRAPH_KINDS
 from tpcompile.evidence.compiles.shapes import (
     BACKWARD_METRICS,
     EXECUTION,
+    FILE_EVENTS,
     JOINT_GRAPH,
     SCHEDULE,
     TORCH_VERSION,
     json_object,
     json_value,
 )
-from tpcompile.evidence.compiles.story import CODE, INDUCTOR_TIME, LOWERED
+from tpcompile.evidence.compiles.story import CODE, INDUCTOR_TIME, LOWERED, Damage, Flaw
 from tpcompile.evidence.compiles.trace import (
     CACHE_EVENTS,
     CompileNumbers,
     TraceEvent,
     compile_record,
+    event,
     frame_line,
     start_stack,
 )
@@ -47,6 +50,10 @@ __all__ = ["Frame", "LoggedCompile", "RankLog", "read_rank_log", "records_of"]
 
 _BEGINNINGS = frozenset({"str", TORCH_VERSION})
 """Events that a process logs before any compile."""
+_OF_JOB = _BEGINNINGS | {EXECUTION}
+"""Events of the job, not of a compile."""
+_WITHOUT_TEXT = CACHE_EVENTS | {JOINT_GRAPH}
+"""Events whose payload is not compared."""
 _DIGITS = re.compile(rb"\d+")
 _GROUP = re.compile(
     rb"((?:torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem|_dtensor)\.(?!wait_tensor)(?P<op>\w++)(?:\.\w++)?+\("
@@ -105,40 +112,37 @@ class RankLog:
 
     @functools.cached_property
     def by_frame(self) -> dict[Frame, list[LoggedCompile]]:
-        """Compiles of every frame that was observed, in order of appearance; of a log that was read."""
+        """Compiles of every frame that can be compared, in order of appearance; known once the whole log was read."""
         return grouped(self.sound.values(), lambda compile_: compile_.frame)
 
     @functools.cached_property
     def sound(self) -> dict[int, LoggedCompile]:
-        """By number, the compiles that can be compared: of their frame no compile is damaged.
+        """Number -> compile, of those that can be compared: no compile of their frame is damaged.
 
         The second compile of a frame on one rank corresponds to the second one elsewhere, so all of them are needed.
         """
         if self.is_of_two_runs:
             return {}
-        frames = {compile_.frame for compile_ in self.compiles if self._code(compile_) in self._damaged_code}
-        return {number: compile_ for number, compile_ in enumerate(self.compiles) if compile_.frame not in frames}
+        # a damaged start names the wrong function, so the frame is known by torch's number of it
+        by_code = grouped(self.compiles, lambda compile_: compile_.compile_id.rpartition("/")[0])
+        frames: set[Frame] = set()
+        for compiles in by_code.values():
+            is_damaged = find(compiles, lambda compile_: compile_.damage) is not None
+            if is_damaged:
+                frames.update(compile_.frame for compile_ in compiles)
+        numbered = enumerate(self.compiles)
+        return {number: compile_ for number, compile_ in numbered if compile_.frame not in frames}
 
-    @functools.cached_property
-    def _damaged_code(self) -> set[str]:
-        return {self._code(compile_) for compile_ in self.compiles if compile_.damage}
-
-    @staticmethod
-    def _code(compile_: LoggedCompile) -> str:
-        """torch's number of the code object: a damaged start names the wrong function."""
-        return compile_.compile_id.rpartition("/")[0]
-
-    def lost(self, compile_: LoggedCompile, why: str) -> None:
+    def lost(self, compile_: LoggedCompile) -> None:
         """Note what the logs of other ranks show: this compile lacks a record, and is not compared."""
-        compile_.damage = compile_.damage or why
-        for known in ("by_frame", "sound", "_damaged_code"):
+        compile_.damage = compile_.damage or Damage(Flaw.FEWER_THAN_PEERS)
+        for known in ("by_frame", "sound"):
             self.__dict__.pop(known, None)
 
     @property
-    def damage(self) -> str:
-        """The first thing that is wrong with one of its compiles; empty for none."""
-        damaged = find(self.compiles, lambda compile_: compile_.damage)
-        return f"compile {damaged.compile_id}: {damaged.damage}" if damaged else ""
+    def damaged(self) -> LoggedCompile | None:
+        """The first compile that cannot be relied on."""
+        return find(self.compiles, lambda compile_: compile_.damage)
 
     @property
     def sizes(self) -> Counter[Frame]:
@@ -149,11 +153,6 @@ class RankLog:
         return sizes
 
     @property
-    def outcomes(self) -> Counter[str]:
-        """How many compiles ended with which type of error, "" for none."""
-        return Counter(compile_.fail_type for compile_ in self.compiles)
-
-    @property
     def fatal(self) -> dict[int, LoggedCompile]:
         """Compiles with an error that ends the program, by number."""
         return {number: compile_ for number, compile_ in self.sound.items() if compile_.is_fatal}
@@ -161,8 +160,7 @@ class RankLog:
     @property
     def groups(self) -> dict[str, None]:
         """Names of the process groups in compiled code, in order of appearance."""
-        names = [compile_.groups for compile_ in self.compiles]
-        return dict.fromkeys(itertools.chain.from_iterable(names))
+        return dict.fromkeys(itertools.chain.from_iterable(compile_.groups for compile_ in self.compiles))
 
     @property
     def coupling(self) -> list[str]:
@@ -187,7 +185,7 @@ def read_rank_log(rank: int, path: Path) -> RankLog:
     for record in file.records():
         reader.take(record)
     reader.soundness.finish()
-    log.missing = reader.soundness.missing
+    log.missing = frozenset(reader.soundness.missing)
     return log
 
 
@@ -208,15 +206,27 @@ class _Reader:
         if record.is_damaged:
             self.soundness.damaged(record.metadata)
             return
-        found = record.bare_event
+        # without its text, which only a full parse needs: decoding it takes long
+        found = event(record.metadata, None, wanted=FILE_EVENTS)
         if found is None:
             return
-        of_job = _OF_JOB.get(found.name)
-        if of_job is not None:
-            self.log.is_of_two_runs |= self.begins_again(found, record)
-            of_job(self.log, found, record.payload)
+        if found.name in _OF_JOB:
+            self.of_job(found, record)
         elif found.compile_id is not None:
             self.of_compile(found, record)
+
+    def of_job(self, found: TraceEvent, record: Record) -> None:
+        self.log.is_of_two_runs |= self.begins_again(found, record)
+        if found.name == "str":
+            text, index = found.metadata["str"]
+            self.log.strings[int(index)] = str(text)
+            return
+        body = json_object(record.payload)
+        if found.name == TORCH_VERSION:
+            self.log.torch_version = str(body.get("pytorch_version", ""))
+        else:
+            order = body.get("graph_execution_order", [])
+            self.log.executions.append(tuple(str(entry.get("compile_id")) for entry in order))
 
     def begins_again(self, found: TraceEvent, record: Record) -> bool:
         """True for a version of torch, or a first string, that was logged at a different time before."""
@@ -249,7 +259,7 @@ class _Reader:
             lowered = tuple(sorted([*compile_.lowered, found.name]))
             compile_.lowered = self.lowered.setdefault(lowered, lowered)
         self.soundness.take(number, found, record.time, stack)
-        text = _TEXTS.get(found.name, _code)(compile_, found, record.payload)
+        text = _counting_text(compile_, found, record.payload)
         said = f"{compile_.sha} {found.name} {found.attempt} ".encode() + text
         compile_.sha = hashlib.blake2b(said, digest_size=_HASH_BYTES).hexdigest()
 
@@ -258,85 +268,45 @@ class _Reader:
         number_before = self.number_of.before[number]
         if number_before is not None:
             before = self.log.compiles[number_before]
-            compile_.start_before = before.last_start
+            compile_.start_before = before.start_before if before.start is None else before.start
             compile_.starts_in(before.function, before.line)  # until its own start is read
         return compile_
 
 
-# Events of the job, not of a compile.
-
-
-def _string(log: RankLog, found: TraceEvent, payload: bytes) -> None:
-    text, index = found.metadata["str"]
-    log.strings[int(index)] = str(text)
-
-
-def _version(log: RankLog, found: TraceEvent, payload: bytes) -> None:
-    log.torch_version = str(json_object(payload).get("pytorch_version", ""))
-
-
-def _execution(log: RankLog, found: TraceEvent, payload: bytes) -> None:
-    order = json_object(payload).get("graph_execution_order", [])
-    log.executions.append(tuple(str(entry.get("compile_id")) for entry in order if isinstance(entry, dict)))
-
-
-_OF_JOB = {"str": _string, TORCH_VERSION: _version, EXECUTION: _execution}
-
-
-# Text that the digest of a full parse could depend on, by event; fields of the compile are noted too.
-
-
-def _frame(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
-    return repr(tuple(compile_.frame)).encode()
-
-
-def _nothing(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
-    return b""
-
-
-def _source(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
-    return json.dumps(found.metadata["describe_source"], sort_keys=True).encode()
-
-
-def _schedule(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
-    names = json_value(payload)
-    compile_.schedules.append(tuple(map(str, names)) if isinstance(names, list) else ())
-    return _code(compile_, found, payload)
-
-
-def _end(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
-    metrics = found.metadata.get("compilation_metrics", {})
-    fail_type = metrics.get("fail_type")
-    compile_.says_how_lowered |= INDUCTOR_TIME in metrics
-    if fail_type:
-        reason = metrics.get("fail_reason") or ""
-        compile_.fail_type = str(fail_type)
-        compile_.fail_text = normalise.error(str(reason))
-    return compile_.error.encode()
-
-
-def _tensor(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
-    tensor = found.metadata["describe_tensor"]
-    marks = sorted((key, str(tensor[key])) for key in tensor if key.startswith("dynamo_"))
-    fields = [str(tensor.get(key)) for key in _TENSOR_FIELDS]
-    return normalise.device(repr((fields, marks))).encode()
-
-
-def _graph(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
+def _counting_text(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
+    """The text of an event that the digest of a full parse could depend on; fields of the compile are noted too."""
+    name = found.name
+    if name in _WITHOUT_TEXT:
+        return b""
+    if name == "dynamo_start":
+        return repr(tuple(compile_.frame)).encode()
+    if name == "describe_tensor":
+        tensor = found.metadata[name]
+        marks = sorted((key, str(tensor[key])) for key in tensor if key.startswith("dynamo_"))
+        fields = [str(tensor.get(key)) for key in _TENSOR_FIELDS]
+        return normalise.device(repr((fields, marks))).encode()
+    if name == "describe_source":
+        return json.dumps(found.metadata[name], sort_keys=True).encode()
+    if name in ("compilation_metrics", BACKWARD_METRICS):
+        _note_end(compile_, found.metadata.get("compilation_metrics", {}))
+        return compile_.error.encode()
     text, issued = _numbered(compile_, payload)
-    compile_.issued += issued
-    return _without_ids(text)
-
-
-def _traced(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
-    text = _graph(compile_, found, payload)
-    compile_.program = hashlib.blake2b(_DIGITS.sub(b"", text), digest_size=_HASH_BYTES).digest()
+    text = _without_ids(text)
+    if name in GRAPH_KINDS:
+        compile_.issued += issued
+    if name == "dynamo_output_graph":
+        compile_.program = hashlib.blake2b(_DIGITS.sub(b"", text), digest_size=_HASH_BYTES).digest()
+    elif name == SCHEDULE:
+        compile_.schedules.append(tuple(map(str, json_value(payload) or ())))
     return text
 
 
-def _code(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
-    text, _ = _numbered(compile_, payload)
-    return _without_ids(text)
+def _note_end(compile_: LoggedCompile, metrics: Mapping[str, Any]) -> None:
+    fail_type = metrics.get("fail_type")
+    compile_.says_how_lowered |= INDUCTOR_TIME in metrics
+    if fail_type:
+        compile_.fail_type = str(fail_type)
+        compile_.fail_text = normalise.error(str(metrics.get("fail_reason") or ""))
 
 
 def _numbered(compile_: LoggedCompile, payload: bytes) -> tuple[bytes, list[tuple[str, str]]]:
@@ -366,19 +336,6 @@ def _without_ids(payload: bytes) -> bytes:
         if mark in payload:
             payload = pattern.sub(replacement, payload)
     return payload
-
-
-_TEXTS = {
-    "dynamo_start": _frame,
-    "describe_tensor": _tensor,
-    "describe_source": _source,
-    "compilation_metrics": _end,
-    BACKWARD_METRICS: _end,
-    SCHEDULE: _schedule,
-    JOINT_GRAPH: _nothing,
-    "dynamo_output_graph": _traced,
-} | dict.fromkeys(LOWERED, _graph) | dict.fromkeys(CACHE_EVENTS, _nothing)  # fmt: skip
-"""Event -> the text of it that counts; of all other events the payload."""
 
 
 def records_of(log: RankLog, roles: Mapping[str, str]) -> functools._lru_cache_wrapper[CompileRecord]:

@@ -52,11 +52,6 @@ class Record:
         """The event of this record."""
         return event(self.metadata, self.payload.decode(errors="replace"), wanted=FILE_EVENTS)
 
-    @property
-    def bare_event(self) -> TraceEvent | None:
-        """The event without its text, which most uses do not need and which takes long to decode."""
-        return event(self.metadata, None, wanted=FILE_EVENTS)
-
 
 @dataclass(slots=True)
 class FileFacts:
@@ -70,11 +65,6 @@ class FileFacts:
     different rank."""
     is_cut: bool = True
     """True when the file is empty or ends inside a record, as that of a killed process may; the record is left out."""
-
-    @property
-    def ended(self) -> str:
-        """Time of the last record, as text."""
-        return self.time.decode()
 
 
 @dataclass(slots=True)
@@ -147,19 +137,13 @@ class TraceFile:
 def events_at(path: Path, places: Iterable[int]) -> Iterator[TraceEvent]:
     """The events that start at these bytes of a file that was read before."""
     with path.open("rb") as file:
-        yield from _events(_record_at(file, place) for place in places)
-
-
-def _events(records: Iterable[Record]) -> Iterator[TraceEvent]:
-    for record in records:
-        if (found := record.event) is not None:
-            yield found
-
-
-def _record_at(file: BinaryIO, place: int) -> Record:
-    file.seek(place)
-    place, text, _ = next(_texts(file, _RECORD_BYTES))
-    return _own_and_foreign(place, text)[0]
+        for place in places:
+            file.seek(place)
+            _, text, _ = next(_texts(file, _RECORD_BYTES))
+            record, *_ = _own_and_foreign(place, text)
+            found = record.event
+            if found is not None:
+                yield found
 
 
 def _texts(file: BinaryIO, block_bytes: int = _BLOCK_BYTES) -> Iterator[tuple[int, bytes, bool]]:

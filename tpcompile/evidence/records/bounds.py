@@ -19,7 +19,7 @@ _WORLD_SIZE = "world_size"
 
 
 def _of_this_job(rank: int, info: ValidationInfo) -> int:
-    """Records of this process itself, and those from disk, are not read for a job."""
+    """The rank, or ValueError; records of this process itself, and those from disk, are read without a job."""
     world_size = (info.context or {}).get(_WORLD_SIZE)
     if world_size is not None and not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of a job of {world_size} ranks")
@@ -43,7 +43,11 @@ def read(raw: bytes, kind: Any, *, world_size: int, sender: int | None = None) -
     try:
         found = _adapter(kind).validate_json(raw, context={_WORLD_SIZE: world_size})
     except ValidationError as error:
-        raise ValueError(_first_problem(error)) from None
+        # without the value, which may be anything
+        problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(str(part)[:40] for part in problem["loc"][:8])
+        says = problem["msg"][:200]
+        raise ValueError(f"{where}: {says}" if where else says) from None
     rank = getattr(found, "rank", sender)
     if sender is not None and rank != sender:
         raise ValueError(f"rank: it says {rank}")
@@ -58,10 +62,3 @@ def typed(value: Any, kind: Any) -> Any:
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
-
-
-def _first_problem(error: ValidationError) -> str:
-    """Without the value, which may be anything."""
-    problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    where = ".".join(str(part)[:40] for part in problem["loc"][:8])
-    return f"{where}: {problem['msg'][:200]}" if where else problem["msg"][:200]

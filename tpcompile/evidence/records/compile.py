@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from tpcompile.evidence.iterables import grouped
-from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Item, Layer, UserLine, lines_of
+from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Item, Layer, UserLine
 from tpcompile.evidence.records.bounds import Rank, WorldSize
 
 
@@ -234,11 +234,6 @@ class CompileRecord(Frozen):
     def dynamo_nodes(self) -> list[Node]:
         """Nodes of what Dynamo traced: the user's program."""
         return nodes_of(self.graphs_of("dynamo"))
-
-    @property
-    def traced_lines(self) -> list[UserLine]:
-        """Lines of the Dynamo graph's nodes and of the guards; of a guard's file only the end may be known."""
-        return lines_of([*self.dynamo_nodes, *self.guards])
 
     @property
     def has_lowered(self) -> bool:

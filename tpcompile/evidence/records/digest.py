@@ -154,11 +154,6 @@ class RankDigest(Frozen):
     """In-place all-reduces that clobber a buffer which Inductor's code reads later."""
     facts: dict[str, Any] = {}
 
-    @property
-    def sure_reads(self) -> list[RankRead]:
-        """Reads of the rank on a path that every trace takes."""
-        return [read for read in self.rank_sources("read") if read.is_sure]
-
     def rank_sources(self, what: str) -> list[RankRead]:
         """Rank reads, or guards with a rank's name."""
         return [read for read in self.rank_reads if read.what == what]

@@ -106,7 +106,8 @@ def overwritten_reads(wrapper: str) -> tuple[int, ...]:
 def without_unused_symbols(wrapper: str) -> str:
     """The `call` wrapper without symbols that nothing uses, see `tpcompile.evidence.text.fx.unused_symbols`.
 
-    The remaining inputs are renumbered, and the None that it returns as a symbol's gradient is left out.
+    The remaining inputs (`primals_3`, `arg2_1`) are renumbered by their position, and the None that it returns as a
+    symbol's gradient is left out.
     """
     lines = wrapper.splitlines()
     names = {"None"}
@@ -114,8 +115,10 @@ def without_unused_symbols(wrapper: str) -> str:
     for unused in _unused_symbols(lines):
         names.update(unused.groups())
         definitions.add(unused.string)
-    kept = [_without_names(line, names) for line in lines if line not in definitions]
-    return _numbered_anew("\n".join(kept))
+    kept = "\n".join(_without_names(line, names) for line in lines if line not in definitions)
+    inputs = [name for found in _ARGUMENTS.finditer(kept) for name in found["names"].split(", ")]
+    numbers = {name: f"input_{at}" for at, name in enumerate(inputs) if _NUMBERED.match(name)}
+    return _NAME.sub(lambda name: numbers.get(name[0], name[0]), kept)
 
 
 def _unused_symbols(lines: Sequence[str]) -> list[re.Match[str]]:
@@ -126,26 +129,15 @@ def _unused_symbols(lines: Sequence[str]) -> list[re.Match[str]]:
     return [found for found in named if times[found["symbol"]] == 1]
 
 
-def _numbered_anew(wrapper: str) -> str:
-    """The wrapper with numbered inputs (`primals_3`, `arg2_1`) renumbered by their position."""
-    inputs = [name for found in _ARGUMENTS.finditer(wrapper) for name in found["names"].split(", ")]
-    numbers = {name: f"input_{at}" for at, name in enumerate(inputs) if _NUMBERED.match(name)}
-    return _NAME.sub(lambda name: numbers.get(name[0], name[0]), wrapper)
-
-
 def _without_names(line: str, left_out: set[str]) -> str:
     """The line that unpacks the inputs, or that returns, without those names; any other line as it is."""
-    if found := _ARGUMENTS.match(line):
-        return f"{found['indent']}{_remaining(found, left_out)} = args"
-    if found := _RETURN.match(line):
-        return f"{found['indent']}return ({_remaining(found, left_out)})"
-    return line
-
-
-def _remaining(found: re.Match[str], left_out: set[str]) -> str:
+    unpacked = _ARGUMENTS.match(line)
+    found = unpacked or _RETURN.match(line)
+    if found is None:
+        return line
     listed = found["names"].rstrip(" ").removesuffix(",")
-    names = [name for name in listed.split(", ") if name not in left_out]
-    return ", ".join(names)
+    names = ", ".join(name for name in listed.split(", ") if name not in left_out)
+    return f"{found['indent']}{names} = args" if unpacked else f"{found['indent']}return ({names})"
 
 
 def _clean(code: str, roles: GroupRoles) -> str:

@@ -198,15 +198,13 @@ class _Reader(ast.NodeVisitor):
         _, *arguments = forward.args.args  # the first is `self`
         kept = [argument for argument in arguments if argument.arg not in self.unused]
         for position, argument in enumerate(kept):
-            self.placeholder(argument, position)
+            # a Dynamo placeholder is named by its source (`L_x_`), part of the program; `primals_3` is a temporary
+            name = argument.arg
+            source = normalise.generic(name) if name[:2] in ("L_", "G_") else f"input {position}"
+            self.add("placeholder", source, argument, annotation=argument.annotation, name=name)
         for statement in forward.body:
             self.visit(statement)
         return self.nodes
-
-    def placeholder(self, argument: ast.arg, position: int) -> None:
-        # The name of a Dynamo placeholder is its source (`L_x_`), part of the program; `primals_3` is a temporary.
-        source = argument.arg if argument.arg[:2] in ("L_", "G_") else f"input {position}"
-        self.add("placeholder", normalise.generic(source), argument, annotation=argument.annotation, name=argument.arg)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
@@ -225,19 +223,17 @@ class _Reader(ast.NodeVisitor):
             self.names[node.target.id] = len(self.nodes) - 1
 
     def visit_Return(self, node: ast.Return) -> None:
-        args = () if node.value is None else (self.text(self.returned(node.value)),)
+        value = node.value
+        if isinstance(value, ast.Tuple | ast.List):
+            value.elts = [one for one in value.elts if not self.is_of_symbol(one)]
+        args = () if value is None else (self.text(value),)
         self.add("output", "output", node, args=args, name="output")
 
     def generic_visit(self, node: ast.AST) -> None:
         """No node: torch prints no other statements."""
 
-    def returned(self, value: ast.expr) -> ast.expr:
-        """What a lowered graph returns, except unused symbols saved for the backward, and their gradients."""
-        if isinstance(value, ast.Tuple | ast.List):
-            value.elts = [one for one in value.elts if not self.is_of_symbol(one)]
-        return value
-
     def is_of_symbol(self, value: ast.expr) -> bool:
+        """True for an unused symbol that a lowered graph saves for the backward, and for the gradient of one."""
         if isinstance(value, ast.Constant):
             return self.kind == "backward" and value.value is None
         return isinstance(value, ast.Name) and value.id in self.unused

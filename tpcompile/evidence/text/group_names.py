@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-from tpcompile.evidence.records import Guard, UserLine
+from tpcompile.evidence.records import Guard
 from tpcompile.evidence.text.normalise import GroupRoles
 
 Place = tuple[str, int, str]
@@ -31,12 +31,19 @@ _TAKES_NAMES = re.compile(
 
 def with_roles(guards: Sequence[Guard], roles: GroupRoles, issued: Collection[Place]) -> tuple[Guard, ...]:
     """The guards with `group:ROLE` for each name; `issued` is where the graphs of this compile communicate."""
-    named = _names_by_subject(guards)
+    named: dict[str, str] = {}
+    for guard in guards:
+        compared = _EQUALS.match(guard.expression)
+        if compared and _CALLED_NAME.search(compared["subject"]):
+            named[compared["subject"]] = compared["name"]
     for name in named.values():
         roles(name)  # a role for a group that the mesh does not have
     entries = _entries(guards, named, roles)
-    lookups = _lookups(guards, entries, roles)
-    places = {*issued, *lookups}
+    by_container = dict(entries)
+    places = set(issued)
+    for guard in guards:
+        if guard.line and guard.source in by_container:  # the program looks up a group by its name there
+            places.add((guard.line.file, guard.line.line, roles(by_container[guard.source])))
     replaced: list[Guard] = []
     for guard in guards:
         found = _with_role(guard, roles, places)
@@ -46,14 +53,9 @@ def with_roles(guards: Sequence[Guard], roles: GroupRoles, issued: Collection[Pl
     return tuple(replaced)
 
 
-def _names_by_subject(guards: Iterable[Guard]) -> dict[str, str]:
-    """Attribute that holds a name, as its own name says -> the name."""
-    compared = filter(None, (_EQUALS.match(guard.expression) for guard in guards))
-    return {match["subject"]: match["name"] for match in compared if _CALLED_NAME.search(match["subject"])}
-
-
 def _entries(guards: Iterable[Guard], named: dict[str, str], roles: GroupRoles) -> list[tuple[str, str]]:
-    """(dict, key) of each process group that the dict has under its own name, not under a key of the user's."""
+    """(dict, key) of each process group that the dict has under its own name, not under a key of the user's; `named`
+    maps an attribute that holds a name to the name."""
     entries: list[tuple[str, str]] = []
     for guard in guards:
         entry = _ENTRY.match(guard.expression)
@@ -66,36 +68,18 @@ def _entries(guards: Iterable[Guard], named: dict[str, str], roles: GroupRoles) 
     return list(dict.fromkeys(entries))
 
 
-def _lookups(guards: Iterable[Guard], entries: Iterable[tuple[str, str]], roles: GroupRoles) -> list[Place]:
-    """Where the program looks up a group by its name: the lines that asked for a guard on the dict."""
-    by_container = dict(entries)
-    read = [guard for guard in guards if guard.source in by_container]
-    return [(*_place(guard.line), roles(by_container[guard.source])) for guard in read if guard.line]
-
-
-def _place(line: UserLine) -> tuple[str, int]:
-    return line.file, line.line
-
-
 def _with_role(guard: Guard, roles: GroupRoles, places: Collection[Place]) -> Guard:
     """The guard, where it compares a string with the name of a group."""
     compared = _EQUALS.match(guard.expression)
     if compared is None:
         return guard
     subject, name = compared.groups()
-    is_called_name = _CALLED_NAME.search(subject) is not None
-    is_name = is_called_name or _is_asked_as_name(guard.line, name, roles, places)
-    if not is_name:
-        return guard
-    role = f"group:{roles(name)}"
-    return _changed(guard, expression=f"{subject} == {role}")
-
-
-def _is_asked_as_name(line: UserLine | None, name: str, roles: GroupRoles, places: Collection[Place]) -> bool:
-    """True where the line that asked for the guard takes the string as the name of a group."""
-    if line is None or not roles.knows(name):
-        return False
-    return _TAKES_NAMES.search(line.file) is not None or (*_place(line), roles(name)) in places
+    is_name = _CALLED_NAME.search(subject) is not None
+    line = guard.line
+    if line is not None and roles.knows(name):  # the line that asked for the guard may take the string as a name
+        is_name |= _TAKES_NAMES.search(line.file) is not None
+        is_name |= (line.file, line.line, roles(name)) in places
+    return _changed(guard, expression=f"{subject} == group:{roles(name)}") if is_name else guard
 
 
 def _with_key(guard: Guard, container: str, key: str, role: str) -> Guard:

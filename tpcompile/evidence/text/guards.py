@@ -55,22 +55,21 @@ def parse_guards(
             sources[len(manager["bars"])] = normalise.generic(manager["source"])
             continue
         guard = _GUARD.match(text_line)
-        if guard is None or _is_left_out(guard):
+        if guard is None or guard["type"].endswith("Manager"):
             continue
+        if _OFFSET_BOUND.match(guard["rest"]):
+            continue  # a lower bound on the storage offset of a view holds on every rank but 0
         manager_depth = len(guard["bars"]) - 2
-        source = sources.get(manager_depth, "")
-        guards.append(_guard(guard["type"], source, guard["rest"], known))
+        expression, comments = split_comments(guard["rest"])
+        guards.append(
+            Guard(
+                type=guard["type"],
+                source=sources.get(manager_depth, ""),
+                expression=_expression(expression),
+                line=_line(tuple(comments), known),
+            )
+        )
     return with_roles(guards, roles, issued)
-
-
-def _is_left_out(guard: re.Match[str]) -> bool:
-    """True for a manager, and for a lower bound on the storage offset of a view, which holds on every rank but 0."""
-    return guard["type"].endswith("Manager") or _OFFSET_BOUND.match(guard["rest"]) is not None
-
-
-def _guard(type_: str, source: str, rest: str, known: tuple[str, ...]) -> Guard:
-    expression, comments = split_comments(rest)
-    return Guard(type=type_, source=source, expression=_expression(expression), line=_line(tuple(comments), known))
 
 
 @lru_cache(maxsize=1024)

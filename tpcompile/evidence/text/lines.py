@@ -125,14 +125,13 @@ def lines_of(frames: Iterable[traceback.FrameSummary]) -> list[UserLine]:
 
 def with_whole_path(line: UserLine, files: Collection[str]) -> UserLine:
     """The line with its whole path, where exactly one of the files fits: in comments torch keeps the end of a path."""
-    fitting = _ending_in(f"/{line.file}", files) or _ending_in(line.file, files)
+    for end in (f"/{line.file}", line.file):
+        fitting = [file for file in files if f"/{file}".endswith(end)]
+        if fitting:
+            break
     if len(fitting) != 1:
         return line
     return line.model_copy(update={"file": fitting[0]})
-
-
-def _ending_in(end: str, files: Iterable[str]) -> list[str]:
-    return [file for file in files if f"/{file}".endswith(end)]
 
 
 def own_lines(stack: Iterable[UserLine]) -> list[UserLine]:

@@ -45,11 +45,6 @@ def objects(text: str) -> str:
     return _ADDRESS.sub("ADDRESS", _AT_ADDRESS.sub("", text))
 
 
-def dynamo_names(text: str) -> str:
-    """Drop the counters and ids in the names of globals that Dynamo makes."""
-    return _GLOBAL_BY_ID.sub("_ID", _DTENSOR_SPEC.sub(r"\1ID", _DYNAMO_COUNTER.sub(r"\1", text)))
-
-
 def sets(text: str) -> str:
     """Sort the elements of set displays: their order depends on the hash seed and on the ids of objects."""
     if "{" not in text:
@@ -105,8 +100,11 @@ class _Bracket:
 
 @lru_cache(maxsize=4096)
 def generic(text: str) -> str:
-    """Drop device indices, addresses and Dynamo's counters: safe on any text of torch."""
-    return dynamo_names(device(objects(text)))
+    """Drop device indices, addresses, and the counters and ids in the names of globals that Dynamo makes: safe on any
+    text of torch."""
+    text = _DYNAMO_COUNTER.sub(r"\1", device(objects(text)))
+    text = _DTENSOR_SPEC.sub(r"\1ID", text)
+    return _GLOBAL_BY_ID.sub("_ID", text)
 
 
 def symbols(text: str, seen: dict[str, str]) -> str:
@@ -139,8 +137,13 @@ class GroupRoles:
     """
 
     def __init__(self, roles: Mapping[str, str]) -> None:
-        self._roles = dict(roles)
-        self._num_unknown = self._count_unknown()
+        self._roles: dict[str, str] = {}
+        self._num_unknown = 0
+        self._add(roles)
+
+    def _add(self, roles: Mapping[str, str]) -> None:
+        self._roles |= roles
+        self._num_unknown = sum(role.startswith("group#") for role in self._roles.values())
 
     def __call__(self, name: str) -> str:
         if name not in self._roles:
@@ -159,11 +162,7 @@ class GroupRoles:
 
     def meet(self, other: GroupRoles) -> None:
         """Add the names that the other has seen."""
-        self._roles |= other._roles
-        self._num_unknown = self._count_unknown()
-
-    def _count_unknown(self) -> int:
-        return sum(role.startswith("group#") for role in self._roles.values())
+        self._add(other._roles)
 
     def in_calls(self, text: str) -> str:
         """Replace the group argument of functional collectives in generated code."""

@@ -23,13 +23,10 @@ def is_among(rank: int, text: str) -> bool:
 
 def named_ranks(ranks: Sequence[int]) -> str:
     """`rank 7` or `ranks 0-6`."""
-    return f"{_noun(len(ranks))} {ranks_text(ranks)}"
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    return f"{noun} {ranks_text(ranks)}"
 
 
 def num_ranks(number: int) -> str:
     """`1 rank` or `2 ranks`."""
-    return f"{number} {_noun(number)}"
-
-
-def _noun(number: int) -> str:
-    return "rank" if number == 1 else "ranks"
+    return f"{number} rank" if number == 1 else f"{number} ranks"

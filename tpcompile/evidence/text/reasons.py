@@ -146,21 +146,19 @@ def in_one_line(text: str) -> str:
 def _of_guard(guard: str) -> Reason:
     for form, kind_of in _FORMS:
         match = form.search(guard)
-        if match is not None:
-            return _read(guard, match.groupdict(""), kind_of)
+        if match is None:
+            continue
+        parts = match.groupdict("")
+        dim = parts.get("dim")
+        return Reason(
+            kind=kind_of(parts),
+            guard=guard,
+            source=parts.get("source", "").strip(),
+            dim=int(dim) if dim else None,
+            expected=parts.get("expected", "").strip(),
+            actual=parts.get("actual", ""),
+        )
     return Reason(kind=ReasonKind.OTHER, guard=guard)
-
-
-def _read(guard: str, parts: dict[str, str], kind_of: Callable[[dict[str, str]], ReasonKind]) -> Reason:
-    dim = parts.get("dim")
-    return Reason(
-        kind=kind_of(parts),
-        guard=guard,
-        source=parts.get("source", "").strip(),
-        dim=int(dim) if dim else None,
-        expected=parts.get("expected", "").strip(),
-        actual=parts.get("actual", ""),
-    )
 
 
 def _value_kind(parts: dict[str, str]) -> ReasonKind:
@@ -175,14 +173,6 @@ def _value_kind(parts: dict[str, str]) -> ReasonKind:
     return ReasonKind.VALUE
 
 
-def _type_kind(parts: dict[str, str]) -> ReasonKind:
-    return ReasonKind.TYPE if _PLAIN.match(parts["actual"]) else ReasonKind.TENSOR_TYPE
-
-
-def _checked_kind(parts: dict[str, str]) -> ReasonKind:
-    return ReasonKind.TYPE if parts["what"].startswith("type") else ReasonKind.IDENTITY
-
-
 _FORMS: tuple[tuple[re.Pattern[str], Callable[[dict[str, str]], ReasonKind]], ...] = (
     (_TENSOR, lambda parts: _TENSOR_KINDS[parts["what"]]),
     (_MARK, lambda _: ReasonKind.DYNAMIC_MARK),
@@ -193,8 +183,8 @@ _FORMS: tuple[tuple[re.Pattern[str], Callable[[dict[str, str]], ReasonKind]], ..
     (_KEYS_OF, lambda _: ReasonKind.KEYS),
     (_EQUALS, _value_kind),
     (_DUPLICATE, lambda _: ReasonKind.DUPLICATE),
-    (_TENSOR_TYPE, _type_kind),
-    (_CALLED, _checked_kind),
+    (_TENSOR_TYPE, lambda parts: ReasonKind.TYPE if _PLAIN.match(parts["actual"]) else ReasonKind.TENSOR_TYPE),
+    (_CALLED, lambda parts: ReasonKind.TYPE if parts["what"].startswith("type") else ReasonKind.IDENTITY),
 )
 """Pattern of a guard in a reason -> kind; the first that matches counts."""
 

@@ -22,29 +22,29 @@ from tpcompile.fastpath.kernels.exchange_memory import Exchange, num_words
 from tpcompile.torch_api.interpreted import patient
 
 _FACTORS = (3.0, 1.0)
-"""What activations are multiplied by in each round; the last one counts. Words of the round before would show."""
+"""Factors of the activations in each round; the last round is compared, so that words left by the one before show."""
 _SKEW_S = 0.005
 _CPU_S = 10.0
-"""A rank of a case takes 1 s; twenty times as long where it sleeps, as one does that polls without end."""
+"""Limit of a rank of a case, which takes 1 s; by the clock twenty times as long, for a rank that sleeps as it polls."""
 _MAX_POLLS = {"cpu": 2**11, "cuda": 2**22}
-"""A few seconds."""
+"""Polls that take a few seconds."""
 _FEW_POLLS = 20
 _ENDLESS = {"cpu": 2**40, "cuda": 2**22}
-"""Polls of a kernel that must not poll. What runs on a GPU must end."""
+"""Polls of a kernel that must not poll; limited on a GPU, where a kernel cannot be killed."""
 _POLLS_AT, _LATE_AT = 1, 2
 """Places in `Exchange.state`."""
 _PAIR = 2
 """Words of a row without a flag."""
 _ALONE = 0
-"""The rank whose peers do not come, once."""
+"""The rank that is run once more while its peers do not arrive."""
 _BEFORE_STATE = (1, 0)
-"""What lies where a place of `Exchange.state` is subtracted instead of added: a rank that was late, and no polls."""
+"""What precedes `Exchange.state` in memory, for mutations that subtract an offset: a late rank, and no polls."""
 
 
 def at_once(*, num_rows: int, row_words: int, num_programs: int) -> OnRanks:
-    """`Trial.on_ranks` for launchers that take an `exchange`: of that many rows and words.
+    """`Trial.on_ranks` for launchers that take an `exchange` of this many rows and words.
 
-    `num_programs` so small that a program has several rows, and that all programs of all ranks fit on a GPU.
+    Choose `num_programs` so small that a program has several rows, and that all programs of all ranks fit on a GPU.
     """
 
     def on_ranks(call: Call, ranks: list[dict[str, Any]]) -> list[tuple[Tensor, ...]]:
@@ -60,9 +60,9 @@ def at_once(*, num_rows: int, row_words: int, num_programs: int) -> OnRanks:
 
 
 def shared_words(size: int, device: torch.device) -> Tensor:
-    """Words of zero that all ranks can write: streams of one GPU, or processes that are forked from this one.
+    """Words of zero that streams of one GPU, or processes forked from this one, can all write.
 
-    As many words lie before them, and twice as many after them, for `check_unused`.
+    As many words lie before them and twice as many behind them, where `check_unused` looks for writes.
     """
     if device.type == "cuda":
         memory = torch.zeros(4 * size, dtype=torch.int64, device=device)
@@ -87,7 +87,7 @@ def _after(numbers: tuple[int, ...], state: Tensor) -> Tensor:
 
 
 def check_unused(exchange: Exchange) -> None:
-    """Raise DivergenceError when words were written around the memory, or of a row that no kernel exchanged."""
+    """Raise DivergenceError when a kernel wrote around the memory, or words of a row that none exchanged."""
     size = exchange.memory.numel()
     around = exchange.memory.as_strided((4 * size,), (1,), 0)
     if around[:size].any() or around[2 * size :].any():
@@ -101,8 +101,8 @@ def check_unused(exchange: Exchange) -> None:
 def check_late(run: Callable[[], tuple[Tensor, ...]], exchange: Exchange) -> None:
     """Raise DivergenceError unless a call whose peers never arrive ends, returns NaN, and records the late ranks.
 
-    Of odd ranks the even words are missing, of even ranks the odd words. The next call must not wait. It is for one
-    rank when all are done; the exchange cannot be used after that.
+    Odd ranks have written only the odd words, even ranks the even words. The next call must not wait. Call it on one
+    rank when all are done; the exchange cannot be used after it.
     """
     epochs = exchange.state[-exchange.num_rows :]
     if exchange.num_ranks == 1 or not epochs.any():
@@ -119,7 +119,7 @@ def check_late(run: Callable[[], tuple[Tensor, ...]], exchange: Exchange) -> Non
 
 
 def _publish_half(exchange: Exchange, epochs: Tensor) -> None:
-    """What the peers of rank 0 write when they stop in the middle of the next exchange; a flag comes last."""
+    """Write what the peers of rank 0 have written when they stop half-way in the next exchange, before any flag."""
     end = exchange.row_words if exchange.row_words == _PAIR else exchange.row_words - 1
     words = exchange.memory.view(2, exchange.num_ranks, exchange.num_rows, exchange.row_words)
     for row in epochs.nonzero().flatten().tolist():
@@ -152,7 +152,7 @@ def _in_processes(call: Call, ranks: list[dict[str, Any]], exchanges: list[Excha
 
 
 def _rounds(call: Call, arguments: dict[str, Any], exchange: Exchange) -> bytes:
-    """Outputs of the last round."""
+    """Run all rounds on one rank -> the outputs of the last, as bytes."""
     patient()
     rank = int(exchange.state[0])
     with fenced_allocations():
@@ -194,7 +194,7 @@ def _on_each(call: Call, given: list[dict[str, Any]], streams: list[Any]) -> lis
 
 
 def _load_kernels(call: Call, ranks: list[dict[str, Any]], exchanges: list[Exchange], streams: list[Any]) -> None:
-    """Compile and load what the ranks launch, and allocate: that would wait for kernels which wait for later ones."""
+    """Compile, load and allocate before the rounds: all three wait for kernels, which then wait for later ranks."""
     before = [exchange.state.clone() for exchange in exchanges]
     for exchange in exchanges:
         exchange.state[_LATE_AT] = 1  # as if a wait had run out: no kernel waits

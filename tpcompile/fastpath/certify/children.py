@@ -1,4 +1,4 @@
-"""Calls -> results, each from a forked process: a crash, an endless loop or a changed function stays there."""
+"""Calls -> results, each from a forked process, so that a crash, an endless loop or a mutation ends with it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Ended:
 
     result: Any = None
     failure: str = ""
-    """The exception, the signal that killed the process, or the time it was given; empty when it returned."""
+    """The exception, the status of a process that died, or that its time was over; empty for a call that returned."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ def in_children(
 ) -> list[Ended]:
     """Run every call in a forked process, `jobs` at a time; results in the order of the calls.
 
-    A call ends after `cpu_s` of CPU time, so that none fails because the machine is busy; one that sleeps, after
-    twenty times as long. `on_end` gets the number of calls that have ended, whenever one has.
+    A call is ended after `cpu_s` of CPU time, so that none fails because the machine is busy, or after twenty times as
+    long by the clock, for one that sleeps. `on_end` is called with the number of calls that have ended.
     """
     ended: dict[int, Ended] = {}
     running: list[_Child] = []

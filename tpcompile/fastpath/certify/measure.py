@@ -46,9 +46,9 @@ class Prepared:
     setting: Setting
     is_trained: bool
     exact: dict[str, Tensor]
-    """In float64."""
+    """The results in float64."""
     plain: dict[str, Tensor]
-    """In the dtype of the setting."""
+    """The results in the dtype of the setting."""
     usual: Mapping[str, float]
     """Output or gradient -> error of the plain code in this dtype, the median over cases."""
 
@@ -57,7 +57,7 @@ class Prepared:
 
 
 def prepared(path: FastPath, cases: Iterable[tuple[Case, Setting]]) -> list[Prepared]:
-    """Run the plain code: before a mutation is put in place, because the kernel may share code with it."""
+    """Run the plain code before any mutation is in place, because the kernel may share code with it."""
     known = [_prepared(path, case, setting) for case, setting in cases]
     usual = {dtype: _usual_errors(group) for dtype, group in grouped(known, lambda one: one.setting.dtype).items()}
     return [replace(one, usual=usual[one.setting.dtype]) for one in known]
@@ -68,8 +68,7 @@ def _usual_errors(known: Iterable[Prepared]) -> dict[str, float]:
     errors: dict[str, list[float]] = defaultdict(list)
     for one in known:
         for name, exact in one.exact.items():
-            own = [relative(one.plain[name], exact)] if exact.numel() else []
-            errors[name] += own
+            errors[name] += [relative(one.plain[name], exact)] if exact.numel() else []
     return {name: statistics.median(found or [0.0]) for name, found in errors.items()}
 
 
@@ -83,7 +82,7 @@ def _prepared(path: FastPath, case: Case, setting: Setting) -> Prepared:
 def ratios(path: FastPath, trial: Trial, known: Prepared) -> dict[str, float]:
     """Output or gradient -> its error on shards over the plain code's on one device.
 
-    The plain code gets one token right by chance: its error counts as no less than the usual one.
+    The plain code can get a small case right by chance, so its error counts as at least the usual one.
     """
     shards = _on_shards(path, trial, known.case, known.setting)
     found = _results(shards, known.case, known.setting.dtype, known.setting, known.is_trained)
@@ -94,7 +93,7 @@ def ratios(path: FastPath, trial: Trial, known: Prepared) -> dict[str, float]:
 
 
 def check_refusals(path: FastPath, trial: Trial, device: torch.device) -> None:
-    """Raise DivergenceError when the launcher takes arguments that it must refuse."""
+    """Raise DivergenceError when the launcher accepts arguments that it must refuse."""
     for refusal in trial.refusals(device):
         try:
             path.launcher(**refusal.arguments)

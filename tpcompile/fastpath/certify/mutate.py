@@ -45,7 +45,7 @@ class SourceMutation:
     function: FunctionType
     tree: ast.FunctionDef
     line: int
-    """In the file, of the change."""
+    """Line of the change in its file."""
     change: str
     """`before -> after`."""
 

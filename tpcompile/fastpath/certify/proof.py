@@ -36,10 +36,10 @@ from tpcompile.fastpath.registry import FastPath, TpSupport, registered
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _CPU_S = 1800.0
-"""For all cases."""
+"""CPU time for all cases."""
 _PROGRESS_S = 30.0
 _LONGER = 3
-"""A mutation that takes so many times the CPU time of the right kernel, and half a minute more, does not end."""
+"""A mutation is endless when it takes half a minute more CPU time than this multiple of the right kernel's."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,7 @@ def certify(
     registered, has no cases, no such certificate, or a source that does not say what runs, and for more than one rank
     when it is not TP-aware; DivergenceError when a case fails, with the case, the tensor and the numbers.
     """
-    path = find(name)
-    if path.tp == TpSupport.NONE and set(tp_sizes) != {1}:
-        raise ConfigError(f"fast path {name} is declared tp=none, so it is refused on shards: certify it with --tp 1")
-    if path.source.refused:
-        raise ConfigError(f"fast path {name} cannot be certified: {path.source.refused}")
+    path = _provable(name, tp_sizes)
     trial = trial_of(name)
     settings = _settings(path, tp_sizes)
     on_gpu = torch.cuda.is_available()
@@ -87,12 +83,7 @@ def certify(
     if not known:
         raise ConfigError(f"fast path {name} has no cases for tp {', '.join(map(str, tp_sizes))}")
     results, used_s = _measured(path, trial, known)
-    worst = max((result.worst for result in results), key=lambda found: _order(found.ratio))
-    if not worst.ratio <= MAX_RATIO:
-        raise DivergenceError(
-            f"fast path {name}: {worst.tensor} has {worst.ratio:.3g} times the error of the plain code on one device "
-            f"in {worst.case} (limit {MAX_RATIO:g})"
-        )
+    worst = _worst(path, results)
     power = known_power
     if power is None or not on_gpu:
         everything = list(_mutations(path, trial, settings))
@@ -120,6 +111,27 @@ def certify(
     )
 
 
+def _provable(name: str, tp_sizes: Sequence[int]) -> FastPath:
+    """The registered fast path. Raises ConfigError when there is none, or when it cannot be certified for these."""
+    path = find(name)
+    if path.tp == TpSupport.NONE and set(tp_sizes) != {1}:
+        raise ConfigError(f"fast path {name} is declared tp=none, so it is refused on shards: certify it with --tp 1")
+    if path.source.refused:
+        raise ConfigError(f"fast path {name} cannot be certified: {path.source.refused}")
+    return path
+
+
+def _worst(path: FastPath, results: Sequence[Result]) -> Worst:
+    """The largest error. Raises DivergenceError when it is above the limit."""
+    worst = max((result.worst for result in results), key=lambda found: _order(found.ratio))
+    if not worst.ratio <= MAX_RATIO:  # True for NaN
+        raise DivergenceError(
+            f"fast path {path.name}: {worst.tensor} has {worst.ratio:.3g} times the error of the plain code on one "
+            f"device in {worst.case} (limit {MAX_RATIO:g})"
+        )
+    return worst
+
+
 def find(name: str) -> FastPath:
     """The registered fast path; ConfigError when there is none."""
     path = registered().get(name)
@@ -140,7 +152,7 @@ def _known_power(path: FastPath) -> Power:
 
 
 def _measured(path: FastPath, trial: Trial, known: Sequence[Prepared]) -> tuple[list[Result], float]:
-    """All cases, and their CPU time: in a process of their own, but for CUDA, which cannot be forked."""
+    """The results of all cases, and their CPU time. Without a GPU in a forked process; CUDA cannot be used in one."""
 
     def run() -> tuple[list[Result], float]:
         check_refusals(path, trial, known[0].setting.device)
@@ -183,7 +195,7 @@ def _spread(mutations: list[Mutation], number: int | None) -> list[Mutation]:
 
 
 def _missed(mutations: list[Mutation], power: Power) -> list[Mutation]:
-    """Those that no case caught; lines of a file may have moved since."""
+    """The mutations that no case caught in that certificate, compared without line numbers, which may have moved."""
     survived = {_in_file(survivor) for survivor in power.survivors}
     found = [mutation for mutation in mutations if _in_file(mutation) in survived]
     if len(mutations) != power.num_mutations or survived != set(map(_in_file, found)):
@@ -198,7 +210,7 @@ def _in_file(changed: Mutation | Survivor) -> tuple[str, str]:
 def _survivors(
     path: FastPath, trial: Trial, known: Sequence[Prepared], mutations: list[Mutation], *, jobs: int, cpu_s: float
 ) -> tuple[Survivor, ...]:
-    """Those that no case catches; what is declared beside the cases runs for the first number of ranks alone."""
+    """The mutations that no case catches; those with a declared reason run for the first number of ranks alone."""
     fewer = [one for one in known if one.setting.tp == known[0].setting.tp]
     with tempfile.TemporaryDirectory() as folder:
         runs = []
@@ -248,10 +260,10 @@ def _spoiled(trial: Trial, mutation: ArgumentMutation) -> Trial:
 
 
 def _prepare(path: FastPath) -> None:
-    """One thread, because children are forked, all of torch imported before, and bfloat16 rounded as on GPUs.
+    """Before children are forked: one thread, all of torch imported, and bfloat16 rounded as on GPUs.
 
-    A backward comes first: once tracing has put a fake GPU where there is none, autograd would start a thread for it,
-    and forked processes could run none.
+    The backward has to come first: after tracing with a fake GPU autograd would start a thread for that device, and a
+    process forked from one with such a thread could run no backward.
     """
     torch.set_num_threads(1)
     torch.ones((), requires_grad=True).backward()

@@ -37,7 +37,7 @@ class Case:
 
     name: str
     arguments: Mapping[str, Any]
-    """As the launcher and the plain code take them by name; floating tensors in float64."""
+    """Arguments of the launcher and of the plain code by name; floating tensors in float64."""
     rank_arguments: Mapping[str, Any] = field(default_factory=dict)
     """What each rank is given in place of arguments of that name: numbers that depend on the layout."""
     shards: Mapping[str, ShardSpec] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Refusal:
     """Arguments of one rank that the launcher must refuse, with FastPathError before anything is launched."""
 
     name: str
-    """What is wrong with them."""
+    """What is wrong with the arguments."""
     arguments: Mapping[str, Any]
 
 

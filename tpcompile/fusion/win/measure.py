@@ -20,11 +20,11 @@ from tpcompile.cli import ending
 from tpcompile.errors import ConfigError, TargetRaised
 from tpcompile.fusion.recorder import FusionRecorder
 from tpcompile.fusion.records import Manifest, Role
-from tpcompile.fusion.targets import built_on, place_of, raised_by
+from tpcompile.fusion.targets import built_on, place_of
 from tpcompile.fusion.win.records import Measured, Side
 from tpcompile.numerics import measure
 from tpcompile.ranks.env import check_cpp_compiler
-from tpcompile.target import Target, call_target
+from tpcompile.target import Target, call_target, raised_by
 from tpcompile.torch_api import compiler
 from tpcompile.torch_api.profiler import REGION, is_kernel, on_gpu
 from tpcompile.torch_api.simulated import local_ranks

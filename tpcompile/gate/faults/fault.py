@@ -11,7 +11,6 @@ from torch import nn
 from tpcompile.by_size import Table
 from tpcompile.choices import AllReduce, Profile
 from tpcompile.collectives.strategies import Collectives, TpComm
-from tpcompile.gate.faults.registry import Registry
 
 H = TypeVar("H", bound=Callable[..., Any])
 
@@ -77,13 +76,13 @@ class Fault:
     """Called with a phase when it begins; `start` precedes the process group, `compiling` each compile of Dynamo."""
 
 
-ALL: Registry[Fault] = Registry("fault")
+ALL: dict[str, Fault] = {}
 
 
 def injects(hook: str, *, name: str = "", needs_gpu: bool = False) -> Callable[[H], H]:
     """Declare a function or class as the `hook` of a fault, named after it; its docstring says what is broken.
 
-    A class of collectives replaces those of all ranks.
+    A class of collectives replaces those of all ranks. Raises ValueError when the name is taken.
     """
 
     def declare(made: H) -> H:
@@ -93,7 +92,10 @@ def injects(hook: str, *, name: str = "", needs_gpu: bool = False) -> Callable[[
         used = as_collectives if isinstance(made, type) and issubclass(made, Collectives) else made
         what = (made.__doc__ or "").partition("\n")[0]
         hooks: dict[str, Any] = {hook: used}
-        ALL.add(Fault(name=name or made.__name__, what=what, needs_gpu=needs_gpu, **hooks))
+        fault = Fault(name=name or made.__name__, what=what, needs_gpu=needs_gpu, **hooks)
+        if fault.name in ALL:
+            raise ValueError(f"there are two faults named {fault.name!r}")
+        ALL[fault.name] = fault
         return made
 
     return declare

@@ -16,7 +16,7 @@ from tests.faults.drawn.operators import (
     state,
 )
 from tests.faults.drawn.operators.operator import Operator
-from tpcompile.gate.faults.registry import Registry
+from tests.faults.registry import Registry
 
 FAULTS: tuple[Operator, ...] = (
     *region.OPERATORS,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.faults.drawn.names import Route
 from tests.faults.drawn.operators.operator import Operator, Start, Trace
 from tests.faults.drawn.template import Insert
+from tests.faults.names import Route
 
 
 def _healthy(name: str, what: str, *edits: Insert) -> Operator:

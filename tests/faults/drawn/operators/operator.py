@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from tests.faults.drawn.names import Route
+from tests.faults.case import Trace
 from tests.faults.drawn.template import Edit
+from tests.faults.names import Route
 
 
 class Blame(StrEnum):
@@ -19,14 +20,6 @@ class Blame(StrEnum):
     """The ranks differ: with two ranks it is not known which is wrong, with three or more it is the minority."""
     ALL = "all"
     """Every rank differs from every other one."""
-
-
-class Trace(StrEnum):
-    """Whether the logs of the compiler show the fault."""
-
-    SHOWS = "shows"
-    ABSENT = "absent"
-    """Nothing that was compiled differs."""
 
 
 class Start(StrEnum):

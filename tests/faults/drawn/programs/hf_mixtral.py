@@ -2,31 +2,11 @@
 
 import torch
 import torch.distributed as dist
-import transformers
 from torch import Tensor, nn
-from transformers.distributed.configuration_utils import DistributedConfig
 
-from tests.faults.drawn import frame
+from tests.faults.drawn import frame, models
 
 # place: file
-
-SIZES = dict(
-    hidden_size=48,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=6,
-    num_key_value_heads=6,
-    vocab_size=96,
-    max_position_embeddings=64,
-    num_local_experts=6,
-    num_experts_per_tok=2,
-)
-
-
-def distributed(model: nn.Module, tp: int) -> nn.Module:
-    """What from_pretrained(..., tp_plan="auto") does to a model, without a checkpoint."""
-    settings, _, mesh = model.prepare_distribute_model(DistributedConfig(tp_plan="auto", tp_size=tp))
-    return model.maybe_distribute_model(model, settings, mesh)
 
 
 class Scored(nn.Module):
@@ -46,8 +26,7 @@ class Scored(nn.Module):
 def main() -> None:
     job = frame.start()
     # place: setup
-    whole = transformers.MixtralForCausalLM(transformers.MixtralConfig(**SIZES)).to(job.device)
-    model = Scored(distributed(whole, job.tp), job.group)
+    model = Scored(models.of_transformers("Mixtral", job, num_local_experts=6, num_experts_per_tok=2), job.group)
     # place: built model=model layers=model.model.model.layers
     compiled = torch.compile(model, backend=job.backend)  # site: compile
     # place: compiled model=model layers=model.model.model.layers

@@ -4,17 +4,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.faults.drawn import frame
-from tpcompile.collectives.strategies import Collectives
-from tpcompile.config import BlockConfig
-from tpcompile.nn.block import TransformerStack
-from tpcompile.nn.state import load_full_state_dict
-from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
-from tpcompile.numerics.forms import form_config
+from tests.faults.drawn import frame, models
+from tpcompile.numerics.draw import draw_inputs
 
 # place: file
-
-SMALL = {"dim": 48, "num_heads": 6, "num_kv_heads": 6, "ffn_dim": 96, "num_layers": 2, "batch": 2, "seq_len": 12}
 
 
 class Regressor(nn.Module):
@@ -33,12 +26,7 @@ class Regressor(nn.Module):
 def main() -> None:
     job = frame.start()
     # place: setup
-    config = BlockConfig.model_validate(form_config("sp llama", "cpu").model_dump() | SMALL)
-    full = draw_stack_weights(config, seed=0, dtype=torch.float32, device=job.device)
-    with torch.device("meta"):
-        stack = TransformerStack(config, Collectives(job.group), num_layers=config.num_layers)
-    stack = stack.to_empty(device=job.device)
-    load_full_state_dict(stack, full)
+    config, stack = models.of_our_blocks("sp llama", job)
     model = Regressor(stack, job.group)
     # place: built model=model layers=model.stack.layers
     compiled = torch.compile(model, backend=job.backend)  # site: compile

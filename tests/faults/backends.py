@@ -6,7 +6,7 @@
     select_algorithm.add_preprocessing_fn   autotuning that chooses a different kernel on one rank
     aten_distributed_optimizations          Inductor's own comparison of ranks, 2.13 only
 
-`tests/torch_api/test_backends.py` fails when torch moves one of them.
+`tests/faults/test_backends.py` fails when torch moves one of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch._dynamo.backends.debugging import aot_eager as _aot_eager
 from torch._inductor import config as _inductor_config
-from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass
+from torch._inductor.custom_graph_pass import CustomGraphPass
 
 AUTOTUNE = {"max_autotune": True, "max_autotune_gemm_backends": "CPP,TRITON,ATEN"}
 """Inductor options under which a batched matmul has more than one candidate, on a CPU too."""

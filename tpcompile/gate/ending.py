@@ -1,0 +1,112 @@
+"""What this rank has observed -> exchanged with the other ranks, judged, published, and the exit code of the run."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rich.console import Console
+
+from tpcompile.errors import ExitCode, PreflightError
+from tpcompile.evidence.records import Check, CheckId, Verdict
+from tpcompile.gate.last_state import LastState, forget_dead
+from tpcompile.gate.measurements import GateDigest
+from tpcompile.gate.record import Evidence
+from tpcompile.gate.refusal import print_error
+from tpcompile.gate.replay import gate_rules
+from tpcompile.gate.status import StatusBoard
+from tpcompile.ranks.exchange import Exchange
+from tpcompile.ranks.recorded import record_side
+from tpcompile.ranks.store import RankStore
+from tpcompile.report.publish import publish
+from tpcompile.report.show import Amount
+
+_LAST_WORDS_TIMEOUT_S = 8.0
+
+
+class Output(NamedTuple):
+    """What this rank prints, and where."""
+
+    quiet: bool
+    """Print nothing; the launcher prints the report."""
+    amount: Amount
+    console: Console
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The end of one rank's run: with the verdict of all ranks, or early, on the watch's thread."""
+
+    evidence: Evidence
+    output: Output
+    board: StatusBoard
+    last_state: LastState
+    watch_store: RankStore
+    """A client that only the watch's thread uses."""
+    others: StatusBoard
+    """States of the other ranks, through that client."""
+
+    def verdict(self, store: RankStore) -> Verdict | None:
+        """Exchange digests with all ranks. Raises PreflightError when the record cannot be written."""
+        record = self.evidence.written()
+        config = self.evidence.config
+        exchange = self._exchange(store, timeout_s=config.gate.store_timeout_s)
+        return exchange.verdict(record_side(record, gate_rules(config), kind=GateDigest))
+
+    def last_words(self, check: Check) -> ExitCode:
+        """On the watch's thread: write the record so far, judge with the failed check, return the exit code."""
+        self.board.end("stopped" if check.id == CheckId.ALIVE else "failed", error=check.observed)
+        if self.evidence.session is None:
+            return ExitCode.FAIL
+        problems = self.last_state.explained(check, self.watch_store, self.others)
+        self.last_state.close()
+        try:
+            record = self.evidence.written()
+        except PreflightError as error:
+            return self.unwritten(error, self.watch_store, after=check.observed)
+        exchange = self._exchange(self.watch_store, timeout_s=_LAST_WORDS_TIMEOUT_S)
+        side = record_side(record, gate_rules(self.evidence.config), problems=problems, kind=GateDigest)
+        try:
+            verdict = exchange.verdict(side)
+        except RuntimeError:  # the store does not respond: judge with this rank's digest alone
+            own = {record.rank: side.own}
+            verdict = side.judge(own, self._last_statuses(), lambda _, *asked: side.own_answer(*asked))
+        forget_dead(self.watch_store, self.others)
+        return self.publish(verdict, judge=verdict is not None and self.evidence.directory.read_verdict() is None)
+
+    def publish(self, verdict: Verdict | None, *, judge: bool) -> ExitCode:
+        """Write the verdict once; the rank that judged also reports it."""
+        if verdict is None:
+            return ExitCode.FAIL
+        directory, output = self.evidence.directory, self.output
+        is_first = judge and directory.write_verdict(verdict)
+        if is_first and not output.quiet:
+            publish(verdict, directory, output.console, os.environ, amount=output.amount)
+        return ExitCode(verdict.exit_code)
+
+    def unwritten(self, error: PreflightError, store: RankStore, *, after: str = "") -> ExitCode:
+        """End a run whose record cannot be written: no verdict, but a state for the launcher or one line on stderr."""
+        self.board.end("unwritten", error="; ".join(filter(None, (after, str(error)))))
+        if not self.output.quiet and _is_first(store, "unwritten"):
+            print_error(error)
+        return error.exit_code
+
+    def _exchange(self, store: RankStore, *, timeout_s: float) -> Exchange:
+        others = StatusBoard(self.evidence.directory, store)
+        return Exchange(store, range(store.world_size), others=others, timeout_s=timeout_s)
+
+    def _last_statuses(self) -> dict[int, str]:
+        """The last state of each other rank, as the run directory has it; used when the store does not respond."""
+        statuses = self.evidence.directory.read_statuses()
+        states = {one.rank: f"{one.state} in phase {one.phase} on {one.host}" for one in statuses}
+        env = self.evidence.env
+        return {rank: states.get(rank, "never") for rank in range(env.world_size) if rank != env.rank}
+
+
+def _is_first(store: RankStore, what: str) -> bool:
+    """True on the first rank that asks, and on every rank when the store does not respond."""
+    with suppress(RuntimeError):
+        return store.put_first(what, store.rank, int) in (store.rank, None)
+    return True

@@ -1,0 +1,49 @@
+"""`package.module:build` -> Report of the SPMD type check, as `tpcompile typecheck` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from tpcompile.errors import ConfigError
+from tpcompile.ranks.domain import domain_of
+from tpcompile.target import build, raised_by
+from tpcompile.typecheck.check import check_module, on_fake_ranks
+from tpcompile.typecheck.report import Report
+
+
+def check_target(
+    target: str,
+    settings: Sequence[str] = (),
+    *,
+    nproc: int = 4,
+    ranks: Sequence[int] = (0, -1),
+    device: str = "cpu",
+    **options: Any,
+) -> Report:
+    """Build the target of `tpcompile gate --target` on fake ranks, and follow the types through its program.
+
+    `settings` are `key=value`, as after `--set`; `device` is cpu, or meta for a program too large to be computed. Its
+    ranks are those of `nproc` on the target's own axis, and its `step` is not called. The `options` are those of
+    `check_module`. Raises ConfigError for a target that cannot be built or followed.
+    """
+
+    def checked(group: dist.ProcessGroup) -> Report:
+        mesh = init_device_mesh("cpu", (nproc,), mesh_dim_names=("tp",))
+        built = build(target, settings, rank=group.rank(), device=torch.device(device), mesh=mesh)
+        if not isinstance(built.program, nn.Module):
+            raise ConfigError(f"{target}: the program is no module; types are those of the parameters of a module")
+        in_eager = torch.compiler.set_stance("force_eager") if built.is_compiled else nullcontext()
+        with in_eager, raised_by(target):
+            inputs = (built.inputs,) if isinstance(built.inputs, Tensor) else built.inputs
+            own_mesh = built.mesh or mesh
+            domain_of(own_mesh, built.axis)  # raises ConfigError for an axis that the mesh does not have
+            return check_module(built.program, inputs, group=own_mesh.get_group(built.axis), **options)
+
+    return on_fake_ranks(nproc, ranks, checked)
