@@ -1,7 +1,4 @@
-"""A call of `run_on_ranks` in a pytest session -> its ranks, forked from the server of the session.
-
-The interface of a start is in `tpcompile.ranks.starts`; what a rank does, in `tpcompile.ranks.pool`.
-"""
+"""A call of `run_on_ranks` in a pytest session -> its ranks, forked from the server of the session."""
 
 from __future__ import annotations
 
