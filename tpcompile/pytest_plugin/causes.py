@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tpcompile.evidence.iterables import grouped
@@ -39,12 +39,11 @@ class Phase:
     ends: Sequence[RankEnd]
     stopped_by: str = ""
     """Verdict of a sentinel that ended ranks in this test."""
-    reports: dict[int, dict[str, Any]] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, when: str, ends: Sequence[RankEnd], stopped_by: str) -> Phase:
-        """The phase of that name."""
-        return cls(when, ends, stopped_by, {end.rank: end.reports[when] for end in ends if when in end.reports})
+    @property
+    def reports(self) -> dict[int, dict[str, Any]]:
+        """Reports of the ranks that have one, by rank."""
+        return {end.rank: end.reports[self.when] for end in self.ends if self.when in end.reports}
 
     def with_outcome(self, outcome: str) -> dict[int, dict[str, Any]]:
         """Reports of the ranks with that outcome, by rank."""
@@ -53,7 +52,7 @@ class Phase:
     @property
     def has_lost_rank(self) -> bool:
         """True when a rank died or was stopped during the test."""
-        return any(end.is_lost for end in self.ends)
+        return any(end.has_died or end.is_stopped or end.is_late for end in self.ends)
 
     @property
     def ended_in_it(self) -> list[RankEnd]:

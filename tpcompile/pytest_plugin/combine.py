@@ -42,7 +42,7 @@ def of_test(item: pytest.Item, job: Job, ends: Sequence[RankEnd]) -> Iterator[py
         _print_output(ends)
     failed: set[int] = set()
     for when in _PHASES:
-        phase = Phase.of(when, ends, stopped_by)
+        phase = Phase(when, ends, stopped_by)
         is_consequence = when == "teardown" and phase.has_lost_rank and failed
         found = [] if is_consequence else failures(phase)
         for failure in found:

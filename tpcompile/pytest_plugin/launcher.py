@@ -51,9 +51,11 @@ def _tear_down_shared(item: pytest.Item, nextitem: pytest.Item | None) -> Iterat
 
 def _job(item: pytest.Item, world_size: int, timeout_s: float) -> Job:
     config = item.config
+    # A rank prints nothing, and has no part in the cache of results.
+    plugins = (*config.option.plugins, "no:terminal", "no:cacheprovider")
     test = TestRun(
         nodeid=item.nodeid,
-        args=(*_plugins(config), str(item.path)),
+        args=(*[word for name in plugins for word in ("-p", name)], str(item.path)),
         options=_options(config),
         workerinput=_plain({"workerid": "master", **getattr(config, "workerinput", {})}),
     )
@@ -74,12 +76,6 @@ def _folder(item: pytest.Item) -> Path:
     if factory is None:  # -p no:tmpdir
         return Path(tempfile.mkdtemp(prefix="tpcompile-"))
     return factory.mktemp("ranks", numbered=True)
-
-
-def _plugins(config: pytest.Config) -> Iterator[str]:
-    """Arguments with the plugins of this session; a rank prints nothing and has no part in the cache of results."""
-    for name in (*config.option.plugins, "no:terminal", "no:cacheprovider"):
-        yield from ("-p", name)
 
 
 def _options(config: pytest.Config) -> dict[str, Any]:

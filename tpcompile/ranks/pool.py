@@ -102,16 +102,12 @@ def run_on_ranks(
     with tempfile.TemporaryDirectory(prefix="tpcompile-ranks-") as name:
         folder = Path(name)
         call = Call(fn=fn, args=args, world_size=world_size, collective_timeout_s=limit_s, folder=folder)
-        with _started(call, start_method) as exit_codes:
+        is_registered = start_method is None and _REGISTERED
+        started = _REGISTERED[-1](call) if is_registered else spawned(call, start_method=start_method or "spawn")
+        with started as exit_codes:
             _wait(exit_codes, time.monotonic() + timeout_s)
             _raise_first_failure(exit_codes(), folder)
         return [torch.load(_result(folder, rank), weights_only=False) for rank in range(world_size)]
-
-
-def _started(call: Call, start_method: str | None) -> AbstractContextManager[ExitCodes]:
-    if start_method is None and _REGISTERED:
-        return _REGISTERED[-1](call)
-    return spawned(call, start_method=start_method or "spawn")
 
 
 def _wait(exit_codes: ExitCodes, deadline_s: float) -> None:
@@ -123,8 +119,7 @@ def _wait(exit_codes: ExitCodes, deadline_s: float) -> None:
             raise TimeoutError(f"ranks {alive} did not finish in time")
         time.sleep(_POLL_S)
         codes = exit_codes()
-    has_failed = any(codes)
-    if has_failed:
+    if any(codes):
         time.sleep(_SETTLED_S)
 
 
