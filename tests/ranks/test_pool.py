@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -69,24 +70,29 @@ def pids_in(folder: Path) -> list[int]:
     return [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
 
 
+def _waits(folder: str) -> None:
+    Path(folder, str(os.getpid())).touch()
+    time.sleep(600)
+
+
 def supervise(job: Job, _rank: int, _variables: Mapping[str, str]) -> None:
-    """A supervisor whose ranks sleep; `is_bound` to it or, as a control, not."""
+    """Starts ranks that sleep; `is_bound` to this process or, as a control, not."""
+    tempfile.tempdir = job.folder
     if not job.arguments["is_bound"]:
         pool.end_with_parent = lambda: None
-
-    def sleep(_rank: int, _variables: Mapping[str, str]) -> None:
-        Path(job.folder, str(os.getpid())).touch()
-        time.sleep(600)
-
-    ranks = ForkedRanks(2, sleep)
+    if job.arguments["is_spawned"]:
+        run_on_ranks(_waits, job.folder, start_method="fork")
+    ranks = ForkedRanks(2, lambda rank, variables: _waits(job.folder))
     while ranks.running:
         ranks.wait(timeout_s=60)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux does it")
+@pytest.mark.parametrize("is_spawned", [True, False])
 @pytest.mark.parametrize("is_bound", [True, False])
-def test_a_supervisor_that_is_killed_leaves_no_rank(tmp_path: Path, is_bound: bool) -> None:
-    with forked.start(f"{__name__}:supervise", tmp_path, {"is_bound": is_bound}) as running:
+def test_a_process_that_is_killed_leaves_none_of_its_ranks(tmp_path: Path, is_bound: bool, is_spawned: bool) -> None:
+    how = {"is_bound": is_bound, "is_spawned": is_spawned}
+    with forked.start(f"{__name__}:supervise", tmp_path, how) as running:
         assert became(lambda: len(pids_in(tmp_path)) == 2)
         (supervisor,) = running.pids
         os.kill(supervisor, signal.SIGKILL)
