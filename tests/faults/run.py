@@ -44,9 +44,9 @@ _BUSY_TICKS = 5
 """CPU time, in ticks of 10 ms, of all ranks between two samples, above which they do more than idle threads."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Launch:
-    """One run."""
+    """One run; a key of what is known of it."""
 
     out: Path
     command: tuple[str, ...]

@@ -45,8 +45,8 @@ def sweep(
         asked = _asked(cases, Path(folder).resolve(), tools)
         size = max(case.world_size for case in cases)
         slots = _slots(jobs, gpus=visible_gpus(device), size=size)
-        for launch, ended in run.finished([launch for _, _, launch in asked], slots):
-            case, tool = next((case, tool) for case, tool, of_case in asked if of_case.out == launch.out)
+        for launch, ended in run.finished(list(asked), slots):
+            case, tool = asked[launch]
             if tool:
                 columns[case.name][tool] = text_of(COLUMNS[tool].read(launch.out), timed_out=ended.is_hang)
                 continue
@@ -58,14 +58,14 @@ def sweep(
     return [results[case.name].model_copy(update={"columns": columns[case.name]}) for case in cases]
 
 
-def _asked(cases: Iterable[Planted], folder: Path, tools: Iterable[str]) -> list[tuple[Planted, str, run.Launch]]:
-    """(case, tool, its launch): each case with the sentinel, where the tool is "", and with the tools that are here."""
-    asked = []
+def _asked(cases: Iterable[Planted], folder: Path, tools: Iterable[str]) -> dict[run.Launch, tuple[Planted, str]]:
+    """Launch -> its case and tool: each with the sentinel, where the tool is "", and with the tools that are here."""
+    here = [tool for tool in tools if COLUMNS[tool].is_here()]
+    asked = {}
     for case in cases:
-        asked.append((case, "", launch_of(case, folder / case.name)))
-        for tool in tools:
-            if COLUMNS[tool].is_here():
-                asked.append((case, tool, _launch_with(case, folder / f"{case.name}-{tool}", tool)))
+        asked[launch_of(case, folder / case.name)] = case, ""
+        for tool in here:
+            asked[_launch_with(case, folder / f"{case.name}-{tool}", tool)] = case, tool
     return asked
 
 

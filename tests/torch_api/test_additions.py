@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -156,3 +157,8 @@ def test_patterns_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ("torch._inductor.fx_passes.post_grad", mine) in list(additions.patterns(None))
     register_replacement(lambda x: x.sin().cos(), replaces, [torch.ones(2)], fwd_only, passes)
     assert ("torch._inductor.fx_passes.post_grad", replaces) in list(additions.patterns(None))
+
+
+def test_there_are_no_patterns_before_their_module_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch._inductor.pattern_matcher")
+    assert list(additions.patterns(None)) == []

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from tpcompile.collectives.strategies import TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records import Collective
 from tpcompile.layout import Layout, ShardSpec
 from tpcompile.layout import Part as Part  # programs import the layout's names from here, too
-
-if TYPE_CHECKING:  # collectives import Dynamo, and that Triton, before `certify` can ask for its interpreter
-    from tpcompile.collectives.strategies import TpComm
 
 DTYPE_NAMES = {
     torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64",

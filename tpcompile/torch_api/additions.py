@@ -127,6 +127,8 @@ def patterns(backend: Any) -> Iterator[tuple[str, Any]]:
     """(module, function) of what is not torch's in the patterns that Inductor looks for in graphs."""
     if not _PASSES.startswith(used_by(backend)):
         return
+    if "torch._inductor.pattern_matcher" not in sys.modules:  # its passes may be imported without it; none has patterns
+        return
     for name, module in list(sys.modules.items()):
         if not name.startswith(_PASSES):
             continue

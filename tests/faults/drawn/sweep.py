@@ -77,20 +77,20 @@ class Settings:
 def sweep(cases: Sequence[Drawn], settings: Settings, *, report: Callable[[Row], None]) -> list[Row]:
     """Run all cases on all routes; each row is reported as it comes."""
     rows: list[Row] = []
-    running: dict[Path, tuple[Drawn, Route]] = {}
+    running: dict[Launch, tuple[Drawn, Route]] = {}
 
     def launches() -> Iterator[Launch]:
         for case in cases:
             for route in settings.routes:
                 if route not in case.operator.not_asked:
                     launch = _launch(case, route, settings)
-                    running[launch.out] = (case, route)
+                    running[launch] = (case, route)
                     yield launch
 
     # Parallel runs have caches of their own: a lock is idle time.
     slots = [{"TORCHINDUCTOR_CACHE_DIR": str(settings.caches / str(slot))} for slot in range(settings.jobs)]
     for launch, ended in finished(launches(), slots):
-        case, route = running.pop(launch.out)
+        case, route = running.pop(launch)
         row = _row(case, route, launch.out, ended)
         rows.append(row)
         report(row)
