@@ -54,7 +54,7 @@ def main(name: str, listener: int, preload: Sequence[str], plugins: Sequence[str
 
 
 @with_room
-def _serve(listener: socket.socket, session: socket.socket, why_not: str) -> None:
+def _serve(listener: socket.socket, session: Connection, why_not: str) -> None:
     while session not in wait([listener, session]):
         connection = Connection(listener.accept()[0].detach())
         job = _ask(connection, why_not)
@@ -144,7 +144,7 @@ def _compile_once() -> None:
     torch.compiler.reset()
 
 
-def _supervise_and_exit(job: Job, connection: Connection, session: socket.socket) -> NoReturn:
+def _supervise_and_exit(job: Job, connection: Connection, session: Connection) -> NoReturn:
     try:
         _supervise(job, connection, session)
     except BaseException:
@@ -152,7 +152,7 @@ def _supervise_and_exit(job: Job, connection: Connection, session: socket.socket
     os._exit(0)
 
 
-def _supervise(job: Job, connection: Connection, session: socket.socket) -> None:
+def _supervise(job: Job, connection: Connection, session: Connection) -> None:
     """Run the ranks of a job to their end. Called in a process of its own."""
     server = os.getppid()
 

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from types import TracebackType
 
 import pytest
@@ -56,10 +56,8 @@ class Session:
 
     def end(self) -> None:
         """End the server, if one was started; it ends the ranks that are left."""
-        self._listener.setblocking(False)
-        with suppress(BlockingIOError):
-            while True:
-                _end_server(self._listener.accept()[0])
+        while wait([self._listener], 0):
+            _end_server(Connection(self._listener.accept()[0].detach()))
         self._listener.close()
         remove(self.name)
 
@@ -94,10 +92,10 @@ def end(config: pytest.Config) -> None:
         config.stash[_SESSION].end()
 
 
-def join(name: str) -> socket.socket:
+def join(name: str) -> Connection:
     """Connect the server to its session, which learns the process id; the end of the session closes the connection."""
     connection = _connected(name, "session")
-    connection.sendall(f"{os.getpid()}\n".encode())
+    connection.send(os.getpid())
     return connection
 
 
@@ -186,7 +184,7 @@ class Running:
         self._connection: Connection | None = None
         if not why_not:
             with suppress(OSError, EOFError):
-                self._connection = Connection(_connected(name, "server").detach())
+                self._connection = _connected(name, "server")
                 self.why_not = self._connection.recv()
 
     def start(self, job: Job) -> None:
@@ -274,7 +272,7 @@ def _bound(name: str, end: str) -> socket.socket:
     return found
 
 
-def _connected(name: str, end: str) -> socket.socket:
+def _connected(name: str, end: str) -> Connection:
     """Raises OSError when no process listens."""
     deadline_s = time.monotonic() + _LISTENING_S
     while True:
@@ -282,7 +280,7 @@ def _connected(name: str, end: str) -> socket.socket:
         try:
             with _address(name, end) as address:
                 found.connect(address)
-            return found
+            return Connection(found.detach())
         except OSError:
             found.close()
             if time.monotonic() > deadline_s:
@@ -290,14 +288,10 @@ def _connected(name: str, end: str) -> socket.socket:
         time.sleep(_POLL_S)
 
 
-def _end_server(connection: socket.socket) -> None:
-    with connection, connection.makefile("r") as lines:
-        connection.settimeout(_ENDING_S)
-        pid = lines.readline()
-        try:
-            connection.shutdown(socket.SHUT_WR)
-            lines.readline()  # returns when the server has closed its end
-        except TimeoutError:
-            os.kill(int(pid), signal.SIGKILL)
-        except OSError:
-            return
+def _end_server(connection: Connection) -> None:
+    with connection, suppress(OSError, EOFError):
+        if connection.poll(_ENDING_S):
+            pid = connection.recv()
+            connection.send(None)
+            if not connection.poll(_ENDING_S):  # the server closes its end when it ends
+                os.kill(pid, signal.SIGKILL)
