@@ -6,6 +6,7 @@ Each distinct program is examined once, whatever the number of ranks that compil
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
@@ -62,30 +63,27 @@ class Programs:
 
     def _near(self, program: _Program) -> Iterable[_Program]:
         """Programs whose function this one names, or that name its function."""
+        by_function, naming = self._places
         named = {*program.callers, *program.lines}
-        found = [self._by_frame.get(place, ()) for place in named]
-        found.append(self._naming.get(_place(program.line), ()))
-        return dict.fromkeys(other for programs in found for other in programs)
+        found = [by_function.get(place, ()) for place in named]
+        found.append(naming.get(_place(program.line), ()))
+        return dict.fromkeys(itertools.chain.from_iterable(found))
 
     @functools.cached_property
-    def _partial(self) -> list[_Program]:
-        """Programs of frames that not all ranks compiled."""
-        return [one for one in self.programs.values() if len(self.frames[one.frame]) < self.num_ranks]
+    def _places(self) -> tuple[_ByPlace, _ByPlace]:
+        """Programs of frames that not all ranks compiled, by their function, and by the functions that they name.
 
-    @functools.cached_property
-    def _by_frame(self) -> dict[_Place | None, list[_Program]]:
-        return grouped(self._partial, lambda program: _place(program.line))
+        A program names what it calls, and the functions that its ops are from.
+        """
+        partial = [one for one in self.programs.values() if len(self.frames[one.frame]) < self.num_ranks]
+        naming: defaultdict[_Place | None, list[_Program]] = defaultdict(list)
+        for program in partial:
+            for place in {*program.callers, *program.lines}:
+                naming[place].append(program)
+        return grouped(partial, lambda program: _place(program.line)), naming
 
-    @functools.cached_property
-    def _naming(self) -> Mapping[_Place | None, list[_Program]]:
-        """Function -> programs that it calls, or whose ops are from its lines."""
-        found: defaultdict[_Place | None, list[_Program]] = defaultdict(list)
-        for program in self._partial:
-            places = {*program.callers, *program.lines}
-            for place in places:
-                same = found[place]
-                same.append(program)
-        return found
+
+_ByPlace = Mapping[_Place | None, "list[_Program]"]
 
 
 class _Program:
