@@ -8,7 +8,6 @@ error files, restarts and root cause are those of a real torchrun.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import functools
 import gc
@@ -30,9 +29,10 @@ from typing import Any, NoReturn
 import psutil
 import pytest
 
-from tpcompile.pytest_plugin import launcher
+from tpcompile.process_tree import sweep
 from tpcompile.pytest_plugin.files import STREAMS, Files, Job
-from tpcompile.pytest_plugin.session import Running
+from tpcompile.pytest_plugin.session import Running, connect
+from tpcompile.ranks.pool import become
 
 TORCHRUN = ("-m", "torch.distributed.run")
 FORKED = (
@@ -51,12 +51,9 @@ _SERVER = "from tpcompile.pytest_plugin.server import main"
 """In the code of the process that the ranks of a pytest session are forked from."""
 WORKER = "import sys;exec(eval(sys.stdin.readline()))"
 """The code of a worker of pytest-xdist, until it is sent its own."""
-_KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _SHOW_STACKS = signal.SIGUSR1
 _STACKS_S = 1.0
 _POLL_S = 0.02
-_KILLED_S = 10.0
-"""A process that was killed is gone by then."""
 _CONFIG: list[pytest.Config] = []
 
 
@@ -124,7 +121,7 @@ def start(
     cwd: Path | None = None,
 ) -> Running:
     """A process that calls `target`; what it leaves running is for the test to find."""
-    running = launcher.start_server(_CONFIG[0]).connect()
+    running = connect(_CONFIG[0])
     if running.why_not:
         raise RuntimeError(f"no process can be forked: {running.why_not}")
     job = Job(
@@ -134,7 +131,6 @@ def start(
         arguments=arguments,
         environ=dict(environ),
         cwd=str(cwd or Path.cwd()),
-        sys_path=tuple(sys.path),
         timeout_s=0.0,
         is_swept=False,
     )
@@ -149,13 +145,27 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+def became(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
+    """Wait until something is so; False when it is not within the limit."""
+    deadline = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+def runs(pid: int | str) -> bool:
+    """True for a process that has not ended; a zombie, whose parent has not asked for it, has."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 # In the forked processes
 
 
 def play_job(job: Job, rank: int, variables: Mapping[str, str]) -> NoReturn:
     """The command itself."""
-    ctypes.CDLL(None).prctl(_KILLED_WITH_PARENT, signal.SIGKILL)
-    _reset_signals()
+    _show_stacks_if_asked()
     if os.environ.get("CUDA_VISIBLE_DEVICES"):
         os.execv(sys.executable, [sys.executable, *job.arguments["command"]])
     subprocess.Popen = _Popen  # type: ignore[misc]
@@ -317,25 +327,11 @@ class _Rank:
 
 
 def _become(environ: Mapping[str, str], stdout: int, stderr: int) -> None:
-    """What a start of Python and the import of torch would have done with these variables and files."""
-    from tpcompile.torch_api.forked import import_triton_as_asked, new_trace_handler
-
-    os.dup2(stdout, 1)
-    os.dup2(stderr, 2)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-    os.environ.clear()
-    os.environ.update(environ)
-    _reset_signals()
-    if "numpy" in sys.modules:  # Python's own generator is seeded again in every fork
-        sys.modules["numpy"].random.seed()
-    new_trace_handler()
-    import_triton_as_asked()
+    become(environ, stdout, stderr)
+    _show_stacks_if_asked()
 
 
-def _reset_signals() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+def _show_stacks_if_asked() -> None:
     faulthandler.register(_SHOW_STACKS, file=2, all_threads=True)
 
 
@@ -369,26 +365,7 @@ def _ask_for_stacks(folder: Path) -> None:
             time.sleep(_STACKS_S)
 
 
-def _sweep(folder: Path, sessions: Iterable[int | None]) -> tuple[str, ...]:
-    """Kill what still runs of a job, and wait until it is dead: its sessions, and what has its environment."""
-    ranks = {int(path.name.removeprefix("pid_")) for path in folder.glob("pid_*")}
-    found = []
-    killed = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            is_ours = os.getsid(process.pid) in {*ranks, *sessions} or process.environ().get(_JOB) == str(folder)
-            if is_ours and _runs(process):
-                found.append(" ".join(process.cmdline()))
-                process.kill()
-                killed.append(process)
-    deadline = time.monotonic() + _KILLED_S
-    while any(map(_runs, killed)) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-    return tuple(found)
-
-
-def _runs(process: psutil.Process) -> bool:
-    """Is it there, and not a zombie whose parent has not asked for it?"""
-    with suppress(psutil.Error):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
+def _sweep(folder: Path, sessions: Iterable[int]) -> tuple[str, ...]:
+    """Kill what still runs of a job: its sessions, and what has its environment, which a fork has not."""
+    sessions = {int(path.name.removeprefix("pid_")) for path in folder.glob("pid_*")} | set(sessions)
+    return sweep(lambda process: os.getsid(process.pid) in sessions or process.environ().get(_JOB) == str(folder))

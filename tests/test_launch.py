@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -304,43 +303,6 @@ def test_a_signal_is_forwarded_and_leaves_nothing_running(tmp_path: Path, signum
     assert (code, verdict.exit_code) == (128 + signum, 128 + signum)
     assert signum.name in verdict.summary
     assert leftovers(tmp_path) == []
-
-
-def test_a_process_that_left_the_session_is_swept_after_a_normal_end() -> None:
-    marker = f"sleep-{os.getpid()}"
-    script = f"import subprocess; subprocess.Popen(['sh', '-c', 'sleep 600 # {marker}'], start_new_session=True)"
-    environ: Mapping[str, str] = os.environ
-    outcome = process_tree.run_tree([sys.executable, "-c", script], environ=environ, timeout_s=30)
-    assert outcome == process_tree.Outcome(exit_code=0)
-    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert marker not in running
-
-
-def test_a_launcher_that_is_killed_leaves_nothing_running() -> None:
-    marker = f"sleep-{os.getpid()}-killed"
-    tree = f"import subprocess; subprocess.run(['sh', '-c', 'sleep 600 # {marker}'], start_new_session=True)"
-    script = (
-        "import os, sys\nfrom tpcompile.process_tree import run_tree\n"
-        f"run_tree([sys.executable, '-c', {tree!r}], environ=os.environ, timeout_s=600)"
-    )
-    launcher = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": PYTHONPATH})
-    assert became(lambda: marker in running("sh"))
-    launcher.kill()
-    launcher.wait()
-    assert became(lambda: marker not in running("sh"))
-
-
-def running(name: str) -> str:
-    """Command lines of the processes of that name."""
-    return subprocess.run(["ps", "-C", name, "-o", "args"], capture_output=True, text=True, check=False).stdout
-
-
-def became(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
-    """Wait until something is so."""
-    deadline = time.monotonic() + limit_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
 
 
 @pytest.mark.slow

@@ -15,9 +15,9 @@ import psutil
 import pytest
 from rich.console import Console
 
-from tests.forked import PYTHONPATH, run_python
+from tests.forked import PYTHONPATH, became, run_python
 from tests.gate.runs import leftovers
-from tests.test_launch import a_plan, became
+from tests.test_launch import a_plan
 from tpcompile import launch
 from tpcompile.errors import PreflightError
 from tpcompile.evidence.records import Verdict
@@ -100,13 +100,10 @@ def test_a_terminal_has_a_bar_of_phases_and_a_log_no_control_characters(tmp_path
 
 KILLED = """
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from rich.console import Console
 from tests.test_launch import a_plan
-from tpcompile import launch, process_tree
-if sys.argv[2] == "unwatched":
-    process_tree._watched = lambda launch_id: nullcontext()
+from tpcompile import launch
 launch.run(a_plan(Path(sys.argv[1]), "hang", torchrun=True), Console())
 """
 
@@ -125,17 +122,16 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("watch", ["watched", "unwatched"])
-def test_torchrun_and_its_ranks_end_when_the_launcher_is_killed(tmp_path: Path, watch: str) -> None:
+def test_torchrun_and_its_ranks_end_when_the_launcher_is_killed(tmp_path: Path) -> None:
+    """The control, without the watchdog, is in test_process_tree.py."""
     environ = {**os.environ, "PYTHONPATH": PYTHONPATH}
-    launcher = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), watch], env=environ)
+    launcher = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], env=environ)
     try:
         assert became(lambda: len(RunDir(tmp_path / "run").read_statuses()) == 2, 120)
         assert len(processes_of(tmp_path)) == 3
         launcher.send_signal(signal.SIGKILL)
         launcher.wait()
-        is_watched = watch == "watched"
-        assert became(lambda: not processes_of(tmp_path), 20 if is_watched else 3) is is_watched
+        assert became(lambda: not processes_of(tmp_path), 20)
     finally:
         for process in processes_of(tmp_path):
             process.kill()

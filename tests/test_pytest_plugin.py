@@ -13,7 +13,7 @@ import pytest
 
 from tests.forked import PYTHONPATH, ROOT
 from tests.pytest_plugin.session import Session, line_of, run_session, source
-from tpcompile.pytest_plugin import launcher
+from tpcompile.pytest_plugin import session
 
 pytestmark = pytest.mark.slow
 
@@ -303,4 +303,4 @@ def test_it_is_registered_under_the_name_of_its_module() -> None:
 @NEEDS_METADATA
 @pytest.mark.parametrize(("version", "is_known"), [("2.11.0", True), ("2.13.0+cpu", True), ("2.14.0", False)])
 def test_the_range_of_torch_is_that_of_the_package(version: str, is_known: bool) -> None:
-    assert (launcher._out_of_range(version) == "") == is_known
+    assert (session._out_of_range(version) == "") == is_known

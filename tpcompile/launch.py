@@ -63,10 +63,10 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
     _check_fault(request, nproc)
     environ = dict(environ)
     if device == "cpu" and resolved.compile.backend == "inductor":
-        environ["CXX"] = cxx_compiler(environ)
+        environ["CXX"] = cxx_compiler(environ)  # Inductor by default takes g++ alone, on macOS clang++
     environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // nproc)))
     run_dir = request.run_dir or Path(new_name(f"{resolved.label}-tp{nproc}"))
-    _claim(run_dir).write_config(resolved.model_dump_json(indent=1))
+    _new_run_dir(run_dir).write_config(resolved.model_dump_json(indent=1))
     return Plan(
         command=tuple(torchrun(nproc, ["-m", "tpcompile.gate", str(run_dir)])),
         environ=environ,
@@ -107,8 +107,8 @@ def run(plan: Plan, console: Console, *, amount: Amount = "all") -> int:
             plan.command, environ=plan.environ, timeout_s=plan.timeout_s, stdout=stdout, on_line=log.line
         )
         is_cut_short = outcome.timed_out or outcome.signal
-        is_told = run_dir.read_statuses() or run_dir.read_verdict()
-        if not is_told and not is_cut_short:  # the verdict will not have what torchrun reports
+        is_reported = run_dir.read_statuses() or run_dir.read_verdict()
+        if not is_reported and not is_cut_short:  # the verdict will not have what torchrun reports
             log.show_hidden()
         elif log.has_hidden and outcome.exit_code and amount == "all":
             progress.show(f"torchrun's own report: {log.path}")
@@ -154,7 +154,7 @@ def verdict_without_one(
     """The verdict when no rank wrote one: which rank ended in which phase, from the ranks' status files."""
     has_left = torchrun_exit_code == 0 and "running" in {status.state for status in statuses}
     ended = ("left the process with code 0 in",) if has_left else ()
-    checks = _last_words(statuses, world_size, timed_out, *ended)
+    checks = _checks_of_ends(statuses, world_size, timed_out, *ended)
     if timed_out:
         code, why = ExitCode.TIMEOUT, "no verdict yet"
     elif not statuses:
@@ -178,7 +178,7 @@ def _failed(checks: Sequence[Check]) -> list[Check]:
     return [check for check in checks if check.status == Status.FAIL]
 
 
-def _last_words(
+def _checks_of_ends(
     statuses: Sequence[RankStatus], world_size: int, timed_out: bool, ended: str = "died in"
 ) -> list[Check]:
     """One check per group of ranks that ended alike, the likeliest root cause first."""
@@ -219,7 +219,10 @@ def _ended(observed: str, status: Status, ranks: Sequence[int], error: str) -> C
 
 
 def _verdict(run_dir: RunDir, plan: Plan, outcome: Outcome) -> Verdict:
-    verdict = _read(run_dir)
+    try:
+        verdict = run_dir.read_verdict()
+    except (ConfigError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{run_dir.path}: the verdict cannot be read: {error}") from None
     if verdict is None:
         run_dir.check_writable()  # on a full disk no rank can say why it ended
         statuses = run_dir.read_statuses()
@@ -232,23 +235,16 @@ def _verdict(run_dir: RunDir, plan: Plan, outcome: Outcome) -> Verdict:
     if verdict.exit_code == 0 and outcome.exit_code != 0:
         verdict = _unclean(verdict, outcome)
     if not (outcome.timed_out or outcome.signal):
-        verdict = _with_dead(verdict, run_dir.read_statuses())
+        verdict = _with_dead_ranks(verdict, run_dir.read_statuses())
     return _cut_short(verdict, plan, outcome)
 
 
-def _read(run_dir: RunDir) -> Verdict | None:
-    try:
-        return run_dir.read_verdict()
-    except (ConfigError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{run_dir.path}: the verdict cannot be read: {error}") from None
-
-
-def _with_dead(verdict: Verdict, statuses: Sequence[RankStatus]) -> Verdict:
+def _with_dead_ranks(verdict: Verdict, statuses: Sequence[RankStatus]) -> Verdict:
     """A verdict that knows only that a rank is missing, or the job stopped, completed by what these ranks left."""
     is_unwritten = any(status.state == "unwritten" for status in statuses)
     if not is_unwritten and CheckId.ALIVE not in {check.id for check in _failed(verdict.checks)}:
         return verdict
-    dead = _failed(_last_words(statuses, verdict.world_size, False))
+    dead = _failed(_checks_of_ends(statuses, verdict.world_size, False))
     if not dead:
         return verdict
     texts = [": ".join([check.observed, *check.details]) for check in dead]
@@ -321,7 +317,7 @@ def _check_fault(request: GateRequest, nproc: int) -> None:
             raise ConfigError(found.stderr.splitlines()[-1].removeprefix("error: "))
 
 
-def _claim(run_dir: Path) -> RunDir:
+def _new_run_dir(run_dir: Path) -> RunDir:
     """Make the run directory. Raises DirectoryTakenError when it holds a run, whose verdict would be taken for ours."""
     if RunDir(run_dir).holds_run():
         raise DirectoryTakenError(run_dir)

@@ -1,4 +1,12 @@
-"""Command -> Outcome: one process tree, all of it ended at timeout, SIGINT, SIGTERM, or when the launcher is killed."""
+"""Command -> Outcome: one process tree, all of it ended at timeout, SIGINT, SIGTERM, or when the launcher is killed.
+
+Beside `tpcompile.ranks.pool`, which starts ranks by itself, and not in it: the launcher and the commands start without
+torch, and import-linter counts every import of a module of `ranks`, in functions too.
+
+What is guaranteed when `run_tree` returns or raises: no process of the tree runs, even in a session of its own or when
+its parent has ended; a signal, or the end of time, was forwarded first, with `grace_s` to write a verdict; every line
+on stderr was handed over. When the launcher is killed with SIGKILL, a watchdog kills its tree.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +36,8 @@ so killing torchrun's process group alone leaves ranks behind."""
 
 _READ_S = 5.0
 """Seconds for the last lines of processes that have ended."""
+_SWEEP_S = 5.0
+_POLL_S = 0.05
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ROOT = str(Path(__file__).resolve().parents[1])
 
@@ -65,7 +75,9 @@ def run_tree(
             process = subprocess.Popen(
                 command, env={**environ, LAUNCH_ID: launch_id}, start_new_session=True, stdout=stdout, stderr=stderr
             )
-            reader = _start_reader(process, on_line)
+            if on_line is not None and process.stderr is not None:
+                reader = threading.Thread(target=_read, args=(process.stderr, on_line), daemon=True)
+                reader.start()
             return Outcome(exit_code=process.wait(timeout_s))
         except subprocess.TimeoutExpired:
             logger.warning("still running after {} s; stopping all ranks", timeout_s)
@@ -75,21 +87,13 @@ def run_tree(
         finally:
             for signum in _SIGNALS:
                 signal.signal(signum, signal.SIG_IGN)  # the sweep takes milliseconds and must not be interrupted
-            _sweep(launch_id)
+            _sweep_launch(launch_id)
             if reader is not None:
                 reader.join(timeout=_READ_S)
 
 
-def _start_reader(process: subprocess.Popen[bytes], on_line: Callable[[str], None] | None) -> threading.Thread | None:
-    """Hand every line of the process's stderr to `on_line`, until the last process that holds it has ended."""
-    if on_line is None or process.stderr is None:
-        return None
-    reader = threading.Thread(target=_read, args=(process.stderr, on_line), name="tpcompile-stderr", daemon=True)
-    reader.start()
-    return reader
-
-
 def _read(stream: IO[bytes], on_line: Callable[[str], None]) -> None:
+    """Hand over every line, until the last process that holds the other end has ended."""
     for line in stream:
         on_line(line.decode(errors="replace").rstrip("\r\n"))
 
@@ -105,15 +109,7 @@ def _watched(launch_id: str) -> Iterator[None]:
         yield
     finally:
         watchdog.kill()
-        watchdog.wait()
-        if watchdog.stdin is not None:
-            watchdog.stdin.close()
-
-
-def _watch(launch_id: str) -> None:
-    """Wait until the launcher's end of the pipe is closed, then end the processes that it left."""
-    os.read(0, 1)
-    _sweep(launch_id)
+        watchdog.communicate()
 
 
 class _Signalled(Exception):
@@ -148,28 +144,35 @@ def _stop(process: subprocess.Popen[bytes] | None, signum: int, grace_s: float) 
     return process.wait()
 
 
-def _sweep(launch_id: str) -> None:
-    """SIGKILL every process of this launch, for 5 s or until none is left."""
-    deadline = time.monotonic() + 5
-    left = _marked(launch_id)
-    while left and time.monotonic() < deadline:
+def sweep(is_meant: Callable[[psutil.Process], bool]) -> tuple[str, ...]:
+    """SIGKILL every process that is meant, for 5 s or until none runs; returns their command lines."""
+    killed: dict[psutil.Process, str] = {}
+    deadline_s = time.monotonic() + _SWEEP_S
+    while left := _running(is_meant):
         for process in left:
             with suppress(psutil.Error):
+                killed.setdefault(process, " ".join(process.cmdline()))
                 process.kill()
-        time.sleep(0.05)
-        left = _marked(launch_id)
+        if time.monotonic() > deadline_s:
+            break
+        time.sleep(_POLL_S)
+    return tuple(killed.values())
 
 
-def _marked(launch_id: str) -> list[psutil.Process]:
-    """Processes that carry the mark of this launch, also those whose parent has ended."""
-    return [process for process in psutil.process_iter() if _environ_of(process).get(LAUNCH_ID) == launch_id]
+def _running(is_meant: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # it has ended, or is of a different user
+            if is_meant(process) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
-def _environ_of(process: psutil.Process) -> dict[str, str]:
-    with suppress(psutil.Error, OSError):
-        return process.environ()
-    return {}
+def _sweep_launch(launch_id: str) -> None:
+    """End the processes that carry the mark of a launch, also those whose parent has ended."""
+    sweep(lambda process: process.environ().get(LAUNCH_ID) == launch_id)
 
 
 if __name__ == "__main__":
-    _watch(sys.argv[1])
+    os.read(0, 1)  # returns when the launcher's end of the pipe is closed
+    _sweep_launch(sys.argv[1])

@@ -17,7 +17,7 @@ from tpcompile.bench.reference import Expected, Given
 from tpcompile.bench.step import Results
 from tpcompile.by_size.table import shipped
 from tpcompile.nn.block import BlockInputs
-from tpcompile.ranks.processes import run_on_ranks
+from tpcompile.ranks.pool import run_on_ranks
 
 LIMIT = 2.5
 FOLDER = Path(__file__).resolve().parents[2] / "scripts" / "bench_peers"

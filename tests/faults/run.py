@@ -1,20 +1,19 @@
 """Launches -> how each ended: ranks that torchrun starts, or forks of this process, which has imported torch.
 
-A case costs a second instead of ten where its ranks are forked. `finished` forks one supervisor per launch. For forked
-ranks it hosts the store as torchrun's agent does, and ends the others when one fails.
+A case costs a second instead of ten where its ranks are forked. `finished` forks one supervisor per launch. It
+ends forked ranks when one of them fails, or when no CPU time is used any more.
 """
 
 from __future__ import annotations
 
 import atexit
-import ctypes
+import functools
 import importlib
 import json
 import os
 import runpy
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -31,9 +30,7 @@ import torch._inductor.config
 from tests.faults.names import AFTER, ENDED
 from tpcompile.launch import torchrun
 from tpcompile.process_tree import run_tree
-from tpcompile.ranks import children
-from tpcompile.ranks.env import hosted_store, local_variables
-from tpcompile.torch_api.forked import new_trace_handler
+from tpcompile.ranks.pool import ForkedRanks, become, end_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 FEW_THREADS = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
@@ -45,7 +42,6 @@ _LOOK_S = 1.0
 """Seconds between two samples of the CPU time of the ranks; each reads all of /proc."""
 _BUSY_TICKS = 5
 """CPU time, in ticks of 10 ms, of all ranks between two samples, above which they do more than idle threads."""
-_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -106,10 +102,12 @@ def finished(launches: Iterable[Launch], slots: Sequence[Mapping[str, str]]) -> 
 
 def _ended_ones(active: dict[int, tuple[int, Launch]], free: list[int]) -> Iterator[tuple[Launch, Ended]]:
     time.sleep(_POLL_S)
-    for pid, _ in children.ended({pid: pid for pid in active}):
-        slot, launch = active.pop(pid)
-        free.append(slot)
-        yield launch, read_ended(launch.out)
+    for pid in list(active):
+        has_ended = os.waitpid(pid, os.WNOHANG)[0] == pid
+        if has_ended:
+            slot, launch = active.pop(pid)
+            free.append(slot)
+            yield launch, read_ended(launch.out)
 
 
 def read_ended(out: Path) -> Ended:
@@ -121,18 +119,13 @@ def read_ended(out: Path) -> Ended:
 
 def _supervise_and_exit(launch: Launch) -> NoReturn:
     try:
-        _end_with_parent(signal.SIGTERM)
+        end_with_parent(signal.SIGTERM)
         ended = _under_torchrun(launch) if launch.by == "torchrun" else supervise(launch)
         _run_after(launch, ended)
         (launch.out / ENDED).write_text(json.dumps(asdict(ended)))
     except BaseException:
         traceback.print_exc()
     os._exit(0)
-
-
-def _end_with_parent(signum: int) -> None:
-    """Get that signal when the process that forked this one has ended: a run that is killed leaves no ranks."""
-    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signum)
 
 
 def _run_after(launch: Launch, ended: Ended) -> None:
@@ -188,31 +181,23 @@ def _assignments(variables: Mapping[str, str]) -> str:
 
 def supervise(launch: Launch) -> Ended:
     """Run the forked ranks of a launch to their end. Called in a process of its own."""
-    # It listens from here on, so that no other process gets the port; the store has threads, and comes after the forks.
-    listener = socket.create_server(("127.0.0.1", 0))
-    pids = {rank: _start(launch, rank, listener) for rank in range(launch.world_size)}
-    store = hosted_store(listener)
+    ranks = ForkedRanks(launch.world_size, functools.partial(_play_rank, launch))
     watch = _Watch(launch)
     codes: dict[int, int] = {}
-    left = dict(pids)
     failed_at: float | None = None
     is_hang = False
-    while left:
-        for rank, code in children.ended(left):
-            codes[rank] = code
-            del left[rank]
+    while ranks.running:
+        ranks.wait(timeout_s=_POLL_S)
+        codes |= dict(ranks.ended())
         if failed_at is None and any(codes.values()):
             failed_at = time.monotonic()
-            _signal(left.values(), signal.SIGTERM)
-        if left and failed_at is None and not is_hang and watch.is_hang(left.values()):
+            ranks.signal(signal.SIGTERM)
+        if failed_at is None and not is_hang and watch.is_hang(ranks.running.values()):
             is_hang = True
-            _signal(left.values(), signal.SIGTERM, signal.SIGKILL)
-        if left and failed_at is not None and time.monotonic() - failed_at > _GRACE_S:
-            _signal(left.values(), signal.SIGKILL)
-        time.sleep(_POLL_S)
-    for pid in pids.values():
-        children.sweep_group(pid)
-    del store
+            ranks.signal(signal.SIGTERM)
+            ranks.signal(signal.SIGKILL)
+        if failed_at is not None and time.monotonic() - failed_at > _GRACE_S:
+            ranks.signal(signal.SIGKILL)
     return Ended(codes=codes, is_hang=is_hang, wall_s=time.time() - watch.began_at)
 
 
@@ -260,40 +245,18 @@ def _cpu_ticks(groups: set[int]) -> int:
     return total
 
 
-def _signal(pids: Iterable[int], *signals: int) -> None:
-    for pid in pids:
-        for number in signals:
-            os.kill(pid, number)
-
-
-def _start(launch: Launch, rank: int, listener: socket.socket) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    os.setpgid(0, 0)
-    _end_with_parent(signal.SIGKILL)
-    port: int = listener.getsockname()[1]
-    listener.close()
+def _play_rank(launch: Launch, rank: int, variables: Mapping[str, str]) -> NoReturn:
     output = os.open(launch.out / f"out_{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.environ.update(environment(launch) | local_variables(rank, launch.world_size, port))
+    environ = environment(launch) | variables
     if launch.by == "exec":
-        os.execv(sys.executable, [sys.executable, *launch.command])
-    _become()
-    play(launch.command)
-
-
-def _become() -> None:
-    """What the import of torch and Python's start would have done with this environment."""
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-    new_trace_handler()
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.execve(sys.executable, [sys.executable, *launch.command], environ)
+    become(environ, output, output)
     # In the cache folder, which runs share, only C++ is reused: each run compiles its own graphs.
     torch._inductor.config.fx_graph_cache = False
     torch._functorch.config.enable_autograd_cache = False
+    play(launch.command)
 
 
 def play(command: Sequence[str]) -> NoReturn:

@@ -15,7 +15,7 @@ from tpcompile import testing
 from tpcompile.errors import ConfigError
 from tpcompile.nn.linear import ColumnParallelLinear, RowParallelLinear
 from tpcompile.pytest_plugin.fixture import TensorParallel
-from tpcompile.ranks import processes
+from tpcompile.ranks import pool
 from tpcompile.testing import check_numerics
 from tpcompile.typecheck import check_types
 
@@ -49,7 +49,7 @@ def test_the_documented_comparison_passes_on_a_correct_module(tp: TensorParallel
 
 
 def test_the_public_start_of_ranks_is_the_one_that_other_tests_spawn_ranks_with() -> None:
-    assert testing.run_on_ranks is processes.run_on_ranks
+    assert testing.run_on_ranks is pool.run_on_ranks
 
 
 def _refused(inputs: Callable[[torch.dtype], tuple[Tensor]]) -> str:

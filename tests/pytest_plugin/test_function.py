@@ -110,7 +110,7 @@ def test_a_server_that_is_killed_fails_the_call_that_runs_and_later_ranks_are_sp
 
 
 def test_a_session_that_cannot_fork_spawns_with_the_reason(tmp_path: Path) -> None:
-    no_fork = 'from tpcompile.pytest_plugin import launcher\nlauncher._why_not = lambda: "this platform has no fork"'
+    no_fork = 'from tpcompile.pytest_plugin import session\nsession._why_not = lambda: "this platform has no fork"'
     files = {"without_the_server": WITHOUT_THE_SERVER, "conftest": no_fork}
     done = run_session(tmp_path, files, "-k", "after_it", is_forked=True)
     assert not done.cases["test_after_it"].failures

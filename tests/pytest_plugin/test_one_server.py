@@ -7,15 +7,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.forked import PYTHONPATH, start
+from tests.forked import PYTHONPATH, became, runs, start
 from tests.pytest_plugin.session import run_session
 from tpcompile.pytest_plugin import session
 from tpcompile.pytest_plugin.files import Files
@@ -97,21 +96,6 @@ def named(folder: Path) -> list[list[str]]:
     return [path.name.split(".") for path in folder.glob("*.*.*") if path.name.rpartition(".")[2].isdigit()]
 
 
-def wait_until(is_so: Callable[[], bool], limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def runs(pid: str) -> bool:
-    """A zombie does not."""
-    try:
-        return psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def written(folder: Path, source: str, *options: str) -> tuple[list[str], dict[str, str]]:
     """The file of a session; arguments of Python and variables for it."""
     (folder / "test_it.py").write_text(source)
@@ -166,7 +150,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a session that was killed while the tests of both of its workers hung on ranks."""
     folder = tmp_path_factory.mktemp("killed")
     with started(folder, HANGS, "-n", "2"):
-        wait_until(lambda: len(named(folder)) == 4, 200)
+        assert became(lambda: len(named(folder)) == 4, 200)
     return folder
 
 
@@ -174,13 +158,13 @@ def test_a_session_that_is_killed_has_one_server_for_two_workers_and_leaves_no_p
     workers, servers, ranks = (set(column) for column in zip(*named(killed), strict=True))
     assert workers == {"gw0", "gw1"}
     assert len(servers) == 1
-    wait_until(lambda: not any(map(runs, servers | ranks)), 60)
+    assert became(lambda: not any(map(runs, servers | ranks)), 60)
 
 
 @pytest.mark.parametrize("name", ["test_hangs", "test_hangs_in_a_function"])
 def test_ctrl_c_leaves_no_rank_and_no_server(tmp_path: Path, name: str) -> None:
     with forked(tmp_path, HANGS, f"test_it.py::{name}") as running:
-        wait_until(lambda: len(named(tmp_path)) == 2, 200)
+        assert became(lambda: len(named(tmp_path)) == 2, 200)
         _, servers, ranks = (set(column) for column in zip(*named(tmp_path), strict=True))
         assert all(map(runs, servers | ranks))
         os.kill(running.pids[0], signal.SIGINT)
@@ -191,10 +175,10 @@ def test_ctrl_c_leaves_no_rank_and_no_server(tmp_path: Path, name: str) -> None:
 
 def test_a_worker_of_xdist_that_is_killed_has_its_ranks_stopped_and_the_other_tests_go_on(tmp_path: Path) -> None:
     with forked(tmp_path, ONE_HANGS, "-n", "2", "-v") as running:
-        wait_until(lambda: len(named(tmp_path)) == 2, 200)
+        assert became(lambda: len(named(tmp_path)) == 2, 200)
         (worker,), (server,), ranks = (set(column) for column in zip(*named(tmp_path), strict=True))
         os.kill(int((tmp_path / worker).read_text()), signal.SIGKILL)
-        wait_until(lambda: not any(map(runs, ranks)), 60)
+        assert became(lambda: not any(map(runs, ranks)), 60)
         assert runs(server)
         (tmp_path / "worker_is_killed").touch()
         code, output = ended(running, tmp_path, 200)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.private_folders import NOBODY, WAYS, Opened, as_root
 from tpcompile.private_folder import shared_folder
-from tpcompile.pytest_plugin import launcher, session
+from tpcompile.pytest_plugin import session
 
 
 def connects_as_nobody(address: str) -> bool:
@@ -69,7 +69,7 @@ def test_the_path_of_the_temporary_folder_may_be_longer_than_that_of_a_socket(
 
 
 class Config:
-    """What `Server` reads of pytest's."""
+    """What `connect` reads of pytest's."""
 
     def __init__(self) -> None:
         self.stash = pytest.Stash()
@@ -79,7 +79,7 @@ class Config:
 def test_without_a_private_folder_there_are_no_ranks_and_the_reason_is_told(opened: Opened, temporary: Path) -> None:
     opened(shared_folder("pytest").parent, temporary.parent)
     config = Config()
-    with launcher.Server(config).connect() as running:  # type: ignore[arg-type]
+    with session.connect(config) as running:  # type: ignore[arg-type]
         assert running.why_not.startswith("no folder for pytest is private to this user: ")
     shared: dict[str, object] = {}
     session.share_with(shared, config)  # type: ignore[arg-type]

@@ -103,5 +103,6 @@ TABLES: list[tuple[Any, Any]] = [
     (dict[str, Ran], {"step": Ran(region="step", variants={1: "a"}).model_dump(mode="json")}),
     (dict[str, Counted], {"step": Counted(region="step", samples={1: {"i": 10**30}}).model_dump(mode="json")}),
     (tuple[Item, ...], [ITEM.model_dump(mode="json")]),
+    (tuple[Check, ...], [CHECK.model_dump(mode="json")]),
 ]
 MESSAGES: list[tuple[Any, Any]] = [*((kind, record.model_dump(mode="json")) for kind, record in RECORDS), *TABLES]

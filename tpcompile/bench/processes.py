@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ from typing import Any
 
 from tpcompile.bench import worker
 from tpcompile.bench.worker import Task
-from tpcompile.ranks.env import hosted_store, local_variables
+from tpcompile.ranks.pool import with_store
 
 _SETTLED_S = 2.0
 """After a rank has failed: a peer whose death caused the failure is seen to be dead within this time."""
@@ -73,18 +72,18 @@ class Ranks:
     def started(cls, tasks: Sequence[Task], *, is_gpu: bool, at: Callable[[str], None] = _silent) -> Ranks:
         """Start the processes, with a store of their own, so that keys of two programs never meet."""
         context = _context(is_gpu)
-        listener = socket.create_server(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        store = hosted_store(listener)
-        connections, processes = [], []
-        for rank, task in enumerate(tasks):
+        connections = []
+
+        def start(rank: int, variables: Mapping[str, str], _: object) -> BaseProcess:
             own, theirs = context.Pipe()
-            task = replace(task, environ={**task.environ, **local_variables(rank, len(tasks), port)})
-            process = context.Process(target=worker.main, args=(theirs, task))
+            task = replace(tasks[rank], environ={**tasks[rank].environ, **variables})
+            process: BaseProcess = context.Process(target=worker.main, args=(theirs, task))
             process.start()
             theirs.close()
             connections.append(own)
-            processes.append(process)
+            return process
+
+        processes, store = with_store(len(tasks), start)
         ranks = cls(tasks[0].program, connections, processes, timeout_s=tasks[0].timeout_s, at=at)
         ranks._store = store
         return ranks

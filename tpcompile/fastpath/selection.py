@@ -12,7 +12,7 @@ import importlib
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 
 import torch
@@ -24,6 +24,7 @@ from tpcompile.evidence.text.ranks import named_ranks, ranks_text
 from tpcompile.fastpath.certificate import device_kind, uncertified
 from tpcompile.fastpath.measured import Decision, Ratio, ShapeClass, choose, shipped_table
 from tpcompile.fastpath.registry import FastPath, registered
+from tpcompile.ranks.agree import agree
 from tpcompile.ranks.store import RankStore
 from tpcompile.sink import Sink
 
@@ -66,7 +67,7 @@ class Vote(Frozen):
         return bool(self.host)
 
 
-def settle(votes: Mapping[int, Vote], missing: Sequence[int] = ()) -> Decision:
+def settle(votes: Mapping[int, Vote], missing: Collection[int] = ()) -> Decision:
     """The votes of the ranks, by rank -> what all of them run."""
     decisions = [one.decision for one in votes.values()]
     wanted = first(decision for decision in decisions if decision.is_used)
@@ -74,9 +75,12 @@ def settle(votes: Mapping[int, Vote], missing: Sequence[int] = ()) -> Decision:
         return decisions[0]
     reasons = [*_absences(missing), *_obstacles(votes), *_differences(votes), *_processors(votes), *_distances(votes)]
     if reasons:
-        refused = {"is_used": False, "num_programs": None, "is_refused": True}
-        return wanted.model_copy(update={**refused, "why": "; ".join(reasons)})
+        return _refused(wanted, "; ".join(reasons))
     return wanted.model_copy(update={"num_programs": _num_programs(votes)})
+
+
+def _refused(wanted: Decision, why: str) -> Decision:
+    return wanted.model_copy(update={"is_used": False, "num_programs": None, "is_refused": True, "why": why})
 
 
 def _num_programs(votes: Mapping[int, Vote]) -> int | None:
@@ -168,24 +172,21 @@ class Selection:
     def _agree(self, chosen: Decision) -> Decision:
         why = obstacle(chosen, self._device)
         vote = Vote(decision=chosen, processor=self._processor, obstacle=why, host=_host_of(chosen))
-        agreed = self._exchange(vote)
+        agreed = agree(
+            self._store.under(chosen.label),
+            self._ranks,
+            vote,
+            kind=Vote,
+            decide=settle,
+            result=Decision,
+            timeout_s=self._timeout_s,
+        )
+        if agreed.label != chosen.label:
+            agreed = _refused(chosen, f"the ranks settled {agreed.label} instead")
         _MADE[chosen.label] = chosen, agreed
         if agreed.is_refused and self._store.rank == min(self._ranks):
             logger.warning("all ranks use the reference of fast path {}: {}", agreed.label, agreed.why)
         return agreed
-
-    def _exchange(self, mine: Vote) -> Decision:
-        """Publish this rank's vote; every rank returns the decision of the rank that settled first."""
-        store = self._store.under(mine.decision.label)
-        store.put(f"vote/{store.rank}", mine.model_dump(mode="json"))
-        keys = {rank: f"vote/{rank}" for rank in self._ranks}
-        found, missing = store.gather(keys, Vote, timeout_s=self._timeout_s, stop_at="settled")
-        found[store.rank] = mine
-        own = settle(dict(sorted(found.items())), missing)
-        own_fields = own.model_dump(mode="json")
-        settled: Decision = store.put_first("settled", own_fields, Decision) or own
-        is_of_this_call = settled.label == own.label
-        return settled if is_of_this_call else own
 
 
 def statuses() -> list[tuple[str, str]]:
@@ -215,8 +216,8 @@ def _host_of(decision: Decision) -> str:
     return socket.gethostname() if path is not None and path.exchanges else ""
 
 
-def _absences(missing: Sequence[int]) -> list[str]:
-    return [f"{named_ranks(missing)} did not decide in time"] if missing else []
+def _absences(missing: Collection[int]) -> list[str]:
+    return [f"{named_ranks(sorted(missing))} did not decide in time"] if missing else []
 
 
 def _obstacles(votes: Mapping[int, Vote]) -> list[str]:

@@ -11,20 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from tpcompile.config import JobConfig
-from tpcompile.errors import ExitCode
 from tpcompile.evidence.digests.digest import frame_name, layer_items
 from tpcompile.evidence.groups.by_group import Items
 from tpcompile.evidence.groups.by_rank import ByRank
-from tpcompile.evidence.iterables import first
 from tpcompile.evidence.layers.collectives import explained
 from tpcompile.evidence.layers.differing_items import rows_of
-from tpcompile.evidence.records import Check, CheckId, CompileRecord, Item, Layer, Status, Verdict
+from tpcompile.evidence.records import Check, CheckId, CompileRecord, Item, Layer, Status
 from tpcompile.evidence.text.lines import entered_at, in_program
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
 from tpcompile.evidence.text.reasons import in_one_line
 from tpcompile.gate.checks import COMPARED, STEADY
 from tpcompile.gate.status import StatusBoard
-from tpcompile.ranks.exchange import Exchange, Fetch, Side
+from tpcompile.ranks.agree import agree
 from tpcompile.ranks.store import RankStore
 
 _SAME = "the same collectives on every rank"
@@ -38,10 +36,6 @@ class _InPhase:
     def __init__(self, board: StatusBoard, store: RankStore, phase: str) -> None:
         self._board, self._store, self._phase = board, store, phase
         self._broken_since: dict[int, float] = {}
-
-    def last_seen(self, rank: int) -> str:
-        """The last state that a rank published."""
-        return self._board.last_seen(rank)
 
     def is_gone(self, rank: int) -> bool:
         """True when it will not come: dead, in a different phase, or for a while behind a graph break."""
@@ -103,46 +97,39 @@ class Agreement:
         if self._is_steady and unchanged:
             return  # perhaps a recompile of this rank alone, but its collectives still match those of the other ranks
         self._store.put(_agreeing(self._store.rank), True)
-        check = self._compare(compile_, items)
-        if check is not None:
+        for check in self._compare(compile_, items):
             self._end(check)
         self._store.put(_agreeing(self._store.rank), False)
 
-    def _compare(self, compile_: CompileRecord, mine: Sequence[Item]) -> Check | None:
-        """The failed check of this compile, the same on every rank; None when the collectives are equal.
+    def _compare(self, compile_: CompileRecord, mine: Sequence[Item]) -> tuple[Check, ...]:
+        """The failed check of this compile, the same on every rank; empty when the collectives are equal.
 
         The items are small, so they are exchanged whole, without a second request for details.
         """
         self._counts[self._phase] += 1
-        store = self._store.under(f"compile/{self._phase}/of {ranks_text(self.members)}/{self._counts[self._phase]}")
-        digest = [item.model_dump(mode="json") for item in mine]
-        judge = partial(self._judge, compile_)
-        side = Side(digest, answer=lambda question: None, judge=judge, kind=tuple[Item, ...], question=str)
+        number = self._counts[self._phase]
         others = _InPhase(self._board, self._store, self._phase)
-        timeout_s = self._config.gate.store_timeout_s
-        verdict = Exchange(store, self.members, others=others, timeout_s=timeout_s).verdict(side)
-        if verdict is None:
-            return self._check(_SAME, "the rank that compares them stopped responding", compile_, ranks=())
-        return first(verdict.checks)
+        checks: tuple[Check, ...] = agree(
+            self._store.under(f"compile/{self._phase}/of {ranks_text(self.members)}/{number}"),
+            self.members,
+            tuple(mine),
+            kind=tuple[Item, ...],
+            decide=partial(self._judge, compile_),
+            result=tuple[Check, ...],
+            timeout_s=self._config.gate.store_timeout_s,
+            gone=others.is_gone,
+        )
+        return checks
 
     def _judge(
-        self, compile_: CompileRecord, digests: Mapping[int, tuple[Item, ...]], absent: Mapping[int, str], _: Fetch
-    ) -> Verdict:
-        issued = ByRank(digests)
+        self, compile_: CompileRecord, brought: Mapping[int, tuple[Item, ...]], absent: Mapping[int, str]
+    ) -> tuple[Check, ...]:
+        issued = ByRank(brought)
+        if absent:
+            return (self._not_on_all(compile_, issued, absent),)
         # The majority is taken to be right; without one, the group with the lowest rank.
         odd = issued.unlike_most(_keys)
-        check = None
-        if absent:
-            check = self._not_on_all(compile_, issued, absent)
-        elif odd:
-            check = self._differ(compile_, issued, odd)
-        return Verdict(
-            status=Status.PASS if check is None else Status.FAIL,
-            exit_code=ExitCode.PASS if check is None else ExitCode.FAIL,
-            world_size=self._store.world_size,
-            summary="" if check is None else check.observed,
-            checks=() if check is None else (check,),
-        )
+        return (self._differ(compile_, issued, odd),) if odd else ()
 
     def _not_on_all(
         self, compile_: CompileRecord, issued: ByRank[tuple[Item, ...]], absent: Mapping[int, str]
@@ -159,7 +146,7 @@ class Agreement:
         check = self._check(
             f"all ranks compile the collectives of {frame_name(compile_)} in phase {self._phase}",
             f"{named_ranks(issued.ranks)} compiled {item.says}{new}; "
-            f"{named_ranks(late)} did not {until} ({_seen(absent)})",
+            f"{named_ranks(late)} did not {until} ({self._seen(absent)})",
             compile_,
             ranks=issued.ranks if self._is_steady else late,
         )
@@ -184,15 +171,22 @@ class Agreement:
 
     def missing(self, phase: str, late: Sequence[int]) -> Check:
         """The check that fails when ranks do not arrive at a phase."""
-        seen = {rank: self._board.last_seen(rank) for rank in late}
         return Check(
             id=CheckId.ARRIVED,
             mode=phase.partition("/")[0],
             status=Status.FAIL,
             expected=f"all ranks at phase {phase} within {self._config.gate.store_timeout_s:g} s",
-            observed=f"{named_ranks(late)} did not arrive ({_seen(seen)})",
+            observed=f"{named_ranks(late)} did not arrive ({self._seen(dict.fromkeys(late, ''))})",
             ranks=tuple(late),
         )
+
+    def _seen(self, absent: Mapping[int, str]) -> str:
+        """The last state of each rank, and what was wrong with what it sent."""
+        texts = []
+        for rank, problem in sorted(absent.items()):
+            refused = f"; what it sent is not valid: {problem}" if problem else ""
+            texts.append(f"rank {rank} last seen {self._board.last_seen(rank)}{refused}")
+        return "; ".join(texts)
 
     def _check(self, expected: str, observed: str, compile_: CompileRecord, *, ranks: Sequence[int]) -> Check:
         return Check(
@@ -205,10 +199,6 @@ class Agreement:
             line=compile_.line,
             ranks=tuple(ranks),
         )
-
-
-def _seen(absent: Mapping[int, str]) -> str:
-    return "; ".join(f"rank {rank} last seen {seen}" for rank, seen in sorted(absent.items()))
 
 
 def _keys(items: Sequence[Item]) -> tuple[tuple[str, ...], ...]:

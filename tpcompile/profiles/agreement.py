@@ -1,8 +1,4 @@
-"""What each rank is about to run -> the same on all of them, or an error that names the ranks that differ.
-
-Through the store, never by a collective: ranks that run different profiles or capture at different calls would wait for
-each other in the collectives of what they run.
-"""
+"""What each rank is about to run -> the same on all of them, or an error that names the ranks that differ."""
 
 from __future__ import annotations
 
@@ -21,6 +17,7 @@ from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.records import Frozen
 from tpcompile.evidence.records.bounds import Number, Rank
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
+from tpcompile.ranks.agree import agree
 from tpcompile.ranks.liveness import process_state, this_host
 from tpcompile.ranks.store import RankStore
 
@@ -105,23 +102,30 @@ class Agreement:
         Raises DivergenceError on all of them when votes differ, a rank does not come, or `decide` raises ConfigError.
         """
         self._num_steps += 1
-        store = self._store.under(f"step/{self._num_steps}")
-        mine = _Brought[kind](vote=vote, value=value)
-        store.put(f"vote/{store.rank}", mine.model_dump(mode="json"))
         last = _Last(step=self._num_steps, vote=vote)
-        self._store.put(f"last/{store.rank}", last.model_dump(mode="json"))
-        keys = {rank: f"vote/{rank}" for rank in self._ranks if rank != store.rank}
-        theirs, missing = store.gather(
-            keys, _Brought[kind], timeout_s=self._timeout_s, stop_at="settled", gone=self._is_gone
+        self._store.put(f"last/{self._store.rank}", last.model_dump(mode="json"))
+
+        def settle(brought: Mapping[int, _Brought[Any]], absent: Mapping[int, str]) -> _Settled[Any]:
+            problem, ranks = difference(ByRank(brought).map(lambda one: one.vote))
+            if absent and not problem:
+                problem, ranks = self._absence(vote, list(absent)), tuple(absent)
+            if problem:
+                return _Settled(problem=problem, ranks=ranks)
+            try:
+                return _Settled(decided=decide(ByRank(brought).map(lambda one: one.value)))
+            except ConfigError as error:
+                return _Settled(problem=str(error))
+
+        settled = agree(
+            self._store.under(f"step/{self._num_steps}"),
+            self._ranks,
+            _Brought[kind](vote=vote, value=value),
+            kind=_Brought[kind],
+            decide=settle,
+            result=_Settled[result],
+            timeout_s=self._timeout_s,
+            gone=self._is_gone,
         )
-        brought = ByRank(dict(sorted((theirs | {store.rank: mine}).items())))
-        problem, ranks = difference(brought.map(lambda one: one.vote))
-        if missing and not problem:
-            problem, ranks = self._absence(vote, missing), missing
-        own = _Settled[result](problem=problem, ranks=tuple(ranks))
-        if not problem:
-            own = _Settled[result].model_validate(_decision(decide, brought))
-        settled = store.put_first("settled", own.model_dump(mode="json"), _Settled[result]) or own
         if settled.problem:
             raise DivergenceError(settled.problem, ranks=settled.ranks)
         return settled.decided
@@ -169,14 +173,6 @@ class Agreement:
             return "has not called it"
         what = f"profile {last.vote.profile} {last.vote.signature}"
         return f"was last seen at step {last.step}, {what}".rstrip()
-
-
-def _decision(decide: Callable[[Mapping[int, Any]], Any], brought: ByRank[_Brought[Any]]) -> dict[str, Any]:
-    """Fields of what is settled."""
-    try:
-        return {"decided": decide(brought.map(lambda one: one.value))}
-    except ConfigError as error:
-        return {"problem": str(error)}
 
 
 def difference(votes: ByRank[Vote]) -> tuple[str, tuple[int, ...]]:

@@ -4,7 +4,7 @@ __init__.py    hooks of pytest: marker, options, fixture; a marked test goes to 
 launcher.py    a marked test -> what each rank reported, within a time limit
 session.py     a session -> its one server of ranks, shared by the workers of xdist
 server.py      jobs -> ranks, forked from a process that has imported torch
-files.py       the files of a job, through which the ranks, the server and pytest communicate
+files.py       a job of ranks, and its files, through which the ranks and pytest communicate
 watch.py       a running job -> how each of its ranks ended
 ends.py        how a rank ended
 rank.py        one rank: a pytest session with this one test
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tpcompile.pytest_plugin.files import RANK
-from tpcompile.ranks import starts
+from tpcompile.ranks import pool
 
 if TYPE_CHECKING:
     from tpcompile.pytest_plugin.fixture import TensorParallel
@@ -55,10 +55,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, and the server as what `run_on_ranks` forks its ranks from."""
     config.addinivalue_line("markers", _MARK)
     if RANK not in config.stash:
-        config.add_cleanup(starts.register(functools.partial(_forked, config)))
+        config.add_cleanup(pool.register(functools.partial(_forked, config)))
 
 
-def _forked(config: pytest.Config, call: starts.Call) -> AbstractContextManager[starts.ExitCodes]:
+def _forked(config: pytest.Config, call: pool.Call) -> AbstractContextManager[pool.ExitCodes]:
     from tpcompile.pytest_plugin import function
 
     return function.start(config, call)
@@ -77,9 +77,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     is_alone = RANK not in config.stash and not hasattr(config, "workerinput")
     if is_alone and not config.getoption("collectonly") and any(map(_is_on_ranks, session.items)):
-        from tpcompile.pytest_plugin import launcher
+        from tpcompile.pytest_plugin.session import start_server
 
-        launcher.start_server(config)
+        start_server(config)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -100,8 +100,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """In GitHub Actions: annotations on the user's lines, and the step summary."""
-    failed = [report for key in ("failed", "error") for report in terminalreporter.stats.get(key, ())]
+    """Write annotations on the user's lines and the step summary, in GitHub Actions."""
+    stats = terminalreporter.stats
+    failed = [*stats.get("failed", ()), *stats.get("error", ())]
     is_worker = hasattr(terminalreporter.config, "workerinput")  # of xdist: the session that it belongs to writes
     if failed and not is_worker:
         from tpcompile.pytest_plugin import github

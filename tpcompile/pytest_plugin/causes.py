@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tpcompile.evidence.iterables import find, grouped
+from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.pytest_plugin.ends import RankEnd
 from tpcompile.pytest_plugin.files import IS_LOST_PEER
@@ -39,12 +39,11 @@ class Phase:
     ends: Sequence[RankEnd]
     stopped_by: str = ""
     """Verdict of a sentinel that ended ranks in this test."""
-    reports: dict[int, dict[str, Any]] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, when: str, ends: Sequence[RankEnd], stopped_by: str) -> Phase:
-        """The phase of that name."""
-        return cls(when, ends, stopped_by, {end.rank: end.reports[when] for end in ends if when in end.reports})
+    @property
+    def reports(self) -> dict[int, dict[str, Any]]:
+        """Reports of the ranks that have one, by rank."""
+        return {end.rank: end.reports[self.when] for end in self.ends if self.when in end.reports}
 
     def with_outcome(self, outcome: str) -> dict[int, dict[str, Any]]:
         """Reports of the ranks with that outcome, by rank."""
@@ -53,12 +52,7 @@ class Phase:
     @property
     def has_lost_rank(self) -> bool:
         """True when a rank died or was stopped during the test."""
-        return any(end.is_lost for end in self.ends)
-
-    @property
-    def has_xfailed(self) -> bool:
-        """True when a rank failed as the marker `xfail` expects."""
-        return any(_is_xfailed(report) for report in self.reports.values())
+        return any(end.has_died or end.is_stopped or end.is_late for end in self.ends)
 
     @property
     def ended_in_it(self) -> list[RankEnd]:
@@ -70,9 +64,10 @@ def _unfinished_phase(end: RankEnd) -> str:
     """The first phase that a rank did not report; empty for a rank that reported all phases and ended well."""
     if end.is_over:
         return ""
-    phases = ["setup", "call", "teardown"] if end.is_set_up else ["setup", "teardown"]
-    unreported = [when for when in phases if when not in end.reports]
-    return unreported[0] if unreported else "teardown"
+    if "setup" not in end.reports:
+        return "setup"
+    is_called = end.is_set_up and "call" not in end.reports
+    return "call" if is_called else "teardown"
 
 
 def failures(phase: Phase) -> list[Failure]:
@@ -82,7 +77,11 @@ def failures(phase: Phase) -> list[Failure]:
     found.sort(key=lambda failure: failure.ranks)
     if not found:
         return []
-    waiting = [_waiting(end) for end in phase.ended_in_it if end.is_stopped]
+    waiting = []
+    for end in phase.ended_in_it:
+        if end.is_stopped:
+            title = f"Rank {end.rank} had not finished and was stopped, at {where(end.stack)}"
+            waiting.append((title, own_frames(end.stack)))
     first = replace(found[0], notes=(*found[0].notes, *waiting))
     return [first, *found[1:]]
 
@@ -100,8 +99,10 @@ def _reported(phase: Phase) -> list[Failure]:
 
 def _is_consequence(report: dict[str, Any], phase: Phase) -> bool:
     """True for a lost connection to a rank that was lost, and for a pass of an xfail test that failed elsewhere."""
-    if _is_unexpected_pass(report):
-        return phase.has_lost_rank or phase.has_xfailed
+    is_unexpected_pass = str(report["longrepr"]).startswith("[XPASS(strict)]")
+    if is_unexpected_pass:
+        has_xfailed = any("wasxfail" in skipped for skipped in phase.with_outcome("skipped").values())
+        return phase.has_lost_rank or has_xfailed
     return phase.has_lost_rank and bool(report.get(IS_LOST_PEER))
 
 
@@ -113,7 +114,7 @@ def _of_group(ranks: Sequence[int], failed: dict[int, dict[str, Any]]) -> Failur
 
 
 def _cause(report: dict[str, Any]) -> tuple[object, ...]:
-    """Equal for exceptions of one type with one traceback; values in the message may differ."""
+    """Key of a failure: exceptions of one type with one traceback are one cause, whatever their messages say."""
     longrepr = report["longrepr"]
     if not isinstance(longrepr, dict):
         return (str(longrepr),)
@@ -130,14 +131,6 @@ def message(report: dict[str, Any]) -> str:
     if isinstance(longrepr, dict) and longrepr.get("reprcrash"):
         return str(longrepr["reprcrash"]["message"])
     return str(longrepr)
-
-
-def _is_xfailed(report: dict[str, Any]) -> bool:
-    return report["outcome"] == "skipped" and "wasxfail" in report
-
-
-def _is_unexpected_pass(report: dict[str, Any]) -> bool:
-    return str(report["longrepr"]).startswith("[XPASS(strict)]")
 
 
 # Ranks that did not report
@@ -174,41 +167,33 @@ def _unable(phase: Phase) -> list[Failure]:
 
 def _died(phase: Phase) -> list[Failure]:
     """Ranks whose process ended, by exit code; without those that a sentinel ended."""
-    died = [end for end in phase.ended_in_it if end.has_died]
-    groups = grouped(
-        [end for end in died if not _is_stopped_by_sentinel(end, phase)],
-        lambda end: end.exit_code,
-    )
+    died = []
+    for end in phase.ended_in_it:
+        is_by_itself = end.has_died and not _is_stopped_by_sentinel(end, phase)
+        if is_by_itself:
+            died.append(end)
+    groups = grouped(died, lambda end: end.exit_code)
     return [Failure(_ranks(ends), text=_death(phase, _ranks(ends), code)) for code, ends in groups.items()]
 
 
 def _death(phase: Phase, ranks: Sequence[int], code: int | None) -> str:
     how = f"died with exit code {code}"
     if code is not None and code < 0:
-        how = f"was killed by {_signal_name(-code)}"
+        names = {number.value: number.name for number in signal.Signals}
+        how = f"was killed by {names.get(-code, f'signal {-code}')}"
     return f"{named_ranks(ranks)} {how} in the {phase.when} of the test"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _late(phase: Phase) -> list[Failure]:
     late = [end for end in phase.ended_in_it if end.is_late]
     if not late:
         return []
-    lines = [f"rank {end.rank} is at {where(end.stack)}" for end in late]
-    text = f"{named_ranks(_ranks(late))} did not finish the {phase.when} of the test in time"
-    stacks = tuple((f"Stack of rank {end.rank}, innermost frame first", own_frames(end.stack)) for end in late)
-    return [Failure(_ranks(late), text="\n".join([text, *lines]), notes=stacks)]
-
-
-def _waiting(end: RankEnd) -> Section:
-    title = f"Rank {end.rank} had not finished and was stopped, at {where(end.stack)}"
-    return title, own_frames(end.stack)
+    lines = [f"{named_ranks(_ranks(late))} did not finish the {phase.when} of the test in time"]
+    stacks = []
+    for end in late:
+        lines.append(f"rank {end.rank} is at {where(end.stack)}")
+        stacks.append((f"Stack of rank {end.rank}, innermost frame first", own_frames(end.stack)))
+    return [Failure(_ranks(late), text="\n".join(lines), notes=tuple(stacks))]
 
 
 def _ranks(ends: Sequence[RankEnd]) -> tuple[int, ...]:
@@ -233,9 +218,6 @@ def where(stack: str) -> str:
     frames = list(_FRAME.finditer(own_frames(stack)))
     if not frames:
         return "an unknown line"
-    frame = find(frames, lambda found: not _is_of_library(found["file"])) or frames[0]
+    own = [frame for frame in frames if not any(part in frame["file"] for part in _OF_LIBRARIES)]
+    frame = [*own, *frames][0]
     return f"{frame['file']}:{frame['line']} in {frame['function']}"
-
-
-def _is_of_library(file: str) -> bool:
-    return any(part in file for part in _OF_LIBRARIES)

@@ -15,6 +15,8 @@ from tpcompile.pytest_plugin.ends import RankEnd
 from tpcompile.pytest_plugin.files import RUN_DIR, STREAMS, Job
 
 _PHASES = ("setup", "call", "teardown")
+_OUTPUT = tuple(f"Captured {stream} " for stream in STREAMS)
+"""Beginnings of the names of sections with output; others are logs."""
 
 
 class RankFailure(Exception):
@@ -40,8 +42,9 @@ def of_test(item: pytest.Item, job: Job, ends: Sequence[RankEnd]) -> Iterator[py
         _print_output(ends)
     failed: set[int] = set()
     for when in _PHASES:
-        phase = Phase.of(when, ends, stopped_by)
-        found = [] if failed and _is_after_loss(phase) else failures(phase)
+        phase = Phase(when, ends, stopped_by)
+        is_consequence = when == "teardown" and phase.has_lost_rank and failed
+        found = [] if is_consequence else failures(phase)
         for failure in found:
             failed.update(failure.ranks)
             report = _failed(item, phase, failure)
@@ -51,13 +54,10 @@ def of_test(item: pytest.Item, job: Job, ends: Sequence[RankEnd]) -> Iterator[py
             yield _not_failed(item, phase, shown=failed or set(range(job.world_size)))
 
 
-def _is_after_loss(phase: Phase) -> bool:
-    """True for the teardown after a rank was lost: its failures are a consequence."""
-    return phase.when == "teardown" and phase.has_lost_rank
-
-
 def _is_reported(phase: Phase, *, has_failed: bool) -> bool:
-    """Whether pytest expects a report of a phase without failures: no call after a failed setup, always a teardown."""
+    """True when pytest expects a report of a phase without failures: always of the teardown, of no call after a failed
+    setup.
+    """
     if phase.when == "call" and has_failed:
         return False
     return phase.when == "teardown" or bool(phase.reports)
@@ -103,7 +103,9 @@ def _outcome(item: pytest.Item, text: str) -> dict[str, Any]:
     """Outcome for ranks that could not report: an expected failure under `xfail` without a condition."""
     longrepr = _longrepr(item, text)
     for mark in item.iter_markers("xfail"):
-        if not mark.args and "raises" not in mark.kwargs and mark.kwargs.get("run", True):
+        has_condition = bool(mark.args) or "raises" in mark.kwargs
+        is_run = mark.kwargs.get("run", True)
+        if is_run and not has_condition:
             return {"outcome": "skipped", "longrepr": longrepr, "wasxfail": mark.kwargs.get("reason", "")}
     return {"outcome": "failed", "longrepr": longrepr}
 
@@ -195,17 +197,16 @@ def _sections(end: RankEnd, phases: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _print_output(ends: Sequence[RankEnd]) -> None:
-    """With `-s`: the output of every rank, when the test has ended."""
+    """Print the output of every rank when the test has ended, as `-s` asks for."""
     for end in ends:
-        captured = [text for name, text in _sections(end, _PHASES) if _is_of_stream(name)]
-        for text in (*captured, *end.unreported.values()):
-            for line in text.splitlines():
-                print(f"[rank {end.rank}] {line}")
-
-
-def _is_of_stream(section: str) -> bool:
-    """True for `Captured stdout call`; other sections are logs."""
-    return any(stream in section for stream in STREAMS)
+        lines = []
+        for name, text in _sections(end, _PHASES):
+            if name.startswith(_OUTPUT):
+                lines += text.splitlines()
+        for text in end.unreported.values():
+            lines += text.splitlines()
+        for line in lines:
+            print(f"[rank {end.rank}] {line}")
 
 
 def _verdict(job: Job) -> str:

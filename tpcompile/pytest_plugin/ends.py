@@ -47,11 +47,6 @@ class RankEnd:
         return bool(self.error) or bool(outcomes - {"passed"}) or self.has_died
 
     @property
-    def is_lost(self) -> bool:
-        """True when this rank did not end the test by itself: it died or was stopped."""
-        return self.has_died or self.is_stopped or self.is_late
-
-    @property
     def has_died(self) -> bool:
         """True when the process ended before the test did, without being stopped."""
         is_explained = self.is_late or self.is_stopped or bool(self.error)

@@ -1,46 +1,38 @@
-"""The files of a job, through which the ranks, their server and pytest communicate."""
+"""A job of ranks, and its files, through which the ranks and pytest communicate."""
 
 from __future__ import annotations
 
-import json
+import os
 import signal
-from dataclasses import asdict, dataclass
+import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+ENVIRON = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+"""Variables for ranks, which share the cores; those of the session itself come first."""
+if Path("/sys/class/net/lo").exists():
+    ENVIRON["GLOO_SOCKET_IFNAME"] = "lo"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the server forks ranks for."""
+    """What the server forks ranks for; it is pickled."""
 
     folder: str
     world_size: int
     target: str
     """`module:function` that each rank calls with the job, its rank, and the variables that torchrun would set."""
-    arguments: dict[str, Any]
-    """Of the target."""
-    environ: dict[str, str]
-    cwd: str
-    sys_path: tuple[str, ...]
+    arguments: Any
+    """What the target reads of the job."""
     timeout_s: float
+    environ: dict[str, str] = field(default_factory=lambda: {**ENVIRON, **os.environ})
+    cwd: str = field(default_factory=os.getcwd)
+    sys_path: list[str] = field(default_factory=lambda: list(sys.path))
     is_swept: bool = True
-    """Processes that a rank leaves in its group are killed."""
-
-    @classmethod
-    def read(cls, folder: str) -> Job:
-        """The job of a folder."""
-        fields = json.loads(Path(folder, "job.json").read_text())
-        return cls(**fields | {"sys_path": tuple(fields["sys_path"])})
-
-    def write(self) -> None:
-        """Write the job into its folder."""
-        Path(self.folder, "job.json").write_text(json.dumps(asdict(self)))
-
-    def exit_codes(self) -> list[int | None]:
-        """By rank, negative for a signal, None for a rank that has not ended."""
-        return [self.files.exit_code(rank) for rank in range(self.world_size)]
+    """Kill the processes that a rank leaves in its group."""
 
     @property
     def files(self) -> Files:
@@ -55,7 +47,7 @@ class TestRun:
     nodeid: str
     args: tuple[str, ...]
     options: dict[str, Any]
-    """By their names in `config.option`."""
+    """Options of pytest, by their names in `config.option`."""
     workerinput: dict[str, Any]
 
 
@@ -75,19 +67,6 @@ class Files:
         """Run directory of a sentinel that ended the ranks."""
         return self.folder / "stopped"
 
-    def stop(self, rank: int) -> Path:
-        """Made by pytest: the rank writes its stack and is killed."""
-        return self.folder / f"stop_{rank}"
-
-    def exit(self, rank: int) -> Path:
-        """Exit code of a rank, negative for a signal."""
-        return self.folder / f"exit_{rank}"
-
-    def exit_code(self, rank: int) -> int | None:
-        """What is in that file; None without it."""
-        text = read_text(self.exit(rank))
-        return int(text) if text else None
-
     def reports(self, rank: int) -> Path:
         """Reports of a rank, one JSON object a line."""
         return self.folder / f"reports_{rank}.jsonl"
@@ -102,7 +81,7 @@ class Files:
 
 
 def read_text(path: Path) -> str:
-    """What is in a file of a job; empty for a file that is not there."""
+    """The text of a file of a job; empty for a file that is not there."""
     return path.read_text(errors="replace") if path.exists() else ""
 
 
@@ -115,7 +94,7 @@ class Place:
 
 
 RANK = pytest.StashKey[Place]()
-"""In the stash of the configuration of a rank's session."""
+"""Key in the stash of a rank's session: which rank it is."""
 SHOW_STACK = signal.SIGUSR1
 """Makes a rank write its stack."""
 STREAMS = ("stdout", "stderr")

@@ -48,7 +48,7 @@ class TensorParallel:
         self.comm = Collectives(self.mesh["tp"])
         """Collectives with a stated gradient over that axis."""
         self.verdict: Verdict | None = None
-        """Of the last `check`."""
+        """Verdict of the last `check`."""
         self._files = place.job.files
         self._timeout_s = place.job.timeout_s
         self._expected = Expected()

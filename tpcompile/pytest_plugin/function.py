@@ -1,15 +1,10 @@
-"""A call of `run_on_ranks` in a pytest session -> its ranks, forked from the server of the session.
-
-The interface of a start is in `tpcompile.ranks.starts`; what a rank does, in `tpcompile.ranks.processes`.
-"""
+"""A call of `run_on_ranks` in a pytest session -> its ranks, forked from the server of the session."""
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import pickle
 import sys
-import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -18,19 +13,13 @@ from typing import Any
 
 import pytest
 
-from tpcompile.pytest_plugin import launcher
 from tpcompile.pytest_plugin.causes import where
-from tpcompile.pytest_plugin.files import SHOW_STACK, STREAMS, Job, read_text
-from tpcompile.pytest_plugin.server import ENVIRON
-from tpcompile.pytest_plugin.session import Running
-from tpcompile.ranks.processes import run_rank, spawned
-from tpcompile.ranks.starts import Call, ExitCodes
+from tpcompile.pytest_plugin.files import STREAMS, Job, read_text
+from tpcompile.pytest_plugin.session import Running, connect
+from tpcompile.ranks.pool import Call, ExitCodes, run_rank, spawned
 
-_CALL = "call"
-"""File with the function and its arguments."""
 _STOPPED_S = 5.0
 """A rank that is stopped has ended by then."""
-_POLL_S = 0.02
 
 
 def start(config: pytest.Config, call: Call) -> AbstractContextManager[ExitCodes]:
@@ -38,7 +27,7 @@ def start(config: pytest.Config, call: Call) -> AbstractContextManager[ExitCodes
 
     Spawned ranks give the same results, only later, so that what the caller checks is still checked.
     """
-    running = launcher.start_server(config).connect()
+    running = connect(config)
     if running.why_not:
         running.close()
         warnings.warn(f"ranks are spawned, which takes ten seconds more: {running.why_not}", stacklevel=4)
@@ -48,14 +37,19 @@ def start(config: pytest.Config, call: Call) -> AbstractContextManager[ExitCodes
 
 @contextmanager
 def _forked(call: Call, running: Running) -> Iterator[ExitCodes]:
-    job = _job(call)
     with running:
-        (call.folder / _CALL).write_bytes(pickle.dumps((call.fn, call.args)))
+        job = Job(
+            folder=str(call.folder),
+            world_size=call.world_size,
+            target=f"{__name__}:run",
+            arguments=pickle.dumps((call.fn, call.args)),
+            timeout_s=call.collective_timeout_s,
+        )
         running.start(job)
         try:
             yield running.exit_codes
         except TimeoutError as error:
-            for line in _stop(job):
+            for line in _stop(job, running):
                 error.add_note(line)
             raise
         finally:
@@ -63,37 +57,21 @@ def _forked(call: Call, running: Running) -> Iterator[ExitCodes]:
             _print_output(job)
 
 
-def _stop(job: Job) -> Iterator[str]:
-    """Stop the ranks that still run; the lines at which they are."""
-    late = [rank for rank, code in enumerate(job.exit_codes()) if code is None]
-    for rank in late:
-        job.files.stop(rank).touch()
-    deadline_s = time.monotonic() + _STOPPED_S
-    while None in job.exit_codes() and time.monotonic() < deadline_s:
-        time.sleep(_POLL_S)
+def _stop(job: Job, running: Running) -> Iterator[str]:
+    """Stop the ranks that still run, and tell the line at which each of them is."""
+    late = [rank for rank, code in enumerate(running.codes) if code is None]
+    running.stop(late)
+    running.is_served(_STOPPED_S)
     for rank in late:
         yield f"rank {rank} is at {where(read_text(job.files.stack(rank)))}"
 
 
 def _print_output(job: Job) -> None:
-    """Where the output of spawned ranks would be."""
+    """Print what each rank wrote to the stream where spawned ranks write by themselves."""
     for rank in range(job.world_size):
         for stream in STREAMS:
             for line in read_text(job.files.output(rank, stream)).splitlines():
                 print(f"[rank {rank}] {line}", file=getattr(sys, stream))
-
-
-def _job(call: Call) -> Job:
-    return Job(
-        folder=str(call.folder),
-        world_size=call.world_size,
-        target=f"{__name__}:run",
-        arguments={},
-        environ={**ENVIRON, **os.environ},
-        cwd=os.getcwd(),
-        sys_path=tuple(sys.path),
-        timeout_s=call.collective_timeout_s,
-    )
 
 
 # In the process of a rank
@@ -104,16 +82,14 @@ def run(job: Job, rank: int, variables: Mapping[str, str]) -> int:
     os.environ.update(variables)
     call = Call(
         fn=_run_pickled,
-        args=(job.folder,),
+        args=(job.arguments,),
         world_size=job.world_size,
         collective_timeout_s=job.timeout_s,
         folder=Path(job.folder),
     )
-    with job.files.stack(rank).open("w") as stack:
-        faulthandler.register(SHOW_STACK, file=stack, all_threads=False)
-        return run_rank(call, rank)
+    return run_rank(call, rank)
 
 
-def _run_pickled(folder: str) -> Any:
-    fn, args = pickle.loads(Path(folder, _CALL).read_bytes())
+def _run_pickled(call: bytes) -> Any:
+    fn, args = pickle.loads(call)
     return fn(*args)

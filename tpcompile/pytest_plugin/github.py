@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tpcompile.evidence.records import UserLine, Verdict
+from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.report import github
 
@@ -33,15 +33,11 @@ def note_of(report: pytest.TestReport, run_dir: Path | None, rootdir: Path) -> N
     _, _, test = report.location
     verdict = RunDir(run_dir).read_verdict() if run_dir is not None else None
     if verdict is not None and verdict.exit_code:
-        return _of_verdict(verdict, test)
+        return Note(github.annotations(verdict, _workspace()), github.summary(verdict, title=test))
     crash = getattr(report.longrepr, "reprcrash", None)
     text = crash.message if crash is not None else report.longreprtext
     line = UserLine(file=str(rootdir / crash.path), line=crash.lineno) if crash is not None else None
     return Note([github.error(line, test, text, _workspace())], github.section(test, text))
-
-
-def _of_verdict(verdict: Verdict, test: str) -> Note:
-    return Note(github.annotations(verdict, _workspace()), github.summary(verdict, title=test))
 
 
 def _workspace() -> Path:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tpcompile.errors import PreflightError
 from tpcompile.pytest_plugin import combine, session
 from tpcompile.pytest_plugin.files import Job, TestRun
-from tpcompile.pytest_plugin.server import ENVIRON
-from tpcompile.pytest_plugin.session import Running
 from tpcompile.pytest_plugin.watch import Watch
 
 _OF_A_RANK: dict[str, Any] = {
@@ -35,7 +28,7 @@ _OF_A_RANK: dict[str, Any] = {
 def reports(item: pytest.Item, nextitem: pytest.Item | None, wanted: tuple[int, float]) -> Iterator[pytest.TestReport]:
     """Run a test on ranks; `wanted` is their number and the limit in seconds."""
     world_size, timeout_s = wanted
-    with start_server(item.config).connect() as running:
+    with session.connect(item.config) as running:
         if running.why_not:
             yield from combine.not_checked(item, running.why_not)
         else:
@@ -46,68 +39,11 @@ def reports(item: pytest.Item, nextitem: pytest.Item | None, wanted: tuple[int, 
 
 
 def _tear_down_shared(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[pytest.TestReport]:
-    """Fixtures of other tests, in this process, that the next test does not share."""
+    """Tear down fixtures of other tests, in this process, that the next test does not share."""
     state = item.session._setupstate
     call = pytest.CallInfo.from_call(lambda: state.teardown_exact(nextitem), when="teardown")
     if call.excinfo is not None:
         yield pytest.TestReport.from_item_and_call(item, call)
-
-
-# The server
-
-
-class Server:
-    """The process that ranks are forked from, which a session starts once, or why there is none."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._name, self._why_not = "", _why_not()
-        if self._why_not:
-            return
-        try:
-            self._name = session.name_of(config)
-        except PreflightError as error:
-            self._why_not = str(error)
-            return
-        plugins = list(config.option.plugins)
-        session.start_server(self._name, preload=config.getini("tp_preload"), plugins=plugins)
-
-    def connect(self) -> Running:
-        """A connection for one job, when ranks can be forked or it is known why they cannot."""
-        return Running(self._name, self._why_not)
-
-
-_SERVER = pytest.StashKey[Server]()
-
-
-def start_server(config: pytest.Config) -> Server:
-    """The server of a session, which is started with the first call of the first of its processes."""
-    if _SERVER not in config.stash:
-        config.stash[_SERVER] = Server(config)
-    return config.stash[_SERVER]
-
-
-def _why_not() -> str:
-    """Why this machine cannot have ranks, as far as it is known without torch."""
-    if not hasattr(os, "fork"):
-        return "this platform has no fork"
-    try:
-        found = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return "torch is not installed"
-    return _out_of_range(found)
-
-
-def _out_of_range(found: str) -> str:
-    from packaging.requirements import Requirement
-
-    try:
-        wanted = importlib.metadata.requires("tpcompile") or []
-    except importlib.metadata.PackageNotFoundError:  # a checkout on the path
-        return ""
-    for requirement in map(Requirement, wanted):
-        if requirement.name == "torch" and not requirement.specifier.contains(found, prereleases=True):
-            return f"torch {found} is not in the range that tpcompile knows, {requirement.specifier}"
-    return ""
 
 
 # One job
@@ -115,24 +51,24 @@ def _out_of_range(found: str) -> str:
 
 def _job(item: pytest.Item, world_size: int, timeout_s: float) -> Job:
     config = item.config
+    # A rank prints nothing, and has no part in the cache of results.
+    plugins = (*config.option.plugins, "no:terminal", "no:cacheprovider")
     test = TestRun(
         nodeid=item.nodeid,
-        args=(*_plugins(config), str(item.path)),
+        args=(*[word for name in plugins for word in ("-p", name)], str(item.path)),
         options=_options(config),
         workerinput=_plain({"workerid": "master", **getattr(config, "workerinput", {})}),
     )
-    environ = {**ENVIRON, **os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    environ.pop("GITHUB_STEP_SUMMARY", None)  # this session writes it, when it knows which tests failed
-    return Job(
+    job = Job(
         folder=str(_folder(item)),
         world_size=world_size,
         target="tpcompile.pytest_plugin.rank:run",
-        arguments=asdict(test),
-        environ=environ,
-        cwd=os.getcwd(),
-        sys_path=tuple(sys.path),
+        arguments=test,
         timeout_s=timeout_s,
     )
+    job.environ["CUDA_VISIBLE_DEVICES"] = ""
+    job.environ.pop("GITHUB_STEP_SUMMARY", None)  # this session writes it, when it knows which tests failed
+    return job
 
 
 def _folder(item: pytest.Item) -> Path:
@@ -140,12 +76,6 @@ def _folder(item: pytest.Item) -> Path:
     if factory is None:  # -p no:tmpdir
         return Path(tempfile.mkdtemp(prefix="tpcompile-"))
     return factory.mktemp("ranks", numbered=True)
-
-
-def _plugins(config: pytest.Config) -> Iterator[str]:
-    """Arguments with the plugins of this session; a rank prints nothing and has no part in the cache of results."""
-    for name in (*config.option.plugins, "no:terminal", "no:cacheprovider"):
-        yield from ("-p", name)
 
 
 def _options(config: pytest.Config) -> dict[str, Any]:
@@ -158,7 +88,7 @@ def _options(config: pytest.Config) -> dict[str, Any]:
 
 
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:
-    """What JSON can hold of it."""
+    """The fields that JSON can hold: a rank's session gets no objects of this one."""
     found = {}
     for name, value in fields.items():
         with suppress(TypeError, ValueError):

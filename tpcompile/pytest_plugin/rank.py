@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import sys
@@ -16,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from tpcompile.errors import DivergenceError
-from tpcompile.pytest_plugin.files import ERROR, IS_LOST_PEER, RANK, RUN_DIR, SHOW_STACK, STREAMS, Job, Place, TestRun
-from tpcompile.ranks.processes import connect
+from tpcompile.pytest_plugin.files import ERROR, IS_LOST_PEER, RANK, RUN_DIR, STREAMS, Job, Place, TestRun
+from tpcompile.ranks.pool import connect
 from tpcompile.torch_api.forked import keep_trace_from
 
 _MORE_S = 30.0
@@ -29,21 +28,19 @@ _OF_COMMUNICATION = ("Connection", "gloo", "closed by peer", "Socket")
 def run(job: Job, rank: int, variables: Mapping[str, str]) -> int:
     """Run the test of the job on this rank. Returns the exit code of the process."""
     os.environ.update(variables)
-    with job.files.stack(rank).open("w") as stack:
-        faulthandler.register(SHOW_STACK, file=stack, all_threads=False)
-        torch.set_num_threads(1)
-        torch.manual_seed(0)  # equal weights on all ranks
-        connect(timeout_s=job.timeout_s + _MORE_S)
-        code = _session(Place(job, rank))
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)  # equal weights on all ranks
+    connect(timeout_s=job.timeout_s + _MORE_S)
+    code = _session(Place(job, rank))
+    if dist.is_initialized():
+        dist.destroy_process_group()
     return code
 
 
 def _session(place: Place) -> int:
     """Run the session; 0 unless pytest could not run the test. The failure of a test is in its report."""
     temporary = str(place.job.files.folder / f"tmp_{place.rank}")
-    test = TestRun(**place.job.arguments)
+    test: TestRun = place.job.arguments
     sys.argv = ["pytest", *test.args]
     config = pytest.Config.fromdictargs({**test.options, "basetemp": temporary}, list(test.args))
     config.workerinput = test.workerinput  # type: ignore[attr-defined]  # reporting plugins leave workers of xdist alone
@@ -77,11 +74,13 @@ class RankPlugin:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Keep the test of the job."""
-        found = [item for item in items if item.nodeid == self._nodeid]
-        if not found:
-            names = ", ".join(item.nodeid for item in items) or "no tests"
+        found = {item.nodeid: item for item in reversed(items)}
+        if self._nodeid not in found:
+            names = ", ".join(found) or "no tests"
             self._write({ERROR: f"did not collect {self._nodeid}, but {names}"})
-        items[:] = found[:1]
+            items.clear()
+            return
+        items[:] = [found[self._nodeid]]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Write why a file cannot be collected on this rank."""
@@ -112,7 +111,7 @@ class RankPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_call(self) -> None:
-        """The same: pytest attaches its handlers in each phase."""
+        """Keep it out again: pytest attaches its handlers in each phase."""
         keep_trace_from("_pytest")
 
     @pytest.hookimpl(tryfirst=True)
@@ -139,11 +138,8 @@ class RankPlugin:
         return found.decode(errors="replace")
 
     def _write(self, fields: dict[str, Any]) -> None:
-        print(json.dumps(fields, default=_as_text), file=self._reports, flush=True)
-
-
-def _as_text(value: object) -> str:
-    return str(value) if isinstance(value, Path) else repr(value)
+        text = json.dumps(fields, default=lambda value: str(value) if isinstance(value, Path) else repr(value))
+        print(text, file=self._reports, flush=True)
 
 
 def _is_of_communication(error: BaseException) -> bool:

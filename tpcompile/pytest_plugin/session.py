@@ -8,7 +8,7 @@ starts the server. Both are in a folder of this user alone: whoever connects the
 from __future__ import annotations
 
 import errno
-import json
+import importlib.metadata
 import os
 import shutil
 import signal
@@ -17,9 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from types import TracebackType
 
 import pytest
@@ -30,7 +30,7 @@ from tpcompile.pytest_plugin.files import Job
 
 HAS_ENDED = "the process that ranks are forked from has ended"
 _KEY = "tp_session"
-"""In the `workerinput` of xdist: the name of the session."""
+"""Key of the name of the session in the `workerinput` of xdist."""
 _ENDING_S = 10.0
 """The server has ended by then."""
 _LISTENING_S = 1.0
@@ -56,15 +56,15 @@ class Session:
 
     def end(self) -> None:
         """End the server, if one was started; it ends the ranks that are left."""
-        self._listener.setblocking(False)
-        with suppress(BlockingIOError):
-            while True:
-                _end_server(self._listener.accept()[0])
+        while wait([self._listener], 0):
+            _end_server(Connection(self._listener.accept()[0].detach()))
         self._listener.close()
         remove(self.name)
 
 
 _SESSION = pytest.StashKey[Session]()
+_SERVER = pytest.StashKey[tuple[str, str]]()
+"""Name of the session, and why no rank can be forked."""
 
 
 def name_of(config: pytest.Config) -> str:
@@ -92,15 +92,59 @@ def end(config: pytest.Config) -> None:
         config.stash[_SESSION].end()
 
 
-def join(name: str) -> socket.socket:
-    """In the server: a connection that is closed by the end of the session, which learns the process id."""
+def join(name: str) -> Connection:
+    """Connect the server to its session, which learns the process id; the end of the session closes the connection."""
     connection = _connected(name, "session")
-    connection.sendall(f"{os.getpid()}\n".encode())
+    connection.send(os.getpid())
     return connection
 
 
-def start_server(name: str, *, preload: Sequence[str], plugins: Sequence[str]) -> None:
-    """Start the server of a session, unless one of its processes has; it imports modules and pytest's plugins."""
+# The server
+
+
+def start_server(config: pytest.Config) -> tuple[str, str]:
+    """Start the server, unless this process or a different one of the session has.
+
+    Returns the name of the session, and why no rank can be forked, as far as that is known without torch.
+    """
+    if _SERVER not in config.stash:
+        name, why_not = "", _why_not()
+        if not why_not:
+            try:
+                name = name_of(config)
+            except PreflightError as error:
+                why_not = str(error)
+            else:
+                _start_server(name, preload=config.getini("tp_preload"), plugins=list(config.option.plugins))
+        config.stash[_SERVER] = name, why_not
+    return config.stash[_SERVER]
+
+
+def _why_not() -> str:
+    if not hasattr(os, "fork"):
+        return "this platform has no fork"
+    try:
+        found = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return "torch is not installed"
+    return _out_of_range(found)
+
+
+def _out_of_range(found: str) -> str:
+    from packaging.requirements import Requirement
+
+    try:
+        wanted = importlib.metadata.requires("tpcompile") or []
+    except importlib.metadata.PackageNotFoundError:  # a checkout on the path
+        return ""
+    for requirement in map(Requirement, wanted):
+        if requirement.name == "torch" and not requirement.specifier.contains(found, prereleases=True):
+            return f"torch {found} is not in the range that tpcompile knows, {requirement.specifier}"
+    return ""
+
+
+def _start_server(name: str, *, preload: Sequence[str], plugins: Sequence[str]) -> None:
+    """Have the first process of the session that comes here start the server."""
     try:
         listener = _bound(name, "server")
     except OSError as error:
@@ -122,6 +166,11 @@ def start_server(name: str, *, preload: Sequence[str], plugins: Sequence[str]) -
         )
 
 
+def connect(config: pytest.Config) -> Running:
+    """A connection for one job, when ranks can be forked or it is known why they cannot."""
+    return Running(*start_server(config))
+
+
 class Running:
     """A job that is given to the server, from `start` to the end of its ranks; they are killed at the end of `with`."""
 
@@ -129,52 +178,61 @@ class Running:
         """Connect, and wait until the server can fork; `why_not` says why it cannot, if that is known."""
         self.why_not = why_not or HAS_ENDED
         self.pids: tuple[int, ...] = ()
-        """Of the ranks; empty when the server has ended."""
-        self._connection = socket.socket(socket.AF_UNIX)
-        with suppress(OSError):
-            if not why_not:
+        """Process ids of the ranks; empty when the server has ended."""
+        self.codes: list[int | None] = []
+        """Exit codes by rank as `is_served` last saw them: negative for a signal, None for a rank that runs."""
+        self._connection: Connection | None = None
+        if not why_not:
+            with suppress(OSError, EOFError):
                 self._connection = _connected(name, "server")
-        self._lines = self._connection.makefile("r")
-        answer = self._line()
-        if answer:
-            self.why_not = json.loads(answer)
+                self.why_not = self._connection.recv()
 
     def start(self, job: Job) -> None:
         """Fork the ranks."""
-        self._job = job
-        job.write()
-        with suppress(OSError):
-            self._connection.sendall(f"{job.folder}\n".encode())
-        pids = self._line()
-        self.pids = tuple(json.loads(pids)) if pids else ()
+        self.codes = [None] * job.world_size
+        self._send(job)
+        with suppress(OSError, EOFError):
+            if self._connection is not None:
+                self.pids = self._connection.recv()
+
+    def stop(self, ranks: Collection[int]) -> None:
+        """Have these ranks write their stacks, and killed."""
+        if ranks:
+            self._send(ranks)
 
     def exit_codes(self) -> list[int | None]:
-        """By rank, negative for a signal, None for a rank that runs. Raises RuntimeError when the server has ended."""
-        is_served = self.is_served()  # first: what the server wrote before its end is there then
-        codes = self._job.exit_codes()
-        if None in codes and not is_served:
+        """Exit codes of now, by rank. Raises RuntimeError when the server has ended, and with it the ranks."""
+        is_served = self.is_served()
+        if None in self.codes and not is_served:
             raise RuntimeError(f"the ranks are lost: {HAS_ENDED}")
-        return codes
+        return list(self.codes)
 
-    def is_served(self, timeout_s: float | None = 0.0) -> bool:
-        """False when all ranks have ended, or the server has; waits so long for that, None without a limit."""
-        return not wait([self._connection], timeout_s)
+    def is_served(self, timeout_s: float = 0.0) -> bool:
+        """False when all ranks have ended, or the server has; waits so long for that."""
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            while self._connection is not None and self._connection.poll(max(0.0, deadline_s - time.monotonic())):
+                rank, code = self._connection.recv()
+                self.codes[rank] = code
+        except (OSError, EOFError):
+            self._disconnect()
+        return self._connection is not None
 
-    def _line(self) -> str:
-        """Empty when the server has ended."""
+    def _send(self, message: object) -> None:
         with suppress(OSError):
-            return self._lines.readline()
-        return ""
+            if self._connection is not None:
+                self._connection.send(message)
 
     def close(self) -> None:
         """Kill the ranks that still run; none does when this returns."""
-        with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_WR)
-            self._connection.settimeout(_ENDING_S)
-            while self._connection.recv(1024):
-                pass
-        self._lines.close()
-        self._connection.close()
+        self._send(None)
+        self.is_served(_ENDING_S)
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def __enter__(self) -> Running:
         return self
@@ -214,7 +272,7 @@ def _bound(name: str, end: str) -> socket.socket:
     return found
 
 
-def _connected(name: str, end: str) -> socket.socket:
+def _connected(name: str, end: str) -> Connection:
     """Raises OSError when no process listens."""
     deadline_s = time.monotonic() + _LISTENING_S
     while True:
@@ -222,7 +280,7 @@ def _connected(name: str, end: str) -> socket.socket:
         try:
             with _address(name, end) as address:
                 found.connect(address)
-            return found
+            return Connection(found.detach())
         except OSError:
             found.close()
             if time.monotonic() > deadline_s:
@@ -230,14 +288,10 @@ def _connected(name: str, end: str) -> socket.socket:
         time.sleep(_POLL_S)
 
 
-def _end_server(connection: socket.socket) -> None:
-    with connection, connection.makefile("r") as lines:
-        connection.settimeout(_ENDING_S)
-        pid = lines.readline()
-        try:
-            connection.shutdown(socket.SHUT_WR)
-            lines.readline()  # returns when the server has closed its end
-        except TimeoutError:
-            os.kill(int(pid), signal.SIGKILL)
-        except OSError:
-            return
+def _end_server(connection: Connection) -> None:
+    with connection, suppress(OSError, EOFError):
+        if connection.poll(_ENDING_S):
+            pid = connection.recv()
+            connection.send(None)
+            if not connection.poll(_ENDING_S):  # the server closes its end when it ends
+                os.kill(pid, signal.SIGKILL)

@@ -52,34 +52,31 @@ class Watch:
         alive = [end for end in self._ranks if end.exit_code is None]
         in_body = [end for end in alive if not end.has_called]
         now_s = time.monotonic()
-        self._shorten_limit(now_s)
+        has_failed = any(end.has_failed for end in self._ranks)
+        is_first_failure = has_failed and not self._has_failed
+        if is_first_failure:
+            self._has_failed = True
+            self._shorten_limit(now_s)
         if now_s > self._deadline_s:
-            self._stop(alive, is_late=not any(end.has_failed for end in self._ranks))
+            self._stop(alive, is_late=not has_failed)
         if not in_body and not self._files.go.exists():
             self._files.go.touch()
-            self._restart_limit(now_s)
+            self._shorten_limit(now_s)
         return bool(alive) and now_s < self._deadline_s + _ENDING_S
 
     def _shorten_limit(self, now_s: float) -> None:
-        """Shorten the limit after the first failure: the other ranks may run as long again as the test had run."""
-        if not self._has_failed and any(end.has_failed for end in self._ranks):
-            self._has_failed = True
-            self._restart_limit(now_s)
-
-    def _restart_limit(self, now_s: float) -> None:
-        """After a failure, start a new limit for the phases that are left."""
+        """After a failure, the other ranks may run as long again as the test had run, once more for the teardown."""
         if self._has_failed:
             took_s = now_s - self._began_s
             self._deadline_s = min(self._deadline_s, now_s + max(_GRACE_S, took_s))
 
     def _stop(self, ends: Iterable[RankEnd], *, is_late: bool) -> None:
-        for end in ends:
-            if not end.is_late and not end.is_stopped:
-                end.is_late, end.is_stopped = is_late, not is_late
-                self._files.stop(end.rank).touch()
+        new = [end for end in ends if not end.is_late and not end.is_stopped]
+        for end in new:
+            end.is_late, end.is_stopped = is_late, not is_late
+        self._running.stop([end.rank for end in new])
 
     def _read(self, end: RankEnd) -> None:
-        code = self._files.exit_code(end.rank)  # first: what a rank wrote before its end is there then
         lines = read_text(self._files.reports(end.rank)).split("\n")[:-1]
         for line in lines[self._read_lines[end.rank] :]:
             fields = json.loads(line)
@@ -88,7 +85,7 @@ class Watch:
             else:
                 end.reports[fields["when"]] = fields
         self._read_lines[end.rank] = len(lines)
-        end.exit_code = code
+        end.exit_code = self._running.codes[end.rank]  # from before the look: what it wrote before its end is there
 
     def _read_the_rest(self, end: RankEnd) -> None:
         end.stack = read_text(self._files.stack(end.rank))

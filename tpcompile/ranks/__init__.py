@@ -5,6 +5,7 @@ store.py      JSON between ranks through the c10d store
 run_dir.py    this rank's own path -> the run directory of all ranks
 served.py     the job's store where no torchrun agent serves one
 exchange.py   a digest from every rank -> one verdict on all ranks
+agree.py      what each rank brings -> what one of them settled: the first value wins
 recorded.py   the record of a rank -> its side of an exchange
 mesh.py       DeviceMesh -> names of process groups and their axes
 domain.py     a mesh and one of its axes -> the ranks that must compile the same programs
@@ -12,7 +13,5 @@ groups.py     any spelling of a group -> its ProcessGroup
 per_group.py  values that live as long as a ProcessGroup
 liveness.py   pid and host of a rank -> state of its process
 signals.py    SIGTERM -> a pipe that a thread reads
-processes.py  a function -> its result on each of N gloo ranks
-children.py   forked ranks -> which have ended, and how
-starts.py     what starts those ranks: a pytest session registers a start of its own
+pool.py       the one way to start N ranks: a function -> its result on each; forked or spawned
 """

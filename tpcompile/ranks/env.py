@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,16 +88,12 @@ def check_cpp_compiler(backend: str, device: torch.device) -> None:
     """Inductor on CPU needs a C++ compiler. Raises PreflightError when there is none."""
     if backend != "inductor" or device.type != "cpu":
         return
-    candidates = ["g++", "clang++", "c++"]
-    if os.environ.get("CXX"):
-        candidates.insert(0, os.environ["CXX"])
-    for candidate in candidates:
-        if shutil.which(candidate):
-            return
-    raise PreflightError(
-        f"no C++ compiler ({', '.join(candidates)}) on PATH, Inductor needs one on CPU; install g++ or set CXX, "
-        "or use --set compile.backend=aot_eager"
-    )
+    from tpcompile.launch import cxx_compiler  # not for every program that imports this module: it prints reports
+
+    try:
+        cxx_compiler()
+    except PreflightError as error:
+        raise PreflightError(f"{error}, or use --set compile.backend=aot_eager") from None
 
 
 @contextmanager

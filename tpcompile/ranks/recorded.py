@@ -15,7 +15,7 @@ class _Question(Frozen):
     """Which items the judge asks for."""
 
     index: int
-    """Of the compile; negative for the environment."""
+    """Index of the compile; negative for the environment."""
     layer: Layer
     part: str
 
@@ -47,7 +47,7 @@ def record_side(record: RankRecord, rules: Rules, *, problems: Sequence[Check] =
 
 
 def _items(record: RankRecord, asked: _Question) -> Sequence[Item]:
-    """Those of this rank; none where it has no such compile."""
+    """The items of this rank that are asked for; none where it has no such compile."""
     if asked.index < 0:
         return environment_items(record)
     compiles = record.compiles[asked.index : asked.index + 1]

@@ -21,9 +21,9 @@ class _Choice(Frozen):
     """What distinguishes the directory of this run from those of others."""
 
     stamp: Annotated[str, Field(pattern=r"^[0-9]{8}T[0-9]{6}-[0-9a-f]{4}$")]
-    """For a directory by default."""
+    """Time and id in the name of a default directory."""
     number: Annotated[Number, Field(ge=1)]
-    """For a configured one: of the first that is free."""
+    """Number of the first configured directory that is free."""
 
 
 def agreed_run_dir(store: RankStore, kind: str, configured: Path | str | None = None) -> Path:

@@ -78,7 +78,7 @@ def _fork_server(host: str, port: int, world_size: int) -> None:
 
 
 def _serve(host: str, port: int, world_size: int, parent: int, report: int) -> NoReturn:
-    """In the child: serve until all ranks have left, or until the grace after the parent's end is over."""
+    """Serve in the child until all ranks have left, or until the grace after the parent's end is over."""
     quiet = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(quiet, stream)  # a launcher waits for the output of a task to end

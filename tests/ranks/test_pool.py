@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import pickle
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,9 +22,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tpcompile.ranks import processes, starts
+from tests import forked
+from tests.forked import became, runs
+from tpcompile.process_tree import sweep
+from tpcompile.pytest_plugin.files import Job
+from tpcompile.ranks import env, pool
 from tpcompile.ranks.env import hosted_store, rank_env
-from tpcompile.ranks.starts import Call, ExitCodes
+from tpcompile.ranks.pool import Call, ExitCodes, ForkedRanks
 from tpcompile.ranks.store import RankStore
 from tpcompile.testing import run_on_ranks
 
@@ -32,7 +40,10 @@ def _one_fails_while_the_other_waits() -> None:
 
 
 def _sleeps(folder: str) -> None:
-    Path(folder, str(os.getpid())).touch()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen(["sleep", "600"])
+    for pid in (os.getpid(), child.pid):
+        Path(folder, str(pid)).touch()
     time.sleep(600)
 
 
@@ -41,13 +52,98 @@ def test_the_failing_rank_is_named_with_its_traceback() -> None:
         run_on_ranks(_one_fails_while_the_other_waits)
 
 
-def test_ranks_that_do_not_finish_are_killed_and_named_with_their_lines(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start_method", [None, "fork"])
+def test_ranks_that_do_not_finish_are_killed_with_their_children_and_named_with_their_lines(
+    tmp_path: Path, start_method: str | None
+) -> None:
+    """They ignore SIGTERM."""
     with pytest.raises(TimeoutError, match=r"ranks \[0, 1\] did not finish") as caught:
-        run_on_ranks(_sleeps, str(tmp_path), timeout_s=1)
-    line = f"{__file__}:{_sleeps.__code__.co_firstlineno + 2} in _sleeps"
-    assert caught.value.__notes__ == [f"rank {rank} is at {line}" for rank in range(2)]
-    pids = [int(path.name) for path in tmp_path.iterdir()]
-    assert len(pids) == 2 and not any(map(psutil.pid_exists, pids))
+        run_on_ranks(_sleeps, str(tmp_path), timeout_s=1.5, start_method=start_method)
+    line = f"{__file__}:{_sleeps.__code__.co_firstlineno + 5} in _sleeps"
+    notes = [f"rank {rank} is at {line}" for rank in range(2)]
+    assert getattr(caught.value, "__notes__", []) == ([] if start_method else notes)
+    assert len(pids_in(tmp_path)) == 4
+    assert became(lambda: not any(map(runs, pids_in(tmp_path))))
+
+
+def pids_in(folder: Path) -> list[int]:
+    return [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
+
+
+def _waits(folder: str) -> None:
+    Path(folder, str(os.getpid())).touch()
+    time.sleep(600)
+
+
+def supervise(job: Job, _rank: int, _variables: Mapping[str, str]) -> None:
+    """Starts ranks that sleep; `is_bound` to this process or, as a control, not."""
+    tempfile.tempdir = job.folder
+    if not job.arguments["is_bound"]:
+        pool.end_with_parent = lambda: None
+    if job.arguments["is_spawned"]:
+        run_on_ranks(_waits, job.folder, start_method="fork")
+    ranks = ForkedRanks(2, lambda rank, variables: _waits(job.folder))
+    while ranks.running:
+        ranks.wait(timeout_s=60)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux does it")
+@pytest.mark.parametrize("is_spawned", [True, False])
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_a_process_that_is_killed_leaves_none_of_its_ranks(tmp_path: Path, is_bound: bool, is_spawned: bool) -> None:
+    how = {"is_bound": is_bound, "is_spawned": is_spawned}
+    with forked.start(f"{__name__}:supervise", tmp_path, how) as running:
+        assert became(lambda: len(pids_in(tmp_path)) == 2)
+        (supervisor,) = running.pids
+        os.kill(supervisor, signal.SIGKILL)
+        try:
+            assert became(lambda: not any(map(runs, pids_in(tmp_path))), 20 if is_bound else 1) is is_bound
+        finally:
+            for pid in filter(runs, pids_in(tmp_path)):
+                os.kill(pid, signal.SIGKILL)
+
+
+def end_one_by_one(job: Job, _rank: int, _variables: Mapping[str, str]) -> None:
+    """Ranks that end by a code, a signal, an exception, and not at all: what is known of them, in order."""
+
+    def end(rank: int, variables: Mapping[str, str]) -> int:
+        subprocess.Popen(["sleep", f"600.{os.getpid()}"], start_new_session=rank == 0)
+        time.sleep(0.4 * rank)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if rank == 2:
+            raise ValueError("planted")
+        if rank == 3:
+            time.sleep(600)
+        return 7
+
+    ranks = ForkedRanks(4, end)
+    pids = ranks.running.copy()
+    ended: list[tuple[int, int]] = []
+    while len(ended) < 3:
+        ranks.wait(timeout_s=60)
+        ended += ranks.ended()
+    ranks.kill()
+    Path(job.folder, "ended").write_text(json.dumps([ended, pids, list(ranks.running)]))
+
+
+def test_ends_are_in_order_with_their_codes_and_what_ranks_leave_in_their_group_is_killed(tmp_path: Path) -> None:
+    with forked.start(f"{__name__}:end_one_by_one", tmp_path, {}) as running:
+        running.is_served(60)
+    ended, pids, left = json.loads((tmp_path / "ended").read_text())
+    assert ended == [[0, 7], [1, -signal.SIGSEGV], [2, 70]]
+    assert left == [] and "ValueError: planted" in (tmp_path / "rank_0.stderr").read_text()
+    marks = {f"600.{pid}": rank for rank, pid in pids.items()}
+    try:
+        assert became(lambda: sleeping(marks) == ["0"])  # it has left the group: that of the others is swept
+    finally:
+        sweep(lambda process: process.cmdline()[-1:] != [] and process.cmdline()[-1] in marks)
+
+
+def sleeping(marks: Mapping[str, str]) -> list[str]:
+    """The ranks whose child with that mark runs."""
+    lines = [process.info["cmdline"] or [""] for process in psutil.process_iter(["cmdline"])]
+    return sorted(marks[line[-1]] for line in lines if line and line[-1] in marks)
 
 
 def _connects_again(port: int) -> tuple[float, float]:
@@ -62,7 +158,7 @@ def _connects_again(port: int) -> tuple[float, float]:
         connected_s.append(time.monotonic())
 
     dist.init_process_group = late
-    processes.connect(timeout_s=60)
+    pool.connect(timeout_s=60)
     return connected_s[0], time.monotonic()
 
 
@@ -147,7 +243,7 @@ def _start_nothing(call: Call) -> Iterator[ExitCodes]:
 
 
 def test_a_registered_start_is_used_until_that_is_undone() -> None:
-    undo = starts.register(_start_nothing)
+    undo = pool.register(_start_nothing)
     try:
         assert run_on_ranks(len, "", world_size=1) == ["of no rank"]
     finally:
@@ -167,6 +263,6 @@ def test_the_store_is_hosted_after_the_ranks_were_forked(monkeypatch: pytest.Mon
         children.append(len(multiprocessing.active_children()))
         return hosted_store(listener)
 
-    monkeypatch.setattr(processes, "hosted_store", hosted)
+    monkeypatch.setattr(env, "hosted_store", hosted)
     run_on_ranks(_parent, start_method="fork")
     assert children == [2]
