@@ -15,11 +15,11 @@ from torch.library import CustomOpDef
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
-from tpcompile.fastpath.hashing.effects import Effects
+from tpcompile.fastpath.hashing.effects import Effects, effects_of
+from tpcompile.fastpath.hashing.files import content
 from tpcompile.fastpath.hashing.libraries import PLATFORM, top_of, version_of
-from tpcompile.fastpath.hashing.paths import content
+from tpcompile.fastpath.hashing.trees import definition_of
 from tpcompile.fastpath.hashing.walk import Walk
-from tpcompile.fastpath.hashing.written import definition_of
 from tpcompile.torch_api import kernels as torch_kernels
 
 _WRAPS = ("fn", "__wrapped__")
@@ -81,13 +81,13 @@ def checked(launcher: Callable[..., Any]) -> FunctionType:
 
 def _walked(launcher: Any, references: list[Any], *, own: str, is_told: bool) -> Walk:
     """Again until it is known all along what the program changes while it runs."""
-    effects = Effects()
+    changes = Effects()
     for _ in range(_MOST_WALKS):
-        walk = Walk(own, effects=effects, is_told=is_told)
+        walk = Walk(own, changes=changes, is_told=is_told)
         walk.read(launcher, references)
-        if walk.effects == effects:
+        known, changes = changes, effects_of(walk.ran)
+        if known == changes:
             break
-        effects = walk.effects
     return walk
 
 
