@@ -38,7 +38,7 @@ from tpcompile.pytest_plugin.session import Running
 TORCHRUN = ("-m", "torch.distributed.run")
 FORKED = (
     TORCHRUN[1], "tpcompile.bench", "tpcompile.fastpath.certify", "tpcompile.gate.faults", "tests.faults.tree",
-    "tpcompile.fusion", "tpcompile.fusion.win", "tpcompile.fusion.win.measure",
+    "tpcompile.fusion", "tpcompile.fusion.win", "tpcompile.fusion.win.measure_mode",
 )  # fmt: skip
 """Modules that a command starts with `python -m`, or becomes, since they use torch; a forked one has it already."""
 ROOT = Path(__file__).resolve().parents[1]

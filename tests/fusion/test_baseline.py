@@ -16,7 +16,7 @@ from tpcompile.fusion import baseline as baselines
 from tpcompile.fusion import recorder
 from tpcompile.fusion.baseline import GraphBaseline, baseline_of, compare
 from tpcompile.fusion.manifest import _as_launched
-from tpcompile.fusion.records import Decisions, GraphManifest, Launch, Manifest, Node, Pair, Role, Totals
+from tpcompile.fusion.manifest_records import Decisions, GraphManifest, Launch, Manifest, Node, Pair, Role, Totals
 from tpcompile.fusion.why_not import Missed
 
 LINE = UserLine(file="/app/model.py", line=7)

@@ -9,9 +9,9 @@ import pytest
 from tests.forked import run_python
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records import UserLine
-from tpcompile.fusion import show
+from tpcompile.fusion import manifest_text
 from tpcompile.fusion.bisect import Attempt, Bisection, Kind, TakenOut
-from tpcompile.fusion.records import Totals
+from tpcompile.fusion.manifest_records import Totals
 
 PROGRAMS = "tests.fusion.kept_apart"
 
@@ -25,7 +25,7 @@ def bisected(name: str, kinds: tuple[Kind, ...]) -> Bisection:
 
 
 def text(found: Bisection) -> list[str]:
-    return [line.plain for line in show.bisection(found)]
+    return [line.plain for line in manifest_text.bisection(found)]
 
 
 KEEPS_APART = {

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tests.fusion import codegen
 from tests.fusion.zoo import SQUARE, Program
-from tpcompile.fusion import show
-from tpcompile.fusion.records import Decisions, Manifest
+from tpcompile.fusion import manifest_text
+from tpcompile.fusion.manifest_records import Decisions, Manifest
 
 pytestmark = pytest.mark.slow
 LARGE = (64, 512)
@@ -45,7 +45,7 @@ def recorded(program: Program) -> tuple[Decisions, list[str]]:
 
 
 def text(manifest: Manifest) -> list[str]:
-    return [line.plain for line in show.manifest(manifest, num_missed=0)]
+    return [line.plain for line in manifest_text.manifest(manifest, num_missed=0)]
 
 
 def test_an_op_that_two_kernels_compute_is_named_with_its_line() -> None:

@@ -16,7 +16,7 @@ from tests.forked import PYTHONPATH, ROOT, Ended, run_python
 from tpcompile.errors import ConfigError
 from tpcompile.fusion import no_gpu
 from tpcompile.fusion.manifest import read
-from tpcompile.fusion.records import Manifest, Role
+from tpcompile.fusion.manifest_records import Manifest, Role
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(900)]
 """The first test runs all programs."""

@@ -11,7 +11,7 @@ from tests.fusion import samples
 from tpcompile.errors import ConfigError
 from tpcompile.fusion import plot
 from tpcompile.fusion.kinds import PLOT, Kind
-from tpcompile.fusion.records import Manifest
+from tpcompile.fusion.manifest_records import Manifest
 
 
 @pytest.fixture

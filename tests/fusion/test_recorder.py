@@ -13,9 +13,9 @@ from torch._inductor.choices import InductorChoices
 
 from tests.fusion import codegen
 from tests.fusion.zoo import ZOO
+from tpcompile.fusion.manifest_records import Manifest
 from tpcompile.fusion.reasons import Boundary
 from tpcompile.fusion.recorder import FusionRecorder
-from tpcompile.fusion.records import Manifest
 from tpcompile.fusion.why_not import missed_fusions
 from tpcompile.torch_api import scheduling
 

@@ -6,8 +6,8 @@ import pytest
 
 from tpcompile.evidence.records import UserLine
 from tpcompile.fusion.manifest import graph_manifest
+from tpcompile.fusion.manifest_records import Decisions, GraphManifest, Node, Pair, Realized, Totals
 from tpcompile.fusion.reasons import Boundary
-from tpcompile.fusion.records import Decisions, GraphManifest, Node, Pair, Realized, Totals
 from tpcompile.fusion.why_not import Missed, missed_fusions
 
 CODE = """# AOT ID: ['0_inference']

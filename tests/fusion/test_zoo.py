@@ -17,8 +17,8 @@ import torch
 from tests.fusion import codegen
 from tests.fusion.zoo import COLLECTIVES, ZOO, Program
 from tpcompile.fusion import manifest as manifests
+from tpcompile.fusion.manifest_records import Manifest, Role
 from tpcompile.fusion.reasons import Boundary
-from tpcompile.fusion.records import Manifest, Role
 from tpcompile.fusion.why_not import missed_fusions
 from tpcompile.fusion.wrapper import launches
 

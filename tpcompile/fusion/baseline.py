@@ -14,7 +14,7 @@ from tpcompile.evidence.records.base import Frozen
 from tpcompile.fusion import files
 from tpcompile.fusion.launched import says
 from tpcompile.fusion.manifest import total
-from tpcompile.fusion.records import GraphManifest, Manifest, Role
+from tpcompile.fusion.manifest_records import GraphManifest, Manifest, Role
 from tpcompile.fusion.why_not import Missed, missed_fusions
 
 BASELINE_VERSION = 2

@@ -7,7 +7,7 @@ from enum import StrEnum
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import Frozen
 from tpcompile.fusion.manifest import total, total_of
-from tpcompile.fusion.records import Manifest, Totals
+from tpcompile.fusion.manifest_records import Manifest, Totals
 
 
 class Kind(StrEnum):

@@ -10,7 +10,7 @@ from itertools import chain, pairwise, zip_longest
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records.base import Frozen
 from tpcompile.fusion.manifest import total
-from tpcompile.fusion.records import GraphManifest, Launch, Manifest, Role
+from tpcompile.fusion.manifest_records import GraphManifest, Launch, Manifest, Role
 from tpcompile.fusion.why_not import Missed, missed_fusions
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tpcompile.fusion.manifest_records import Launch, Role
 from tpcompile.fusion.reasons import Boundary, Reason
-from tpcompile.fusion.records import Launch, Role
 
 ASYNC_TP = "_inductor.config._micro_pipeline_tp"
 """The setting, as a manifest has it, by which Inductor makes one op of an exchange and a matmul."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from tpcompile.fusion.records import Launch, Role
+from tpcompile.fusion.manifest_records import Launch, Role
 
 
 class Kind(StrEnum):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import Item, ItemKind, LaunchedGraph
-from tpcompile.fusion.records import GraphManifest, Launch, Role
+from tpcompile.fusion.manifest_records import GraphManifest, Launch, Role
 from tpcompile.fusion.why_not import Missed, missed_fusions
 
 

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from tpcompile.fusion import files
-from tpcompile.fusion.records import (
+from tpcompile.fusion.manifest_records import (
     SCHEMA_VERSION,
     Call,
     Decisions,

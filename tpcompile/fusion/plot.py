@@ -11,7 +11,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.fusion import files
 from tpcompile.fusion.kinds import PLOT, Kind, kind_of, label, ops_text, size_text
 from tpcompile.fusion.manifest import total, total_before, total_of
-from tpcompile.fusion.records import Launch, Manifest, Role, Totals
+from tpcompile.fusion.manifest_records import Launch, Manifest, Role, Totals
 
 SUFFIXES = (".svg", ".png")
 _ROW_INCHES = 0.18

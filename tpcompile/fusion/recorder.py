@@ -19,7 +19,7 @@ from tpcompile.fastpath.registry import registered
 from tpcompile.fusion import resources
 from tpcompile.fusion.launched import launched
 from tpcompile.fusion.manifest import graph_manifest
-from tpcompile.fusion.records import SCHEMA_VERSION, Decisions, GraphManifest, Manifest
+from tpcompile.fusion.manifest_records import SCHEMA_VERSION, Decisions, GraphManifest, Manifest
 from tpcompile.torch_api import compiler, scheduling
 
 _FOLDER = f"tpcompile_fusion_{SCHEMA_VERSION}"

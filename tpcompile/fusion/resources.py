@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from tpcompile.fusion.records import GraphManifest, Launch, Manifest, Resources
+from tpcompile.fusion.manifest_records import GraphManifest, Launch, Manifest, Resources
 from tpcompile.fusion.wrapper import launches, triton_sources
 from tpcompile.torch_api import compiler, resources
 

@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from tpcompile import config
 from tpcompile.errors import ConfigError, TargetRaised, TpCompileError
 from tpcompile.fusion import resources
+from tpcompile.fusion.manifest_records import Manifest
 from tpcompile.fusion.recorder import FusionRecorder
-from tpcompile.fusion.records import Manifest
 from tpcompile.ranks.env import RankEnv, check_cpp_compiler, choose_device
 from tpcompile.target import Target, TargetContext, call_target, find, target_of
 from tpcompile.torch_api import no_gpu

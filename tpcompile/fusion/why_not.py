@@ -12,8 +12,8 @@ from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import Frozen
 from tpcompile.fusion.exchanges import reason_of_exchange
 from tpcompile.fusion.kinds import Kind, kind_of
+from tpcompile.fusion.manifest_records import Decisions, GraphManifest, Launch, Pair, Realized, Role
 from tpcompile.fusion.reasons import DIFFERENT_ORDER, NOTHING_SHARED, TWO_ORDERS, Boundary, Reason, reason_of
-from tpcompile.fusion.records import Decisions, GraphManifest, Launch, Pair, Realized, Role
 
 _NAMESPACE = re.compile(r"torch\.ops\.(?P<name>\w+)")
 _OF_TORCH = frozenset({"aten", "prims", "inductor", "mkldnn", "mkl", "onednn", "quantized", "rngprims", "symm_mem"})

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from tpcompile.evidence.records import Kernel
 from tpcompile.evidence.text.code import parse_kernels
 from tpcompile.evidence.text.normalise import GroupRoles
-from tpcompile.fusion.records import Call, Role
+from tpcompile.fusion.manifest_records import Call, Role
 
 _TRITON = re.compile(r"triton_(?P<kind>[a-z]{3})_fused")
 _FUNCTIONS = re.compile(r"call|partition_\d+")

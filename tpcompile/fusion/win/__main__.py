@@ -16,8 +16,8 @@ import typer
 from tpcompile.cli import ending
 from tpcompile.errors import ConfigError, ExitCode
 from tpcompile.fusion.win.decide import decide
-from tpcompile.fusion.win.records import MODES, Measured
-from tpcompile.fusion.win.show import lines
+from tpcompile.fusion.win.mode_records import MODES, Measured
+from tpcompile.fusion.win.mode_table import lines
 from tpcompile.report import console
 
 app = ending.new_app()
@@ -87,7 +87,7 @@ def _run(request: dict[str, Any], folder: Path, timeout_s: float) -> dict[str, A
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "TRITON_CACHE_DIR": str(folder / "triton"),
     }
-    command = [sys.executable, "-m", "tpcompile.fusion.win.measure", str(asked)]
+    command = [sys.executable, "-m", "tpcompile.fusion.win.measure_mode", str(asked)]
     try:
         code = subprocess.run(command, env=environ, timeout=timeout_s, check=False, stdout=sys.stderr).returncode
     except subprocess.TimeoutExpired:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from tpcompile.fusion.win.records import EAGER, WITH_CUDA_GRAPHS, Advice, Cause, Measured
+from tpcompile.fusion.win.mode_records import EAGER, WITH_CUDA_GRAPHS, Advice, Cause, Measured
 
 ERROR_LIMIT = 2.5
 """As the gate's: the error against float64 may be so many times that of eager."""

@@ -1,4 +1,4 @@
-"""`python -m tpcompile.fusion.win.measure REQUEST`: a target and a mode -> what this process measured, as JSON."""
+"""`python -m tpcompile.fusion.win.measure_mode REQUEST`: a target and a mode -> what this process measured, as JSON."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from tpcompile.cli import ending
 from tpcompile.errors import ConfigError, TargetRaised
+from tpcompile.fusion.manifest_records import Manifest, Role
 from tpcompile.fusion.recorder import FusionRecorder
-from tpcompile.fusion.records import Manifest, Role
 from tpcompile.fusion.targets import built_on, place_of, raised_by
-from tpcompile.fusion.win.records import Measured, Side
+from tpcompile.fusion.win.mode_records import Measured, Side
 from tpcompile.numerics import measure
 from tpcompile.ranks.env import check_cpp_compiler
 from tpcompile.target import Target, call_target

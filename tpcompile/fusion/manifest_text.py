@@ -17,7 +17,7 @@ from tpcompile.fusion.bisect import Attempt, Bisection, TakenOut
 from tpcompile.fusion.diff import WORDS, Change, Diff, GraphDiff, Split
 from tpcompile.fusion.kinds import TERMINAL, kind_of, label, ops_text, shortened, size_text
 from tpcompile.fusion.manifest import removed_round_trips, total, total_before
-from tpcompile.fusion.records import Decisions, GraphManifest, Launch, Manifest, Recomputed, Role, Totals
+from tpcompile.fusion.manifest_records import Decisions, GraphManifest, Launch, Manifest, Recomputed, Role, Totals
 from tpcompile.fusion.why_not import Missed, missed_fusions
 
 _BAR = 12
