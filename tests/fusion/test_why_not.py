@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tpcompile.evidence.records import UserLine
@@ -180,7 +182,7 @@ def test_a_custom_op_is_named_with_what_to_do() -> None:
 def test_launches_that_could_not_be_matched_have_no_reasons() -> None:
     nodes = (node("op0", "pointwise", {}, {}),)
     found = graph_manifest(CODE.format(between=""), decisions(nodes, (), ()), compile_id="0/0")
-    assert found.why_not_aligned == "the code launches 2 kernel, the scheduler's nodes are 1 kernel"
+    assert re.search(r"2 kernel, .* 1 kernel$", found.why_not_aligned)
     assert missed_fusions(found) == ()
 
 

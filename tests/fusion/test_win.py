@@ -86,7 +86,7 @@ def test_what_is_faster_and_was_not_compared_is_no_win() -> None:
     assert decide([mode(gain=1.5)]).is_win
     advice = decide([mode(gain=1.5, error_ratio=None)])
     assert (advice.use, advice.cause, advice.is_win) == ("default", Cause.NOT_COMPARED, False)
-    assert advice.says.startswith("default: 1.50x of eager; outputs not compared: ")
+    assert advice.says.startswith("default: 1.50x of eager; ")
 
 
 def test_a_module_in_float64_with_its_tensors_as_parameters_can_be_compared() -> None:
