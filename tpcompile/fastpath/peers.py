@@ -130,16 +130,15 @@ def _refuse(exchange: Exchange | None, text: str) -> None:
         _publish(store, exchange.name, exchange.turns.count, text)
         if _is_refused_by_all(store, exchange):
             return
-    for live in _with_same_ranks(exchange):
-        if live is not exchange and store is not None:
+    # This rank no longer makes the calls of the exchanges with the same ranks; of all where it is not known which.
+    closing = [live for live in _LIVE.values() if live.group is not None]
+    if exchange is not None:
+        closing = [live for live in closing if live.group is exchange.group]
+    for live in closing:
+        is_other = live is not exchange
+        if is_other and store is not None:
             _publish(store, live.name, live.turns.count + 1, text)
         live.close()
-
-
-def _with_same_ranks(exchange: Exchange | None) -> list[Exchange]:
-    """The exchanges whose calls this rank no longer makes when it refused one of `exchange`, or of an unknown one."""
-    joined = [live for live in _LIVE.values() if live.group is not None]
-    return joined if exchange is None else [live for live in joined if live.group is exchange.group]
 
 
 def _publish(store: RankStore, name: str, number: int, text: str) -> None:

@@ -22,8 +22,6 @@ from tpcompile.fastpath.hashing.trees import definition_of
 from tpcompile.fastpath.hashing.walk import Walk
 from tpcompile.torch_api import kernels as torch_kernels
 
-_WRAPS = ("fn", "__wrapped__")
-"""Where a wrapper keeps its function: Triton's kernels and autotuners, functools."""
 _MOST_WALKS = 5
 
 
@@ -104,16 +102,13 @@ def declared(launcher: Callable[..., Any], files: Collection[str]) -> dict[str, 
 def python_function(wrapped: Any) -> FunctionType | None:
     """The Python function below Triton's, functools' and torch's wrappers; None when there is none."""
     while not isinstance(wrapped, FunctionType) or hasattr(wrapped, "__wrapped__"):
-        wrapped = _inner(wrapped)
+        if isinstance(wrapped, CustomOpDef):
+            wrapped = torch_kernels.custom_op_function(wrapped)
+        else:
+            wrapped = getattr(wrapped, "fn", getattr(wrapped, "__wrapped__", None))  # Triton's wrappers, functools'
         if wrapped is None:
             return None
     return wrapped
-
-
-def _inner(wrapped: Any) -> Any:
-    if isinstance(wrapped, CustomOpDef):
-        return torch_kernels.custom_op_function(wrapped)
-    return next((getattr(wrapped, name) for name in _WRAPS if hasattr(wrapped, name)), None)
 
 
 def line_of(function: FunctionType) -> UserLine:

@@ -66,23 +66,19 @@ class Use:
         """Where the kernel is, or the function of the op, or what registered it."""
         function = python_function(torch_kernels.custom_op(self.name))
         line = line_of(function) if function else kernels.get(self.name)
-        return str(line or self.item.notes.get("defined") or _registration(self.name))
+        known = line or self.item.notes.get("defined")
+        if known:
+            return str(known)
+        places = _others_places(self.name, "") if "::" in self.name else []  # a Triton kernel is no op
+        return registrations.told(places[0]) if places else "in a library without Python source"
 
     def _is_part_of(self, path: FastPath) -> bool:
         if self.name not in path.names:
             return False
-        return not self._is_launch or _place(path.launcher) in self._functions
-
-    @property
-    def _functions(self) -> set[tuple[str, str]]:
-        """File and name of the functions on the stack."""
-        return {(line.file, line.function) for line in self.stack}
-
-    @property
-    def _is_launch(self) -> bool:
-        """True for a kernel whose launch was traced by Dynamo, or seen in eager."""
-        where = self.item.notes.get("graph")
-        return bool(self.stack) and "::" not in self.name and where in ("dynamo", IN_EAGER)
+        # A kernel whose launch was traced by Dynamo, or seen in eager: the launcher is on its stack.
+        is_launch = "::" not in self.name and self.item.notes.get("graph") in ("dynamo", IN_EAGER)
+        functions = {(line.file, line.function) for line in self.stack}
+        return not (is_launch and functions) or _place(path.launcher) in functions
 
 
 def is_torchs_op(namespace: str, op: str, overload: str = "") -> bool:
@@ -127,12 +123,6 @@ def replaced_kernel(op: str, key: str, place: registrations.Place) -> Item:
     }
     line = UserLine(file=place.file, line=place.line)
     return value_item(op.partition(".")[0], "in the dispatcher", line=line).model_copy(update={"notes": notes})
-
-
-def _registration(name: str) -> str:
-    """Where an op was registered, for the reader; a Triton kernel is no op."""
-    places = _others_places(name, "") if "::" in name else []
-    return registrations.told(places[0]) if places else "in a library without Python source"
 
 
 def uses(found: Iterable[Item], seen: Seen) -> Iterator[Use]:

@@ -56,11 +56,6 @@ class Attempt(Frozen):
     """None where there was nothing to take out, or the rewritten graph could not be compiled."""
     failed: str = ""
 
-    @property
-    def is_absent(self) -> bool:
-        """There was nothing to take out."""
-        return self.now is None and not self.failed
-
 
 class Bisection(Frozen):
     """What taking each kind of op out does to the kernels. Test-only: what a rewritten program computes is wrong."""
@@ -78,13 +73,11 @@ class Bisection(Frozen):
     def helps(self, attempt: Attempt) -> bool:
         """True where kernels are gone, or as many move fewer bytes."""
         fewer = self.fewer_kernels(attempt)
-        return fewer > 0 or (fewer == 0 and self._moves_less(attempt))
-
-    def _moves_less(self, attempt: Attempt) -> bool:
-        """Not said of ops that are launches themselves: their own bytes are gone in any case."""
-        if attempt.now is None or attempt.kind in _OWN_LAUNCHES:
-            return False
-        return attempt.now.bytes < _FEWER_BYTES * self.as_it_is.bytes
+        if fewer or attempt.now is None:
+            return fewer > 0
+        # The bytes of ops that are launches themselves are gone in any case.
+        are_launches = attempt.kind in _OWN_LAUNCHES
+        return not are_launches and attempt.now.bytes < _FEWER_BYTES * self.as_it_is.bytes
 
 
 def has_dynamic_shapes(manifest: Manifest) -> bool:

@@ -135,50 +135,40 @@ def _name(graph: GraphManifest) -> str:
 
 # By what a launch does: names and their numbers say nothing, and ranks that do the same have them in common anyway.
 
-_Structure = tuple[object, ...]
+_ByStructure = dict[tuple[object, ...], list[Launch]]
 
 
-def _structure(launch: Launch) -> _Structure:
-    name = "" if launch.role is Role.KERNEL else launch.name
-    return launch.role, launch.kind, name, launch.ops, launch.loops, tuple(launch.body.items())
-
-
-def _by_structure(launches: Iterable[Launch]) -> dict[_Structure, list[Launch]]:
-    found: dict[_Structure, list[Launch]] = defaultdict(list)
+def _by_structure(launches: Iterable[Launch]) -> _ByStructure:
+    found: _ByStructure = defaultdict(list)
     for launch in launches:
-        found[_structure(launch)].append(launch)
+        name = "" if launch.role is Role.KERNEL else launch.name
+        body = tuple(launch.body.items())
+        found[launch.role, launch.kind, name, launch.ops, launch.loops, body].append(launch)
     return found
 
 
-def _surplus(ours: dict[_Structure, list[Launch]], theirs: dict[_Structure, list[Launch]]) -> Iterator[Launch]:
+def _surplus(ours: _ByStructure, theirs: _ByStructure) -> Iterator[Launch]:
     """Launches of which there are more here."""
     for structure, launches in ours.items():
         yield from launches[len(theirs.get(structure, ())) :]
 
 
-def _recoded(before: dict[_Structure, list[Launch]], after: dict[_Structure, list[Launch]]) -> Iterator[str]:
+def _recoded(before: _ByStructure, after: _ByStructure) -> Iterator[str]:
     for structure, launches in before.items():
-        others = after.get(structure, ())
-        if others and _sources(launches) != _sources(others):
+        sources = Counter(one.source for one in launches)
+        other_sources = Counter(one.source for one in after.get(structure, ()))
+        if other_sources and sources != other_sources:
             yield launches[0].name
 
 
-def _sources(launches: Iterable[Launch]) -> Counter[str]:
-    return Counter(one.source for one in launches)
-
-
-def _tuned(before: dict[_Structure, list[Launch]], after: dict[_Structure, list[Launch]]) -> Iterator[str]:
+def _tuned(before: _ByStructure, after: _ByStructure) -> Iterator[str]:
     """Where both are known: `triton_poi_fused_add_0: XBLOCK=512, 15 registers -> XBLOCK=1024, 23 registers`."""
     pairs = [zip(launches, after.get(structure, ()), strict=False) for structure, launches in before.items()]
     for one, other in chain.from_iterable(pairs):
-        if _is_tuned(one, other):
-            yield f"{one.name}: {_needs(one)} -> {_needs(other)}"
-
-
-def _is_tuned(one: Launch, other: Launch) -> bool:
-    has_same_code = one.source == other.source
-    is_known = bool(one.resources) and bool(other.resources)
-    return has_same_code and is_known and one.resources != other.resources
+        ours, theirs = _needs(one), _needs(other)
+        have_same_code = one.source == other.source
+        if have_same_code and ours and theirs and ours != theirs:
+            yield f"{one.name}: {ours} -> {theirs}"
 
 
 def _needs(launch: Launch) -> str:
@@ -213,25 +203,16 @@ def _class(missing: Sequence[str], added: Sequence[str], graphs: Sequence[GraphD
 
 
 def _class_of_graph(one: GraphDiff) -> Change:
-    if _is_choice(one):
-        return Change.CHOICE
-    if not one.removed and not one.added:
+    differing = [*one.removed, *one.added]
+    if not differing:
         return Change.CODEGEN
-    return Change.FUSION if _has_kernels(one) else Change.WRAPPER
+    if _is_choice(one.removed, one.added) or _is_choice(one.added, one.removed):
+        return Change.CHOICE
+    is_of_the_wrapper = all(launch.role in (Role.COPY, Role.WRAPPER) for launch in differing)
+    return Change.WRAPPER if is_of_the_wrapper else Change.FUSION
 
 
-def _has_kernels(one: GraphDiff) -> bool:
-    """True where more than copies and ops of the wrapper differs."""
-    return any(launch.role not in (Role.COPY, Role.WRAPPER) for launch in (*one.removed, *one.added))
-
-
-def _is_choice(one: GraphDiff) -> bool:
+def _is_choice(side: Iterable[Launch], other: Iterable[Launch]) -> bool:
     """True where a matmul is a library call on one side and a template on the other."""
-    kinds = [Counter(map(_chosen, side)) for side in (one.removed, one.added)]
-    return any(kinds[side]["library"] and kinds[1 - side]["template"] for side in (0, 1))
-
-
-def _chosen(launch: Launch) -> str:
-    if launch.role is Role.EXTERN:
-        return "library"
-    return "template" if launch.kind == "tem" else ""
+    is_library = any(launch.role is Role.EXTERN for launch in side)
+    return is_library and any(launch.kind == "tem" and launch.role is not Role.EXTERN for launch in other)

@@ -33,11 +33,12 @@ def reason_of_exchange(both: Sequence[Launch], settings: Mapping[str, str]) -> R
 def _with_matmul(both: Sequence[Launch]) -> str:
     """What async TP is for: a matmul behind an all-gather, or before a reduce-scatter; empty for any other pair."""
     first, second = both
-    if first.kind.startswith(_GATHER) and _matmul(second):
-        return _GATHER
-    if second.kind.startswith(_SCATTER) and _matmul(first):
-        return _SCATTER
-    return ""
+    found = ""
+    if first.kind.startswith(_GATHER):
+        found = _GATHER if _matmul(second) else ""
+    elif second.kind.startswith(_SCATTER):
+        found = _SCATTER if _matmul(first) else ""
+    return found
 
 
 def _matmul(launch: Launch) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from tpcompile.fusion.manifest_records import GraphManifest, Launch, Manifest, Resources
+from tpcompile.fusion.manifest_records import Manifest, Resources
 from tpcompile.fusion.wrapper import launches, triton_sources
 from tpcompile.torch_api import compiler, resources
 
@@ -53,13 +53,11 @@ def _by_source(code: str, needs: Mapping[str, resources.Configurations]) -> _Kno
 
 
 def _added(found: Manifest, known: _Known) -> Manifest:
-    graphs = tuple(_graph(graph, known) for graph in found.graphs)
-    return found.model_copy(update={"graphs": graphs})
-
-
-def _graph(graph: GraphManifest, known: _Known) -> GraphManifest:
-    return graph.model_copy(update={"launches": tuple(_launch(one, known) for one in graph.launches)})
-
-
-def _launch(launch: Launch, known: _Known) -> Launch:
-    return launch.model_copy(update={"resources": known.get((launch.name, launch.source), ())})
+    graphs = []
+    for graph in found.graphs:
+        launched = []
+        for launch in graph.launches:
+            needs = known.get((launch.name, launch.source), ())
+            launched.append(launch.model_copy(update={"resources": needs}))
+        graphs.append(graph.model_copy(update={"launches": tuple(launched)}))
+    return found.model_copy(update={"graphs": tuple(graphs)})

@@ -65,12 +65,14 @@ def origin_of(named: Named, libraries: Libraries) -> str:
     if not named.module or named.attribute or is_own(named.value, libraries):
         return ""
     for module, name, statements in _imports(named.module, named.name):
-        known = getattr(sys.modules.get(module), name, MISSING)
-        is_same = known is named.value or module == named.module
-        if is_same and libraries.have(module):
+        is_first = module == named.module
+        is_same = is_first or getattr(sys.modules.get(module), name, MISSING) is named.value
+        if not is_same:  # it was put there from elsewhere
+            return ""
+        if libraries.have(module):
             return f"{module}.{name}"
-        if not is_same or len(statements) != 1:  # it was put there from elsewhere
-            break
+        if len(statements) != 1:
+            return ""
     return ""
 
 

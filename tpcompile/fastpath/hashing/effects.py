@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
+from itertools import chain
 from types import FunctionType
 
 from tpcompile.fastpath.hashing.trees import CHANGES, body_of, changed_in
@@ -53,7 +54,8 @@ def changing_attributes(kind: type, used: Set[str]) -> set[str]:
     are imported, and what they keep counts as it is.
     """
     changing: set[str] = set()
-    for method in [each for body in body_of(kind) for each in body.body]:
+    inside = chain.from_iterable(body.body for body in body_of(kind))
+    for method in inside:
         if isinstance(method, ast.FunctionDef) and _is_called(method.name, used):
             own = [*method.args.posonlyargs, *method.args.args, ast.arg("")][0]
             changing.update(_changed(method, own.arg))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -53,15 +54,17 @@ class Libraries:
         """
         if not self.have(kind.__module__):
             return False
-        try:
+        exists_from_the_start = not kind.__flags__ & _MADE_BY_A_CALL
+        with suppress(AttributeError):
             is_there = attrgetter(kind.__qualname__)(sys.modules.get(kind.__module__)) is kind
-        except AttributeError:
-            is_there = False
-        if is_there or not kind.__flags__ & _MADE_BY_A_CALL:
-            return True
-        functions = [inspect.unwrap(each) for each in vars(kind).values() if isinstance(each, FunctionType)]
-        written = [each for each in functions if not each.__code__.co_filename.startswith("<")]
-        return bool(written) and all(self.have(each.__globals__.get("__name__")) for each in written)
+            if is_there or exists_from_the_start:
+                return True
+        methods = [inspect.unwrap(each) for each in vars(kind).values() if isinstance(each, FunctionType)]
+        modules = set()
+        for method in methods:
+            if not method.__code__.co_filename.startswith("<"):
+                modules.add(method.__globals__.get("__name__"))
+        return exists_from_the_start or (bool(modules) and all(map(self.have, modules)))
 
 
 @cache

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -62,11 +63,14 @@ class File:
 
     def classes(self, qualname: str) -> list[ast.ClassDef]:
         """Definitions of a class; several where one is defined in different branches."""
-        nodes: list[Any] = [self.tree]
+        around: list[Any] = [self.tree]
         for name in qualname.replace(".<locals>", "").split("."):
-            inside = [node for around in nodes for node in nodes_of(around)]
-            nodes = [node for node in inside if isinstance(node, _Definition) and node.name == name]
-        return [node for node in nodes if isinstance(node, ast.ClassDef)]
+            found = []
+            for node in chain.from_iterable(map(nodes_of, around)):
+                if isinstance(node, _Definition) and node.name == name:
+                    found.append(node)
+            around = found
+        return [node for node in around if isinstance(node, ast.ClassDef)]
 
 
 _FILES: dict[str, File] = {}
@@ -111,9 +115,13 @@ def _holds(node: Any, code: CodeType) -> bool:
     """True when all instructions of the code lie inside of a function."""
     inside = node.body if isinstance(node, ast.Lambda) else node
     begin, end = (inside.lineno, inside.col_offset), (inside.end_lineno, inside.end_col_offset)
-    places = list(filter(all, code.co_positions()))  # without instructions that Python adds
-    begins_inside = all((line, column) >= begin for line, _, column, _ in places)
-    return begins_inside and all((line, column) <= end for _, line, _, column in places)
+    begins, ends = [begin], [end]
+    for place in code.co_positions():
+        if all(place):  # Python adds instructions without a place
+            line, end_line, column, end_column = place
+            begins.append((line, column))
+            ends.append((end_line, end_column))
+    return min(begins) >= begin and max(ends) <= end
 
 
 def text_of(node: Any) -> str:
@@ -194,13 +202,15 @@ def imports_of(node: ast.Import | ast.ImportFrom) -> dict[str, tuple[str, str, i
 
 def nodes_of(node: ast.AST, *, with_comprehensions: bool = False) -> Iterator[ast.AST]:
     """Nodes below a node, without those inside of functions, classes and, unless told otherwise, comprehensions."""
+    left_out = _OpensScope if with_comprehensions else _OpensScope | _Comprehension
     for child in ast.iter_child_nodes(node):
         yield child
-        if isinstance(child, _Comprehension) and not with_comprehensions:
-            named = [inner for inner in ast.walk(child) if isinstance(inner, ast.NamedExpr)]
-            yield from [inner.target for inner in named]  # they bind in the scope around it
-        elif not isinstance(child, _OpensScope):
+        if not isinstance(child, left_out):
             yield from nodes_of(child, with_comprehensions=with_comprehensions)
+        elif isinstance(child, _Comprehension):
+            for inner in ast.walk(child):
+                if isinstance(inner, ast.NamedExpr):  # it binds in the scope around
+                    yield inner.target
 
 
 def changed_in(node: ast.AST, methods: Set[str] | None = None) -> ast.expr | None:

@@ -22,7 +22,7 @@ _NUMBERS = (type(None), bool, int, float, complex, bytes, range, slice, type(Ell
 _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 SEQUENCES = (tuple, list, deque)
 SETS = (set, frozenset)
-DESCRIPTORS = (staticmethod, classmethod, property, functools.cached_property)
+_DESCRIPTORS = (staticmethod, classmethod, property, functools.cached_property)
 Text = Callable[[Any], str]
 """The text of a part."""
 
@@ -175,24 +175,27 @@ def defaults_of(function: FunctionType, node: Any) -> Iterator[tuple[str, Any, a
 
 def own_attributes(kind: type) -> dict[str, Any]:
     """Methods and constants of a class itself; members of enums and what Python adds are as its definition says."""
-    return {name: value for name, value in sorted(vars(kind).items()) if _is_own(kind, name, value)}
+    is_enum = issubclass(kind, Enum)
+    has_fields = dataclasses.is_dataclass(kind) or issubclass(kind, tuple)
+    found = {}
+    for name, value in sorted(vars(kind).items()):
+        if isinstance(value, (FunctionType, *_DESCRIPTORS)):
+            # Methods that a decorator or base class wrote are defined by the fields.
+            is_own = not (has_fields and name.startswith("_") and _has_no_file(value))
+        elif is_enum or isinstance(value, MemberDescriptorType | GetSetDescriptorType):
+            is_own = False
+        else:
+            is_method = callable(value) or hasattr(type(value), "__get__")
+            is_pythons = name.startswith("_abc_impl") or (name.startswith("__") and not is_method)
+            is_own = not is_pythons
+        if is_own:
+            found[name] = value
+    return found
 
 
-def _is_own(kind: type, name: str, value: Any) -> bool:
-    if isinstance(value, (FunctionType, *DESCRIPTORS)):
-        return not (name.startswith("_") and _is_generated(kind, value))
-    if isinstance(value, MemberDescriptorType | GetSetDescriptorType) or issubclass(kind, Enum):
-        return False
-    is_method = callable(value) or hasattr(type(value), "__get__")
-    return not name.startswith("_abc_impl") and (is_method or not name.startswith("__"))
-
-
-def _is_generated(kind: type, value: Any) -> bool:
-    """True for a method that a decorator or base class wrote, which the fields of the class define."""
-    value = inspect.unwrap(getattr(value, "__func__", value))
-    if not isinstance(value, FunctionType) or not value.__code__.co_filename.startswith("<"):
-        return False
-    return dataclasses.is_dataclass(kind) or issubclass(kind, tuple)
+def _has_no_file(method: Any) -> bool:
+    function = inspect.unwrap(getattr(method, "__func__", method))
+    return isinstance(function, FunctionType) and function.__code__.co_filename.startswith("<")
 
 
 def has_caches(kind: type) -> bool:
