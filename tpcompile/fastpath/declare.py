@@ -97,10 +97,12 @@ def _indivisible(path: FastPath, name: str, value: Any) -> str:
 
 
 def _of_dtype(path: FastPath, name: str, tensor: Tensor) -> str:
-    is_any = not path.dtypes or not tensor.is_floating_point()
-    if is_any or tensor.dtype in path.dtypes:
+    takes = path.dtypes or (tensor.dtype,)
+    is_taken = tensor.dtype in takes
+    if is_taken or not tensor.is_floating_point():
         return ""
-    found, *names = [str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, *path.dtypes)]
+    names = [str(dtype).removeprefix("torch.") for dtype in takes]
+    found = str(tensor.dtype).removeprefix("torch.")
     return f"{name} is {found}; it takes {', '.join(names)}"
 
 

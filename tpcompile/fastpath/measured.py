@@ -40,7 +40,7 @@ class Ratio(Frozen):
     For a fast path that exchanges with its peers, the reference is the best form with a collective.
     """
     quartiles: tuple[float, float] | None = None
-    """Of the ratio over rounds; None in cells that were measured before they were kept."""
+    """Quartiles of the ratio over rounds; None in cells that were measured before they were kept."""
     num_programs: int | None = None
     """Most multiprocessors filled by kernels that wait for each other; None for kernels that do not wait."""
     us: dict[str, float] = {}

@@ -132,7 +132,7 @@ def _registered(name: str) -> FastPath | None:
 
 
 def takes(path: FastPath, dtype: str) -> bool:
-    """Whether the fast path accepts that element type."""
+    """True when the fast path accepts that element type."""
     return not path.dtypes or dtype in {str(each).removeprefix("torch.") for each in path.dtypes}
 
 

@@ -30,7 +30,7 @@ class Source:
     """The code that a launcher runs, and its hash."""
 
     sha256: str
-    """Of the code without comments and layout, and of all values that it names, 16 hex digits."""
+    """Hash of the code without comments and layout and of all values that it names, 16 hex digits."""
     kernels: frozenset[str]
     """Names of its Triton kernels, `module.function`."""
     ops: frozenset[str] = frozenset()
@@ -112,11 +112,11 @@ def python_function(wrapped: Any) -> FunctionType | None:
 
 
 def line_of(function: FunctionType) -> UserLine:
-    """Where the function is."""
+    """File and line of a function."""
     file = inspect.getsourcefile(function) or "?"
     return UserLine(file=file, line=function.__code__.co_firstlineno, function=function.__qualname__)
 
 
 def kernel_name(function: FunctionType) -> str:
-    """As it stands in a graph: `module.function`."""
+    """Name of a Triton kernel in graphs: `module.function`."""
     return f"{function.__module__}.{function.__name__}"

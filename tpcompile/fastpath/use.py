@@ -63,22 +63,27 @@ class Use:
         return last([line for line in programs if (line.file, line.function) not in inside]) or self.item.line
 
     def defined_at(self, kernels: Mapping[str, UserLine]) -> str:
-        """Where the kernel is, or the function of the op, or what registered it."""
+        """Place of the kernel or of the function of the op, or else of what registered the op."""
         function = python_function(torch_kernels.custom_op(self.name))
-        line = line_of(function) if function else kernels.get(self.name)
-        known = line or self.item.notes.get("defined")
+        if function is not None:
+            return str(line_of(function))
+        known = kernels.get(self.name) or self.item.notes.get("defined")
         if known:
             return str(known)
-        places = _others_places(self.name, "") if "::" in self.name else []  # a Triton kernel is no op
-        return registrations.told(places[0]) if places else "in a library without Python source"
+        is_op = "::" in self.name
+        for place in _others_places(self.name, "") if is_op else ():
+            return registrations.told(place)
+        return "in a library without Python source"
 
     def _is_part_of(self, path: FastPath) -> bool:
         if self.name not in path.names:
             return False
-        # A kernel whose launch was traced by Dynamo, or seen in eager: the launcher is on its stack.
-        is_launch = "::" not in self.name and self.item.notes.get("graph") in ("dynamo", IN_EAGER)
         functions = {(line.file, line.function) for line in self.stack}
-        return not (is_launch and functions) or _place(path.launcher) in functions
+        was_traced = self.item.notes.get("graph") in ("dynamo", IN_EAGER)
+        is_kernel = "::" not in self.name
+        if functions and was_traced and is_kernel:  # the launcher is on the stack of the launch
+            return _place(path.launcher) in functions
+        return True
 
 
 def is_torchs_op(namespace: str, op: str, overload: str = "") -> bool:
@@ -99,7 +104,7 @@ def is_our_op(namespace: str, op: str, overload: str = "") -> bool:
 
 
 def _others_places(name: str, overload: str) -> list[registrations.Place]:
-    """Where an op was registered, as far as it was not by torch."""
+    """Places where others than torch registered an op."""
     names = [f"{name}.{overload}"]
     if overload == "default":
         names = [name]

@@ -162,7 +162,7 @@ def _other_sources(baseline: Baseline, manifest: Manifest) -> str:
 
 
 def _with_settings(found: Regression, baseline: Baseline, manifest: Manifest) -> Regression:
-    """With the settings that differ, as the last reason."""
+    """The regression with the settings that differ as its last reason."""
     differ = []
     for name in sorted(baseline.settings.keys() | manifest.settings.keys()):
         then = baseline.settings.get(name, "default")
@@ -176,7 +176,7 @@ def _with_settings(found: Regression, baseline: Baseline, manifest: Manifest) ->
 
 
 def _release(version: str) -> str:
-    """Of torch, without what it was built for: 2.13.0+cpu is 2.13.0."""
+    """Version of torch without what it was built for: 2.13.0+cpu is 2.13.0."""
     return version.partition("+")[0]
 
 
@@ -220,7 +220,7 @@ def _exceeded(before: GraphBaseline, graph: GraphManifest, tolerance: float) -> 
 
 
 def _regression(says: str, before: GraphBaseline, graph: GraphManifest, manifest: Manifest) -> Regression:
-    """With the fusions that are newly missed, those between two kernels first."""
+    """What a graph has more of, and why: the fusions that are newly missed, those between two kernels first."""
     newly = _newly_missed(before, graph, manifest.settings)
     newly.sort(key=lambda missed: not _are_kernels(graph, missed))
     lines = [line for missed in newly for line in missed.lines]
@@ -265,7 +265,7 @@ def _smaller(before: GraphBaseline, now: GraphBaseline) -> GraphBaseline:
 
 
 def write(baseline: Baseline, path: Path) -> None:
-    """As JSON, equal text for equal baselines. Raises PreflightError for a file that cannot be written."""
+    """Write JSON, equal text for equal baselines. Raises PreflightError for a file that cannot be written."""
     files.write(baseline, path)
 
 

@@ -87,5 +87,5 @@ def has_dynamic_shapes(manifest: Manifest) -> bool:
 
 
 def totals(manifest: Manifest) -> Totals:
-    """Of all graphs."""
+    """Kernels and bytes of all graphs."""
     return total_of(total(graph.launches) for graph in manifest.graphs)

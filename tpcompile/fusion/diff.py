@@ -48,7 +48,7 @@ class Split(Frozen):
     was: str
     now: tuple[str, ...]
     why: tuple[Missed, ...]
-    """Of each two neighbours among them, why they are two; empty where that is not known."""
+    """Why neighbours among them are not one kernel; empty where that is not known."""
 
 
 class GraphDiff(Frozen):
@@ -81,7 +81,7 @@ class Diff(Frozen):
     graphs: tuple[GraphDiff, ...]
     """Those that differ."""
     tuned: tuple[str, ...] = ()
-    """Of all graphs: kernels with the same code in a different configuration, which autotuning chose by timing."""
+    """Kernels of all graphs with the same code in a different configuration, which autotuning chose by timing."""
 
 
 def diff(base: Manifest, new: Manifest, *, across_versions: bool = False) -> Diff:
@@ -162,12 +162,13 @@ def _recoded(before: _ByStructure, after: _ByStructure) -> Iterator[str]:
 
 
 def _tuned(before: _ByStructure, after: _ByStructure) -> Iterator[str]:
-    """Where both are known: `triton_poi_fused_add_0: XBLOCK=512, 15 registers -> XBLOCK=1024, 23 registers`."""
+    """`triton_poi_fused_add_0: XBLOCK=512, 15 registers -> XBLOCK=1024, 23 registers`, where both are known."""
     pairs = [zip(launches, after.get(structure, ()), strict=False) for structure, launches in before.items()]
     for one, other in chain.from_iterable(pairs):
-        ours, theirs = _needs(one), _needs(other)
-        have_same_code = one.source == other.source
-        if have_same_code and ours and theirs and ours != theirs:
+        is_known = bool(one.resources) and bool(other.resources)
+        has_same_code = one.source == other.source
+        if is_known and has_same_code and one.resources != other.resources:
+            ours, theirs = _needs(one), _needs(other)
             yield f"{one.name}: {ours} -> {theirs}"
 
 
@@ -178,7 +179,7 @@ def _needs(launch: Launch) -> str:
 def _splits(
     removed: Iterable[Launch], added: Sequence[Launch], new: GraphManifest, settings: Mapping[str, str]
 ) -> Iterator[Split]:
-    """Where the graphs have the same nodes: kernels whose nodes are in several kernels now."""
+    """Kernels whose nodes are in several kernels now."""
     for launch in removed:
         now = [one for one in added if set(one.fx) & set(launch.fx)]
         if launch.role is Role.KERNEL and len(now) > 1:

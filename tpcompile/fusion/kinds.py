@@ -27,7 +27,7 @@ _OF_KERNEL = {
     "spl": Kind.REDUCTION,
     "tem": Kind.TEMPLATE,
 }
-"""By Inductor's three letters."""
+"""Inductor's three letters in the name of a kernel -> its kind."""
 _OF_ROLE = {
     Role.EXTERN: Kind.LIBRARY,
     Role.COLLECTIVE: Kind.COLLECTIVE,
@@ -57,7 +57,7 @@ PLOT = {
 
 
 def kind_of(launch: Launch) -> Kind:
-    """Of a generated kernel by Inductor's name for it, of all others by what launches it."""
+    """The kind of a generated kernel by Inductor's name for it, of all others by what launches it."""
     if launch.role is Role.KERNEL:
         return _OF_KERNEL.get(launch.kind, Kind.LOOPS)
     return _OF_ROLE[launch.role]

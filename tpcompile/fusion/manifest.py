@@ -117,13 +117,13 @@ def total(launched: Iterable[Launch]) -> Totals:
 
 
 def total_of(parts: Iterable[Totals]) -> Totals:
-    """Of several graphs."""
+    """Kernels and bytes of several graphs."""
     every = list(parts)
     return Totals(kernels=sum(one.kernels for one in every), bytes=sum(one.bytes for one in every))
 
 
 def total_before(decisions: Decisions) -> Totals:
-    """The same if the scheduler had fused nothing."""
+    """Kernels and bytes if the scheduler had fused nothing."""
     nodes = [one for one in decisions.before if one.kind not in (*_NOT_LAUNCHED, "wait")]
     sizes = [one.bytes for one in nodes if one.kind != "collective"]
     return Totals(kernels=len(nodes), bytes=sum(sizes))
@@ -140,7 +140,7 @@ def removed_round_trips(decisions: Decisions) -> tuple[str, ...]:
 
 
 def write(manifest: Manifest, path: Path) -> None:
-    """As JSON, equal text for equal manifests."""
+    """Write JSON, equal text for equal manifests."""
     files.write(manifest, path)
 
 

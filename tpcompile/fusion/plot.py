@@ -96,7 +96,7 @@ class Side:
     title: str
     rows: Sequence[Row]
     totals: Mapping[str, Totals]
-    """By stage."""
+    """Stage -> kernels and bytes."""
 
     @classmethod
     def of(cls, name: str, manifest: Manifest) -> Side:

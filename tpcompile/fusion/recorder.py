@@ -23,7 +23,7 @@ from tpcompile.fusion.manifest_records import SCHEMA_VERSION, Decisions, GraphMa
 from tpcompile.torch_api import compiler, scheduling
 
 _FOLDER = f"tpcompile_fusion_{SCHEMA_VERSION}"
-"""In Inductor's cache: the decisions behind the code that is cached."""
+"""Folder in Inductor's cache with the decisions behind the code that is cached."""
 
 
 class FusionRecorder:
@@ -53,7 +53,7 @@ class FusionRecorder:
         self._stack.close()
 
     def manifest(self) -> Manifest:
-        """Of all graphs so far, in the order of their code."""
+        """The manifest of all graphs so far, in the order of their code."""
         return manifest_of(self._events, self._settings)
 
     def _receive(self, metadata: Mapping[str, Any], payload: str | None) -> None:
@@ -111,7 +111,7 @@ def _graph(logged: TraceEvent) -> GraphManifest:
 
 
 def _log(code: str, decisions: dict[str, Any] | None) -> None:
-    """On the compiling thread: into the trace, and from or into the cache."""
+    """Log a graph in the trace, and read or write its decisions in the cache; runs on the compiling thread."""
     sha256 = hashlib.sha256(code.strip().encode()).hexdigest()
     path = scheduling.cache_folder() / _FOLDER / f"{sha256}.json"
     is_cached = decisions is None

@@ -13,11 +13,11 @@ from tpcompile.torch_api import compiler, resources
 CODE_EVENT = "inductor_output_code"
 
 _Known = Mapping[tuple[str, str], tuple[Resources, ...]]
-"""By name and hash of the source of a kernel."""
+"""Name of a kernel and hash of its source -> what its configurations need."""
 
 
 def with_launched(found: Manifest) -> Manifest:
-    """Of each kernel that has run on a GPU: the configuration that it runs with, which autotuning may have chosen."""
+    """Add to each kernel that has run on a GPU the configuration that it runs with, as autotuning chose it."""
     known: dict[tuple[str, str], tuple[Resources, ...]] = {}
     for code, kernels in resources.generated_modules():
         needs = {name: resources.of_launched(kernel) for name, kernel in kernels.items()}

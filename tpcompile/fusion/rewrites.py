@@ -45,7 +45,7 @@ class RewritingPass(CustomGraphPass):
         """No code of a rewritten graph is cached."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RewritingPass:
-        """Of the copies that torch.compile makes of its settings, all report to the same list."""
+        """Itself: torch.compile copies its settings, and all copies report to the same list."""
         return self
 
 
@@ -66,7 +66,7 @@ class LookingPass(CustomGraphPass):
         """No code is cached: what is present would not be seen again."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LookingPass:
-        """As of a `RewritingPass`."""
+        """Itself, as for a `RewritingPass`."""
         return self
 
 
@@ -75,7 +75,7 @@ _PLACE_OF_OP = {
     higher_order.auto_functionalized: 0,
     higher_order.auto_functionalized_v2: 0,
 }
-"""Of ops that call a different one, where that is among their arguments."""
+"""Ops that call a different op -> its place among their arguments."""
 
 
 def _name(node: Node) -> str:

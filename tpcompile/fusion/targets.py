@@ -53,7 +53,7 @@ def record(target: str, settings: Sequence[str] = (), *, nproc: int = 1, device:
 def record_without_gpu(
     target: str, settings: Sequence[str] = (), *, nproc: int = 1, with_resources: bool = False
 ) -> Manifest:
-    """The same for the GPU that `tpcompile.fusion.no_gpu.pretend` has made torch see; tensors hold nothing.
+    """As `record`, for the GPU that `tpcompile.fusion.no_gpu.pretend` has made torch see; tensors hold nothing.
 
     `with_resources` compiles the kernels too.
     """

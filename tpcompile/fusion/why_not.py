@@ -45,7 +45,7 @@ class Missed(Frozen):
 
 
 def missed_fusions(found: GraphManifest, settings: Mapping[str, str] | None = None) -> tuple[Missed, ...]:
-    """By what would be saved, the most first. Empty where the manifest is not aligned.
+    """All missed fusions by what they would save, the most first. Empty where the manifest is not aligned.
 
     With the settings of the manifest, a remedy that is in use already is not proposed again.
     """
@@ -110,7 +110,7 @@ def _place_of(launches: Sequence[Launch]) -> dict[str, int]:
 
 
 def _places(name: str, place_of: Mapping[str, int]) -> set[int]:
-    """Where the parts of a node, `op1_op4`, were launched."""
+    """Places of the launches that the parts of a node, `op1_op4`, are in."""
     return {place_of[part] for part in name.split("_") if part in place_of}
 
 
@@ -241,7 +241,7 @@ def _of_matmuls(both: Sequence[Launch]) -> Reason:
 
 
 def _most_telling(logged: Sequence[str]) -> Reason:
-    """Of the reasons of several tries, the last that is not about the order alone."""
+    """The last reason of several tries that is not about the order alone."""
     found = reason_of(logged[-1])
     for text in reversed(logged):
         reason = reason_of(text)

@@ -15,7 +15,7 @@ from torch.library import CustomOpDef
 
 from tpcompile.fastpath.hashing.libraries import Libraries
 from tpcompile.fastpath.hashing.names import MISSING, UNCHANGING, Named
-from tpcompile.fastpath.hashing.trees import changed_in, file_of
+from tpcompile.fastpath.hashing.trees import changed_in, file_of, imports_of
 from tpcompile.torch_api import kernels as torch_kernels
 
 
@@ -89,13 +89,13 @@ def inner_of(value: Any) -> Any:
 def is_own(value: Any, libraries: Libraries) -> bool:
     """True for a value that may run code of the program; of modules of a library, others count by name."""
     inner = inner_of(value)
-    if inner is not None and is_own(inner, libraries):
-        return True
-    if torch_kernels.op_name(value):
+    runs_own = inner is not None and is_own(inner, libraries)
+    if runs_own or torch_kernels.op_name(value):
         return True
     if isinstance(value, FunctionType):
         return not libraries.have(str(value.__globals__.get("__name__")))
-    return not libraries.have_class(value if isinstance(value, type) else type(value))
+    kind = value if isinstance(value, type) else type(value)
+    return not libraries.have_class(kind)
 
 
 def kept_by(function: FunctionType, libraries: Libraries) -> list[Any]:
@@ -107,7 +107,8 @@ def kept_by(function: FunctionType, libraries: Libraries) -> list[Any]:
     kept = []
     for value in values:
         inside = value.values() if isinstance(value, Mapping) else [value]
-        if any(callable(each) and is_own(each, libraries) for each in inside):
+        functions = filter(callable, inside)
+        if any(is_own(function, libraries) for function in functions):
             kept.append(value)
     return kept
 
@@ -123,15 +124,15 @@ def _imports(module: str, name: str) -> Iterator[tuple[str, str, list[ast.stmt]]
 
 
 def _imported(module: str, name: str, statements: list[ast.stmt]) -> tuple[str, str]:
-    """Where statements of a module import a name from; the name itself where they do not."""
+    """Module and name that statements of a module import a name from; its own where they do not."""
     package = str(getattr(sys.modules.get(module), "__package__", "") or "")
     for statement in statements:
         if not isinstance(statement, ast.ImportFrom):
             continue
-        full = importlib.util.resolve_name("." * statement.level + (statement.module or ""), package)
-        by_name = {alias.asname or alias.name: alias.name for alias in statement.names}
-        if name in by_name:
-            return full, by_name[name]
-        if "*" in by_name and hasattr(sys.modules.get(full), name):
-            return full, name
+        for bound, (place, attr, level) in imports_of(statement).items():
+            full = importlib.util.resolve_name("." * level + place, package)
+            if bound == name:
+                return full, attr
+            if bound == "*" and hasattr(sys.modules.get(full), name):
+                return full, name
     return module, name

@@ -54,8 +54,11 @@ def path_text(value: str | PurePath, roots: Collection[str]) -> str:
     text = str(value)
     shown = portable(text, roots)
     file = Path(text)
-    may_be_data = shown != text and "\n" not in text and file.suffix not in (".py", ".pyc")
-    return f"{shown!r} {content(file)}" if may_be_data and file.is_file() else repr(shown)
+    is_of_program = shown != text and "\n" not in text
+    is_code = file.suffix in (".py", ".pyc")
+    if is_of_program and not is_code and file.is_file():
+        return f"{shown!r} {content(file)}"
+    return repr(shown)
 
 
 def content(file: Path) -> str:

@@ -44,8 +44,10 @@ class Libraries:
             return False
         if top in _ALWAYS | STANDARD:
             return True
-        place = _place(module if module in sys.modules else top)
-        return any(folder in place for folder in _INSTALLED) or _is_installed(top)
+        known = module if module in sys.modules else top
+        place = _place(known)
+        is_in_site = any(folder in place for folder in _INSTALLED)
+        return is_in_site or _is_installed(top)
 
     def have_class(self, kind: type) -> bool:
         """True for a class of a library: its module has it, or its methods are of one.
@@ -78,7 +80,7 @@ def _is_installed(top: str) -> bool:
 
 
 def _place(module: str) -> str:
-    """Where a module is, or a package whose files are in folders of several; empty where that is not known."""
+    """The file or folder of a module, the first folder of a namespace package; empty where it is not known."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):  # a module that was made by a call has no spec
@@ -90,7 +92,7 @@ def _place(module: str) -> str:
 
 
 def version_of(top: str) -> str:
-    """Of the distribution that a top-level package is from; `unknown` where neither it nor the package says."""
+    """Version of the distribution that a top-level package is from, or of the package itself; else `unknown`."""
     try:
         return metadata.version(top)
     except metadata.PackageNotFoundError:

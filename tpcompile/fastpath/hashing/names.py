@@ -60,7 +60,7 @@ class Named:
     """A name of the function that means something outside of it."""
 
     label: str
-    """As it is written: `consts.EPS`."""
+    """The name as it is written: `consts.EPS`."""
     value: Any
     module: str = ""
     """The module that has it, or what has it, as a global variable; empty for variables of enclosing functions."""
@@ -70,7 +70,7 @@ class Named:
 
     @property
     def place(self) -> str:
-        """What assigns it names it so."""
+        """The name by which `Effects.rebound` has it where it is assigned."""
         return self.attribute or f"{self.module}.{self.name}"
 
 
@@ -200,13 +200,15 @@ class Names(ast.NodeVisitor):
 
     def visit_Raise(self, node: ast.Raise) -> None:
         """An exception that is only raised counts by its name: it is no result. One that is named elsewhere is."""
-        made = node.exc if isinstance(node.exc, ast.Call) else None
-        named = self._resolve(made.func) if made else None
-        if made and named and isinstance(named.value, type) and issubclass(named.value, BaseException):
-            self._named.append(Named(named.label, raised(name_of(named.value))))
-            self.statements([*made.args, *made.keywords, node.cause])
-        else:
-            self.generic_visit(node)
+        match node.exc:
+            case ast.Call(func=function, args=arguments, keywords=keywords):
+                named = self._resolve(function)
+                kind = named.value if named else None
+                if named and isinstance(kind, type) and issubclass(kind, BaseException):
+                    self._named.append(Named(named.label, raised(name_of(kind))))
+                    self.statements([*arguments, *keywords, node.cause])
+                    return
+        self.generic_visit(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
         """An item."""

@@ -144,13 +144,15 @@ def _native(kind: type) -> Any:
 def held(value: Any) -> list[Any]:
     """What a value keeps that changes: items of a container, attributes of an object, variables of a closure."""
     if isinstance(value, FunctionType):
-        return [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+        assigned = filter(lambda cell: cell != CellType(), value.__closure__ or ())
+        return [cell.cell_contents for cell in assigned]
     inside: list[Any] = []
     if isinstance(value, Mapping):
-        inside = list(value.values())
+        inside += value.values()
     elif isinstance(value, (*SEQUENCES, *SETS)):
-        inside = list(value)
-    return [*inside, *getattr(value, "__dict__", {}).values()]
+        inside += value
+    attributes = getattr(value, "__dict__", {})
+    return [*inside, *attributes.values()]
 
 
 # Functions

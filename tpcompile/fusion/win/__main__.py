@@ -65,13 +65,13 @@ def verify_win(
 
 
 def _modes_of(device: str) -> tuple[str, ...]:
-    """On CPU there are no CUDA graphs, so `reduce-overhead` is the default."""
+    """All modes of a device: on CPU there are no CUDA graphs, so `reduce-overhead` is the default."""
     is_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     return MODES if is_gpu else ("default", "max-autotune")
 
 
 def _measured(request: dict[str, Any], cached: bool, timeout_s: float) -> Measured:
-    """In a process with an empty cache; and again for the first call with what is then in the cache."""
+    """Measure a mode in a process with an empty cache, and the first call again with what is then in the cache."""
     with TemporaryDirectory() as folder:
         found = Measured.model_validate(_run(request, Path(folder), timeout_s))
         if not cached:

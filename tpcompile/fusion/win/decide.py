@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from tpcompile.fusion.win.mode_records import EAGER, WITH_CUDA_GRAPHS, Advice, Cause, Measured
 
 ERROR_LIMIT = 2.5
-"""As the gate's: the error against float64 may be so many times that of eager."""
+"""The error against float64 may be so many times that of eager, as in the gate."""
 LEAST_GAIN = 0.03
 """Steps that differ by less count as equal, however quiet the machine is."""
 _LIBRARY_SHARE = 0.8
@@ -49,7 +49,7 @@ def noise(one: Measured) -> float:
 
 
 def is_wrong(one: Measured) -> bool:
-    """Whether the outputs are much further from float64 than those of eager; NaN is."""
+    """True when the outputs are much further from float64 than those of eager, or NaN."""
     return one.error_ratio is not None and not one.error_ratio <= ERROR_LIMIT
 
 

@@ -66,7 +66,7 @@ class Program:
     name: str
 
     def copied(self, dtype: torch.dtype | None = None) -> Program:
-        """With weights and inputs of its own; floating ones in `dtype`."""
+        """A copy with weights and inputs of its own, floating ones in `dtype`."""
         program = copy.deepcopy(self.target.program)
         inputs = copy.deepcopy(self.target.inputs)
         if dtype is not None:
@@ -172,9 +172,9 @@ class _Exact:
     """Outputs in float64."""
 
     first: dict[str, Tensor] | None = None
-    """Of the first call; None where the program cannot run in float64, as a function with tensors of its own."""
+    """Outputs of the first call; None where the program cannot run in float64, as a function with its own tensors."""
     again: dict[str, Tensor] | None = None
-    """Of any later call; None where a call changes what the next one computes."""
+    """Outputs of any later call; None where a call changes what the next one computes."""
 
 
 def _exact(program: Program) -> _Exact:
