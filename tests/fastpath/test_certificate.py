@@ -54,47 +54,42 @@ def test_one_for_the_source_and_kind_of_device_certifies(path: FastPath) -> None
     assert certificate.uncertified(path) == ""
 
 
+def power(num_mutations: int, *survivors: Survivor) -> Power:
+    return Power(device="interpreter", num_mutations=num_mutations, survivors=survivors)
+
+
+WORST = Worst(ratio=2.6, case="5 tokens", tensor="output 0")
+
+
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("changes", "numbers"),
     [
-        ({"source": "4567"}, "its certificate is for source 4567, and this is "),
-        (
-            {"worst": Worst(ratio=2.6, case="5 tokens", tensor="output 0")},
-            "its certificate has an error of 2.6 times the plain code's in 5 tokens",
-        ),
-        (
-            {"power": Power(device="interpreter", num_mutations=21, survivors=(SURVIVOR, SURVIVOR, KNOWN))},
-            "in its certificate 90.0% of 20 mutations caught, 90.0% of the 20 that the cases can reach (1 more change "
-            "nothing); at least 95% are required",
-        ),
-        (
-            {"power": Power(device="interpreter", num_mutations=21, survivors=(FAR, FAR, KNOWN))},
-            "90.0% of 20 mutations caught, 100.0% of the 18 that the cases can reach (1 more change nothing)",
-        ),
-        (
-            {"power": Power(device="interpreter", num_mutations=20, survivors=(KNOWN,))},
-            "its certificate has 19 mutations; at least 20 are required",
-        ),
-        ({"power": Power(device="interpreter", num_mutations=0, survivors=())}, "its certificate has 0 mutations"),
-        (
-            {"worst": Worst(ratio=2.6, case="5 tokens", tensor="output 0"), "limit": 3.0},
-            "its certificate has an error of 2.6 times the plain code's in 5 tokens",
-        ),
+        ({"source": "4567"}, ["4567"]),
+        ({"worst": WORST}, ["2.6", "5"]),
+        ({"power": power(21, SURVIVOR, SURVIVOR, KNOWN)}, ["90.0%", "20", "90.0%", "20", "1", "95%"]),
+        ({"power": power(21, FAR, FAR, KNOWN)}, ["90.0%", "20", "100.0%", "18", "1", "95%"]),
+        ({"power": power(20, KNOWN)}, ["19", "20"]),
+        ({"power": power(0)}, ["0", "20"]),
+        ({"worst": WORST, "limit": 3.0}, ["2.6", "5"]),
     ],
     ids=["edited", "error", "power", "unreached", "few mutations", "no mutations", "limit of its own"],
 )
-def test_one_that_proves_less_does_not(path: FastPath, changes: dict[str, Any], why: str) -> None:
+def test_one_that_proves_less_does_not(path: FastPath, changes: dict[str, Any], numbers: list[str]) -> None:
     certificate.write(made(**{"source": source(path), **changes}), path)
-    refusal = certificate.uncertified(path)
-    assert refusal.startswith("fast path norm at ") and why in refusal
-    assert refusal.endswith("; run `tpcompile certify norm --import MODULE`")
+    place, _, why = certificate.uncertified(path).partition("certificate ")
+    assert place.startswith("fast path norm at ") and numbers_in(why)[: len(numbers)] == numbers
+    assert why.endswith("; run `tpcompile certify norm --import MODULE`")
+
+
+def numbers_in(text: str) -> list[str]:
+    return re.findall(r"\b[\d.]*\d%?", text)
 
 
 def test_the_power_counts_what_changes_nothing_apart_from_what_no_case_reaches() -> None:
-    power = Power(device="interpreter", num_mutations=104, survivors=(KNOWN,) * 4 + (FAR,) * 3 + (SURVIVOR,))
-    assert (power.num_wrong, power.num_reached) == (100, 97)
-    assert (power.caught, power.caught_of_reached) == (0.96, 96 / 97)
-    assert made(power=power).refusal("0123") == ""
+    found = power(104, *[KNOWN] * 4, *[FAR] * 3, SURVIVOR)
+    assert (found.num_wrong, found.num_reached) == (100, 97)
+    assert (found.caught, found.caught_of_reached) == (0.96, 96 / 97)
+    assert made(power=found).refusal("0123") == ""
 
 
 FEW = {"launches_kernels": False}
@@ -102,30 +97,23 @@ FEW = {"launches_kernels": False}
 
 
 @pytest.mark.parametrize(
-    ("fields", "mutations", "survivors", "why"),
+    ("fields", "found", "numbers"),
     [
-        (FEW, 8, (), ""),
-        (FEW, 8, (FAR, FAR, KNOWN), ""),
-        (
-            FEW,
-            8,
-            (SURVIVOR,),
-            "87.5% of the 8 that the cases can reach (0 more change nothing); with fewer than 20 mut",
-        ),
-        (FEW, 6, (FAR, KNOWN), "its certificate has 4 mutations that the cases can reach; of a call of a library at "),
-        (FEW, 0, (), "its certificate has 0 mutations that the cases can reach"),
-        (FEW, 20, (SURVIVOR,), ""),  # as many as others have: their rule
-        (FEW, 20, (SURVIVOR, SURVIVOR), "at least 95% are required"),
-        ({}, 8, (), "its certificate has 8 mutations; at least 20 are required"),
+        (FEW, power(8), []),
+        (FEW, power(8, FAR, FAR, KNOWN), []),
+        (FEW, power(8, SURVIVOR), ["87.5%", "8", "87.5%", "8", "0", "20"]),
+        (FEW, power(6, FAR, KNOWN), ["4", "5"]),
+        (FEW, power(0), ["0", "5"]),
+        (FEW, power(20, SURVIVOR), []),  # as many as others have: their rule
+        (FEW, power(20, SURVIVOR, SURVIVOR), ["90.0%", "20", "90.0%", "20", "0", "95%"]),
+        ({}, power(8), ["8", "20"]),
     ],
     ids=["all caught", "all reached", "one missed", "few reached", "none", "many", "many missed", "kernels"],
 )
 def test_a_library_call_may_have_few_mutations_if_the_cases_catch_all_that_they_reach(
-    fields: dict[str, Any], mutations: int, survivors: tuple[Survivor, ...], why: str
+    fields: dict[str, Any], found: Power, numbers: list[str]
 ) -> None:
-    power = Power(device="interpreter", num_mutations=mutations, survivors=survivors)
-    refusal = made(power=power, **fields).refusal("0123")
-    assert why in refusal and bool(why) == bool(refusal)
+    assert numbers_in(made(power=found, **fields).refusal("0123")) == numbers
 
 
 def test_it_is_for_the_numbers_of_ranks_and_the_dtypes_that_its_cases_had(path: FastPath) -> None:
