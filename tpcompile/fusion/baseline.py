@@ -223,9 +223,13 @@ def _regression(says: str, before: GraphBaseline, graph: GraphManifest, manifest
     """What a graph has more of, and why: the fusions that are newly missed, those between two kernels first."""
     newly = _newly_missed(before, graph, manifest.settings)
     newly.sort(key=lambda missed: not _are_kernels(graph, missed))
-    lines = [line for missed in newly for line in missed.lines]
-    lines += [line for launch in graph.launches for line in launch.lines]
-    reasons = [f"{_pair(graph, missed)} are two launches: {missed.reason.says}" for missed in newly]
+    reasons: list[str] = []
+    lines: list[UserLine] = []
+    for missed in newly:
+        reasons.append(f"{_pair(graph, missed)} are two launches: {missed.reason.says}")
+        lines += missed.lines
+    for launch in graph.launches:
+        lines += launch.lines
     return Regression(says=says, reasons=tuple(reasons), line=first(lines))
 
 

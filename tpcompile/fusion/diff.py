@@ -155,21 +155,24 @@ def _surplus(ours: _ByStructure, theirs: _ByStructure) -> Iterator[Launch]:
 
 def _recoded(before: _ByStructure, after: _ByStructure) -> Iterator[str]:
     for structure, launches in before.items():
+        others = after.get(structure, [])
         sources = Counter(one.source for one in launches)
-        other_sources = Counter(one.source for one in after.get(structure, ()))
-        if other_sources and sources != other_sources:
+        other_sources = Counter(one.source for one in others)
+        is_in_both = bool(others)
+        if is_in_both and sources != other_sources:
             yield launches[0].name
 
 
 def _tuned(before: _ByStructure, after: _ByStructure) -> Iterator[str]:
     """`triton_poi_fused_add_0: XBLOCK=512, 15 registers -> XBLOCK=1024, 23 registers`, where both are known."""
-    pairs = [zip(launches, after.get(structure, ()), strict=False) for structure, launches in before.items()]
-    for one, other in chain.from_iterable(pairs):
-        is_known = bool(one.resources) and bool(other.resources)
-        has_same_code = one.source == other.source
-        if is_known and has_same_code and one.resources != other.resources:
-            ours, theirs = _needs(one), _needs(other)
-            yield f"{one.name}: {ours} -> {theirs}"
+    for structure, launches in before.items():
+        others = after.get(structure, [])
+        for one, other in zip(launches, others, strict=False):
+            has_same_code = one.source == other.source
+            is_known = bool(one.resources) and bool(other.resources)
+            is_tuned = has_same_code and one.resources != other.resources
+            if is_known and is_tuned:
+                yield f"{one.name}: {_needs(one)} -> {_needs(other)}"
 
 
 def _needs(launch: Launch) -> str:
@@ -209,7 +212,8 @@ def _class_of_graph(one: GraphDiff) -> Change:
         return Change.CODEGEN
     if _is_choice(one.removed, one.added) or _is_choice(one.added, one.removed):
         return Change.CHOICE
-    is_of_the_wrapper = all(launch.role in (Role.COPY, Role.WRAPPER) for launch in differing)
+    roles = {launch.role for launch in differing}
+    is_of_the_wrapper = roles <= {Role.COPY, Role.WRAPPER}
     return Change.WRAPPER if is_of_the_wrapper else Change.FUSION
 
 

@@ -270,12 +270,15 @@ def _by_use(graph: GraphManifest, both: Sequence[Launch], reason: Reason) -> Rea
 
 def _in_memory(graph: GraphManifest, both: Sequence[Launch], reason: Reason) -> Reason:
     """Add why the buffer between them was made at all, where computing it in the second would have been possible."""
-    realized = graph.decisions.realized if graph.decisions else ()
-    between = both[0].writes.keys() & both[1].reads.keys()
-    made = first(one for one in realized if one.buffer in between)
-    if made is None or reason.boundary is not Boundary.INDEXING:
+    if reason.boundary is not Boundary.INDEXING or graph.decisions is None:
         return reason
-    remedy = f"config.{made.setting}, or operands in a different order" if made.setting else reason.remedy
+    between = both[0].writes.keys() & both[1].reads.keys()
+    made = first(one for one in graph.decisions.realized if one.buffer in between)
+    if made is None:
+        return reason
+    remedy = reason.remedy
+    if made.setting:
+        remedy = f"config.{made.setting}, or operands in a different order"
     text = f"{reason.text}; it was made in memory because of its {made.text}"
     return Reason(boundary=reason.boundary, text=text, remedy=remedy)
 

@@ -193,12 +193,15 @@ def _exact(program: Program) -> _Exact:
 def _error_ratio(exact: dict[str, Tensor] | None, got: dict[str, Tensor], eager: dict[str, Tensor]) -> float | None:
     if exact is None:
         return None
-    worst = -math.inf
+    ratios = []
     for name, value in exact.items():
         is_there = name in got and got[name].shape == value.shape
-        ratio = measure.error_of(got[name], eager[name], value)["ratio"] if is_there else math.inf
-        worst = max(worst, math.inf if math.isnan(ratio) else ratio)
-    return worst
+        if not is_there:
+            return math.inf
+        error = measure.error_of(got[name], eager[name], value)
+        ratios.append(error["ratio"])
+    is_nan = any(map(math.isnan, ratios))
+    return math.inf if is_nan else max(ratios)
 
 
 # What the profiler sees
