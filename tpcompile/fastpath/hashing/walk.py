@@ -57,18 +57,18 @@ class Walk:
         """What is registered with an op, under the key of its reference."""
         self._roots: set[str] = set()
         """Folders that the program is installed in."""
-        self._is_run = True
 
     def read(self, launcher: Any, references: Iterable[Any] = ()) -> None:
         """Follow a launcher, then what it does not run: kernels for fake tensors, plain code."""
         self._reference("launcher", Named("", launcher))
-        self._is_run = False
+        functions = set(self.functions)
         self._read_later()
         kernels, ops = dict(self.kernels), set(self.ops)
         for reference in references:
             self._reference("reference", Named("", reference))
         self._read_later()
-        self.kernels, self.ops = kernels, ops
+        # What is registered for fake tensors is not run, and what the plain code launches is not of the launcher.
+        self.functions, self.kernels, self.ops = functions, kernels, ops
 
     def _read_later(self) -> None:
         while self._later:
@@ -316,8 +316,7 @@ class Walk:
         self._known[id(function)] = f"function {key}", function
         self.parts[key] = function_text(node)
         self._roots |= roots_of(sys.modules.get(module), code.co_filename)
-        if self._is_run:
-            self.functions.add(function)
+        self.functions.add(function)
         names = Names(function.__globals__, self._libraries, function).function(node)
         self.ran.append((function, names.effects))
         self._found(key, names)
