@@ -16,7 +16,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
 from tpcompile.fastpath.hashing.effects import Effects, effects_of
-from tpcompile.fastpath.hashing.files import content
+from tpcompile.fastpath.hashing.files_read import content
 from tpcompile.fastpath.hashing.libraries import PLATFORM, top_of, version_of
 from tpcompile.fastpath.hashing.trees import definition_of
 from tpcompile.fastpath.hashing.walk import Walk

@@ -5,7 +5,7 @@ targets.py           `package.module:build` -> manifest, compiled as rank 0 of a
 manifest_records.py  nodes, pairs, launches, manifests: frozen, as JSON
 wrapper.py           generated code -> launches in order
 manifest.py          launches and decisions -> manifest of a graph; totals
-files.py             records of this package as JSON files
+record_files.py      records of this package as JSON files
 bisect.py            a program with one kind of op taken out -> what keeps kernels apart
 attempts.py          compiles these programs
 rewrites.py          graphs with one kind of op taken out

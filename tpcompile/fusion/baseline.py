@@ -10,7 +10,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import Frozen
-from tpcompile.fusion import files
+from tpcompile.fusion import record_files
 from tpcompile.fusion.launched import says
 from tpcompile.fusion.manifest import total
 from tpcompile.fusion.manifest_records import GraphManifest, Manifest, Role
@@ -270,9 +270,9 @@ def _smaller(before: GraphBaseline, now: GraphBaseline) -> GraphBaseline:
 
 def write(baseline: Baseline, path: Path) -> None:
     """Write JSON, equal text for equal baselines. Raises PreflightError for a file that cannot be written."""
-    files.write(baseline, path)
+    record_files.write(baseline, path)
 
 
 def read(path: Path) -> Baseline:
     """Raises ConfigError for a file that is not there, is no baseline, or has a different schema version."""
-    return files.read(Baseline, path, version=BASELINE_VERSION, made_by="tpcompile fusion baseline")
+    return record_files.read(Baseline, path, version=BASELINE_VERSION, made_by="tpcompile fusion baseline")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tpcompile.fusion import files
+from tpcompile.fusion import record_files
 from tpcompile.fusion.manifest_records import (
     SCHEMA_VERSION,
     Call,
@@ -141,9 +141,9 @@ def removed_round_trips(decisions: Decisions) -> tuple[str, ...]:
 
 def write(manifest: Manifest, path: Path) -> None:
     """Write JSON, equal text for equal manifests."""
-    files.write(manifest, path)
+    record_files.write(manifest, path)
 
 
 def read(path: Path) -> Manifest:
     """Raises ConfigError for a file that is not there, is no manifest, or has a different schema version."""
-    return files.read(Manifest, path, version=SCHEMA_VERSION, made_by="tpcompile fusion record")
+    return record_files.read(Manifest, path, version=SCHEMA_VERSION, made_by="tpcompile fusion record")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tpcompile.errors import ConfigError
-from tpcompile.fusion import files
+from tpcompile.fusion import record_files
 from tpcompile.fusion.kinds import PLOT, Kind, kind_of, label, ops_text, size_text
 from tpcompile.fusion.manifest import total, total_before, total_of
 from tpcompile.fusion.manifest_records import Launch, Manifest, Role, Totals
@@ -64,7 +64,7 @@ def write(named: Sequence[tuple[str, Manifest]], path: Path) -> None:
         for part, side in zip(parts, sides, strict=True):
             _draw(part, side, most=most, scale=scale)
         metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-        with files.writing(path):
+        with record_files.writing(path):
             figure.savefig(path, metadata=metadata, dpi=_DPI)
 
 

@@ -21,7 +21,7 @@ from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 from tpcompile.fastpath.hashing.effects import Effects
-from tpcompile.fastpath.hashing.files import file_of_call, paths_of
+from tpcompile.fastpath.hashing.files_read import file_of_call, paths_of
 from tpcompile.fastpath.hashing.libraries import Libraries
 from tpcompile.fastpath.hashing.trees import CHANGES, Scope, changed_in, imports_of, scope_of
 

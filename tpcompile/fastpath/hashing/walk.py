@@ -19,7 +19,7 @@ from torch.library import CustomOpDef
 from tpcompile.errors import ConfigError
 from tpcompile.fastpath.hashing import definitions, values
 from tpcompile.fastpath.hashing.effects import Effects, changing_attributes
-from tpcompile.fastpath.hashing.files import content, path_text, portable
+from tpcompile.fastpath.hashing.files_read import content, path_text, portable
 from tpcompile.fastpath.hashing.libraries import STANDARD, Libraries, roots_of, top_of
 from tpcompile.fastpath.hashing.names import MISSING, Library, Named, Names, Raised, name_of
 from tpcompile.fastpath.hashing.trees import body_of, definition_of, function_text, text_of
