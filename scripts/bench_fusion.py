@@ -24,8 +24,8 @@ from torch import nn
 from tests.fusion.codegen import generating
 from tests.fusion.models import FeedForward
 from tpcompile.fusion.diff import Change, diff
+from tpcompile.fusion.manifest_records import Manifest
 from tpcompile.fusion.recorder import FusionRecorder
-from tpcompile.fusion.records import Manifest
 
 
 def main() -> None:

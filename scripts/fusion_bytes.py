@@ -29,8 +29,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tpcompile.fusion.manifest import total
+from tpcompile.fusion.manifest_records import Launch, Role
 from tpcompile.fusion.recorder import FusionRecorder
-from tpcompile.fusion.records import Launch, Role
 
 WIDTH = 4096
 ITEM = 2

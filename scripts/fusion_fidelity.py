@@ -20,7 +20,7 @@ from typing import Any
 
 from tpcompile.fusion.diff import diff
 from tpcompile.fusion.manifest import read
-from tpcompile.fusion.records import Launch, Manifest, Role
+from tpcompile.fusion.manifest_records import Launch, Manifest, Role
 
 WITHOUT = ("--arch", "sm_90", "--resources")
 CASES = {

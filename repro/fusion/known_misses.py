@@ -57,7 +57,7 @@ def found(case: Case) -> dict[str, Any]:
     import torch
     from torch.distributed._symmetric_memory import _test_mode
 
-    from tpcompile.fusion.records import Role
+    from tpcompile.fusion.manifest_records import Role
     from tpcompile.fusion.targets import record_without_gpu
     from tpcompile.fusion.why_not import missed_fusions
 

@@ -182,7 +182,7 @@ def row(manifest: Any) -> dict[str, Any]:
     """Kernels and bytes of all graphs, and what is launched."""
     from tpcompile.fusion.launched import says
     from tpcompile.fusion.manifest import total, total_before
-    from tpcompile.fusion.records import Role
+    from tpcompile.fusion.manifest_records import Role
 
     graphs = manifest.graphs
     for graph in graphs:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tpcompile.bench.ratios import beats_floor, differs, median_ms, ratios_of
 from tpcompile.bench.records import Measured, Report, Role, Row
-from tpcompile.fusion import files
+from tpcompile.fusion import record_files
 from tpcompile.fusion.plot import FIXED, check_suffix, matplotlib_of
 
 _COLORS = {Role.OURS: "#0072B2", Role.PEER: "#D55E00", Role.MODE: "#888888", Role.COMPUTE: "#009E73"}
@@ -40,7 +40,7 @@ def write(report: Report, path: Path) -> None:
             _draw_roofline(figure.add_subplot(grid[1, column]), measured)
         figure.suptitle(_title(report), x=0.01, horizontalalignment="left", fontweight="bold")
         metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-        with files.writing(path):
+        with record_files.writing(path):
             figure.savefig(path, metadata=metadata, dpi=_DPI)
 
 

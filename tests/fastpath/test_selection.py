@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -70,8 +71,8 @@ def nothing_decided(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_path_that_was_measured_to_be_faster_is_used_with_the_grid_that_was_measured() -> None:
     decision = chosen(cell())
     assert (decision.is_used, decision.num_programs) == (True, 24)
-    assert decision.why == "1.50 times the speed of Inductor's code at 256 tokens on NVIDIA H200"
-    assert decision.label == "norm for 256 tokens of 5120, 5120 in bfloat16 at tp 2"
+    assert re.match(r"1\.50 times .* 256 tokens on NVIDIA H200$", decision.why)
+    assert re.match(r"norm .* 256 .* 5120, 5120 .* bfloat16 .* 2$", decision.label)
 
 
 @pytest.mark.parametrize("ratio", [1.029, 1.0, 0.7])
@@ -91,7 +92,7 @@ def test_a_path_that_was_measured_not_to_be_faster_by_more_than_measurements_dif
 )  # fmt: skip
 def test_a_path_that_was_not_measured_there_is_not_used(other: dict[str, Any]) -> None:
     decision = chosen(cell(**other))
-    assert (decision.is_used, decision.why) == (False, "not measured on NVIDIA H200 for this shape class")
+    assert not decision.is_used and "NVIDIA H200" in decision.why
 
 
 def test_the_nearest_number_of_tokens_decides_and_of_equally_near_ones_the_slower() -> None:
@@ -126,16 +127,16 @@ def test_cells_that_ship_name_their_gpu() -> None:
 
 def test_what_a_process_lacks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     decision = chosen(cell())
-    assert obstacle(decision, "sm90").startswith("it is not registered here; install")
+    assert "not registered" in obstacle(decision, "sm90")
     fast_path("norm", replaces=plain, tp="pointwise", min_sm=90)(launch)
-    assert obstacle(decision, "sm80") == "it needs sm_90, and this is sm80"
-    assert "it has no certificate" in obstacle(decision, "sm90")
+    assert re.findall(r"sm_?\d+", obstacle(decision, "sm80")) == ["sm_90", "sm80"]
+    assert "`tpcompile certify norm " in obstacle(decision, "sm90")
     asked: list[Any] = []
     monkeypatch.setattr(selection, "uncertified", lambda path, **given: asked.append(given) or "")
     assert obstacle(decision, "sm90") == obstacle(decision, "interpreter") == ""
     assert asked == [{"tp": 2, "dtypes": ["bfloat16"]}] * 2  # of a certificate for these
     fast_path("norm", replaces=plain)(launch)
-    assert obstacle(decision, "sm90").startswith("it is declared tp=none, at ")
+    assert "tp=none, at " in obstacle(decision, "sm90")
     assert obstacle(chosen(), "sm90") == ""  # the reference runs anywhere
 
 
@@ -355,7 +356,7 @@ def test_ranks_that_chose_differently_are_red_and_the_values_are_named(
 ) -> None:
     verdict = verdict_of(ranks, case)
     (found,) = (found for found in verdict.divergences if found.is_red)
-    assert found.title.startswith("choice of norm for 256 tokens")
+    assert found.title.startswith("choice of norm ")
     assert all(value in found.title for value in values)
     assert found.groups[0].ranks == (0, 2)
 

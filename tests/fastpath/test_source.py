@@ -75,9 +75,9 @@ def test_what_changes_nothing_leaves_the_hash(
 def test_a_launcher_without_source_is_refused() -> None:
     scope: dict[str, object] = {"__name__": "typed"}
     exec("def typed(x): return x", scope)
-    with pytest.raises(ConfigError, match=r"no source of typed\.typed"):
+    with pytest.raises(ConfigError, match=r"typed\.typed"):
         source_of(scope["typed"])  # type: ignore[arg-type]  # a function, by exec
-    with pytest.raises(ConfigError, match="is not a Python function"):
+    with pytest.raises(ConfigError, match="Python function"):
         source_of(len)
 
 

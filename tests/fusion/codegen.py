@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch._inductor.async_compile import AsyncCompile
 
 from tests.fusion.zoo import Program
+from tpcompile.fusion.manifest_records import Manifest
 from tpcompile.fusion.recorder import FusionRecorder
-from tpcompile.fusion.records import Manifest
 
 
 def recorded(program: Program) -> Manifest:

@@ -20,8 +20,8 @@ from torch.profiler import ProfilerActivity, profile
 from tests.fusion.zoo import COLLECTIVES, ON_GPU, ZOO, Program
 from tpcompile import config
 from tpcompile.collectives.strategies import Collectives
+from tpcompile.fusion.manifest_records import Manifest, Role
 from tpcompile.fusion.recorder import FusionRecorder
-from tpcompile.fusion.records import Manifest, Role
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.state import load_full_state_dict
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights

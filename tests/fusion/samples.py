@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tpcompile.evidence.records import UserLine
-from tpcompile.fusion.records import (
+from tpcompile.fusion.manifest_records import (
     Call,
     Decisions,
     GraphManifest,

@@ -11,7 +11,7 @@ from tests.fusion import samples
 from tpcompile.errors import ConfigError
 from tpcompile.fusion import plot
 from tpcompile.fusion.kinds import PLOT, Kind
-from tpcompile.fusion.records import Manifest
+from tpcompile.fusion.manifest_records import Manifest
 
 
 @pytest.fixture
@@ -68,13 +68,13 @@ def test_a_name_that_is_too_long_does_not_reach_the_plot_whole(drawn: Path) -> N
 
 def test_more_launches_than_a_plot_can_hold_are_one_line(drawn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plot, "_MOST_ROWS", 20)
-    with pytest.raises(ConfigError, match="a plot holds 20 launches, and there are 26"):
+    with pytest.raises(ConfigError, match=r"20 launches.* 26"):
         draw(drawn, samples.manifest(samples.graph(29)))
     assert not drawn.exists()
 
 
 def test_a_different_suffix_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"plot\.pdf: a plot is written as \.svg or \.png"):
+    with pytest.raises(ConfigError, match=r"plot\.pdf: .*\.svg or \.png"):
         plot.write([("manifest", samples.manifest(samples.graph(1)))], tmp_path / "plot.pdf")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fusion import samples
 from tpcompile.fusion import resources
-from tpcompile.fusion.records import Manifest
+from tpcompile.fusion.manifest_records import Manifest
 from tpcompile.fusion.wrapper import launches, triton_sources
 
 CODE = """

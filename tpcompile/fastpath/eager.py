@@ -43,7 +43,7 @@ class _Ban(TorchDispatchMode):
         super().__init__()
         self._size, self._tp_aware = size, tp_aware
         self._is_custom: dict[Any, bool] = {}
-        """Of the ops that may run: False for those of torch."""
+        """Ops that may run -> False for those of torch."""
         self._num_ops = 0
         """Custom ops that run now."""
 

@@ -27,7 +27,7 @@ class Turns:
     """Numbers of those."""
     _lock: Any = field(default_factory=threading.Lock, repr=False)
     _stream: Any = field(default=None, repr=False)
-    """Of the last call."""
+    """Stream of the last call."""
 
     @contextmanager
     def launch(self, device: torch.device) -> Iterator[None]:

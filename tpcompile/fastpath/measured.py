@@ -40,7 +40,7 @@ class Ratio(Frozen):
     For a fast path that exchanges with its peers, the reference is the best form with a collective.
     """
     quartiles: tuple[float, float] | None = None
-    """Of the ratio over rounds; None in cells that were measured before they were kept."""
+    """Quartiles of the ratio over rounds; None in cells that were measured before they were kept."""
     num_programs: int | None = None
     """Most multiprocessors filled by kernels that wait for each other; None for kernels that do not wait."""
     us: dict[str, float] = {}
@@ -65,7 +65,8 @@ class ShapeClass(Frozen):
     @classmethod
     def of(cls, shapes: Sequence[Sequence[int]], dtype: torch.dtype, *, tp: int, variant: str = "") -> ShapeClass:
         """The class of these tensors, [..., width] each; the first has all tokens."""
-        tokens = _rounded_up(math.prod(shapes[0][:-1]))
+        num_tokens = math.prod(shapes[0][:-1])
+        tokens = 1 << max(num_tokens - 1, 0).bit_length()
         widths = tuple(shape[-1] for shape in shapes)
         return cls(tokens=tokens, widths=widths, dtype=str(dtype).removeprefix("torch."), tp=tp, variant=variant)
 
@@ -110,11 +111,16 @@ class Decision(Frozen):
 
 def choose(name: str, shape: ShapeClass, gpu: str, table: Iterable[Ratio]) -> Decision:
     """The fast path where it was measured to beat Inductor's code on this model of GPU and shape class."""
-    cells = [cell for cell in table if _is_about(cell, name, shape, gpu)]
-    near = [cell for cell in cells if _distance(cell, shape) <= math.log2(_MAX_FACTOR)]
-    nearest = min(near, key=lambda cell: (_distance(cell, shape), cell.ratio_to_inductor), default=None)
-    if nearest is None:
+    near: list[tuple[float, float, Ratio]] = []
+    wanted = (name, gpu, shape.dtype, shape.widths, shape.variant)
+    for cell in table:
+        is_about_it = (cell.path, cell.gpu, cell.dtype, cell.widths, cell.variant) == wanted
+        distance = abs(math.log2(max(cell.tokens, 1) / shape.tokens))
+        if is_about_it and cell.tp in (None, shape.tp) and distance <= math.log2(_MAX_FACTOR):
+            near.append((distance, cell.ratio_to_inductor, cell))
+    if not near:
         return Decision(path=name, shape=shape, why=f"not measured on {gpu} for this shape class")
+    nearest = min(near, key=lambda found: found[:2])[-1]
     why = f"{nearest.ratio_to_inductor:.2f} times the speed of Inductor's code at {nearest.tokens} tokens on {gpu}"
     if nearest.ratio_to_inductor < MIN_RATIO:
         return Decision(path=name, shape=shape, why=f"{why}; at least {MIN_RATIO} is required")
@@ -139,16 +145,3 @@ def write_table(cells: Iterable[Ratio], path: Path) -> None:
     """Write cells to a file, without the fields that are None."""
     lines = [cell.model_dump_json(exclude_defaults=True) for cell in cells]
     path.write_text("[\n " + ",\n ".join(lines) + "\n]\n")
-
-
-def _is_about(cell: Ratio, name: str, shape: ShapeClass, gpu: str) -> bool:
-    is_here = (cell.path, cell.gpu) == (name, gpu) and cell.tp in (None, shape.tp)
-    return is_here and (cell.dtype, cell.widths, cell.variant) == (shape.dtype, shape.widths, shape.variant)
-
-
-def _distance(cell: Ratio, shape: ShapeClass) -> float:
-    return abs(math.log2(max(cell.tokens, 1) / shape.tokens))
-
-
-def _rounded_up(tokens: int) -> int:
-    return 1 << max(tokens - 1, 0).bit_length()

@@ -22,7 +22,7 @@ from tpcompile.fastpath.in_turn import Turns
 from tpcompile.ranks.store import RankStore
 
 _TIMEOUT_S = 30.0
-"""To connect to the store, which a busy machine may not answer for seconds: without it, peers have no reason."""
+"""Limit to connect to the store, which may take seconds on a busy machine. Without the store, peers get no reason."""
 _ALIKE_S = 0.5
 """How long a rank that refused a call looks whether its peers do."""
 
@@ -31,7 +31,7 @@ class _Refusal(Frozen):
     """What a rank raised last."""
 
     number: Number
-    """Of the call."""
+    """Number of the call that was refused."""
     text: str
 
 
@@ -130,16 +130,15 @@ def _refuse(exchange: Exchange | None, text: str) -> None:
         _publish(store, exchange.name, exchange.turns.count, text)
         if _is_refused_by_all(store, exchange):
             return
-    for live in _with_same_ranks(exchange):
-        if live is not exchange and store is not None:
+    # This rank no longer makes the calls of the exchanges with the same ranks; of all where it is not known which.
+    for live in list(_LIVE.values()):
+        has_same_ranks = exchange is None or live.group is exchange.group
+        if live.group is None or not has_same_ranks:
+            continue
+        is_other = live is not exchange
+        if is_other and store is not None:
             _publish(store, live.name, live.turns.count + 1, text)
         live.close()
-
-
-def _with_same_ranks(exchange: Exchange | None) -> list[Exchange]:
-    """The exchanges whose calls this rank no longer makes when it refused one of `exchange`, or of an unknown one."""
-    joined = [live for live in _LIVE.values() if live.group is not None]
-    return joined if exchange is None else [live for live in joined if live.group is exchange.group]
 
 
 def _publish(store: RankStore, name: str, number: int, text: str) -> None:
@@ -149,7 +148,7 @@ def _publish(store: RankStore, name: str, number: int, text: str) -> None:
 
 
 def _is_refused_by_all(store: RankStore, exchange: Exchange) -> bool:
-    """Whether all ranks of its group refuse the call that this rank refused: looks until they do, for a short time."""
+    """True when all ranks of its group refuse the call that this rank refused; waits `_ALIKE_S` for them."""
     if exchange.group is None:
         return False
     ranks = dist.get_process_group_ranks(exchange.group)

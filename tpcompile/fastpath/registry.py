@@ -48,7 +48,7 @@ class FastPath:
     tp: TpSupport
     launcher: Callable[..., Any] = field(repr=False, compare=False)
     line: UserLine
-    """Where the launcher is."""
+    """Place of the launcher."""
     contiguous: tuple[str, ...] = ()
     """Arguments that must be contiguous."""
     divisible: Mapping[str, int] = field(default_factory=dict)

@@ -12,7 +12,7 @@ import importlib
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import torch
@@ -73,21 +73,37 @@ def settle(votes: Mapping[int, Vote], missing: Collection[int] = ()) -> Decision
     wanted = first(decision for decision in decisions if decision.is_used)
     if wanted is None:
         return decisions[0]
-    reasons = [*_absences(missing), *_obstacles(votes), *_differences(votes), *_processors(votes), *_distances(votes)]
+    reasons = "; ".join(_reasons(votes, missing))
     if reasons:
-        return _refused(wanted, "; ".join(reasons))
-    return wanted.model_copy(update={"num_programs": _num_programs(votes)})
+        return _refused(wanted, reasons)
+    limits: set[int | None] = set()
+    for one in votes.values():
+        if one.exchanges:  # kernels that wait must all be on the GPU at once, and were measured with so many
+            limits |= {one.decision.num_programs, one.processor.num_multiprocessors}
+    return wanted.model_copy(update={"num_programs": min(filter(None, limits), default=None)})
 
 
 def _refused(wanted: Decision, why: str) -> Decision:
     return wanted.model_copy(update={"is_used": False, "num_programs": None, "is_refused": True, "why": why})
 
 
-def _num_programs(votes: Mapping[int, Vote]) -> int | None:
-    """The largest number that every GPU can hold and that was measured."""
-    waiting = [one for one in votes.values() if one.exchanges]
-    limits = [limit for one in waiting for limit in (one.decision.num_programs, one.processor.num_multiprocessors)]
-    return min((limit for limit in limits if limit is not None), default=None)
+def _reasons(votes: Mapping[int, Vote], missing: Collection[int]) -> Iterator[str]:
+    """Why a fast path that a rank chose cannot run on all."""
+    if missing:
+        yield f"{named_ranks(sorted(missing))} did not decide in time"
+    unable = [rank for rank, one in votes.items() if one.obstacle]
+    for why, ranks in grouped(unable, lambda rank: votes[rank].obstacle).items():
+        yield f"{named_ranks(ranks)}: {why}"
+    decisions = _by_ranks(votes, lambda one: one.decision.says)
+    if len(decisions) > 1:
+        yield " / ".join(decisions)
+    models = _by_ranks(votes, lambda one: one.processor.model)
+    if len(models) > 1:
+        yield f"different GPUs: {' / '.join(models)}"
+    waiting = {rank: one for rank, one in votes.items() if one.exchanges}
+    hosts = _by_ranks(waiting, lambda one: one.host)
+    if len(hosts) > 1:
+        yield f"its kernels write into the memory of all ranks: {', '.join(hosts)}"
 
 
 def obstacle(decision: Decision, device: str) -> str:
@@ -120,7 +136,7 @@ def _registered(name: str) -> FastPath | None:
 
 
 def takes(path: FastPath, dtype: str) -> bool:
-    """Whether the fast path accepts that element type."""
+    """True when the fast path accepts that element type."""
     return not path.dtypes or dtype in {str(each).removeprefix("torch.") for each in path.dtypes}
 
 
@@ -171,7 +187,9 @@ class Selection:
 
     def _agree(self, chosen: Decision) -> Decision:
         why = obstacle(chosen, self._device)
-        vote = Vote(decision=chosen, processor=self._processor, obstacle=why, host=_host_of(chosen))
+        path = registered().get(chosen.path) if chosen.is_used else None
+        host = socket.gethostname() if path is not None and path.exchanges else ""
+        vote = Vote(decision=chosen, processor=self._processor, obstacle=why, host=host)
         agreed = agree(
             self._store.under(chosen.label),
             self._ranks,
@@ -209,36 +227,6 @@ def _capability(device: str) -> int:
     if device == "interpreter":
         return sys.maxsize
     return int(device.removeprefix("sm")) if device.startswith("sm") else 0
-
-
-def _host_of(decision: Decision) -> str:
-    path = registered().get(decision.path) if decision.is_used else None
-    return socket.gethostname() if path is not None and path.exchanges else ""
-
-
-def _absences(missing: Collection[int]) -> list[str]:
-    return [f"{named_ranks(sorted(missing))} did not decide in time"] if missing else []
-
-
-def _obstacles(votes: Mapping[int, Vote]) -> list[str]:
-    unable = [rank for rank, one in votes.items() if one.obstacle]
-    return [f"{named_ranks(ranks)}: {why}" for why, ranks in grouped(unable, lambda rank: votes[rank].obstacle).items()]
-
-
-def _differences(votes: Mapping[int, Vote]) -> list[str]:
-    texts = _by_ranks(votes, lambda one: one.decision.says)
-    return [" / ".join(texts)] if len(texts) > 1 else []
-
-
-def _processors(votes: Mapping[int, Vote]) -> list[str]:
-    texts = _by_ranks(votes, lambda one: one.processor.model)
-    return [f"different GPUs: {' / '.join(texts)}"] if len(texts) > 1 else []
-
-
-def _distances(votes: Mapping[int, Vote]) -> list[str]:
-    waiting = {rank: one for rank, one in votes.items() if one.exchanges}
-    texts = _by_ranks(waiting, lambda one: one.host)
-    return [f"its kernels write into the memory of all ranks: {', '.join(texts)}"] if len(texts) > 1 else []
 
 
 def _by_ranks(votes: Mapping[int, Vote], value: Callable[[Vote], Hashable]) -> list[str]:

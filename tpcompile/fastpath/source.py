@@ -15,15 +15,13 @@ from torch.library import CustomOpDef
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
-from tpcompile.fastpath.hashing.effects import Effects
+from tpcompile.fastpath.hashing.effects import Effects, effects_of
+from tpcompile.fastpath.hashing.files_read import content
 from tpcompile.fastpath.hashing.libraries import PLATFORM, top_of, version_of
-from tpcompile.fastpath.hashing.paths import content
+from tpcompile.fastpath.hashing.trees import definition_of
 from tpcompile.fastpath.hashing.walk import Walk
-from tpcompile.fastpath.hashing.written import definition_of
 from tpcompile.torch_api import kernels as torch_kernels
 
-_WRAPS = ("fn", "__wrapped__")
-"""Where a wrapper keeps its function: Triton's kernels and autotuners, functools."""
 _MOST_WALKS = 5
 
 
@@ -32,7 +30,7 @@ class Source:
     """The code that a launcher runs, and its hash."""
 
     sha256: str
-    """Of the code without comments and layout, and of all values that it names, 16 hex digits."""
+    """Hash of the code without comments and layout and of all values that it names, 16 hex digits."""
     kernels: frozenset[str]
     """Names of its Triton kernels, `module.function`."""
     ops: frozenset[str] = frozenset()
@@ -81,13 +79,13 @@ def checked(launcher: Callable[..., Any]) -> FunctionType:
 
 def _walked(launcher: Any, references: list[Any], *, own: str, is_told: bool) -> Walk:
     """Again until it is known all along what the program changes while it runs."""
-    effects = Effects()
+    changes = Effects()
     for _ in range(_MOST_WALKS):
-        walk = Walk(own, effects=effects, is_told=is_told)
+        walk = Walk(own, changes=changes, is_told=is_told)
         walk.read(launcher, references)
-        if walk.effects == effects:
+        known, changes = changes, effects_of(walk.ran)
+        if known == changes:
             break
-        effects = walk.effects
     return walk
 
 
@@ -104,24 +102,21 @@ def declared(launcher: Callable[..., Any], files: Collection[str]) -> dict[str, 
 def python_function(wrapped: Any) -> FunctionType | None:
     """The Python function below Triton's, functools' and torch's wrappers; None when there is none."""
     while not isinstance(wrapped, FunctionType) or hasattr(wrapped, "__wrapped__"):
-        wrapped = _inner(wrapped)
+        if isinstance(wrapped, CustomOpDef):
+            wrapped = torch_kernels.custom_op_function(wrapped)
+        else:
+            wrapped = getattr(wrapped, "fn", getattr(wrapped, "__wrapped__", None))  # Triton's wrappers, functools'
         if wrapped is None:
             return None
     return wrapped
 
 
-def _inner(wrapped: Any) -> Any:
-    if isinstance(wrapped, CustomOpDef):
-        return torch_kernels.custom_op_function(wrapped)
-    return next((getattr(wrapped, name) for name in _WRAPS if hasattr(wrapped, name)), None)
-
-
 def line_of(function: FunctionType) -> UserLine:
-    """Where the function is."""
+    """File and line of a function."""
     file = inspect.getsourcefile(function) or "?"
     return UserLine(file=file, line=function.__code__.co_firstlineno, function=function.__qualname__)
 
 
 def kernel_name(function: FunctionType) -> str:
-    """As it stands in a graph: `module.function`."""
+    """Name of a Triton kernel in graphs: `module.function`."""
     return f"{function.__module__}.{function.__name__}"

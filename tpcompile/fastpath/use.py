@@ -63,26 +63,27 @@ class Use:
         return last([line for line in programs if (line.file, line.function) not in inside]) or self.item.line
 
     def defined_at(self, kernels: Mapping[str, UserLine]) -> str:
-        """Where the kernel is, or the function of the op, or what registered it."""
+        """Place of the kernel or of the function of the op, or else of what registered the op."""
         function = python_function(torch_kernels.custom_op(self.name))
-        line = line_of(function) if function else kernels.get(self.name)
-        return str(line or self.item.notes.get("defined") or _registration(self.name))
+        if function is not None:
+            return str(line_of(function))
+        known = kernels.get(self.name) or self.item.notes.get("defined")
+        if known:
+            return str(known)
+        is_op = "::" in self.name
+        for place in _others_places(self.name, "") if is_op else ():
+            return registrations.told(place)
+        return "in a library without Python source"
 
     def _is_part_of(self, path: FastPath) -> bool:
         if self.name not in path.names:
             return False
-        return not self._is_launch or _place(path.launcher) in self._functions
-
-    @property
-    def _functions(self) -> set[tuple[str, str]]:
-        """File and name of the functions on the stack."""
-        return {(line.file, line.function) for line in self.stack}
-
-    @property
-    def _is_launch(self) -> bool:
-        """True for a kernel whose launch was traced by Dynamo, or seen in eager."""
-        where = self.item.notes.get("graph")
-        return bool(self.stack) and "::" not in self.name and where in ("dynamo", IN_EAGER)
+        functions = {(line.file, line.function) for line in self.stack}
+        was_traced = self.item.notes.get("graph") in ("dynamo", IN_EAGER)
+        is_kernel = "::" not in self.name
+        if functions and was_traced and is_kernel:  # the launcher is on the stack of the launch
+            return _place(path.launcher) in functions
+        return True
 
 
 def is_torchs_op(namespace: str, op: str, overload: str = "") -> bool:
@@ -103,7 +104,7 @@ def is_our_op(namespace: str, op: str, overload: str = "") -> bool:
 
 
 def _others_places(name: str, overload: str) -> list[registrations.Place]:
-    """Where an op was registered, as far as it was not by torch."""
+    """Places where others than torch registered an op."""
     names = [f"{name}.{overload}"]
     if overload == "default":
         names = [name]
@@ -127,12 +128,6 @@ def replaced_kernel(op: str, key: str, place: registrations.Place) -> Item:
     }
     line = UserLine(file=place.file, line=place.line)
     return value_item(op.partition(".")[0], "in the dispatcher", line=line).model_copy(update={"notes": notes})
-
-
-def _registration(name: str) -> str:
-    """Where an op was registered, for the reader; a Triton kernel is no op."""
-    places = _others_places(name, "") if "::" in name else []
-    return registrations.told(places[0]) if places else "in a library without Python source"
 
 
 def uses(found: Iterable[Item], seen: Seen) -> Iterator[Use]:

@@ -17,9 +17,9 @@ from tpcompile.evidence.records.base import Frozen
 from tpcompile.fusion import baseline as baselines
 from tpcompile.fusion import diff as differences
 from tpcompile.fusion import manifest as manifests
+from tpcompile.fusion import manifest_text as texts
 from tpcompile.fusion import no_gpu
-from tpcompile.fusion import show as texts
-from tpcompile.fusion.records import Manifest
+from tpcompile.fusion.manifest_records import Manifest
 from tpcompile.fusion.why_not import Missed, missed_fusions
 from tpcompile.report import console
 

@@ -8,7 +8,7 @@ from typing import Any
 from tpcompile.errors import ConfigError
 from tpcompile.fusion import rewrites
 from tpcompile.fusion.bisect import Attempt, Bisection, Kind, TakenOut, has_dynamic_shapes, totals
-from tpcompile.fusion.records import Manifest
+from tpcompile.fusion.manifest_records import Manifest
 from tpcompile.fusion.rewrites import LookingPass, Rewrite, RewritingPass
 from tpcompile.fusion.targets import Variant
 

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import Frozen
-from tpcompile.fusion import files
+from tpcompile.fusion import record_files
 from tpcompile.fusion.launched import says
 from tpcompile.fusion.manifest import total
-from tpcompile.fusion.records import GraphManifest, Manifest, Role
+from tpcompile.fusion.manifest_records import GraphManifest, Manifest, Role
 from tpcompile.fusion.why_not import Missed, missed_fusions
 
 BASELINE_VERSION = 2
 """Incremented when a baseline changes shape; a reader refuses any other version."""
 TOLERANCE = 0.05
 """Bytes may grow by this share: padding and size hints move them by a few percent."""
-_NO_LAUNCH = (Role.WAIT,)
 
 
 class GraphBaseline(Frozen):
@@ -114,14 +112,21 @@ def check_same_build(baseline: Baseline, *, torch: str, triton: str, device: str
 
 def compare(baseline: Baseline, manifest: Manifest, *, tolerance: float = TOLERANCE) -> Outcome:
     """What regressed, and what has improved, graph by graph in order; only for the same graphs."""
-    if reason := _unknown(manifest) or _other_graphs(baseline, manifest) or _other_sources(baseline, manifest):
+    reason = _unknown(manifest) or _other_graphs(baseline, manifest) or _other_sources(baseline, manifest)
+    if reason:
         return Outcome(why_not=reason)
-    pairs = list(zip(baseline.graphs, manifest.graphs, strict=True))
-    allowed = _Allowed(manifest.settings, tolerance)
-    compared = [allowed.exceeded(number, *pair) for number, pair in enumerate(pairs)]
-    regressions = tuple(_with_settings(found, baseline, manifest) for found in compared if found is not None)
-    better = None if regressions else _tightened(baseline, pairs)
-    return Outcome(regressions=regressions, better=better)
+    regressions = []
+    for number, before in enumerate(baseline.graphs):
+        graph = manifest.graphs[number]
+        said = _exceeded(before, graph, tolerance)
+        if said:
+            regressions.append(_regression(f"graph {number} {graph.phase}: {', '.join(said)}", before, graph, manifest))
+    if regressions:
+        return Outcome(regressions=tuple(_with_settings(found, baseline, manifest) for found in regressions))
+    pairs = zip(baseline.graphs, manifest.graphs, strict=True)
+    limits = tuple(_smaller(before, _graph(graph)) for before, graph in pairs)
+    better = baseline.model_copy(update={"graphs": limits}) if limits != baseline.graphs else None
+    return Outcome(better=better)
 
 
 def _unknown(manifest: Manifest) -> str:
@@ -157,7 +162,7 @@ def _other_sources(baseline: Baseline, manifest: Manifest) -> str:
 
 
 def _with_settings(found: Regression, baseline: Baseline, manifest: Manifest) -> Regression:
-    """With the settings that differ, as the last reason."""
+    """The regression with the settings that differ as its last reason."""
     differ = []
     for name in sorted(baseline.settings.keys() | manifest.settings.keys()):
         then = baseline.settings.get(name, "default")
@@ -171,7 +176,7 @@ def _with_settings(found: Regression, baseline: Baseline, manifest: Manifest) ->
 
 
 def _release(version: str) -> str:
-    """Of torch, without what it was built for: 2.13.0+cpu is 2.13.0."""
+    """Version of torch without what it was built for: 2.13.0+cpu is 2.13.0."""
     return version.partition("+")[0]
 
 
@@ -185,8 +190,8 @@ def _graph(graph: GraphManifest) -> GraphBaseline:
 
 
 def _counted(graph: GraphManifest) -> dict[str, int]:
-    counts = Counter(launch.role for launch in graph.launches if launch.role not in _NO_LAUNCH)
-    return {str(role): counts[role] for role in Role if counts[role]}
+    counts = Counter(launch.role for launch in graph.launches)
+    return {str(role): counts[role] for role in Role if counts[role] and role is not Role.WAIT}
 
 
 def _text(graph: GraphManifest, missed: Missed) -> str:
@@ -198,46 +203,38 @@ def _pair(graph: GraphManifest, missed: Missed) -> str:
     return " and ".join(says(graph.launches[at]) for at in missed.places)
 
 
-def _is_of_kernels(graph: GraphManifest, missed: Missed) -> bool:
-    return all(graph.launches[at].role is Role.KERNEL for at in missed.places)
-
-
 # Worse
 
 
-@dataclass(frozen=True)
-class _Allowed:
-    """How a manifest may differ from its baseline."""
-
-    settings: Mapping[str, str]
-    """Of the manifest."""
-    tolerance: float
-
-    def exceeded(self, number: int, before: GraphBaseline, graph: GraphManifest) -> Regression | None:
-        """What there is more of in a graph, and why; None where there is nothing."""
-        moved = total(graph.launches).bytes
-        said = [*_more_launches(before, _counted(graph)), *_more_bytes(before, moved, self.tolerance)]
-        if not said:
-            return None
-        newly = sorted(_newly_missed(before, graph, self.settings), key=lambda one: not _is_of_kernels(graph, one))
-        reasons = [f"{_pair(graph, one)} are two launches: {one.reason.says}" for one in newly]
-        return Regression(
-            says=f"graph {number} {graph.phase}: {', '.join(said)}",
-            reasons=tuple(reasons),
-            line=first(line for one in newly for line in one.lines) or _line(graph),
-        )
-
-
-def _more_launches(before: GraphBaseline, counts: dict[str, int]) -> Iterator[str]:
-    for role, count in counts.items():
+def _exceeded(before: GraphBaseline, graph: GraphManifest, tolerance: float) -> list[str]:
+    """What there is more of in a graph than in its baseline."""
+    said = []
+    for role, count in _counted(graph).items():
         known = before.launches.get(role, 0)
         if count > known:
-            yield f"{count} {role} launches instead of {known}"
+            said.append(f"{count} {role} launches instead of {known}")
+    moved = total(graph.launches).bytes
+    if moved > before.bytes * (1 + tolerance):
+        said.append(f"{moved:,} bytes instead of {before.bytes:,}")
+    return said
 
 
-def _more_bytes(before: GraphBaseline, now: int, tolerance: float) -> Iterator[str]:
-    if now > before.bytes * (1 + tolerance):
-        yield f"{now:,} bytes instead of {before.bytes:,}"
+def _regression(says: str, before: GraphBaseline, graph: GraphManifest, manifest: Manifest) -> Regression:
+    """What a graph has more of, and why: the fusions that are newly missed, those between two kernels first."""
+    newly = _newly_missed(before, graph, manifest.settings)
+    newly.sort(key=lambda missed: not _are_kernels(graph, missed))
+    reasons: list[str] = []
+    lines: list[UserLine] = []
+    for missed in newly:
+        reasons.append(f"{_pair(graph, missed)} are two launches: {missed.reason.says}")
+        lines += missed.lines
+    for launch in graph.launches:
+        lines += launch.lines
+    return Regression(says=says, reasons=tuple(reasons), line=first(lines))
+
+
+def _are_kernels(graph: GraphManifest, missed: Missed) -> bool:
+    return all(graph.launches[at].role is Role.KERNEL for at in missed.places)
 
 
 def _newly_missed(before: GraphBaseline, graph: GraphManifest, settings: Mapping[str, str]) -> list[Missed]:
@@ -253,17 +250,7 @@ def _newly_missed(before: GraphBaseline, graph: GraphManifest, settings: Mapping
     return found
 
 
-def _line(graph: GraphManifest) -> UserLine | None:
-    return first(line for launch in graph.launches for line in launch.lines)
-
-
 # Better
-
-
-def _tightened(baseline: Baseline, pairs: Iterable[tuple[GraphBaseline, GraphManifest]]) -> Baseline | None:
-    """None where nothing has improved."""
-    graphs = tuple(_smaller(before, _graph(graph)) for before, graph in pairs)
-    return baseline.model_copy(update={"graphs": graphs}) if graphs != baseline.graphs else None
 
 
 def _smaller(before: GraphBaseline, now: GraphBaseline) -> GraphBaseline:
@@ -282,10 +269,10 @@ def _smaller(before: GraphBaseline, now: GraphBaseline) -> GraphBaseline:
 
 
 def write(baseline: Baseline, path: Path) -> None:
-    """As JSON, equal text for equal baselines. Raises PreflightError for a file that cannot be written."""
-    files.write(baseline, path)
+    """Write JSON, equal text for equal baselines. Raises PreflightError for a file that cannot be written."""
+    record_files.write(baseline, path)
 
 
 def read(path: Path) -> Baseline:
     """Raises ConfigError for a file that is not there, is no baseline, or has a different schema version."""
-    return files.read(Baseline, path, version=BASELINE_VERSION, made_by="tpcompile fusion baseline")
+    return record_files.read(Baseline, path, version=BASELINE_VERSION, made_by="tpcompile fusion baseline")

@@ -7,7 +7,7 @@ from enum import StrEnum
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import Frozen
 from tpcompile.fusion.manifest import total, total_of
-from tpcompile.fusion.records import Manifest, Totals
+from tpcompile.fusion.manifest_records import Manifest, Totals
 
 
 class Kind(StrEnum):
@@ -73,13 +73,11 @@ class Bisection(Frozen):
     def helps(self, attempt: Attempt) -> bool:
         """True where kernels are gone, or as many move fewer bytes."""
         fewer = self.fewer_kernels(attempt)
-        return fewer > 0 or (fewer == 0 and self._moves_less(attempt))
-
-    def _moves_less(self, attempt: Attempt) -> bool:
-        """Not said of ops that are launches themselves: their own bytes are gone in any case."""
-        if attempt.now is None or attempt.kind in _OWN_LAUNCHES:
-            return False
-        return attempt.now.bytes < _FEWER_BYTES * self.as_it_is.bytes
+        if fewer or attempt.now is None:
+            return fewer > 0
+        # The bytes of ops that are launches themselves are gone in any case.
+        are_launches = attempt.kind in _OWN_LAUNCHES
+        return not are_launches and attempt.now.bytes < _FEWER_BYTES * self.as_it_is.bytes
 
 
 def has_dynamic_shapes(manifest: Manifest) -> bool:
@@ -89,5 +87,5 @@ def has_dynamic_shapes(manifest: Manifest) -> bool:
 
 
 def totals(manifest: Manifest) -> Totals:
-    """Of all graphs."""
+    """Kernels and bytes of all graphs."""
     return total_of(total(graph.launches) for graph in manifest.graphs)

@@ -10,7 +10,7 @@ from itertools import chain, pairwise, zip_longest
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records.base import Frozen
 from tpcompile.fusion.manifest import total
-from tpcompile.fusion.records import GraphManifest, Launch, Manifest, Role
+from tpcompile.fusion.manifest_records import GraphManifest, Launch, Manifest, Role
 from tpcompile.fusion.why_not import Missed, missed_fusions
 
 
@@ -48,7 +48,7 @@ class Split(Frozen):
     was: str
     now: tuple[str, ...]
     why: tuple[Missed, ...]
-    """Of each two neighbours among them, why they are two; empty where that is not known."""
+    """Why neighbours among them are not one kernel; empty where that is not known."""
 
 
 class GraphDiff(Frozen):
@@ -81,7 +81,7 @@ class Diff(Frozen):
     graphs: tuple[GraphDiff, ...]
     """Those that differ."""
     tuned: tuple[str, ...] = ()
-    """Of all graphs: kernels with the same code in a different configuration, which autotuning chose by timing."""
+    """Kernels of all graphs with the same code in a different configuration, which autotuning chose by timing."""
 
 
 def diff(base: Manifest, new: Manifest, *, across_versions: bool = False) -> Diff:
@@ -135,50 +135,44 @@ def _name(graph: GraphManifest) -> str:
 
 # By what a launch does: names and their numbers say nothing, and ranks that do the same have them in common anyway.
 
-_Structure = tuple[object, ...]
+_ByStructure = dict[tuple[object, ...], list[Launch]]
 
 
-def _structure(launch: Launch) -> _Structure:
-    name = "" if launch.role is Role.KERNEL else launch.name
-    return launch.role, launch.kind, name, launch.ops, launch.loops, tuple(launch.body.items())
-
-
-def _by_structure(launches: Iterable[Launch]) -> dict[_Structure, list[Launch]]:
-    found: dict[_Structure, list[Launch]] = defaultdict(list)
+def _by_structure(launches: Iterable[Launch]) -> _ByStructure:
+    found: _ByStructure = defaultdict(list)
     for launch in launches:
-        found[_structure(launch)].append(launch)
+        name = "" if launch.role is Role.KERNEL else launch.name
+        body = tuple(launch.body.items())
+        found[launch.role, launch.kind, name, launch.ops, launch.loops, body].append(launch)
     return found
 
 
-def _surplus(ours: dict[_Structure, list[Launch]], theirs: dict[_Structure, list[Launch]]) -> Iterator[Launch]:
+def _surplus(ours: _ByStructure, theirs: _ByStructure) -> Iterator[Launch]:
     """Launches of which there are more here."""
     for structure, launches in ours.items():
         yield from launches[len(theirs.get(structure, ())) :]
 
 
-def _recoded(before: dict[_Structure, list[Launch]], after: dict[_Structure, list[Launch]]) -> Iterator[str]:
+def _recoded(before: _ByStructure, after: _ByStructure) -> Iterator[str]:
     for structure, launches in before.items():
-        others = after.get(structure, ())
-        if others and _sources(launches) != _sources(others):
+        others = after.get(structure, [])
+        sources = Counter(one.source for one in launches)
+        other_sources = Counter(one.source for one in others)
+        is_in_both = bool(others)
+        if is_in_both and sources != other_sources:
             yield launches[0].name
 
 
-def _sources(launches: Iterable[Launch]) -> Counter[str]:
-    return Counter(one.source for one in launches)
-
-
-def _tuned(before: dict[_Structure, list[Launch]], after: dict[_Structure, list[Launch]]) -> Iterator[str]:
-    """Where both are known: `triton_poi_fused_add_0: XBLOCK=512, 15 registers -> XBLOCK=1024, 23 registers`."""
-    pairs = [zip(launches, after.get(structure, ()), strict=False) for structure, launches in before.items()]
-    for one, other in chain.from_iterable(pairs):
-        if _is_tuned(one, other):
-            yield f"{one.name}: {_needs(one)} -> {_needs(other)}"
-
-
-def _is_tuned(one: Launch, other: Launch) -> bool:
-    has_same_code = one.source == other.source
-    is_known = bool(one.resources) and bool(other.resources)
-    return has_same_code and is_known and one.resources != other.resources
+def _tuned(before: _ByStructure, after: _ByStructure) -> Iterator[str]:
+    """`triton_poi_fused_add_0: XBLOCK=512, 15 registers -> XBLOCK=1024, 23 registers`, where both are known."""
+    for structure, launches in before.items():
+        others = after.get(structure, [])
+        for one, other in zip(launches, others, strict=False):
+            has_same_code = one.source == other.source
+            is_known = bool(one.resources) and bool(other.resources)
+            is_tuned = has_same_code and one.resources != other.resources
+            if is_known and is_tuned:
+                yield f"{one.name}: {_needs(one)} -> {_needs(other)}"
 
 
 def _needs(launch: Launch) -> str:
@@ -188,7 +182,7 @@ def _needs(launch: Launch) -> str:
 def _splits(
     removed: Iterable[Launch], added: Sequence[Launch], new: GraphManifest, settings: Mapping[str, str]
 ) -> Iterator[Split]:
-    """Where the graphs have the same nodes: kernels whose nodes are in several kernels now."""
+    """Kernels whose nodes are in several kernels now."""
     for launch in removed:
         now = [one for one in added if set(one.fx) & set(launch.fx)]
         if launch.role is Role.KERNEL and len(now) > 1:
@@ -213,25 +207,17 @@ def _class(missing: Sequence[str], added: Sequence[str], graphs: Sequence[GraphD
 
 
 def _class_of_graph(one: GraphDiff) -> Change:
-    if _is_choice(one):
-        return Change.CHOICE
-    if not one.removed and not one.added:
+    differing = [*one.removed, *one.added]
+    if not differing:
         return Change.CODEGEN
-    return Change.FUSION if _has_kernels(one) else Change.WRAPPER
+    if _is_choice(one.removed, one.added) or _is_choice(one.added, one.removed):
+        return Change.CHOICE
+    roles = {launch.role for launch in differing}
+    is_of_the_wrapper = roles <= {Role.COPY, Role.WRAPPER}
+    return Change.WRAPPER if is_of_the_wrapper else Change.FUSION
 
 
-def _has_kernels(one: GraphDiff) -> bool:
-    """True where more than copies and ops of the wrapper differs."""
-    return any(launch.role not in (Role.COPY, Role.WRAPPER) for launch in (*one.removed, *one.added))
-
-
-def _is_choice(one: GraphDiff) -> bool:
+def _is_choice(side: Iterable[Launch], other: Iterable[Launch]) -> bool:
     """True where a matmul is a library call on one side and a template on the other."""
-    kinds = [Counter(map(_chosen, side)) for side in (one.removed, one.added)]
-    return any(kinds[side]["library"] and kinds[1 - side]["template"] for side in (0, 1))
-
-
-def _chosen(launch: Launch) -> str:
-    if launch.role is Role.EXTERN:
-        return "library"
-    return "template" if launch.kind == "tem" else ""
+    is_library = any(launch.role is Role.EXTERN for launch in side)
+    return is_library and any(launch.kind == "tem" and launch.role is not Role.EXTERN for launch in other)

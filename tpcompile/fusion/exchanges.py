@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tpcompile.fusion.manifest_records import Launch, Role
 from tpcompile.fusion.reasons import Boundary, Reason
-from tpcompile.fusion.records import Launch, Role
 
 ASYNC_TP = "_inductor.config._micro_pipeline_tp"
 """The setting, as a manifest has it, by which Inductor makes one op of an exchange and a matmul."""
@@ -33,11 +33,12 @@ def reason_of_exchange(both: Sequence[Launch], settings: Mapping[str, str]) -> R
 def _with_matmul(both: Sequence[Launch]) -> str:
     """What async TP is for: a matmul behind an all-gather, or before a reduce-scatter; empty for any other pair."""
     first, second = both
-    if first.kind.startswith(_GATHER) and _matmul(second):
-        return _GATHER
-    if second.kind.startswith(_SCATTER) and _matmul(first):
-        return _SCATTER
-    return ""
+    found = ""
+    if first.kind.startswith(_GATHER):
+        found = _GATHER if _matmul(second) else ""
+    elif second.kind.startswith(_SCATTER):
+        found = _SCATTER if _matmul(first) else ""
+    return found
 
 
 def _matmul(launch: Launch) -> str:

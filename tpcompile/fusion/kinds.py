@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from tpcompile.fusion.records import Launch, Role
+from tpcompile.fusion.manifest_records import Launch, Role
 
 
 class Kind(StrEnum):
@@ -27,7 +27,7 @@ _OF_KERNEL = {
     "spl": Kind.REDUCTION,
     "tem": Kind.TEMPLATE,
 }
-"""By Inductor's three letters."""
+"""Inductor's three letters in the name of a kernel -> its kind."""
 _OF_ROLE = {
     Role.EXTERN: Kind.LIBRARY,
     Role.COLLECTIVE: Kind.COLLECTIVE,
@@ -57,7 +57,7 @@ PLOT = {
 
 
 def kind_of(launch: Launch) -> Kind:
-    """Of a generated kernel by Inductor's name for it, of all others by what launches it."""
+    """The kind of a generated kernel by Inductor's name for it, of all others by what launches it."""
     if launch.role is Role.KERNEL:
         return _OF_KERNEL.get(launch.kind, Kind.LOOPS)
     return _OF_ROLE[launch.role]
@@ -70,13 +70,14 @@ def label(launch: Launch) -> str:
 
 def ops_text(launch: Launch, width: int) -> str:
     """What it computes, as many ops as fit and the number of the others; of a kernel that is not aligned, its name."""
-    words = [op.removeprefix("aten.").removeprefix("_c10d_functional.") for op in launch.ops] or [launch.name]
-    for shown in range(len(words), 0, -1):
-        left = len(words) - shown
-        text = " ".join([*words[:shown], *([f"+{left}"] if left else [])])
-        if len(text) <= width:
-            return text
-    return shortened(words[0], width)
+    ops = [op.removeprefix("aten.").removeprefix("_c10d_functional.") for op in launch.ops]
+    words = ops or [launch.name]
+    text = " ".join(words)
+    left = 0
+    while len(text) > width and left < len(words) - 1:
+        left += 1
+        text = " ".join([*words[:-left], f"+{left}"])
+    return text if len(text) <= width else shortened(words[0], width)
 
 
 def shortened(text: str, width: int) -> str:

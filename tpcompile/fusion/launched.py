@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import Item, ItemKind, LaunchedGraph
-from tpcompile.fusion.records import GraphManifest, Launch, Role
+from tpcompile.fusion.manifest_records import GraphManifest, Launch, Role
 from tpcompile.fusion.why_not import Missed, missed_fusions
 
 
@@ -34,13 +34,10 @@ def _item(graph: GraphManifest, launch: Launch, missed: Missed | None) -> Item:
     notes = {}
     if missed is not None:
         notes = {"from": says(graph.launches[missed.places[0]]), "apart": missed.reason.says}
-    fields = {"launch": says(launch), "writes": _num_written(launch)}
+    # One buffer more is made in memory where it was computed before.
+    num_written = str(len(launch.writes)) if launch.role is Role.KERNEL else ""
+    fields = {"launch": says(launch), "writes": num_written}
     return Item(kind=ItemKind.LAUNCH, about="launch", fields=fields, notes=notes, line=first(launch.lines))
-
-
-def _num_written(launch: Launch) -> str:
-    """Number of buffers that a generated kernel writes; one more is made in memory where it was computed before."""
-    return str(len(launch.writes)) if launch.role is Role.KERNEL else ""
 
 
 def says(launch: Launch) -> str:

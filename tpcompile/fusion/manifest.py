@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 
-from tpcompile.fusion import files
-from tpcompile.fusion.records import (
+from tpcompile.fusion import record_files
+from tpcompile.fusion.manifest_records import (
     SCHEMA_VERSION,
     Call,
     Decisions,
@@ -24,70 +23,68 @@ from tpcompile.fusion.wrapper import launches, phase_of
 _ROLES = {"extern": Role.EXTERN, "collective": Role.COLLECTIVE, "wait": Role.WAIT, "copy": Role.COPY}
 _NOT_LAUNCHED = ("nop", "output", "print")
 """Kinds of nodes that launch nothing; what is before and behind one is apart, unless it is `nop`, which has no code."""
-_NO_KERNEL = (Role.WAIT,)
 _NOT_SEEN = (
     "the scheduler was not seen: the code came from a cache that was filled without a recorder; empty the cache, or "
     "set TORCHINDUCTOR_FORCE_DISABLE_CACHES=1"
 )
-_BY_TORCH = (Role.COLLECTIVE, Role.WAIT)
-"""Their bytes are not counted: what goes over the wire depends on the algorithm."""
 
 
 def graph_manifest(
     code: str, decisions: Decisions | None, *, compile_id: str, is_cached: bool = False
 ) -> GraphManifest:
     """The launches of a graph in order, each with the nodes that it runs where they can be told."""
-    calls, why_not = _calls(code)
-    groups: list[list[Node]] = [[] for _ in calls]
-    if decisions is None:
-        why_not = why_not or _NOT_SEEN
-    elif not why_not:
-        groups, why_not = _aligned(calls, decisions.after)
+    calls: Sequence[Call] = ()
+    groups: list[list[Node]] = []
+    try:
+        calls = launches(code)
+    except SyntaxError:
+        why_not = "the wrapper is not Python (config.cpp_wrapper)"
+    else:
+        groups, why_not = _aligned(calls, decisions.after) if decisions else ([[] for _ in calls], _NOT_SEEN)
+    launched: list[Launch] = []
+    for call, nodes in zip(calls, groups, strict=True):
+        launched += _launches(call, nodes)
     return GraphManifest(
         compile_id=compile_id,
         phase=phase_of(code),
         is_aligned=not why_not,
         why_not_aligned=why_not,
         is_cached=is_cached,
-        launches=tuple(one for call, nodes in zip(calls, groups, strict=True) for one in _launches(call, nodes)),
+        launches=tuple(launched),
         decisions=decisions,
     )
-
-
-def _calls(code: str) -> tuple[Sequence[Call], str]:
-    try:
-        return launches(code), ""
-    except SyntaxError:
-        return (), "the wrapper is not Python (config.cpp_wrapper)"
 
 
 def _aligned(calls: Sequence[Call], nodes: Iterable[Node]) -> tuple[list[list[Node]], str]:
     """The nodes of each call, and why they are not known: both are in order, and their roles must agree."""
     groups = _as_launched(nodes)
     by_node = [role for role, _ in groups]
-    places = [at for at, call in enumerate(calls) if call.role is not Role.WRAPPER]
-    by_code = [calls[at].role for at in places]
-    found: list[list[Node]] = [[] for _ in calls]
+    by_code = [call.role for call in calls if call.role is not Role.WRAPPER]
     if by_node != by_code:
-        return found, f"the code launches {_counted(by_code)}, the scheduler's nodes are {_counted(by_node)}"
-    for at, (_role, members) in zip(places, groups, strict=True):
-        found[at] = members
+        why_not = f"the code launches {_counted(by_code)}, the scheduler's nodes are {_counted(by_node)}"
+        return [[] for _ in calls], why_not
+    members = iter(groups)
+    found = []
+    for call in calls:
+        is_of_node = call.role is not Role.WRAPPER
+        found.append(next(members)[1] if is_of_node else [])
     return found, ""
 
 
 def _as_launched(nodes: Iterable[Node]) -> list[tuple[Role, list[Node]]]:
     """The C++ backend makes one kernel of all that it computes between two nodes of any other kind but `nop`."""
-    found = []
-    for joined, group in groupby((one for one in nodes if one.kind != "nop"), key=_is_joined):
-        if joined:
-            found.append((Role.KERNEL, list(group)))
-        else:
-            found += [(_ROLES.get(one.kind, Role.KERNEL), [one]) for one in group if one.kind not in _NOT_LAUNCHED]
+    found: list[tuple[Role, list[Node]]] = []
+    takes_more = False
+    for node in nodes:
+        if node.kind == "nop":
+            continue
+        is_of_cpp = node.device == "cpu" and node.kind in ("pointwise", "reduction", "foreach")
+        if takes_more and is_of_cpp:
+            found[-1][1].append(node)
+        elif node.kind not in _NOT_LAUNCHED:
+            found.append((_ROLES.get(node.kind, Role.KERNEL), [node]))
+        takes_more = is_of_cpp
     return found
-
-
-def _is_joined(one: Node) -> bool:
-    return one.device == "cpu" and one.kind in ("pointwise", "reduction", "foreach")
 
 
 def _counted(roles: Iterable[Role]) -> str:
@@ -110,21 +107,26 @@ def _launches(call: Call, nodes: Sequence[Node]) -> Iterator[Launch]:
 
 
 def total(launched: Iterable[Launch]) -> Totals:
-    """Kernels that are launched, library calls and copies among them, and their bytes without those of collectives."""
-    counted = [one for one in launched if one.role not in _NO_KERNEL]
-    return Totals(kernels=len(counted), bytes=sum(one.bytes for one in counted if one.role not in _BY_TORCH))
+    """Kernels that are launched, library calls and copies among them, and the bytes that they read and write.
+
+    Bytes of collectives are not counted: what goes over the wire depends on the algorithm.
+    """
+    counted = [one for one in launched if one.role is not Role.WAIT]
+    sizes = [one.bytes for one in counted if one.role is not Role.COLLECTIVE]
+    return Totals(kernels=len(counted), bytes=sum(sizes))
 
 
 def total_of(parts: Iterable[Totals]) -> Totals:
-    """Of several graphs."""
+    """Kernels and bytes of several graphs."""
     every = list(parts)
     return Totals(kernels=sum(one.kernels for one in every), bytes=sum(one.bytes for one in every))
 
 
 def total_before(decisions: Decisions) -> Totals:
-    """The same if the scheduler had fused nothing."""
+    """Kernels and bytes if the scheduler had fused nothing."""
     nodes = [one for one in decisions.before if one.kind not in (*_NOT_LAUNCHED, "wait")]
-    return Totals(kernels=len(nodes), bytes=sum(one.bytes for one in nodes if one.kind != "collective"))
+    sizes = [one.bytes for one in nodes if one.kind != "collective"]
+    return Totals(kernels=len(nodes), bytes=sum(sizes))
 
 
 def removed_round_trips(decisions: Decisions) -> tuple[str, ...]:
@@ -138,10 +140,10 @@ def removed_round_trips(decisions: Decisions) -> tuple[str, ...]:
 
 
 def write(manifest: Manifest, path: Path) -> None:
-    """As JSON, equal text for equal manifests."""
-    files.write(manifest, path)
+    """Write JSON, equal text for equal manifests."""
+    record_files.write(manifest, path)
 
 
 def read(path: Path) -> Manifest:
     """Raises ConfigError for a file that is not there, is no manifest, or has a different schema version."""
-    return files.read(Manifest, path, version=SCHEMA_VERSION, made_by="tpcompile fusion record")
+    return record_files.read(Manifest, path, version=SCHEMA_VERSION, made_by="tpcompile fusion record")

@@ -42,7 +42,7 @@ def _torch_folder() -> Path:
 
 
 def _library(folder: Path) -> Path:
-    """Where the library for the torch in that folder is; it finds torch's libraries there, and nowhere else."""
+    """File of the library for the torch in that folder; it finds torch's libraries there, and nowhere else."""
     version = (folder / "version.py").read_text()
     content = "\n".join([str(folder), version, _SOURCE.read_text()])
     return cache_folder("no_gpu") / f"{hashlib.sha256(content.encode()).hexdigest()[:16]}.so"

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tpcompile.errors import ConfigError
-from tpcompile.fusion import files
+from tpcompile.fusion import record_files
 from tpcompile.fusion.kinds import PLOT, Kind, kind_of, label, ops_text, size_text
 from tpcompile.fusion.manifest import total, total_before, total_of
-from tpcompile.fusion.records import Launch, Manifest, Role, Totals
+from tpcompile.fusion.manifest_records import Launch, Manifest, Role, Totals
 
 SUFFIXES = (".svg", ".png")
 _ROW_INCHES = 0.18
@@ -46,25 +46,26 @@ def write(named: Sequence[tuple[str, Manifest]], path: Path) -> None:
     check_suffix(path)
     matplotlib = matplotlib_of()
     sides = [Side.of(name, manifest) for name, manifest in named]
-    scale = _scale(sides)
-    most = _most_rows(sides)
-    height_inches = _TOP_INCHES + _ROW_INCHES * most
-    with matplotlib.rc_context(FIXED):
-        figure = matplotlib.figure.Figure(figsize=(_SIDE_INCHES * len(sides), height_inches), layout="constrained")
-        for part, side in zip(_parts(figure, len(sides)), sides, strict=True):
-            _draw(part, side, most=most, scale=scale)
-        metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-        with files.writing(path):
-            figure.savefig(path, metadata=metadata, dpi=_DPI)
-
-
-def _most_rows(sides: Sequence[Side]) -> int:
     most = max(len(side.rows) for side in sides)
     if most > _MOST_ROWS:
         raise ConfigError(
             f"a plot holds {_MOST_ROWS} launches, and there are {most}; `tpcompile fusion show` lists them"
         )
-    return most
+    totals = [one for side in sides for one in side.totals.values()]
+    scale = Scale(
+        kernels=max(one.kernels for one in totals),
+        bytes=max(one.bytes for one in totals),
+        launch_bytes=max(side.widest for side in sides),
+    )
+    height_inches = _TOP_INCHES + _ROW_INCHES * most
+    with matplotlib.rc_context(FIXED):
+        figure = matplotlib.figure.Figure(figsize=(_SIDE_INCHES * len(sides), height_inches), layout="constrained")
+        parts = figure.subfigures(1, len(sides), squeeze=False)[0]
+        for part, side in zip(parts, sides, strict=True):
+            _draw(part, side, most=most, scale=scale)
+        metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+        with record_files.writing(path):
+            figure.savefig(path, metadata=metadata, dpi=_DPI)
 
 
 def matplotlib_of() -> Any:
@@ -75,10 +76,6 @@ def matplotlib_of() -> Any:
     except ModuleNotFoundError as error:
         raise ConfigError(f"a plot needs {error.name}, which is not installed: pip install 'tpcompile[plot]'") from None
     return matplotlib
-
-
-def _parts(figure: Any, number: int) -> list[Any]:
-    return list(figure.subfigures(1, number, squeeze=False)[0])
 
 
 # What is drawn
@@ -99,7 +96,7 @@ class Side:
     title: str
     rows: Sequence[Row]
     totals: Mapping[str, Totals]
-    """By stage."""
+    """Stage -> kernels and bytes."""
 
     @classmethod
     def of(cls, name: str, manifest: Manifest) -> Side:
@@ -118,22 +115,24 @@ def _rows(manifest: Manifest) -> Iterator[Row]:
     for graph in manifest.graphs:
         yield Row(f"graph {graph.compile_id or '-'} {graph.phase}")
         for at, launch in enumerate(graph.launches):
-            if launch.role is not Role.WAIT:
-                yield Row(f"{ops_text(launch, _LABEL)}  {label(launch)} {at}", launch)
+            if launch.role is Role.WAIT:
+                continue
+            ops = ops_text(launch, _LABEL)
+            yield Row(f"{ops}  {label(launch)} {at}", launch)
 
 
 def _totals(manifest: Manifest) -> dict[str, Totals]:
     """Those of all graphs; stages that not all of them know are left out."""
-    launched = [total(graph.launches) for graph in manifest.graphs]
-    decisions = [graph.decisions for graph in manifest.graphs]
-    known = [one for one in decisions if one is not None]
-    if len(known) < len(decisions):
-        return {_LAUNCHED: total_of(launched)}
-    return {
-        _PER_OP: total_of(one.ops for one in known),
-        _BEFORE: total_of(map(total_before, known)),
-        _LAUNCHED: total_of(launched),
-    }
+    ops, before, launched = [], [], []
+    for graph in manifest.graphs:
+        launched.append(total(graph.launches))
+        if graph.decisions is not None:
+            ops.append(graph.decisions.ops)
+            before.append(total_before(graph.decisions))
+    of_all = {_LAUNCHED: total_of(launched)}
+    if len(ops) < len(launched):
+        return of_all
+    return {_PER_OP: total_of(ops), _BEFORE: total_of(before), **of_all}
 
 
 @dataclass(frozen=True)
@@ -143,15 +142,6 @@ class Scale:
     kernels: int
     bytes: int
     launch_bytes: int
-
-
-def _scale(sides: Sequence[Side]) -> Scale:
-    totals = [one for side in sides for one in side.totals.values()]
-    return Scale(
-        kernels=max((one.kernels for one in totals), default=0),
-        bytes=max((one.bytes for one in totals), default=0),
-        launch_bytes=max(side.widest for side in sides),
-    )
 
 
 # Drawing

@@ -65,20 +65,114 @@ NOTHING_SHARED = Reason(
 )
 TWO_ORDERS = Reason(boundary=Boundary.INDEXING, text="they read the same buffer in different orders")
 
+_SAY: dict[Boundary, dict[str, str]] = {
+    Boundary.EXTERN: {
+        "node1 is extern or nop": "the first is a library call",
+        "node2 is extern or nop": "the second is a library call",
+        "node1 is extern but not a triton kernel": "the first is a library call",
+    },
+    Boundary.TRITON: {
+        "node1 is extern but node2 is not SchedulerNode": "a Triton kernel of yours takes one pointwise node only",
+        "node1 is extern but node2.node is not SchedulerNode": "a Triton kernel of yours takes one pointwise node only",
+        "node1 is extern but node2.node.data is not Pointwise": (
+            "a Triton kernel of yours takes one pointwise node only"
+        ),
+        "node1's triton kernel doesn't support epilogue fusion": "your Triton kernel cannot take what follows",
+        "epilogue reads from buffers other than the mutated output": (
+            "what follows your Triton kernel reads a second buffer"
+        ),
+        "node1 and node2 uses different buf layouts": "what follows your Triton kernel has a different layout",
+    },
+    Boundary.TEMPLATE: {
+        "prologue fusion turned off": "operands are not computed in the template",
+        "prologue fusion only supported for pointwise nodes": "a reduction cannot be computed in a template's operand",
+        "prologue fusion only supported for TritonTemplates": "this template takes no computed operand",
+        "prologue fusion not implemented for kernel for these inputs": (
+            "the template takes no computed operand at this place"
+        ),
+        "template has no allowed prologue inputs": "the template takes no computed operand",
+        "prologue fusion will not increase amount of bytes read in kernel": (
+            "the template would read more than 1.1 times the bytes: several operands instead of one"
+        ),
+        "prologue fusion will not increase attempt to fuse in padding bc it increases unaligned reads": (
+            "padding in the template would read unaligned"
+        ),
+        "prologue fusion that must be upcast to fp32 not profitable for low precision templates": (
+            "the operand is computed in float32, the template in a lower precision"
+        ),
+        "template prologue can only fuse nodes with a single use": "the operand is used elsewhere too",
+        "template prologue can only fuse nodes with a single use into template": "the operand is used elsewhere too",
+        "template epilogue not satisfied": (
+            "a reduction, or an op in place, cannot follow in the template, or config.epilogue_fusion is off"
+        ),
+        "multi-output template epilogue requires ComputedBuffer": (
+            "the template has several outputs, and takes pointwise nodes only"
+        ),
+    },
+    Boundary.ORDER: {
+        "intermediate nodes between node1 & node2": (
+            "a different launch must run between them, which reads what the first writes and feeds the second"
+        ),
+        "will create cycle": "one kernel would have to run before and after a different one",
+        "node1 must go before node2": "the second makes an input of the first",
+        "grouped node must not be fused with other nodes": "one belongs to a group of nodes that a pass keeps together",
+        "candidate producer is not dep of any foreach consumer": "no element of the foreach op reads it",
+        "candidate consumer has no dep in any foreach producer": "it reads no element of the foreach op",
+    },
+    Boundary.SHAPE: {
+        "numel/rnumel mismatch (reduce) (%s, %s), (%s, %s)": "two reductions over different shapes",
+        "numel/rnumel mismatch (non-reduce) (%s, %s), (%s, %s)": "they have different numbers of elements",
+        "numel/rnumel mismatch prologue mismatch (%s, %s), (%s, %s)": (
+            "the template's operand has a different number of elements"
+        ),
+        "nodes numel incompatibility": "their numbers of elements do not fit",
+        "nodes numel/rnumel incompatibility": "a reduction and a pointwise node of a different shape",
+        "tiling mismatch (%s, %s, %s)": "fused, the kernel would need a different tiling than each alone",
+        "invalid tiling for reduction": "the reduction's tiling does not fit the other node",
+        "invalid loop order and tiling for native matmul": "the loop order of the native matmul does not fit",
+        "Split scan cannot fuse with reductions": "a long scan is several kernels, which take no reduction",
+        "foreach do not have same length": "two foreach ops over lists of different lengths",
+        "candidate producer is a reduction, foreach ops cannot be fused with reductions currently": (
+            "foreach ops take no reduction"
+        ),
+        "candidate consumer is a reduction, foreach ops cannot be fused with reductions currently": (
+            "foreach ops take no reduction"
+        ),
+    },
+    Boundary.INDEXING: {
+        "no shared data due to indexing mismatch": "they use the same buffer with different indices",
+    },
+    Boundary.DEVICE: {
+        "device mismatch (%s vs %s)": "they run on different devices",
+    },
+    Boundary.MUTATION: {
+        "fusion for buffer explicit disabled": (
+            "a pass of Inductor forbids fusion of this buffer (no_fuse_buffer_names)"
+        ),
+        "template prologue can only fuse functional pointwise nodes": "the operand is written in place",
+    },
+    Boundary.SIZE: {
+        "fusion_prevent_too_many_reads_and_writes": "the kernel would read and write too many buffers",
+    },
+    Boundary.MEMORY: {
+        "Fusion will increase peak memory": "a buffer would have to live longer, and peak memory would grow",
+        "Nodes are too far away. Fusing them may increase peak memory.": (
+            "they are far from each other in the program: fused, a buffer would live longer"
+        ),
+    },
+    Boundary.TIMING: {
+        "register spilling of the first kernel": "the first kernel spills registers",
+        "register spilling of the second kernel": "the second kernel spills registers",
+        "register spilling of the fused kernel": "fused, the kernel would spill registers",
+    },
+    Boundary.UNKNOWN: {
+        "node1 is nop": "the first does nothing",
+    },
+}
+"""What keeps two launches apart -> what Inductor logs, `%s` for its numbers, and what that means."""
 _KNOWN: dict[str, Reason] = {
-    "intermediate nodes between node1 & node2": Reason(
-        boundary=Boundary.ORDER,
-        text="a different launch must run between them, which reads what the first writes and feeds the second",
-    ),
-    "will create cycle": Reason(
-        boundary=Boundary.ORDER, text="one kernel would have to run before and after a different one"
-    ),
-    "node1 must go before node2": Reason(boundary=Boundary.ORDER, text="the second makes an input of the first"),
     "memory deps did not match": DIFFERENT_ORDER,
     "no shared data": NOTHING_SHARED,
-    "no shared data due to indexing mismatch": Reason(
-        boundary=Boundary.INDEXING, text="they use the same buffer with different indices"
-    ),
     "score_fusion_memory_threshold": Reason(
         boundary=Boundary.SIZE,
         text="they share too few bytes",
@@ -88,137 +182,9 @@ _KNOWN: dict[str, Reason] = {
     "exceeds max fusion": Reason(
         boundary=Boundary.SIZE, text="the kernel would hold too many nodes", remedy="config.max_fusion_size (64)"
     ),
-    "fusion_prevent_too_many_reads_and_writes": Reason(
-        boundary=Boundary.SIZE,
-        text="the kernel would read and write too many buffers",
-    ),
-    "Fusion will increase peak memory": Reason(
-        boundary=Boundary.MEMORY,
-        text="a buffer would have to live longer, and peak memory would grow",
-    ),
-    "Nodes are too far away. Fusing them may increase peak memory.": Reason(
-        boundary=Boundary.MEMORY,
-        text="they are far from each other in the program: fused, a buffer would live longer",
-    ),
-    "device mismatch (%s vs %s)": Reason(boundary=Boundary.DEVICE, text="they run on different devices"),
-    "fusion for buffer explicit disabled": Reason(
-        boundary=Boundary.MUTATION, text="a pass of Inductor forbids fusion of this buffer (no_fuse_buffer_names)"
-    ),
-    "grouped node must not be fused with other nodes": Reason(
-        boundary=Boundary.ORDER, text="one belongs to a group of nodes that a pass keeps together"
-    ),
-    "numel/rnumel mismatch (reduce) (%s, %s), (%s, %s)": Reason(
-        boundary=Boundary.SHAPE, text="two reductions over different shapes"
-    ),
-    "numel/rnumel mismatch (non-reduce) (%s, %s), (%s, %s)": Reason(
-        boundary=Boundary.SHAPE, text="they have different numbers of elements"
-    ),
-    "numel/rnumel mismatch prologue mismatch (%s, %s), (%s, %s)": Reason(
-        boundary=Boundary.SHAPE, text="the template's operand has a different number of elements"
-    ),
-    "nodes numel incompatibility": Reason(boundary=Boundary.SHAPE, text="their numbers of elements do not fit"),
-    "nodes numel/rnumel incompatibility": Reason(
-        boundary=Boundary.SHAPE, text="a reduction and a pointwise node of a different shape"
-    ),
-    "tiling mismatch (%s, %s, %s)": Reason(
-        boundary=Boundary.SHAPE,
-        text="fused, the kernel would need a different tiling than each alone",
-    ),
-    "invalid tiling for reduction": Reason(
-        boundary=Boundary.SHAPE,
-        text="the reduction's tiling does not fit the other node",
-    ),
-    "invalid loop order and tiling for native matmul": Reason(
-        boundary=Boundary.SHAPE, text="the loop order of the native matmul does not fit"
-    ),
-    "Split scan cannot fuse with reductions": Reason(
-        boundary=Boundary.SHAPE, text="a long scan is several kernels, which take no reduction"
-    ),
-    "prologue fusion turned off": Reason(boundary=Boundary.TEMPLATE, text="operands are not computed in the template"),
-    "prologue fusion only supported for pointwise nodes": Reason(
-        boundary=Boundary.TEMPLATE, text="a reduction cannot be computed in a template's operand"
-    ),
-    "prologue fusion only supported for TritonTemplates": Reason(
-        boundary=Boundary.TEMPLATE, text="this template takes no computed operand"
-    ),
-    "prologue fusion not implemented for kernel for these inputs": Reason(
-        boundary=Boundary.TEMPLATE, text="the template takes no computed operand at this place"
-    ),
-    "template has no allowed prologue inputs": Reason(
-        boundary=Boundary.TEMPLATE, text="the template takes no computed operand"
-    ),
-    "prologue fusion will not increase amount of bytes read in kernel": Reason(
-        boundary=Boundary.TEMPLATE,
-        text="the template would read more than 1.1 times the bytes: several operands instead of one",
-    ),
-    "prologue fusion will not increase attempt to fuse in padding bc it increases unaligned reads": Reason(
-        boundary=Boundary.TEMPLATE, text="padding in the template would read unaligned"
-    ),
-    "prologue fusion that must be upcast to fp32 not profitable for low precision templates": Reason(
-        boundary=Boundary.TEMPLATE, text="the operand is computed in float32, the template in a lower precision"
-    ),
-    "template prologue can only fuse functional pointwise nodes": Reason(
-        boundary=Boundary.MUTATION, text="the operand is written in place"
-    ),
-    "template prologue can only fuse nodes with a single use": Reason(
-        boundary=Boundary.TEMPLATE, text="the operand is used elsewhere too"
-    ),
-    "template prologue can only fuse nodes with a single use into template": Reason(
-        boundary=Boundary.TEMPLATE, text="the operand is used elsewhere too"
-    ),
-    "template epilogue not satisfied": Reason(
-        boundary=Boundary.TEMPLATE,
-        text="a reduction, or an op in place, cannot follow in the template, or config.epilogue_fusion is off",
-    ),
-    "multi-output template epilogue requires ComputedBuffer": Reason(
-        boundary=Boundary.TEMPLATE, text="the template has several outputs, and takes pointwise nodes only"
-    ),
-    "node1 is nop": Reason(boundary=Boundary.UNKNOWN, text="the first does nothing"),
-    "node1 is extern or nop": Reason(boundary=Boundary.EXTERN, text="the first is a library call"),
-    "node2 is extern or nop": Reason(boundary=Boundary.EXTERN, text="the second is a library call"),
-    "node1 is extern but not a triton kernel": Reason(boundary=Boundary.EXTERN, text="the first is a library call"),
-    "node1 is extern but node2 is not SchedulerNode": Reason(
-        boundary=Boundary.TRITON, text="a Triton kernel of yours takes one pointwise node only"
-    ),
-    "node1 is extern but node2.node is not SchedulerNode": Reason(
-        boundary=Boundary.TRITON, text="a Triton kernel of yours takes one pointwise node only"
-    ),
-    "node1 is extern but node2.node.data is not Pointwise": Reason(
-        boundary=Boundary.TRITON, text="a Triton kernel of yours takes one pointwise node only"
-    ),
-    "node1's triton kernel doesn't support epilogue fusion": Reason(
-        boundary=Boundary.TRITON,
-        text="your Triton kernel cannot take what follows",
-    ),
-    "epilogue reads from buffers other than the mutated output": Reason(
-        boundary=Boundary.TRITON, text="what follows your Triton kernel reads a second buffer"
-    ),
-    "node1 and node2 uses different buf layouts": Reason(
-        boundary=Boundary.TRITON, text="what follows your Triton kernel has a different layout"
-    ),
-    "foreach do not have same length": Reason(
-        boundary=Boundary.SHAPE, text="two foreach ops over lists of different lengths"
-    ),
-    "candidate producer is not dep of any foreach consumer": Reason(
-        boundary=Boundary.ORDER, text="no element of the foreach op reads it"
-    ),
-    "candidate consumer has no dep in any foreach producer": Reason(
-        boundary=Boundary.ORDER, text="it reads no element of the foreach op"
-    ),
-    "candidate producer is a reduction, foreach ops cannot be fused with reductions currently": Reason(
-        boundary=Boundary.SHAPE, text="foreach ops take no reduction"
-    ),
-    "candidate consumer is a reduction, foreach ops cannot be fused with reductions currently": Reason(
-        boundary=Boundary.SHAPE, text="foreach ops take no reduction"
-    ),
-    "register spilling of the first kernel": Reason(boundary=Boundary.TIMING, text="the first kernel spills registers"),
-    "register spilling of the second kernel": Reason(
-        boundary=Boundary.TIMING, text="the second kernel spills registers"
-    ),
-    "register spilling of the fused kernel": Reason(
-        boundary=Boundary.TIMING, text="fused, the kernel would spill registers"
-    ),
 }
+for _boundary, _meanings in _SAY.items():
+    _KNOWN |= {logged: Reason(boundary=_boundary, text=text) for logged, text in _meanings.items()}
 
 
 def reason_of(logged: str) -> Reason:

@@ -19,11 +19,11 @@ from tpcompile.fastpath.registry import registered
 from tpcompile.fusion import resources
 from tpcompile.fusion.launched import launched
 from tpcompile.fusion.manifest import graph_manifest
-from tpcompile.fusion.records import SCHEMA_VERSION, Decisions, GraphManifest, Manifest
+from tpcompile.fusion.manifest_records import SCHEMA_VERSION, Decisions, GraphManifest, Manifest
 from tpcompile.torch_api import compiler, scheduling
 
 _FOLDER = f"tpcompile_fusion_{SCHEMA_VERSION}"
-"""In Inductor's cache: the decisions behind the code that is cached."""
+"""Folder in Inductor's cache with the decisions behind the code that is cached."""
 
 
 class FusionRecorder:
@@ -53,7 +53,7 @@ class FusionRecorder:
         self._stack.close()
 
     def manifest(self) -> Manifest:
-        """Of all graphs so far, in the order of their code."""
+        """The manifest of all graphs so far, in the order of their code."""
         return manifest_of(self._events, self._settings)
 
     def _receive(self, metadata: Mapping[str, Any], payload: str | None) -> None:
@@ -70,10 +70,13 @@ def logged_manifests() -> AbstractContextManager[None]:
 def manifest_of(events: Iterable[TraceEvent], settings: Mapping[str, str]) -> Manifest:
     """Events of this process, in order -> the manifest of its graphs, whose compiles had these settings."""
     graphs = tuple(map(_graph, events))
+    decisions = [graph.decisions for graph in graphs if graph.decisions]
+    devices = {node.device for each in decisions for node in each.after}
+    is_for_gpu = "cuda" in devices if devices else torch.cuda.is_available()
     found = Manifest(
         torch=torch.__version__,
         triton=compiler.triton_version(),
-        device=device_name("cuda" if _is_for_gpu(graphs) else "cpu"),
+        device=device_name("cuda" if is_for_gpu else "cpu"),
         settings=dict(settings),
         sources=sources_of(graphs),
         graphs=graphs,
@@ -83,14 +86,14 @@ def manifest_of(events: Iterable[TraceEvent], settings: Mapping[str, str]) -> Ma
 
 def sources_of(graphs: Iterable[GraphManifest]) -> dict[str, str]:
     """Fast paths of which the graphs launch an op or a kernel -> hashes of their sources."""
-    names: set[str] = set()
-    for graph in graphs:
-        names.update(_as_named(launch.name) for launch in graph.launches)
+    names = {_as_named(launch.name) for graph in graphs for launch in graph.launches}
+    paths = registered()
     found = {}
-    for name, path in sorted(registered().items()):
-        own = {kernel.rpartition(".")[2] for kernel in path.source.kernels}
-        if names & (path.source.ops | own):
-            found[name] = path.source.sha256
+    for name in sorted(paths):
+        source = paths[name].source
+        kernels = {kernel.rpartition(".")[2] for kernel in source.kernels}
+        if not names.isdisjoint(source.ops | kernels):
+            found[name] = source.sha256
     return found
 
 
@@ -102,20 +105,15 @@ def _as_named(launched: str) -> str:
     return f"{namespace}::{op}"
 
 
-def _is_for_gpu(graphs: Iterable[GraphManifest]) -> bool:
-    """True when some of it computes on a GPU; where no node is known, when there is one."""
-    devices = {node.device for graph in graphs if graph.decisions for node in graph.decisions.after}
-    return "cuda" in devices if devices else torch.cuda.is_available()
-
-
 def _graph(logged: TraceEvent) -> GraphManifest:
     fields = json.loads(logged.payload)["manifest"]
     return GraphManifest.model_validate({**fields, "compile_id": logged.compile_id or ""})
 
 
 def _log(code: str, decisions: dict[str, Any] | None) -> None:
-    """On the compiling thread: into the trace, and from or into the cache."""
-    path = scheduling.cache_folder() / _FOLDER / f"{_hash(code)}.json"
+    """Log a graph in the trace, and read or write its decisions in the cache; runs on the compiling thread."""
+    sha256 = hashlib.sha256(code.strip().encode()).hexdigest()
+    path = scheduling.cache_folder() / _FOLDER / f"{sha256}.json"
     is_cached = decisions is None
     if decisions is None:
         with suppress(OSError, TpCompileError):
@@ -140,10 +138,6 @@ def _keep(path: Path, decisions: dict[str, Any]) -> None:
         partial = path.with_suffix(f".{id(decisions)}.partial")
         partial.write_text(json.dumps(decisions))
         partial.replace(path)
-
-
-def _hash(code: str) -> str:
-    return hashlib.sha256(code.strip().encode()).hexdigest()
 
 
 def device_name(kind: str) -> str:

@@ -6,18 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from tpcompile.fusion.records import GraphManifest, Launch, Manifest, Resources
+from tpcompile.fusion.manifest_records import Manifest, Resources
 from tpcompile.fusion.wrapper import launches, triton_sources
 from tpcompile.torch_api import compiler, resources
 
 CODE_EVENT = "inductor_output_code"
 
 _Known = Mapping[tuple[str, str], tuple[Resources, ...]]
-"""By name and hash of the source of a kernel."""
+"""Name of a kernel and hash of its source -> what its configurations need."""
 
 
 def with_launched(found: Manifest) -> Manifest:
-    """Of each kernel that has run on a GPU: the configuration that it runs with, which autotuning may have chosen."""
+    """Add to each kernel that has run on a GPU the configuration that it runs with, as autotuning chose it."""
     known: dict[tuple[str, str], tuple[Resources, ...]] = {}
     for code, kernels in resources.generated_modules():
         needs = {name: resources.of_launched(kernel) for name, kernel in kernels.items()}
@@ -53,13 +53,11 @@ def _by_source(code: str, needs: Mapping[str, resources.Configurations]) -> _Kno
 
 
 def _added(found: Manifest, known: _Known) -> Manifest:
-    graphs = tuple(_graph(graph, known) for graph in found.graphs)
-    return found.model_copy(update={"graphs": graphs})
-
-
-def _graph(graph: GraphManifest, known: _Known) -> GraphManifest:
-    return graph.model_copy(update={"launches": tuple(_launch(one, known) for one in graph.launches)})
-
-
-def _launch(launch: Launch, known: _Known) -> Launch:
-    return launch.model_copy(update={"resources": known.get((launch.name, launch.source), ())})
+    graphs = []
+    for graph in found.graphs:
+        launched = []
+        for launch in graph.launches:
+            needs = known.get((launch.name, launch.source), ())
+            launched.append(launch.model_copy(update={"resources": needs}))
+        graphs.append(graph.model_copy(update={"launches": tuple(launched)}))
+    return found.model_copy(update={"graphs": tuple(graphs)})

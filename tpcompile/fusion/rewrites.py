@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -45,7 +45,7 @@ class RewritingPass(CustomGraphPass):
         """No code of a rewritten graph is cached."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RewritingPass:
-        """The pass itself: torch.compile copies its settings, and all copies have to report to one list."""
+        """Itself: torch.compile copies its settings, and all copies report to the same list."""
         return self
 
 
@@ -66,7 +66,7 @@ class LookingPass(CustomGraphPass):
         """No code is cached: what is present would not be seen again."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LookingPass:
-        """The pass itself, as that of a `RewritingPass`."""
+        """Itself, as for a `RewritingPass`."""
         return self
 
 
@@ -75,12 +75,15 @@ _PLACE_OF_OP = {
     higher_order.auto_functionalized: 0,
     higher_order.auto_functionalized_v2: 0,
 }
-"""Op that calls a different one -> where that is among its arguments."""
+"""Ops that call a different op -> its place among their arguments."""
 
 
 def _name(node: Node) -> str:
     place = _PLACE_OF_OP.get(node.target)
-    target: Any = node.target if place is None else node.args[place]
+    return _name_of(node.target if place is None else node.args[place])
+
+
+def _name_of(target: Any) -> str:
     if isinstance(target, OpOverload):
         return f"{target.namespace}.{target._overloadpacket.__name__}"
     return str(getattr(target, "__name__", target))
@@ -112,14 +115,16 @@ def _insert(before: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
     return node
 
 
+def _without(node: Node) -> bool:
+    """Put its first argument in its place."""
+    source: Any = node.args[0]
+    return _replace(node, source)
+
+
 def _replace(node: Node, other: Node) -> bool:
     node.replace_all_uses_with(other)
     node.graph.erase_node(node)
     return True
-
-
-def _with_its_operand(node: Node) -> bool:
-    return _replace(node, node.args[0])  # type: ignore[arg-type]
 
 
 def _shape(node: Node) -> list[int] | None:
@@ -163,7 +168,8 @@ _KEPT = (aten.copy_.default, prims._sink_tokens.default)
 
 def _without_impure(node: Node) -> bool:
     is_call = node.op == "call_function" and node.target not in _KEPT
-    is_for_its_effect = is_call and not node.users and node.is_impure()
+    is_unused = not node.users
+    is_for_its_effect = is_call and is_unused and node.is_impure()
     if is_for_its_effect:
         node.graph.erase_node(node)
     return is_for_its_effect
@@ -186,15 +192,14 @@ def _without_effect(node: Node) -> bool:
 
 def without_transposes(graph: Graph) -> list[Node]:
     """A transpose becomes a view of the new shape, and a copy for the sake of a layout nothing."""
-    transposes = _calls(graph, aten.permute.default, aten.transpose.int, aten.t.default)
-    viewed = _taken_out(transposes, _as_view)
+    taken_out = []
+    for node in _calls(graph, aten.permute.default, aten.transpose.int, aten.t.default):
+        shape = _shape(node)
+        if shape is not None:
+            _replace(node, _insert(node, aten.reshape.default, node.args[0], shape))
+            taken_out.append(node)
     copies = [node for node in _calls(graph, aten.clone.default) if "memory_format" in node.kwargs]
-    return viewed + _taken_out(copies, _with_its_operand)
-
-
-def _as_view(node: Node) -> bool:
-    shape = _shape(node)
-    return shape is not None and _replace(node, _insert(node, aten.reshape.default, node.args[0], shape))
+    return taken_out + _taken_out(copies, _without)
 
 
 def with_contiguous_transposes(graph: Graph) -> list[Node]:
@@ -240,7 +245,7 @@ def _joined_view(node: Node) -> bool:
 def without_casts(graph: Graph) -> list[Node]:
     """Everything stays in the dtype that it has."""
     casts = _calls(graph, aten._to_copy.default, prims.convert_element_type.default)
-    return _taken_out([node for node in casts if "device" not in node.kwargs], _with_its_operand)
+    return _taken_out([node for node in casts if "device" not in node.kwargs], _without)
 
 
 # Collectives
@@ -249,32 +254,30 @@ def without_casts(graph: Graph) -> list[Node]:
 def without_collectives(graph: Graph) -> list[Node]:
     """Each rank goes on with what it has, in the shape that the collective gives."""
     for wait in _calls(graph, c10d.wait_tensor.default):
-        _with_its_operand(wait)
-    return _taken_out(graph.nodes, _without_exchange)
-
-
-def _without_exchange(node: Node) -> bool:
-    namespace = getattr(node.target, "namespace", "")
-    own = _own_part(node) if namespace == "_c10d_functional" else None
-    return own is not None and _replace(node, own)
+        _without(wait)
+    taken_out = []
+    for node in list(graph.nodes):
+        is_exchange = getattr(node.target, "namespace", "") == "_c10d_functional"
+        own = _own_part(node) if is_exchange else None
+        if own is not None:
+            _replace(node, own)
+            taken_out.append(node)
+    return taken_out
 
 
 def _own_part(node: Node) -> Node | None:
     """None for a collective of several tensors or of sizes that are not known."""
-    sent, shape = node.args[0], _shape(node)
-    own = _shape(sent) if isinstance(sent, Node) else None
+    sent = node.args[0]
+    if not isinstance(sent, Node):
+        return None
+    own, shape = _shape(sent), _shape(node)
     if own is None or shape is None:
         return None
-    assert isinstance(sent, Node), "it has a shape"
     if own == shape:
         return sent
-    return _resized(node, sent, own, shape)
-
-
-def _resized(node: Node, sent: Node, own: Sequence[int], shape: Sequence[int]) -> Node | None:
-    own_rows, rows = own[0], shape[0]
     if own[1:] != shape[1:]:
         return None
+    own_rows, rows = own[0], shape[0]
     if own_rows > rows:
         return _insert(node, aten.slice.Tensor, sent, 0, 0, rows)
     ones = [1] * (len(own) - 1)
@@ -303,24 +306,23 @@ def _is_users(node: Node) -> bool:
 
 def _with_sums(node: Node) -> bool:
     """False, and nothing is changed, where a result has the shape of no input."""
-    is_one = not isinstance(node.meta.get("val"), tuple | list | dict)
-    parts = [node] if is_one else list(node.users)  # the nodes that hold what it gives: itself, or the items of it
-    used = [part for part in parts if part.users]
-    operands = [_alike(part, node.all_input_nodes) for part in used]
-    is_known = all(part is node or part.target is operator.getitem for part in parts)
-    if not is_known or not all(operands):
+    has_items = isinstance(node.meta.get("val"), tuple | list | dict)
+    parts = list(node.users) if has_items else [node]
+    if has_items and any(part.target is not operator.getitem for part in parts):
         return False
-    for part, inputs in zip(used, operands, strict=True):
-        part.replace_all_uses_with(_sum(node, inputs))
+    operands = {}
+    for part in parts:
+        shape = _shape(part)
+        alike = [one for one in node.all_input_nodes if shape is not None and _shape(one) == shape]
+        if part.users and not alike:
+            return False
+        operands[part] = alike
+    for part, inputs in operands.items():
+        if part.users:
+            part.replace_all_uses_with(_sum(node, inputs))
     for part in dict.fromkeys((*parts, node)):
         node.graph.erase_node(part)
     return True
-
-
-def _alike(part: Node, inputs: Iterable[Node]) -> list[Node]:
-    """The inputs of its shape."""
-    shape = _shape(part)
-    return [one for one in inputs if shape is not None and _shape(one) == shape]
 
 
 def _sum(before: Node, operands: Iterable[Node]) -> Node:

@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from tpcompile.errors import ConfigError
 from tpcompile.fusion import resources
+from tpcompile.fusion.manifest_records import Manifest
 from tpcompile.fusion.recorder import FusionRecorder
-from tpcompile.fusion.records import Manifest
 from tpcompile.ranks.env import RankEnv, check_cpp_compiler, choose_device
 from tpcompile.target import Target, build, call_target, raised_by
 from tpcompile.torch_api import no_gpu
@@ -52,7 +52,7 @@ def record(target: str, settings: Sequence[str] = (), *, nproc: int = 1, device:
 def record_without_gpu(
     target: str, settings: Sequence[str] = (), *, nproc: int = 1, with_resources: bool = False
 ) -> Manifest:
-    """The same for the GPU that `tpcompile.fusion.no_gpu.pretend` has made torch see; tensors hold nothing.
+    """As `record`, for the GPU that `tpcompile.fusion.no_gpu.pretend` has made torch see; tensors hold nothing.
 
     `with_resources` compiles the kernels too.
     """

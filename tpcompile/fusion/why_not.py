@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
-from itertools import chain, combinations, filterfalse
+from itertools import chain, combinations
 
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import Frozen
 from tpcompile.fusion.exchanges import reason_of_exchange
 from tpcompile.fusion.kinds import Kind, kind_of
+from tpcompile.fusion.manifest_records import Decisions, GraphManifest, Launch, Pair, Role
 from tpcompile.fusion.reasons import DIFFERENT_ORDER, NOTHING_SHARED, TWO_ORDERS, Boundary, Reason, reason_of
-from tpcompile.fusion.records import Decisions, GraphManifest, Launch, Pair, Realized, Role
 
 _NAMESPACE = re.compile(r"torch\.ops\.(?P<name>\w+)")
 _OF_TORCH = frozenset({"aten", "prims", "inductor", "mkldnn", "mkl", "onednn", "quantized", "rngprims", "symm_mem"})
@@ -45,7 +45,7 @@ class Missed(Frozen):
 
 
 def missed_fusions(found: GraphManifest, settings: Mapping[str, str] | None = None) -> tuple[Missed, ...]:
-    """By what would be saved, the most first. Empty where the manifest is not aligned.
+    """All missed fusions by what they would save, the most first. Empty where the manifest is not aligned.
 
     With the settings of the manifest, a remedy that is in use already is not proposed again.
     """
@@ -59,24 +59,20 @@ def missed_fusions(found: GraphManifest, settings: Mapping[str, str] | None = No
 
 def _without_waits(launches: Sequence[Launch]) -> tuple[Launch, ...]:
     """Behind a wait, the result of a collective has a new name: here it keeps that of the collective's output."""
-    written = chain.from_iterable(one.writes for one in launches if one.role is Role.COLLECTIVE)
-    outputs = set(written)
+    outputs: set[str] = set()
     kept: dict[str, str] = {}
-    for wait in filter(_is_wait, launches):
-        waited_for = first(sorted(outputs & wait.reads.keys()))
-        if waited_for is not None:
-            kept.update(dict.fromkeys(wait.writes, waited_for))
-    return tuple(_renamed(one, kept) for one in launches)
-
-
-def _is_wait(launch: Launch) -> bool:
-    return launch.role is Role.WAIT
-
-
-def _renamed(launch: Launch, names: Mapping[str, str]) -> Launch:
-    reads = {names.get(name, name): size for name, size in launch.reads.items()}
-    writes = {names.get(name, name): size for name, size in launch.writes.items()}
-    return launch.model_copy(update={"reads": reads, "writes": writes})
+    for launch in launches:
+        if launch.role is Role.COLLECTIVE:
+            outputs.update(launch.writes)
+        waited_for = sorted(outputs & launch.reads.keys())
+        if launch.role is Role.WAIT and waited_for:
+            kept |= dict.fromkeys(launch.writes, waited_for[0])
+    renamed = []
+    for launch in launches:
+        reads = {kept.get(name, name): size for name, size in launch.reads.items()}
+        writes = {kept.get(name, name): size for name, size in launch.writes.items()}
+        renamed.append(launch.model_copy(update={"reads": reads, "writes": writes}))
+    return tuple(renamed)
 
 
 def _sharing(launches: Sequence[Launch]) -> Iterator[tuple[int, int]]:
@@ -114,7 +110,7 @@ def _place_of(launches: Sequence[Launch]) -> dict[str, int]:
 
 
 def _places(name: str, place_of: Mapping[str, int]) -> set[int]:
-    """Where the parts of a node, `op1_op4`, were launched."""
+    """Places of the launches that the parts of a node, `op1_op4`, are in."""
     return {place_of[part] for part in name.split("_") if part in place_of}
 
 
@@ -169,9 +165,11 @@ def _needed_elsewhere(graph: GraphManifest, places: tuple[int, int]) -> set[str]
     needed: set[str] = set()
     if graph.decisions is not None:
         needed.update(graph.decisions.outputs)
-    others = [launch for at, launch in enumerate(graph.launches) if at not in places]
-    for launch in filterfalse(_is_wait, others):
-        needed.update(launch.reads)
+    for at, launch in enumerate(graph.launches):
+        is_one_of_both = at in places
+        moves_data = launch.role is not Role.WAIT
+        if moves_data and not is_one_of_both:
+            needed.update(launch.reads)
     return needed
 
 
@@ -203,15 +201,15 @@ def _reason(
     pairs: Sequence[Pair],
     logged: Sequence[str],
 ) -> Reason:
-    are_matmuls = all(map(_is_matmul, both))
-    if are_matmuls:
+    if all(map(_is_matmul, both)):
         return _of_matmuls(both)
     boundary = first(filter(None, map(_boundary_of, both)))
     if boundary is not None:
         return _with_template(boundary, both)
     if between:
         return _of_between(between)
-    if _are_stages(both):
+    have_one_result = bool(set(both[0].made) & set(both[1].made))
+    if have_one_result and all("reduction" in one.body for one in both):
         return _STAGES
     if logged:
         return _in_memory(graph, both, _by_use(graph, both, _most_telling(logged)))
@@ -236,11 +234,20 @@ def _without_a_reason(answers: Set[bool | None]) -> Reason:
     )
 
 
+def _of_matmuls(both: Sequence[Launch]) -> Reason:
+    is_reader = bool(both[0].writes.keys() & both[1].reads.keys())
+    remedy = "" if is_reader else _SIDE_BY_SIDE
+    return Reason(boundary=Boundary.EXTERN, text="two library calls", remedy=remedy)
+
+
 def _most_telling(logged: Sequence[str]) -> Reason:
-    """Of the reasons of several tries, the last that is not about the order alone."""
-    reasons = [reason_of(text) for text in logged]
-    telling = [one for one in reasons if one.boundary is not Boundary.ORDER]
-    return (telling or reasons)[-1]
+    """The last reason of several tries that is not about the order alone."""
+    found = reason_of(logged[-1])
+    for text in reversed(logged):
+        reason = reason_of(text)
+        if reason.boundary is not Boundary.ORDER:
+            return reason
+    return found
 
 
 def _by_use(graph: GraphManifest, both: Sequence[Launch], reason: Reason) -> Reason:
@@ -251,52 +258,35 @@ def _by_use(graph: GraphManifest, both: Sequence[Launch], reason: Reason) -> Rea
     is_reader = bool(first_one.writes.keys() & second.reads.keys())
     if is_reader:
         return DIFFERENT_ORDER
-    found = TWO_ORDERS if _read_one_buffer_whole(graph, both) else NOTHING_SHARED
-    kinds = [one.body.get("reduction", 0) for one in both]
+    sizes = graph.decisions.sizes.items() if graph.decisions else ()
+    # Where both read all elements of a buffer, one pass in one order would read them once.
+    read_whole = [name for name, size in sizes if first_one.reads.get(name) == size == second.reads.get(name)]
+    found = TWO_ORDERS if read_whole else NOTHING_SHARED
     have_one_loop = first_one.loops == second.loops
-    remedy = "" if any(kinds) else _AGGRESSIVE
-    return found.model_copy(update={"remedy": remedy if have_one_loop else ""})
-
-
-def _read_one_buffer_whole(graph: GraphManifest, both: Sequence[Launch]) -> bool:
-    """True where both read all elements of a buffer, so that one pass in one order would read them once."""
-    first_one, second = both
-    sizes = graph.decisions.sizes if graph.decisions else {}
-    read_whole = []
-    for name, size in sizes.items():
-        read = [first_one.reads.get(name), second.reads.get(name)]
-        if read == [size, size]:
-            read_whole.append(name)
-    return bool(read_whole)
-
-
-def _are_stages(both: Sequence[Launch]) -> bool:
-    """Two kernels that compute one reduction."""
-    first_one, second = both
-    have_one_result = bool(set(first_one.made) & set(second.made))
-    return have_one_result and all("reduction" in one.body for one in both)
+    have_reductions = any(one.body.get("reduction") for one in both)
+    remedy = _AGGRESSIVE if have_one_loop and not have_reductions else ""
+    return found.model_copy(update={"remedy": remedy})
 
 
 def _in_memory(graph: GraphManifest, both: Sequence[Launch], reason: Reason) -> Reason:
     """Add why the buffer between them was made at all, where computing it in the second would have been possible."""
-    made = _made_between(graph, both)
-    if made is None or reason.boundary is not Boundary.INDEXING:
+    if reason.boundary is not Boundary.INDEXING or graph.decisions is None:
         return reason
-    remedy = f"config.{made.setting}, or operands in a different order" if made.setting else reason.remedy
+    between = both[0].writes.keys() & both[1].reads.keys()
+    made = first(one for one in graph.decisions.realized if one.buffer in between)
+    if made is None:
+        return reason
+    remedy = reason.remedy
+    if made.setting:
+        remedy = f"config.{made.setting}, or operands in a different order"
     text = f"{reason.text}; it was made in memory because of its {made.text}"
     return Reason(boundary=reason.boundary, text=text, remedy=remedy)
 
 
-def _made_between(graph: GraphManifest, both: Sequence[Launch]) -> Realized | None:
-    realized = graph.decisions.realized if graph.decisions else ()
-    between = both[0].writes.keys() & both[1].reads.keys()
-    return first(one for one in realized if one.buffer in between)
-
-
 def _of_between(between: Sequence[Launch]) -> Reason:
     """A collective is the boundary, or else a library call, or a kernel that could not be fused with either."""
-    counts = Counter(map(_short_name, between))
-    listed = [f"{number} {name}" for name, number in counts.items()]
+    names = [launch.kind if launch.role is Role.COLLECTIVE else launch.name for launch in between]
+    listed = [f"{number} {name}" for name, number in Counter(names).items()]
     text = f"between them run {', '.join(listed)}"
     roles = {one.role for one in between}
     boundary = Boundary.ORDER
@@ -307,16 +297,13 @@ def _of_between(between: Sequence[Launch]) -> Reason:
     return Reason(boundary=boundary, text=text)
 
 
-def _short_name(launch: Launch) -> str:
-    return launch.kind if launch.role is Role.COLLECTIVE else launch.name
-
-
 def _boundary_of(launch: Launch) -> Reason | None:
     """Why nothing is fused into this launch; None for a generated kernel."""
+    if launch.role is Role.KERNEL and launch.kind == "triton":
+        return Reason(boundary=Boundary.TRITON, text=f"{launch.name} is a Triton kernel of yours")
     if launch.role is Role.KERNEL:
-        return _of_users_kernel(launch)
-    is_by_the_wrapper = launch.role in (Role.COPY, Role.WRAPPER)
-    if is_by_the_wrapper:
+        return None
+    if launch.role in (Role.COPY, Role.WRAPPER):
         text = f"{launch.name} is done by the wrapper, outside of any kernel"
         return Reason(boundary=Boundary.DEVICE, text=text)
     return _of_extern(launch)
@@ -330,13 +317,6 @@ def _with_template(reason: Reason, both: Sequence[Launch]) -> Reason:
     return reason.model_copy(update={"remedy": _TO_TEMPLATE}) if takes_it else reason
 
 
-def _of_users_kernel(launch: Launch) -> Reason | None:
-    if launch.kind != "triton":
-        return None
-    text = f"{launch.name} is a Triton kernel of yours"
-    return Reason(boundary=Boundary.TRITON, text=text)
-
-
 def _of_extern(launch: Launch) -> Reason:
     namespace = _NAMESPACE.match(launch.name)
     is_custom = namespace is not None and namespace["name"] not in _OF_TORCH
@@ -345,12 +325,6 @@ def _of_extern(launch: Launch) -> Reason:
         return Reason(boundary=Boundary.CUSTOM, text=text, remedy="write it with torch's ops")
     text = f"{launch.name} is a library call"
     return Reason(boundary=Boundary.EXTERN, text=text)
-
-
-def _of_matmuls(both: Sequence[Launch]) -> Reason:
-    first_one, second = both
-    is_reader = bool(first_one.writes.keys() & second.reads.keys())
-    return Reason(boundary=Boundary.EXTERN, text="two library calls", remedy="" if is_reader else _SIDE_BY_SIDE)
 
 
 def _is_matmul(launch: Launch) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from tpcompile.evidence.records import Kernel
 from tpcompile.evidence.text.code import parse_kernels
 from tpcompile.evidence.text.normalise import GroupRoles
-from tpcompile.fusion.records import Call, Role
+from tpcompile.fusion.manifest_records import Call, Role
 
 _TRITON = re.compile(r"triton_(?P<kind>[a-z]{3})_fused")
 _FUNCTIONS = re.compile(r"call|partition_\d+")
@@ -46,9 +46,9 @@ def triton_sources(code: str) -> dict[str, str]:
     """The source of each Triton kernel that the code defines, by name."""
     found = {}
     for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "async_compile.triton":
-            name, source = (ast.literal_eval(argument) for argument in node.args[:2])
-            found[name] = source
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name("async_compile"), attr="triton"), args=[name, source, *_]):
+                found[ast.literal_eval(name)] = ast.literal_eval(source)
     return found
 
 
@@ -81,10 +81,13 @@ def _launch(call: ast.Call, kernels: Mapping[str, Kernel]) -> Call | None:
 
 def _in_eager(function: ast.expr, target: str) -> Call | None:
     method = function.attr if isinstance(function, ast.Attribute) else ""
-    computes = method in _COMPUTES and _BUFFER.match(target) is not None
-    if not (computes or method in _FILLS):
+    is_of_buffer = bool(_BUFFER.match(target))
+    launches_it = method in _FILLS or (method in _COMPUTES and is_of_buffer)
+    if not launches_it:
         return None
-    role = Role.COPY if method == "copy_" else Role.WRAPPER
+    role = Role.WRAPPER
+    if method == "copy_":
+        role = Role.COPY
     return Call(role=role, name=method, kind="eager")
 
 

@@ -13,8 +13,8 @@ from tpcompile.errors import ConfigError, PreflightError
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.fusion import baseline as baselines
 from tpcompile.fusion.baseline import Baseline, Outcome
+from tpcompile.fusion.manifest_records import Manifest
 from tpcompile.fusion.recorder import device_name
-from tpcompile.fusion.records import Manifest
 from tpcompile.gate.checks import COMPARED
 from tpcompile.recording import CaptureSession
 from tpcompile.torch_api.compiler import triton_version

@@ -23,7 +23,7 @@ from tpcompile.evidence.records.compile import nodes_of
 from tpcompile.evidence.text.comments import stack_lines
 from tpcompile.fastpath import ban, selection
 from tpcompile.fastpath.use import Seen, uses
-from tpcompile.fusion.records import Manifest
+from tpcompile.fusion.manifest_records import Manifest
 from tpcompile.profiles import chosen
 from tpcompile.recording.additions import Additions
 from tpcompile.recording.foreign import foreign_ops

@@ -3,51 +3,20 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import contextlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
 from torch.library import CustomOpDef
 
-from tpcompile.fastpath.hashing.libraries import is_library_class
+from tpcompile.fastpath.hashing.libraries import Libraries
 from tpcompile.fastpath.hashing.names import MISSING, UNCHANGING, Named
-from tpcompile.fastpath.hashing.written import file_of
+from tpcompile.fastpath.hashing.trees import changed_in, file_of, imports_of
 from tpcompile.torch_api import kernels as torch_kernels
-
-IsLibrary = Callable[[str], bool]
-
-
-def outer_of(function: FunctionType) -> Callable[[str], Named]:
-    """Name -> the variable of an enclosing function, a global or a builtin."""
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    globally = global_of(function.__globals__)
-
-    def outer(name: str) -> Named:
-        if name not in cells:
-            return globally(name)
-        cell = cells[name]
-        try:
-            return Named(name, cell.cell_contents, "", f"cell {id(cell)}")
-        except ValueError:  # not yet assigned
-            return Named(name, MISSING)
-
-    return outer
-
-
-def global_of(namespace: Mapping[str, Any]) -> Callable[[str], Named]:
-    """Name -> a global variable of a module, or a builtin."""
-
-    def outer(name: str) -> Named:
-        if name in namespace:
-            return Named(name, namespace[name], str(namespace.get("__name__", "")), name)
-        return Named(name, getattr(builtins, name, MISSING), "builtins", name)
-
-    return outer
 
 
 def defined(module: str, name: str) -> tuple[str, str, list[ast.stmt]]:
@@ -64,9 +33,8 @@ def changing_elsewhere(value: Any, modules: Iterable[str]) -> Iterator[tuple[str
         return
     for module in modules:
         namespace = vars(sys.modules[module])
-        file = file_of(str(namespace.get("__file__", "")))
         changing: list[ast.stmt] = []
-        for statement in file.tree.body if file else []:
+        for statement in file_of(str(namespace.get("__file__", ""))).tree.body:
             if isinstance(statement, ast.Expr | ast.Assign | ast.AugAssign) and _changes(statement, namespace, value):
                 changing.append(statement)
         if changing:
@@ -74,18 +42,12 @@ def changing_elsewhere(value: Any, modules: Iterable[str]) -> Iterator[tuple[str
 
 
 def _changes(statement: ast.stmt, namespace: Mapping[str, Any], value: Any) -> bool:
-    """Whether a statement has, by a chain of attributes, an object that it calls a method of, or changes."""
-    chains: list[ast.AST] = []
-    for node in ast.walk(statement):
-        match node:
-            case ast.Call(func=ast.Attribute(value=chain)):
-                chains.append(chain)
-            case ast.Attribute(value=chain, ctx=ast.Store()) | ast.Subscript(value=chain, ctx=ast.Store()):
-                chains.append(chain)
-    return any(_at(chain, namespace) is value for chain in chains)
+    """True when a statement changes an object that it has by a chain of attributes, or calls a method of it."""
+    owners = map(changed_in, ast.walk(statement))
+    return any(_at(owner, namespace) is value for owner in owners)
 
 
-def _at(chain: ast.AST, namespace: Mapping[str, Any]) -> Any:
+def _at(chain: ast.expr | None, namespace: Mapping[str, Any]) -> Any:
     """The value of `a.b.c` in modules."""
     if isinstance(chain, ast.Name):
         return namespace.get(chain.id)
@@ -95,22 +57,22 @@ def _at(chain: ast.AST, namespace: Mapping[str, Any]) -> Any:
     return None
 
 
-def origin_of(named: Named, is_library: IsLibrary) -> str:
+def origin_of(named: Named, libraries: Libraries) -> str:
     """`module.name`, as it was imported, of what a library has; empty for what is the program's own.
 
     A name stays what it is between versions of a library; where the library defines it may change.
     """
-    if not named.module or named.attribute or is_own(named.value, is_library):
+    if not named.module or named.attribute or is_own(named.value, libraries):
         return ""
     for module, name, statements in _imports(named.module, named.name):
-        known = getattr(sys.modules.get(module), name, MISSING)
-        is_same = known is named.value or module == named.module
+        is_first = module == named.module
+        is_same = is_first or getattr(sys.modules.get(module), name, MISSING) is named.value
         if not is_same:  # it was put there from elsewhere
-            break
-        if is_library(module):
+            return ""
+        if libraries.have(module):
             return f"{module}.{name}"
         if len(statements) != 1:
-            break
+            return ""
     return ""
 
 
@@ -118,28 +80,25 @@ def inner_of(value: Any) -> Any:
     """The function that a wrapper of Triton, torch or functools runs; None for what is none."""
     launch = torch_kernels.triton_launch(value)
     if launch is not None:
-        inner = launch["fn"]
-    elif isinstance(value, CustomOpDef):
-        inner = torch_kernels.custom_op_function(value)
-    else:
-        inner = inspect.getattr_static(value, "__wrapped__", None)
-    return inner
+        return launch["fn"]
+    if isinstance(value, CustomOpDef):
+        return torch_kernels.custom_op_function(value)
+    return inspect.getattr_static(value, "__wrapped__", None)
 
 
-def is_own(value: Any, is_library: IsLibrary) -> bool:
-    """Whether a value may run code of the program; of modules of a library, others count by name."""
+def is_own(value: Any, libraries: Libraries) -> bool:
+    """True for a value that may run code of the program; of modules of a library, others count by name."""
     inner = inner_of(value)
-    if inner is not None and is_own(inner, is_library):
-        return True
-    if torch_kernels.op_name(value):
+    runs_own = inner is not None and is_own(inner, libraries)
+    if runs_own or torch_kernels.op_name(value):
         return True
     if isinstance(value, FunctionType):
-        return not is_library(str(value.__globals__.get("__name__")))
+        return not libraries.have(str(value.__globals__.get("__name__")))
     kind = value if isinstance(value, type) else type(value)
-    return not is_library_class(kind, is_library)
+    return not libraries.have_class(kind)
 
 
-def kept_by(function: FunctionType, is_library: IsLibrary) -> list[Any]:
+def kept_by(function: FunctionType, libraries: Libraries) -> list[Any]:
     """What a wrapper of a library keeps, in attributes and its closure, of what the program has it run."""
     values = list(vars(function).values())
     for cell in function.__closure__ or ():
@@ -149,7 +108,7 @@ def kept_by(function: FunctionType, is_library: IsLibrary) -> list[Any]:
     for value in values:
         inside = value.values() if isinstance(value, Mapping) else [value]
         functions = filter(callable, inside)
-        if any(is_own(function, is_library) for function in functions):
+        if any(is_own(function, libraries) for function in functions):
             kept.append(value)
     return kept
 
@@ -159,30 +118,21 @@ def _imports(module: str, name: str) -> Iterator[tuple[str, str, list[ast.stmt]]
     seen = set()
     while (module, name) not in seen:
         seen.add((module, name))
-        file = file_of(str(getattr(sys.modules.get(module), "__file__", "")))
-        known = file.statements if file else {}
-        statements = known.get(name, [])
-        yield module, name, statements
-        if statements:
-            module, name = _imported(module, name, statements)
-        else:
-            stars = [_full_name(module, each) for each in known.get("*", [])]
-            module = next((full for full in stars if hasattr(sys.modules.get(full), name)), module)
+        known = file_of(str(getattr(sys.modules.get(module), "__file__", ""))).statements
+        yield module, name, known.get(name, [])
+        module, name = _imported(module, name, known.get(name, known.get("*", [])))
 
 
-def _imported(module: str, name: str, statements: list[Any]) -> tuple[str, str]:
-    """Where statements of a module import a name from; the name itself where they do not."""
-    for statement in statements:
-        is_import = isinstance(statement, ast.ImportFrom)
-        if not is_import:
-            continue
-        by_name = {alias.asname or alias.name: alias.name for alias in statement.names}
-        if name in by_name:
-            full = _full_name(module, statement)
-            return full, by_name[name]
-    return module, name
-
-
-def _full_name(module: str, statement: Any) -> str:
+def _imported(module: str, name: str, statements: list[ast.stmt]) -> tuple[str, str]:
+    """Module and name that statements of a module import a name from; its own where they do not."""
     package = str(getattr(sys.modules.get(module), "__package__", "") or "")
-    return importlib.util.resolve_name("." * statement.level + (statement.module or ""), package)
+    for statement in statements:
+        if not isinstance(statement, ast.ImportFrom):
+            continue
+        for bound, (place, attr, level) in imports_of(statement).items():
+            full = importlib.util.resolve_name("." * level + place, package)
+            if bound == name:
+                return full, attr
+            if bound == "*" and hasattr(sys.modules.get(full), name):
+                return full, name
+    return module, name

@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from operator import attrgetter
 from pathlib import Path
 from types import FunctionType, ModuleType
 
-_ALWAYS = frozenset({"torch", "triton", "numpy", "functorch", "torchgen", "tpcompile", "builtins", "__builtin__"})
+_ALWAYS = frozenset({"torch", "triton", "numpy", "functorch", "torchgen", "tpcompile"})
 """Libraries wherever they are installed from: a source checkout of them is one too."""
+STANDARD = frozenset({*sys.stdlib_module_names, "builtins", "__builtin__"})
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _MADE_BY_A_CALL = 1 << 9
 """The flag of a class that does not exist from the start: Python's Py_TPFLAGS_HEAPTYPE."""
@@ -26,38 +28,45 @@ def top_of(module: str | None) -> str:
     return (module or "__main__").partition(".")[0]
 
 
-def is_library(module: str, own: str) -> bool:
-    """Whether a module is of a library for a launcher whose top-level package is `own`.
+@dataclass(frozen=True)
+class Libraries:
+    """What is of a library for a launcher whose top-level package is `own`.
 
     Modules that are neither installed nor of the standard library belong to the program, whatever their package.
     """
-    top = top_of(module)
-    if top in (own, "__main__"):
-        return False
-    if top in (_ALWAYS | sys.stdlib_module_names):
-        return True
-    known = module if module in sys.modules else top
-    place = _place(known)
-    is_in_site = any(folder in place for folder in _INSTALLED)
-    return is_in_site or _is_installed(top)
 
+    own: str
 
-def is_library_class(kind: type, is_library: Callable[[str], bool]) -> bool:
-    """Whether a class is of a library: its module has it, or its methods are of one.
+    def have(self, module: str | None) -> bool:
+        """True for a module of a library."""
+        top = top_of(module)
+        if top in (self.own, "__main__"):
+            return False
+        if top in _ALWAYS | STANDARD:
+            return True
+        known = module if module in sys.modules else top
+        place = _place(known)
+        is_in_site = any(folder in place for folder in _INSTALLED)
+        return is_in_site or _is_installed(top)
 
-    What made a class may name any module as its own: `dataclasses.make_dataclass` does, and a class body can.
-    """
-    if not is_library(kind.__module__):
-        return False
-    try:
-        is_there = attrgetter(kind.__qualname__)(sys.modules.get(kind.__module__)) is kind
-    except AttributeError:
-        is_there = False
-    if is_there or not kind.__flags__ & _MADE_BY_A_CALL:
-        return True
-    functions = [inspect.unwrap(each) for each in vars(kind).values() if isinstance(each, FunctionType)]
-    written = [each for each in functions if not each.__code__.co_filename.startswith("<")]
-    return bool(written) and all(is_library(each.__globals__.get("__name__", "")) for each in written)
+    def have_class(self, kind: type) -> bool:
+        """True for a class of a library: its module has it, or its methods are of one.
+
+        What made a class may name any module as its own: `dataclasses.make_dataclass` does, and a class body can.
+        """
+        if not self.have(kind.__module__):
+            return False
+        exists_from_the_start = not kind.__flags__ & _MADE_BY_A_CALL
+        with suppress(AttributeError):
+            is_there = attrgetter(kind.__qualname__)(sys.modules.get(kind.__module__)) is kind
+            if is_there or exists_from_the_start:
+                return True
+        methods = [inspect.unwrap(each) for each in vars(kind).values() if isinstance(each, FunctionType)]
+        modules = set()
+        for method in methods:
+            if not method.__code__.co_filename.startswith("<"):
+                modules.add(method.__globals__.get("__name__"))
+        return exists_from_the_start or (bool(modules) and all(map(self.have, modules)))
 
 
 @cache
@@ -71,7 +80,7 @@ def _is_installed(top: str) -> bool:
 
 
 def _place(module: str) -> str:
-    """Where a module is, or a package whose files are in folders of several; empty where that is not known."""
+    """The file or folder of a module, the first folder of a namespace package; empty where it is not known."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):  # a module that was made by a call has no spec
@@ -82,14 +91,8 @@ def _place(module: str) -> str:
     return f"{spec.origin or folders[0]}/"
 
 
-def is_standard(module: str) -> bool:
-    """Whether it is of the standard library."""
-    top = top_of(module)
-    return top in sys.stdlib_module_names or top in ("builtins", "__builtin__")
-
-
 def version_of(top: str) -> str:
-    """Of the distribution that a top-level package is from; `unknown` where neither it nor the package says."""
+    """Version of the distribution that a top-level package is from, or of the package itself; else `unknown`."""
     try:
         return metadata.version(top)
     except metadata.PackageNotFoundError:

@@ -8,19 +8,22 @@ function runs is refused.
 from __future__ import annotations
 
 import ast
+import builtins
+import contextlib
 import functools
 import importlib.util
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from types import FunctionType, ModuleType
-from typing import Any, TypeGuard
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import CellType, FunctionType, ModuleType
+from typing import Any
 
-from tpcompile.fastpath.hashing.libraries import is_library_class
-from tpcompile.fastpath.hashing.paths import file_of_call, paths_of
-from tpcompile.fastpath.hashing.scopes import CHANGES, Scope, imports_of, scope_of
+from tpcompile.fastpath.hashing.effects import Effects
+from tpcompile.fastpath.hashing.files_read import file_of_call, paths_of
+from tpcompile.fastpath.hashing.libraries import Libraries
+from tpcompile.fastpath.hashing.trees import CHANGES, Scope, changed_in, imports_of, scope_of
 
 MISSING = object()
 """The value of a name that nothing defines."""
@@ -40,11 +43,8 @@ class Raised:
     name: str
 
 
-@functools.cache
-def raised(name: str) -> Raised:
-    """The same object for each place where it is raised."""
-    return Raised(name)
-
+raised = functools.cache(Raised)
+"""The same object for each place where an exception is raised."""
 
 UNCHANGING = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, Library)
 _IMPORTS = "importlib.import_module"
@@ -60,7 +60,7 @@ class Named:
     """A name of the function that means something outside of it."""
 
     label: str
-    """As it is written: `consts.EPS`."""
+    """The name as it is written: `consts.EPS`."""
     value: Any
     module: str = ""
     """The module that has it, or what has it, as a global variable; empty for variables of enclosing functions."""
@@ -70,37 +70,36 @@ class Named:
 
     @property
     def place(self) -> str:
-        """What assigns it names it so."""
+        """The name by which `Effects.rebound` has it where it is assigned."""
         return self.attribute or f"{self.module}.{self.name}"
 
 
-@dataclass
-class Found:
-    """What a tree names."""
-
-    named: list[Named] = field(default_factory=list)
-    changed: set[int] = field(default_factory=set)
-    """Ids of objects that it changes."""
-    rebound: set[str] = field(default_factory=set)
-    """Places of global variables and attributes that it assigns."""
-    attributes: set[str] = field(default_factory=set)
-    """Names of attributes that it uses: methods with other names are not called."""
-    files: list[tuple[str, list[Any] | None]] = field(default_factory=list)
-    """Expressions of files that it reads -> the files, None where they are computed."""
-    refused: list[str] = field(default_factory=list)
-
-
 class Names(ast.NodeVisitor):
-    """Visit a function or a statement of a module; what was found is in `found`."""
+    """Visit a function, the statements of a module or the body of a class; what was found is in the attributes.
 
-    def __init__(self, outer: Callable[[str], Named], *, is_library: Callable[[str], bool], package: str) -> None:
-        self.found = Found()
-        self._outer, self._is_library, self._package = outer, is_library, package
-        self._scopes: list[Scope] = []
+    `module` are the globals, and `around` the function in which variables of functions around it are found.
+    """
+
+    def __init__(self, module: Mapping[str, Any], libraries: Libraries, around: FunctionType | None = None) -> None:
+        self.effects = Effects()
         self.changed_arguments: set[str] = set()
         """Local variables that are changed in place: defaults of arguments among them are caches."""
+        self.files: list[tuple[str, list[Any] | None]] = []
+        """Expressions of files that it reads -> the files, None where they are computed."""
+        self.refused: list[str] = []
+        self._named: list[Named] = []
+        self._globals, self._libraries = module, libraries
+        self._cells = dict(zip(around.__code__.co_freevars, around.__closure__ or (), strict=True)) if around else {}
+        self._package = module.get("__package__") or str(module.get("__name__")).rpartition(".")[0]
+        self._scopes: list[Scope] = []
 
-    def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> Found:
+    @property
+    def named(self) -> list[Named]:
+        """Each name once for each value, in the order of the labels."""
+        once = {(each.label, id(each.value)): each for each in self._named}
+        return sorted(once.values(), key=operator.attrgetter("label"))
+
+    def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> Names:
         """The body of a function, and the arguments of its decorators: they may change what runs.
 
         The decorators of tpcompile say what they were given themselves.
@@ -108,47 +107,43 @@ class Names(ast.NodeVisitor):
         for decorator in getattr(node, "decorator_list", []):
             is_call = isinstance(decorator, ast.Call)
             if is_call and not self._name(decorator.func).startswith("tpcompile."):
-                self._visit_all([*decorator.args, *decorator.keywords])
-        self._visit_body(node)
-        return self.found
+                self.statements([*decorator.args, *decorator.keywords])
+        self._body(node)
+        return self
 
-    def statements(self, nodes: Iterable[ast.AST]) -> Found:
-        """Statements of a module or class."""
-        self._visit_all(nodes)
-        return self.found
-
-    def class_body(self, node: ast.ClassDef) -> Found:
+    def class_body(self, node: ast.ClassDef) -> Names:
         """What the definition of a class evaluates, without its methods."""
         methods = (ast.FunctionDef, ast.AsyncFunctionDef)
         self._within(node, [inner for inner in node.body if not isinstance(inner, methods)])
-        return self.found
+        return self
+
+    def statements(self, nodes: Iterable[ast.AST | None]) -> Names:
+        """Statements of a module, or expressions, without those that are None."""
+        for node in filter(None, nodes):
+            self.visit(node)
+        return self
 
     # Scopes
 
     def _within(self, node: ast.AST, inside: Iterable[ast.AST]) -> None:
         self._scopes.append(scope_of(node))
-        self._visit_all(inside)
+        self.statements(inside)
         self._scopes.pop()
 
-    def _visit_body(self, node: Any) -> None:
-        is_lambda = isinstance(node, ast.Lambda)
-        self._within(node, [node.body] if is_lambda else node.body)
-
-    def _visit_all(self, nodes: Iterable[ast.AST | None]) -> None:
-        for node in filter(None, nodes):
-            self.visit(node)
+    def _body(self, node: Any) -> None:
+        self._within(node, [node.body] if isinstance(node, ast.Lambda) else node.body)
 
     def visit_FunctionDef(self, node: Any) -> None:
         """A function inside: its defaults and decorators are those of the function around it."""
-        self._visit_all([*getattr(node, "decorator_list", []), *node.args.defaults, *node.args.kw_defaults])
-        self._visit_body(node)
+        self.statements([*getattr(node, "decorator_list", []), *node.args.defaults, *node.args.kw_defaults])
+        self._body(node)
 
     visit_AsyncFunctionDef = visit_Lambda = visit_FunctionDef
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         """A class inside."""
-        self._visit_all([*node.decorator_list, *node.bases, *node.keywords])
-        self._within(node, node.body)
+        self.statements([*node.decorator_list, *node.bases, *node.keywords])
+        self._body(node)
 
     def visit_ListComp(self, node: Any) -> None:
         """A comprehension: the first iterable is evaluated outside of it."""
@@ -159,7 +154,7 @@ class Names(ast.NodeVisitor):
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         """Its annotation is not evaluated where it matters."""
-        self._visit_all([node.target, node.value])
+        self.statements([node.target, node.value])
 
     def visit_Import(self, node: ast.Import) -> None:
         """Modules that it imports: what it names of them may be in one that nothing else has imported yet."""
@@ -175,6 +170,13 @@ class Names(ast.NodeVisitor):
 
     # Names
 
+    def visit(self, node: ast.AST) -> None:
+        """Any node: it may change an object, as a store of an item changes the whole."""
+        changed = changed_in(node, CHANGES)
+        if changed is not None:
+            self._change(changed, node.attr if isinstance(node, ast.Attribute) else "")
+        super().visit(node)
+
     def visit_Name(self, node: ast.Name) -> None:
         """A name by itself; one that a function assigns although it is not its own is declared global or nonlocal."""
         named = self._resolve(node)
@@ -183,15 +185,13 @@ class Names(ast.NodeVisitor):
         if isinstance(node.ctx, ast.Load):
             self._emit(named)
         elif self._scopes:
-            self.found.rebound.add(named.place)
+            self.effects.rebound.add(named.place)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         """A chain of attributes, to its end or to the first value that is no module or class."""
-        if not isinstance(node.ctx, ast.Load):
-            self._change(node.value, node.attr)
-        self.found.attributes.add(node.attr)
+        self.effects.used.add(node.attr)
         if node.attr in _NAMESPACES:
-            self._refuse(f"it searches {ast.unparse(node)}: name what is used of it")
+            self.refused.append(f"it searches {ast.unparse(node)}: name what is used of it")
         named = self._resolve(node)
         if named is None:
             self.generic_visit(node)
@@ -200,48 +200,64 @@ class Names(ast.NodeVisitor):
 
     def visit_Raise(self, node: ast.Raise) -> None:
         """An exception that is only raised counts by its name: it is no result. One that is named elsewhere is."""
-        made = node.exc
-        named = self._resolve(made.func) if isinstance(made, ast.Call) else None
-        if not isinstance(made, ast.Call) or not is_exception(named):
-            self.generic_visit(node)
-            return
-        self.found.named.append(Named(named.label, raised(name_of(named.value))))
-        self._visit_all([*made.args, *made.keywords, node.cause])
+        match node.exc:
+            case ast.Call(func=function, args=arguments, keywords=keywords):
+                named = self._resolve(function)
+                kind = named.value if named else None
+                if named and isinstance(kind, type) and issubclass(kind, BaseException):
+                    self._named.append(Named(named.label, raised(name_of(kind))))
+                    self.statements([*arguments, *keywords, node.cause])
+                    return
+        self.generic_visit(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
-        """An item: one that is stored changes the whole."""
-        if not isinstance(node.ctx, ast.Load):
-            self._change(node.value)
+        """An item."""
         if self._value(node.value) is sys.modules:
-            self._refuse("sys.modules is searched: import the module")
+            self.refused.append("sys.modules is searched: import the module")
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        """A call: of `getattr` and imports, of what reads files, of what runs text, of what changes a global."""
+        """A call: of `getattr` and imports, of what reads files, of what runs text."""
         resolved = self._resolve(node)
         if resolved is not None:
             self._emit(resolved)
-            texts = [each.value for each in node.args if isinstance(each, ast.Constant)]
-            self.found.attributes.update(map(str, texts))
-            self._visit_all(node.args[2:])
+            self.effects.used.update(str(each.value) for each in node.args if isinstance(each, ast.Constant))
+            self.statements(node.args[2:])
             return
         called = self._name(node.func)
         if called in _RUNS_TEXT:
-            self._refuse(f"it calls {called.removeprefix('builtins.')}(), so what it runs cannot be read")
+            self.refused.append(f"it calls {called.removeprefix('builtins.')}(), so what it runs cannot be read")
         elif called == _IMPORTS:
-            self._refuse(f"{ast.unparse(node)} imports what is computed: name the module")
-        if isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
-            self._change(node.func.value)
+            self.refused.append(f"{ast.unparse(node)} imports what is computed: name the module")
         file = file_of_call(node, called)
         if file is not None:
-            self.found.files.append((ast.unparse(node), paths_of(file, self._value_of, self._assigned)))
+            self.files.append((ast.unparse(node), paths_of(file, self._value, self._assigned)))
         self.generic_visit(node)
-
-    def _value_of(self, name: str) -> Any:
-        return self._value(ast.Name(name, ast.Load()))
 
     def _assigned(self, name: str) -> ast.expr | None:
         return next((scope.once[name] for scope in reversed(self._scopes) if name in scope.once), None)
+
+    def _emit(self, named: Named) -> None:
+        value = named.value
+        if isinstance(value, ModuleType) and not self._libraries.have(value.__name__):
+            to_do = f"write `{named.label}.NAME` where it is used"
+            self.refused.append(f"{named.label}, a module, is used as a value: {to_do}")
+        else:
+            self._named.append(named)
+
+    def _change(self, node: ast.expr, attr: str = "") -> None:
+        """An object is changed; an attribute of a module is a global variable."""
+        while isinstance(node, ast.Subscript):
+            node = node.value
+        named = self._resolve(node)
+        if isinstance(node, ast.Name) and named is None:
+            self.changed_arguments.add(node.id)
+        if named is None or isinstance(named.value, UNCHANGING):
+            return
+        if isinstance(named.value, ModuleType | type | FunctionType):
+            self.effects.rebound.add(f"{name_of(named.value)}.{attr}")
+        else:
+            self.effects.changed.add(id(named.value))
 
     # Resolving
 
@@ -272,8 +288,7 @@ class Names(ast.NodeVisitor):
 
     def _look_up(self, name: str) -> Named | None:
         around = [scope for scope in self._scopes[:-1] if not scope.is_class]
-        visible = [*around, *self._scopes[-1:]]
-        for scope in reversed(visible):
+        for scope in reversed([*around, *self._scopes[-1:]]):
             if name in scope.globals:
                 break
             if name in scope.imports:
@@ -281,6 +296,16 @@ class Names(ast.NodeVisitor):
             if name in scope.local:
                 return None
         return self._outer(name)
+
+    def _outer(self, name: str) -> Named:
+        """The variable of an enclosing function, a global or a builtin."""
+        if name in self._cells:
+            cell = self._cells[name]
+            is_assigned = cell != CellType()
+            return Named(name, cell.cell_contents if is_assigned else MISSING, "", f"cell {id(cell)}")
+        if name in self._globals:
+            return Named(name, self._globals[name], str(self._globals.get("__name__", "")), name)
+        return Named(name, getattr(builtins, name, MISSING), "builtins", name)
 
     def _imported(self, name: str, module: str, attr: str, level: int) -> Named:
         full = importlib.util.resolve_name("." * level + module, self._package)
@@ -292,63 +317,38 @@ class Names(ast.NodeVisitor):
         return named
 
     def _module(self, full: str, label: str) -> Named:
+        value: Any = MISSING
         if full in sys.modules:
-            return Named(label, sys.modules[full])
-        if self._is_library(full):
-            return Named(label, Library(full))
-        try:
-            return Named(label, importlib.import_module(full))
-        except Exception:  # a module may raise anything; what cannot be imported is not defined here
-            return Named(label, MISSING)
+            value = sys.modules[full]
+        elif self._libraries.have(full):
+            value = Library(full)
+        else:
+            with contextlib.suppress(Exception):  # a module may raise anything; what raises is not defined here
+                value = importlib.import_module(full)
+        return Named(label, value)
 
     def _attribute(self, named: Named, attr: str) -> Named | None:
-        label, value = f"{named.label}.{attr}", named.value
-        if isinstance(value, Library):
-            return Named(label, Library(f"{value.name}.{attr}"))
-        if isinstance(value, ModuleType):
-            return self._of_module(label, value, attr)
-        if isinstance(value, type) and not is_library_class(value, self._is_library):
-            return _of_class(label, value, attr)
-        own = vars(value) if isinstance(value, FunctionType) else {}
-        if attr in own and attr != "__wrapped__":
+        label, owner = f"{named.label}.{attr}", named.value
+        if isinstance(owner, Library):
+            return Named(label, Library(f"{owner.name}.{attr}"))
+        if isinstance(owner, ModuleType):
+            return self._of_module(label, owner, attr)
+        if isinstance(owner, type) and not self._libraries.have_class(owner):
+            return _of_class(label, owner, attr)
+        if isinstance(owner, FunctionType) and attr != "__wrapped__" and attr in vars(owner):
             self._emit(named)
-            return _of_definition(label, own[attr], value, attr)
+            return _of_definition(label, vars(owner)[attr], owner, attr)
         return None
 
     def _of_module(self, label: str, module: ModuleType, attr: str) -> Named:
-        try:
+        value: Any = MISSING
+        with contextlib.suppress(Exception):  # a lazy module may raise anything
             value = getattr(module, attr)
-        except Exception:  # a lazy module may raise anything
-            value = MISSING
-        if self._is_library(module.__name__):
+        if self._libraries.have(module.__name__):
             value = Library(f"{module.__name__}.{attr}") if value is MISSING else value
         elif attr not in vars(module) and "__getattr__" in vars(module):
             self._emit(Named(f"{label} by __getattr__", vars(module)["__getattr__"]))
         return Named(label, value, module.__name__, attr)
-
-    def _emit(self, named: Named) -> None:
-        value = named.value
-        if isinstance(value, ModuleType) and not self._is_library(value.__name__):
-            self._refuse(f"{named.label}, a module, is used as a value: write `{named.label}.NAME` where it is used")
-        else:
-            self.found.named.append(named)
-
-    def _refuse(self, why: str) -> None:
-        self.found.refused.append(why)
-
-    def _change(self, node: ast.expr, attr: str = "") -> None:
-        """An object is changed; an attribute of a module is a global variable."""
-        while isinstance(node, ast.Subscript):
-            node = node.value
-        named = self._resolve(node)
-        if isinstance(node, ast.Name) and named is None:
-            self.changed_arguments.add(node.id)
-        if named is None or isinstance(named.value, UNCHANGING):
-            return
-        if isinstance(named.value, ModuleType | type | FunctionType):
-            self.found.rebound.add(f"{name_of(named.value)}.{attr}")
-        else:
-            self.found.changed.add(id(named.value))
 
 
 def name_of(value: Any) -> str:
@@ -360,11 +360,6 @@ def name_of(value: Any) -> str:
     name = getattr(value, "__qualname__", None)
     module = getattr(value, "__module__", None) or "builtins"
     return f"{module}.{name}" if isinstance(name, str) else ""
-
-
-def is_exception(named: Named | None) -> TypeGuard[Named]:
-    """Whether it is a class of exceptions."""
-    return named is not None and isinstance(named.value, type) and issubclass(named.value, BaseException)
 
 
 def _of_class(label: str, owner: type, attr: str) -> Named:
@@ -384,9 +379,3 @@ def _of_definition(label: str, value: Any, owner: Any, attr: str) -> Named:
     if "<locals>" in owner.__qualname__:
         return Named(label, value, attribute=attribute)
     return Named(label, value, owner.__module__, owner.__qualname__.partition(".")[0], attribute)
-
-
-def sorted_by_label(named: Iterable[Named]) -> list[Named]:
-    """Each name once for each value, in the order of the labels."""
-    once = {(each.label, id(each.value)): each for each in named}
-    return sorted(once.values(), key=operator.attrgetter("label"))

@@ -1,7 +1,7 @@
 """Whether torch.compile makes a program faster, in which mode, and the one thing to do where it does not.
 
-measure.py  a target and a mode -> what this process measured, as JSON; one process for each mode
-records.py  what is measured, and the advice
-decide.py   measurements -> advice
-show.py     measurements and advice -> lines
+measure_mode.py  a target and a mode -> what this process measured, as JSON; one process for each mode
+mode_records.py  what is measured, and the advice
+decide.py        measurements -> advice
+mode_table.py    measurements and advice -> lines
 """

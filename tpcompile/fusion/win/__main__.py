@@ -16,8 +16,8 @@ import typer
 from tpcompile.cli import ending
 from tpcompile.errors import ConfigError, ExitCode
 from tpcompile.fusion.win.decide import decide
-from tpcompile.fusion.win.records import MODES, Measured
-from tpcompile.fusion.win.show import lines
+from tpcompile.fusion.win.mode_records import MODES, Measured
+from tpcompile.fusion.win.mode_table import lines
 from tpcompile.report import console
 
 app = ending.new_app()
@@ -65,13 +65,13 @@ def verify_win(
 
 
 def _modes_of(device: str) -> tuple[str, ...]:
-    """On CPU there are no CUDA graphs, so `reduce-overhead` is the default."""
+    """All modes of a device: on CPU there are no CUDA graphs, so `reduce-overhead` is the default."""
     is_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     return MODES if is_gpu else ("default", "max-autotune")
 
 
 def _measured(request: dict[str, Any], cached: bool, timeout_s: float) -> Measured:
-    """In a process with an empty cache; and again for the first call with what is then in the cache."""
+    """Measure a mode in a process with an empty cache, and the first call again with what is then in the cache."""
     with TemporaryDirectory() as folder:
         found = Measured.model_validate(_run(request, Path(folder), timeout_s))
         if not cached:
@@ -87,7 +87,7 @@ def _run(request: dict[str, Any], folder: Path, timeout_s: float) -> dict[str, A
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "TRITON_CACHE_DIR": str(folder / "triton"),
     }
-    command = [sys.executable, "-m", "tpcompile.fusion.win.measure", str(asked)]
+    command = [sys.executable, "-m", "tpcompile.fusion.win.measure_mode", str(asked)]
     try:
         code = subprocess.run(command, env=environ, timeout=timeout_s, check=False, stdout=sys.stderr).returncode
     except subprocess.TimeoutExpired:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from tpcompile.fusion.win.records import EAGER, WITH_CUDA_GRAPHS, Advice, Cause, Measured
+from tpcompile.fusion.win.mode_records import EAGER, WITH_CUDA_GRAPHS, Advice, Cause, Measured
 
 ERROR_LIMIT = 2.5
-"""As the gate's: the error against float64 may be so many times that of eager."""
+"""The error against float64 may be so many times that of eager, as in the gate."""
 LEAST_GAIN = 0.03
 """Steps that differ by less count as equal, however quiet the machine is."""
 _LIBRARY_SHARE = 0.8
@@ -17,15 +17,21 @@ _BUSY_SHARE = 0.6
 
 def decide(measured: Sequence[Measured]) -> Advice:
     """`measured` has at least one mode, in the order of what they cost."""
-    wrong = [one for one in measured if is_wrong(one)]
     right = [one for one in measured if not is_wrong(one)]
     best = _cheapest_of_the_fastest(right)
     if best is None:
-        return _no_win(wrong[0], Cause.WRONG, ()) if wrong else _no_win(*_reason(right), right)
-    if best.error_ratio is None:
-        not_compared = f"{Cause.NOT_COMPARED}: {TODO[Cause.NOT_COMPARED]}"
-        return Advice(use=best.mode, cause=Cause.NOT_COMPARED, says=f"{_win(best, measured)}; {not_compared}")
-    return Advice(use=best.mode, cause=None, says=_win(best, measured))
+        return _no_win(measured, right)
+    says = f"{best.mode}: {speedup(best):.2f}x of eager"
+    others = [one for one in measured if one.mode != best.mode]
+    if others:
+        beside = [
+            f"{one.mode} has wrong outputs" if is_wrong(one) else f"{one.mode} {speedup(one):.2f}x" for one in others
+        ]
+        says += f"; {', '.join(beside)}"
+    if best.error_ratio is not None:
+        return Advice(use=best.mode, cause=None, says=says)
+    cause = Cause.NOT_COMPARED
+    return Advice(use=best.mode, cause=cause, says=f"{says}; {cause}: {TODO[cause]}")
 
 
 def speedup(one: Measured) -> float:
@@ -43,7 +49,7 @@ def noise(one: Measured) -> float:
 
 
 def is_wrong(one: Measured) -> bool:
-    """Whether the outputs are much further from float64 than those of eager; NaN is."""
+    """True when the outputs are much further from float64 than those of eager, or NaN."""
     return one.error_ratio is not None and not one.error_ratio <= ERROR_LIMIT
 
 
@@ -70,16 +76,12 @@ def _ratios(one: Measured) -> list[float]:
 def _cheapest_of_the_fastest(right: Sequence[Measured]) -> Measured | None:
     """A mode that costs more must be faster, beyond noise, than what is chosen so far; None is eager."""
     best: Measured | None = None
+    best_speedup, best_noise = 1.0, 0.0
     for one in right:
-        before = speedup(best) if best else 1.0
-        margin = max(noise(one), noise(best) if best else 0.0)
-        if speedup(one) > before * (1 + margin):
-            best = one
+        own_speedup, own_noise = speedup(one), noise(one)
+        if own_speedup > best_speedup * (1 + max(own_noise, best_noise)):
+            best, best_speedup, best_noise = one, own_speedup, own_noise
     return best
-
-
-def _is_launch_bound(one: Measured) -> bool:
-    return one.compiled.busy_share is not None and one.compiled.busy_share < _BUSY_SHARE
 
 
 def _is_never_replayed(one: Measured) -> bool:
@@ -94,7 +96,7 @@ _OF_PROGRAM: _Causes = (
     (Cause.SHAPES, lambda one: one.num_rerecorded > 0 or _is_never_replayed(one)),
 )
 _OF_KERNELS: _Causes = (
-    (Cause.LAUNCHES, _is_launch_bound),
+    (Cause.LAUNCHES, lambda one: one.compiled.busy_share is not None and one.compiled.busy_share < _BUSY_SHARE),
     (Cause.LIBRARY, lambda one: one.compiled.library_share >= _LIBRARY_SHARE),
     (Cause.UNCHANGED, lambda one: one.compiled.launches >= one.eager.launches),
 )
@@ -109,21 +111,16 @@ TODO = {
 """What helps, of which there is a program in repro/fusion/modes.py or the tests; nothing is said of other causes."""
 
 
-def _no_win(one: Measured, cause: Cause, right: Sequence[Measured]) -> Advice:
-    gain = "" if cause is Cause.WRONG else f" ({speedup(one):.2f}x in {one.mode})"
+def _no_win(measured: Sequence[Measured], right: Sequence[Measured]) -> Advice:
+    """Eager, and why; `right` are the modes whose outputs are right."""
+    if len(right) < len(measured):
+        cause, gain = Cause.WRONG, ""
+    else:
+        one, cause = _reason(right)
+        gain = f" ({speedup(one):.2f}x in {one.mode})"
     todo = TODO.get(cause, "")
-    has_tried_graphs = any(each.mode in WITH_CUDA_GRAPHS for each in right)
+    has_tried_graphs = any(one.mode in WITH_CUDA_GRAPHS for one in right)
     if cause is Cause.LAUNCHES and has_tried_graphs:
         todo = "CUDA graphs do not help"
     says = f"{EAGER}: {cause}{gain}"
     return Advice(use=EAGER, cause=cause, says=f"{says}: {todo}" if todo else says)
-
-
-def _win(best: Measured, measured: Sequence[Measured]) -> str:
-    others = [f"{one.mode} {_against(one)}" for one in measured if one.mode != best.mode]
-    beside = f"; {', '.join(others)}" if others else ""
-    return f"{best.mode}: {speedup(best):.2f}x of eager{beside}"
-
-
-def _against(one: Measured) -> str:
-    return "has wrong outputs" if is_wrong(one) else f"{speedup(one):.2f}x"

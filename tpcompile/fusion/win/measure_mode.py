@@ -1,9 +1,10 @@
-"""`python -m tpcompile.fusion.win.measure REQUEST`: a target and a mode -> what this process measured, as JSON."""
+"""`python -m tpcompile.fusion.win.measure_mode REQUEST`: a target and a mode -> what this process measured, as JSON."""
 
 from __future__ import annotations
 
 import copy
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -18,10 +19,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from tpcompile.cli import ending
 from tpcompile.errors import ConfigError, TargetRaised
+from tpcompile.fusion.manifest_records import Manifest, Role
 from tpcompile.fusion.recorder import FusionRecorder
-from tpcompile.fusion.records import Manifest, Role
 from tpcompile.fusion.targets import built_on, place_of
-from tpcompile.fusion.win.records import Measured, Side
+from tpcompile.fusion.win.mode_records import Measured, Side
 from tpcompile.numerics import measure
 from tpcompile.ranks.env import check_cpp_compiler
 from tpcompile.target import Target, call_target, raised_by
@@ -65,7 +66,7 @@ class Program:
     name: str
 
     def copied(self, dtype: torch.dtype | None = None) -> Program:
-        """With weights and inputs of its own; floating ones in `dtype`."""
+        """A copy with weights and inputs of its own, floating ones in `dtype`."""
         program = copy.deepcopy(self.target.program)
         inputs = copy.deepcopy(self.target.inputs)
         if dtype is not None:
@@ -99,9 +100,10 @@ class Program:
         torch.manual_seed(0)
         found = measure.named_tensors(step(), "output")
         program = self.target.program
-        if isinstance(program, nn.Module):
-            grads = {name: one.grad for name, one in program.named_parameters() if one.grad is not None}
-            found |= {f"gradient of {name}": grad for name, grad in grads.items()}
+        parameters = program.named_parameters() if isinstance(program, nn.Module) else ()
+        for name, parameter in parameters:
+            if parameter.grad is not None:
+                found[f"gradient of {name}"] = parameter.grad
         return {name: one.detach().clone() for name, one in found.items() if one.is_floating_point()}
 
 
@@ -139,6 +141,7 @@ def measured(program: Program, request: Request) -> Measured:
     # As often called as eager; under CUDA graphs a replay.
     last_error = _error_ratio(exact.again, compiled_side.results(compiled), eager_side.results(eager))
     steady_ms = statistics.median(compiled_ms)
+    slow = [number for number, ms in enumerate(cold_ms, 1) if ms > _COLD_RATIO * steady_ms]
     manifest = recorder.manifest()
     compiled_profile = _side(program, compiled, manifest, compiled_ms)
     return Measured(
@@ -148,7 +151,7 @@ def measured(program: Program, request: Request) -> Measured:
         error_ratio=max(filter(None, (first_error, last_error)), default=first_error),
         first_call_s=first_call_s,
         cached_s=None,
-        num_cold_calls=_cold(cold_ms, steady_ms),
+        num_cold_calls=max(slow, default=0),
         num_graphs=before["graphs"],
         num_regions=compiled_profile[1],
         num_breaks=before["breaks"],
@@ -164,19 +167,14 @@ def _ms(step: Callable[[], Any]) -> float:
     return (time.perf_counter() - began) * 1e3
 
 
-def _cold(cold_ms: list[float], steady_ms: float) -> int:
-    slow = [number for number, ms in enumerate(cold_ms, 1) if ms > _COLD_RATIO * steady_ms]
-    return slow[-1] if slow else 0
-
-
 @dataclass(frozen=True)
 class _Exact:
     """Outputs in float64."""
 
     first: dict[str, Tensor] | None = None
-    """Of the first call; None where the program cannot run in float64, as a function with tensors of its own."""
+    """Outputs of the first call; None where the program cannot run in float64, as a function with its own tensors."""
     again: dict[str, Tensor] | None = None
-    """Of any later call; None where a call changes what the next one computes."""
+    """Outputs of any later call; None where a call changes what the next one computes."""
 
 
 def _exact(program: Program) -> _Exact:
@@ -197,11 +195,13 @@ def _error_ratio(exact: dict[str, Tensor] | None, got: dict[str, Tensor], eager:
         return None
     ratios = []
     for name, value in exact.items():
-        if name not in got or got[name].shape != value.shape:
-            return float("inf")
-        ratios.append(measure.error_of(got[name], eager[name], value)["ratio"])
-    is_number = all(ratio == ratio for ratio in ratios)
-    return max(ratios) if is_number else float("inf")
+        is_there = name in got and got[name].shape == value.shape
+        if not is_there:
+            return math.inf
+        error = measure.error_of(got[name], eager[name], value)
+        ratios.append(error["ratio"])
+    is_nan = any(map(math.isnan, ratios))
+    return math.inf if is_nan else max(ratios)
 
 
 # What the profiler sees
@@ -236,8 +236,8 @@ def _profiled(program: Program, step: Callable[[], Any]) -> tuple[list[Any], flo
 
 def _on_gpu(events: list[Any], step_ms: list[float], median_ms: float) -> Side:
     kernels = [event for event in on_gpu(events) if is_kernel(event.name)]
-    kernels_us = sum(event.time_range.elapsed_us() for event in kernels)
-    library_us = sum(event.time_range.elapsed_us() for event in kernels if not event.name.startswith("triton_"))
+    of_library = [event for event in kernels if not event.name.startswith("triton_")]
+    kernels_us, library_us = _total_us(kernels), _total_us(of_library)
     return Side(
         step_ms=tuple(step_ms),
         launches=len(kernels) // _PROFILED_STEPS,
@@ -255,13 +255,17 @@ def _on_cpu(events: list[Any], manifest: Manifest | None, step_ms: list[float], 
     ops = [event for event in events if _is_work(event)]
     graphs = manifest.graphs if manifest else ()
     generated = sum(launch.role is Role.KERNEL for graph in graphs for launch in graph.launches)
-    ops_ms = sum(event.time_range.elapsed_us() for event in ops) / 1e3 / _PROFILED_STEPS
+    ops_ms = _total_us(ops) / 1e3 / _PROFILED_STEPS
     return Side(
         step_ms=tuple(step_ms),
         launches=len(ops) // _PROFILED_STEPS + generated,
         library_share=min(1.0, ops_ms / profiled_ms),
         busy_share=None,
     )
+
+
+def _total_us(events: list[Any]) -> float:
+    return sum(event.time_range.elapsed_us() for event in events)
 
 
 def _is_work(event: Any) -> bool:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, filterfalse, groupby
+from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
+from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import at_text
 from tpcompile.fusion.baseline import Outcome
 from tpcompile.fusion.bisect import WORDS as TAKEN_OUT
-from tpcompile.fusion.bisect import Attempt, Bisection, TakenOut
+from tpcompile.fusion.bisect import Attempt, Bisection
 from tpcompile.fusion.diff import WORDS, Change, Diff, GraphDiff, Split
 from tpcompile.fusion.kinds import TERMINAL, kind_of, label, ops_text, shortened, size_text
 from tpcompile.fusion.manifest import removed_round_trips, total, total_before
-from tpcompile.fusion.records import Decisions, GraphManifest, Launch, Manifest, Recomputed, Role, Totals
+from tpcompile.fusion.manifest_records import Decisions, GraphManifest, Launch, Manifest, Role, Totals
 from tpcompile.fusion.why_not import Missed, missed_fusions
 
 _BAR = 12
@@ -50,18 +51,15 @@ def manifest(found: Manifest, *, num_missed: int) -> Iterator[Text]:
 def _graph(graph: GraphManifest, num_missed: int, settings: Mapping[str, str]) -> Iterator[Text]:
     after = total(graph.launches)
     yield Text(f"graph {graph.compile_id or '-'} {graph.phase}: {_steps(graph, after)}", style="bold")
+    decisions = graph.decisions
     if not graph.is_aligned:
         yield Text(f"  known by its code alone: {graph.why_not_aligned}", style="yellow")
-    for name in graph.decisions.unseen if graph.decisions else ():
+    unseen = decisions.unseen if decisions else ()
+    for name in unseen:
         yield Text(f"  not seen with this torch: {name}; reasons or scores are missing", style="yellow")
-    widest = max((one.bytes for one in graph.launches), default=0)
-    with_registers = any(one.resources for one in graph.launches)
-    for at, launch in enumerate(graph.launches):
-        if launch.role is not Role.WAIT:
-            yield _launch(at, launch, widest, with_registers=with_registers)
-            yield from _spills(launch)
-    if graph.decisions is not None and graph.is_aligned:
-        yield from _inlining(graph, graph.decisions)
+    yield from _launches(graph.launches)
+    if decisions is not None and graph.is_aligned:
+        yield from _inlining(graph, decisions)
     missed = missed_fusions(graph, settings)[:num_missed]
     if missed:
         yield Text("  not fused, by the bytes that one kernel would save:")
@@ -69,22 +67,32 @@ def _graph(graph: GraphManifest, num_missed: int, settings: Mapping[str, str]) -
             yield from _missed(one)
 
 
+def _launches(launches: Sequence[Launch]) -> Iterator[Text]:
+    widest = max([one.bytes for one in launches], default=0)
+    with_registers = any(one.resources for one in launches)
+    for at, launch in enumerate(launches):
+        if launch.role is Role.WAIT:
+            continue
+        yield _launch(at, launch, widest, with_registers=with_registers)
+        for one in launch.resources:
+            if one.spills:
+                text = f"spills {one.spills} words of each thread to memory with {one.configuration}"
+                yield Text(f"{'':16}{text}", style="red")
+
+
 def _inlining(graph: GraphManifest, decisions: Decisions) -> Iterator[Text]:
     """A line for the ops that the same launches compute once more, and one for each buffer that a limit made."""
     place_of = {launch.node: str(at) for at, launch in enumerate(graph.launches)}
-    by_nodes = sorted(decisions.recomputed, key=lambda one: one.nodes)
-    for nodes, ops in groupby(by_nodes, key=lambda one: one.nodes):
+    by_nodes = grouped(decisions.recomputed, lambda one: one.nodes)
+    for nodes in sorted(by_nodes):
         places = [place_of[node] for node in nodes]
-        yield Text(f"  computed in {' and '.join(places)}: {_recomputed(list(ops))}")
+        names = dict.fromkeys(one.op.removeprefix("aten.") for one in by_nodes[nodes])
+        lines = chain.from_iterable(one.lines for one in by_nodes[nodes])
+        text = f"{' '.join(names)}  {_places(dict.fromkeys(lines))}".rstrip()
+        yield Text(f"  computed in {' and '.join(places)}: {text}")
     for made in decisions.realized:
         setting = f"  (config.{made.setting})" if made.setting else ""
         yield Text(f"  {made.buffer} is in memory because of its {made.text}{setting}")
-
-
-def _recomputed(ops: Sequence[Recomputed]) -> str:
-    names = dict.fromkeys(one.op.removeprefix("aten.") for one in ops)
-    lines = chain.from_iterable(one.lines for one in ops)
-    return f"{' '.join(names)}  {_places(dict.fromkeys(lines))}".rstrip()
 
 
 def _steps(graph: GraphManifest, after: Totals) -> str:
@@ -103,24 +111,14 @@ def _launch(at: int, launch: Launch, widest: int, *, with_registers: bool) -> Te
     line.append(f"{'█' * max(1, round(share * _BAR)):<{_BAR}} ", style=TERMINAL[kind_of(launch)])
     width = _OPS
     if with_registers:
-        line.append(f"{_registers(launch):<{_REGISTERS}} ")
+        registers = sorted({one.registers for one in launch.resources})
+        ends = map(str, dict.fromkeys((*registers[:1], *registers[-1:])))
+        text = f"{'-'.join(ends)} regs" if registers else ""  # 18-55 where autotuning would choose
+        line.append(f"{text:<{_REGISTERS}} ")
         width -= _REGISTERS + 1
     line.append(f"{ops_text(launch, width):<{width}} {shortened(_places(launch.lines), _PLACES)}")
     line.rstrip()
     return line
-
-
-def _registers(launch: Launch) -> str:
-    """`32 regs`; `18-55 regs` where autotuning would choose."""
-    found = sorted({one.registers for one in launch.resources})
-    return f"{'-'.join(map(str, dict.fromkeys((found[0], found[-1]))))} regs" if found else ""
-
-
-def _spills(launch: Launch) -> Iterator[Text]:
-    for one in launch.resources:
-        if one.spills:
-            text = f"spills {one.spills} words of each thread to memory with {one.configuration}"
-            yield Text(f"{'':16}{text}", style="red")
 
 
 def _places(lines: Iterable[UserLine]) -> str:
@@ -205,25 +203,26 @@ def bisection(found: Bisection) -> Iterator[Text]:
         yield from _attempt(found, attempt)
     if not helping:
         yield Text("no kind of op that was taken out keeps kernels apart")
-    yield from _in_vain(found)
+    yield from _in_vain(found, [attempt for attempt in found.attempts if attempt not in helping])
     yield Text("for a test only: what a program without these ops computes is wrong", style="dim")
 
 
-def _in_vain(found: Bisection) -> Iterator[Text]:
-    others = list(filterfalse(found.helps, found.attempts))
-    tried = [f"{one.kind} ({_change(found.fewer_kernels(one))})" for one in others if one.now]
-    absent = [str(one.kind) for one in others if one.now is None and not one.failed]
+def _in_vain(found: Bisection, others: Iterable[Attempt]) -> Iterator[Text]:
+    tried, absent, failed = [], [], []
+    for one in others:
+        if one.failed:
+            failed.append(f"could not be compiled without {one.kind}: {one.failed}")
+        elif one.now is None:
+            absent.append(str(one.kind))
+        else:
+            more = -found.fewer_kernels(one)
+            tried.append(f"{one.kind} ({more} more)" if more > 0 else f"{one.kind} (as many kernels)")
     if tried:
         yield Text(f"taken out in vain: {', '.join(tried)}")
     if absent:
         yield Text(f"not in this program: {', '.join(absent)}")
-    for one in others:
-        if one.failed:
-            yield Text(f"could not be compiled without {one.kind}: {one.failed}", style="yellow")
-
-
-def _change(fewer: int) -> str:
-    return f"{-fewer} more" if fewer < 0 else "as many kernels"
+    for text in failed:
+        yield Text(text, style="yellow")
 
 
 def _attempt(found: Bisection, attempt: Attempt) -> Iterator[Text]:
@@ -231,11 +230,8 @@ def _attempt(found: Bisection, attempt: Attempt) -> Iterator[Text]:
     fewer = found.fewer_kernels(attempt)
     gain = f"{fewer} fewer" if fewer else "fewer bytes"
     yield Text(f"without {attempt.kind}: {_kernels(attempt.now)}, {gain}: {TAKEN_OUT[attempt.kind]}", style="green")
-    yield from map(_taken_out, dict.fromkeys(attempt.taken_out))
-
-
-def _taken_out(one: TakenOut) -> Text:
-    return Text(f"    {one.op.removeprefix('aten.')}  {_places(one.lines)}".rstrip())
+    for one in dict.fromkeys(attempt.taken_out):
+        yield Text(f"    {one.op.removeprefix('aten.')}  {_places(one.lines)}".rstrip())
 
 
 def _kernels(totals: Totals) -> str:

@@ -105,7 +105,7 @@ class Decisions(Frozen):
     outputs: tuple[str, ...]
     """Buffers that the graph returns."""
     sizes: dict[str, int] = {}
-    """Of whole buffers, in bytes: a node may read a part of one."""
+    """Sizes of whole buffers in bytes: a node may read a part of one."""
     recomputed: tuple[Recomputed, ...] = ()
     realized: tuple[Realized, ...] = ()
     unseen: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ class Call(Frozen):
 
     role: Role
     name: str
-    """Of the kernel or the extern function."""
+    """Name of the kernel or the extern function."""
     kind: str
     """`poi`, `red`, `per`, `tem`, `for`, `spl`, ... of a kernel; `cpp`; the library or namespace of an extern call."""
     source: str = ""
@@ -130,7 +130,7 @@ class Resources(Frozen):
     configuration: str
     """Sizes of its blocks, warps and stages."""
     registers: int
-    """Of a thread."""
+    """Registers of a thread."""
     spills: int
     """4-byte words that a thread keeps in memory because it has no register left for them."""
     shared_bytes: int
@@ -155,8 +155,8 @@ class Launch(Call):
     writes: dict[str, int] = {}
     lines: tuple[UserLine, ...] = ()
     resources: tuple[Resources, ...] = ()
-    """Of a Triton kernel: recorded on a GPU, of the configuration that runs; compiled without one, of all from which
-    autotuning would choose. Empty where they are not known."""
+    """What a Triton kernel needs: recorded on a GPU, in the configuration that runs; compiled without one, in all from
+    which autotuning would choose. Empty where it is not known."""
 
     @property
     def bytes(self) -> int:
@@ -168,7 +168,7 @@ class GraphManifest(Frozen):
     """What one graph became: its launches in order."""
 
     compile_id: str
-    """Of Dynamo, `1/0`; empty where Inductor was called alone."""
+    """Compile id of Dynamo, `1/0`; empty where Inductor was called alone."""
     phase: str
     """`forward` or `backward`."""
     is_aligned: bool

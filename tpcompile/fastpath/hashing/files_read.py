@@ -6,8 +6,7 @@ import ast
 import hashlib
 import os
 import pathlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -42,28 +41,24 @@ _READS_ANY = ("importlib.resources.", "importlib_resources.", "pkgutil.get_data"
 """What may read files that no argument names by itself."""
 
 
-@dataclass
-class Places:
-    """Texts without the folders that programs are installed in."""
+def portable(text: str, roots: Collection[str]) -> str:
+    """The text with `<root>` in place of the folders that programs are installed in."""
+    for root in sorted(roots, key=len, reverse=True):
+        if len(root) > 1:
+            text = text.replace(root, "<root>")
+    return text
 
-    roots: set[str] = field(default_factory=set)
 
-    def portable(self, text: str) -> str:
-        """The text with `<root>` in place of such a folder."""
-        for root in sorted(self.roots, key=len, reverse=True):
-            if len(root) > 1:
-                text = text.replace(root, "<root>")
-        return text
-
-    def text(self, value: str | PurePath) -> str:
-        """A string or path; with the contents of a data file of the program that it names."""
-        text, portable = str(value), self.portable(str(value))
-        is_of_program = portable != text and "\n" not in text
-        file = Path(text)
-        is_data = is_of_program and file.suffix not in (".py", ".pyc")
-        if is_data and file.is_file():
-            return f"{portable!r} {content(file)}"
-        return repr(portable)
+def path_text(value: str | PurePath, roots: Collection[str]) -> str:
+    """A string or path, as in `portable`; with the contents of a data file of the program that it names."""
+    text = str(value)
+    shown = portable(text, roots)
+    file = Path(text)
+    is_of_program = shown != text and "\n" not in text
+    is_code = file.suffix in (".py", ".pyc")
+    if is_of_program and not is_code and file.is_file():
+        return f"{shown!r} {content(file)}"
+    return repr(shown)
 
 
 def content(file: Path) -> str:
@@ -81,26 +76,24 @@ def file_of_call(node: ast.Call, called: str) -> ast.expr | None:
     """
     if called.startswith(_READS_ANY):
         return node
-    method, value, mode = "", None, None
+    method, owner = "", None
     if isinstance(node.func, ast.Attribute):
-        method, value = node.func.attr, node.func.value
+        method, owner = node.func.attr, node.func.value
     arguments = {keyword.arg: keyword.value for keyword in node.keywords}
-    positional = list(node.args)
     if called in _READS or method in _LOADS:
-        file_at = 1 if called == _BUILDS else 0
         named = [arguments[name] for name in _ARGUMENTS if name in arguments]
-        value = first([*named, *positional[file_at:]])
-        if called in _OPENS:
-            mode = arguments.get("mode", first(positional[_OPENS[called] :]))
+        file = first([*named, *node.args[called == _BUILDS :]])  # an extension's name comes before its files
+        mode_at = _OPENS.get(called)
     elif method in _READ_METHODS or (method == "open" and not called):  # with a name it is a function
-        mode = arguments.get("mode", first(positional))
+        file, mode_at = owner, 0
     else:
         return None
+    mode = None if mode_at is None else arguments.get("mode", first(node.args[mode_at:]))
     is_written = isinstance(mode, ast.Constant) and set("wax") & set(str(mode.value))
-    return None if is_written else value
+    return None if is_written else file
 
 
-ValueOf = Callable[[str], Any]
+ValueOf = Callable[[ast.AST], Any]
 Assigned = Callable[[str], ast.expr | None]
 
 
@@ -123,15 +116,14 @@ def _value(node: ast.expr, value_of: ValueOf, assigned: Assigned) -> Any:
     text = ast.unparse(node)
     values = {}
     for inner in ast.walk(node):
+        is_harmless = True
         if isinstance(inner, ast.Attribute):
             is_harmless = inner.attr in _ATTRIBUTES
         elif isinstance(inner, ast.Name):
             expression = assigned(inner.id)
-            value = _value(expression, value_of, assigned) if expression else value_of(inner.id)
+            value = _value(expression, value_of, assigned) if expression else value_of(inner)
             values[inner.id] = value
             is_harmless = isinstance(value, _PLAIN) or id(value) in _HARMLESS
-        else:
-            is_harmless = True
         if not is_harmless:
             raise ValueError(text)
     return eval(compile(text, "<path>", "eval"), {"__builtins__": {}}, values)

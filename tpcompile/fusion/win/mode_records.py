@@ -8,7 +8,7 @@ from tpcompile.evidence.records.base import Frozen
 
 EAGER = "eager"
 MODES = ("default", "reduce-overhead", "max-autotune")
-"""From the one that costs least to the one that costs most."""
+"""Modes of torch.compile by cost, the cheapest first."""
 WITH_CUDA_GRAPHS = MODES[1:]
 
 
@@ -16,7 +16,7 @@ class Side(Frozen):
     """Eager, or compiled, in the steady state."""
 
     step_ms: tuple[float, ...]
-    """Of each round; rounds of both sides alternate."""
+    """Milliseconds of each round; rounds of both sides alternate."""
     launches: int
     """A step: kernels that the profiler saw on a GPU; on CPU, loop nests of generated code and ops without views."""
     library_share: float
@@ -36,7 +36,7 @@ class Measured(Frozen):
     error_ratio: float | None
     """Largest error against float64, as a multiple of the error of eager; None where it could not be computed."""
     first_call_s: float
-    """With an empty cache."""
+    """Seconds of the first call with an empty cache."""
     cached_s: float | None
     """The first call of a second process, with the cache of the first; None where it was not run."""
     num_cold_calls: int
@@ -75,9 +75,9 @@ class Advice(Frozen):
     cause: Cause | None
     """Why nothing is faster than eager, or cannot be called so; None for a win."""
     says: str
-    """In one line."""
+    """The advice in one line."""
 
     @property
     def is_win(self) -> bool:
-        """Whether a compiled program is faster than eager and right."""
+        """True when a compiled program is faster than eager and right."""
         return self.cause is None

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from tpcompile.fusion.win.decide import is_wrong, noise, speedup
-from tpcompile.fusion.win.records import Advice, Measured
+from tpcompile.fusion.win.mode_records import Advice, Measured
 
 _TIMED = f"{'mode':16}{'ms':>9}{'eager':>9}{'speed-up':>15}"
 _HEAD = f"{_TIMED}{'kernels':>12}{'regions':>8}{'error':>7}{'first s':>9}{'cached':>8}{'cold':>5}"
