@@ -8,10 +8,9 @@ import json
 import os
 from pathlib import Path
 
-from tests.faults import context
+from tests.faults import backends, context
 from tests.faults.case import CASES
 from tests.faults.healthy.program import Draw, Program, play
-from tpcompile.torch_api import backends
 
 
 def main() -> None:

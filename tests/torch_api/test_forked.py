@@ -53,17 +53,6 @@ def test_handlers_of_pytest_leave_the_trace_and_those_of_torch_stay(caplog: pyte
     assert trace.handlers == others
 
 
-@pytest.mark.parametrize("is_shared", [True, False])
-def test_caches_of_graphs_are_off_in_a_shared_folder(is_shared: bool) -> None:
-    with (
-        torch._inductor.config.patch(fx_graph_cache=is_shared),
-        torch._functorch.config.patch(enable_autograd_cache=is_shared),
-    ):
-        forked.use_caches(is_shared)
-        assert torch._inductor.config.fx_graph_cache is not is_shared
-        assert torch._functorch.config.enable_autograd_cache is not is_shared
-
-
 @pytest.mark.parametrize(("value", "is_left"), [("0", True), ("1", False)])
 def test_triton_is_imported_again_where_its_interpreter_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, value: str, is_left: bool

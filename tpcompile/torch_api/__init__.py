@@ -2,7 +2,6 @@
 
 additions.py    passes, backends and tables that a program adds to the compiler
 autotuning.py   what Inductor times in order to choose between kernels
-backends.py     backends and autotuning that the programs of tests/faults wrap
 binaries.py     what Triton compiled of a kernel for a GPU
 c10d.py         groups, and collectives as the eager wrappers issue them
 compiler.py     Dynamo, Inductor and the structured trace, as capture reads them

@@ -111,16 +111,12 @@ def tables(backend: Any) -> Iterator[tuple[str, str, Any]]:
         table = getattr(sys.modules.get(module), name, {})
         entries = table if isinstance(table, Mapping) else vars(table)
         for op, entry in list(entries.items()):
-            if _is_torchs_function(entry):
+            # Without a look into closures: there are thousands, and torch's decorators name what they wrap.
+            function = inspect.unwrap(entry) if callable(entry) else entry
+            if isinstance(function, FunctionType) and not makers.is_others(function):
                 continue
             for made in makers.made_by_others(entry):
                 yield f"{module}.{name}", str(op), made
-
-
-def _is_torchs_function(entry: Any) -> bool:
-    """Without a look into its closure: there are thousands, and torch's decorators name what they wrap."""
-    function = inspect.unwrap(entry) if callable(entry) else entry
-    return isinstance(function, FunctionType) and not makers.is_others(function)
 
 
 def patterns(backend: Any) -> Iterator[tuple[str, Any]]:

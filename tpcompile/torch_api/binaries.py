@@ -26,7 +26,7 @@ _NUM_HEX = 16
 
 
 def compiled(kernel: Any) -> Iterator[tuple[str, str]]:
-    """Of each variant that was launched: a hash of what it was compiled for, and hashes of its PTX and machine code."""
+    """(hash of what it was compiled for, hashes of its PTX and machine code) for each variant that was launched."""
     for caches in dict(getattr(kernel, "device_caches", {})).values():
         for variant in list(caches[0].values()):
             if "ptx" in getattr(variant, "asm", {}):

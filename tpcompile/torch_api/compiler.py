@@ -136,14 +136,9 @@ def traced_code() -> list[CodeType]:
     return list(_get_traced_code() or ())
 
 
-def _wrapper_code() -> CodeType:
-    """Code object shared by the wrappers that torch.compile makes, one for each compiled callable."""
-    compiled: Any = torch.compile(lambda: None, backend="eager")
-    code: CodeType = compiled.__code__
-    return code
-
-
-COMPILE_WRAPPER = _wrapper_code()
+_compiled: Any = torch.compile(lambda: None, backend="eager")
+COMPILE_WRAPPER: CodeType = _compiled.__code__
+"""Code object that all wrappers share which torch.compile makes, one wrapper for each compiled callable."""
 
 
 class CompiledCall(NamedTuple):
@@ -229,7 +224,7 @@ def dynamo_counters() -> dict[str, int]:
 
 
 def cuda_graph_counters() -> dict[str, int]:
-    """Of this process: inputs of CUDA graphs that were recorded, and graphs that could not be."""
+    """Inputs of the CUDA graphs that this process recorded, and how many graphs could not be recorded."""
     found = _counters["inductor"]
     return {
         "recorded": int(found["cudagraph_recorded_non_static_inputs"]),
@@ -356,7 +351,7 @@ def _driver_version() -> str:
 
 
 def triton_version() -> str:
-    """Of the Triton that can be imported; `none` without one."""
+    """Version of the Triton that can be imported; `none` without one."""
     try:
         import triton
     except ImportError:

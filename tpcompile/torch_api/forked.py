@@ -3,7 +3,6 @@
 name                                    why
 _logging._internal.LOG_TRACE_HANDLER    made when torch is imported, from TORCH_TRACE
 _logging.structured.INTERN_TABLE        file names that a trace gives once; one that begins here has given none
-_inductor.config, _functorch.config     caches are switched off by variables that are read at import
 _logging._internal.trace_log            the logger of the structured trace
 logging.Manager._clear_cache            Python's; called for each level that is set
 triton._C                               Triton's native part, which can be initialised once
@@ -20,8 +19,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch._functorch.config
-import torch._inductor.config
 import torch._logging._internal as logging_internal
 import torch._logging.structured
 
@@ -67,12 +64,6 @@ def import_triton_as_asked() -> None:
     names = [name for name in sys.modules if name.partition(".")[0] == "triton" and not name.startswith("triton._C")]
     for name in names:
         del sys.modules[name]
-
-
-def use_caches(is_shared: bool) -> None:
-    """In a shared cache folder only C++ is reused: each run compiles its own graphs."""
-    torch._inductor.config.fx_graph_cache = not is_shared
-    torch._functorch.config.enable_autograd_cache = not is_shared
 
 
 def keep_trace_from(package: str) -> None:

@@ -93,7 +93,7 @@ def custom_op_others(op: CustomOpDef) -> dict[str, Callable[..., Any]]:
 
 
 def is_defined_in_python(name: str) -> bool:
-    """Whether `namespace::op` was defined by torch.library.Library, which does not say what runs for it."""
+    """True where torch.library.Library defined `namespace::op`: it does not say what runs for it."""
     from torch.library import _defs
 
     return name in _defs

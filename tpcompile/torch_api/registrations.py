@@ -85,20 +85,16 @@ def registered(name: str) -> Registered:
         return Registered(name)
     schema, found, replaced = None, {}, set()
     for line in _REGISTERED.finditer(torch._C._dispatch_dump(name)):
-        place = Place(line["file"], int(line["line"]))
-        if line["what"] == "debug":
+        key, place = line["what"], Place(line["file"], int(line["line"]))
+        if key == "debug":
             schema = place
         elif line["replaced"]:
-            replaced.add(line["what"])
+            replaced.add(key)
         else:
-            found[line["what"]] = _with_caller(name, line["what"], place)
+            watched = _functions.get((name, key.removesuffix("[alias]")))
+            # Where torch noted only itself, the function of the kernel tells who registered it.
+            found[key] = place_of(watched) if watched is not None and registers_for_others(place) else place
     return Registered(name, schema, found, frozenset(replaced))
-
-
-def _with_caller(name: str, key: str, place: Place) -> Place:
-    """The place of the kernel's function, where torch noted only itself and the registration was watched."""
-    function = _functions.get((name, key.removesuffix("[alias]"))) if registers_for_others(place) else None
-    return place if function is None else place_of(function)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 _MEET_MS = 600_000
-"""As the timeout of a process group: after it the GPU of the rank that waits reports an error."""
+"""Equal to the timeout of a process group; after it, the GPU of the rank that waits reports an error."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ from typing import NoReturn
 from tests.faults.drawn.names import AFTER, ENDED, TRACE
 from tpcompile.ranks import children
 from tpcompile.ranks.env import hosted_store, local_variables
-from tpcompile.torch_api.forked import new_trace_handler, use_caches
+from tpcompile.torch_api.forked import new_trace_handler
 
 _GRACE_S = 20.0
 """Seconds from SIGTERM to SIGKILL; torchrun leaves 30."""
@@ -190,7 +190,12 @@ def _become(launch: Launch) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     new_trace_handler()
-    use_caches(bool(launch.cache))
+    from torch._functorch import config as functorch_config
+    from torch._inductor import config as inductor_config
+
+    # In a shared cache folder only C++ is reused: each run compiles its own graphs.
+    inductor_config.fx_graph_cache = launch.cache is None
+    functorch_config.enable_autograd_cache = launch.cache is None
 
 
 def _play(program: Path) -> NoReturn:

@@ -16,12 +16,12 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 from torch._inductor import config as inductor_config
 
+from tests.faults import backends
 from tests.faults.case import fault, healthy
 from tests.faults.context import Context
 from tests.faults.planted.data import report
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.preflight import InputCheck
-from tpcompile.torch_api import backends
 
 # B batch, D features, b = B / ranks; all tensors are plain local ones.
 

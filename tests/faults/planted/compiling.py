@@ -11,10 +11,10 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 from torch._inductor import config as inductor_config
 
+from tests.faults import backends
 from tests.faults.case import fault
 from tests.faults.context import Context
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.torch_api import backends
 
 # B batch, D features; all tensors are plain local ones.
 

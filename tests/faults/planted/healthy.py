@@ -10,9 +10,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
+from tests.faults import backends
 from tests.faults.case import healthy
 from tests.faults.context import Context
-from tpcompile.torch_api import backends
 
 # B batch, D features; all tensors are plain local ones.
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._inductor import config as inductor_config
 
-from tpcompile.torch_api import backends
+from tests.faults import backends
 
 
 class _Graph:

@@ -1,4 +1,4 @@
-"""Every name of torch that is private or moves and that the programs need; seen on torch 2.11.0 and 2.13.0.
+"""Backends, passes and autotuning that the planted programs wrap; private names, seen on torch 2.11.0 and 2.13.0.
 
     name                                    why
     _dynamo.backends.debugging.aot_eager    the backend a program wraps
@@ -6,7 +6,7 @@
     select_algorithm.add_preprocessing_fn   autotuning that chooses a different kernel on one rank
     aten_distributed_optimizations          Inductor's own comparison of ranks, 2.13 only
 
-`tests/torch_api/test_backends.py` fails when torch moves one of them.
+`tests/faults/test_backends.py` fails when torch moves one of them.
 """
 
 from __future__ import annotations
