@@ -20,7 +20,7 @@ from tpcompile.config import load
 from tpcompile.nn.block import TransformerStack
 from tpcompile.numerics.check import check_program
 from tpcompile.numerics.draw import draw_inputs
-from tpcompile.numerics.reference import Reference
+from tpcompile.numerics.single_device import Reference
 from tpcompile.testing import run_on_ranks
 from tpcompile.torch_api import c10d
 

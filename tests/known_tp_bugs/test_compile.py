@@ -21,7 +21,7 @@ from tests.known_tp_bugs.job import Found
 from tests.numerics.modules import NormedMLP, inputs
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.layout import Part, ShardSpec
-from tpcompile.numerics.reference import Reference
+from tpcompile.numerics.single_device import Reference
 
 NUM_BUGS = 22
 

@@ -23,7 +23,7 @@ from tpcompile.nn.grad_norm import grad_norm
 from tpcompile.nn.norm import DistributedRMSNorm, PerHeadRMSNorm
 from tpcompile.nn.sharding import specs_of
 from tpcompile.numerics.draw import draw_inputs
-from tpcompile.numerics.reference import Reference
+from tpcompile.numerics.single_device import Reference
 
 DIM, FFN, HEADS, HEAD_SIZE, EPS = 256, 1024, 8, 32, 1e-6
 SHARDED = {"input": -1, "forward": -1}

@@ -20,8 +20,8 @@ from tpcompile.layout import ShardSpec
 from tpcompile.nn.attention import Attention, HeadLayout
 from tpcompile.nn.norm import DistributedRMSNorm
 from tpcompile.numerics.draw import draw_inputs
-from tpcompile.numerics.measure import error_of
-from tpcompile.numerics.reference import Reference
+from tpcompile.numerics.error_ratio import error_of
+from tpcompile.numerics.single_device import Reference
 from tpcompile.recording import CaptureSession
 from tpcompile.recording.foreign import foreign_ops
 

@@ -26,7 +26,7 @@ from tpcompile.nn.dropout import Dropout
 from tpcompile.nn.linear import ColumnParallelLinear, RowParallelLinear
 from tpcompile.nn.mlp import SwiGLU
 from tpcompile.numerics.draw import draw_inputs
-from tpcompile.numerics.reference import Reference
+from tpcompile.numerics.single_device import Reference
 from tpcompile.testing import run_on_ranks
 
 NUM_IN, NUM_OUT, HEADS = 5120, 256, 40

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.block_forms import form_config, forms_of
 from tests.numerics.modules import FAULTS, LinearPair, Lookup, NormedMLP, ids, inputs, whole_inputs
 from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.config import BlockConfig
@@ -19,8 +20,7 @@ from tpcompile.errors import ConfigError, DivergenceError
 from tpcompile.layout import ShardSpec
 from tpcompile.nn.block import TransformerStack
 from tpcompile.numerics.draw import draw_inputs, draw_weights, head_scales
-from tpcompile.numerics.forms import form_config, forms_of
-from tpcompile.numerics.records import TensorError
+from tpcompile.numerics.numerics_report import TensorError
 from tpcompile.ranks import groups, mesh
 from tpcompile.testing import NumericsReport, check_numerics_local
 

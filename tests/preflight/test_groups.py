@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from tpcompile.evidence.records import Status, Verdict
 from tpcompile.preflight import InputCheck, check_setup
-from tpcompile.preflight.exchange import RankStore
+from tpcompile.preflight.fact_exchange import RankStore
 from tpcompile.testing import run_on_ranks
 
 WORLD = 4

@@ -12,7 +12,7 @@ from rich.console import Console
 from tests.preflight import job
 from tpcompile.evidence.records import Check, CheckId, Divergence, DivergenceClass, Layer, Status, Verdict
 from tpcompile.evidence.records.causes import ADVICE, Cause
-from tpcompile.preflight import inputs, judge
+from tpcompile.preflight import fact_judge, inputs
 from tpcompile.report.terminal import render
 from tpcompile.testing import run_on_ranks
 
@@ -92,8 +92,8 @@ def test_a_difference_is_red_and_names_key_and_ranks(scenario: str, layer: Layer
 @pytest.mark.parametrize(
     ("as_it_is", "followed", "advice"),
     [
-        (("named_backend", ""), ("clean", ""), judge._BACKEND),
-        (("topology", ""), ("clean", ""), judge._MESH),
+        (("named_backend", ""), ("clean", ""), fact_judge._BACKEND),
+        (("topology", ""), ("clean", ""), fact_judge._MESH),
         (("replicated_bit", ""), ("broadcast_weight", ""), ADVICE[Cause.WEIGHTS][0]),
         (("inputs", "value"), ("inputs", "broadcast"), ADVICE[Cause.INPUT_VALUES][0]),
     ],
@@ -106,8 +106,8 @@ def test_the_advice_turns_red_into_green(as_it_is: tuple[str, str], followed: tu
 
 def test_every_advice_of_a_preflight_is_shown_to_help() -> None:
     """Above; that of a cause is in tests/advice."""
-    given = {kind.advice for kind in (*judge.KINDS.values(), *inputs._KINDS.values(), inputs._STEP)}
-    assert given - {None, ""} == {judge._BACKEND, judge._MESH}
+    given = {kind.advice for kind in (*fact_judge.KINDS.values(), *inputs._KINDS.values(), inputs._STEP)}
+    assert given - {None, ""} == {fact_judge._BACKEND, fact_judge._MESH}
 
 
 def test_a_difference_of_meshes_is_one_that_hangs() -> None:

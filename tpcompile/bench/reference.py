@@ -18,9 +18,9 @@ from torch import Tensor
 from tpcompile.bench.step import Results
 from tpcompile.config import RunConfig
 from tpcompile.nn.block import BlockInputs, TransformerStack
-from tpcompile.numerics import measure
+from tpcompile.numerics import error_ratio
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
-from tpcompile.numerics.reference import Reference
+from tpcompile.numerics.single_device import Reference
 
 _WEIGHTS, _VALUES = "weights.pt", "values.pt"
 COMPARED_LAYER = "layers.0."
@@ -89,7 +89,7 @@ def write(settings: RunConfig, folder: Path, device: torch.device) -> None:
         "inputs": [one if one is None else one.cpu() for one in found.given],
         "cotangent": found.cotangents()[_OUTPUT].cpu() if settings.train else None,
         "expected": {name: [one.cpu() for one in pair] for name, pair in kept.items()},
-        "whole": {name: measure.relative(single, exact) for name, (single, exact) in kept.items()},
+        "whole": {name: error_ratio.relative(single, exact) for name, (single, exact) in kept.items()},
     }
     torch.save({name: one.cpu() for name, one in found.full.items()}, folder / _WEIGHTS)
     torch.save(values, folder / _VALUES)
@@ -154,4 +154,4 @@ def _ratio(value: Tensor | None, expected: Expected) -> float:
     single, exact = (one.to(value.device) for one in (expected.single, expected.exact))
     if value.shape != exact.shape:
         return math.inf
-    return measure.error_of(value, single, exact, whole=expected.whole)["ratio"]
+    return error_ratio.error_of(value, single, exact, whole=expected.whole)["ratio"]

@@ -27,10 +27,10 @@ from tpcompile.numerics.counting import (
     roles_of,
 )
 from tpcompile.numerics.draw import Values
+from tpcompile.numerics.error_ratio import cast, is_within
 from tpcompile.numerics.localise import first_wrong, module_outputs, wrong_op
-from tpcompile.numerics.measure import cast, is_within
-from tpcompile.numerics.records import NumericsReport, ProgramReport, TensorError
-from tpcompile.numerics.reference import Build, Inputs, Reference, Result
+from tpcompile.numerics.numerics_report import NumericsReport, ProgramReport, TensorError
+from tpcompile.numerics.single_device import Build, Inputs, Reference, Result
 from tpcompile.ranks.groups import GroupLike, resolve_group
 from tpcompile.recording import CaptureSession
 

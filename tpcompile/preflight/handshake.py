@@ -14,7 +14,8 @@ from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.records import Layer, Verdict
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.preflight.backends import Resolvers
-from tpcompile.preflight.exchange import Exchanges
+from tpcompile.preflight.fact_exchange import Exchanges
+from tpcompile.preflight.fact_judge import Judge
 from tpcompile.preflight.facts import (
     CHANGES,
     KNOWN_GROUPS,
@@ -25,7 +26,6 @@ from tpcompile.preflight.facts import (
     rank_facts,
     weight_facts,
 )
-from tpcompile.preflight.judge import Judge
 from tpcompile.preflight.locate import Question, answer_elements
 from tpcompile.preflight.weights import Group, Layout, ShardedBy, Weight, weights_of
 from tpcompile.ranks.exchange import Fetch, Side

@@ -19,7 +19,7 @@ from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.preflight.arguments import aspects_of, named_leaves
 from tpcompile.preflight.conclusion import MAX_NAMED, conclude, group_check, reported
 from tpcompile.preflight.differences import Groups, Kind, difference
-from tpcompile.preflight.exchange import Details, Exchanges
+from tpcompile.preflight.fact_exchange import Details, Exchanges
 from tpcompile.preflight.handshake import group_of
 from tpcompile.preflight.locate import Question, answer_elements, located
 from tpcompile.ranks.exchange import Fetch, Side

@@ -14,10 +14,10 @@ from tpcompile.by_size import Sums, Table, sums
 from tpcompile.choices import AllReduce, Profile
 from tpcompile.errors import ConfigError
 from tpcompile.profiles.agreement import Agreement
+from tpcompile.profiles.call_times import Measurement, timings
 from tpcompile.profiles.cuda_graphs import CudaGraphs
 from tpcompile.profiles.gradients import Gradients, modules_of
 from tpcompile.profiles.graphed import Graphed
-from tpcompile.profiles.measure import Measurement, timings
 from tpcompile.profiles.steps import Steps
 from tpcompile.profiles.tuned import Tuned
 from tpcompile.ranks.groups import GroupLike, resolve_group

@@ -8,7 +8,7 @@ from tpcompile.errors import ConfigError, DivergenceError
 from tpcompile.evidence.records.bounds import Rank
 from tpcompile.profiles import chosen
 from tpcompile.profiles.agreement import Agreement, Vote
-from tpcompile.profiles.measure import Measurement, Timings, choose
+from tpcompile.profiles.call_times import Measurement, Timings, choose
 from tpcompile.sink import Sink
 
 logger = Sink("profiles")

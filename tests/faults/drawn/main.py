@@ -27,7 +27,7 @@ _PRELOADED = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
     "tests.faults.drawn.frame",
-    "tpcompile.numerics.forms",
+    "tests.block_forms",
 )
 _TRANSFORMERS = (
     "transformers.models.llama.modeling_llama",

@@ -22,7 +22,7 @@ from tpcompile.fusion.recorder import FusionRecorder
 from tpcompile.fusion.records import Manifest, Role
 from tpcompile.fusion.targets import built_on, place_of, raised_by
 from tpcompile.fusion.win.records import Measured, Side
-from tpcompile.numerics import measure
+from tpcompile.numerics import error_ratio
 from tpcompile.ranks.env import check_cpp_compiler
 from tpcompile.target import Target, call_target
 from tpcompile.torch_api import compiler
@@ -70,7 +70,7 @@ class Program:
         inputs = copy.deepcopy(self.target.inputs)
         if dtype is not None:
             program = program.to(dtype) if isinstance(program, nn.Module) else program
-            inputs = measure.cast(inputs, dtype)
+            inputs = error_ratio.cast(inputs, dtype)
         return replace(self, target=replace(self.target, program=program, inputs=inputs))
 
     def step(self, program: Any) -> Callable[[], Any]:
@@ -97,7 +97,7 @@ class Program:
     def results(self, step: Callable[[], Any]) -> dict[str, Tensor]:
         """Floating outputs and gradients of a step, copied: CUDA graphs use their memory again."""
         torch.manual_seed(0)
-        found = measure.named_tensors(step(), "output")
+        found = error_ratio.named_tensors(step(), "output")
         program = self.target.program
         if isinstance(program, nn.Module):
             grads = {name: one.grad for name, one in program.named_parameters() if one.grad is not None}
@@ -199,7 +199,7 @@ def _error_ratio(exact: dict[str, Tensor] | None, got: dict[str, Tensor], eager:
     for name, value in exact.items():
         if name not in got or got[name].shape != value.shape:
             return float("inf")
-        ratios.append(measure.error_of(got[name], eager[name], value)["ratio"])
+        ratios.append(error_ratio.error_of(got[name], eager[name], value)["ratio"])
     is_number = all(ratio == ratio for ratio in ratios)
     return max(ratios) if is_number else float("inf")
 

@@ -4,13 +4,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.block_forms import form_config
 from tests.faults.drawn import frame
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.state import load_full_state_dict
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
-from tpcompile.numerics.forms import form_config
 
 # place: file
 

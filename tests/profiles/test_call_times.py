@@ -6,7 +6,7 @@ import pytest
 
 from tests.profiles import ranks
 from tpcompile.errors import ConfigError
-from tpcompile.profiles.measure import MIN_RATIO, NUM_ROUNDS, WARM_UPS, choose, timings
+from tpcompile.profiles.call_times import MIN_RATIO, NUM_ROUNDS, WARM_UPS, choose, timings
 from tpcompile.testing import run_on_ranks
 
 

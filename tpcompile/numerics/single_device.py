@@ -17,9 +17,9 @@ from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.layout import Layout, Part, ShardSpec
 from tpcompile.nn.state import load_full_state_dict, local_slices_of
-from tpcompile.numerics import measure
+from tpcompile.numerics import error_ratio
 from tpcompile.numerics.draw import Values, draw_normal, draw_weights
-from tpcompile.numerics.measure import Errors, named_tensors
+from tpcompile.numerics.error_ratio import Errors, named_tensors
 
 Build = Callable[[TpComm], nn.Module]
 Inputs = Callable[[torch.dtype], Any]
@@ -99,7 +99,7 @@ class Reference:
     def inputs_for(self, comm: TpComm) -> Any:
         """This rank's arguments."""
         tensors = named_tensors(self.given, "input")
-        return measure.replaced(self.given, [self._part(name, full, comm) for name, full in tensors.items()])
+        return error_ratio.replaced(self.given, [self._part(name, full, comm) for name, full in tensors.items()])
 
     def run(
         self,
@@ -133,11 +133,11 @@ class Reference:
         for name, (single, exact) in self.expected(module, comm, only_forward=only_forward).items():
             value = tensor_of(got, name)
             if value is None:
-                found[name] = measure.missing()
+                found[name] = error_ratio.missing()
                 continue
             if value.shape != exact.shape:
                 raise _wrong_shape(name, value, exact)
-            found[name] = measure.error_of(value, single, exact, whole=self.normal[name])
+            found[name] = error_ratio.error_of(value, single, exact, whole=self.normal[name])
         return found
 
     def difference(self, module: nn.Module, one: Result, two: Result) -> Errors:
@@ -147,7 +147,7 @@ class Reference:
             a = tensor_of(one, name)
             b = tensor_of(two, name)
             if a is not None and b is not None:
-                found[name] = measure.distance(a, b, single, exact, whole=self.normal[name])
+                found[name] = error_ratio.distance(a, b, single, exact, whole=self.normal[name])
         return found
 
     def differs(self, module: nn.Module, got: Result, name: str, comm: TpComm | None = None) -> bool:
@@ -177,8 +177,8 @@ class Reference:
     def _normal(self) -> dict[str, float]:
         """Single-device error of every whole tensor."""
         outputs, grads = self.exact.outputs.items(), self.exact.grads.items()
-        found = {name: measure.relative(self.single.outputs[name], exact) for name, exact in outputs}
-        return found | {f"grad {name}": measure.relative(self.single.grads[name], exact) for name, exact in grads}
+        found = {name: error_ratio.relative(self.single.outputs[name], exact) for name, exact in outputs}
+        return found | {f"grad {name}": error_ratio.relative(self.single.grads[name], exact) for name, exact in grads}
 
     def _placed(self, comm: TpComm, dtype: torch.dtype) -> nn.Module:
         with torch.device(self.device):
@@ -208,7 +208,7 @@ class Reference:
     def _run(self, dtype: torch.dtype) -> Result:
         module, given = self.single_device(dtype), self.given
         if dtype != self.dtype:
-            given = measure.cast(given, dtype)
+            given = error_ratio.cast(given, dtype)
         return run_once(module, module, given, self._draw_cotangent if self.train else None, self.differentiated)
 
     def _draw_cotangent(self, name: str, output: Tensor) -> Tensor:
@@ -265,7 +265,7 @@ def run_once(
     tensors = named_tensors(inputs, "input")
     leaves = {name: tensors[name].detach().clone().requires_grad_() for name in differentiate}
     module.zero_grad(set_to_none=True)
-    arguments = measure.replaced(inputs, list((tensors | leaves).values()))
+    arguments = error_ratio.replaced(inputs, list((tensors | leaves).values()))
     outputs = named_tensors(program(*arguments), "forward")
     if on_backward is not None:
         on_backward()

@@ -14,7 +14,7 @@ from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
 from tpcompile.preflight.conclusion import MAX_LISTED, MAX_NAMED, conclude, group_check, reported
 from tpcompile.preflight.differences import Groups, Kind, difference, groups_of, sides_text
-from tpcompile.preflight.exchange import Details
+from tpcompile.preflight.fact_exchange import Details
 from tpcompile.preflight.facts import (
     BACKENDS,
     CHANGES,

@@ -10,8 +10,8 @@ import pytest
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.records import Status, Verdict
 from tpcompile.preflight.conclusion import MAX_NAMED
+from tpcompile.preflight.fact_judge import Judge
 from tpcompile.preflight.facts import ENV, RankFacts, SetupDigest
-from tpcompile.preflight.judge import Judge
 
 Facts = Mapping[str, str]
 
