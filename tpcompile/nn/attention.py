@@ -117,7 +117,7 @@ class Attention(nn.Module):
         `mask` broadcasts to [B, 1, S, T], True where a query may look, or is added to the logits when it is float. With
         a `cache` the S tokens are at `positions_S` [S] int64, and look at all cached tokens up to their own.
         """
-        q_BShE, k_BSgE, v_BSgE = self._projected(self.wqkv.packed(x_BSD), cos_SR, sin_SR)
+        q_BShE, k_BSgE, v_BSgE = self._projected(self.wqkv.multiplied(x_BSD), cos_SR, sin_SR)
         o_BSd = self._attended(q_BShE, k_BSgE, v_BSgE, mask=mask, cache=cache, positions_S=positions_S)
         return self.wo(o_BSd) if reduce else self.wo.partial(o_BSd)
 
@@ -137,7 +137,9 @@ class Attention(nn.Module):
             k_BSgE, v_BSgE = cache.update(k_BSgE, v_BSgE, positions_S)
             mask, causal = _both(cache.mask(positions_S), mask), False
         elif causal and mask is not None:
-            mask, causal = _both(_causal_mask(q_BShE.shape[1], q_BShE.device), mask), False
+            tokens = q_BShE.shape[1]
+            is_past_SS = torch.ones(tokens, tokens, dtype=torch.bool, device=q_BShE.device).tril()
+            mask, causal = _both(is_past_SS, mask), False
         o_BShE = attend(q_BShE, (k_BSgE, v_BSgE), mask=mask, causal=causal, grouped=self.grouped, backend=self.backend)
         return _tokens_first(o_BShE, self.sequence_parallel).flatten(2)
 
@@ -153,7 +155,7 @@ class Attention(nn.Module):
         if self.takes_packed:
             assert isinstance(self.qk_norm, DistributedQKNorm) and self.fast_path is not None
             layout = {"interleaved": self.interleaved}
-            q_BhSE, k_BgSE, v_BgSE = self.qk_norm.packed(qkv_BSp, cos_SR, sin_SR, self.fast_path, **layout)
+            q_BhSE, k_BgSE, v_BgSE = self.qk_norm.rotated_packed(qkv_BSp, cos_SR, sin_SR, self.fast_path, **layout)
             return q_BhSE.transpose(1, 2), k_BgSE.transpose(1, 2), v_BgSE.transpose(1, 2)
         q_BSd, k_BSc, v_BSc = qkv_BSp.split(self.wqkv.local_parts, dim=-1)
         return *self._rotated(q_BSd, k_BSc, cos_SR, sin_SR), self._heads(v_BSc)
@@ -268,10 +270,6 @@ def _norm(args: BlockArgs, width: Part, comm: TpComm, dtype: torch.dtype) -> Dis
 def _tokens_first(x: Tensor, is_swapped: bool) -> Tensor:
     """[S, B, ...] <-> [B, S, ...] in the sequence-parallel form, which has tokens before batch outside of attention."""
     return x.transpose(0, 1) if is_swapped else x
-
-
-def _causal_mask(num_tokens: int, device: torch.device) -> Tensor:
-    return torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=device).tril()
 
 
 def _both(allowed: Tensor, mask: Tensor | None) -> Tensor:

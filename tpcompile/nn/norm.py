@@ -42,13 +42,13 @@ class _Norm(nn.Module):
         self.tokens_over = tokens_over
         self.weight = nn.Parameter(torch.empty(width, dtype=dtype)) if affine else None
 
+    def shard_specs(self) -> dict[str, ShardSpec]:
+        """Every parameter is replicated."""
+        return {name: ShardSpec() for name, _ in self.named_parameters()}
+
 
 class RMSNorm(_Norm):
     """RMSNorm of whole vectors."""
-
-    def shard_specs(self) -> dict[str, ShardSpec]:
-        """Replicated, if there is one."""
-        return {} if self.weight is None else {"weight": ShardSpec()}
 
     def forward(self, x_D: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
@@ -75,10 +75,6 @@ class LayerNorm(_Norm):
         super().__init__(width, **options)
         self.width = width
         self.bias = None if self.weight is None else nn.Parameter(torch.empty_like(self.weight))
-
-    def shard_specs(self) -> dict[str, ShardSpec]:
-        """Replicated, if there are any."""
-        return {} if self.weight is None else {"weight": ShardSpec(), "bias": ShardSpec()}
 
     def forward(self, x_D: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
@@ -137,7 +133,7 @@ class DistributedRMSNorm(nn.Module):
         return reduced((*shape[:-1], 1), stat_dtype(dtype), dst="R").then(self.declared_scale(dtype))
 
     def declared_scale(self, dtype: torch.dtype) -> Declared:
-        """Those of `scale`: replicas see parts of the weight's gradient."""
+        """Collectives of `scale`: replicas see parts of the weight's gradient."""
         is_replicated = self.replica_comm.size > 1
         return entered(self.weight.shape, dtype, group="tp_replicas") if is_replicated else Declared()
 
@@ -177,7 +173,7 @@ class DistributedQKNorm(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Norm and RoPE by a fast path: -> [B, h, S, E], [B, g, S, E].
 
-        By `qk_norm_rope`, or, with an `exchange`, by `qk_norm_rope_exchange`, which sums within its kernel.
+        The fast path is `qk_norm_rope`, or, with an `exchange`, `qk_norm_rope_exchange`, which sums within its kernel.
         """
         q_norm, k_norm = self.q_norm, self.k_norm
         weights = (norm.replica_comm.copy_to_tp(norm.weight) for norm in (q_norm, k_norm))
@@ -186,7 +182,7 @@ class DistributedQKNorm(nn.Module):
             options["all_reduce"] = partial(self.comm.all_reduce, dst="R")  # partial -> replicated, partial gradient
         return fast_path(q_BSd, k_BSc, *weights, cos_SR, sin_SR, counts=counts, eps=q_norm.eps, **options)
 
-    def packed(
+    def rotated_packed(
         self, qkv: Tensor, cos_SR: Tensor, sin_SR: Tensor, fast_path: Callable[..., Any], **layout: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Norm and RoPE by the fast path `qkv_pack_rmsnorm_rope`, which is right on one GPU only: -> q, k, v.

@@ -105,7 +105,7 @@ def _taken(full: Tensor, placement: Placement) -> Tensor:
 
 def _gathered(local: Tensor, placement: Placement) -> Tensor:
     comm = placement.comm
-    if comm is None or not placement.is_sharded:
+    if comm is None or placement.owners is None:
         return local.clone()
     with torch.no_grad():
         gathered = comm.all_gather(local.unsqueeze(0).contiguous(), dim=0)
