@@ -27,7 +27,7 @@ from tpcompile.numerics.counting import (
     roles_of,
 )
 from tpcompile.numerics.draw import Values
-from tpcompile.numerics.error_ratio import cast, is_within
+from tpcompile.numerics.error_ratio import cast
 from tpcompile.numerics.localise import first_wrong, module_outputs, wrong_op
 from tpcompile.numerics.numerics_report import NumericsReport, ProgramReport, TensorError
 from tpcompile.numerics.single_device import Build, Inputs, Reference, Result
@@ -152,9 +152,14 @@ def check_program(
         graphs = sum(counters.graphs for counters in session.counters(session.compiles()))
         breaks = sum(counters.breaks for counters in session.counters(session.compiles()))
     tensors = tensor_errors(reference, module, comm, result, demands, train=train)
-    is_wrong = program == "eager" and _has_wrong_forward(tensors, demands.limit)
-    locate = _on_any_rank(is_wrong, reference, comm)
-    first_module, first_op = _first_wrong(reference, module, comm, demands.limit) if locate else ("", None)
+    is_wrong = False
+    if program == "eager":
+        outputs = [tensor for tensor in tensors if tensor.name.startswith("forward")]
+        is_wrong = not all(output.ratio <= demands.limit for output in outputs)  # NaN is wrong
+    # The search communicates, so all ranks make it when one has to.
+    flags = torch.tensor([int(is_wrong)], device=reference.device)
+    is_wrong_anywhere = bool(collectives.all_reduce(flags, group=comm.group, op="max"))
+    first_module, first_op = _first_wrong(reference, module, comm, demands.limit) if is_wrong_anywhere else ("", None)
     return ProgramReport(
         rank=comm.rank, strategy=type(comm).__name__, program=program,
         dtype=str(reference.dtype).removeprefix("torch."),
@@ -164,11 +169,6 @@ def check_program(
         graphs=graphs, breaks=breaks,
         first_wrong=first_module, first_wrong_op=first_op,
     )  # fmt: skip
-
-
-def _has_wrong_forward(tensors: Sequence[TensorError], limit: float) -> bool:
-    outputs = [tensor for tensor in tensors if tensor.name.startswith("forward")]
-    return not all(is_within({"ratio": output.ratio}, limit) for output in outputs)
 
 
 def tensor_errors(
@@ -207,20 +207,14 @@ def wrong_order(
     return first_difference(seen, declared_by(demands.declared, module, reference.dtype, size=comm.size, train=train))
 
 
-def _on_any_rank(flag: bool, reference: Reference, comm: TpComm) -> bool:
-    flags = torch.tensor([int(flag)], device=reference.device)
-    return bool(collectives.all_reduce(flags, group=comm.group, op="max"))
-
-
 def _first_wrong(reference: Reference, module: nn.Module, comm: TpComm, limit: float) -> tuple[str, Item | None]:
     """The first module that is wrong, and the op that this begins with."""
     inputs = reference.inputs_for(comm)
-    exactly = cast(reference.given, torch.float64)
-    references = [
-        (reference.single_device(reference.dtype), reference.given),
-        (reference.single_device(torch.float64), exactly),
-    ]
-    single, exact = (module_outputs(*each) for each in references)
+    single_device = reference.single_device(reference.dtype), reference.given
+    float64 = reference.single_device(torch.float64), cast(reference.given, torch.float64)
+    references = [single_device, float64]
+    single = module_outputs(*single_device)
+    exact = module_outputs(*float64)
     got = module_outputs(module, inputs)
     name = first_wrong(got, single, exact, rank=comm.rank, size=comm.size, limit=limit)
     return name, wrong_op(module, inputs, references, name, comm, dtype=reference.dtype)

@@ -63,7 +63,10 @@ def draw_weights(
         drawn = _draw(_kind(name, parameter), tuple(parameter.shape), generator, values)
         skew = skews.get(name.rpartition(".")[0], ())
         if skew and values == "skewed":
-            _skew_rows(drawn, specs[name].sizes, skew)
+            sizes = specs[name].sizes
+            for part, size, heads in zip(drawn.split(list(sizes), 0), sizes, skew, strict=True):
+                if heads:  # views of the rows: `drawn` is scaled in place
+                    part *= head_scales(heads, size, device=device).view(-1, *[1] * (drawn.dim() - 1))
         full[name] = drawn.to(dtype)
     return full
 
@@ -160,10 +163,3 @@ def _head_skews(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def _kv_skew(num_heads: int, norm: nn.Module | None) -> int:
     return -num_heads if norm is None else num_heads
-
-
-def _skew_rows(full: Tensor, sizes: Sequence[int], skew: Sequence[int]) -> None:
-    """Scale the rows of each packed part by head, in place."""
-    for part, size, heads in zip(full.split(list(sizes), 0), sizes, skew, strict=True):
-        if heads:
-            part *= head_scales(heads, size, device=full.device).view(-1, *[1] * (full.dim() - 1))

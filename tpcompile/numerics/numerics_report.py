@@ -25,9 +25,9 @@ class TensorError(Frozen):
     ratio: float
     """`error` as a multiple of `single` (or of a quarter ulp, if larger); of more for fewer than 64 numbers."""
     exact: bool = False
-    """Whether the tensor has to be the single-device one bit for bit."""
+    """The tensor has to be the single-device one bit for bit."""
     differs: bool = False
-    """Whether it had to be, and is not."""
+    """It had to be, and is not."""
 
     def is_right(self, limit: float) -> bool:
         """Within the limit, and equal where that was asked for; NaN is never right."""
@@ -53,7 +53,7 @@ class ProgramReport(Frozen):
     dtype: str
     tensors: tuple[TensorError, ...]
     collectives: tuple[str, ...] = ()
-    """As issued: by eager code, or in the compiled forward and backward graphs."""
+    """In the order in which eager code issued them, or in which the compiled forward and backward graphs hold them."""
     wrong_order: str = ""
     """First position at which collectives and declaration differ; empty when they agree or nothing was declared."""
     graphs: int = 0
@@ -98,7 +98,7 @@ class NumericsReport(Frozen):
 
     @property
     def passed(self) -> bool:
-        """Whether no program of any rank is wrong."""
+        """True when no program of any rank is wrong."""
         return not any(program.failures(self.limit) for program in self.programs)
 
     @property

@@ -24,7 +24,7 @@ from tpcompile.numerics.error_ratio import Errors, named_tensors
 Build = Callable[[TpComm], nn.Module]
 Inputs = Callable[[torch.dtype], Any]
 _SEED_OF_INPUTS = 1_000_003
-"""Away from the seeds of weights and cotangents: inputs equal to a weight would hide mistakes."""
+"""Added to the seed, so that inputs are drawn from none of weights and cotangents: equal ones would hide mistakes."""
 
 
 @dataclass
@@ -84,9 +84,14 @@ class Reference:
         self.differentiated = self._differentiated(differentiate)
         self._cotangents: dict[str, Tensor] = {}
         self.single = self._run(dtype)
-        self._check_names()
+        known = [*named_tensors(self.given, "input"), *self.single.outputs]
+        if unknown := sorted(set(self.sharded) - set(known)):
+            raise ConfigError(f"sharded={unknown} is no input or output; there are {known}")
         self.exact = self._run(torch.float64)
-        self.normal = self._normal()
+        single = self.single.outputs | {f"grad {name}": grad for name, grad in self.single.grads.items()}
+        exact = self.exact.outputs | {f"grad {name}": grad for name, grad in self.exact.grads.items()}
+        self.normal = {name: error_ratio.relative(single[name], whole) for name, whole in exact.items()}
+        """Single-device error of every whole tensor."""
 
     def place(self, comm: TpComm) -> nn.Module:
         """This rank's module, with its slices of the weights; all ranks of the group call it."""
@@ -151,7 +156,7 @@ class Reference:
         return found
 
     def differs(self, module: nn.Module, got: Result, name: str, comm: TpComm | None = None) -> bool:
-        """Whether a tensor is not the single-device one bit for bit; NaN never is."""
+        """True for a tensor that is not the single-device one bit for bit; NaN always differs."""
         value, (single, _) = tensor_of(got, name), self.expected(module, comm)[name]
         return value is None or not torch.equal(value, single)
 
@@ -173,12 +178,6 @@ class Reference:
     def single_device(self, dtype: torch.dtype) -> nn.Module:
         """The single-device module in `dtype`, on the same numbers."""
         return self._placed(Collectives(None), dtype)
-
-    def _normal(self) -> dict[str, float]:
-        """Single-device error of every whole tensor."""
-        outputs, grads = self.exact.outputs.items(), self.exact.grads.items()
-        found = {name: error_ratio.relative(self.single.outputs[name], exact) for name, exact in outputs}
-        return found | {f"grad {name}": error_ratio.relative(self.single.grads[name], exact) for name, exact in grads}
 
     def _placed(self, comm: TpComm, dtype: torch.dtype) -> nn.Module:
         with torch.device(self.device):
@@ -224,11 +223,6 @@ class Reference:
         if unknown := sorted(set(names or ()) - set(floating)):
             raise ConfigError(f"differentiate={unknown} is no floating input; there are {floating}")
         return tuple(n for n in floating if names is None or n in names)
-
-    def _check_names(self) -> None:
-        known = [*named_tensors(self.given, "input"), *self.single.outputs]
-        if unknown := sorted(set(self.sharded) - set(known)):
-            raise ConfigError(f"sharded={unknown} is no input or output; there are {known}")
 
     def _part(self, name: str, full: Tensor, comm: TpComm | None) -> Tensor:
         layout = self.sharded.get(name)
