@@ -98,16 +98,14 @@ def rank_facts(
 def weight_facts(weights: Mapping[str, Weight]) -> dict[str, dict[str, str]]:
     """dtypes of all tensors, and the fingerprints of those that are not shards."""
 
-    def prints(layout: Layout) -> dict[str, str]:
-        return {f"weight {name}": weight.print for name, weight in weights.items() if weight.layout == layout}
-
-    dtypes = {f"dtype of {name}": _dtype_text(weight) for name, weight in weights.items()}
-    return {DTYPES: dtypes, WEIGHTS: prints(Layout.REPLICATED), UNDECLARED: prints(Layout.UNDECLARED)}
-
-
-def _dtype_text(weight: Weight) -> str:
-    """`float32 with gradient, DTensor`."""
-    return phrase(f"{weight.dtype} with gradient" if weight.requires_grad else weight.dtype, weight.kind)
+    groups = {Layout.REPLICATED: WEIGHTS, Layout.UNDECLARED: UNDECLARED}
+    found: dict[str, dict[str, str]] = {DTYPES: {}, WEIGHTS: {}, UNDECLARED: {}}
+    for name, weight in weights.items():
+        dtype = f"{weight.dtype} with gradient" if weight.requires_grad else weight.dtype
+        found[DTYPES][f"dtype of {name}"] = phrase(dtype, weight.kind)  # `float32 with gradient, DTensor`
+        if weight.layout in groups:
+            found[groups[weight.layout]][f"weight {name}"] = weight.print
+    return found
 
 
 def topology(mesh: DeviceMesh | None, group: Group) -> dict[str, str]:
