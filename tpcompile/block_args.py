@@ -41,7 +41,7 @@ class BlockArgs(BaseModel):
     norm: Literal["rms", "layer"] = "rms"
     """Norm before attention and MLP: RMSNorm (Llama) or LayerNorm (Wan)."""
     norm_affine: bool = True
-    """Whether these norms have weights; Wan's have none, the modulation scales and shifts instead."""
+    """These norms have weights; Wan's have none, the modulation scales and shifts instead."""
     modulation: bool = False
     """adaLN: the block takes [B, 6, D] (shift, scale, gate of attention, then of the MLP) and adds its own table."""
     cross_attention: bool = False
@@ -87,11 +87,8 @@ class BlockArgs(BaseModel):
         numbers = ", ".join(f"{name}={getattr(self, name)}" for name in bad)
         padded = self.model_copy(update={"uneven": "pad"})
         hint = "" if padded._not_divided(tp) else ' (or set uneven="pad")'
-        raise ConfigError(f"tp={tp} does not divide {numbers}; choose tp from {self._good_tp()}{hint}")
-
-    def _good_tp(self) -> list[int]:
-        sizes = range(1, self.num_heads + 1)
-        return [tp for tp in sizes if not self._not_divided(tp)]
+        good = [size for size in range(1, self.num_heads + 1) if not self._not_divided(size)]
+        raise ConfigError(f"tp={tp} does not divide {numbers}; choose tp from {good}{hint}")
 
     def _not_divided(self, tp: int) -> list[str]:
         """Names of the sizes that cannot be spread over `tp`."""

@@ -47,7 +47,7 @@ def timings(calls: Mapping[str, Callable[[], Any]], finish: Callable[[], object]
         try:
             for _ in range(WARM_UPS):
                 call()
-        except ConfigError as error:  # of the program, so on all ranks
+        except ConfigError as error:  # the program cannot run so, on any rank
             found[name] = str(error)
     rounds: dict[str, list[float]] = {name: [] for name in calls if name not in found}
     for _ in range(NUM_ROUNDS):

@@ -82,7 +82,7 @@ def _mode() -> Key:
 
 
 def _placements(value: Tensor) -> Any:
-    """Of a DTensor."""
+    """Placements of a DTensor; None for other tensors."""
     return None if type(value) in _PLAIN else getattr(value, "placements", None)
 
 
@@ -153,14 +153,10 @@ def copy_into(buffer: Tensor, value: Tensor) -> None:
     is_plain = not _placements(value)
     if is_plain and value.data_ptr() == buffer.data_ptr():
         return
-    if is_plain and _overlaps(value):
+    dims = zip(value.shape, value.stride(), strict=True)
+    if is_plain and any(stride == 0 and size > 1 for size, stride in dims):  # expanded: torch refuses to copy into it
         buffer, value = _memory_of(buffer), _memory_of(value)
     buffer.copy_(value)
-
-
-def _overlaps(value: Tensor) -> bool:
-    """An expanded tensor, into which torch refuses to copy."""
-    return any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True))
 
 
 def _memory_of(value: Tensor) -> Tensor:
@@ -171,7 +167,7 @@ def _memory_of(value: Tensor) -> Tensor:
 
 def filled(args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with other values, in the order of `leaves_of`."""
-    left = iter(values)
+    left = iter(values)  # both take from it in turn
     return _filled(args, left), _filled(kwargs, left)
 
 

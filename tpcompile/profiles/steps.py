@@ -15,7 +15,7 @@ logger = Sink("profiles")
 
 
 class Steps:
-    """Of a process alone, there is nothing to compare: `agreement` is None."""
+    """Steps of one callable; `agreement` is None in a process alone, where there is nothing to compare."""
 
     def __init__(self, label: str, profile: str, agreement: Agreement | None, *, all_reduce: str = "nccl") -> None:
         self.label, self.profile = label, profile
