@@ -55,7 +55,7 @@ def test_it_does_not_grow_within_a_capture(made: list[int], monkeypatch: pytest.
     space.view_like(torch.ones(4))
     monkeypatch.setattr(workspace, "is_capturing", lambda device: True)
     space.view_like(torch.ones(LEAST_BYTES // 4))
-    with pytest.raises(ConfigError, match=r"all-reduce of 2097152 bytes .* workspace of 1048576 bytes.* captured"):
+    with pytest.raises(ConfigError, match=r"2097152 bytes .* 1048576 bytes"):
         space.view_like(torch.ones(LEAST_BYTES // 2))
     assert made == [LEAST_BYTES]
 

@@ -216,7 +216,8 @@ def test_mistake_is_visible_and_only_where_expected(ranks: list[dict[str, Any]],
 
 
 def test_bias_before_the_reduce_counts_once_per_rank(ranks: list[dict[str, Any]]) -> None:
-    assert min(r["bias before reduce"]["output"] for r in ranks) > 0.1
+    wrong = [r["bias before reduce"] for r in ranks]
+    assert min(errors["output"] for errors in wrong) > 0.1
 
 
 def test_shard_local_norm_hides_on_iid_data_and_shows_on_head_skewed_data(ranks: list[dict[str, Any]]) -> None:
@@ -252,5 +253,5 @@ class _Two(Collectives):
     ids=["column", "packed", "row", "norm"],
 )
 def test_width_that_tp_does_not_divide_is_refused(make: Callable[[], nn.Module]) -> None:
-    with pytest.raises(ConfigError, match=r"=7 is not divisible by tp=2; choose tp from \[1, 7\]"):
+    with pytest.raises(ConfigError, match=r"=7 .*tp=2; .*\[1, 7\]"):
         make()

@@ -156,7 +156,7 @@ def test_state_dict_that_does_not_fit_is_refused_and_nothing_is_copied(
 
 
 def test_unknown_parameter_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'layers\.9\.x' is no parameter"):
+    with pytest.raises(ConfigError, match=r"^'layers\.9\.x' "):
         local_slice_of("layers.9.x", torch.ones(1), module=_stack(Collectives(None)))
 
 
@@ -206,7 +206,7 @@ def test_two_declarations_of_one_parameter_must_agree() -> None:
             return {"child.n1.weight": self.spec}
 
     assert set(specs_of(Grandparent(ShardSpec()))) == {"child.n1.weight", "child.up.weight"}
-    with pytest.raises(ConfigError, match=r"child\.n1\.weight is declared twice"):
+    with pytest.raises(ConfigError, match=r"^child\.n1\.weight .*twice"):
         specs_of(Grandparent(ShardSpec(dim=0, parts=(8,))))
 
 
