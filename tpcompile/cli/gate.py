@@ -51,7 +51,7 @@ def gate(*, context: typer.Context, quiet: bool, json: bool, config_file: Path |
 
 
 def _check_performance(request: GateRequest, *, is_launcher: bool) -> None:
-    """Before a rank starts. Raises ConfigError where the benchmark cannot run what the gate runs."""
+    """Raise ConfigError, before a rank starts, where the benchmark cannot run what the gate runs."""
     from tpcompile.errors import ConfigError
 
     if request.performance is None:

@@ -246,7 +246,7 @@ def attend(
 
 
 def _check_backend(backend: str, qkv: tuple[Tensor, ...], options: dict[str, Any]) -> None:
-    """Called where `sdpa_kernel` allows this backend alone."""
+    """Raise ConfigError where the one backend that `sdpa_kernel` allows here cannot take these tensors."""
     try:
         found = sdpa_choice(*qkv, **options)
     except RuntimeError:  # none can

@@ -52,7 +52,7 @@ class CausalLM(nn.Module):
             self.head.tie(self.embedding)
 
     def to_empty(self, *, device: torch.device | str | int | None, recurse: bool = True) -> CausalLM:
-        """As nn.Module, and ties again: torch gives every module a Parameter of its own."""
+        """`nn.Module.to_empty`, and tie the weights again: torch gives every module a Parameter of its own."""
         super().to_empty(device=device, recurse=recurse)
         if self.head.tied:
             self.head.tie(self.embedding)

@@ -31,6 +31,7 @@ from tpcompile.nn.sharding import specs_of
 Values = Literal["skewed", "iid", "integers"]
 Kind = Literal["weight", "bias", "norm"]
 _NORM_SPREAD, _BIAS_SCALE = 0.2, 0.1
+"""Norm weights of one, or biases of zero, would hide a norm or a bias that a rank leaves out or applies twice."""
 
 
 def draw_stack_weights(

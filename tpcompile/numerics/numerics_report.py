@@ -11,6 +11,7 @@ from tpcompile.evidence.text.ranks import named_ranks
 
 SCHEMA_VERSION = 1
 _MAX_LINES = 20
+"""Findings that a text lists; it counts the others."""
 
 
 class TensorError(Frozen):
@@ -27,7 +28,7 @@ class TensorError(Frozen):
     exact: bool = False
     """The tensor has to be the single-device one bit for bit."""
     differs: bool = False
-    """It had to be, and is not."""
+    """The tensor had to be exact, and is not."""
 
     def is_right(self, limit: float) -> bool:
         """Within the limit, and equal where that was asked for; NaN is never right."""
@@ -53,7 +54,7 @@ class ProgramReport(Frozen):
     dtype: str
     tensors: tuple[TensorError, ...]
     collectives: tuple[str, ...] = ()
-    """In the order in which eager code issued them, or in which the compiled forward and backward graphs hold them."""
+    """The collectives in the order in which eager code issued them, or in which the compiled graphs hold them."""
     wrong_order: str = ""
     """First position at which collectives and declaration differ; empty when they agree or nothing was declared."""
     graphs: int = 0

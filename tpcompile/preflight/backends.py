@@ -16,6 +16,7 @@ Resolvers = Mapping[str, Any]
 """Name -> the resolved backend: text, a function or class, or a callable without arguments that returns it."""
 
 _TYPICAL = [(torch.float32, 64), (torch.bfloat16, 64), (torch.bfloat16, 128)]
+"""(dtype, head size) that SDPA is asked for: it selects a backend by both."""
 _HEADS, _TOKENS = 8, 128
 
 

@@ -23,6 +23,7 @@ from tpcompile.ranks.store import RankStore
 
 _ROOT = "tpcompile/preflight"
 _num_exchanges: Counter[str] = Counter()
+"""Name -> exchanges of this process so far: ranks that call alike meet under equal numbers."""
 _T = TypeVar("_T")
 
 _ASKED = 2

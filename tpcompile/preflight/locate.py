@@ -19,6 +19,7 @@ from tpcompile.preflight.fingerprint import local_of, piece_hashes, raw_bytes
 from tpcompile.ranks.exchange import Fetch
 
 _PIECES = 64
+"""Pieces that one question is about, and most elements that are sent themselves: 64**5 is a billion."""
 
 Ask = Callable[[int, dict[str, Any], Any], Any]
 """(rank, {start, stop} in elements, type of the answer) -> that rank's `answer_elements`; None without an answer."""

@@ -11,6 +11,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.evidence.records import Frozen
 
 NUM_ROUNDS, CALLS_PER_ROUND, WARM_UPS = 5, 5, 2
+"""Candidates take turns, so that a slow moment of the machine meets all of them, and the median leaves it out."""
 MIN_RATIO = 1.03
 """A candidate replaces the simpler one before it when that takes so many times as long."""
 

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 _MAX_KEPT = 64
+"""A process may make callables without end; ranks then compare the last ones."""
 
 
 @dataclass

@@ -44,7 +44,7 @@ class Gradients:
                 self._before[name] = None if grad is None else grad.detach().clone()
 
     def restore(self) -> None:
-        """After the warm-up: the values of before; zeros where the warm-up made a gradient."""
+        """Restore the values of before the warm-up; zeros where the warm-up made a gradient."""
         for name, parameter in self._parameters.items():
             before = self._before[name]
             if parameter.grad is not None and before is None:
@@ -55,7 +55,7 @@ class Gradients:
         self._during = {name: each.grad for name, each in self._parameters.items()}
 
     def check(self) -> None:
-        """After the capture: raise ConfigError when the program has replaced gradients."""
+        """Raise ConfigError when the program has replaced gradients since `restore`."""
         moved = [name for name, each in self._parameters.items() if each.grad is not self._during[name]]
         if moved:
             raise ConfigError(

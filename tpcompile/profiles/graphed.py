@@ -49,11 +49,11 @@ class Ranks(Protocol):
     """What the ranks tell each other of a capture; each call raises where they differ or one does not come."""
 
     def capture(self, signature: str) -> None:
-        """Before anything of a new signature runs."""
+        """Compare the signature; called before anything of a new one runs."""
         ...
 
     def captured(self, problem: str) -> None:
-        """Before the first replay; raises ConfigError on all ranks where one has a problem."""
+        """Compare the outcome before the first replay; raises ConfigError on all ranks where one has a problem."""
         ...
 
 

@@ -19,8 +19,9 @@ _CONSTANTS = (
     type(None), bool, int, float, complex, str, bytes, Enum,
     torch.dtype, torch.device, torch.layout, torch.memory_format,
 )  # fmt: skip
-
+"""Types whose values are part of a key: what a graph launches may depend on them."""
 _PLAIN = (Tensor, nn.Parameter)
+"""Types without placements; looking for them would cost time at every call."""
 
 
 class Leaf(NamedTuple):

@@ -27,16 +27,16 @@ class Steps:
         self._choice = chosen.add(label, profile, all_reduce=all_reduce)
 
     def begin(self, *, candidates: Sequence[str]) -> None:
-        """At the first call of `default` and `measured`; which profiles a rank can choose from is compared as well."""
+        """Compare profile and candidates, at the first call of `default` and `measured`."""
         self._agree(self._of(f"candidates {', '.join(candidates)}"))
 
     def capture(self, signature: str) -> None:
-        """Before each capture."""
+        """Compare the signature, before each capture."""
         self._capturing = self._of(signature)
         self._agree(self._capturing)
 
     def captured(self, problem: str) -> None:
-        """Before the first replay; raises ConfigError on all ranks where one has a problem."""
+        """Compare the outcome of a capture before its first replay; raises ConfigError where it failed on one rank."""
         found = {0: problem}
         if self._agreement is not None:
             found = self._agreement.share(self._capturing, problem, str, decide=dict, result=dict[Rank, str])
@@ -45,7 +45,7 @@ class Steps:
                 raise ConfigError(text if self._agreement is None else f"{text} (rank {rank})")
 
     def choose(self, timed: Timings) -> Measurement:
-        """After a measurement: one choice for all ranks, by the times of all; part of the environment of the rank."""
+        """Choose one profile for all ranks by the times of all; the choice is part of the environment of the rank."""
         if self._agreement is None:
             found = choose({0: timed})
         else:

@@ -41,6 +41,7 @@ _OP_TABLES = (
     ("torch._inductor.select_algorithm", "extern_kernels"),
     ("torch._decomp", "decomposition_table"),
 )
+"""(module, name) of each table in which torch looks up what an op becomes."""
 _PASSES = "torch._inductor.fx_passes."
 _AOT = ("torch._functorch.",)
 _DECOMPOSITIONS = ("torch._inductor.decomposition", "torch._decomp")

@@ -19,6 +19,7 @@ _OPTIONS = (
     "num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "launch_cooperative_grid", "debug",
     "sanitize_overflow", "instrumentation_mode",
 )  # fmt: skip
+"""Options of a compile that change its code, as Triton names them; a version that lacks one has None for it."""
 _SECTION = re.compile(r"\.section\s+\S+\s*\{.*?\}", re.DOTALL)
 _OF_LINES = re.compile(r"\s*(\.loc\b|\.file\b|\$L__(tmp|func_begin|func_end)\d+:)")
 _ELF = b"\x7fELF\x02\x01"

@@ -44,6 +44,7 @@ _PER_RANK_ENVIRONMENT = frozenset({
     "TORCHINDUCTOR_CACHE_DIR", "TORCH_TRACE", "TORCH_LOGS_OUT", "TORCH_COMPILE_DEBUG_DIR", "TRITON_CACHE_DIR",
     "TRITON_HOME", "TRITON_DUMP_DIR", "TORCHINDUCTOR_COMPILE_THREADS",
 })  # fmt: skip
+"""Variables that name places of a rank or cores of a machine: healthy ranks differ in them."""
 _COMPILE_ENVIRONMENT = (
     "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE", "TORCH_DISTRIBUTED_COMPILE", "TORCH_SYMM_MEM", "AOT_",
     "TRITON_", "NCCL_ALGO", "NCCL_PROTO",
@@ -51,6 +52,7 @@ _COMPILE_ENVIRONMENT = (
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "PYTORCH_TUNABLEOP_ENABLED",
     "PYTORCH_TUNABLEOP_TUNING",
 )  # fmt: skip
+"""Beginnings of the names of variables that change what is compiled, or what a library chooses for it."""
 _MACHINE_CONFIG = ("cache_dir", "debug_dir", "compile_threads", "worker", "cuda_cxx", ".cxx", "path")
 """Parts of config names that describe the machine or where files go, not what is compiled."""
 

@@ -55,7 +55,7 @@ def _levels_set_at_once() -> Iterator[None]:
 
 
 def import_triton_as_asked() -> None:
-    """Where TRITON_INTERPRET is set, the next import of Triton is its first; without it nothing changes.
+    """Make the next import of Triton its first, where TRITON_INTERPRET is set; without it nothing changes.
 
     Triton reads the variable when a kernel is declared, and its own library of kernels is declared when it is imported.
     """

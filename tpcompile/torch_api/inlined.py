@@ -19,7 +19,7 @@ from tpcompile.torch_api import scheduled
 _GENERATED = ("pointwise", "reduction", "template")
 """Kinds of nodes that Inductor generates code for."""
 _HEAVY = frozenset({"exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"})
-"""On a CPU a result of these that is read twice is made once; torch 2.11 has exp and sigmoid alone."""
+"""Ops whose result is made once on a CPU although it is read twice; torch 2.11 has exp and sigmoid alone."""
 _LIMITS = {
     "realize_reads_threshold": (4, 4),
     "realize_opcount_threshold": (30, 50),

@@ -23,7 +23,7 @@ import torch
 from torch.library import CustomOpDef
 
 Check = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
-"""Called with the positional and the named arguments of a call."""
+"""(positional arguments, named arguments) of a call -> raises where they are wrong."""
 
 
 def triton_kernel(index: int) -> Any:

@@ -47,7 +47,7 @@ _OF_SM80 = _OF_SM90 | {
     "L2_cache_size": 40 << 20,
 }
 PROPERTIES = {"sm_90": _OF_SM90, "sm_80": _OF_SM80}
-"""As `torch.cuda.get_device_properties` reports them."""
+"""Architecture -> what `torch.cuda.get_device_properties` reports of it."""
 
 
 def pretend(arch: str) -> None:
@@ -136,7 +136,7 @@ def _register_interface(gpu: Any, capability: tuple[int, int]) -> None:
         device = _Device  # type: ignore[assignment]
 
         class Worker:
-            """In a process that compiles."""
+            """What Inductor asks in a process that compiles."""
 
             set_device = staticmethod(lambda device: None)
             current_device = staticmethod(lambda: 0)
@@ -162,6 +162,7 @@ def _register_interface(gpu: Any, capability: tuple[int, int]) -> None:
 
 
 _LIBRARIES: list[Any] = []
+"""Keeps them alive: torch takes the kernels of a Library back when that is freed."""
 
 
 def _allocate_on_the_cpu() -> None:

@@ -38,6 +38,7 @@ _TORCH = str(Path(torch.__file__).parent) + "/"
 _FOR_OTHERS = (f"{_TORCH}library.py", f"{_TORCH}_library/", f"{_TORCH}_custom_op/", f"{_TORCH}_custom_ops.py")
 """Files of torch that register what their caller asks for."""
 _ANCHOR = "build/aten/src/ATen/RegisterSchema.cpp"
+"""The file that registers the schemas of aten: the path that torch noted for it begins with where torch was built."""
 _LEFT_OUT = re.compile(r"^Meta|^Python|PrivateUse")
 """Dispatch keys whose kernels compute shapes, which a tensor subclass must ask for, or of a device that torch has no
 kernels for: all of them come with the device's own library."""
@@ -125,7 +126,7 @@ def is_torchs(file: str) -> bool:
 
 
 def told(place: Place) -> str:
-    """Where a registration is, for the reader."""
+    """The place of a registration, for the reader."""
     if registers_for_others(place):
         return "a file that torch did not note (it was registered by a function of torch.library)"
     return str(place)
@@ -149,7 +150,7 @@ def _build_roots() -> tuple[str, ...]:
 
 
 def whose_op(name: str) -> Place | None:
-    """Where an op that torch did not register comes from, one of this package too; None for torch's own."""
+    """The place of an op that torch did not register, one of this package too; None for torch's own."""
     schema = registered(name).schema
     if schema is None:
         is_torchscripts = torch._C._jit_get_schemas_for_operator(name.partition(".")[0])
@@ -293,7 +294,7 @@ def higher_order_kernels(name: str) -> list[Any]:
 
 
 def fake_kernel(name: str) -> Place | None:
-    """Where the fake kernel of an op was registered; None without one."""
+    """The place where the fake kernel of an op was registered; None without one."""
     entry = _simple_registry.singleton._data.get(name)
     kernel = entry and entry.fake_impl.kernel
     if kernel is None:

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tpcompile.errors import ConfigError
 
 _REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
+"""Names of `ReduceOp`, in lower case as compiled graphs have them."""
 # c10d op -> its name in a compiled graph, and the argument that is sent.
 _SENT = {
     "allreduce_": ("all_reduce", 0),

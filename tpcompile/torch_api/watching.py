@@ -50,6 +50,7 @@ _WRAPPERS = f"{_PACKAGE}/collectives/"
 _PEERS = {inspect.unwrap(dist.send).__code__: "dst", inspect.unwrap(dist.recv).__code__: "src"}
 """Functions of torch that wait for a peer -> their argument for it."""
 _HERE = tuple(f"{_PACKAGE}/{name}/" for name in ("sentinel", "recording", "torch_api"))
+"""Folders of ours whose frames are between Dynamo and the program."""
 _BETWEEN = ("contextlib.py", "_utils_internal.py", "/logging/__init__.py", "/torch/_logging/_internal.py")  # fmt: skip
 """Files of frames between a callback or log handler of ours and Dynamo."""
 
