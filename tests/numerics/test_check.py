@@ -161,7 +161,7 @@ def test_module_in_which_wrong_numbers_begin_is_named(ranks: list[dict[str, Nume
 
 
 def test_op_with_which_wrong_numbers_begin_is_named_with_its_line(ranks: list[dict[str, NumericsReport]]) -> None:
-    (op,) = {program.first_wrong_op for program in ranks[0]["not reduced"].programs}
+    op = ranks[0]["not reduced"].programs[0].first_wrong_op
     assert op is not None and op.line is not None
     assert (op.about, Path(op.line.file).name, op.line.function) == ("aten.add", "linear.py", "forward")
     assert re.search(r"aten\.mm at \S*linear\.py:\d+ in partial", op.says)

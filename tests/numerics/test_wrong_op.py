@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.numerics.localise import wrong_op
 from tpcompile.numerics.traced import _TABLE_LENGTH, Trace, fingerprint, traced
-from tpcompile.numerics.wrong_op import as_text, sums_over_ranks
+from tpcompile.numerics.wrong_op import UNSUMMED, as_text, sums_over_ranks
 from tpcompile.testing import run_on_ranks
 
 WIDTH, HIDDEN = 6, 8
@@ -130,12 +130,12 @@ def test_a_sum_that_was_divided_by_the_number_of_ranks_is_named_as_one_that_miss
     ranks: list[dict[str, Found]],
 ) -> None:
     *_, says = ranks[0][f"average {torch.float32}"]
-    assert says == wrong_op._UNSUMMED
+    assert says == UNSUMMED
 
 
 def test_an_output_without_its_sum_over_the_ranks_is_named(ranks: list[dict[str, Found]]) -> None:
     op, code, says = ranks[0]["not reduced"]
-    assert (op, says) == ("aten.mm", wrong_op._UNSUMMED)
+    assert (op, says) == ("aten.mm", UNSUMMED)
     assert "h @ self.down.T" in code
 
 

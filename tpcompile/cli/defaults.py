@@ -22,10 +22,11 @@ def defaults(file: Path | None, folder: Path) -> dict[str, Any]:
     """
     if file is not None and file.name != _PYPROJECT:
         return _checked(_read(file), str(file))
-    projects = [file] if file is not None else [parent / _PYPROJECT for parent in (folder, *folder.parents)]
+    projects = [] if file is None else [file]
+    if file is None:
+        above = [parent / _PYPROJECT for parent in (folder, *folder.parents)]
+        projects = [path for path in above if path.is_file()]
     for path in projects:
-        if file is None and not path.is_file():
-            continue
         section = _section(_read(path), path)
         if section is not None:
             return _checked(section, f"{path} [tool.tpcompile]")

@@ -192,10 +192,12 @@ class _Deciding:
     def special(self, site: Site) -> str:
         """The first choice in a group of this size; empty when there is none."""
         group = self.selection.group
-        if group is None or group.size() == 1:
+        is_alone = group is None or group.size() == 1
+        if is_alone:
             return site.alone
-        can_exchange = bool(site.exchanging) and symmetric.can_share(self.device) and not self.train
-        return site.exchanging if can_exchange else ""
+        if self.train or not site.exchanging:
+            return ""
+        return site.exchanging if symmetric.can_share(self.device) else ""
 
     def exchange_of(self, path: str, site: Site) -> Exchange | None:
         """The exchange of that fast path; None for one that does not sum over the ranks."""

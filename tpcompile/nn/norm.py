@@ -79,12 +79,14 @@ class LayerNorm(_Norm):
     def forward(self, x_D: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
         weight, bias = self.weight, self.bias
-        if weight is not None and bias is not None and self.tokens_over is not None:
-            weight, bias = self.tokens_over.copy_to_tp(torch.stack((weight, bias))).unbind(0)
         dtype = stat_dtype(x_D.dtype)
         if weight is not None and bias is not None:
+            if self.tokens_over is not None:
+                both_2D = self.tokens_over.copy_to_tp(torch.stack((weight, bias)))
+                weight, bias = both_2D.unbind(0)
             weight, bias = weight.to(dtype), bias.to(dtype)
-        return F.layer_norm(x_D.to(dtype), (self.width,), weight, bias, self.eps).to(x_D.dtype)
+        y_D = F.layer_norm(x_D.to(dtype), (self.width,), weight, bias, self.eps)
+        return y_D.to(x_D.dtype)
 
     def declared(self, dtype: torch.dtype) -> Declared:
         """Backward of the sequence-parallel form: the sum of both gradients, packed."""

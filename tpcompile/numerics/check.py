@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import torch
 import torch.distributed as dist
@@ -176,12 +176,16 @@ def tensor_errors(
 ) -> tuple[TensorError, ...]:
     """Every output and gradient of one rank's run. Raises ConfigError when `exact` matches none of them."""
     errors = reference.errors(module, result, comm, only_forward=not train)
+    names = list(reference.expected(module, comm)) if demands.exact else []
+    all_exact: set[str] = set()
     for pattern in demands.exact:
-        if not any(fnmatchcase(name, pattern) for name in reference.expected(module, comm)):
+        matching = fnmatch.filter(names, pattern)
+        if not matching:
             raise ConfigError(f"exact={pattern!r} matches no tensor; there are {sorted(errors)}")
+        all_exact.update(matching)
     found = []
     for name, value in errors.items():
-        exact = any(fnmatchcase(name, pattern) for pattern in demands.exact)
+        exact = name in all_exact
         differs = exact and reference.differs(module, result, name, comm)
         found.append(TensorError(name=name, **value, exact=exact, differs=differs))
     return tuple(found)

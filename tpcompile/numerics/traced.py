@@ -163,7 +163,10 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     """Tensors with values; the result of a functional collective may still be in flight."""
     leaves, _ = tree_flatten(value)
     for leaf in leaves:
-        tensor = leaf.elem if isinstance(leaf, AsyncCollectiveTensor) else leaf
+        tensor = leaf
+        if isinstance(leaf, AsyncCollectiveTensor):
+            tensor = leaf.elem
         is_plain = type(tensor) in (Tensor, nn.Parameter)  # no DTensor, which has a value on no rank
-        if is_plain and not tensor.is_meta and not tensor.is_complex():
-            yield tensor
+        if not is_plain or tensor.is_meta or tensor.is_complex():
+            continue
+        yield tensor

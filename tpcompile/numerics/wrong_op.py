@@ -36,12 +36,16 @@ class Known:
     def of(cls, traces: Iterable[Trace]) -> Known:
         """The fingerprints of all values of these traces."""
         known = cls()
-        values = [value for trace in traces for value in trace.values]
+        values: list[Value] = []
+        for trace in traces:
+            values += trace.values
         for value in values:
             if value.tensor is not None:
-                known.whole.setdefault(value.shape, []).append(value.tensor)
+                same_shape = known.whole.setdefault(value.shape, [])
+                same_shape.append(value.tensor)
             for shape, numbers in value.parts:
-                known.parts.setdefault(shape, []).append(numbers)
+                same_shape = known.parts.setdefault(shape, [])
+                same_shape.append(numbers)
         return known
 
 
@@ -74,7 +78,7 @@ class _Judged(Enum):
     WRONG = auto()
 
 
-_UNSUMMED = "its result is right only when it is summed over the ranks"
+UNSUMMED = "its result is right only when it is summed over the ranks"
 
 
 def first_wrong_op(
@@ -85,8 +89,10 @@ def first_wrong_op(
     `module` is a module with wrong outputs, for a run whose own outputs are right.
     """
     values = trace.values
-    judged = _all_judged(values, known, sums, tolerance=max(_ROUNDINGS * torch.finfo(dtype).eps, _LEAST))
-    for outputs in (trace.outputs.get("", []), trace.outputs.get(module, [])):
+    tolerance = max(_ROUNDINGS * torch.finfo(dtype).eps, _LEAST)
+    judged = _all_judged(values, known, sums, tolerance=tolerance)
+    of_the_run, of_the_module = trace.outputs.get("", []), trace.outputs.get(module, [])
+    for outputs in (of_the_run, of_the_module):
         wrong = _behind(outputs, values, judged, _Judged.WRONG)
         origins = [place for place in wrong if wrong.isdisjoint(values[place].sources)]
         if origins:
@@ -94,7 +100,7 @@ def first_wrong_op(
         partial = [place for place in outputs if judged[place] == _Judged.PARTIAL]
         if partial:
             value = _divided_behind(partial, values, judged) or values[partial[0]]
-            return value_item(value.name, _UNSUMMED, line=value.line)
+            return value_item(value.name, UNSUMMED, line=value.line)
     return None
 
 
@@ -103,7 +109,7 @@ def _origin_item(place: int, values: Sequence[Value], judged: Sequence[_Judged])
     partial = [values[source] for source in value.sources if judged[source] == _Judged.PARTIAL]
     divided = _divided_behind(value.sources, values, judged)
     if divided is not None:
-        return value_item(divided.name, f"{_UNSUMMED}, and is used without it", line=divided.line)
+        return value_item(divided.name, f"{UNSUMMED}, and is used without it", line=divided.line)
     what = "its result" if value.sources else "this tensor"
     text = f"{what} has no equal in the single-device run"
     if partial:
@@ -129,9 +135,10 @@ def _all_judged(
         whole = known.whole.get(value.shape, [])
         parts = known.parts.get(value.shape, [])
         total = sums[place] if sums else None
-        if value.tensor is None or not (whole or parts):  # without a counterpart, it is judged as what it was made of
-            is_wrong = any(found[source] == _Judged.WRONG for source in value.sources)
-            found.append(_Judged.WRONG if is_wrong else _Judged.PART)
+        has_counterpart = bool(whole or parts)
+        if value.tensor is None or not has_counterpart:  # it is judged as what it was made of
+            sources = [found[source] for source in value.sources]
+            found.append(_Judged.WRONG if _Judged.WRONG in sources else _Judged.PART)
         elif _is_among(value.tensor, whole, tolerance):
             found.append(_Judged.WHOLE)
         elif _is_among(value.tensor, parts, tolerance):

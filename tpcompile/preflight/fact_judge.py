@@ -226,11 +226,14 @@ def _rows(facts: ByRank[RankFacts], group: str) -> list[_Found]:
 
     Weights are left out that the dtype policy reports already: missing on some rank, or of a different dtype.
     """
+    rows = _differing(facts.map(lambda own: own.of(group)))
+    if group != WEIGHTS:
+        return rows
     found = []
-    for row in _differing(facts.map(lambda own: own.of(group))):
+    for row in rows:
         values = [value for _, value in row.groups]
-        is_of_dtypes = None in values or differ(str(value).partition("[")[0] for value in values)
-        if group != WEIGHTS or not is_of_dtypes:
+        dtypes = [value and value.partition("[")[0] for value in values]  # None where the weight is missing
+        if None not in values and not differ(dtypes):
             found.append(row)
     return found
 

@@ -136,8 +136,11 @@ class _Row:
 
 def _rows(facts: ByRank[InputFacts]) -> list[_Row]:
     """The arguments that differ, in the order of the call."""
+    names: dict[str, None] = {}  # an ordered set
+    for own in facts.values():
+        names |= dict.fromkeys(own.names)
     found = []
-    for name in dict.fromkeys(name for own in facts.values() for name in own.names):
+    for name in names:
         for aspect in _KINDS:
             texts = facts.map(lambda own, name=name, aspect=aspect: own.aspects.get(name, {}).get(aspect))
             if texts.differ():

@@ -45,7 +45,7 @@ def timings(calls: Mapping[str, Callable[[], Any]], finish: Callable[[], object]
     """
     found: Timings = {}
     for name, call in calls.items():
-        try:
+        try:  # a candidate that cannot run says so at its first call
             for _ in range(WARM_UPS):
                 call()
         except ConfigError as error:  # the program cannot run so, on any rank
@@ -62,15 +62,20 @@ def choose(by_rank: Mapping[int, Timings]) -> Measurement:
 
     A candidate that one rank cannot run is run by none. Raises ConfigError when none is left.
     """
-    names = list(dict.fromkeys(name for timed in by_rank.values() for name in timed))
-    refused, slowest_ms = {}, {}
+    names: dict[str, None] = {}  # an ordered set
+    for timed in by_rank.values():
+        names |= dict.fromkeys(timed)
+    refused: dict[str, str] = {}
+    slowest_ms: dict[str, float] = {}
     for name in names:
-        values = [timed.get(name, "not a candidate on every rank") for timed in by_rank.values()]
-        reasons = [value for value in values if isinstance(value, str)]
-        if reasons:
-            refused[name] = reasons[0]
-        else:
-            slowest_ms[name] = max(value for value in values if not isinstance(value, str))
+        for timed in by_rank.values():
+            value = timed.get(name, "not a candidate on every rank")
+            if isinstance(value, str):
+                refused.setdefault(name, value)
+            else:
+                slowest_ms[name] = max(value, slowest_ms.get(name, value))
+    for name in refused:
+        slowest_ms.pop(name, None)
     if not slowest_ms:
         raise ConfigError("; ".join(refused.values()))
     best, *others = slowest_ms

@@ -46,13 +46,15 @@ class Gradients:
     def restore(self) -> None:
         """Restore the values of before the warm-up; zeros where the warm-up made a gradient."""
         for name, parameter in self._parameters.items():
-            before = self._before[name]
-            if parameter.grad is not None and before is None:
-                parameter.grad.zero_()
-            elif parameter.grad is not None and before is not None:
-                parameter.grad.copy_(before)
+            grad, before = parameter.grad, self._before[name]
+            self._during[name] = grad
+            if grad is None:
+                continue
+            if before is None:
+                grad.zero_()
+            else:
+                grad.copy_(before)
         self._before.clear()
-        self._during = {name: each.grad for name, each in self._parameters.items()}
 
     def check(self) -> None:
         """Raise ConfigError when the program has replaced gradients since `restore`."""

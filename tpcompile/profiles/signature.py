@@ -90,14 +90,16 @@ def _placements(value: Tensor) -> Any:
 def text_of(leaves: list[Leaf], training: tuple[bool, ...]) -> str:
     """The key for people and for other ranks: no device index, no address."""
     is_grad, is_inference, autocast = _mode()
-    modes = [f"grad {'on' if is_grad else 'off'}"]
+    modes = ["grad on" if is_grad else "grad off"]
     if is_inference:
         modes.append("inference mode")
     if autocast is not None:
         modes.append(f"autocast {_dtype(autocast)}")
     if training:
-        modes.append("training" if all(training) else "eval" if not any(training) else f"training {training}")
-    return f"({', '.join(f'{leaf.where}: {_text(leaf.value)}' for leaf in leaves)}), {', '.join(modes)}"
+        texts = {(True,): "training", (False,): "eval"}
+        modes.append(texts.get(tuple(set(training)), f"training {training}"))
+    arguments = [f"{leaf.where}: {_text(leaf.value)}" for leaf in leaves]
+    return f"({', '.join(arguments)}), {', '.join(modes)}"
 
 
 def _text(value: Any) -> str:
@@ -151,11 +153,14 @@ def copy_into(buffer: Tensor, value: Tensor) -> None:
     """Give a buffer of `buffer_for` the values of a tensor with the same metadata."""
     if value is buffer:
         return
-    is_plain = not _placements(value)
-    if is_plain and value.data_ptr() == buffer.data_ptr():
+    if _placements(value):
+        buffer.copy_(value)
         return
-    dims = zip(value.shape, value.stride(), strict=True)
-    if is_plain and any(stride == 0 and size > 1 for size, stride in dims):  # expanded: torch refuses to copy into it
+    if value.data_ptr() == buffer.data_ptr():
+        return
+    repeated = [size > 1 for size, stride in zip(value.shape, value.stride(), strict=True) if stride == 0]
+    is_expanded = any(repeated)
+    if is_expanded:  # torch refuses to copy into it
         buffer, value = _memory_of(buffer), _memory_of(value)
     buffer.copy_(value)
 

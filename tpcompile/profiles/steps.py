@@ -37,12 +37,14 @@ class Steps:
 
     def captured(self, problem: str) -> None:
         """Compare the outcome of a capture before its first replay; raises ConfigError where it failed on one rank."""
-        found = {0: problem}
-        if self._agreement is not None:
-            found = self._agreement.share(self._capturing, problem, str, decide=dict, result=dict[Rank, str])
+        if self._agreement is None:
+            if problem:
+                raise ConfigError(problem)
+            return
+        found = self._agreement.share(self._capturing, problem, str, decide=dict, result=dict[Rank, str])
         for rank, text in sorted(found.items()):
             if text:
-                raise ConfigError(text if self._agreement is None else f"{text} (rank {rank})")
+                raise ConfigError(f"{text} (rank {rank})")
 
     def choose(self, timed: Timings) -> Measurement:
         """Choose one profile for all ranks by the times of all; the choice is part of the environment of the rank."""

@@ -61,9 +61,11 @@ def import_triton_as_asked() -> None:
     """
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
-    names = [name for name in sys.modules if name.partition(".")[0] == "triton" and not name.startswith("triton._C")]
-    for name in names:
-        del sys.modules[name]
+    for name in list(sys.modules):
+        top, *_ = name.split(".")
+        is_native = name.startswith("triton._C")  # it can be initialised once
+        if top == "triton" and not is_native:
+            del sys.modules[name]
 
 
 def keep_trace_from(package: str) -> None:

@@ -68,12 +68,16 @@ def realized(nodes: Iterable[Any]) -> list[dict[str, Any]]:
 def _is_read_by_others(part: Any, of: Any) -> bool:
     """True where generated kernels alone read the part's result, and one of them is not `of`, which computes it."""
     own = {inner.get_name() for inner in of.get_nodes()}
-    readers = [user.node for output in part.get_outputs() for user in output.users]
-    for reader in readers:
-        is_generated = hasattr(reader, "is_extern") and not reader.is_extern() and not reader.is_template()
-        if not is_generated:
-            return False
-    return any(reader.get_name() not in own for reader in readers)
+    is_read = False
+    for output in part.get_outputs():
+        for user in output.users:
+            reader = user.node
+            if not hasattr(reader, "is_extern"):  # an output of the graph
+                return False
+            if reader.is_extern() or reader.is_template():
+                return False
+            is_read = is_read or reader.get_name() not in own
+    return is_read
 
 
 def _over_limits(part: Any, data: Any) -> Iterator[dict[str, Any]]:

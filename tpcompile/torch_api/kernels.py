@@ -105,8 +105,10 @@ def triton_launch(wrapper: Any) -> dict[str, Any] | None:
     if top != "triton" or not hasattr(wrapper, "fn"):
         return None
     names = ["fn", "configs", "keys", "reset_to_zero", "restore_value", "perf_model", "early_config_prune", "values"]
-    hooks = ("pre_hook", "post_hook")
-    names += [name for name in hooks if getattr(wrapper, f"user_defined_{name}", False)]
+    for hook in ("pre_hook", "post_hook"):
+        is_users = getattr(wrapper, f"user_defined_{hook}", False)
+        if is_users:
+            names.append(hook)
     return {name: getattr(wrapper, name) for name in names if hasattr(wrapper, name)}
 
 

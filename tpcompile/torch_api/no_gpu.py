@@ -109,11 +109,13 @@ def _replace_names(gpu: Any) -> None:
 def _convert(module: Any, function: Callable[[Any], Any], recurse: bool = True) -> Any:
     """Stands for `Module._apply`, which exchanges the insides of parameters; those of empty tensors cannot be."""
     new: dict[int, Any] = {}  # one parameter in two modules stays one
-    parts = module.modules() if recurse else (module,)
-    held = [tensors for part in parts for tensors in (part._parameters, part._buffers)]
+    held: list[dict[str, Any]] = []
+    for part in module.modules() if recurse else (module,):
+        held += [part._parameters, part._buffers]
     for tensors in held:
-        known = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        for name, tensor in known.items():
+        for name, tensor in list(tensors.items()):
+            if tensor is None:
+                continue
             if id(tensor) not in new:
                 new[id(tensor)] = _converted(tensor, function)
             tensors[name] = new[id(tensor)]

@@ -25,8 +25,9 @@ def on_gpu(events: Iterable[Any]) -> list[Any]:
     """Kernels, copies and fills, without the ranges that are drawn over them."""
     found = []
     for event in events:
+        is_there = event.device_type == DeviceType.CUDA
         is_range = event.is_user_annotation or event.name.startswith(_DRAWN)
-        if event.device_type == DeviceType.CUDA and not is_range:
+        if is_there and not is_range:
             found.append(event)
     return found
 

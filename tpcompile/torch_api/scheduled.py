@@ -229,13 +229,15 @@ def is_view(origin: _FxNode) -> bool:
 def _body(one: Any) -> Counter[str]:
     """How often the loops compute each op for an element, loads and stores included; exact where code is generated."""
     found: Counter[str] = Counter()
+    blocks = []
     for part in one.get_nodes():
         body = getattr(part, "_body", None)
-        if not hasattr(body, "root_block"):  # a library call has no loops
-            continue
-        for block in (body.root_block, *body.subblocks.values()):
-            called = (call.target for call in block.graph.nodes if call.op == "call_method")
-            found.update(target for target in called if target not in _NOT_RUN)
+        if hasattr(body, "root_block"):  # a library call has no loops
+            blocks += [body.root_block, *body.subblocks.values()]
+    for block in blocks:
+        found.update(call.target for call in block.graph.nodes if call.op == "call_method")
+    for target in _NOT_RUN:
+        del found[target]
     return found
 
 
@@ -309,5 +311,8 @@ def _bytes_of_value(value: Any) -> int:
         return sum(map(_bytes_of_value, value))
     if not isinstance(value, torch.Tensor):
         return 0
-    sizes = [size if isinstance(size, int) else int(size.node.hint or 0) for size in value.shape]
-    return math.prod(sizes) * value.dtype.itemsize
+    num_elements = 1
+    for size in value.shape:
+        is_symbol = not isinstance(size, int)
+        num_elements *= int(size.node.hint or 0) if is_symbol else size
+    return num_elements * value.dtype.itemsize

@@ -240,11 +240,14 @@ def _is_of_communication(frame: FrameType) -> bool:
 def _group_given(values: Mapping[str, Any]) -> str | None:
     """The group that a call is given, by its name or itself; None where it is given none, empty for an unknown one."""
     by_name = {group.name: group.label for group in _groups()}
+    given = [values.get("group_name")]
     arguments = values.get("args")
-    given = [values.get("group_name"), *(arguments if isinstance(arguments, tuple) else ())]
-    texts = [one for one in given if isinstance(one, str)]
-    named = first(text for text in texts if text in by_name)
-    return _label_of_handle(values) if named is None else by_name[named]
+    if isinstance(arguments, tuple):
+        given += arguments
+    for one in given:
+        if isinstance(one, str) and one in by_name:
+            return by_name[one]
+    return _label_of_handle(values)
 
 
 def _label_of_handle(values: Mapping[str, Any]) -> str | None:
@@ -252,8 +255,10 @@ def _label_of_handle(values: Mapping[str, Any]) -> str | None:
     handle = values.get("group", "none is given")
     if handle is None:
         handle = dist.group.WORLD
+    if not isinstance(handle, dist.ProcessGroup):
+        return None
     labels = {group.handle: group.label for group in _groups()}
-    return labels.get(handle, "") if isinstance(handle, dist.ProcessGroup) else None
+    return labels.get(handle, "")
 
 
 def point_to_point(frame: FrameType | None) -> tuple[str, int] | None:
