@@ -15,11 +15,11 @@ from torch.fx import GraphModule
 
 from examples.checkpoints import llama, num_layers, qwen3
 from tests.graphs import GraphCapture
+from tests.nn.declared import declared_cross_entropy
 from tests.profiles.recorder import Recorder
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.evidence.records import Collective
 from tpcompile.nn.causal_lm import CausalLM, left_padded
-from tpcompile.nn.loss import declared_cross_entropy
 from tpcompile.nn.state import full_state_dict, gather_full, load_full_state_dict
 from tpcompile.profiles.graphed import Graphed
 from tpcompile.profiles.steps import Steps

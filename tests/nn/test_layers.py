@@ -15,7 +15,7 @@ from tpcompile.collectives.strategies import Collectives, InPlaceCollectives
 from tpcompile.errors import ConfigError
 from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear
 from tpcompile.nn.norm import DistributedQKNorm, DistributedRMSNorm, PerHeadQKNorm, PerHeadRMSNorm
-from tpcompile.nn.state import load_full_state_dict, local_slice_of
+from tpcompile.nn.state import load_full_state_dict, local_slices_of
 from tpcompile.numerics.draw import head_scales
 from tpcompile.testing import run_on_ranks
 
@@ -100,7 +100,7 @@ def _on_shard(make: Callable[[Any], nn.Module]) -> Callable[[Any], nn.Module]:
             self.wide = isinstance(self.norm, DistributedQKNorm | PerHeadQKNorm)
 
         def forward(self, x: Tensor) -> Tensor:
-            x_local = local_slice_of("leave.weight", self.entry.copy_to_tp(x), module=self)
+            x_local = local_slices_of({"leave.weight": self.entry.copy_to_tp(x)}, module=self)["leave.weight"]
             if not self.wide:
                 return self.leave(self.norm(x_local).sin())
             q, k = self.norm(x_local, x_local.cos())
@@ -143,7 +143,7 @@ def _errors(name: str, comm: Any, backend: str | None = None) -> dict[str, float
         (y.sin() * torch.linspace(1, 2, y.numel(), **F64).view(y.shape)).sum().backward()
         outputs.append(y.detach())
     grads = {n: p.grad for n, p in single.named_parameters()}
-    pairs = [(p.grad, local_slice_of(n, grads[n], module=sharded)) for n, p in sharded.named_parameters()]
+    pairs = [(p.grad, local_slices_of({n: grads[n]}, module=sharded)[n]) for n, p in sharded.named_parameters()]
     return {
         "output": _relative(outputs[1], outputs[0]),
         "input": _relative(inputs[1].grad, inputs[0].grad),

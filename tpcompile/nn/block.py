@@ -19,7 +19,7 @@ from tpcompile.nn.dropout import Dropout
 from tpcompile.nn.fast_paths import Site
 from tpcompile.nn.linear import RowParallelLinear
 from tpcompile.nn.mlp import GeluMLP, SwiGLU
-from tpcompile.nn.modulation import Modulation, add_gated, modulate
+from tpcompile.nn.modulation import Modulation
 from tpcompile.nn.norm import LayerNorm, RMSNorm
 from tpcompile.nn.sharding import Declared, gathered, scattered
 
@@ -301,11 +301,19 @@ def _norm(args: BlockArgs, comm: TpComm, *, affine: bool) -> RMSNorm | LayerNorm
 
 
 def _normed(norm: nn.Module, x_BSD: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:
-    return norm(x_BSD) if shift is None or scale is None else modulate(norm, x_BSD, shift, scale)
+    """norm(x) * (1 + scale) + shift, in the dtype of the modulation and cast back once; norm(x) without one."""
+    if shift is None or scale is None:
+        return norm(x_BSD)
+    y_BSD = norm(x_BSD.to(scale.dtype)) * (1 + scale) + shift
+    return y_BSD.to(x_BSD.dtype)
 
 
 def _joined(x_BSD: Tensor, branch_BSD: Tensor, gate: Tensor | None) -> Tensor:
-    return x_BSD + branch_BSD if gate is None else add_gated(x_BSD, branch_BSD, gate)
+    """x + branch * gate, in the dtype of the modulation and cast back; x + branch without one."""
+    if gate is None:
+        return x_BSD + branch_BSD
+    y_BSD = x_BSD.to(gate.dtype) + branch_BSD.to(gate.dtype) * gate
+    return y_BSD.to(x_BSD.dtype)
 
 
 def _by_fast_path(place: TransformerBlock | Entry, x_BSD: Tensor, branch_BSD: Tensor, norm: RMSNorm) -> Any:

@@ -184,26 +184,21 @@ def _install_choices(current: _Current) -> None:
         notes_of = current
         notes_for = getattr(chosen, "notes_for", chosen)
 
-        def can_fuse(self, scheduler: Any, node1: Any, node2: Any, shared: int) -> bool:
-            allowed: bool = super().can_fuse(scheduler, node1, node2, shared)
-            current.note(lambda graph: _note_choice(graph, scheduler, node1, node2, allowed))
-            return allowed
-
-        def can_fuse_vertical(self, scheduler: Any, node1: Any, node2: Any, shared: int) -> bool:
-            allowed: bool = super().can_fuse_vertical(scheduler, node1, node2, shared)
-            current.note(lambda graph: _note_choice(graph, scheduler, node1, node2, allowed))
-            return allowed
-
-        def can_fuse_horizontal(self, scheduler: Any, node1: Any, node2: Any, shared: int) -> bool:
-            allowed: bool = super().can_fuse_horizontal(scheduler, node1, node2, shared)
-            current.note(lambda graph: _note_choice(graph, scheduler, node1, node2, allowed))
-            return allowed
-
         def score_fusion(self, scheduler: Any, node1: Any, node2: Any) -> Any:
             score = super().score_fusion(scheduler, node1, node2)
             current.note(lambda graph: _note_score(graph, node1, node2, score))
             return score
 
+    def noted(name: str) -> Callable[..., bool]:
+        def choose(self: Any, scheduler: Any, node1: Any, node2: Any, shared: int) -> bool:
+            allowed: bool = getattr(super(NotingChoices, self), name)(scheduler, node1, node2, shared)
+            current.note(lambda graph: _note_choice(graph, scheduler, node1, node2, allowed))
+            return allowed
+
+        return choose
+
+    for name in ("can_fuse", "can_fuse_vertical", "can_fuse_horizontal"):
+        setattr(NotingChoices, name, noted(name))
     noting = NotingChoices()
     for name, value in vars(chosen).items():  # settings of choices of the user's own
         setattr(noting, name, value)
