@@ -35,7 +35,8 @@ def defaults(file: Path | None, folder: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -62,7 +63,8 @@ def _checked(given: Mapping[str, Any], where: str) -> dict[str, Any]:
         field, kind = known[name]
         is_valid, advice = _check(value, kind)
         if not is_valid:
-            raise ConfigError(f"{where}: {key} = {value!r}: {advice}")
+            given_text = f"{key} = {value!r}"
+            raise ConfigError(f"{where}: {given_text}: {advice}")
         found[field] = value
     return found
 

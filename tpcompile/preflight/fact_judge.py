@@ -182,7 +182,8 @@ class Judge:
         rows: list[_Found] = []
         sizes = [0]
         for known in self._known(UNDECLARED, num_ranks=2):
-            sizes += [_size(facts, UNDECLARED) for facts in known.values()]
+            sizes_of_ranks = known.map(lambda facts: _size(facts, UNDECLARED))
+            sizes += sizes_of_ranks.values()
             rows += _rows(known, UNDECLARED)
         num = max(sizes)
         if not num:
@@ -255,9 +256,11 @@ def _misfits(facts: ByRank[RankFacts]) -> list[_Found]:
 
 def _differing(values: ByRank[Mapping[str, str]]) -> list[_Found]:
     """Keys that do not have one value on all ranks."""
+    keys = set[str]().union(*values.values())
     found = []
-    for key in sorted(set[str]().union(*values.values())):
-        sides = values.map(lambda own, key=key: own.get(key)).sides()
+    for key in sorted(keys):
+        of_key = values.map(lambda own, key=key: own.get(key))
+        sides = of_key.sides()
         if len(sides) > 1:
             found.append(_Found(key, sides))
     return found

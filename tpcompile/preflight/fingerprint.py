@@ -87,7 +87,8 @@ def _hash(raw: Tensor) -> tuple[str, str]:
         return "sha256", hashlib.sha256().hexdigest()
     # Not through numpy, which need not be installed; the tensor keeps the memory alive.
     memory = (ctypes.c_char * raw.numel()).from_address(raw.data_ptr())
-    return "sha256", hashlib.sha256(memory).hexdigest()
+    digest = hashlib.sha256(memory)
+    return "sha256", digest.hexdigest()
 
 
 def mix128(raw: Tensor) -> str:

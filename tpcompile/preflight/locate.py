@@ -81,11 +81,14 @@ def answer_elements(tensor: Tensor | None, question: Question) -> Any:
     if not start < stop <= local.numel():
         return None
     raw, size_bytes = raw_bytes(local), local.element_size()
-    if stop - start > _PIECES:
+    is_long = stop - start > _PIECES
+    if is_long:
+        first, end = start * size_bytes, stop * size_bytes
         piece_bytes = _piece(start, stop) * size_bytes
-        return {"hashes": piece_hashes(raw, start=start * size_bytes, stop=stop * size_bytes, size_bytes=piece_bytes)}
+        return {"hashes": piece_hashes(raw, start=first, stop=end, size_bytes=piece_bytes)}
     elements = []
-    for index, element in enumerate(raw.view(-1, size_bytes)[start:stop].cpu(), start):
+    rows = raw.view(-1, size_bytes)[start:stop].cpu()
+    for index, element in enumerate(rows, start):
         bits = bytes(reversed(element.tolist())).hex()
         elements.append([_value(local, index), f"0x{bits}"])
     return {"elements": elements}

@@ -181,5 +181,7 @@ def _is_bound_to(module: object, group: Group) -> bool:
     if comm is None:
         return True
     bound = getattr(comm, "group", None)
-    ranks = (dist.get_rank(),) if bound is None else tuple(dist.get_process_group_ranks(bound))
-    return ranks == group.ranks
+    ranks = [dist.get_rank()]  # a module of size 1 has no group
+    if bound is not None:
+        ranks = dist.get_process_group_ranks(bound)
+    return tuple(ranks) == group.ranks

@@ -121,16 +121,18 @@ def _dtype(dtype: torch.dtype) -> str:
 def check_arguments(leaves: list[Leaf], label: str, device: torch.device) -> None:
     """Raise ConfigError for what a CUDA graph cannot follow: its value at the capture would stay for ever."""
     for leaf in leaves:
-        if isinstance(leaf.value, Tensor):
-            if leaf.value.device != device:
+        value, where = leaf.value, f"{label}: argument {leaf.where}"
+        if isinstance(value, Tensor):
+            if value.device != device:
                 raise ConfigError(
-                    f"{label}: argument {leaf.where} is on {leaf.value.device}, and its CUDA graphs are made on "
-                    f"{device}, the current device at tpcompile.run; move it, or call torch.cuda.set_device before"
+                    f"{where} is on {value.device}, and its CUDA graphs are made on {device}, the current device at "
+                    "tpcompile.run; move it, or call torch.cuda.set_device before"
                 )
-        elif not isinstance(leaf.value, (*_CONSTANTS, nn.Module)):
+        elif not isinstance(value, (*_CONSTANTS, nn.Module)):
+            kind = type(value).__name__
             raise ConfigError(
-                f"{label}: argument {leaf.where} is a {type(leaf.value).__name__}, in which a CUDA graph would not see "
-                "new tensors; pass tensors and numbers, in tuples, lists or dicts"
+                f"{where} is a {kind}, in which a CUDA graph would not see new tensors; pass tensors and numbers, in "
+                "tuples, lists or dicts"
             )
 
 

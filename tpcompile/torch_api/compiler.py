@@ -349,7 +349,9 @@ def _driver_version() -> str:
     except OSError:
         return "unknown"
     match = re.search(r"\b\d{3}\.\d+(?:\.\d+)?\b", text)
-    return match[0] if match else "unknown"
+    if match is None:
+        return "unknown"
+    return match[0]
 
 
 def triton_version() -> str:

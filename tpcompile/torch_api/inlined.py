@@ -94,7 +94,8 @@ def _over_limits(part: Any, data: Any) -> Iterator[dict[str, Any]]:
         if limit is None:
             limit = _LIMITS[setting][is_on_cpu]
         if number > limit:
-            yield {"buffer": buffer, "setting": setting, "text": f"{number} {of}, more than {limit}"}
+            text = f"{number} {of}, more than {limit}"
+            yield {"buffer": buffer, "setting": setting, "text": text}
             return
     if is_on_cpu and heavy:
         yield {"buffer": buffer, "setting": "", "text": f"{heavy[0]}, which a CPU computes once"}

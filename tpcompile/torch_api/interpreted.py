@@ -75,7 +75,8 @@ def rewrite(functions: Iterable[FunctionType]) -> None:
     """Do now what a first launch does with the kernels among these functions: processes that are forked share it."""
     kind = _interpreter().module.InterpretedFunction
     for function in functions:
-        kernel = function.__globals__.get(function.__name__)
+        name, module = function.__name__, function.__globals__
+        kernel = module.get(name)  # a decorator of Triton has replaced the function
         if isinstance(kernel, kind):
             kernel.rewrite()
 
