@@ -19,7 +19,7 @@ QUEUED: list[str] = []
 """What streams are given, and `computed` for each part."""
 STREAM = SimpleNamespace(
     wait_stream=lambda stream: QUEUED.append("wait"),
-    wait_event=lambda event: QUEUED.append(f"wait for {event}"),
+    wait_event=lambda event: QUEUED.append(f"wait_{event}"),
     record_event=lambda: QUEUED.append("record") or "event",
 )
 

@@ -35,6 +35,7 @@ from tpcompile.ranks.groups import GroupLike, resolve_group
 from tpcompile.recording import CaptureSession
 
 DEFAULT_LIMIT = 2.5
+"""Largest error that passes, as a multiple of the single-device error; docs/tp-maths.md lists the worst measured."""
 _DRAW_ALIKE = (
     "Every rank gives the full tensors, drawn alike: leave seed and rank out of `inputs` (torch's generators are "
     "seeded for it), or seed your own generator with the same number on all ranks; say what is sharded by sharded={...}"

@@ -96,7 +96,7 @@ def text_of(leaves: list[Leaf], training: tuple[bool, ...]) -> str:
     if autocast is not None:
         modes.append(f"autocast {_dtype(autocast)}")
     if training:
-        texts = {(True,): "training", (False,): "eval"}
+        texts: dict[tuple[bool, ...], str] = {(True,): "training", (False,): "eval"}
         modes.append(texts.get(tuple(set(training)), f"training {training}"))
     arguments = [f"{leaf.where}: {_text(leaf.value)}" for leaf in leaves]
     return f"({', '.join(arguments)}), {', '.join(modes)}"

@@ -231,7 +231,7 @@ def _body(one: Any) -> Counter[str]:
     found: Counter[str] = Counter()
     blocks = []
     for part in one.get_nodes():
-        body = getattr(part, "_body", None)
+        body: Any = getattr(part, "_body", None)
         if hasattr(body, "root_block"):  # a library call has no loops
             blocks += [body.root_block, *body.subblocks.values()]
     for block in blocks:
