@@ -128,10 +128,9 @@ def topology(mesh: DeviceMesh | None, group: Group) -> dict[str, str]:
 
 def own_facts(device: torch.device) -> dict[str, str]:
     """Facts in which healthy ranks differ."""
-    variables = ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "PYTHONHASHSEED")
+    variables = ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "PYTHONHASHSEED", *sorted(compat.PER_RANK_ENVIRONMENT))
     facts = {"host": socket.gethostname(), "process id": str(os.getpid()), "device": str(device)}
-    facts |= {f"env {name}": os.environ[name] for name in variables if name in os.environ}
-    return facts | {f"env {name}": value for name, value in compat.machine_environment().items()}
+    return facts | {f"env {name}": os.environ[name] for name in variables if name in os.environ}
 
 
 def _environment() -> dict[str, dict[str, str]]:

@@ -40,11 +40,11 @@ from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.lines import line_at
 from tpcompile.torch_api import c10d, flags
 
-_PER_RANK_ENVIRONMENT = frozenset({
+PER_RANK_ENVIRONMENT = frozenset({
     "TORCHINDUCTOR_CACHE_DIR", "TORCH_TRACE", "TORCH_LOGS_OUT", "TORCH_COMPILE_DEBUG_DIR", "TRITON_CACHE_DIR",
     "TRITON_HOME", "TRITON_DUMP_DIR", "TORCHINDUCTOR_COMPILE_THREADS",
 })  # fmt: skip
-"""Variables that name places of a rank or cores of a machine: healthy ranks differ in them."""
+"""Variables that name places of a rank or cores of a machine: healthy ranks differ in them, `environment` has none."""
 _COMPILE_ENVIRONMENT = (
     "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE", "TORCH_DISTRIBUTED_COMPILE", "TORCH_SYMM_MEM", "AOT_",
     "TRITON_", "NCCL_ALGO", "NCCL_PROTO",
@@ -298,14 +298,9 @@ def environment() -> dict[str, str]:
     facts |= {
         f"env {key}": value
         for key, value in os.environ.items()
-        if key.startswith(_COMPILE_ENVIRONMENT) and key not in _PER_RANK_ENVIRONMENT
+        if key.startswith(_COMPILE_ENVIRONMENT) and key not in PER_RANK_ENVIRONMENT
     }
     return facts | {f"config {key}": value for key, value in compile_config().items()}
-
-
-def machine_environment() -> dict[str, str]:
-    """Environment variables that healthy ranks may differ in, paths for instance; `environment` leaves them out."""
-    return {key: os.environ[key] for key in sorted(_PER_RANK_ENVIRONMENT) if key in os.environ}
 
 
 def sdpa_choice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> str:

@@ -159,7 +159,8 @@ def whose_op(name: str) -> Place | None:
     place = _caller(schema, own_function)
     if registers_for_others(place):
         place = fake_kernel(name) or place
-    if registers_for_others(place) and _is_called_by_torch(name):
+    is_called_by_torch = name.partition("::")[0] in _CALLERS_IN_TORCH
+    if is_called_by_torch and registers_for_others(place):
         return None
     if makers.is_ours(place.file):
         return place
@@ -195,7 +196,7 @@ def replaced_kernels(name: str) -> Iterator[tuple[str, Place]]:
     found = registered(name)
     functions = kernels.custom_op_functions(name)
     torchs_keys = frozenset[str]()
-    if _is_called_by_torch(name):
+    if name.partition("::")[0] in _CALLERS_IN_TORCH:
         torchs_keys = _KEYS_BY_TORCH - found.replaced
     for key, noted in found.kernels.items():
         place = _caller(noted, functions)
@@ -204,10 +205,6 @@ def replaced_kernels(name: str) -> Iterator[tuple[str, Place]]:
             continue
         if not is_torchs(place.file):
             yield key, place
-
-
-def _is_called_by_torch(name: str) -> bool:
-    return name.partition("::")[0] in _CALLERS_IN_TORCH
 
 
 def all_replaced_kernels(*, thorough: bool) -> Iterator[tuple[str, str, Place]]:
