@@ -59,7 +59,29 @@ class HeadLayout:
         return HeadLayout(q, kv)
 
 
-class Attention(nn.Module):
+class _Attention(nn.Module):
+    """What both attentions take from the arguments: the layout of the heads, and how they are attended to."""
+
+    def __init__(self, args: BlockArgs, comm: TpComm) -> None:
+        super().__init__()
+        self.heads = HeadLayout.of(args, comm.size)
+        self.dtype = getattr(torch, args.dtype)
+        self.head_dim = args.head_dim
+        self.backend = args.attention_backend
+        self.grouped = self.heads.q.share(comm.size) != self.heads.kv.share(comm.size)
+        self.sequence_parallel = args.sequence_parallel
+
+    def _split(self, x_BSd: Tensor) -> Tensor:
+        """[B, S, h * E] -> [B, S, h, E]; sequence parallel: [S, B, h * E] -> [B, S, h, E]."""
+        return _tokens_first(x_BSd.unflatten(-1, (-1, self.head_dim)), self.sequence_parallel)
+
+    def _joined(self, q_BShE: Tensor, keys_values: KeysValues, *, mask: Tensor | None, causal: bool) -> Tensor:
+        """Attention of every head -> [B, S, h * E]; sequence parallel: [S, B, h * E]."""
+        o_BShE = attend(q_BShE, keys_values, mask=mask, causal=causal, grouped=self.grouped, backend=self.backend)
+        return _tokens_first(o_BShE, self.sequence_parallel).flatten(2)
+
+
+class Attention(_Attention):
     """Self-attention with packed q, k, v, RoPE, and grouped-query heads: [B, S, D] -> [B, S, D] replicated.
 
     Sequence parallel: [s, B, D] -> [s, B, D]. Query head j reads kv head j * G // H. Raises ConfigError when the heads
@@ -67,15 +89,10 @@ class Attention(nn.Module):
     """
 
     def __init__(self, args: BlockArgs, comm: TpComm) -> None:
-        super().__init__()
-        heads = HeadLayout.of(args, comm.size)
-        dtype = getattr(torch, args.dtype)
-        self.head_dim = args.head_dim
+        super().__init__(args, comm)
+        heads, dtype = self.heads, self.dtype
         self.causal = args.causal
-        self.backend = args.attention_backend
         self.interleaved = args.rope == "interleaved"
-        self.grouped = heads.q.share(comm.size) != heads.kv.share(comm.size)
-        self.sequence_parallel = args.sequence_parallel
         options = {"bias": args.bias, "comm": comm, "dtype": dtype, "sequence_parallel": args.sequence_parallel}
         self.wqkv = PackedColumnLinear(args.dim, (heads.q, heads.kv, heads.kv), **options)
         self.qk_norm: DistributedQKNorm | PerHeadQKNorm | None = None
@@ -140,8 +157,7 @@ class Attention(nn.Module):
             tokens = q_BShE.shape[1]
             is_past_SS = torch.ones(tokens, tokens, dtype=torch.bool, device=q_BShE.device).tril()
             mask, causal = _both(is_past_SS, mask), False
-        o_BShE = attend(q_BShE, (k_BSgE, v_BSgE), mask=mask, causal=causal, grouped=self.grouped, backend=self.backend)
-        return _tokens_first(o_BShE, self.sequence_parallel).flatten(2)
+        return self._joined(q_BShE, (k_BSgE, v_BSgE), mask=mask, causal=causal)
 
     def declared(self, x_shape: Sequence[int], dtype: torch.dtype, *, reduce: bool = True) -> Declared:
         """Collectives for an input whose full shape is `x_shape`; none for what an exchange sums."""
@@ -158,7 +174,7 @@ class Attention(nn.Module):
             q_BhSE, k_BgSE, v_BgSE = self.qk_norm.rotated_packed(qkv_BSp, cos_SR, sin_SR, self.fast_path, **layout)
             return q_BhSE.transpose(1, 2), k_BgSE.transpose(1, 2), v_BgSE.transpose(1, 2)
         q_BSd, k_BSc, v_BSc = qkv_BSp.split(self.wqkv.local_parts, dim=-1)
-        return *self._rotated(q_BSd, k_BSc, cos_SR, sin_SR), self._heads(v_BSc)
+        return *self._rotated(q_BSd, k_BSc, cos_SR, sin_SR), self._split(v_BSc)
 
     def _rotated(self, q_BSd: Tensor, k_BSc: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised and rotated: [B, S, h, E], [B, S, g, E]."""
@@ -169,14 +185,11 @@ class Attention(nn.Module):
             return q_BhSE.transpose(1, 2), k_BgSE.transpose(1, 2)
         if self.qk_norm is not None:
             q_BSd, k_BSc = self.qk_norm(q_BSd, k_BSc)
-        q_BShE, k_BSgE = self._heads(q_BSd), self._heads(k_BSc)
+        q_BShE, k_BSgE = self._split(q_BSd), self._split(k_BSc)
         return rotate(q_BShE, cos_SR, sin_SR, **layout), rotate(k_BSgE, cos_SR, sin_SR, **layout)
 
-    def _heads(self, x_BSd: Tensor) -> Tensor:
-        return _tokens_first(x_BSd.unflatten(-1, (-1, self.head_dim)), self.sequence_parallel)
 
-
-class CrossAttention(nn.Module):
+class CrossAttention(_Attention):
     """Attention of [B, S, D] to a context [B, T, D], whose keys and values can be computed once and kept.
 
     No RoPE, no mask unless given; norms of q and k as the arguments say, each with its own statistic. The context is
@@ -184,15 +197,9 @@ class CrossAttention(nn.Module):
     """
 
     def __init__(self, args: BlockArgs, comm: TpComm) -> None:
-        super().__init__()
-        heads = HeadLayout.of(args, comm.size)
-        dtype = getattr(torch, args.dtype)
-        self.head_dim = args.head_dim
-        self.backend = args.attention_backend
-        self.grouped = heads.q.share(comm.size) != heads.kv.share(comm.size)
-        self.sequence_parallel = args.sequence_parallel
+        super().__init__(args, comm)
+        heads, dtype, sp = self.heads, self.dtype, self.sequence_parallel
         options = {"bias": args.bias, "comm": comm, "dtype": dtype}
-        sp = args.sequence_parallel
         self.wq = ColumnParallelLinear(args.dim, heads.q, sequence_parallel=sp, **options)
         self.wkv = PackedColumnLinear(args.dim, (heads.kv, heads.kv), **options)
         self.q_norm = _norm(args, heads.q, comm, dtype)
@@ -212,9 +219,7 @@ class CrossAttention(nn.Module):
         q_BSd = self.wq(x_BSD)
         if self.q_norm is not None:
             q_BSd = self.q_norm(q_BSd)
-        q_BShE = _tokens_first(q_BSd.unflatten(-1, (-1, self.head_dim)), self.sequence_parallel)
-        o_BShE = attend(q_BShE, keys_values, mask=mask, causal=False, grouped=self.grouped, backend=self.backend)
-        return self.wo(_tokens_first(o_BShE, self.sequence_parallel).flatten(2))
+        return self.wo(self._joined(self._split(q_BSd), keys_values, mask=mask, causal=False))
 
     def declared(self, x_shape: Sequence[int], context_shape: Sequence[int], dtype: torch.dtype) -> Declared:
         """Collectives for full shapes of the input and of a context that is not projected yet."""
