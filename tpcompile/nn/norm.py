@@ -119,12 +119,8 @@ class DistributedRMSNorm(nn.Module):
 
     def forward(self, x_d: Tensor) -> Tensor:
         """[..., D / tp] -> [..., D / tp], one all-reduce of [..., 1]."""
-        sum_1 = self.comm.all_reduce(self.local_sum(x_d), dst="R")  # partial -> replicated, partial gradient
+        sum_1 = self.comm.all_reduce(sum_of_squares(x_d), dst="R")  # partial -> replicated, partial gradient
         return self.scale(x_d, sum_1)
-
-    def local_sum(self, x_d: Tensor) -> Tensor:
-        """Sum of squares of this rank's shard, [..., 1]."""
-        return sum_of_squares(x_d)
 
     def scale(self, x_d: Tensor, sum_1: Tensor) -> Tensor:
         """Normalise with the global sum of squares, cast back, multiply by the weight."""
@@ -159,7 +155,7 @@ class DistributedQKNorm(nn.Module):
 
     def forward(self, q_d: Tensor, k_c: Tensor) -> tuple[Tensor, Tensor]:
         """Shapes unchanged."""
-        local_2 = torch.cat((self.q_norm.local_sum(q_d), self.k_norm.local_sum(k_c)), -1)
+        local_2 = torch.cat((sum_of_squares(q_d), sum_of_squares(k_c)), -1)
         sum_2 = self.comm.all_reduce(local_2, dst="R")  # partial -> replicated, partial gradient
         q_sum_1, k_sum_1 = sum_2.split(1, -1)
         return self.q_norm.scale(q_d, q_sum_1), self.k_norm.scale(k_c, k_sum_1)
