@@ -20,12 +20,13 @@ def defaults(file: Path | None, folder: Path) -> dict[str, Any]:
     Keys are the flags without their dashes. A pyproject.toml is read at `[tool.tpcompile]`, any other file at its top
     level. Raises ConfigError, in one line, for a file that cannot be read, an unknown key, or a value of a wrong type.
     """
-    if file is not None and file.name != _PYPROJECT:
-        return _checked(_read(file), str(file))
-    projects = [] if file is None else [file]
     if file is None:
         above = [parent / _PYPROJECT for parent in (folder, *folder.parents)]
         projects = [path for path in above if path.is_file()]
+    elif file.name == _PYPROJECT:
+        projects = [file]
+    else:
+        return _checked(_read(file), str(file))
     for path in projects:
         section = _section(_read(path), path)
         if section is not None:

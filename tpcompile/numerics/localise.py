@@ -24,6 +24,7 @@ def module_outputs(stack: nn.Module, inputs: tuple[Tensor, ...]) -> Outputs:
     def keep(name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             tensors = output if isinstance(output, tuple) else (output,)
+            # Copies: an in-place collective of mode A or B overwrites what it is given.
             outputs[name] = [t.detach().clone() for t in tensors if isinstance(t, Tensor)]
 
         return hook

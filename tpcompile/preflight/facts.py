@@ -91,6 +91,7 @@ def rank_facts(
     found[TOPOLOGY] = topology(mesh, group)
     found |= weight_facts(weights)
     found[DTYPES] |= _autocast(device)
+    # Without bits, in which shards differ by nature; a handshake of frozen weights compares each with its own past.
     shards = {n: w.model_copy(update={"print": ""}) for n, w in weights.items() if w.layout == Layout.SHARDED}
     return RankFacts(groups=found, shards=shards), unresolved
 
