@@ -80,7 +80,7 @@ class Judge:
         self._domains = grouped(self._by_rank, lambda rank: self._by_rank[rank].domain)
         self._details: dict[str, Details[RankFacts]] = {}
         for group in set[str]().union(*self._shas.values()):
-            shas = self._shas.map(lambda shas, group=group: shas.get(group, ""))
+            shas = ByRank({rank: own.get(group, "") for rank, own in self._shas.items()})
             self._details[group] = Details(self.fetch, {"group": group}, shas, RankFacts)
 
     def verdict(self) -> Verdict:
@@ -259,7 +259,7 @@ def _differing(values: ByRank[Mapping[str, str]]) -> list[_Found]:
     keys = set[str]().union(*values.values())
     found = []
     for key in sorted(keys):
-        of_key = values.map(lambda own, key=key: own.get(key))
+        of_key = ByRank({rank: own.get(key) for rank, own in values.items()})
         sides = of_key.sides()
         if len(sides) > 1:
             found.append(_Found(key, sides))

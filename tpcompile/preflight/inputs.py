@@ -142,7 +142,7 @@ def _rows(facts: ByRank[InputFacts]) -> list[_Row]:
     found = []
     for name in names:
         for aspect in _KINDS:
-            texts = facts.map(lambda own, name=name, aspect=aspect: own.aspects.get(name, {}).get(aspect))
+            texts = ByRank({rank: own.aspects.get(name, {}).get(aspect) for rank, own in facts.items()})
             if texts.differ():
                 found.append(_Row(name, aspect, texts.sides()))
                 break
