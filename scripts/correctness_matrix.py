@@ -22,15 +22,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.block_forms import FORMS, SAMPLE, SIZES, form_config, forms_of
 from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.config import BlockConfig
 from tpcompile.errors import ConfigError
 from tpcompile.nn.block import TransformerStack
 from tpcompile.numerics.check import DEFAULT_LIMIT, Demands, check_program
 from tpcompile.numerics.draw import draw_inputs
-from tpcompile.numerics.forms import FORMS, SAMPLE, SIZES, form_config, forms_of
-from tpcompile.numerics.records import ProgramReport
-from tpcompile.numerics.reference import Reference
+from tpcompile.numerics.numerics_report import ProgramReport
+from tpcompile.numerics.single_device import Reference
 from tpcompile.ranks.env import choose_device, process_group, rank_env
 from tpcompile.ranks.mesh import neighbours
 from tpcompile.ranks.store import RankStore

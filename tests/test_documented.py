@@ -91,8 +91,8 @@ def test_the_lines_of_the_readme_for_a_model_of_the_readers_own_print_the_verdic
 
 def test_a_block_that_asserts_in_vain_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     page = tmp_path / "broken.md"
-    page.write_text("```python\nassert 1 == 2, 'the page is wrong'\n```\n")
+    page.write_text("```python\nassert 1 == 2, 'wrong page'\n```\n")
     monkeypatch.setattr("tests.test_documented.PAGES", (page,))
     ((where, text),) = blocks()
-    with pytest.raises(AssertionError, match="the page is wrong"):
+    with pytest.raises(AssertionError, match="wrong page"):
         exec(compile(text, where, "exec"), {})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -79,7 +81,7 @@ def test_setup_sends_warnings_of_the_package_to_stderr(capsys: pytest.CaptureFix
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_log_lines_on_a_full_disk_are_lost_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(OSError, match="No space left"), open("/dev/full", "w") as file:
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)), open("/dev/full", "w") as file:
         file.write("what any other file says")
     sink = logs.LogFile(Path("/dev/full"))
     handler = logger.add(sink, serialize=True)

@@ -49,7 +49,7 @@ def test_inductor_overwrites_what_went_into_a_packed_all_reduce_unless_it_is_kep
 def test_the_gate_sees_it_in_the_generated_code_and_names_the_line(ranks: Any) -> None:
     for found in ranks:
         ((text, line),) = found["packed"][1]
-        assert text.startswith("forward all-reduce #0 of packed") and "inductor_all_reduce_of_cat.py" in line
+        assert "#0 of packed" in text and "inductor_all_reduce_of_cat.py" in line
         assert found["kept_apart"][1] == []
 
 

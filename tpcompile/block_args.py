@@ -47,9 +47,9 @@ class BlockArgs(BaseModel):
     cross_attention: bool = False
     """A second attention, between the first and the MLP, that reads a context [B, T, D]."""
     uneven: Literal["refuse", "pad"] = "refuse"
-    """When tp does not divide kv heads or ffn_dim: refuse, or fill the last ranks up with heads of zeros."""
+    """What to do when tp does not divide kv heads or ffn_dim: refuse, or fill the last ranks up with heads of zeros."""
     sequence_parallel: bool = False
-    """Between the linears, activations are sharded over tokens, [S / tp, B, D], instead of replicated."""
+    """Activations between the linears are sharded over tokens, [S / tp, B, D], instead of replicated."""
     attention_backend: Literal["auto", "flash", "cudnn", "efficient", "math"] = "auto"
     """What computes attention. `auto` leaves it to the torch of each rank, by its settings, GPU and shapes; a name is
     the same on all ranks, or an error. float64, in which references compute, is left to torch."""
@@ -87,11 +87,8 @@ class BlockArgs(BaseModel):
         numbers = ", ".join(f"{name}={getattr(self, name)}" for name in bad)
         padded = self.model_copy(update={"uneven": "pad"})
         hint = "" if padded._not_divided(tp) else ' (or set uneven="pad")'
-        raise ConfigError(f"tp={tp} does not divide {numbers}; choose tp from {self._good_tp()}{hint}")
-
-    def _good_tp(self) -> list[int]:
-        sizes = range(1, self.num_heads + 1)
-        return [tp for tp in sizes if not self._not_divided(tp)]
+        good = [size for size in range(1, self.num_heads + 1) if not self._not_divided(size)]
+        raise ConfigError(f"tp={tp} does not divide {numbers}; choose tp from {good}{hint}")
 
     def _not_divided(self, tp: int) -> list[str]:
         """Names of the sizes that cannot be spread over `tp`."""

@@ -149,7 +149,7 @@ class _NoStatus:
     """Peer status for jobs without a status board."""
 
     def last_seen(self, rank: int) -> str:
-        """Not known."""
+        """Always `unknown`: nothing is published."""
         return "unknown"
 
     def is_gone(self, rank: int) -> bool:

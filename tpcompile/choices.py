@@ -15,6 +15,7 @@ Profile = Literal["default", "graphed", "max-autotune", "measured"]
 AllReduce = Literal["nccl", "by_size"]
 """How compiled graphs sum over ranks, see `tpcompile.by_size`."""
 ALL_MODES: tuple[Mode, ...] = ("A", "B", "C")
+"""What `--mode all` runs, in this order."""
 Device = Literal["auto", "cpu", "cuda", "one_gpu"]
 """`auto` is CUDA when there is a GPU for every local rank; with `one_gpu` all ranks share one, through gloo."""
 

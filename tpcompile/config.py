@@ -17,6 +17,7 @@ from tpcompile.choices import TARGET, AllReduce, AnyMode, Device, Mode, Profile
 from tpcompile.errors import ConfigError
 
 _TARGET = r"^[\w.]+:\w+$"
+"""`package.module:function`."""
 
 _HERE = Path(__file__).resolve().parent
 
@@ -117,7 +118,7 @@ class JobConfig(Frozen):
     modes: tuple[AnyMode, ...]
     """Modes to run, in order."""
     device: Device = "auto"
-    """Where the ranks run."""
+    """Device of the ranks."""
 
     @property
     def title(self) -> str:

@@ -51,7 +51,7 @@ class DivergenceError(TpCompileError):
 
     exit_code = ExitCode.FAIL
     run_dir: Path | None = None
-    """Where the evidence is, if it was written."""
+    """Directory of the evidence, if it was written."""
 
     def __init__(self, text: str = "", *, ranks: Sequence[int] = ()) -> None:
         """`ranks` are those to blame, where they are known."""

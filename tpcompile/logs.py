@@ -46,7 +46,7 @@ class LogFile:
 
 @contextmanager
 def kept(folder: Path, *, rank: int) -> Iterator[None]:
-    """Also write the package's log lines to `folder/rank_N.jsonl`; empty unless the program enabled the package."""
+    """Write the package's log lines to `folder/rank_N.jsonl`; empty unless the program enabled the package."""
     file = LogFile(folder / f"rank_{rank}.jsonl")
     sink = logger.add(file, level="DEBUG", filter="tpcompile", serialize=True, diagnose=False)
     try:

@@ -16,7 +16,7 @@ from tpcompile.errors import PreflightError
 
 _OWN = "tpcompile"
 _ALL_USERS = "4294967295"
-"""In `uid_map`: the number of users that are mapped, outside of user namespaces."""
+"""The number of users that `uid_map` maps outside of user namespaces."""
 
 
 def cache_folder(name: str) -> Path:
@@ -36,7 +36,7 @@ def shared_folder(name: str) -> Path:
 
 
 def _cache_home() -> Iterator[Path]:
-    """As the XDG base directory specification has it: a relative path is ignored."""
+    """`$XDG_CACHE_HOME/tpcompile`; a relative path is ignored, as the XDG base directory specification demands."""
     configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
     folder = configured
     if not configured.is_absolute():

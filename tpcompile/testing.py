@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tpcompile.numerics.check import check_numerics
     from tpcompile.numerics.local import check_numerics_local
-    from tpcompile.numerics.records import NumericsReport
+    from tpcompile.numerics.numerics_report import NumericsReport
     from tpcompile.ranks.pool import run_on_ranks
 
 __all__ = ["NumericsReport", "check_numerics", "check_numerics_local", "run_on_ranks"]
 _HOMES = {
-    "NumericsReport": "tpcompile.numerics.records",
+    "NumericsReport": "tpcompile.numerics.numerics_report",
     "check_numerics": "tpcompile.numerics.check",
     "check_numerics_local": "tpcompile.numerics.local",
     "run_on_ranks": "tpcompile.ranks.pool",

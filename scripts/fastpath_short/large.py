@@ -13,7 +13,7 @@ import tpcompile.fastpath.kernels.all  # noqa: F401  registers them
 from tpcompile.fastpath import registered
 from tpcompile.fastpath.kernels.all_reduce_norm import words_of
 from tpcompile.fastpath.kernels.exchange_memory import Exchange, num_words
-from tpcompile.numerics.measure import relative
+from tpcompile.numerics.error_ratio import relative
 
 MANY = 2**10 if DRY else 2**31
 

@@ -14,7 +14,7 @@ import triton
 
 from tpcompile.fastpath import plain
 from tpcompile.fastpath.kernels import qk_norm, qkv_pack
-from tpcompile.numerics.measure import relative
+from tpcompile.numerics.error_ratio import relative
 
 TOKENS = (3, 1) if DRY else (4680, 256, 8, 1)
 

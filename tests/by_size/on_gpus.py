@@ -203,7 +203,7 @@ def pushed(device: torch.device, program: Callable[[Tensor], Tensor] = beside, w
         right.append(bool((y == 2 * sum(other + call % 50 for other in range(2))).all()))
     KEPT.append(step)
     ops = [str(key[0]) for key in in_flight._OF_GROUPS]
-    return {"right": all(right), "calls": len(right), "groups with memory": len(ops)}
+    return {"right": all(right), "calls": len(right), "num_groups": len(ops)}
 
 
 def pushed_in_two_groups(device: torch.device) -> dict[str, Any]:
@@ -260,7 +260,7 @@ CHECKS: dict[str, Callable[[torch.device], Any]] = {
     "values": values, "in turns": in_turns, "graphed": graphed, "pushed": pushed,
     "pushed products": partial(pushed, program=of_products, width=WIDTH),
     "pushed in two groups": pushed_in_two_groups, "trained": trained,
-    "two groups": two_groups, "grown in a capture": grown_in_a_capture, "multicast": multicast,
+    "two groups": two_groups, "grown_in_capture": grown_in_a_capture, "multicast": multicast,
 }  # fmt: skip
 if __name__ == "__main__":
     main()

@@ -19,7 +19,7 @@ QUEUED: list[str] = []
 """What streams are given, and `computed` for each part."""
 STREAM = SimpleNamespace(
     wait_stream=lambda stream: QUEUED.append("wait"),
-    wait_event=lambda event: QUEUED.append(f"wait for {event}"),
+    wait_event=lambda event: QUEUED.append(f"wait_{event}"),
     record_event=lambda: QUEUED.append("record") or "event",
 )
 
@@ -95,7 +95,7 @@ def test_the_peer_is_met_before_the_first_copy_each_part_is_computed_before_its_
 
     slots.start(x, parts(), 1, 4, meets=True)
     assert torch.equal(slots.receive(1)[:48], 10 * x.view(-1))
-    assert ["wait", "meet", *(["computed", "wait", "push"] * 3), "meet", "record", "wait for event"] == QUEUED
+    assert ["wait", "meet", *(["computed", "wait", "push"] * 3), "meet", "record", "wait_event"] == QUEUED
 
 
 def test_a_message_in_flight_is_read_where_it_arrives_when_memory_has_grown(slots: Slots) -> None:
@@ -144,7 +144,7 @@ def test_memory_is_made_for_more_slots_and_not_for_smaller_messages(slots: Slots
 
 def test_memory_does_not_grow_in_a_capture(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workspace, "is_capturing", lambda device: True)
-    with pytest.raises(ConfigError, match="an all-reduce of 104 bytes does not fit into the workspace of 0 bytes"):
+    with pytest.raises(ConfigError, match=r"104 bytes .* 0 bytes"):
         send(slots, message(1.0))
 
 

@@ -82,13 +82,13 @@ def test_on_gpus_replays_stay_right_when_the_workspace_grows_after_their_capture
 
 @pytest.mark.parametrize("form", PUSHED)
 def test_sums_in_flight_are_right(form: str) -> None:
-    assert on_cpus()[form] == {"right": True, "calls": 3, "groups with memory": 0}
+    assert on_cpus()[form] == {"right": True, "calls": 3, "num_groups": 0}
 
 
 @pytest.mark.gpu(2)
 @pytest.mark.parametrize(("form", "groups"), PUSHED.items())
 def test_on_gpus_sums_in_flight_by_copy_engines_are_right_also_while_ranks_are_apart(form: str, groups: int) -> None:
-    assert on_gpus()[form] == {"right": True, "calls": 300, "groups with memory": groups}
+    assert on_gpus()[form] == {"right": True, "calls": 300, "num_groups": groups}
 
 
 @pytest.mark.gpu(2)
@@ -108,4 +108,4 @@ def test_on_gpus_a_workspace_that_would_grow_in_a_capture_is_refused() -> None:
     says = (
         "an all-reduce of 4096 bytes does not fit into the workspace of 0 bytes, which cannot grow while a CUDA graph"
     )
-    assert on_gpus()["grown in a capture"].startswith(says)
+    assert on_gpus()["grown_in_capture"].startswith(says)

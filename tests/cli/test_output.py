@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -56,8 +57,8 @@ def test_a_stdout_that_was_never_opened_is_no_error(closed: str) -> None:
 def test_a_full_disk_is_one_line_and_no_bug() -> None:
     done = shell("tpcompile presets > /dev/full")
     assert done.returncode in (0, 4)
-    assert "bug in tpcompile" not in done.stderr and "Traceback" not in done.stderr
-    assert "No space left on device" in done.stderr
+    assert " bug " not in done.stderr and "Traceback" not in done.stderr
+    assert os.strerror(errno.ENOSPC) in done.stderr
 
 
 def test_presets_in_a_pipe_are_a_line_each() -> None:
@@ -100,7 +101,7 @@ def test_what_is_a_bug_is_still_called_one(tmp_path: Path) -> None:
         "sys.argv = ['tpcompile', 'gate']\ncli.main()\n"
     )
     done = shell(f"{sys.executable} {script}", cwd=tmp_path)
-    assert (done.returncode, "this is a bug in tpcompile" in done.stderr) == (3, True)
+    assert (done.returncode, " bug " in done.stderr) == (3, True)
 
 
 def test_a_disk_that_fills_up_in_the_middle_is_the_environment_and_no_bug(tmp_path: Path) -> None:
@@ -111,4 +112,4 @@ def test_a_disk_that_fills_up_in_the_middle_is_the_environment_and_no_bug(tmp_pa
         "sys.argv = ['tpcompile', 'gate']\ncli.main()\n"
     )
     done = shell(f"{sys.executable} {script}", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (4, "error: file: No space left on device\n")
+    assert (done.returncode, done.stderr) == (4, f"error: file: {os.strerror(errno.ENOSPC)}\n")

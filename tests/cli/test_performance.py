@@ -78,4 +78,4 @@ def test_a_rank_of_a_job_starts_no_benchmark(baseline: Path, monkeypatch: pytest
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
         monkeypatch.setenv(name, value)
     ended = gate("--performance", baseline)
-    assert "outside of the job" in str(ended.exception)
+    assert "--nproc" in str(ended.exception)

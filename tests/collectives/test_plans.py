@@ -123,7 +123,7 @@ def test_a_call_with_a_plan_has_its_gradient(name: str, group: dist.ProcessGroup
 def test_a_product_never_has_a_plan(group: dist.ProcessGroup) -> None:
     x = torch.ones(8, 2)
     tp.all_reduce(x, group=group, op="product")
-    with pytest.raises(ConfigError, match="has no gradient"):
+    with pytest.raises(ConfigError, match="no gradient"):
         tp.all_reduce(x.requires_grad_(), group=group, op="product")
 
 
@@ -143,7 +143,7 @@ def test_what_cannot_be_a_key_is_refused_like_any_mistake(group: dist.ProcessGro
     any_.all_reduce(torch.ones(2), group=group)
     with pytest.raises(ConfigError, match="is unknown"):
         any_.all_reduce(torch.ones(2), group=group, op=["sum"])
-    with pytest.raises(ConfigError, match="is not a rank"):
+    with pytest.raises(ConfigError, match="src="):
         any_.broadcast(torch.ones(2), group=group, src=[0])
 
 

@@ -20,7 +20,7 @@ from tpcompile.config import load
 from tpcompile.nn.block import TransformerStack
 from tpcompile.numerics.check import check_program
 from tpcompile.numerics.draw import draw_inputs
-from tpcompile.numerics.reference import Reference
+from tpcompile.numerics.single_device import Reference
 from tpcompile.testing import run_on_ranks
 from tpcompile.torch_api import c10d
 
@@ -111,11 +111,11 @@ def _everything() -> dict[str, Any]:
             "forms": _wrong_forms(),
             "ran": {saves: _num_all_reduces(saves) for saves in (None, *SAVES)},
             "block": {saves: _wrong_of_block(saves) for saves in SAVES},
-            "under a mode, waited for outside": _started_under_a_mode(),
+            "waited_outside": _started_under_a_mode(),
             "negated": _negated(),
         }
         patch.setattr(c10d, "is_functional", c10d.is_tracing)
-        return found | {"forms in place": _wrong_or_refused_in_place()}
+        return found | {"in_place": _wrong_or_refused_in_place()}
 
 
 def _wrong_or_refused_in_place() -> dict[str, bool]:
@@ -156,7 +156,7 @@ def test_every_collective_keeps_its_gradient_whichever_ops_the_policy_saves(rank
 
 def test_with_the_in_place_ops_the_gradient_is_wrong(ranks: list[dict[str, Any]]) -> None:
     for r in ranks:
-        assert not any(r["forms in place"].values()), r["forms in place"]
+        assert not any(r["in_place"].values()), r["in_place"]
 
 
 def test_a_policy_that_saves_the_functional_ops_runs_each_collective_once(ranks: list[dict[str, Any]]) -> None:
@@ -169,7 +169,7 @@ def test_a_checkpointed_block_agrees_with_one_device(ranks: list[dict[str, Any]]
 
 
 def test_a_collective_started_under_a_mode_may_be_waited_for_outside(ranks: list[dict[str, Any]]) -> None:
-    assert [r["under a mode, waited for outside"] for r in ranks] == [[3.0, 3.0, 2.0, 2.0]] * 2
+    assert [r["waited_outside"] for r in ranks] == [[3.0, 3.0, 2.0, 2.0]] * 2
 
 
 def test_a_lazy_negation_is_resolved_under_a_mode(ranks: list[dict[str, Any]]) -> None:

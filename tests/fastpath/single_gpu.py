@@ -17,7 +17,7 @@ from tpcompile.fastpath.certify.trials import Case, Trial, one_by_one
 from tpcompile.fastpath.kernels.all import qkv_pack
 from tpcompile.fastpath.registry import FastPath
 from tpcompile.layout import Part, ShardSpec
-from tpcompile.numerics.measure import relative
+from tpcompile.numerics.error_ratio import relative
 from tpcompile.torch_api.interpreted import like_gpus
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -1,4 +1,4 @@
-"""Every name of torch that is private or moves and that the programs need; seen on torch 2.11.0 and 2.13.0.
+"""Backends, passes and autotuning that the planted programs wrap; private names, seen on torch 2.11.0 and 2.13.0.
 
     name                                    why
     _dynamo.backends.debugging.aot_eager    the backend a program wraps

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tpcompile.gate.outputs import errors, forget_gradients, kept
-from tpcompile.numerics import measure
+from tpcompile.numerics import error_ratio
 
 
 def runs(**changed: Any) -> dict[str, dict[str, Tensor]]:
@@ -22,17 +22,20 @@ def runs(**changed: Any) -> dict[str, dict[str, Tensor]]:
 
 
 def test_a_gradient_is_compared_as_any_output() -> None:
-    assert all(measure.is_within(one, 2.5) for one in errors(**runs()).values())
+    assert all(error_ratio.is_within(one, 2.5) for one in errors(**runs()).values())
     wrong = runs()["compiled"] | {"forward.1": torch.randn(16)}
     found = errors(**runs() | {"compiled": wrong})
-    assert {name for name, one in found.items() if not measure.is_within(one, 2.5)} == {"forward.1", "eager forward.1"}
+    assert {name for name, one in found.items() if not error_ratio.is_within(one, 2.5)} == {
+        "forward.1",
+        "eager forward.1",
+    }
 
 
 @pytest.mark.parametrize("where", ["compiled", "eager", "single", "exact"])
 def test_a_gradient_that_one_run_has_not_is_said(where: str) -> None:
     found = errors(**runs(**{where: (torch.zeros(8, 16), None)}))
     worst = found["eager forward.1" if where == "eager" else "forward.1"]
-    assert not measure.is_within(worst, 2.5)
+    assert not error_ratio.is_within(worst, 2.5)
     assert worst["says"].count("None in the ") == 1 and worst["says"].count("a tensor [16] in the ") >= 1
 
 
@@ -45,7 +48,7 @@ def test_a_gradient_of_a_shard_has_a_different_shape_and_that_is_said() -> None:
 
 def test_inputs_in_float64_require_the_gradients_that_the_given_ones_do() -> None:
     x, ids, mask = torch.randn(4, requires_grad=True), torch.arange(4), torch.randn(4)
-    cast_x, cast_ids, cast_mask = measure.cast((x, ids, mask), torch.float64)
+    cast_x, cast_ids, cast_mask = error_ratio.cast((x, ids, mask), torch.float64)
     assert (cast_x.requires_grad, cast_x.is_leaf, cast_mask.requires_grad) == (True, True, False)
     assert cast_ids is ids
     (cast_x * 2).sum().backward()

@@ -17,8 +17,8 @@ from tests.graphs import GraphCapture
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import GateConfig
 from tpcompile.numerics.draw import Values, draw_normal
-from tpcompile.numerics.measure import Errors
-from tpcompile.numerics.reference import Reference
+from tpcompile.numerics.error_ratio import Errors
+from tpcompile.numerics.single_device import Reference
 
 LIMIT = GateConfig().error_ratio
 IS_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)

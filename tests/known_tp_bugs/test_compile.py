@@ -21,7 +21,7 @@ from tests.known_tp_bugs.job import Found
 from tests.numerics.modules import NormedMLP, inputs
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.layout import Part, ShardSpec
-from tpcompile.numerics.reference import Reference
+from tpcompile.numerics.single_device import Reference
 
 NUM_BUGS = 22
 
@@ -57,7 +57,7 @@ def uneven_tokens(comm: Collectives) -> dict[str, int]:
     """Known TP bug 18: compiles for 8 tokens and then 7, split as they come and padded to equal shares."""
     x = torch.ones(8, 4)
     shares = {
-        "as they come": [x[:n].tensor_split(comm.size)[comm.rank] for n in (8, 7)],
+        "uneven": [x[:n].tensor_split(comm.size)[comm.rank] for n in (8, 7)],
         "padded": [
             ShardSpec(dim=0, parts=(Part(n, padded=True),)).take(x[:n], rank=comm.rank, size=comm.size) for n in (8, 7)
         ],
@@ -130,7 +130,7 @@ def test_bug_18_the_rank_as_data_gives_all_ranks_one_graph(two_ranks: Found) -> 
 
 
 def test_bug_18_uneven_shares_compile_again_on_one_rank_and_padded_ones_on_none(two_ranks: Found) -> None:
-    assert [r["as they come"] for r in two_ranks["uneven_tokens"]] == [1, 2]
+    assert [r["uneven"] for r in two_ranks["uneven_tokens"]] == [1, 2]
     assert [r["padded"] for r in two_ranks["uneven_tokens"]] == [1, 1]
 
 

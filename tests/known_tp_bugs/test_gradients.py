@@ -17,13 +17,14 @@ from tests.known_tp_bugs.criteria import compiled_once, errors_of, num_collectiv
 from tests.known_tp_bugs.job import Found
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
+from tpcompile.fastpath.plain import sum_of_squares
 from tpcompile.layout import ShardSpec
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.grad_norm import grad_norm
 from tpcompile.nn.norm import DistributedRMSNorm, PerHeadRMSNorm
 from tpcompile.nn.sharding import specs_of
 from tpcompile.numerics.draw import draw_inputs
-from tpcompile.numerics.reference import Reference
+from tpcompile.numerics.single_device import Reference
 
 DIM, FFN, HEADS, HEAD_SIZE, EPS = 256, 1024, 8, 32, 1e-6
 SHARDED = {"input": -1, "forward": -1}
@@ -78,7 +79,7 @@ class IdentityBackwardNorm(DistributedRMSNorm):
     """Known TP bug 3: the row-linear's all-reduce (identity backward) for a statistic."""
 
     def forward(self, x_d: Tensor) -> Tensor:
-        return self.scale(x_d, self.comm.all_reduce(self.local_sum(x_d), dst="I"))
+        return self.scale(x_d, self.comm.all_reduce(sum_of_squares(x_d), dst="I"))
 
 
 class UserHeadNorm(nn.Module):

@@ -20,8 +20,8 @@ from tpcompile.layout import ShardSpec
 from tpcompile.nn.attention import Attention, HeadLayout
 from tpcompile.nn.norm import DistributedRMSNorm
 from tpcompile.numerics.draw import draw_inputs
-from tpcompile.numerics.measure import error_of
-from tpcompile.numerics.reference import Reference
+from tpcompile.numerics.error_ratio import error_of
+from tpcompile.numerics.single_device import Reference
 from tpcompile.recording import CaptureSession
 from tpcompile.recording.foreign import foreign_ops
 
@@ -181,7 +181,7 @@ def replicated_kv_heads(comm: Collectives) -> dict[str, Any]:
         by_rank.qk_norm.k_norm.weight.copy_(full[comm.rank % GROUPED.num_kv_heads])
     return {
         "denominator": errors_of(reference, comm, module=counted_once),
-        "weight by rank": errors_of(reference, comm, module=by_rank),
+        "by_rank": errors_of(reference, comm, module=by_rank),
         "no replica sum": errors_of(reference, NoReplicaSum(comm.group)),
         "ours": errors_of(reference, comm),
     }
@@ -211,7 +211,7 @@ def test_bug_06_dividing_by_the_kv_width_counts_replicated_heads_twice(four_rank
 
 def test_bug_06_a_k_norm_weight_indexed_by_rank_is_that_of_a_different_head(four_ranks: Found) -> None:
     ranks = four_ranks["replicated_kv_heads"]
-    assert wrong([r["weight by rank"] for r in ranks])["forward"] > 0.01
+    assert wrong([r["by_rank"] for r in ranks])["forward"] > 0.01
 
 
 def test_bug_06_replicated_kv_weights_without_the_sum_over_replicas_get_part_of_their_gradient(

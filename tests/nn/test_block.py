@@ -262,5 +262,5 @@ class _Comm(Collectives):
 
 
 def test_tp_that_does_not_divide_the_heads_is_refused() -> None:
-    with torch.device("meta"), pytest.raises(ConfigError, match="tp=3 does not divide num_heads=8"):
+    with torch.device("meta"), pytest.raises(ConfigError, match=r"tp=3 .*num_heads=8"):
         TransformerBlock(config_of("wan", "full"), _Comm(3))

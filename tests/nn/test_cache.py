@@ -150,9 +150,9 @@ def test_buffers_are_not_saved() -> None:
 
 def test_more_tokens_than_places_are_refused_where_the_host_knows() -> None:
     cache, k = _cache(), torch.ones(1, 5, 2, 3)
-    with pytest.raises(ConfigError, match="5 tokens do not fit in a cache of 4; raise its max_len to 5"):
+    with pytest.raises(ConfigError, match=r"5 tokens .* 4; .*max_len .*5"):
         cache.update(k, k, torch.arange(5))
-    with pytest.raises(ConfigError, match="5 tokens do not fit"):
+    with pytest.raises(ConfigError, match="5 tokens"):
         cache.check_room(5)
     cache.check_room(4)
 
@@ -187,7 +187,7 @@ def test_keys_and_positions_that_do_not_fit_are_refused(
 
 def test_gradient_through_the_cache_is_refused_and_inference_is_not() -> None:
     k = torch.ones(1, 1, 2, 3, requires_grad=True)
-    with pytest.raises(ConfigError, match="keeps no gradient"):
+    with pytest.raises(ConfigError, match="no_grad"):
         _cache().update(k, k, torch.tensor([0]))
     cache = _cache()
     for mode in (torch.no_grad, torch.inference_mode):

@@ -15,8 +15,10 @@ from torch.fx import GraphModule
 
 from examples.checkpoints import llama, num_layers, qwen3
 from tests.graphs import GraphCapture
+from tests.nn.declared import declared_cross_entropy
 from tests.profiles.recorder import Recorder
 from tpcompile.collectives.strategies import Collectives
+from tpcompile.evidence.records import Collective
 from tpcompile.nn.causal_lm import CausalLM, left_padded
 from tpcompile.nn.state import full_state_dict, gather_full, load_full_state_dict
 from tpcompile.profiles.graphed import Graphed
@@ -194,14 +196,26 @@ def compiled(form: str, reference: dict[str, Any], comm: Collectives, **options:
     eager = model.loss(ids, shifted(ids), *tables)
     loss = torch.compile(model.loss, backend=capture, fullgraph=True, dynamic=False)(ids, shifted(ids), *tables)
     loss.backward()
-    declared = [c.model_dump() for c in model.declared_loss(BATCH, TOKENS, train=True)]
-    rows = [tuple(c[key] for key in ("phase", "op", "reduce_op", "dtype", "shape")) for c in declared]
+    fields = ("phase", "op", "reduce_op", "dtype", "shape")
+    rows = [tuple(getattr(each, field) for field in fields) for each in declared_of_loss(model)]
     return {
         "texts": capture.texts,
         "collectives": capture.collectives,
         "declared": rows,
         "error": relative_error(loss.detach(), eager.detach()),
     }
+
+
+def declared_of_loss(model: CausalLM) -> tuple[Collective, ...]:
+    """What the parts of the model declare for `loss` of a batch in training, in order."""
+    weight = model.embedding.weight
+    tokens = (TOKENS, BATCH) if model.sequence_parallel else (BATCH, TOKENS)
+    shape = (*tokens, weight.shape[1])
+    total = model.embedding.declared(tokens)
+    for layer in model.stack.layers:
+        total = total.then(layer.declared(shape, shape, weight.dtype))
+    total = total.then(model.norm.declared(weight.dtype)).then(model.head.declared(shape, weight.dtype))
+    return total.then(declared_cross_entropy(BATCH * TOKENS, weight.dtype)).select(train=True)
 
 
 def break_weights(form: str, reference: dict[str, Any], comm: Collectives) -> dict[str, float]:

@@ -44,9 +44,9 @@ def test_a_config_that_a_language_model_cannot_feed_is_refused_by_name() -> None
 def test_generating_beyond_the_tables_or_the_caches_is_refused_with_the_numbers() -> None:
     model, tables = _tiny(), _no_rotation(4)
     assert model.generate(PROMPTS, *tables, num_new_tokens=1).shape == (1, 4)
-    with pytest.raises(ConfigError, match="4 positions; 3 \\+ 2 tokens need 5"):
+    with pytest.raises(ConfigError, match=r"4 positions; 3 \+ 2 .*5"):
         model.generate(PROMPTS, *tables, num_new_tokens=2)
-    with pytest.raises(ConfigError, match="5 tokens do not fit in a cache of 4"):
+    with pytest.raises(ConfigError, match=r"5 tokens .*4"):
         model.generate(PROMPTS, *_no_rotation(8), num_new_tokens=2, caches=model.new_caches(1, 4))
 
 
@@ -68,7 +68,7 @@ def test_prompts_that_would_give_wrong_text_are_refused(prompts: Any, is_token: 
 
 
 def test_padding_without_a_token_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"prompts have shapes \[\(0,\)\]"):
+    with pytest.raises(ConfigError, match=r"shapes \[\(0,\)\]"):
         left_padded([torch.tensor([1]), torch.tensor([], dtype=torch.int64)])
 
 

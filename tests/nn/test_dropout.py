@@ -80,7 +80,7 @@ def test_padded_shares_drop_what_the_single_device_drops() -> None:
 
 def test_dropout_without_a_seed_is_refused_when_training() -> None:
     drop = Dropout(P, site=0, comm=ALONE)
-    with pytest.raises(ConfigError, match=r"dropout with p=0.3 needs a seed"):
+    with pytest.raises(ConfigError, match=r"p=0\.3 .*seed"):
         drop(torch.ones(4), None)
     assert torch.equal(drop.eval()(torch.ones(4), None), torch.ones(4))
 
@@ -208,12 +208,12 @@ def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: 
 
 @pytest.mark.parametrize("seed", [torch.tensor(1), torch.tensor([1, 2]), torch.tensor([1.0])])
 def test_seed_of_a_different_shape_or_dtype_is_refused(seed: Tensor) -> None:
-    with pytest.raises(ConfigError, match=r"pass an int64 tensor of shape \(1,\)"):
+    with pytest.raises(ConfigError, match=r"seed is .*int64 .*\(1,\)"):
         Dropout(P, site=0, comm=ALONE)(torch.ones(4), seed)
 
 
 def test_sharded_dim_that_the_tensor_lacks_is_refused() -> None:
-    with pytest.raises(ConfigError, match="sharded_dim=2 is out of range for a tensor with 2 dims"):
+    with pytest.raises(ConfigError, match=r"sharded_dim=2 .*2 dims"):
         global_index((4, 4), sharded_dim=2, comm=Place(0, 2), device=torch.device("cpu"))
 
 
@@ -259,7 +259,7 @@ def _worker() -> dict[str, Any]:
         "runs": runs,
         "one device": {dtype: _through(ALONE, None, None, dtype)["results"] for dtype in (F32, BF16)},
         "graphs": runs["captured", 2, F32]["texts"],
-        "graphs of a number": _through(NumberRank(comm.group), "captured", 2)["texts"],
+        "number_graphs": _through(NumberRank(comm.group), "captured", 2)["texts"],
         "torch, one seed": _torch_drops(0),
         "torch, own seed": _torch_drops(own_seed),
         "seeds": (own_seed, again, same_numbers, drawn),
@@ -295,7 +295,7 @@ def test_graphs_of_the_ranks_are_one_text(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_rank_as_a_python_number_is_caught_by_the_text_comparison(ranks: list[dict[str, Any]]) -> None:
-    assert ranks[0]["graphs of a number"] != ranks[1]["graphs of a number"]
+    assert ranks[0]["number_graphs"] != ranks[1]["number_graphs"]
 
 
 def test_one_torch_seed_on_sharded_activations_drops_the_same_places_on_every_rank(ranks: list[dict[str, Any]]) -> None:

@@ -265,7 +265,7 @@ def test_ids_that_cannot_be_looked_up_are_refused(ids: Tensor) -> None:
     "make", [lambda: ParallelEmbedding(7, 4, comm=_Two()), lambda: ParallelLMHead(4, 7, comm=_Two())]
 )
 def test_vocabulary_that_tp_does_not_divide_is_refused_unless_padded(make: Any) -> None:
-    with pytest.raises(ConfigError, match=r"=7 is not divisible by tp=2; choose tp from \[1, 7\]"):
+    with pytest.raises(ConfigError, match=r"=7 .*tp=2; .*\[1, 7\]"):
         make()
 
 

@@ -20,7 +20,7 @@ from tpcompile.layout import Part, ShardSpec
 from tpcompile.nn.causal_lm import CausalLM
 from tpcompile.nn.grad_norm import clip_grad_norm_, grad_norm
 from tpcompile.nn.linear import ColumnParallelLinear
-from tpcompile.nn.state import full_state_dict, load_full_state_dict, local_slice_of
+from tpcompile.nn.state import full_state_dict, load_full_state_dict, local_slices_of
 from tpcompile.numerics.counting import EagerCollectives
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights, draw_weights
 from tpcompile.testing import run_on_ranks
@@ -67,10 +67,11 @@ def measured(train: Trained, comm: Collectives) -> dict[str, Any]:
     with heard.listening():
         norm = clip_grad_norm_(module, 0.1)
     wanted = {name: parameter.grad for name, parameter in single.named_parameters()}
+    own = local_slices_of(wanted, module=module)
     differences = []
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None, name
-        difference = parameter.grad - local_slice_of(name, wanted[name], module=module)
+        difference = parameter.grad - own[name]
         differences.append(difference.abs().max().item())
     return {
         "norm": norm.item(),
@@ -191,5 +192,5 @@ def test_shards_over_two_groups_are_refused() -> None:
             self.group, self.rank, self.size = group, 0, 2
 
     modules = nn.ModuleList(ColumnParallelLinear(2, 2, bias=False, comm=Place(name)) for name in "ab")
-    with pytest.raises(ConfigError, match="sharded over 2 groups"):
+    with pytest.raises(ConfigError, match="2 groups"):
         grad_norm(modules)

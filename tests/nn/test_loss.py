@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.graphs import GraphCapture
+from tests.nn.declared import declared_cross_entropy
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
 from tpcompile.layout import Part
-from tpcompile.nn.loss import declared_cross_entropy, vocab_parallel_cross_entropy
+from tpcompile.nn.loss import vocab_parallel_cross_entropy
 from tpcompile.testing import run_on_ranks
 
 F64 = torch.float64

@@ -62,12 +62,12 @@ def test_llama_tables_are_those_of_transformers(kind: str) -> None:
 
 @pytest.mark.parametrize("change", [{"rope_type": "yarn", "factor": 2.0}, {"partial_rotary_factor": 0.5}])
 def test_tables_of_other_rope_types_are_left_to_the_caller(change: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(change.values()))}.*compute other tables yourself"):
+    with pytest.raises(ConfigError, match=str(next(iter(change.values())))):
         llama.rope_tables({"hidden_size": 8, "num_attention_heads": 4, "rope_parameters": change}, 4)
 
 
 def test_sizes_that_make_no_pairs_or_no_grid_are_refused() -> None:
-    with pytest.raises(ConfigError, match="7 elements do not make pairs"):
+    with pytest.raises(ConfigError, match="7 elements"):
         rope_tables(7, 4)
     with pytest.raises(ConfigError, match=r"grid=\(2, 3\), head size 14"):
         video_rope_tables(14, (2, 3))

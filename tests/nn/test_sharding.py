@@ -81,7 +81,7 @@ def test_replicas_hold_the_kv_head_of_their_query_heads() -> None:
 
 
 def test_units_that_do_not_come_out_even_are_refused_unless_padded() -> None:
-    with pytest.raises(ConfigError, match=r"heads=3 is not divisible by tp=2; choose tp from \[1, 3\], or pad it"):
+    with pytest.raises(ConfigError, match=r"heads=3 .*tp=2; .*\[1, 3\]"):
         Part(6, unit=2).share(2, "heads")
     assert Part(6, unit=2, padded=True).share(2) == 4
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import TpComm
+from tpcompile.fastpath.plain import sum_of_squares
 from tpcompile.layout import ShardSpec
 from tpcompile.nn.linear import ColumnParallelLinear, RowParallelLinear
 from tpcompile.nn.norm import DistributedRMSNorm
@@ -41,9 +42,9 @@ class NormedMLP(nn.Module):
 
     def _normed(self, h: Tensor) -> Tensor:
         if self.fault == "local norm":
-            return self.norm.scale(h, self.norm.local_sum(h) * self.comm.size)
+            return self.norm.scale(h, sum_of_squares(h) * self.comm.size)
         dst = "I" if self.fault == "identity norm gradient" else "R"
-        return self.norm.scale(h, self.comm.all_reduce(self.norm.local_sum(h), dst=dst))
+        return self.norm.scale(h, self.comm.all_reduce(sum_of_squares(h), dst=dst))
 
     def _down(self, h: Tensor) -> Tensor:
         weight, bias = self.down.weight, self.down.bias

@@ -42,4 +42,5 @@ def test_fault_turns_it_red_on_two_ranks_and_cells_left_out_for_time_are_reporte
 def test_cells_without_time_are_listed_as_left_out(tmp_path: Path) -> None:
     code, found = run(tmp_path / "late.json", "--forms", "wan", "--programs", "eager", "--limit-s", "0")
     assert code != 0 and found["cells"] == []
-    assert found["left_out"] == ["wan/float32/1/eager: no time left", "wan/float32/2/eager: no time left"]
+    cells = [text.partition(":")[0] for text in found["left_out"]]
+    assert cells == ["wan/float32/1/eager", "wan/float32/2/eager"]

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import DivergenceError
 from tpcompile.nn.linear import ColumnParallelLinear
-from tpcompile.preflight import Handshake, InputCheck, check_setup, exchange
+from tpcompile.preflight import Handshake, InputCheck, check_setup, fact_exchange
 from tpcompile.preflight.facts import SetupDigest
 from tpcompile.ranks import exchange as dist_exchange
 from tpcompile.ranks.store import RankStore
@@ -270,7 +270,7 @@ class Ranks:
         handshake = Handshake(mesh=self.mesh, store=store, timeout_s=5.0 if self.is_odd else 2.0)
         if self.is_odd:
             handshake._exchanges.say("taking fingerprints of the weights")
-            exchange._num_exchanges[handshake._exchanges._name] += 1
+            fact_exchange._num_exchanges[handshake._exchanges._name] += 1
             return ""
         RankStore(store, rank=0, world_size=2).get("tpcompile/preflight/seen/1", str, timeout_s=WAIT_S)
         return handshake.check().to_json()
@@ -282,11 +282,11 @@ class Ranks:
         name = handshake._exchanges._name
         if not self.is_odd:
             digest = SetupDigest(rank=0, domain="tp 0-1", shas={}).model_dump(mode="json")
-            handshake._exchanges._root.put(f"{name}/{exchange._num_exchanges[name]}/digest/0", digest)
-            exchange._num_exchanges[name] += 1
+            handshake._exchanges._root.put(f"{name}/{fact_exchange._num_exchanges[name]}/digest/0", digest)
+            fact_exchange._num_exchanges[name] += 1
             return ""
         RankStore(store, rank=1, world_size=2).get(
-            f"tpcompile/preflight/{name}/{exchange._num_exchanges[name]}/digest/0", JsonValue, timeout_s=WAIT_S
+            f"tpcompile/preflight/{name}/{fact_exchange._num_exchanges[name]}/digest/0", JsonValue, timeout_s=WAIT_S
         )
         with mock.patch.object(dist_exchange, "_DETAIL_TIMEOUT_S", 0.2):
             try:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from tpcompile.evidence.records import Status, Verdict
 from tpcompile.preflight import InputCheck, check_setup
-from tpcompile.preflight.exchange import RankStore
+from tpcompile.preflight.fact_exchange import RankStore
 from tpcompile.testing import run_on_ranks
 
 WORLD = 4
@@ -48,7 +48,7 @@ def _on_rank() -> dict[str, str]:
     with mock.patch.object(RankStore, "put", counting):
         found = {"clean": check_setup(_sharded_over_both(mesh), resolved={"stage": f"{rank // 2}"}, **options)}
     with mock.patch.dict(os.environ, {"NCCL_ALGO": "Ring"} if rank == 3 else {}):
-        found["one of a group"] = check_setup(**options)
+        found["one_of_group"] = check_setup(**options)
         found["one of all"] = check_setup(store=store, timeout_s=20.0)
     odd = DeviceMesh("cpu", mesh.mesh.t().contiguous(), mesh_dim_names=("dp", "tp"))
     found["another mesh"] = check_setup(**options | {"mesh": odd if rank == 2 else mesh})
@@ -79,23 +79,27 @@ def test_groups_may_differ_from_each_other() -> None:
 
 
 def test_all_ranks_hold_one_verdict() -> None:
-    assert len({found["one of a group"] for found in results()}) == 1
+    assert len({found["one_of_group"] for found in results()}) == 1
 
 
 def test_a_difference_inside_a_group_names_that_group() -> None:
-    (found,) = verdict("one of a group").divergences
-    assert (found.domain, found.title) == ("tp 2-3", "env NCCL_ALGO: 'Ring' on rank 3, unset on rank 2")
+    (found,) = verdict("one_of_group").divergences
+    assert (found.domain, found.title.partition(":")[0]) == ("tp 2-3", "env NCCL_ALGO")
+    assert [group.ranks for group in found.groups] == [(2,), (3,)]
 
 
 def test_the_odd_rank_is_blamed_when_there_is_a_majority() -> None:
     found = verdict("one of all")
-    assert "env NCCL_ALGO: 'Ring' on rank 3, unset on ranks 0-2" in found.summary
+    (different,) = found.divergences
+    assert different.title.startswith("env NCCL_ALGO") and different.title in found.summary
+    assert [group.ranks for group in different.groups] == [(0, 1, 2), (3,)]
     assert [c.ranks for c in found.checks if c.status == Status.FAIL] == [(3,)]
 
 
 def test_a_rank_with_a_different_mesh_is_named_although_it_claims_a_different_group() -> None:
-    (title,) = [d.title for d in verdict("another mesh").divergences if "mesh ranks" in d.title]
-    assert title == "topology mesh ranks: '[[0, 2], [1, 3]]' on rank 2, '[[0, 1], [2, 3]]' on ranks 0-1,3"
+    (found,) = [d for d in verdict("another mesh").divergences if "mesh ranks" in d.title]
+    assert [group.ranks for group in found.groups] == [(0, 1, 3), (2,)]
+    assert "[[0, 2], [1, 3]]" in found.title and "[[0, 1], [2, 3]]" in found.title
 
 
 def test_the_axis_says_which_ranks_are_replicas() -> None:

@@ -44,7 +44,7 @@ def test_no_store_is_guessed(store: dist.Store, monkeypatch: pytest.MonkeyPatch)
 
 def test_an_unknown_axis_is_named_with_those_there_are(store: dist.Store) -> None:
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
-    with pytest.raises(ConfigError, match=r"no axis 'dp'; its axes are \['tp'\]"):
+    with pytest.raises(ConfigError, match=r"'dp'; .*\['tp'\]"):
         check_setup(mesh=mesh, axis="dp", store=store)
 
 

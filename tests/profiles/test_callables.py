@@ -57,27 +57,28 @@ def test_a_closed_callable_has_released_its_graphs_and_refuses_calls(monkeypatch
         assert call(torch.ones(2)).tolist() == [0.5, 0.5]
     (graphed,) = call._graphed()
     assert [graph.is_live for graph in graphed._recorder.graphs] == [False]  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match="halved was closed"):
+    with pytest.raises(ConfigError, match=r"^halved .*closed"):
         call(torch.ones(2))
 
 
 def test_a_session_records_the_profiles_that_were_in_use() -> None:
-    before = tpcompile.run(halved, profile="default", is_compiled=True, name="ended before")
+    before = tpcompile.run(halved, profile="default", is_compiled=True, name="ended")
     before.close()
     with CaptureSession() as session:
         with tpcompile.run(halved, is_compiled=True) as call:
             call(torch.ones(2))
         record = session.record(rank=0, world_size=1)
-    found = {name: value for name, value in record.environment if name.startswith("profile of ")}
-    assert found["profile of halved"] == "measured: default"
-    assert "profile of ended before" not in found
+    found = {name.removeprefix("profile of "): value for name, value in record.environment}
+    assert found["halved"] == "measured: default"
+    assert "ended" not in found
 
 
 def test_profiles_of_one_label_are_listed_in_order() -> None:
     without = [chosen.add("a", "default")]
     for profile in ("graphed", "default"):
         chosen.add("a", profile)
-    assert chosen.entries(without=without)["profile of a"] == "graphed, default"
+    found = {name.removeprefix("profile of "): value for name, value in chosen.entries(without=without).items()}
+    assert found["a"] == "graphed, default"
 
 
 class Mlp(nn.Module):

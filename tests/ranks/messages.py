@@ -30,7 +30,7 @@ from tpcompile.preflight.inputs import InputFacts
 from tpcompile.preflight.locate import Form, Pieces
 from tpcompile.preflight.locate import Question as PreflightQuestion
 from tpcompile.profiles.agreement import Vote, _Brought, _Last, _Made, _Process, _Settled
-from tpcompile.profiles.measure import Measurement, Timings
+from tpcompile.profiles.call_times import Measurement, Timings
 from tpcompile.ranks.recorded import _Question
 from tpcompile.ranks.run_dir import _Choice
 from tpcompile.sentinel import log_entries as entries

@@ -9,8 +9,8 @@ from tpcompile.torch_api import inlined
 
 @pytest.mark.parametrize("name", ["realize_reads_threshold", "realize_opcount_threshold"])
 def test_a_limit_is_a_number_for_a_gpu_and_for_the_cpu(name: str) -> None:
-    assert inlined._limit(name, is_on_cpu=False) > 0
-    assert inlined._limit(name, is_on_cpu=True) > 0
+    limit = getattr(inlined._config, name)
+    assert min(inlined._LIMITS[name] if limit is None else [limit]) > 0
 
 
 @pytest.mark.parametrize("name", ["inner_fn_opcount", "num_reads"])

@@ -123,7 +123,7 @@ def test_without_numpy_the_error_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "numpy", None)
     monkeypatch.delitem(sys.modules, "triton.runtime.interpreter", raising=False)
     interpreted._interpreter.cache_clear()
-    with pytest.raises(PreflightError, match="pip install numpy"):
+    with pytest.raises(PreflightError, match="numpy"):
         interpreted.like_gpus()
 
 

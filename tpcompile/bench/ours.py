@@ -16,7 +16,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.fastpath import Selection, tp_region
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.fast_paths import check_exchanges, use_fast_paths
-from tpcompile.nn.state import load_full_state_dict, local_slice_of
+from tpcompile.nn.state import load_full_state_dict, local_slices_of
 
 
 class IdentityCollectives(Collectives):
@@ -49,7 +49,7 @@ def stack_of(context: BenchContext, comm: TpComm) -> Program:
     return Program(
         program=stack,
         inputs=context.inputs,
-        slice_of=lambda name, full: local_slice_of(name, full, module=stack),
+        slice_of=lambda name, full: local_slices_of({name: full}, module=stack)[name],
         around=partial(tp_region, context.world_size),
     )
 

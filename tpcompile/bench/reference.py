@@ -23,9 +23,9 @@ from tpcompile.config import RunConfig
 from tpcompile.gate import outputs
 from tpcompile.gate.target import on_one_device
 from tpcompile.nn.block import BlockInputs, TransformerStack
-from tpcompile.numerics import measure
+from tpcompile.numerics import error_ratio
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
-from tpcompile.numerics.reference import Reference
+from tpcompile.numerics.single_device import Reference
 
 _WEIGHTS, _VALUES = "weights.pt", "values.pt"
 _COMPARED_LAYER = "layers.0."
@@ -92,7 +92,7 @@ def write(settings: RunConfig, folder: Path, device: torch.device) -> None:
         "inputs": [one if one is None else one.cpu() for one in found.given],
         "cotangent": found.cotangents()[_OUTPUT].cpu() if settings.train else None,
         "expected": {name: [one.cpu() for one in pair] for name, pair in kept.items()},
-        "whole": {name: measure.relative(single, exact) for name, (single, exact) in kept.items()},
+        "whole": {name: error_ratio.relative(single, exact) for name, (single, exact) in kept.items()},
     }
     torch.save({name: one.cpu() for name, one in found.full.items()}, folder / _WEIGHTS)
     torch.save(values, folder / _VALUES)
@@ -128,7 +128,7 @@ class Given:
 
     def error(self, got: Results, program: Program) -> Error:
         """The error of the output, and of the gradients that a training step gave."""
-        output = next(iter(measure.named_tensors(got.output, _OUTPUT).values()), None)
+        output = next(iter(error_ratio.named_tensors(got.output, _OUTPUT).values()), None)
         shape = () if output is None else tuple(output.shape)
         if shape != self.expected[_OUTPUT].exact.shape:
             return math.inf, f"{_OUTPUT}, of shape {shape}: a model that is not the preset's block needs a reference"
@@ -185,4 +185,4 @@ def _ratio(value: Tensor | None, expected: Expected) -> float:
         return math.inf
     single = expected.single.to(value.device)
     exact = expected.exact.to(value.device)
-    return measure.error_of(value, single, exact, whole=expected.whole)["ratio"]
+    return error_ratio.error_of(value, single, exact, whole=expected.whole)["ratio"]

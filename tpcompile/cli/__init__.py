@@ -19,7 +19,7 @@ app = typer.Typer(
 )
 app.callback()(version.option)
 _PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
-"""For commands whose arguments go to a process that imports torch."""
+"""Settings of commands whose arguments go to a process that imports torch."""
 app.command("bench", add_help_option=False, context_settings=_PASSED_ON)(bench.bench)
 app.command("certify", add_help_option=False, context_settings=_PASSED_ON)(passed_on.certify)
 app.command("gate")(gate.gate)

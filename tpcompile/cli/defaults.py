@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -20,31 +20,24 @@ def defaults(file: Path | None, folder: Path) -> dict[str, Any]:
     Keys are the flags without their dashes. A pyproject.toml is read at `[tool.tpcompile]`, any other file at its top
     level. Raises ConfigError, in one line, for a file that cannot be read, an unknown key, or a value of a wrong type.
     """
-    if file is not None:
-        data = _read(file)
-        is_project = file.name == _PYPROJECT
-        return _checked(_section(data, file) or {} if is_project else data, _name(file))
-    for path in _projects(folder):
+    if file is None:
+        above = [parent / _PYPROJECT for parent in (folder, *folder.parents)]
+        projects = [path for path in above if path.is_file()]
+    elif file.name == _PYPROJECT:
+        projects = [file]
+    else:
+        return _checked(_read(file), str(file))
+    for path in projects:
         section = _section(_read(path), path)
         if section is not None:
-            return _checked(section, _name(path))
+            return _checked(section, f"{path} [tool.tpcompile]")
     return {}
-
-
-def _name(path: Path) -> str:
-    return f"{path} [tool.tpcompile]" if path.name == _PYPROJECT else str(path)
-
-
-def _projects(folder: Path) -> Iterator[Path]:
-    for parent in (folder, *folder.parents):
-        path = parent / _PYPROJECT
-        if path.is_file():
-            yield path
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -69,38 +62,25 @@ def _checked(given: Mapping[str, Any], where: str) -> dict[str, Any]:
             choices = ", ".join(sorted(known))
             raise ConfigError(f"{where}: unknown key {key!r}; choose from {choices}")
         field, kind = known[name]
-        found[field] = _value(value, kind, f"{where}: {key} = {value!r}")
+        is_valid, advice = _check(value, kind)
+        if not is_valid:
+            given_text = f"{key} = {value!r}"
+            raise ConfigError(f"{where}: {given_text}: {advice}")
+        found[field] = value
     return found
 
 
-def _value(value: Any, kind: Any, what: str) -> Any:
-    """The value as a flag would have it."""
-    fault = _fault(value, kind)
-    if fault:
-        raise ConfigError(f"{what}: {fault}")
-    return value
-
-
-def _fault(value: Any, kind: Any) -> str:
-    """Why the value is not of that kind; empty when it is."""
-    is_valid, advice = _check(value, kind)
-    return "" if is_valid else advice
-
-
 def _check(value: Any, kind: Any) -> tuple[bool, str]:
-    """Whether the value is of that kind, and what to write otherwise."""
+    """True where the value is of that kind, as a flag would have it; and what to write otherwise."""
     if get_origin(kind) is Literal:
         choices = _choices(kind)
         return value in choices, f"choose from {', '.join(choices)}"
     if get_origin(kind) is list:
-        return _is_strings(value), 'write a list of strings, e.g. ["block.seq_len=64"]'
+        are_strings = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        return are_strings, 'write a list of strings, e.g. ["block.seq_len=64"]'
     wanted = kind if kind in _WORDS else str
     accepted = (float, int) if wanted is float else (wanted,)
     return type(value) in accepted, f"must be {_WORDS.get(wanted, 'a string')}"
-
-
-def _is_strings(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 def _choices(kind: Any) -> list[str]:

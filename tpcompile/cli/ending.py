@@ -32,7 +32,9 @@ def run(app: typer.Typer, name: str) -> None:
     try:
         app(prog_name=name)
     except SystemExit as ending:
-        if not _is_closed_pipe(ending.__context__):
+        cause = ending.__context__
+        is_closed_pipe = isinstance(cause, OSError) and cause.errno == errno.EPIPE
+        if not is_closed_pipe:
             raise
         code = ExitCode.PASS  # click would exit with 1, although `tpcompile presets | head` has shown its lines
     except TpCompileError as error:
@@ -48,10 +50,6 @@ def run(app: typer.Typer, name: str) -> None:
         with forgiving():
             sys.stdout.flush()
     sys.exit(code)
-
-
-def _is_closed_pipe(error: BaseException | None) -> bool:
-    return isinstance(error, OSError) and error.errno == errno.EPIPE
 
 
 def _of_exception(error: Exception) -> ExitCode:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +29,9 @@ def gate(*, context: typer.Context, quiet: bool, json: bool, config_file: Path |
     from tpcompile.report.stdout import say
 
     _ = config_file  # read by `_set_defaults`, before the flags that it has defaults for
-    request = GateRequest(**options).without_defaults_of_block(_from_file(context, options))
+    sources = {name: context.get_parameter_source(name) for name in options}
+    from_file = {name for name, source in sources.items() if source is not None and source.name == "DEFAULT_MAP"}
+    request = GateRequest(**options).without_defaults_of_block(from_file)
     if request.fault == "list":
         passed_on.become("tpcompile.gate.faults", ["list"])
     is_launcher = request.nproc is not None or not launch.is_rank(os.environ)
@@ -44,12 +46,12 @@ def gate(*, context: typer.Context, quiet: bool, json: bool, config_file: Path |
     if request.performance is not None and code == ExitCode.PASS:
         from tpcompile.cli.bench import run_bench
 
-        code = run_bench(_of_bench(request, plan), stdout=sys.stderr if json else None)
+        code = run_bench(_arguments_of_bench(request, plan), stdout=sys.stderr if json else None)
     raise typer.Exit(code)
 
 
 def _check_performance(request: GateRequest, *, is_launcher: bool) -> None:
-    """Before a rank starts. Raises ConfigError where the benchmark cannot run what the gate runs."""
+    """Raise ConfigError, before a rank starts, where the benchmark cannot run what the gate runs."""
     from tpcompile.errors import ConfigError
 
     if request.performance is None:
@@ -64,20 +66,19 @@ def _check_performance(request: GateRequest, *, is_launcher: bool) -> None:
         raise ConfigError(f"--performance {request.performance}: no such file; make it by `tpcompile bench`")
 
 
-def _of_bench(request: GateRequest, plan: Plan) -> list[str]:
+def _arguments_of_bench(request: GateRequest, plan: Plan) -> list[str]:
     """The gate's preset in the same form, as arguments of `tpcompile bench`."""
     found = ["--baseline", str(request.performance), "--preset", plan.config.preset]
     found += ["--nproc", str(plan.nproc), "--device", plan.device, "--logs", str(plan.run_dir / "bench")]
-    found += ["--train"] if request.train else []
-    found += ["--layers", str(request.layers)] if request.layers is not None else []
-    overrides = [*(request.overrides or ()), *([f"block.dtype={request.dtype}"] if request.dtype else [])]
-    return found + [word for override in overrides for word in ("--set", override)]
-
-
-def _from_file(context: typer.Context, options: Iterable[str]) -> set[str]:
-    """Options that are not on the command line and have a default in a file."""
-    source = {name: context.get_parameter_source(name) for name in options}
-    return {name for name, found in source.items() if found is not None and found.name == "DEFAULT_MAP"}
+    if request.train:
+        found.append("--train")
+    if request.layers is not None:
+        found += ["--layers", str(request.layers)]
+    for override in request.overrides or ():
+        found += ["--set", override]
+    if request.dtype:
+        found += ["--set", f"block.dtype={request.dtype}"]
+    return found
 
 
 def _set_defaults(context: typer.Context, file: Path | None) -> Path | None:

@@ -215,7 +215,7 @@ def broadcast(x: Tensor, *, src: int, group: GroupLike, dst: Dst = "I") -> Tenso
             return _broadcast(x, src, group, dst) if _needs_grad(x) else c10d.broadcast_now(x, options, group)
     checks.check_type("broadcast", "dst", dst)
     found = checks.checked("broadcast", x, group)
-    checks.checked_src("broadcast", src, checks.world_size(found))
+    checks.check_src("broadcast", src, checks.world_size(found))
     if found is None:
         return x
     if not c10d.is_tracing():

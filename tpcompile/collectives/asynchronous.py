@@ -81,7 +81,7 @@ def all_reduce_start(x: Tensor, *, group: GroupLike, dst: collectives.Dst = "I",
     reverse = "all_reduce" if dst == "R" else "same"
     if op == "avg":
         total = _start(x, _Step("all_reduce", found, reverse=reverse))
-        return _then(total, _divided, found.size())
+        return _then(total, torch.div, found.size())  # gloo has no average
     if not c10d.is_tracing():
         keep_plan(x, group, c10d.all_reduce_options(op, later=True), "all_reduce_start", dst, op)
     return Pending(_start(x, _Step("all_reduce", found, op=op, reverse=reverse)))
@@ -164,10 +164,6 @@ def _done(result: Tensor) -> Pending:
 
 def _then(pending: Callable[[], Tensor], finish: Callable[..., Tensor], *args: Any) -> Pending:
     return Pending(lambda: finish(pending(), *args))
-
-
-def _divided(x: Tensor, world: int) -> Tensor:
-    return x / world
 
 
 class _Step:

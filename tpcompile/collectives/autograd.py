@@ -56,14 +56,12 @@ class AllReduce(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any, dst: str, op: str) -> Tensor:
-        """Same shape."""
         ctx.group, ctx.dst, ctx.op = group, dst, op
         return issue_all_reduce(x, op, group)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> Any:
-        """Same shape."""
         if ctx.dst == "R":
             return issue_all_reduce(grad, ctx.op, ctx.group), None, None, None
         return grad / ctx.group.size() if ctx.op == "avg" else grad, None, None, None
@@ -74,7 +72,6 @@ class AllReduceExtremum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any, dst: str, op: str) -> Tensor:
-        """Same shape."""
         ctx.group, ctx.dst = group, dst
         y = issue_all_reduce(x, op, group)
         ctx.save_for_backward(x, y)
@@ -98,14 +95,12 @@ class CopyToTp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        """Same tensor."""
         ctx.group = group
         return x.view_as(x)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> Any:
-        """Same shape."""
         return issue_all_reduce(grad, "sum", ctx.group), None
 
 
@@ -123,7 +118,6 @@ class AllGather(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> Any:
-        """Shape of the shard."""
         if not ctx.keeps_shard:
             return issue_reduce_scatter(grad, ctx.dim, ctx.group, ctx.sizes), None, None, None, None
         if ctx.sizes is not None:  # rank-dependent: uneven shards are
@@ -144,7 +138,6 @@ class ReduceScatter(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> Any:
-        """Shape of the input."""
         return issue_all_gather(grad, ctx.dim, ctx.group, ctx.sizes), None, None, None
 
 
@@ -160,7 +153,6 @@ class AllToAll(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> Any:
-        """Shape of the input."""
         return issue_all_to_all(grad, ctx.dim, ctx.send, ctx.receive, ctx.group), None, None, None, None
 
 
@@ -169,7 +161,6 @@ class Broadcast(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, own: Tensor, src: int, group: Any, dst: str) -> Tensor:
-        """Same shape."""
         ctx.src, ctx.group, ctx.dst = src, group, dst
         ctx.save_for_backward(own)
         return issue_broadcast(x, src, group)
@@ -177,7 +168,6 @@ class Broadcast(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> Any:
-        """Same shape."""
         (own,) = ctx.saved_tensors
         if ctx.dst == "R":
             grad = issue_all_reduce(grad, "sum", ctx.group)
@@ -198,7 +188,6 @@ class Scatter(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> Any:
-        """Shape of the input."""
         if ctx.src == "I":
             return issue_all_gather(grad, ctx.dim, ctx.group), None, None, None, None
         (own,) = ctx.saved_tensors

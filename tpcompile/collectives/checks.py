@@ -32,12 +32,15 @@ _REDUCIBLE = {
 
 def checked(name: str, x: Any, group: GroupLike, dtypes: frozenset[torch.dtype] = MOVABLE) -> dist.ProcessGroup | None:
     """The resolved group, or None when there is nothing to communicate: no group, or one of size 1."""
-    if type(x) is not Tensor:
-        _check_tensor(name, x)
+    if not isinstance(x, Tensor):
+        raise ConfigError(f"{name}: the input is a {type(x).__name__}; pass one tensor")
+    if type(x) is not Tensor and hasattr(x, "placements"):
+        raise ConfigError(f"{name}: the input is a DTensor; pass its local part, x.to_local()")
     if x.layout is not torch.strided:
         raise ConfigError(f"{name}: the input has layout {x.layout}; pass a dense tensor")
     if x.dtype not in dtypes:
-        raise ConfigError(f"{name}: {x.dtype} is not supported; cast to one of {_listed(dtypes)}")
+        names = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise ConfigError(f"{name}: {x.dtype} is not supported; cast to one of {', '.join(names)}")
     found = resolve_group(group)
     if found is None or found.size() == 1:
         return None
@@ -88,19 +91,14 @@ def checked_sizes(
     """The sizes as a tuple, or None. Raises ConfigError unless there is one per rank and they add up to `total`."""
     if sizes is None:
         return None
-    if not _are_sizes(sizes):
+    is_list = isinstance(sizes, (list, tuple))
+    if not is_list or not all(isinstance(size, int) and size >= 0 for size in sizes):
         raise ConfigError(f"{name}: {what}={sizes!r} must be a list of sizes, one per rank, none negative")
     if len(sizes) != world:
         raise ConfigError(f"{name}: {what} has {len(sizes)} entries for a group of {world} ranks")
     if total is not None and sum(sizes) != total:
         raise ConfigError(f"{name}: {what}={list(sizes)} add up to {sum(sizes)}, but the dim has size {total}")
     return tuple(sizes)
-
-
-def _are_sizes(sizes: Any) -> bool:
-    if not isinstance(sizes, (list, tuple)):
-        return False
-    return all(isinstance(size, int) and size >= 0 for size in sizes)
 
 
 def check_own_size(
@@ -117,19 +115,7 @@ def check_own_size(
         )
 
 
-def checked_src(name: str, src: int, world: int) -> int:
-    """`src` itself; raises ConfigError when it is not a rank of the group."""
+def check_src(name: str, src: int, world: int) -> None:
+    """Raise ConfigError when `src` is not a rank of the group."""
     if not isinstance(src, int) or not 0 <= src < world:
         raise ConfigError(f"{name}: src={src!r} is not a rank of a group of {world}; choose 0 to {world - 1}")
-    return src
-
-
-def _check_tensor(name: str, x: Any) -> None:
-    if not isinstance(x, Tensor):
-        raise ConfigError(f"{name}: the input is a {type(x).__name__}; pass one tensor")
-    if hasattr(x, "placements"):
-        raise ConfigError(f"{name}: the input is a DTensor; pass its local part, x.to_local()")
-
-
-def _listed(dtypes: frozenset[torch.dtype]) -> str:
-    return ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))

@@ -109,51 +109,9 @@ class Collectives:
         return Collectives(neighbours(self.group, count))
 
 
-class InPlaceCollectives(Collectives):
-    """Mode B: in-place `torch.distributed` calls without a stated gradient; `copy_to_tp` is the identity.
-
-    `scatter` and `rank_index` do not communicate and are those of mode C.
-    """
-
-    def all_reduce(self, x: Tensor, dst: Dst = "I") -> Tensor:
-        """Overwrite `x` with the sum over the group and return it; `dst` is ignored."""
-        return x if self.size == 1 else _reduced(x, "sum", self.group)
-
-    def all_max(self, x: Tensor) -> Tensor:
-        """Overwrite `x` with the maximum over the group and return it, without gradient."""
-        return x.detach() if self.size == 1 else _reduced(x.detach(), "max", self.group)
-
-    def copy_to_tp(self, x: Tensor) -> Tensor:
-        """Return `x` itself."""
-        return x
-
-    def all_gather(self, x: Tensor, dim: int, dst: Dst = "R") -> Tensor:
-        """Size n of `dim` becomes n * size, into a new buffer; `dst` is ignored."""
-        return x if self.size == 1 else _gathered(x, dim % x.dim(), self.group)
-
-    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
-        """Size n of `dim` becomes n / size, into a new buffer."""
-        return x if self.size == 1 else _reduce_scattered(x, dim % x.dim(), self.group)
-
-
-class DisabledCollectives(InPlaceCollectives):
-    """Mode A: the collectives of mode B under `torch.compiler.disable`, as serving code used them with old Dynamo."""
-
-    def all_reduce(self, x: Tensor, dst: Dst = "I") -> Tensor:
-        """As in mode B; breaks the graph here."""
-        return x if self.size == 1 else _disabled_reduced(x, "sum", self.group)
-
-    def all_max(self, x: Tensor) -> Tensor:
-        """As in mode B; breaks the graph here."""
-        return x.detach() if self.size == 1 else _disabled_reduced(x.detach(), "max", self.group)
-
-    def all_gather(self, x: Tensor, dim: int, dst: Dst = "R") -> Tensor:
-        """As in mode B; breaks the graph here."""
-        return x if self.size == 1 else _disabled_gathered(x, dim % x.dim(), self.group)
-
-    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
-        """As in mode B; breaks the graph here."""
-        return x if self.size == 1 else _disabled_reduce_scattered(x, dim % x.dim(), self.group)
+# torch 2.13 renamed the two and warns at every call of the old names.
+_all_gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def _reduced(x: Tensor, op: str, group: dist.ProcessGroup | None) -> Tensor:
@@ -177,9 +135,43 @@ def _reduce_scattered(x: Tensor, dim: int, group: dist.ProcessGroup | None) -> T
     return out
 
 
-# torch 2.13 renamed the two and warns at every call of the old names.
-_all_gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_disabled_reduced = torch.compiler.disable(_reduced)
-_disabled_gathered = torch.compiler.disable(_gathered)
-_disabled_reduce_scattered = torch.compiler.disable(_reduce_scattered)
+class InPlaceCollectives(Collectives):
+    """Mode B: in-place `torch.distributed` calls without a stated gradient; `copy_to_tp` is the identity.
+
+    `scatter` and `rank_index` do not communicate and are those of mode C.
+    """
+
+    _reduce = staticmethod(_reduced)
+    _gather = staticmethod(_gathered)
+    _reduce_scatter = staticmethod(_reduce_scattered)
+
+    def all_reduce(self, x: Tensor, dst: Dst = "I") -> Tensor:
+        """Overwrite `x` with the sum over the group and return it; `dst` is ignored."""
+        return x if self.size == 1 else self._reduce(x, "sum", self.group)
+
+    def all_max(self, x: Tensor) -> Tensor:
+        """Overwrite `x` with the maximum over the group and return it, without gradient."""
+        return x.detach() if self.size == 1 else self._reduce(x.detach(), "max", self.group)
+
+    def copy_to_tp(self, x: Tensor) -> Tensor:
+        """Return `x` itself."""
+        return x
+
+    def all_gather(self, x: Tensor, dim: int, dst: Dst = "R") -> Tensor:
+        """Size n of `dim` becomes n * size, into a new buffer; `dst` is ignored."""
+        return x if self.size == 1 else self._gather(x, dim % x.dim(), self.group)
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """Size n of `dim` becomes n / size, into a new buffer."""
+        return x if self.size == 1 else self._reduce_scatter(x, dim % x.dim(), self.group)
+
+
+class DisabledCollectives(InPlaceCollectives):
+    """Mode A: the collectives of mode B under `torch.compiler.disable`, as serving code used them with old Dynamo.
+
+    Each of them breaks the graph.
+    """
+
+    _reduce = staticmethod(torch.compiler.disable(_reduced))
+    _gather = staticmethod(torch.compiler.disable(_gathered))
+    _reduce_scatter = staticmethod(torch.compiler.disable(_reduce_scattered))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tpcompile.errors import ConfigError
-from tpcompile.numerics import measure
+from tpcompile.numerics import error_ratio
 from tpcompile.preflight.fingerprint import fingerprint
 
 Outputs = Mapping[str, Tensor]
@@ -18,13 +18,13 @@ Outputs = Mapping[str, Tensor]
 
 def kept(result: Any) -> dict[str, Tensor]:
     """Floating tensors of a result, as they are now: later calls may add to a gradient in place."""
-    found = measure.named_tensors(result, "forward").items()
+    found = error_ratio.named_tensors(result, "forward").items()
     return {name: tensor.detach().clone() for name, tensor in found if tensor.is_floating_point()}
 
 
 def values_of(inputs: Any) -> tuple[str, ...]:
     """Fingerprints of the tensors in them, to compare between ranks; none of a DTensor, whose parts differ."""
-    return tuple(map(_print, measure.named_tensors(inputs, "").values()))
+    return tuple(map(_print, error_ratio.named_tensors(inputs, "").values()))
 
 
 def _print(tensor: Tensor) -> str:
@@ -45,7 +45,7 @@ def forget_gradients(*values: Any) -> None:
     """Set the gradients of modules' parameters and of inputs to None, so that the next call's are its own."""
     modules = [value for value in values if isinstance(value, nn.Module)]
     others = [value for value in values if not isinstance(value, nn.Module)]
-    tensors = list(measure.named_tensors(others, "").values())
+    tensors = list(error_ratio.named_tensors(others, "").values())
     for module in modules:
         tensors += module.parameters()
     for tensor in tensors:
@@ -64,9 +64,9 @@ def errors(compiled: Outputs, eager: Outputs, single: Outputs, exact: Outputs) -
     found: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys((*exact, *single, *compiled, *eager)):
         unlike = _unlike(name, right)
-        found[name] = unlike or measure.error_of(compiled[name], single[name], exact[name])
+        found[name] = unlike or error_ratio.error_of(compiled[name], single[name], exact[name])
         apart = unlike or _unlike(name, same)
-        found[f"eager {name}"] = apart or measure.distance(compiled[name], eager[name], single[name], exact[name])
+        found[f"eager {name}"] = apart or error_ratio.distance(compiled[name], eager[name], single[name], exact[name])
     return found
 
 
@@ -75,7 +75,7 @@ def _unlike(name: str, runs: Mapping[str, Outputs]) -> dict[str, Any]:
     shapes = {where: _shape(outputs.get(name)) for where, outputs in runs.items()}
     if len(set(shapes.values())) == 1:
         return {}
-    return measure.missing() | {"says": ", ".join(f"{shape} in {where}" for where, shape in shapes.items())}
+    return error_ratio.missing() | {"says": ", ".join(f"{shape} in {where}" for where, shape in shapes.items())}
 
 
 def _shape(tensor: Tensor | None) -> str:

@@ -14,7 +14,7 @@ from tpcompile.gate.measurements import Replays
 from tpcompile.gate.reference import Result, StackReference, call_once
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.numerics.draw import draw_inputs
-from tpcompile.numerics.measure import Errors
+from tpcompile.numerics.error_ratio import Errors
 from tpcompile.ranks.groups import GroupLike
 
 _ANOTHER_SEED = 71

@@ -14,9 +14,9 @@ from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.nn.fast_paths import use_plain_code
 from tpcompile.nn.state import load_full_state_dict
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
+from tpcompile.numerics.error_ratio import cast
 from tpcompile.numerics.localise import first_wrong, module_outputs, wrong_op
-from tpcompile.numerics.measure import cast
-from tpcompile.numerics.reference import Reference, Result, run_once
+from tpcompile.numerics.single_device import Reference, Result, run_once
 
 __all__ = ["Result", "StackReference", "build", "call_once", "free"]
 

@@ -17,7 +17,7 @@ from tpcompile.gate import outputs
 from tpcompile.gate.checks import FIRST, RESIZED
 from tpcompile.gate.measurements import Declared
 from tpcompile.gate.phases import RESIZED_CALLS, Phases
-from tpcompile.numerics import measure
+from tpcompile.numerics import error_ratio
 from tpcompile.ranks.domain import Domain, domain_of
 from tpcompile.target import Inputs, Target, TargetError, call_target
 
@@ -90,5 +90,5 @@ def on_one_device(target: Target) -> tuple[outputs.Outputs, outputs.Outputs]:
     with nullcontext() if target.step else torch.no_grad():
         single = outputs.kept(call_target(target, reference, target.inputs))
         outputs.forget_gradients(target.inputs)  # a step that reads them there, not from what it is given, gets None
-        exact = outputs.kept(call_target(target, exactly, measure.cast(target.inputs, torch.float64)))
+        exact = outputs.kept(call_target(target, exactly, error_ratio.cast(target.inputs, torch.float64)))
     return single, exact

@@ -59,7 +59,29 @@ class HeadLayout:
         return HeadLayout(q, kv)
 
 
-class Attention(nn.Module):
+class _Attention(nn.Module):
+    """What both attentions take from the arguments: the layout of the heads, and how they are attended to."""
+
+    def __init__(self, args: BlockArgs, comm: TpComm) -> None:
+        super().__init__()
+        self.heads = HeadLayout.of(args, comm.size)
+        self.dtype = getattr(torch, args.dtype)
+        self.head_dim = args.head_dim
+        self.backend = args.attention_backend
+        self.grouped = self.heads.q.share(comm.size) != self.heads.kv.share(comm.size)
+        self.sequence_parallel = args.sequence_parallel
+
+    def _split(self, x_BSd: Tensor) -> Tensor:
+        """[B, S, h * E] -> [B, S, h, E]; sequence parallel: [S, B, h * E] -> [B, S, h, E]."""
+        return _tokens_first(x_BSd.unflatten(-1, (-1, self.head_dim)), self.sequence_parallel)
+
+    def _joined(self, q_BShE: Tensor, keys_values: KeysValues, *, mask: Tensor | None, causal: bool) -> Tensor:
+        """Attention of every head -> [B, S, h * E]; sequence parallel: [S, B, h * E]."""
+        o_BShE = attend(q_BShE, keys_values, mask=mask, causal=causal, grouped=self.grouped, backend=self.backend)
+        return _tokens_first(o_BShE, self.sequence_parallel).flatten(2)
+
+
+class Attention(_Attention):
     """Self-attention with packed q, k, v, RoPE, and grouped-query heads: [B, S, D] -> [B, S, D] replicated.
 
     Sequence parallel: [s, B, D] -> [s, B, D]. Query head j reads kv head j * G // H. Raises ConfigError when the heads
@@ -67,15 +89,10 @@ class Attention(nn.Module):
     """
 
     def __init__(self, args: BlockArgs, comm: TpComm) -> None:
-        super().__init__()
-        heads = HeadLayout.of(args, comm.size)
-        dtype = getattr(torch, args.dtype)
-        self.head_dim = args.head_dim
+        super().__init__(args, comm)
+        heads, dtype = self.heads, self.dtype
         self.causal = args.causal
-        self.backend = args.attention_backend
         self.interleaved = args.rope == "interleaved"
-        self.grouped = heads.q.share(comm.size) != heads.kv.share(comm.size)
-        self.sequence_parallel = args.sequence_parallel
         options = {"bias": args.bias, "comm": comm, "dtype": dtype, "sequence_parallel": args.sequence_parallel}
         self.wqkv = PackedColumnLinear(args.dim, (heads.q, heads.kv, heads.kv), **options)
         self.qk_norm: DistributedQKNorm | PerHeadQKNorm | None = None
@@ -117,7 +134,7 @@ class Attention(nn.Module):
         `mask` broadcasts to [B, 1, S, T], True where a query may look, or is added to the logits when it is float. With
         a `cache` the S tokens are at `positions_S` [S] int64, and look at all cached tokens up to their own.
         """
-        q_BShE, k_BSgE, v_BSgE = self._projected(self.wqkv.packed(x_BSD), cos_SR, sin_SR)
+        q_BShE, k_BSgE, v_BSgE = self._projected(self.wqkv.multiplied(x_BSD), cos_SR, sin_SR)
         o_BSd = self._attended(q_BShE, k_BSgE, v_BSgE, mask=mask, cache=cache, positions_S=positions_S)
         return self.wo(o_BSd) if reduce else self.wo.partial(o_BSd)
 
@@ -137,9 +154,10 @@ class Attention(nn.Module):
             k_BSgE, v_BSgE = cache.update(k_BSgE, v_BSgE, positions_S)
             mask, causal = _both(cache.mask(positions_S), mask), False
         elif causal and mask is not None:
-            mask, causal = _both(_causal_mask(q_BShE.shape[1], q_BShE.device), mask), False
-        o_BShE = attend(q_BShE, (k_BSgE, v_BSgE), mask=mask, causal=causal, grouped=self.grouped, backend=self.backend)
-        return _tokens_first(o_BShE, self.sequence_parallel).flatten(2)
+            tokens = q_BShE.shape[1]
+            is_past_SS = torch.ones(tokens, tokens, dtype=torch.bool, device=q_BShE.device).tril()
+            mask, causal = _both(is_past_SS, mask), False
+        return self._joined(q_BShE, (k_BSgE, v_BSgE), mask=mask, causal=causal)
 
     def declared(self, x_shape: Sequence[int], dtype: torch.dtype, *, reduce: bool = True) -> Declared:
         """Collectives for an input whose full shape is `x_shape`; none for what an exchange sums."""
@@ -153,10 +171,10 @@ class Attention(nn.Module):
         if self.takes_packed:
             assert isinstance(self.qk_norm, DistributedQKNorm) and self.fast_path is not None
             layout = {"interleaved": self.interleaved}
-            q_BhSE, k_BgSE, v_BgSE = self.qk_norm.packed(qkv_BSp, cos_SR, sin_SR, self.fast_path, **layout)
+            q_BhSE, k_BgSE, v_BgSE = self.qk_norm.rotated_packed(qkv_BSp, cos_SR, sin_SR, self.fast_path, **layout)
             return q_BhSE.transpose(1, 2), k_BgSE.transpose(1, 2), v_BgSE.transpose(1, 2)
         q_BSd, k_BSc, v_BSc = qkv_BSp.split(self.wqkv.local_parts, dim=-1)
-        return *self._rotated(q_BSd, k_BSc, cos_SR, sin_SR), self._heads(v_BSc)
+        return *self._rotated(q_BSd, k_BSc, cos_SR, sin_SR), self._split(v_BSc)
 
     def _rotated(self, q_BSd: Tensor, k_BSc: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised and rotated: [B, S, h, E], [B, S, g, E]."""
@@ -167,14 +185,11 @@ class Attention(nn.Module):
             return q_BhSE.transpose(1, 2), k_BgSE.transpose(1, 2)
         if self.qk_norm is not None:
             q_BSd, k_BSc = self.qk_norm(q_BSd, k_BSc)
-        q_BShE, k_BSgE = self._heads(q_BSd), self._heads(k_BSc)
+        q_BShE, k_BSgE = self._split(q_BSd), self._split(k_BSc)
         return rotate(q_BShE, cos_SR, sin_SR, **layout), rotate(k_BSgE, cos_SR, sin_SR, **layout)
 
-    def _heads(self, x_BSd: Tensor) -> Tensor:
-        return _tokens_first(x_BSd.unflatten(-1, (-1, self.head_dim)), self.sequence_parallel)
 
-
-class CrossAttention(nn.Module):
+class CrossAttention(_Attention):
     """Attention of [B, S, D] to a context [B, T, D], whose keys and values can be computed once and kept.
 
     No RoPE, no mask unless given; norms of q and k as the arguments say, each with its own statistic. The context is
@@ -182,15 +197,9 @@ class CrossAttention(nn.Module):
     """
 
     def __init__(self, args: BlockArgs, comm: TpComm) -> None:
-        super().__init__()
-        heads = HeadLayout.of(args, comm.size)
-        dtype = getattr(torch, args.dtype)
-        self.head_dim = args.head_dim
-        self.backend = args.attention_backend
-        self.grouped = heads.q.share(comm.size) != heads.kv.share(comm.size)
-        self.sequence_parallel = args.sequence_parallel
+        super().__init__(args, comm)
+        heads, dtype, sp = self.heads, self.dtype, self.sequence_parallel
         options = {"bias": args.bias, "comm": comm, "dtype": dtype}
-        sp = args.sequence_parallel
         self.wq = ColumnParallelLinear(args.dim, heads.q, sequence_parallel=sp, **options)
         self.wkv = PackedColumnLinear(args.dim, (heads.kv, heads.kv), **options)
         self.q_norm = _norm(args, heads.q, comm, dtype)
@@ -210,9 +219,7 @@ class CrossAttention(nn.Module):
         q_BSd = self.wq(x_BSD)
         if self.q_norm is not None:
             q_BSd = self.q_norm(q_BSd)
-        q_BShE = _tokens_first(q_BSd.unflatten(-1, (-1, self.head_dim)), self.sequence_parallel)
-        o_BShE = attend(q_BShE, keys_values, mask=mask, causal=False, grouped=self.grouped, backend=self.backend)
-        return self.wo(_tokens_first(o_BShE, self.sequence_parallel).flatten(2))
+        return self.wo(self._joined(self._split(q_BSd), keys_values, mask=mask, causal=False))
 
     def declared(self, x_shape: Sequence[int], context_shape: Sequence[int], dtype: torch.dtype) -> Declared:
         """Collectives for full shapes of the input and of a context that is not projected yet."""
@@ -244,7 +251,7 @@ def attend(
 
 
 def _check_backend(backend: str, qkv: tuple[Tensor, ...], options: dict[str, Any]) -> None:
-    """Called where `sdpa_kernel` allows this backend alone."""
+    """Raise ConfigError where the one backend that `sdpa_kernel` allows here cannot take these tensors."""
     try:
         found = sdpa_choice(*qkv, **options)
     except RuntimeError:  # none can
@@ -268,10 +275,6 @@ def _norm(args: BlockArgs, width: Part, comm: TpComm, dtype: torch.dtype) -> Dis
 def _tokens_first(x: Tensor, is_swapped: bool) -> Tensor:
     """[S, B, ...] <-> [B, S, ...] in the sequence-parallel form, which has tokens before batch outside of attention."""
     return x.transpose(0, 1) if is_swapped else x
-
-
-def _causal_mask(num_tokens: int, device: torch.device) -> Tensor:
-    return torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=device).tril()
 
 
 def _both(allowed: Tensor, mask: Tensor | None) -> Tensor:

@@ -19,7 +19,7 @@ from tpcompile.nn.dropout import Dropout
 from tpcompile.nn.fast_paths import Site
 from tpcompile.nn.linear import RowParallelLinear
 from tpcompile.nn.mlp import GeluMLP, SwiGLU
-from tpcompile.nn.modulation import Modulation, add_gated, modulate
+from tpcompile.nn.modulation import Modulation
 from tpcompile.nn.norm import LayerNorm, RMSNorm
 from tpcompile.nn.sharding import Declared, gathered, scattered
 
@@ -103,7 +103,7 @@ class TransformerBlock(nn.Module):
         """
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulated(modulation_B6D)
         if branch_BSD is None:
-            h_BSD = self.normed_for_attention(x_BSD, shift, scale)
+            h_BSD = _normed(self.attention_norm, x_BSD, shift, scale)
         else:
             x_BSD, h_BSD = self.entry(x_BSD, branch_BSD, self.attention_norm)
         options = {"mask": mask, "cache": cache, "positions_S": positions_S, "reduce": self.exchange is None}
@@ -128,10 +128,6 @@ class TransformerBlock(nn.Module):
         six: tuple[Tensor, ...] = self.modulation(modulation_B6D)
         return six
 
-    def normed_for_attention(self, x_BSD: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:
-        """What attention reads."""
-        return _normed(self.attention_norm, x_BSD, shift, scale)
-
     def site(self, batch: int, seq_len: int) -> Site | None:
         """The residual add before the MLP and the norm after it; where nothing is between, the all-reduce before."""
         if self.modulation is None:
@@ -143,7 +139,9 @@ class TransformerBlock(nn.Module):
             return None
         tokens = seq_len // self.tp_size if self.sequence_parallel else seq_len
         shapes = ((batch, tokens, self.dim),)
-        exchanging = "all_reduce_add_rms_norm" if self._adds_what_attention_sums() else ""
+        is_between = self.attention_dropout.p > 0 or self.cross_attention is not None
+        adds_the_sum = not is_between and not self.sequence_parallel
+        exchanging = "all_reduce_add_rms_norm" if adds_the_sum else ""
         dtype = self.attention.wqkv.weight.dtype
         return Site("add_rms_norm", shapes, dtype=dtype, exchanging=exchanging, comm=self.attention.wo.comm)
 
@@ -153,10 +151,6 @@ class TransformerBlock(nn.Module):
             return None
         shapes = ((batch, seq_len, self.dim),)
         return Site("add_modulated_norm", shapes, dtype=self.attention.wqkv.weight.dtype)
-
-    def _adds_what_attention_sums(self) -> bool:
-        between = self.attention_dropout.p > 0 or self.cross_attention is not None
-        return not (between or self.sequence_parallel)
 
     def joined_and_normed(
         self, x_BSD: Tensor, branch_BSD: Tensor, gate: Tensor | None, shift: Tensor | None, scale: Tensor | None
@@ -264,7 +258,7 @@ class TransformerStack(nn.Module):
         return x_BSD
 
     def _entry_after(self, number: int) -> Entry | None:
-        """That of the next block, where it has a fast path."""
+        """The entry of the next block, where it has a fast path."""
         if number + 1 == len(self.layers):
             return None
         entry: Entry = self.layers[number + 1].entry
@@ -307,11 +301,19 @@ def _norm(args: BlockArgs, comm: TpComm, *, affine: bool) -> RMSNorm | LayerNorm
 
 
 def _normed(norm: nn.Module, x_BSD: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:
-    return norm(x_BSD) if shift is None or scale is None else modulate(norm, x_BSD, shift, scale)
+    """norm(x) * (1 + scale) + shift, in the dtype of the modulation and cast back once; norm(x) without one."""
+    if shift is None or scale is None:
+        return norm(x_BSD)
+    y_BSD = norm(x_BSD.to(scale.dtype)) * (1 + scale) + shift
+    return y_BSD.to(x_BSD.dtype)
 
 
 def _joined(x_BSD: Tensor, branch_BSD: Tensor, gate: Tensor | None) -> Tensor:
-    return x_BSD + branch_BSD if gate is None else add_gated(x_BSD, branch_BSD, gate)
+    """x + branch * gate, in the dtype of the modulation and cast back; x + branch without one."""
+    if gate is None:
+        return x_BSD + branch_BSD
+    y_BSD = x_BSD.to(gate.dtype) + branch_BSD.to(gate.dtype) * gate
+    return y_BSD.to(x_BSD.dtype)
 
 
 def _by_fast_path(place: TransformerBlock | Entry, x_BSD: Tensor, branch_BSD: Tensor, norm: RMSNorm) -> Any:

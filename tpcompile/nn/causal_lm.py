@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from tpcompile.block_args import BlockArgs
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.records import Collective
 from tpcompile.nn.attention import HeadLayout
-from tpcompile.nn.block import TransformerBlock, TransformerStack
+from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.cache import KVCache
 from tpcompile.nn.embedding import ParallelEmbedding, ParallelLMHead
-from tpcompile.nn.loss import declared_cross_entropy, vocab_parallel_cross_entropy
+from tpcompile.nn.loss import vocab_parallel_cross_entropy
 from tpcompile.nn.norm import RMSNorm
 
 
@@ -53,7 +52,7 @@ class CausalLM(nn.Module):
             self.head.tie(self.embedding)
 
     def to_empty(self, *, device: torch.device | str | int | None, recurse: bool = True) -> CausalLM:
-        """As nn.Module, and ties again: torch gives every module a Parameter of its own."""
+        """`nn.Module.to_empty`, and tie the weights again: torch gives every module a Parameter of its own."""
         super().to_empty(device=device, recurse=recurse)
         if self.head.tied:
             self.head.tie(self.embedding)
@@ -155,23 +154,6 @@ class CausalLM(nn.Module):
             tokens_BT[:, stop : stop + 1] = new_BS  # copied: the next replay of a CUDA graph overwrites its outputs
             next_tokens, start = step or self.next_tokens, stop
         return tokens_BT
-
-    def declared_loss(self, batch: int, seq_len: int, train: bool) -> tuple[Collective, ...]:
-        """Collectives of `loss` for ids [batch, seq_len], forward then (if `train`) backward, in order."""
-        if self.comm.size == 1:
-            return ()
-        weight = self.embedding.weight
-        dtype = weight.dtype
-        tokens = (seq_len, batch) if self.sequence_parallel else (batch, seq_len)
-        shape = (*tokens, weight.shape[1])
-        total = self.embedding.declared(tokens)
-        for layer in self.stack.layers:
-            assert isinstance(layer, TransformerBlock), type(layer)
-            total = total.then(layer.declared(shape, shape, dtype))
-        total = total.then(self.norm.declared(dtype))
-        total = total.then(self.head.declared(shape, dtype))
-        total = total.then(declared_cross_entropy(batch * seq_len, dtype))
-        return total.select(train=train)
 
 
 def left_padded(prompts: Sequence[Tensor], *, pad_id: int = 0) -> tuple[Tensor, Tensor]:

@@ -132,7 +132,7 @@ class ParallelLMHead(ColumnParallelLinear):
 
     def forward(self, x_D: Tensor) -> Tensor:
         """[..., D] -> [..., V / tp]."""
-        logits_v = self._project(x_D)
+        logits_v = self.multiplied(x_D)
         num_columns = logits_v.shape[-1]
         if num_columns * self.comm.size == self.num_embeddings:
             return logits_v

@@ -30,7 +30,7 @@ class Site:
     path: str
     """Name of the fast path."""
     shapes: tuple[tuple[int, ...], ...]
-    """Of the tensors that decide about its speed; the first has all tokens."""
+    """Shapes of the tensors that decide about its speed; the first has all tokens."""
     variant: str = ""
     dtype: torch.dtype = torch.float32
     exchanging: str = ""
@@ -107,7 +107,11 @@ def use_fast_paths(
     deciding = _Deciding(selection, next(stack.parameters()).device, train, wait_s)
     for module, site in _places(stack, batch, seq_len):
         path = deciding.path_at(site)
-        module.fast_path = _launcher(path) if path else None
+        module.fast_path = None
+        if path:
+            from tpcompile.fastpath.kernels.all import LAUNCHERS  # imports Triton
+
+            module.fast_path = LAUNCHERS[path]
         if isinstance(module, TakesPacked):
             module.takes_packed = bool(path) and path == site.alone
         if isinstance(module, TakesProduct):
@@ -144,23 +148,18 @@ def use_plain_code(stack: nn.Module, *, exchanging: bool = False) -> None:
             continue
         module.exchange = None
         if exchanging and site.exchanging:
-            module.fast_path = _plain_exchanging(site)
-            module.exchange = _plain_exchange(site)
+            module.fast_path, module.exchange = _plain_exchanging(site)
 
 
-def _plain_exchanging(site: Site) -> Callable[..., Any]:
-    code, _ = _PLAIN_EXCHANGES[site.exchanging]
+def _plain_exchanging(site: Site) -> tuple[Callable[..., Any], PlainExchange]:
+    """What a place calls in place of the fast path that exchanges, and the exchange that this is given."""
+    assert site.comm is not None, "it sums over the ranks"
+    code, dst = _PLAIN_EXCHANGES[site.exchanging]
 
     def exchanging(*args: Any, exchange: PlainExchange, **options: Any) -> Any:
         return code(*args, all_reduce=exchange.all_reduce, **options)
 
-    return exchanging
-
-
-def _plain_exchange(site: Site) -> PlainExchange:
-    assert site.comm is not None, "it sums over the ranks"
-    _, dst = _PLAIN_EXCHANGES[site.exchanging]
-    return PlainExchange(partial(site.comm.all_reduce, dst=dst))
+    return exchanging, PlainExchange(partial(site.comm.all_reduce, dst=dst))
 
 
 @dataclass
@@ -192,10 +191,13 @@ class _Deciding:
 
     def special(self, site: Site) -> str:
         """The first choice in a group of this size; empty when there is none."""
-        if _size(self.selection.group) == 1:
+        group = self.selection.group
+        is_alone = group is None or group.size() == 1
+        if is_alone:
             return site.alone
-        can_exchange = bool(site.exchanging) and symmetric.can_share(self.device) and not self.train
-        return site.exchanging if can_exchange else ""
+        if self.train or not site.exchanging:
+            return ""
+        return site.exchanging if symmetric.can_share(self.device) else ""
 
     def exchange_of(self, path: str, site: Site) -> Exchange | None:
         """The exchange of that fast path; None for one that does not sum over the ranks."""
@@ -207,10 +209,6 @@ class _Deciding:
         return self.exchanges[path]
 
 
-def _size(group: dist.ProcessGroup | None) -> int:
-    return 1 if group is None else group.size()
-
-
 def _places(stack: nn.Module, batch: int, seq_len: int) -> Iterator[tuple[HasSite, Site]]:
     for module in stack.modules():
         if not isinstance(module, HasSite):
@@ -220,16 +218,10 @@ def _places(stack: nn.Module, batch: int, seq_len: int) -> Iterator[tuple[HasSit
             yield module, site
 
 
-def _launcher(name: str) -> Callable[..., Any]:
-    from tpcompile.fastpath.kernels.all import LAUNCHERS  # imports Triton
-
-    return LAUNCHERS[name]
-
-
 def _exchange(
     decision: Decision, site: Site, group: dist.ProcessGroup, device: torch.device, *, wait_s: float | None
 ) -> Exchange:
-    """Its grid and its memory, for all rows of the shape class, are those of the decision: equal on all ranks."""
+    """The exchange of a fast path, with the grid and memory that all ranks decided for."""
     from tpcompile.fastpath.kernels.all import ROW_WORDS  # imports Triton
     from tpcompile.fastpath.kernels.exchange_memory import Exchange, polls_in
 

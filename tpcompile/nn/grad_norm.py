@@ -68,7 +68,7 @@ def _ranks_of(placements: Iterable[Placement], comm: TpComm | None) -> TpComm:
 
 def _own_sum(grad: Tensor, placement: Placement, ranks: TpComm) -> Tensor:
     """What this rank adds to the sum of squares: each element divided by the number of ranks that have it."""
-    if not placement.is_sharded:
+    if placement.owners is None:
         return _square_sum(grad) / ranks.size
     spec = placement.spec
     assert spec.dim is not None

@@ -19,7 +19,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.layout import Part, ShardSpec
 from tpcompile.nn.sharding import Declared, entered, gathered, reduced, scattered
 
-Product = Callable[[Tensor, Tensor, Tensor], Tensor]
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Input, weight and bias -> output: `F.linear`, or a fast path that does more."""
 
 
@@ -62,9 +62,10 @@ class _ColumnLinear(nn.Module):
                 total = total.then(entered((num_shared,), dtype, group="tp_replicas"))
         return total
 
-    def _project(self, x_I: Tensor) -> Tensor:
+    def multiplied(self, x_I: Tensor, product: Product = F.linear) -> Tensor:
+        """[..., I] -> all output features of this rank, the packed parts side by side."""
         x_I, weight, bias = self._entered(x_I)
-        return F.linear(x_I, weight, bias)
+        return product(x_I, weight, bias)
 
     def _entered(self, x_I: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """What is multiplied in the tensor-parallel region."""
@@ -106,11 +107,7 @@ class ColumnParallelLinear(_ColumnLinear):
 
     def forward(self, x_I: Tensor) -> Tensor:
         """[..., I] -> [..., O / tp]; sequence parallel: [s, B, I] -> [S, B, O / tp]."""
-        return self._project(x_I)
-
-    def multiplied(self, x_I: Tensor, product: Product) -> Tensor:
-        """As `forward`, with `product` in place of `F.linear`."""
-        return product(*self._entered(x_I))
+        return self.multiplied(x_I)
 
 
 class PackedColumnLinear(_ColumnLinear):
@@ -122,11 +119,7 @@ class PackedColumnLinear(_ColumnLinear):
 
     def forward(self, x_I: Tensor) -> tuple[Tensor, ...]:
         """[..., I] -> views of one output, in the order of the parts."""
-        return self.packed(x_I).split(self.local_parts, dim=-1)
-
-    def packed(self, x_I: Tensor) -> Tensor:
-        """[..., I] -> that output: the parts of this rank side by side."""
-        return self._project(x_I)
+        return self.multiplied(x_I).split(self.local_parts, dim=-1)
 
 
 class RowParallelLinear(nn.Module):

@@ -16,7 +16,6 @@ from tpcompile.errors import ConfigError
 from tpcompile.fastpath.plain import stat_dtype
 from tpcompile.layout import Part
 from tpcompile.nn.embedding import vocab_columns
-from tpcompile.nn.sharding import Declared, declared_sum, reduced
 
 _REDUCTIONS = ("mean", "sum", "none")
 
@@ -54,13 +53,6 @@ def vocab_parallel_cross_entropy(
         uniform_N = log_norm_N - sums_NK[:, 2] / vocab_size
         loss_N = (1 - label_smoothing) * loss_N + label_smoothing * uniform_N
     return _reduce(loss_N, targets_N, vocab_size, ignore_index, reduction)
-
-
-def declared_cross_entropy(num_tokens: int, dtype: torch.dtype, *, label_smoothing: float = 0.0) -> Declared:
-    """Collectives of `vocab_parallel_cross_entropy` for logits of `dtype`; none in the backward pass."""
-    maximum = declared_sum("forward", (num_tokens, 1), dtype).model_copy(update={"reduce_op": "max"})
-    sums = reduced((num_tokens, 3 if label_smoothing > 0 else 2), stat_dtype(dtype))
-    return Declared((maximum,)).then(sums)
 
 
 def _local_sums(logits_Nv: Tensor, targets_N: Tensor, comm: TpComm, vocab_size: int, *, smoothed: bool) -> Tensor:

@@ -21,9 +21,13 @@ from tpcompile.nn.sharding import Declared
 
 
 class _MLP(nn.Module):
-    """What both forms share: the activation's fast path, dropout of the hidden features, the way out."""
+    """What both forms share: the activation's fast path, dropout of the hidden features, the row-parallel linear."""
 
     path: ClassVar[str]
+    """Name of the activation's fast path."""
+    entering: ClassVar[str]
+    """Name of the column-parallel linear, which is declared before `down`: weights are drawn in this order."""
+    down: RowParallelLinear
 
     def __init__(self, args: BlockArgs, comm: TpComm, *, site: int) -> None:
         super().__init__()
@@ -42,28 +46,35 @@ class _MLP(nn.Module):
         """The activation."""
         return Site(self.path, ((batch, seq_len, self.width),), dtype=self.dtype)
 
-    def _leave(self, h_BSf: Tensor, seed: Tensor | None, *, reduce: bool) -> Tensor:
-        h_BSf = self.dropout(h_BSf, seed)
+    def forward(self, x_BSD: Tensor, seed: Tensor | None = None, *, reduce: bool = True) -> Tensor:
+        """[B, S, D] -> [B, S, D]; this rank's part of it, without the bias, unless `reduce`.
+
+        `seed` [1] int64 is needed when training with dropout.
+        """
+        h_BSf = self.dropout(self.hidden_of(x_BSD), seed)
         return self.down(h_BSf) if reduce else self.down.partial(h_BSf)
+
+    def hidden_of(self, x_BSD: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, F / tp]."""
+        raise NotImplementedError
+
+    def declared(self, x_shape: Sequence[int], dtype: torch.dtype, *, reduce: bool = True) -> Declared:
+        """Collectives of this module for an input whose full shape is `x_shape`."""
+        entered: Declared = getattr(self, self.entering).declared(x_shape, dtype)
+        return entered.then(self.down.declared(x_shape, dtype)) if reduce else entered
 
 
 class GeluMLP(_MLP):
     """Linear, GELU (tanh form, as Wan), linear: [B, S, D] -> [B, S, D] replicated; sequence parallel: [s, B, D]."""
 
     path = "gelu_tanh"
+    entering = "up"
 
     def __init__(self, args: BlockArgs, comm: TpComm, *, site: int = 0) -> None:
         super().__init__(args, comm, site=site)
         self.up = ColumnParallelLinear(args.dim, self.hidden, **self.options)
         self.takes_product = False
         self.down = RowParallelLinear(self.hidden, args.dim, **self.options)
-
-    def forward(self, x_BSD: Tensor, seed: Tensor | None = None, *, reduce: bool = True) -> Tensor:
-        """[B, S, D] -> [B, S, D]; this rank's part of it, without the bias, unless `reduce`.
-
-        `seed` [1] int64 is needed when training with dropout.
-        """
-        return self._leave(self.hidden_of(x_BSD), seed, reduce=reduce)
 
     def site(self, batch: int, seq_len: int) -> Site:
         """The activation; with the up projection, which must have a bias, where tokens are not sharded."""
@@ -81,35 +92,19 @@ class GeluMLP(_MLP):
         activation = self.fast_path or plain.gelu_tanh
         return activation(self.up(x_BSD))
 
-    def declared(self, x_shape: Sequence[int], dtype: torch.dtype, *, reduce: bool = True) -> Declared:
-        """Collectives of this module for an input whose full shape is `x_shape`."""
-        entered = self.up.declared(x_shape, dtype)
-        return entered.then(self.down.declared(x_shape, dtype)) if reduce else entered
-
 
 class SwiGLU(_MLP):
     """silu(gate) * up, then down, gate and up packed in one matmul; shapes as GeluMLP."""
 
     path = "silu_mul"
+    entering = "gate_up"
 
     def __init__(self, args: BlockArgs, comm: TpComm, *, site: int = 0) -> None:
         super().__init__(args, comm, site=site)
         self.gate_up = PackedColumnLinear(args.dim, (self.hidden, self.hidden), **self.options)
         self.down = RowParallelLinear(self.hidden, args.dim, **self.options)
 
-    def forward(self, x_BSD: Tensor, seed: Tensor | None = None, *, reduce: bool = True) -> Tensor:
-        """[B, S, D] -> [B, S, D]; this rank's part of it, without the bias, unless `reduce`.
-
-        `seed` [1] int64 is needed when training with dropout.
-        """
-        return self._leave(self.hidden_of(x_BSD), seed, reduce=reduce)
-
     def hidden_of(self, x_BSD: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, F / tp]."""
         activation = self.fast_path or plain.silu_mul
         return activation(*self.gate_up(x_BSD))
-
-    def declared(self, x_shape: Sequence[int], dtype: torch.dtype, *, reduce: bool = True) -> Declared:
-        """Collectives of this module for an input whose full shape is `x_shape`."""
-        entered = self.gate_up.declared(x_shape, dtype)
-        return entered.then(self.down.declared(x_shape, dtype)) if reduce else entered

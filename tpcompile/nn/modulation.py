@@ -44,13 +44,3 @@ class Modulation(nn.Module):
         """Backward of the sequence-parallel form: the sum of the gradients."""
         shape = (batch, 6, self.table.shape[-1])
         return entered(shape, stat_dtype(dtype)) if self.sequence_parallel else Declared()
-
-
-def modulate(norm: nn.Module, x_BSD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """norm(x) * (1 + scale) + shift, all of it in the dtype of the modulation, cast back once."""
-    return (norm(x_BSD.to(scale.dtype)) * (1 + scale) + shift).to(x_BSD.dtype)
-
-
-def add_gated(x_BSD: Tensor, branch_BSD: Tensor, gate: Tensor) -> Tensor:
-    """x + branch * gate in the dtype of the modulation, cast back."""
-    return (x_BSD.to(gate.dtype) + branch_BSD.to(gate.dtype) * gate).to(x_BSD.dtype)

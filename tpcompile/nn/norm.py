@@ -42,13 +42,13 @@ class _Norm(nn.Module):
         self.tokens_over = tokens_over
         self.weight = nn.Parameter(torch.empty(width, dtype=dtype)) if affine else None
 
+    def shard_specs(self) -> dict[str, ShardSpec]:
+        """Every parameter is replicated."""
+        return {name: ShardSpec() for name, _ in self.named_parameters()}
+
 
 class RMSNorm(_Norm):
     """RMSNorm of whole vectors."""
-
-    def shard_specs(self) -> dict[str, ShardSpec]:
-        """Replicated, if there is one."""
-        return {} if self.weight is None else {"weight": ShardSpec()}
 
     def forward(self, x_D: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
@@ -76,19 +76,17 @@ class LayerNorm(_Norm):
         self.width = width
         self.bias = None if self.weight is None else nn.Parameter(torch.empty_like(self.weight))
 
-    def shard_specs(self) -> dict[str, ShardSpec]:
-        """Replicated, if there are any."""
-        return {} if self.weight is None else {"weight": ShardSpec(), "bias": ShardSpec()}
-
     def forward(self, x_D: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
         weight, bias = self.weight, self.bias
-        if weight is not None and bias is not None and self.tokens_over is not None:
-            weight, bias = self.tokens_over.copy_to_tp(torch.stack((weight, bias))).unbind(0)
         dtype = stat_dtype(x_D.dtype)
         if weight is not None and bias is not None:
+            if self.tokens_over is not None:
+                both_2D = self.tokens_over.copy_to_tp(torch.stack((weight, bias)))
+                weight, bias = both_2D.unbind(0)
             weight, bias = weight.to(dtype), bias.to(dtype)
-        return F.layer_norm(x_D.to(dtype), (self.width,), weight, bias, self.eps).to(x_D.dtype)
+        y_D = F.layer_norm(x_D.to(dtype), (self.width,), weight, bias, self.eps)
+        return y_D.to(x_D.dtype)
 
     def declared(self, dtype: torch.dtype) -> Declared:
         """Backward of the sequence-parallel form: the sum of both gradients, packed."""
@@ -121,12 +119,8 @@ class DistributedRMSNorm(nn.Module):
 
     def forward(self, x_d: Tensor) -> Tensor:
         """[..., D / tp] -> [..., D / tp], one all-reduce of [..., 1]."""
-        sum_1 = self.comm.all_reduce(self.local_sum(x_d), dst="R")  # partial -> replicated, partial gradient
+        sum_1 = self.comm.all_reduce(sum_of_squares(x_d), dst="R")  # partial -> replicated, partial gradient
         return self.scale(x_d, sum_1)
-
-    def local_sum(self, x_d: Tensor) -> Tensor:
-        """Sum of squares of this rank's shard, [..., 1]."""
-        return sum_of_squares(x_d)
 
     def scale(self, x_d: Tensor, sum_1: Tensor) -> Tensor:
         """Normalise with the global sum of squares, cast back, multiply by the weight."""
@@ -137,7 +131,7 @@ class DistributedRMSNorm(nn.Module):
         return reduced((*shape[:-1], 1), stat_dtype(dtype), dst="R").then(self.declared_scale(dtype))
 
     def declared_scale(self, dtype: torch.dtype) -> Declared:
-        """Those of `scale`: replicas see parts of the weight's gradient."""
+        """Collectives of `scale`: replicas see parts of the weight's gradient."""
         is_replicated = self.replica_comm.size > 1
         return entered(self.weight.shape, dtype, group="tp_replicas") if is_replicated else Declared()
 
@@ -161,7 +155,7 @@ class DistributedQKNorm(nn.Module):
 
     def forward(self, q_d: Tensor, k_c: Tensor) -> tuple[Tensor, Tensor]:
         """Shapes unchanged."""
-        local_2 = torch.cat((self.q_norm.local_sum(q_d), self.k_norm.local_sum(k_c)), -1)
+        local_2 = torch.cat((sum_of_squares(q_d), sum_of_squares(k_c)), -1)
         sum_2 = self.comm.all_reduce(local_2, dst="R")  # partial -> replicated, partial gradient
         q_sum_1, k_sum_1 = sum_2.split(1, -1)
         return self.q_norm.scale(q_d, q_sum_1), self.k_norm.scale(k_c, k_sum_1)
@@ -177,7 +171,7 @@ class DistributedQKNorm(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Norm and RoPE by a fast path: -> [B, h, S, E], [B, g, S, E].
 
-        By `qk_norm_rope`, or, with an `exchange`, by `qk_norm_rope_exchange`, which sums within its kernel.
+        The fast path is `qk_norm_rope`, or, with an `exchange`, `qk_norm_rope_exchange`, which sums within its kernel.
         """
         q_norm, k_norm = self.q_norm, self.k_norm
         weights = (norm.replica_comm.copy_to_tp(norm.weight) for norm in (q_norm, k_norm))
@@ -186,7 +180,7 @@ class DistributedQKNorm(nn.Module):
             options["all_reduce"] = partial(self.comm.all_reduce, dst="R")  # partial -> replicated, partial gradient
         return fast_path(q_BSd, k_BSc, *weights, cos_SR, sin_SR, counts=counts, eps=q_norm.eps, **options)
 
-    def packed(
+    def rotated_packed(
         self, qkv: Tensor, cos_SR: Tensor, sin_SR: Tensor, fast_path: Callable[..., Any], **layout: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Norm and RoPE by the fast path `qkv_pack_rmsnorm_rope`, which is right on one GPU only: -> q, k, v.

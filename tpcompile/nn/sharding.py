@@ -20,7 +20,7 @@ DTYPE_NAMES = {
     torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64",
     torch.int32: "i32", torch.int8: "i8", torch.uint8: "u8", torch.bool: "b8",
 }  # fmt: skip
-"""As compiled graphs print them."""
+"""dtype -> its name in the text of a compiled graph."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,6 @@ class Placement:
     spec: ShardSpec
     comm: TpComm | None
     """None where neither the module nor the caller gives ranks: the parameter is whole."""
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether the ranks hold different rows."""
-        return self.owners is not None
 
     @property
     def owners(self) -> TpComm | None:
@@ -96,7 +91,7 @@ def gathered(shape: Sequence[int], dtype: torch.dtype, *, tp: int, dst: Literal[
 
 
 def scattered(shape: Sequence[int], dtype: torch.dtype, *, tp: int, summed: bool) -> Declared:
-    """On dim 0 of the full `shape`: `reduce_scatter` when `summed`, else `scatter` of a replicated tensor."""
+    """`reduce_scatter` on dim 0 of the full `shape` when `summed`, else `scatter` of a replicated tensor."""
     local = (shape[0] // tp, *shape[1:])
     forward = _declared("forward", "reduce_scatter_tensor", shape, dtype, reduce_op="sum")
     return Declared((forward,) if summed else (), (_declared("backward", "all_gather_into_tensor", local, dtype),))
@@ -135,7 +130,8 @@ def placements_of(
     for name, parameter in parameters.items():
         holder = module.get_submodule(name.rpartition(".")[0])
         declaration = declared.get(name, Declaration(ShardSpec(), holder))
-        ranks = _first_comm(declaration.declared_by, holder) or comm
+        bound = [getattr(module, "comm", None) for module in (declaration.declared_by, holder)]
+        ranks = bound[0] or bound[1] or comm
         spec = declaration.spec
         if name in by_pattern:
             spec = _spec_of(by_pattern[name], parameter, ranks)
@@ -191,11 +187,6 @@ def _layouts_by_name(parameters: Iterable[str], layouts: Mapping[str, Layout]) -
             raise ConfigError(f"layouts: {pattern!r} fits no parameter; there are {', '.join(names) or 'none'}")
         found = dict.fromkeys(fitting, layout) | found
     return found
-
-
-def _first_comm(*modules: nn.Module) -> TpComm | None:
-    comms = [getattr(module, "comm", None) for module in modules]
-    return next((comm for comm in comms if comm is not None), None)
 
 
 def _spec_of(layout: Layout, parameter: Tensor, comm: TpComm | None) -> ShardSpec:

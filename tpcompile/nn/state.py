@@ -65,21 +65,6 @@ def gather_full(
     return _gathered(local, _placement(name, placements_of(module, layouts=layouts, comm=comm)))
 
 
-def local_slice_of(
-    name: str,
-    full: Tensor,
-    *,
-    module: nn.Module,
-    layouts: Mapping[str, Layout] | None = None,
-    comm: TpComm | None = None,
-) -> Tensor:
-    """This rank's slice of a full parameter, or of a tensor of its shape, such as its gradient.
-
-    Raises ConfigError for a name that is not a parameter of `module`.
-    """
-    return local_slices_of({name: full}, module=module, layouts=layouts, comm=comm)[name]
-
-
 def local_slices_of(
     full: Mapping[str, Tensor],
     *,
@@ -87,7 +72,10 @@ def local_slices_of(
     layouts: Mapping[str, Layout] | None = None,
     comm: TpComm | None = None,
 ) -> dict[str, Tensor]:
-    """`local_slice_of` every one of these, with the layouts read once."""
+    """Name -> this rank's slice of that full parameter, or of a tensor of its shape, such as its gradient.
+
+    Raises ConfigError for a name that is not a parameter of `module`.
+    """
     placements = placements_of(module, layouts=layouts, comm=comm)
     return {name: _taken(tensor, _placement(name, placements)) for name, tensor in full.items()}
 
@@ -105,7 +93,7 @@ def _taken(full: Tensor, placement: Placement) -> Tensor:
 
 def _gathered(local: Tensor, placement: Placement) -> Tensor:
     comm = placement.comm
-    if comm is None or not placement.is_sharded:
+    if comm is None or placement.owners is None:
         return local.clone()
     with torch.no_grad():
         gathered = comm.all_gather(local.unsqueeze(0).contiguous(), dim=0)

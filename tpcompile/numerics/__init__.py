@@ -2,16 +2,15 @@
 
 `tpcompile.testing` has the names that users call.
 
-check.py      `check_numerics`: a module on the ranks of a group, eager, compiled, in several dtypes -> report
-local.py      `check_numerics_local`: all ranks in one process and thread, eager
-reference.py  the single-device module in float64 and in the dtype under test, and errors against it
-draw.py       weights and inputs from a seed, head-skewed or whole numbers
-forms.py      forms of the block by name, for a matrix of all options
-measure.py    errors as multiples of the single-device error
-localise.py   the first module whose output is wrong, and the op in it
-traced.py     every op of one eager run: its line, and a fingerprint of its result
-wrong_op.py   the op with which wrong numbers begin, with its line
-counting.py   collectives in issue order against the declaration
-agree.py      whether all ranks drew the same tensors
-records.py    the report
+check.py             `check_numerics`: a module on the ranks of a group, eager, compiled, in several dtypes -> report
+local.py             `check_numerics_local`: all ranks in one process and thread, eager
+single_device.py     the single-device module in float64 and in the dtype under test, and errors against it
+draw.py              weights and inputs from a seed, head-skewed or whole numbers
+error_ratio.py       errors as multiples of the single-device error
+localise.py          the first module whose output is wrong, and the op in it
+traced.py            every op of one eager run: its line, and a fingerprint of its result
+wrong_op.py          the op with which wrong numbers begin, with its line
+counting.py          collectives in issue order against the declaration
+agree.py             whether all ranks drew the same tensors
+numerics_report.py   the report
 """

@@ -21,11 +21,10 @@ def check_equal_on_ranks(
     what: str, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None, device: torch.device, *, todo: str
 ) -> None:
     """Raise when a tensor of the same name is not equal, bit for bit, on all ranks of the group; all ranks call it."""
-    own = {name: f"{_description(tensor)} {_digest(tensor)}" for name, tensor in tensors.items()}
-    own_text = json.dumps(own)
-    by_rank = list(map(json.loads, texts_of_all_ranks(own_text, group, device)))
-    names = dict.fromkeys(chain.from_iterable(by_rank))
-    for name in names:
+    own = {name: _bits_text(tensor) for name, tensor in tensors.items()}
+    texts_by_rank = texts_of_all_ranks(json.dumps(own), group, device)
+    by_rank = list(map(json.loads, texts_by_rank))
+    for name in dict.fromkeys(chain.from_iterable(by_rank)):
         texts = [found.get(name, "missing") for found in by_rank]
         if len(set(texts)) > 1:
             raise ConfigError(f"{what} differ between ranks: {name} is {_by_text(texts)}. {todo}")
@@ -53,11 +52,9 @@ def _by_text(texts: list[str]) -> str:
     return "; ".join(f"{text} on {named_ranks(found)}" for text, found in ranks.items())
 
 
-def _description(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-
-
-def _digest(tensor: Tensor) -> str:
+def _bits_text(tensor: Tensor) -> str:
+    """`float32[2, 4] 1f2e`: dtype, shape and a hash of the bytes."""
     real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     raw = real.detach().cpu().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(ctypes.string_at(raw.data_ptr(), raw.numel())).hexdigest()[:12]
+    digest = hashlib.sha256(ctypes.string_at(raw.data_ptr(), raw.numel())).hexdigest()  # numpy need not be installed
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} {digest[:12]}"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import torch
 import torch.distributed as dist
@@ -27,14 +27,15 @@ from tpcompile.numerics.counting import (
     roles_of,
 )
 from tpcompile.numerics.draw import Values
+from tpcompile.numerics.error_ratio import cast
 from tpcompile.numerics.localise import first_wrong, module_outputs, wrong_op
-from tpcompile.numerics.measure import cast, is_within
-from tpcompile.numerics.records import NumericsReport, ProgramReport, TensorError
-from tpcompile.numerics.reference import Build, Inputs, Reference, Result
+from tpcompile.numerics.numerics_report import NumericsReport, ProgramReport, TensorError
+from tpcompile.numerics.single_device import Build, Inputs, Reference, Result
 from tpcompile.ranks.groups import GroupLike, resolve_group
 from tpcompile.recording import CaptureSession
 
 DEFAULT_LIMIT = 2.5
+"""Largest error that passes, as a multiple of the single-device error; docs/tp-maths.md lists the worst measured."""
 _DRAW_ALIKE = (
     "Every rank gives the full tensors, drawn alike: leave seed and rank out of `inputs` (torch's generators are "
     "seeded for it), or seed your own generator with the same number on all ranks; say what is sharded by sharded={...}"
@@ -152,9 +153,14 @@ def check_program(
         graphs = sum(counters.graphs for counters in session.counters(session.compiles()))
         breaks = sum(counters.breaks for counters in session.counters(session.compiles()))
     tensors = tensor_errors(reference, module, comm, result, demands, train=train)
-    is_wrong = program == "eager" and _has_wrong_forward(tensors, demands.limit)
-    locate = _on_any_rank(is_wrong, reference, comm)
-    first_module, first_op = _first_wrong(reference, module, comm, demands.limit) if locate else ("", None)
+    is_wrong = False
+    if program == "eager":
+        outputs = [tensor for tensor in tensors if tensor.name.startswith("forward")]
+        is_wrong = not all(output.ratio <= demands.limit for output in outputs)  # NaN is wrong
+    # The search communicates, so all ranks make it when one has to.
+    flags = torch.tensor([int(is_wrong)], device=reference.device)
+    is_wrong_anywhere = bool(collectives.all_reduce(flags, group=comm.group, op="max"))
+    first_module, first_op = _first_wrong(reference, module, comm, demands.limit) if is_wrong_anywhere else ("", None)
     return ProgramReport(
         rank=comm.rank, strategy=type(comm).__name__, program=program,
         dtype=str(reference.dtype).removeprefix("torch."),
@@ -166,22 +172,21 @@ def check_program(
     )  # fmt: skip
 
 
-def _has_wrong_forward(tensors: Sequence[TensorError], limit: float) -> bool:
-    outputs = [tensor for tensor in tensors if tensor.name.startswith("forward")]
-    return not all(is_within({"ratio": output.ratio}, limit) for output in outputs)
-
-
 def tensor_errors(
     reference: Reference, module: nn.Module, comm: TpComm, result: Result, demands: Demands, *, train: bool
 ) -> tuple[TensorError, ...]:
     """Every output and gradient of one rank's run. Raises ConfigError when `exact` matches none of them."""
     errors = reference.errors(module, result, comm, only_forward=not train)
+    names = list(reference.expected(module, comm)) if demands.exact else []
+    all_exact: set[str] = set()
     for pattern in demands.exact:
-        if not any(fnmatchcase(name, pattern) for name in reference.expected(module, comm)):
+        matching = fnmatch.filter(names, pattern)
+        if not matching:
             raise ConfigError(f"exact={pattern!r} matches no tensor; there are {sorted(errors)}")
+        all_exact.update(matching)
     found = []
     for name, value in errors.items():
-        exact = any(fnmatchcase(name, pattern) for pattern in demands.exact)
+        exact = name in all_exact
         differs = exact and reference.differs(module, result, name, comm)
         found.append(TensorError(name=name, **value, exact=exact, differs=differs))
     return tuple(found)
@@ -207,20 +212,14 @@ def wrong_order(
     return first_difference(seen, declared_by(demands.declared, module, reference.dtype, size=comm.size, train=train))
 
 
-def _on_any_rank(flag: bool, reference: Reference, comm: TpComm) -> bool:
-    flags = torch.tensor([int(flag)], device=reference.device)
-    return bool(collectives.all_reduce(flags, group=comm.group, op="max"))
-
-
 def _first_wrong(reference: Reference, module: nn.Module, comm: TpComm, limit: float) -> tuple[str, Item | None]:
     """The first module that is wrong, and the op that this begins with."""
     inputs = reference.inputs_for(comm)
-    exactly = cast(reference.given, torch.float64)
-    references = [
-        (reference.single_device(reference.dtype), reference.given),
-        (reference.single_device(torch.float64), exactly),
-    ]
-    single, exact = (module_outputs(*each) for each in references)
+    single_device = reference.single_device(reference.dtype), reference.given
+    float64 = reference.single_device(torch.float64), cast(reference.given, torch.float64)
+    references = [single_device, float64]
+    single = module_outputs(*single_device)
+    exact = module_outputs(*float64)
     got = module_outputs(module, inputs)
     name = first_wrong(got, single, exact, rank=comm.rank, size=comm.size, limit=limit)
     return name, wrong_op(module, inputs, references, name, comm, dtype=reference.dtype)

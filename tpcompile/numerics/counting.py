@@ -30,7 +30,7 @@ class EagerCollectives:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Record those of this process, its autograd threads included."""
+        """Record the collectives of this process, its autograd threads included."""
         with CollectiveListener(self._heard):
             yield
 

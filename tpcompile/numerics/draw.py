@@ -31,6 +31,7 @@ from tpcompile.nn.sharding import specs_of
 Values = Literal["skewed", "iid", "integers"]
 Kind = Literal["weight", "bias", "norm"]
 _NORM_SPREAD, _BIAS_SCALE = 0.2, 0.1
+"""Norm weights of one, or biases of zero, would hide a norm or a bias that a rank leaves out or applies twice."""
 
 
 def draw_stack_weights(
@@ -63,7 +64,10 @@ def draw_weights(
         drawn = _draw(_kind(name, parameter), tuple(parameter.shape), generator, values)
         skew = skews.get(name.rpartition(".")[0], ())
         if skew and values == "skewed":
-            _skew_rows(drawn, specs[name].sizes, skew)
+            sizes = specs[name].sizes
+            for part, size, heads in zip(drawn.split(list(sizes), 0), sizes, skew, strict=True):
+                if heads:  # views of the rows: `drawn` is scaled in place
+                    part *= head_scales(heads, size, device=device).view(-1, *[1] * (drawn.dim() - 1))
         full[name] = drawn.to(dtype)
     return full
 
@@ -160,10 +164,3 @@ def _head_skews(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def _kv_skew(num_heads: int, norm: nn.Module | None) -> int:
     return -num_heads if norm is None else num_heads
-
-
-def _skew_rows(full: Tensor, sizes: Sequence[int], skew: Sequence[int]) -> None:
-    """Scale the rows of each packed part by head, in place."""
-    for part, size, heads in zip(full.split(list(sizes), 0), sizes, skew, strict=True):
-        if heads:
-            part *= head_scales(heads, size, device=full.device).view(-1, *[1] * (full.dim() - 1))

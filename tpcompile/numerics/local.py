@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.layout import Layout
-from tpcompile.numerics import measure
+from tpcompile.numerics import error_ratio
 from tpcompile.numerics.check import DEFAULT_LIMIT, Demands, tensor_errors, wrong_order
 from tpcompile.numerics.counting import Declaration, EagerCollectives, collective_text
 from tpcompile.numerics.draw import Values
-from tpcompile.numerics.records import NumericsReport, ProgramReport
-from tpcompile.numerics.reference import Build, Inputs, Reference, Result, run_once
+from tpcompile.numerics.numerics_report import NumericsReport, ProgramReport
+from tpcompile.numerics.single_device import Build, Inputs, Reference, Result, run_once
 from tpcompile.ranks import groups
 from tpcompile.torch_api import simulated
 
@@ -69,8 +69,8 @@ def check_numerics_local(
 def _all_ranks(reference: Reference, comm: Collectives, demands: Demands) -> list[ProgramReport]:
     module = _spread_module(reference, comm)
     heard = EagerCollectives(comm)
-    arguments = _spread(lambda: measure.named_tensors(reference.inputs_for(comm), "input"), comm)
-    given = measure.replaced(reference.given, list(arguments.values()))
+    arguments = _spread(lambda: error_ratio.named_tensors(reference.inputs_for(comm), "input"), comm)
+    given = error_ratio.replaced(reference.given, list(arguments.values()))
     cotangents = _spread(lambda: reference.cotangents(comm), comm) if reference.train else None
     with simulated.running(comm.size), heard.listening():
         result = run_once(module, module, given, cotangents, reference.differentiated, on_backward=heard.on_backward)

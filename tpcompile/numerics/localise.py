@@ -24,6 +24,7 @@ def module_outputs(stack: nn.Module, inputs: tuple[Tensor, ...]) -> Outputs:
     def keep(name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             tensors = output if isinstance(output, tuple) else (output,)
+            # Copies: an in-place collective of mode A or B overwrites what it is given.
             outputs[name] = [t.detach().clone() for t in tensors if isinstance(t, Tensor)]
 
         return hook
@@ -86,7 +87,7 @@ def _columns(width: int, whole: int, *, rank: int, size: int | None) -> slice:
 
 
 def _is_wrong(tensor: Tensor, single: Tensor, exact: Tensor, limit: float) -> bool:
-    """Whether the error exceeds `limit` x the single-device error, which counts as a quarter ulp or more; NaN does."""
+    """True where the error exceeds `limit` x the single-device error, or a quarter ulp if larger; NaN always does."""
     normal = float((single.double() - exact).norm())
     error = float((tensor.double() - exact).norm())
     floor = torch.finfo(tensor.dtype).eps / 4 * float(exact.norm())

@@ -45,7 +45,7 @@ class Value:
     parts: tuple[tuple[tuple[int, ...], Fingerprint], ...]
     """Shapes and fingerprints of a rank's equal parts of it, along each dim."""
     line: UserLine | None
-    """Of the op; of a tensor that was given, the line of its first use."""
+    """Line of the op; for a tensor that was given, the line of its first use."""
     sources: tuple[int, ...] = ()
     """Places of what the op was given."""
 
@@ -61,7 +61,8 @@ class Trace:
 
 def traced(module: nn.Module, inputs: tuple[Any, ...], *, rank: int = 0, size: int = 1) -> Trace:
     """Run the module in eager, without gradients; `parts` are those of one rank of `size`."""
-    mode = _Tracing(_names(module), rank=rank, size=size)
+    named = [*module.named_parameters(), *module.named_buffers()]
+    mode = _Tracing({id(tensor): name for name, tensor in named}, rank=rank, size=size)
     handles = [each.register_forward_hook(mode.keeping(name)) for name, each in module.named_modules()]
     try:
         with torch.no_grad(), mode:
@@ -141,15 +142,13 @@ class _Tracing(TorchDispatchMode):
         return int(self._places[tensor])
 
     def _keep(self, tensor: Tensor, name: str, line: UserLine | None, sources: tuple[int, ...]) -> None:
-        is_pending = name.startswith(_PENDING) and not self._is_waited(sources)
+        is_waited = any(self.trace.values[place].tensor is None for place in sources)
+        is_pending = name.startswith(_PENDING) and not is_waited
         shape = tuple(tensor.shape)
         numbers = None if is_pending else fingerprint(tensor)
         parts = () if is_pending else tuple(self._parts(tensor))
         self._places[tensor] = len(self.trace.values)
         self.trace.values.append(Value(name, shape, numbers, parts, line, sources))
-
-    def _is_waited(self, sources: tuple[int, ...]) -> bool:
-        return any(self.trace.values[place].tensor is None for place in sources)
 
     def _parts(self, tensor: Tensor) -> Iterator[tuple[tuple[int, ...], Fingerprint]]:
         if self._size == 1:
@@ -161,15 +160,13 @@ class _Tracing(TorchDispatchMode):
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Those with values, of which a result of a functional collective may still be on its way."""
+    """Tensors with values; the result of a functional collective may still be in flight."""
     leaves, _ = tree_flatten(value)
     for leaf in leaves:
-        tensor = leaf.elem if isinstance(leaf, AsyncCollectiveTensor) else leaf
+        tensor = leaf
+        if isinstance(leaf, AsyncCollectiveTensor):
+            tensor = leaf.elem
         is_plain = type(tensor) in (Tensor, nn.Parameter)  # no DTensor, which has a value on no rank
-        if is_plain and not tensor.is_meta and not tensor.is_complex():
-            yield tensor
-
-
-def _names(module: nn.Module) -> dict[int, str]:
-    kept = [*module.named_parameters(), *module.named_buffers()]
-    return {id(tensor): name for name, tensor in kept}
+        if not is_plain or tensor.is_meta or tensor.is_complex():
+            continue
+        yield tensor

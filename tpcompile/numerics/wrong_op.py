@@ -12,11 +12,9 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
 
 import torch
 
-from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import Item, value_item
 from tpcompile.numerics.traced import Fingerprint, Trace, Value
 
@@ -36,14 +34,18 @@ class Known:
 
     @classmethod
     def of(cls, traces: Iterable[Trace]) -> Known:
-        """Those of all values."""
+        """The fingerprints of all values of these traces."""
         known = cls()
-        values = [value for trace in traces for value in trace.values]
+        values: list[Value] = []
+        for trace in traces:
+            values += trace.values
         for value in values:
             if value.tensor is not None:
-                known.whole.setdefault(value.shape, []).append(value.tensor)
+                same_shape = known.whole.setdefault(value.shape, [])
+                same_shape.append(value.tensor)
             for shape, numbers in value.parts:
-                known.parts.setdefault(shape, []).append(numbers)
+                same_shape = known.parts.setdefault(shape, [])
+                same_shape.append(numbers)
         return known
 
 
@@ -55,19 +57,15 @@ def as_text(trace: Trace) -> str:
 def sums_over_ranks(texts: Sequence[str]) -> list[Fingerprint | None]:
     """Fingerprints of the sums over all ranks, value by value; empty where ranks did not run the same ops."""
     ranks = list(map(json.loads, texts))
-    ops = list(map(_ops, ranks))
+    ops = [[(name, shape) for name, shape, _ in values] for values in ranks]
     if ops.count(ops[0]) < len(ops):
         return []
-    by_value = zip(*map(_numbers, ranks), strict=True)
-    return list(map(_sum, by_value))
-
-
-def _ops(values: Sequence[Any]) -> list[Any]:
-    return [(name, shape) for name, shape, _ in values]
-
-
-def _numbers(values: Sequence[Any]) -> list[Fingerprint | None]:
-    return [numbers for _, _, numbers in values]
+    found: list[Fingerprint | None] = []
+    for values in zip(*ranks, strict=True):
+        numbers = [fingerprint for _, _, fingerprint in values]
+        is_known = None not in numbers
+        found.append(tuple(map(sum, zip(*numbers, strict=True))) if is_known else None)
+    return found
 
 
 class _Judged(Enum):
@@ -80,7 +78,7 @@ class _Judged(Enum):
     WRONG = auto()
 
 
-_UNSUMMED = "its result is right only when it is summed over the ranks"
+UNSUMMED = "its result is right only when it is summed over the ranks"
 
 
 def first_wrong_op(
@@ -91,21 +89,19 @@ def first_wrong_op(
     `module` is a module with wrong outputs, for a run whose own outputs are right.
     """
     values = trace.values
-    judged = _all_judged(values, known, sums, tolerance=max(_ROUNDINGS * torch.finfo(dtype).eps, _LEAST))
-    for outputs in (trace.outputs.get("", []), trace.outputs.get(module, [])):
+    tolerance = max(_ROUNDINGS * torch.finfo(dtype).eps, _LEAST)
+    judged = _all_judged(values, known, sums, tolerance=tolerance)
+    of_the_run, of_the_module = trace.outputs.get("", []), trace.outputs.get(module, [])
+    for outputs in (of_the_run, of_the_module):
         wrong = _behind(outputs, values, judged, _Judged.WRONG)
-        origins = [place for place in wrong if _is_origin(values[place], judged)]
+        origins = [place for place in wrong if wrong.isdisjoint(values[place].sources)]
         if origins:
             return _origin_item(min(origins), values, judged)
         partial = [place for place in outputs if judged[place] == _Judged.PARTIAL]
         if partial:
             value = _divided_behind(partial, values, judged) or values[partial[0]]
-            return value_item(value.name, _UNSUMMED, line=value.line)
+            return value_item(value.name, UNSUMMED, line=value.line)
     return None
-
-
-def _is_origin(value: Value, judged: Sequence[_Judged]) -> bool:
-    return all(judged[source] != _Judged.WRONG for source in value.sources)
 
 
 def _origin_item(place: int, values: Sequence[Value], judged: Sequence[_Judged]) -> Item:
@@ -113,7 +109,7 @@ def _origin_item(place: int, values: Sequence[Value], judged: Sequence[_Judged])
     partial = [values[source] for source in value.sources if judged[source] == _Judged.PARTIAL]
     divided = _divided_behind(value.sources, values, judged)
     if divided is not None:
-        return value_item(divided.name, f"{_UNSUMMED}, and is used without it", line=divided.line)
+        return value_item(divided.name, f"{UNSUMMED}, and is used without it", line=divided.line)
     what = "its result" if value.sources else "this tensor"
     text = f"{what} has no equal in the single-device run"
     if partial:
@@ -122,14 +118,13 @@ def _origin_item(place: int, values: Sequence[Value], judged: Sequence[_Judged])
 
 
 def _divided_behind(places: Iterable[int], values: Sequence[Value], judged: Sequence[_Judged]) -> Value | None:
-    behind = _behind(places, values, judged, _Judged.PARTIAL)
-    return first(values[place] for place in sorted(behind) if _is_divided(values[place], judged))
-
-
-def _is_divided(value: Value, judged: Sequence[_Judged]) -> bool:
-    """True for what is partial because of its op: made of whole tensors only, or the result of a collective."""
-    is_made_of_whole = all(judged[source] == _Judged.WHOLE for source in value.sources)
-    return is_made_of_whole or value.name.startswith("_c10d_functional.")
+    """The first value behind these that its op made partial: it was given whole tensors only, or is a collective."""
+    for place in sorted(_behind(places, values, judged, _Judged.PARTIAL)):
+        value = values[place]
+        is_made_of_whole = all(judged[source] == _Judged.WHOLE for source in value.sources)
+        if is_made_of_whole or value.name.startswith("_c10d_functional."):
+            return value
+    return None
 
 
 def _all_judged(
@@ -140,8 +135,10 @@ def _all_judged(
         whole = known.whole.get(value.shape, [])
         parts = known.parts.get(value.shape, [])
         total = sums[place] if sums else None
-        if value.tensor is None or not (whole or parts):
-            found.append(_inherited(value, found))
+        has_counterpart = bool(whole or parts)
+        if value.tensor is None or not has_counterpart:  # it is judged as what it was made of
+            sources = [found[source] for source in value.sources]
+            found.append(_Judged.WRONG if _Judged.WRONG in sources else _Judged.PART)
         elif _is_among(value.tensor, whole, tolerance):
             found.append(_Judged.WHOLE)
         elif _is_among(value.tensor, parts, tolerance):
@@ -153,14 +150,8 @@ def _all_judged(
     return found
 
 
-def _inherited(value: Value, judged: Sequence[_Judged]) -> _Judged:
-    """Of a value that has no counterpart in the reference, as what it was made from."""
-    is_wrong = any(judged[source] == _Judged.WRONG for source in value.sources)
-    return _Judged.WRONG if is_wrong else _Judged.PART
-
-
 def _behind(places: Iterable[int], values: Sequence[Value], judged: Sequence[_Judged], wanted: _Judged) -> set[int]:
-    """Those of the places that are so judged, and all of that kind that they were made from."""
+    """The places that are judged `wanted`, and all that are so judged of what they were made from."""
     found: set[int] = set()
     left = list(places)
     while left:
@@ -172,17 +163,10 @@ def _behind(places: Iterable[int], values: Sequence[Value], judged: Sequence[_Ju
 
 
 def _is_among(numbers: Fingerprint, candidates: Iterable[Fingerprint], tolerance: float) -> bool:
-    return any(_is_close(numbers, candidate, tolerance) for candidate in candidates)
-
-
-def _is_close(numbers: Fingerprint, wanted: Fingerprint, tolerance: float) -> bool:
-    apart = sum((one - other) ** 2 for one, other in zip(numbers, wanted, strict=True))
-    size = sum(number**2 for number in wanted)
-    return apart <= tolerance**2 * size
-
-
-def _sum(ranks: Sequence[Fingerprint | None]) -> Fingerprint | None:
-    present = [numbers for numbers in ranks if numbers is not None]
-    if len(present) < len(ranks):
-        return None
-    return tuple(sum(numbers) for numbers in zip(*present, strict=True))
+    """True where one of the candidates is equal up to the tolerance, relative to the candidate's norm."""
+    for wanted in candidates:
+        apart = sum((one - other) ** 2 for one, other in zip(numbers, wanted, strict=True))
+        size = sum(number**2 for number in wanted)
+        if apart <= tolerance**2 * size:
+            return True
+    return False

@@ -16,6 +16,7 @@ Resolvers = Mapping[str, Any]
 """Name -> the resolved backend: text, a function or class, or a callable without arguments that returns it."""
 
 _TYPICAL = [(torch.float32, 64), (torch.bfloat16, 64), (torch.bfloat16, 128)]
+"""(dtype, head size) that SDPA is asked for: it selects a backend by both."""
 _HEADS, _TOKENS = 8, 128
 
 
@@ -40,8 +41,9 @@ def attention_choices(device: torch.device) -> dict[str, str]:
         qkv = [torch.empty(1, _HEADS, _TOKENS, head_dim, dtype=dtype, device=device)] * 3
         for is_causal in (False, True):
             mask = " causal" if is_causal else ""
-            name = f"sdpa {str(dtype).removeprefix('torch.')} head_dim {head_dim}{mask}"
-            found[name], _ = answer_of(partial(sdpa_backend, *qkv, is_causal=is_causal))
+            dtype_name = str(dtype).removeprefix("torch.")
+            ask = partial(sdpa_backend, *qkv, is_causal=is_causal)
+            found[f"sdpa {dtype_name} head_dim {head_dim}{mask}"], _ = answer_of(ask)
     return found
 
 
@@ -49,11 +51,13 @@ def answers(resolvers: Resolvers) -> tuple[dict[str, str], dict[str, str]]:
     """The caller's own resolvers -> (`backend NAME` -> text, name -> error of those that raised)."""
     found, failed = {}, {}
     for name, resolver in resolvers.items():
-        ask = resolver if callable(resolver) else partial(str, resolver)
-        text, is_answer = answer_of(ask)
-        found[f"backend {name}"] = text
+        ask = resolver
+        if not callable(resolver):
+            ask = partial(str, resolver)
+        key = f"backend {name}"
+        found[key], is_answer = answer_of(ask)
         if not is_answer:
-            failed[name] = text
+            failed[name] = found[key]
     return found, failed
 
 

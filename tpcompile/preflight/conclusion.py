@@ -19,28 +19,22 @@ MAX_LISTED = 100
 
 def reported(num_reported: int, absent: Mapping[int, str], *, timeout_s: float, silent: Sequence[int] = ()) -> Check:
     """Red when a rank is `absent` (rank -> its last published state) or `silent`: it did not send details."""
-    late = _late(absent, silent)
+    late = [f"rank {rank} is missing; last seen {seen}" for rank, seen in sorted(absent.items())]
+    late += [f"rank {rank} did not send its details" for rank in silent]
     late_ranks = sorted({*absent, *silent})
-    status = Status.FAIL if late else Status.PASS
+    cause = Cause.UNKNOWN
+    if silent:
+        cause = Cause.STOPPED_RESPONDING
+    if absent:
+        cause = Cause.NEVER_ARRIVED
     return Check(
         id=CheckId.REPORTED,
-        status=status,
+        status=Status.FAIL if late else Status.PASS,
         expected=f"every rank within {timeout_s:g} s",
         observed="; ".join(late) or f"all {num_reported}",
         ranks=tuple(late_ranks),
-        cause=_why_late(absent, silent),
+        cause=cause,
     )
-
-
-def _late(absent: Mapping[int, str], silent: Sequence[int]) -> list[str]:
-    missing = [f"rank {rank} is missing; last seen {seen}" for rank, seen in sorted(absent.items())]
-    return [*missing, *(f"rank {rank} did not send its details" for rank in silent)]
-
-
-def _why_late(absent: Mapping[int, str], silent: Sequence[int]) -> Cause:
-    if absent:
-        return Cause.NEVER_ARRIVED
-    return Cause.STOPPED_RESPONDING if silent else Cause.UNKNOWN
 
 
 def group_check(group: str, found: Sequence[Divergence], names: Sequence[str], num_keys: int) -> Check:
@@ -65,21 +59,17 @@ def _differs(red: Sequence[Divergence], names: Sequence[str]) -> dict[str, Any]:
     num_more = len(names) - len(shown)
     titles = "; ".join(divergence.title for divergence in shown)
     more = f"; {num_more} more" if len(red) > len(shown) else ""
-    odd_ranks = set[int]().union(*map(_odd_ranks, red))
-    ranks = sorted(odd_ranks)
+    odd_ranks: set[int] = set()
+    for divergence in red:  # ranks outside of the largest group; all ranks when two groups are equally large
+        groups = divergence.groups
+        has_largest = len(groups) == 1 or len(groups[0].ranks) > len(groups[1].ranks)
+        odd_ranks |= set(ranks_of(groups[int(has_largest) :]))
     return {
         "status": Status.FAIL,
         "observed": titles + more,
-        "ranks": tuple(ranks),
+        "ranks": tuple(sorted(odd_ranks)),
         "cause": red[0].cause,
     }
-
-
-def _odd_ranks(divergence: Divergence) -> tuple[int, ...]:
-    """Ranks outside of the largest group; all ranks when two groups are equally large."""
-    groups = divergence.groups
-    has_largest = len(groups) == 1 or len(groups[0].ranks) > len(groups[1].ranks)
-    return ranks_of(groups[int(has_largest) :])
 
 
 def conclude(
@@ -92,15 +82,17 @@ def conclude(
 ) -> Verdict:
     """Checks and divergences -> the verdict; the first red one is its summary."""
     leading = lead.of_run(checks, divergences, causes={CheckId.REPORTED})
-    status, exit_code = (Status.FAIL, ExitCode.FAIL) if leading else (Status.PASS, ExitCode.PASS)
+    status, exit_code = Status.PASS, ExitCode.PASS
+    summary = f"{world_size} ranks agree; {lead.num_passed(checks)} checks passed"
+    if leading:
+        status, exit_code = Status.FAIL, ExitCode.FAIL
+        summary = lead.summary(leading)
     return Verdict(
         status=status,
         exit_code=exit_code,
         world_size=world_size,
         preset=title,
-        summary=lead.summary(leading)
-        if leading
-        else f"{world_size} ranks agree; {lead.num_passed(checks)} checks passed",
+        summary=summary,
         lead=leading,
         checks=tuple(checks),
         divergences=tuple(divergences),

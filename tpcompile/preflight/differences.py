@@ -14,7 +14,9 @@ from tpcompile.evidence.text.ranks import named_ranks
 
 UNSET = "unset"
 _BRIEF = 100
+"""Characters of a value that a title shows; items of the divergence have all of it."""
 _HASH = re.compile(r"\b((?:sha256|mix128|wrapped):[0-9a-f]{12})[0-9a-f]+(?:-[0-9a-f]+)?")
+"""A hash in a value, of which a title shows 12 digits."""
 
 Groups = Sequence[tuple[tuple[int, ...], str | None]]
 """(ranks, their value), largest group first; None when the ranks do not have the key."""

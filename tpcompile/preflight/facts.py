@@ -91,6 +91,7 @@ def rank_facts(
     found[TOPOLOGY] = topology(mesh, group)
     found |= weight_facts(weights)
     found[DTYPES] |= _autocast(device)
+    # Without bits, in which shards differ by nature; a handshake of frozen weights compares each with its own past.
     shards = {n: w.model_copy(update={"print": ""}) for n, w in weights.items() if w.layout == Layout.SHARDED}
     return RankFacts(groups=found, shards=shards), unresolved
 
@@ -98,16 +99,14 @@ def rank_facts(
 def weight_facts(weights: Mapping[str, Weight]) -> dict[str, dict[str, str]]:
     """dtypes of all tensors, and the fingerprints of those that are not shards."""
 
-    def prints(layout: Layout) -> dict[str, str]:
-        return {f"weight {name}": weight.print for name, weight in weights.items() if weight.layout == layout}
-
-    dtypes = {f"dtype of {name}": _dtype_text(weight) for name, weight in weights.items()}
-    return {DTYPES: dtypes, WEIGHTS: prints(Layout.REPLICATED), UNDECLARED: prints(Layout.UNDECLARED)}
-
-
-def _dtype_text(weight: Weight) -> str:
-    """`float32 with gradient, DTensor`."""
-    return phrase(f"{weight.dtype} with gradient" if weight.requires_grad else weight.dtype, weight.kind)
+    groups = {Layout.REPLICATED: WEIGHTS, Layout.UNDECLARED: UNDECLARED}
+    found: dict[str, dict[str, str]] = {DTYPES: {}, WEIGHTS: {}, UNDECLARED: {}}
+    for name, weight in weights.items():
+        dtype = f"{weight.dtype} with gradient" if weight.requires_grad else weight.dtype
+        found[DTYPES][f"dtype of {name}"] = phrase(dtype, weight.kind)  # `float32 with gradient, DTensor`
+        if weight.layout in groups:
+            found[groups[weight.layout]][f"weight {name}"] = weight.print
+    return found
 
 
 def topology(mesh: DeviceMesh | None, group: Group) -> dict[str, str]:
@@ -130,10 +129,9 @@ def topology(mesh: DeviceMesh | None, group: Group) -> dict[str, str]:
 
 def own_facts(device: torch.device) -> dict[str, str]:
     """Facts in which healthy ranks differ."""
-    variables = ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "PYTHONHASHSEED")
+    variables = ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "PYTHONHASHSEED", *sorted(compat.PER_RANK_ENVIRONMENT))
     facts = {"host": socket.gethostname(), "process id": str(os.getpid()), "device": str(device)}
-    facts |= {f"env {name}": os.environ[name] for name in variables if name in os.environ}
-    return facts | {f"env {name}": value for name, value in compat.machine_environment().items()}
+    return facts | {f"env {name}": os.environ[name] for name in variables if name in os.environ}
 
 
 def _environment() -> dict[str, dict[str, str]]:

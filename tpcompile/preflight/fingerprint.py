@@ -81,7 +81,14 @@ def piece_hashes(raw: Tensor, *, start: int, stop: int, size_bytes: int) -> list
 
 def _hash(raw: Tensor) -> tuple[str, str]:
     """(method, hash) of bytes [n] uint8, computed on their device."""
-    return ("sha256", _sha256(raw)) if raw.device.type == "cpu" else ("mix128", mix128(raw))
+    if raw.device.type != "cpu":
+        return "mix128", mix128(raw)
+    if not raw.numel():
+        return "sha256", hashlib.sha256().hexdigest()
+    # Not through numpy, which need not be installed; the tensor keeps the memory alive.
+    memory = (ctypes.c_char * raw.numel()).from_address(raw.data_ptr())
+    digest = hashlib.sha256(memory)
+    return "sha256", digest.hexdigest()
 
 
 def mix128(raw: Tensor) -> str:
@@ -116,10 +123,3 @@ def _splitmix(words: Tensor) -> Tensor:
 def _shifted(words: Tensor, by: int) -> Tensor:
     """Logical shift to the right; the shift of int64 is arithmetic."""
     return (words >> by) & ((1 << (64 - by)) - 1)
-
-
-def _sha256(raw: Tensor) -> str:
-    if not raw.numel():
-        return hashlib.sha256().hexdigest()
-    # Not through numpy, which need not be installed; the tensor keeps the memory alive.
-    return hashlib.sha256((ctypes.c_char * raw.numel()).from_address(raw.data_ptr())).hexdigest()

@@ -14,7 +14,8 @@ from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.records import Layer, Verdict
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.preflight.backends import Resolvers
-from tpcompile.preflight.exchange import Exchanges
+from tpcompile.preflight.fact_exchange import Exchanges
+from tpcompile.preflight.fact_judge import Judge
 from tpcompile.preflight.facts import (
     CHANGES,
     KNOWN_GROUPS,
@@ -25,7 +26,6 @@ from tpcompile.preflight.facts import (
     rank_facts,
     weight_facts,
 )
-from tpcompile.preflight.judge import Judge
 from tpcompile.preflight.locate import Question, answer_elements
 from tpcompile.preflight.weights import Group, Layout, ShardedBy, Weight, weights_of
 from tpcompile.ranks.exchange import Fetch, Side
@@ -151,16 +151,14 @@ class Handshake:
             ).verdict()
 
         def answer(question: Question) -> object:
-            if question.elements:
-                return answer_elements(self._tensors().get(question.elements), question)
-            return facts.part(question.group).model_dump(mode="json")
+            if not question.elements:
+                return facts.part(question.group).model_dump(mode="json")
+            module = self._module
+            tensors = dict(module.named_parameters()) | dict(module.named_buffers()) if module is not None else {}
+            return answer_elements(tensors.get(question.elements), question)
 
         side = Side(digest.model_dump(mode="json"), answer, judge, kind=SetupDigest, question=Question)
         return self._exchanges.verdict(side)
-
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        module = self._module
-        return dict(module.named_parameters()) | dict(module.named_buffers()) if module is not None else {}
 
 
 def group_of(mesh: DeviceMesh | None, axis: str) -> Group:
@@ -169,10 +167,6 @@ def group_of(mesh: DeviceMesh | None, axis: str) -> Group:
         raise ConfigError("no process group: call torch.distributed.init_process_group before the preflight check")
     if mesh is None:
         return Group(axis, tuple(range(dist.get_world_size())))
-    return _group_of_mesh(mesh, axis)
-
-
-def _group_of_mesh(mesh: DeviceMesh, axis: str) -> Group:
     names = mesh.mesh_dim_names or ()
     if mesh.ndim == 1 and not names:
         names = (axis,)
@@ -205,14 +199,12 @@ def _device_of(mesh: DeviceMesh | None) -> torch.device:
 
 def _changes(before: dict[str, Weight], now: dict[str, Weight]) -> dict[str, str]:
     """Parameters and replicated buffers whose bits changed; a buffer that is not replicated may change."""
+    old = {name: weight.print for name, weight in before.items()}
+    new = {name: weight.print for name, weight in now.items()}
     found = {}
     for name, weight in (before | now).items():
         is_watched = weight.is_parameter or weight.layout == Layout.REPLICATED
-        is_changed = _print(before.get(name)) != _print(now.get(name))
+        is_changed = old.get(name, "") != new.get(name, "")
         if is_watched and is_changed:
             found[f"weight {name}"] = f"changed since the handshake ({weight.layout.value})"
     return found
-
-
-def _print(weight: Weight | None) -> str:
-    return weight.print if weight else ""

@@ -12,14 +12,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.evidence.groups.by_rank import ByRank
-from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import Divergence, Frozen, Layer, Verdict
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.preflight.arguments import aspects_of, named_leaves
 from tpcompile.preflight.conclusion import MAX_NAMED, conclude, group_check, reported
 from tpcompile.preflight.differences import Groups, Kind, difference
-from tpcompile.preflight.exchange import Details, Exchanges
+from tpcompile.preflight.fact_exchange import Details, Exchanges
 from tpcompile.preflight.handshake import group_of
 from tpcompile.preflight.locate import Question, answer_elements, located
 from tpcompile.ranks.exchange import Fetch, Side
@@ -46,13 +45,9 @@ class InputFacts(Frozen):
 
     step: int | None
     names: tuple[str, ...]
-    """In the order of the call."""
+    """Names of the arguments, in the order of the call."""
     aspects: dict[str, dict[str, str]]
     """Name -> aspect (`shape`, `dtype`, `bits`, ...) -> text."""
-
-    def aspect(self, name: str, aspect: str) -> str | None:
-        """One aspect of an argument; None when the call has no such argument, or it has no such aspect."""
-        return self.aspects.get(name, {}).get(aspect)
 
 
 class InputCheck:
@@ -90,15 +85,14 @@ class InputCheck:
         def judge(found: dict[int, Any], absent: dict[int, str], fetch: Fetch) -> Verdict:
             return _judge(found, absent, fetch, own=facts, timeout_s=self._timeout_s, axis=self._group.axis)
 
-        side = Side(_sha(facts), lambda question: _answer(question, facts, leaves), judge, kind=str, question=Question)
-        return self._exchanges.verdict(side)
+        def answer(question: Question) -> Any:
+            if not question.elements:
+                return facts.model_dump(mode="json")
+            tensor = leaves.get(question.elements)
+            return answer_elements(tensor if isinstance(tensor, Tensor) else None, question)
 
-
-def _answer(question: Question, facts: InputFacts, leaves: Mapping[str, Any]) -> Any:
-    if not question.elements:
-        return facts.model_dump(mode="json")
-    tensor = leaves.get(question.elements)
-    return answer_elements(tensor if isinstance(tensor, Tensor) else None, question)
+        sha = hashlib.sha256(facts.to_json().encode()).hexdigest()
+        return self._exchanges.verdict(Side(sha, answer, judge, kind=str, question=Question))
 
 
 def _judge(
@@ -117,8 +111,11 @@ def _judge(
         rows = _rows(facts)
         names = [row.name for row in rows]
         for row in rows[:MAX_NAMED]:
-            at = "" if found else _located(row, fetch)
-            found.append(_named(row, at, domain=domain, own=own))
+            is_located = row.aspect == "bits" and not found  # the first element is searched once a call: it asks ranks
+            at = located(fetch, row.groups, row.name) if is_located else ""
+            title = f"input {row.name} {row.aspect}".strip()
+            kind = _KINDS[row.aspect]
+            found.append(difference(title, row.groups, kind=kind, domain=domain, found=at, step=own.step))
     checks = [
         reported(len(shas), absent, timeout_s=timeout_s, silent=silent),
         group_check("inputs", found, names, len(own.names)),
@@ -139,30 +136,14 @@ class _Row:
 
 def _rows(facts: ByRank[InputFacts]) -> list[_Row]:
     """The arguments that differ, in the order of the call."""
-    names = dict.fromkeys(name for own in facts.values() for name in own.names)
-    rows = [_first_row(name, facts) for name in names]
-    return [row for row in rows if row is not None]
-
-
-def _first_row(name: str, facts: ByRank[InputFacts]) -> _Row | None:
-    """The first aspect that differs between ranks; None when all are equal."""
-    rows = [_row(name, aspect, facts) for aspect in _KINDS]
-    return find(rows, lambda row: len(row.groups) > 1)
-
-
-def _row(name: str, aspect: str, facts: ByRank[InputFacts]) -> _Row:
-    return _Row(name, aspect, facts.map(lambda own: own.aspect(name, aspect)).sides())
-
-
-def _located(row: _Row, fetch: Fetch) -> str:
-    """Text for the first element that differs, of a tensor of which only the bits differ."""
-    return located(fetch, row.groups, row.name) if row.aspect == "bits" else ""
-
-
-def _named(row: _Row, at: str, *, domain: str, own: InputFacts) -> Divergence:
-    title = f"input {row.name} {row.aspect}".strip()
-    return difference(title, row.groups, kind=_KINDS[row.aspect], domain=domain, found=at, step=own.step)
-
-
-def _sha(facts: InputFacts) -> str:
-    return hashlib.sha256(facts.to_json().encode()).hexdigest()
+    names: dict[str, None] = {}  # an ordered set
+    for own in facts.values():
+        names |= dict.fromkeys(own.names)
+    found = []
+    for name in names:
+        for aspect in _KINDS:
+            texts = ByRank({rank: own.aspects.get(name, {}).get(aspect) for rank, own in facts.items()})
+            if texts.differ():
+                found.append(_Row(name, aspect, texts.sides()))
+                break
+    return found

@@ -19,6 +19,7 @@ from tpcompile.preflight.fingerprint import local_of, piece_hashes, raw_bytes
 from tpcompile.ranks.exchange import Fetch
 
 _PIECES = 64
+"""Pieces that one question is about, and most elements that are sent themselves: 64**5 is a billion."""
 
 Ask = Callable[[int, dict[str, Any], Any], Any]
 """(rank, {start, stop} in elements, type of the answer) -> that rank's `answer_elements`; None without an answer."""
@@ -66,28 +67,31 @@ class Form(Frozen):
         return cls(dtype=str(local.dtype), shape=tuple(local.shape))
 
 
-def answer_form(tensor: Tensor) -> dict[str, Any] | None:
-    """`Form` of the tensor on this rank, as JSON."""
-    form = Form.of(local_of(tensor))
-    return form.model_dump(mode="json") if form else None
-
-
 def answer_elements(tensor: Tensor | None, question: Question) -> Any:
     """The form for a question without `start`; else hashes of pieces of elements start..stop, or the few elements.
 
     None where there is no such tensor, or no such elements.
     """
-    if tensor is None or question.start is None:
-        return None if tensor is None else answer_form(tensor)
+    if tensor is None:
+        return None
     local, start, stop = local_of(tensor), question.start, question.stop
+    if start is None:
+        form = Form.of(local)
+        return form.model_dump(mode="json") if form else None
     if not start < stop <= local.numel():
         return None
     raw, size_bytes = raw_bytes(local), local.element_size()
-    if stop - start > _PIECES:
+    is_long = stop - start > _PIECES
+    if is_long:
+        first, end = start * size_bytes, stop * size_bytes
         piece_bytes = _piece(start, stop) * size_bytes
-        return {"hashes": piece_hashes(raw, start=start * size_bytes, stop=stop * size_bytes, size_bytes=piece_bytes)}
-    flat = raw.view(-1, size_bytes)[start:stop].cpu()
-    return {"elements": [[_value(local, index), _hex(flat[index - start])] for index in range(start, stop)]}
+        return {"hashes": piece_hashes(raw, start=first, stop=end, size_bytes=piece_bytes)}
+    elements = []
+    rows = raw.view(-1, size_bytes)[start:stop].cpu()
+    for index, element in enumerate(rows, start):
+        bits = bytes(reversed(element.tolist())).hex()
+        elements.append([_value(local, index), f"0x{bits}"])
+    return {"elements": elements}
 
 
 def locate(ask: Ask, ranks: Sequence[int], shape: Sequence[int]) -> Element | None:
@@ -166,10 +170,6 @@ def _value(local: Tensor, index: int) -> str:
         return repr(local[_unravel(index, local.shape)].item())
     except (NotImplementedError, RuntimeError):  # packed dtypes below a byte have no scalar
         return "?"
-
-
-def _hex(element: Tensor) -> str:
-    return f"0x{bytes(reversed(element.tolist())).hex()}"
 
 
 def _unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:

@@ -20,7 +20,6 @@ from torch.distributed.tensor import DTensor
 
 from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import Frozen
-from tpcompile.layout import ShardSpec
 from tpcompile.nn.sharding import declarations_of
 from tpcompile.preflight.fingerprint import bits, describe, local_of
 
@@ -147,18 +146,17 @@ def _mesh_dim(mesh: DeviceMesh, group: Group) -> int | None:
     return 0 if ranks == group.ranks else None
 
 
-def _declared_by_spec(spec: ShardSpec) -> Declared:
-    # Parts are padded to equal shapes, see `ShardSpec.take`.
-    return Declared(Layout.REPLICATED if spec.dim is None else Layout.SHARDED, "shard_specs", spec.dim)
-
-
 def _declared_by_caller(name: str, tensor: Tensor, sharded: ShardedBy) -> Declared:
     if sharded is None:
         return Declared(Layout.UNDECLARED, "undeclared")
     if callable(sharded):
         layout = Layout.SHARDED if sharded(name, tensor) else Layout.REPLICATED
         return Declared(layout, "caller")
-    shapes = _shapes_by_pattern(sharded)
+    shapes: _Shapes = {}
+    if isinstance(sharded, Mapping):
+        shapes = sharded
+    else:
+        shapes = dict.fromkeys([sharded] if isinstance(sharded, str) else sharded)
     matching = find(shapes, lambda pattern: fnmatchcase(name, pattern))
     if matching is None:
         return Declared(Layout.REPLICATED, "caller")
@@ -167,21 +165,14 @@ def _declared_by_caller(name: str, tensor: Tensor, sharded: ShardedBy) -> Declar
     return Declared(Layout.SHARDED, "caller", full_shape=full_shape)
 
 
-def _shapes_by_pattern(
-    sharded: Mapping[str, Sequence[int] | None] | Iterable[str],
-) -> Mapping[str, Sequence[int] | None]:
-    """Pattern -> full shape, None for equal shards."""
-    if isinstance(sharded, Mapping):
-        return sharded
-    return dict.fromkeys([sharded] if isinstance(sharded, str) else sharded)
-
-
 def _declared_specs(module: nn.Module, group: Group) -> dict[str, Declared]:
     """Layouts declared by tpcompile's own modules; a module bound to a different group says nothing about this one."""
     declared: dict[str, Declared] = {}
     for name, declaration in declarations_of(module).items():
         if _is_bound_to(declaration.declared_by, group):
-            declared[name] = _declared_by_spec(declaration.spec)
+            dim = declaration.spec.dim
+            layout = Layout.REPLICATED if dim is None else Layout.SHARDED
+            declared[name] = Declared(layout, "shard_specs", dim)  # parts are padded to equal shapes: `ShardSpec.take`
     return declared
 
 
@@ -190,5 +181,7 @@ def _is_bound_to(module: object, group: Group) -> bool:
     if comm is None:
         return True
     bound = getattr(comm, "group", None)
-    ranks = (dist.get_rank(),) if bound is None else tuple(dist.get_process_group_ranks(bound))
-    return ranks == group.ranks
+    ranks = [dist.get_rank()]  # a module of size 1 has no group
+    if bound is not None:
+        ranks = dist.get_process_group_ranks(bound)
+    return tuple(ranks) == group.ranks

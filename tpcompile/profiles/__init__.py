@@ -13,7 +13,7 @@ tuned.py        calls of a program whose kernels are chosen by time -> the same 
 cuda_graphs.py  a function -> its CUDA graph; the only module that needs CUDA
 release.py      CUDA graphs are released before a process group ends, and before Python does
 agreement.py    what each rank is about to run -> the same on all of them, or the ranks that differ
-measure.py      times of the candidates on every rank -> the one that all ranks run
+call_times.py   times of the candidates on every rank -> the one that all ranks run
 steps.py        what the ranks compare of one callable, and when
 chosen.py       the profiles of this process -> entries of its environment, which ranks compare
 """

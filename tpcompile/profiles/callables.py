@@ -14,10 +14,10 @@ from tpcompile.by_size import Sums, Table, sums
 from tpcompile.choices import AllReduce, Profile
 from tpcompile.errors import ConfigError
 from tpcompile.profiles.agreement import Agreement
+from tpcompile.profiles.call_times import Measurement, timings
 from tpcompile.profiles.cuda_graphs import CudaGraphs
 from tpcompile.profiles.gradients import Gradients, modules_of
 from tpcompile.profiles.graphed import Graphed
-from tpcompile.profiles.measure import Measurement, timings
 from tpcompile.profiles.steps import Steps
 from tpcompile.profiles.tuned import Tuned
 from tpcompile.ranks.groups import GroupLike, resolve_group
@@ -106,7 +106,7 @@ def options_of(profile: str, found: Sums | None) -> dict[str, Any] | None:
 def label_of(program: Callable[..., Any]) -> str:
     """What a program is called: its class or its function."""
     if isinstance(program, nn.Module):
-        module = getattr(program, "_orig_mod", program)  # of a compiled one
+        module = getattr(program, "_orig_mod", program)  # torch.compile wraps a module in an OptimizedModule
         return type(module).__name__
     return getattr(program, "__qualname__", type(program).__name__).replace(".<locals>", "")
 
@@ -180,27 +180,26 @@ class Profiled:
             (only,) = self._calls
             self.measurement = self._steps.chose(Measurement(profile=only))
             return only
+
+        def finish() -> None:
+            if torch.cuda.is_available():  # a clock stops where the device has finished
+                torch.cuda.synchronize()
+
         gradients = Gradients(modules_of(self._program), self._steps.label)
         calls = {name: lambda call=call: with_arguments(call) for name, call in self._calls.items()}
-        self.measurement = self._steps.choose(timings(calls, self._finish))
+        self.measurement = self._steps.choose(timings(calls, finish))
         gradients.restore()
         for name, call in self._calls.items():
             if isinstance(call, Graphed) and name != self.measurement.profile:
                 call.release()
         return self.measurement.profile
 
-    @staticmethod
-    def _finish() -> None:
-        """Wait for the device, where a clock stops."""
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-
     def _refuse(self, *_args: Any, **_kwargs: Any) -> Any:
         raise ConfigError(f"{self._steps.label} was closed; make a new one with tpcompile.run")
 
 
 def _agreement(group: dist.ProcessGroup | None, *, timeout_s: float) -> Agreement | None:
-    """Of the ranks of the group; None for a process alone."""
+    """What the ranks of the group agree through; None for a process alone."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
     ranks = dist.get_process_group_ranks(group)

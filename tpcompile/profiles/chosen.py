@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 _MAX_KEPT = 64
+"""A process may make callables without end; ranks then compare the last ones."""
 
 
 @dataclass
@@ -18,15 +19,9 @@ class Choice:
     """How its graphs sum over ranks."""
     is_open: bool = True
 
-    def add_to(self, found: dict[str, list[str]]) -> None:
-        """Its entries, behind those of callables with the same label."""
-        found.setdefault(f"profile of {self.label}", []).append(self.profile)
-        if self.all_reduce != "nccl":
-            found.setdefault(f"all_reduce of {self.label}", []).append(self.all_reduce)
-
 
 _MADE: deque[Choice] = deque(maxlen=_MAX_KEPT)
-"""Of this process, the newest last."""
+"""Choices of this process, the newest last."""
 
 
 def add(label: str, profile: str, *, all_reduce: str = "nccl") -> Choice:
@@ -37,18 +32,21 @@ def add(label: str, profile: str, *, all_reduce: str = "nccl") -> Choice:
 
 
 def closed() -> list[Choice]:
-    """Those that are no longer in use."""
+    """Choices of callables that are no longer in use."""
     return [choice for choice in _MADE if not choice.is_open]
 
 
 def entries(*, without: list[Choice]) -> dict[str, str]:
     """`profile of LABEL` -> its profile, and `all_reduce of LABEL` where that is not NCCL's.
 
-    Of several callables with one label, in the order they came.
+    Several callables with one label have one entry, in the order in which they were made.
     """
     ended = {id(choice) for choice in without}
     found: dict[str, list[str]] = {}
     for choice in list(_MADE):
-        if id(choice) not in ended:
-            choice.add_to(found)
+        if id(choice) in ended:
+            continue
+        found.setdefault(f"profile of {choice.label}", []).append(choice.profile)
+        if choice.all_reduce != "nccl":
+            found.setdefault(f"all_reduce of {choice.label}", []).append(choice.all_reduce)
     return {name: ", ".join(values) for name, values in found.items()}

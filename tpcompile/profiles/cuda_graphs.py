@@ -30,7 +30,7 @@ class Recorder(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """The device of the tensors."""
         ...
 
     def warm_up(self, call: Callable[[], Any], times: int) -> Any:
@@ -38,7 +38,7 @@ class Recorder(Protocol):
         ...
 
     def capture(self, call: Callable[[], Any]) -> tuple[Graph, Any]:
-        """Its graph, and what the call returned: tensors that a replay writes. Nothing runs on the device yet."""
+        """(graph of the call, what the call returned: tensors that a replay writes). Nothing runs on the device yet."""
         ...
 
     def finish(self) -> None:
@@ -56,7 +56,7 @@ class CudaGraphs:
         self._last: torch.cuda.Stream | None = None
 
     def warm_up(self, call: Callable[[], Any], times: int) -> Any:
-        """On the stream of the capture: libraries make their workspaces and communicators per stream."""
+        """`Recorder.warm_up`, on the stream of the capture: libraries make workspaces and communicators per stream."""
         result = None
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -66,7 +66,7 @@ class CudaGraphs:
         return result
 
     def capture(self, call: Callable[[], Any]) -> tuple[Graph, Any]:
-        """Thread-local: the watchdog of NCCL queries events on its own thread meanwhile."""
+        """`Recorder.capture`, thread-local: the watchdog of NCCL queries events on its own thread meanwhile."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             result = call()
@@ -96,10 +96,10 @@ class _CudaGraph:
         self._graph, self._made_by = graph, made_by
 
     def replay(self) -> None:
-        """As `Graph`."""
+        """Launch it on the current stream."""
         self._made_by.begin_replay()
         self._graph.replay()
 
     def release(self) -> None:
-        """As `Graph`."""
+        """Free it, with its communicators."""
         self._graph.reset()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,20 +13,14 @@ from tpcompile.errors import ConfigError
 
 def modules_of(program: Callable[..., Any]) -> tuple[nn.Module, ...]:
     """The module itself; for a method its object, for a function the modules that it names."""
-    found = {id(module): module for module in _modules_of(program)}
-    return tuple(found.values())
-
-
-def _modules_of(program: Any) -> Iterator[nn.Module]:
     candidates = [program, getattr(program, "__self__", None), getattr(program, "func", None)]
-    function = inspect.unwrap(program) if callable(program) else None
+    function = inspect.unwrap(program)
     if inspect.isfunction(function):
         named = inspect.getclosurevars(function)
         candidates += [*named.nonlocals.values(), *named.globals.values()]
         candidates += [getattr(value, "__self__", None) for value in named.nonlocals.values()]
-    for value in candidates:
-        if isinstance(value, nn.Module):
-            yield value
+    found = {id(value): value for value in candidates if isinstance(value, nn.Module)}
+    return tuple(found.values())
 
 
 class Gradients:
@@ -38,31 +32,35 @@ class Gradients:
 
     def __init__(self, modules: tuple[nn.Module, ...], label: str) -> None:
         self._label = label
-        parameters = {name: each for module in modules for name, each in module.named_parameters()}
-        self._parameters = {name: each for name, each in parameters.items() if each.requires_grad}
-        self._before = {name: _copied(each.grad) for name, each in self._parameters.items()}
+        self._parameters: dict[str, nn.Parameter] = {}
+        self._before: dict[str, Tensor | None] = {}
         self._during: dict[str, Tensor | None] = {}
+        for module in modules:
+            for name, parameter in module.named_parameters():
+                if not parameter.requires_grad:
+                    continue
+                grad = parameter.grad
+                self._parameters[name] = parameter
+                self._before[name] = None if grad is None else grad.detach().clone()
 
     def restore(self) -> None:
-        """After the warm-up: the values of before; zeros where the warm-up made a gradient."""
+        """Restore the values of before the warm-up; zeros where the warm-up made a gradient."""
         for name, parameter in self._parameters.items():
-            before = self._before[name]
-            if parameter.grad is not None and before is None:
-                parameter.grad.zero_()
-            elif parameter.grad is not None and before is not None:
-                parameter.grad.copy_(before)
+            grad, before = parameter.grad, self._before[name]
+            self._during[name] = grad
+            if grad is None:
+                continue
+            if before is None:
+                grad.zero_()
+            else:
+                grad.copy_(before)
         self._before.clear()
-        self._during = {name: each.grad for name, each in self._parameters.items()}
 
     def check(self) -> None:
-        """After the capture: raise ConfigError when the program has replaced gradients."""
+        """Raise ConfigError when the program has replaced gradients since `restore`."""
         moved = [name for name, each in self._parameters.items() if each.grad is not self._during[name]]
         if moved:
             raise ConfigError(
                 f"{self._label} replaces the gradients of {len(moved)} parameters ({moved[0]}, ...); a CUDA graph "
                 "writes where they were: zero them in place (zero_grad(set_to_none=False)), or return them"
             )
-
-
-def _copied(grad: Tensor | None) -> Tensor | None:
-    return None if grad is None else grad.detach().clone()

@@ -49,11 +49,11 @@ class Ranks(Protocol):
     """What the ranks tell each other of a capture; each call raises where they differ or one does not come."""
 
     def capture(self, signature: str) -> None:
-        """Before anything of a new signature runs."""
+        """Compare the signature; called before anything of a new one runs."""
         ...
 
     def captured(self, problem: str) -> None:
-        """Before the first replay; raises ConfigError on all ranks where one has a problem."""
+        """Compare the outcome before the first replay; raises ConfigError on all ranks where one has a problem."""
         ...
 
 
@@ -98,12 +98,10 @@ class Graphed:
                 copy_into(buffer, leaves[number].value)
         captured.graph.replay()
         self.num_replays += 1
-        return _cloned(captured.outputs) if self._clone_outputs else captured.outputs
-
-    @property
-    def num_live(self) -> int:
-        """Graphs that exist now."""
-        return len(self._live)
+        if not self._clone_outputs:
+            return captured.outputs
+        leaves_out, spec = tree_flatten(captured.outputs)
+        return tree_unflatten([each.clone() if isinstance(each, Tensor) else each for each in leaves_out], spec)
 
     def release(self) -> None:
         """Free all graphs; the next call captures again."""
@@ -120,15 +118,21 @@ class Graphed:
         self._ranks.capture(text_of(leaves, training))
         self._make_room()
         inputs = [buffer_for(leaf) for leaf in leaves]
-        copied = [(number, each) for number, each in enumerate(inputs) if _is_buffer(each, leaves[number])]
+        copied = []
+        for number, leaf in enumerate(leaves):
+            if isinstance(leaf.value, Tensor) and not leaf.is_static:
+                copied.append((number, inputs[number]))
         own_args, own_kwargs = filled(args, kwargs, inputs)
 
         def call() -> Any:
             return self._program(*own_args, **own_kwargs)
 
         made, failure = self._recorded(call, leaves, copied)
+        problem = "" if failure is None else str(failure).strip().partition("\n")[0]
+        if failure is not None and not isinstance(failure, ConfigError):
+            problem = f"{self._label} cannot be captured: {problem}"
         try:
-            self._ranks.captured("" if failure is None else self._says(failure))
+            self._ranks.captured(problem)
         except TpCompileError as error:
             if made is not None:
                 made[0].release()
@@ -149,13 +153,9 @@ class Graphed:
         try:
             made = self._recorder.capture(call)
             gradients.check()
-        except (ConfigError, RuntimeError) as error:  # RuntimeError: of CUDA, for what a capture does not allow
+        except (ConfigError, RuntimeError) as error:  # CUDA raises RuntimeError for what a capture does not allow
             return made, error
         return made, None
-
-    def _says(self, failure: Exception) -> str:
-        text = str(failure).strip().partition("\n")[0]
-        return text if isinstance(failure, ConfigError) else f"{self._label} cannot be captured: {text}"
 
     def _make_room(self) -> None:
         if len(self._live) < self._max_graphs:
@@ -182,23 +182,10 @@ class Graphed:
                     f"{self._label} leaves a gradient in argument {leaf.where}, and a CUDA graph has a copy of it; "
                     "return the gradient, as torch.autograd.grad does"
                 )
-            if not _is_same(buffer, leaf.value):
+            own, given = buffer.detach(), leaf.value.detach()
+            is_same = torch.equal(own, given) or torch.equal(own.nan_to_num(), given.nan_to_num())  # NaN is not equal
+            if not is_same:
                 raise ConfigError(
                     f"{self._label} writes argument {leaf.where} in place, and a CUDA graph has a copy of it; keep "
                     f"it as a buffer of the module, or pass static=({leaf.argument!r},)"
                 )
-
-
-def _is_buffer(value: Any, leaf: Leaf) -> bool:
-    return isinstance(value, Tensor) and not leaf.is_static
-
-
-def _is_same(buffer: Tensor, value: Tensor) -> bool:
-    """Bit for bit, NaN included."""
-    buffer, value = buffer.detach(), value.detach()
-    return torch.equal(buffer, value) or torch.equal(buffer.nan_to_num(), value.nan_to_num())
-
-
-def _cloned(outputs: Any) -> Any:
-    leaves, spec = tree_flatten(outputs)
-    return tree_unflatten([each.clone() if isinstance(each, Tensor) else each for each in leaves], spec)

@@ -19,8 +19,9 @@ _CONSTANTS = (
     type(None), bool, int, float, complex, str, bytes, Enum,
     torch.dtype, torch.device, torch.layout, torch.memory_format,
 )  # fmt: skip
-
+"""Types whose values are part of a key: what a graph launches may depend on them."""
 _PLAIN = (Tensor, nn.Parameter)
+"""Types without placements; looking for them would cost time at every call."""
 
 
 class Leaf(NamedTuple):
@@ -82,21 +83,23 @@ def _mode() -> Key:
 
 
 def _placements(value: Tensor) -> Any:
-    """Of a DTensor."""
+    """Placements of a DTensor; None for other tensors."""
     return None if type(value) in _PLAIN else getattr(value, "placements", None)
 
 
 def text_of(leaves: list[Leaf], training: tuple[bool, ...]) -> str:
     """The key for people and for other ranks: no device index, no address."""
     is_grad, is_inference, autocast = _mode()
-    modes = [f"grad {'on' if is_grad else 'off'}"]
+    modes = ["grad on" if is_grad else "grad off"]
     if is_inference:
         modes.append("inference mode")
     if autocast is not None:
         modes.append(f"autocast {_dtype(autocast)}")
     if training:
-        modes.append("training" if all(training) else "eval" if not any(training) else f"training {training}")
-    return f"({', '.join(f'{leaf.where}: {_text(leaf.value)}' for leaf in leaves)}), {', '.join(modes)}"
+        texts: dict[tuple[bool, ...], str] = {(True,): "training", (False,): "eval"}
+        modes.append(texts.get(tuple(set(training)), f"training {training}"))
+    arguments = [f"{leaf.where}: {_text(leaf.value)}" for leaf in leaves]
+    return f"({', '.join(arguments)}), {', '.join(modes)}"
 
 
 def _text(value: Any) -> str:
@@ -118,16 +121,18 @@ def _dtype(dtype: torch.dtype) -> str:
 def check_arguments(leaves: list[Leaf], label: str, device: torch.device) -> None:
     """Raise ConfigError for what a CUDA graph cannot follow: its value at the capture would stay for ever."""
     for leaf in leaves:
-        if isinstance(leaf.value, Tensor):
-            if leaf.value.device != device:
+        value, where = leaf.value, f"{label}: argument {leaf.where}"
+        if isinstance(value, Tensor):
+            if value.device != device:
                 raise ConfigError(
-                    f"{label}: argument {leaf.where} is on {leaf.value.device}, and its CUDA graphs are made on "
-                    f"{device}, the current device at tpcompile.run; move it, or call torch.cuda.set_device before"
+                    f"{where} is on {value.device}, and its CUDA graphs are made on {device}, the current device at "
+                    "tpcompile.run; move it, or call torch.cuda.set_device before"
                 )
-        elif not isinstance(leaf.value, (*_CONSTANTS, nn.Module)):
+        elif not isinstance(value, (*_CONSTANTS, nn.Module)):
+            kind = type(value).__name__
             raise ConfigError(
-                f"{label}: argument {leaf.where} is a {type(leaf.value).__name__}, in which a CUDA graph would not see "
-                "new tensors; pass tensors and numbers, in tuples, lists or dicts"
+                f"{where} is a {kind}, in which a CUDA graph would not see new tensors; pass tensors and numbers, in "
+                "tuples, lists or dicts"
             )
 
 
@@ -150,17 +155,16 @@ def copy_into(buffer: Tensor, value: Tensor) -> None:
     """Give a buffer of `buffer_for` the values of a tensor with the same metadata."""
     if value is buffer:
         return
-    is_plain = not _placements(value)
-    if is_plain and value.data_ptr() == buffer.data_ptr():
+    if _placements(value):
+        buffer.copy_(value)
         return
-    if is_plain and _overlaps(value):
+    if value.data_ptr() == buffer.data_ptr():
+        return
+    repeated = [size > 1 for size, stride in zip(value.shape, value.stride(), strict=True) if stride == 0]
+    is_expanded = any(repeated)
+    if is_expanded:  # torch refuses to copy into it
         buffer, value = _memory_of(buffer), _memory_of(value)
     buffer.copy_(value)
-
-
-def _overlaps(value: Tensor) -> bool:
-    """An expanded tensor, into which torch refuses to copy."""
-    return any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True))
 
 
 def _memory_of(value: Tensor) -> Tensor:
@@ -171,7 +175,7 @@ def _memory_of(value: Tensor) -> Tensor:
 
 def filled(args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with other values, in the order of `leaves_of`."""
-    left = iter(values)
+    left = iter(values)  # both take from it in turn
     return _filled(args, left), _filled(kwargs, left)
 
 

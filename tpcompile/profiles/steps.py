@@ -8,14 +8,14 @@ from tpcompile.errors import ConfigError, DivergenceError
 from tpcompile.evidence.records.bounds import Rank
 from tpcompile.profiles import chosen
 from tpcompile.profiles.agreement import Agreement, Vote
-from tpcompile.profiles.measure import Measurement, Timings, choose
+from tpcompile.profiles.call_times import Measurement, Timings, choose
 from tpcompile.sink import Sink
 
 logger = Sink("profiles")
 
 
 class Steps:
-    """Of a process alone, there is nothing to compare: `agreement` is None."""
+    """Steps of one callable; `agreement` is None in a process alone, where there is nothing to compare."""
 
     def __init__(self, label: str, profile: str, agreement: Agreement | None, *, all_reduce: str = "nccl") -> None:
         self.label, self.profile = label, profile
@@ -27,25 +27,27 @@ class Steps:
         self._choice = chosen.add(label, profile, all_reduce=all_reduce)
 
     def begin(self, *, candidates: Sequence[str]) -> None:
-        """At the first call of `default` and `measured`; which profiles a rank can choose from is compared as well."""
+        """Compare profile and candidates, at the first call of `default` and `measured`."""
         self._agree(self._of(f"candidates {', '.join(candidates)}"))
 
     def capture(self, signature: str) -> None:
-        """Before each capture."""
+        """Compare the signature, before each capture."""
         self._capturing = self._of(signature)
         self._agree(self._capturing)
 
     def captured(self, problem: str) -> None:
-        """Before the first replay; raises ConfigError on all ranks where one has a problem."""
-        found = {0: problem}
-        if self._agreement is not None:
-            found = self._agreement.share(self._capturing, problem, str, decide=dict, result=dict[Rank, str])
+        """Compare the outcome of a capture before its first replay; raises ConfigError where it failed on one rank."""
+        if self._agreement is None:
+            if problem:
+                raise ConfigError(problem)
+            return
+        found = self._agreement.share(self._capturing, problem, str, decide=dict, result=dict[Rank, str])
         for rank, text in sorted(found.items()):
             if text:
-                raise ConfigError(text if self._agreement is None else f"{text} (rank {rank})")
+                raise ConfigError(f"{text} (rank {rank})")
 
     def choose(self, timed: Timings) -> Measurement:
-        """After a measurement: one choice for all ranks, by the times of all; part of the environment of the rank."""
+        """Choose one profile for all ranks by the times of all; the choice is part of the environment of the rank."""
         if self._agreement is None:
             found = choose({0: timed})
         else:

@@ -13,7 +13,7 @@ class Tuned:
     """Compiles and calls a program that was compiled with the options of `tpcompile.profiles.TUNED`.
 
     Ranks compile the same graphs, so they ask for the same times in the same order; a rank that asks for others is
-    named. Of a process alone, `agreement` is None.
+    named. In a process alone, `agreement` is None.
     """
 
     def __init__(self, program: Callable[..., Any], agreement: Agreement | None) -> None:

@@ -41,6 +41,7 @@ _OP_TABLES = (
     ("torch._inductor.select_algorithm", "extern_kernels"),
     ("torch._decomp", "decomposition_table"),
 )
+"""(module, name) of each table in which torch looks up what an op becomes."""
 _PASSES = "torch._inductor.fx_passes."
 _AOT = ("torch._functorch.",)
 _DECOMPOSITIONS = ("torch._inductor.decomposition", "torch._decomp")
@@ -111,16 +112,19 @@ def tables(backend: Any) -> Iterator[tuple[str, str, Any]]:
         table = getattr(sys.modules.get(module), name, {})
         entries = table if isinstance(table, Mapping) else vars(table)
         for op, entry in list(entries.items()):
-            if _is_torchs_function(entry):
-                continue
-            for made in makers.made_by_others(entry):
+            for made in _others_in(entry):
                 yield f"{module}.{name}", str(op), made
 
 
-def _is_torchs_function(entry: Any) -> bool:
-    """Without a look into its closure: there are thousands, and torch's decorators name what they wrap."""
+def _others_in(entry: Any) -> list[Any]:
+    """Functions that others than torch made in an entry of a table.
+
+    The closure of a function of torch's is not looked into: there are thousands, and torch's decorators name what they
+    wrap.
+    """
     function = inspect.unwrap(entry) if callable(entry) else entry
-    return isinstance(function, FunctionType) and not makers.is_others(function)
+    is_torchs = isinstance(function, FunctionType) and not makers.is_others(function)
+    return [] if is_torchs else makers.made_by_others(entry)
 
 
 def patterns(backend: Any) -> Iterator[tuple[str, Any]]:
@@ -164,11 +168,11 @@ def opaque_calls() -> Iterator[OpaqueCall]:
     if output is None:
         return
     modules = dict(output.nn_modules)
-    graphs = [output.graph]
-    for module in modules.values():
-        if isinstance(module, torch.fx.GraphModule):
-            graphs.append(module.graph)
-    for node in chain.from_iterable(graph.nodes for graph in graphs):
+    inner = [module.graph for module in modules.values() if isinstance(module, torch.fx.GraphModule)]
+    nodes = list(output.graph.nodes)
+    for graph in inner:
+        nodes += graph.nodes
+    for node in nodes:
         stack = node.stack_trace or ""
         for function in _called(node, modules):
             yield OpaqueCall(function, stack)

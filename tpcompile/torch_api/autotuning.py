@@ -28,7 +28,7 @@ OPTIONS: dict[str, Any] = {
     "autotune_local_cache": False,
     "fx_graph_cache": False,
 }
-"""Of torch.compile: all that is timed goes through `shared_timings`."""
+"""Options of torch.compile under which all that Inductor times goes through `shared_timings`."""
 
 _sharing: Share | None = None
 _NUMBER = re.compile(r"_\d+$")
@@ -65,7 +65,8 @@ def _install() -> None:
                 found = lookup(self, choices, op, inputs, benchmark, **options)
             return [found[choice] for choice in choices]
 
-        names = [_NUMBER.sub("", choice.name) for choice in choices]  # numbered over the process
+        # The number in a name counts all candidates of the process: it differs where ranks have compiled differently.
+        names = [_NUMBER.sub("", choice.name) for choice in choices]
         return dict(zip(choices, _sharing(f"{op} of {inputs}", names, times), strict=True))
 
     def shared_benchmark(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -19,6 +19,7 @@ _OPTIONS = (
     "num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "launch_cooperative_grid", "debug",
     "sanitize_overflow", "instrumentation_mode",
 )  # fmt: skip
+"""Options of a compile that change its code, as Triton names them; a version that lacks one has None for it."""
 _SECTION = re.compile(r"\.section\s+\S+\s*\{.*?\}", re.DOTALL)
 _OF_LINES = re.compile(r"\s*(\.loc\b|\.file\b|\$L__(tmp|func_begin|func_end)\d+:)")
 _ELF = b"\x7fELF\x02\x01"
@@ -26,7 +27,7 @@ _NUM_HEX = 16
 
 
 def compiled(kernel: Any) -> Iterator[tuple[str, str]]:
-    """Of each variant that was launched: a hash of what it was compiled for, and hashes of its PTX and machine code."""
+    """(hash of what it was compiled for, hashes of its PTX and machine code) for each variant that was launched."""
     for caches in dict(getattr(kernel, "device_caches", {})).values():
         for variant in list(caches[0].values()):
             if "ptx" in getattr(variant, "asm", {}):

@@ -54,11 +54,9 @@ def is_functional() -> bool:
     do so for the in-place op, whose buffer would then stay uninitialised. A mode whose class sets
     `sees_in_place_ops = True` saves no results.
     """
-    return is_compiling() or (num_modes() > 0 and not all(_sees_in_place_ops(mode) for mode in _modes()))
-
-
-def _sees_in_place_ops(mode: Any) -> bool:
-    return getattr(mode, "sees_in_place_ops", False)
+    if is_compiling():
+        return True
+    return num_modes() > 0 and not all(getattr(mode, "sees_in_place_ops", False) for mode in _modes())
 
 
 def is_mode_tracing() -> bool:
@@ -121,7 +119,7 @@ def functional_sum(x: Tensor, group_name: str) -> tuple[Tensor, Any]:
 
 
 def functional_gather(x: Tensor, group: Any) -> tuple[Tensor, Any]:
-    """`x` [n, ...] -> [n * group size, ...] in flight and its work, likewise."""
+    """`x` [n, ...] -> [n * group size, ...] in flight and its work, as compiled code issues it."""
     return ops.all_gather_into_tensor(x.contiguous(), group.size(), group.group_name), FUNCTIONAL
 
 
@@ -216,10 +214,8 @@ def received(raw: Tensor, work: Any) -> Tensor:
 
 def end(raw: Tensor, work: Any) -> Tensor:
     """Wait for a collective in flight, through its Work or the functional `wait_tensor`."""
-    return _waited(raw) if work is FUNCTIONAL else received(raw, work)
-
-
-def _waited(raw: Tensor) -> Tensor:
+    if work is not FUNCTIONAL:
+        return received(raw, work)
     done = ops.wait_tensor(raw)
     # Dynamo before 2.13 makes every intermediate of a traced autograd.Function an output beside its result. wait_tensor
     # returns its own input, so without AOTAutograd two outputs are one tensor, and the gradient goes to the unused one:

@@ -40,10 +40,11 @@ from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.lines import line_at
 from tpcompile.torch_api import c10d, flags
 
-_PER_RANK_ENVIRONMENT = frozenset({
+PER_RANK_ENVIRONMENT = frozenset({
     "TORCHINDUCTOR_CACHE_DIR", "TORCH_TRACE", "TORCH_LOGS_OUT", "TORCH_COMPILE_DEBUG_DIR", "TRITON_CACHE_DIR",
     "TRITON_HOME", "TRITON_DUMP_DIR", "TORCHINDUCTOR_COMPILE_THREADS",
 })  # fmt: skip
+"""Variables that name places of a rank or cores of a machine: healthy ranks differ in them, `environment` has none."""
 _COMPILE_ENVIRONMENT = (
     "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE", "TORCH_DISTRIBUTED_COMPILE", "TORCH_SYMM_MEM", "AOT_",
     "TRITON_", "NCCL_ALGO", "NCCL_PROTO",
@@ -51,6 +52,7 @@ _COMPILE_ENVIRONMENT = (
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "PYTORCH_TUNABLEOP_ENABLED",
     "PYTORCH_TUNABLEOP_TUNING",
 )  # fmt: skip
+"""Beginnings of the names of variables that change what is compiled, or what a library chooses for it."""
 _MACHINE_CONFIG = ("cache_dir", "debug_dir", "compile_threads", "worker", "cuda_cxx", ".cxx", "path")
 """Parts of config names that describe the machine or where files go, not what is compiled."""
 
@@ -136,14 +138,9 @@ def traced_code() -> list[CodeType]:
     return list(_get_traced_code() or ())
 
 
-def _wrapper_code() -> CodeType:
-    """Code object shared by the wrappers that torch.compile makes, one for each compiled callable."""
-    compiled: Any = torch.compile(lambda: None, backend="eager")
-    code: CodeType = compiled.__code__
-    return code
-
-
-COMPILE_WRAPPER = _wrapper_code()
+_compiled: Any = torch.compile(lambda: None, backend="eager")
+COMPILE_WRAPPER: CodeType = _compiled.__code__
+"""Code object that all wrappers share which torch.compile makes, one wrapper for each compiled callable."""
 
 
 class CompiledCall(NamedTuple):
@@ -229,7 +226,7 @@ def dynamo_counters() -> dict[str, int]:
 
 
 def cuda_graph_counters() -> dict[str, int]:
-    """Of this process: inputs of CUDA graphs that were recorded, and graphs that could not be."""
+    """Inputs of the CUDA graphs that this process recorded, and how many graphs could not be recorded."""
     found = _counters["inductor"]
     return {
         "recorded": int(found["cudagraph_recorded_non_static_inputs"]),
@@ -301,14 +298,9 @@ def environment() -> dict[str, str]:
     facts |= {
         f"env {key}": value
         for key, value in os.environ.items()
-        if key.startswith(_COMPILE_ENVIRONMENT) and key not in _PER_RANK_ENVIRONMENT
+        if key.startswith(_COMPILE_ENVIRONMENT) and key not in PER_RANK_ENVIRONMENT
     }
     return facts | {f"config {key}": value for key, value in compile_config().items()}
-
-
-def machine_environment() -> dict[str, str]:
-    """Environment variables that healthy ranks may differ in, paths for instance; `environment` leaves them out."""
-    return {key: os.environ[key] for key in sorted(_PER_RANK_ENVIRONMENT) if key in os.environ}
 
 
 def sdpa_choice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> str:
@@ -352,11 +344,13 @@ def _driver_version() -> str:
     except OSError:
         return "unknown"
     match = re.search(r"\b\d{3}\.\d+(?:\.\d+)?\b", text)
-    return match[0] if match else "unknown"
+    if match is None:
+        return "unknown"
+    return match[0]
 
 
 def triton_version() -> str:
-    """Of the Triton that can be imported; `none` without one."""
+    """Version of the Triton that can be imported; `none` without one."""
     try:
         import triton
     except ImportError:

@@ -41,7 +41,7 @@ def base_of(tensor: Tensor) -> Tensor | None:
 
 
 def has_gradient_hook(tensor: Tensor) -> bool:
-    """Whether a hook was registered on the tensor that gets its gradient in the backward, and may change it."""
+    """True where a hook on the tensor gets its gradient in the backward pass, and may change it."""
     return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 

@@ -26,10 +26,13 @@ _FP32_PRECISION = (
 def backend_flags() -> dict[str, str]:
     """Name of each setting -> its value in this process."""
     found = {name: str(_read(name)) for name in _FLAGS}
+    # The setting that torch reads, backend by backend; "none" defers to the global setting.
+    precisions = {name: _read(f"{name}.fp32_precision") for name in _FP32_PRECISION}
+    precisions["all"] = torch.backends.fp32_precision
     cuda = torch.backends.cuda  # its switches of attention hold on a CPU too
     return found | {
         "float32_matmul_precision": _matmul_precision(),
-        "fp32_precision": _fp32_precision(),
+        "fp32_precision": " ".join(f"{name}={value}" for name, value in precisions.items()),
         "sdpa_enabled": f"flash={cuda.flash_sdp_enabled()} efficient={cuda.mem_efficient_sdp_enabled()} "
         f"cudnn={cuda.cudnn_sdp_enabled()} math={cuda.math_sdp_enabled()}",
         "sdpa_reduced_math": str(cuda.fp16_bf16_reduction_math_sdp_allowed()),
@@ -47,10 +50,3 @@ def _matmul_precision() -> str:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
         return "set per backend"
-
-
-def _fp32_precision() -> str:
-    """float32 precision of each backend, by the setting that torch reads; "none" defers to the global setting."""
-    values = {name: _read(f"{name}.fp32_precision") for name in _FP32_PRECISION}
-    values["all"] = torch.backends.fp32_precision
-    return " ".join(f"{name}={value}" for name, value in values.items())

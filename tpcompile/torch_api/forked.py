@@ -55,15 +55,17 @@ def _levels_set_at_once() -> Iterator[None]:
 
 
 def import_triton_as_asked() -> None:
-    """Where TRITON_INTERPRET is set, the next import of Triton is its first; without it nothing changes.
+    """Make the next import of Triton its first, where TRITON_INTERPRET is set; without it nothing changes.
 
     Triton reads the variable when a kernel is declared, and its own library of kernels is declared when it is imported.
     """
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
-    names = [name for name in sys.modules if name.partition(".")[0] == "triton" and not name.startswith("triton._C")]
-    for name in names:
-        del sys.modules[name]
+    for name in list(sys.modules):
+        top, *_ = name.split(".")
+        is_native = name.startswith("triton._C")  # it can be initialised once
+        if top == "triton" and not is_native:
+            del sys.modules[name]
 
 
 def keep_trace_from(package: str) -> None:

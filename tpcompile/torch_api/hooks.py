@@ -102,7 +102,8 @@ class _Lookups:
 
     def _install(self) -> None:
         found = _eval_frame.set_guard_complete_hook(None)
-        if self._is_later(found):
+        is_later = self._installed is not None and found is not None and found is not self._installed
+        if is_later:  # a hook that was installed after ours calls the hook that it replaced
             _eval_frame.set_guard_complete_hook(found)
             if not self._listeners:
                 self._installed = self._previous = None
@@ -111,12 +112,6 @@ class _Lookups:
             self._previous = found
         self._installed = self._wanted()
         _eval_frame.set_guard_complete_hook(self._installed or self._previous)
-
-    def _is_later(self, found: Any) -> bool:
-        """True for a hook that was installed after ours: it calls the hook that it replaced."""
-        if self._installed is None or found is None:
-            return False
-        return found is not self._installed
 
     def _wanted(self) -> Any:
         if not self._listeners:

@@ -7,7 +7,7 @@ Seen on torch 2.11.0 and 2.13.0; `tests/torch_api/test_inlined.py` fails when on
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch._inductor import config as _config
@@ -16,8 +16,10 @@ from torch._inductor.virtualized import V
 
 from tpcompile.torch_api import scheduled
 
+_GENERATED = ("pointwise", "reduction", "template")
+"""Kinds of nodes that Inductor generates code for."""
 _HEAVY = frozenset({"exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"})
-"""On a CPU a result of these that is read twice is made once; torch 2.11 has exp and sigmoid alone."""
+"""Ops whose result is made once on a CPU although it is read twice; torch 2.11 has exp and sigmoid alone."""
 _LIMITS = {
     "realize_reads_threshold": (4, 4),
     "realize_opcount_threshold": (30, 50),
@@ -32,53 +34,50 @@ def recomputed(nodes: Iterable[Any]) -> list[dict[str, Any]]:
     for one in generated:
         for origin in scheduled.computed(one):
             by_op[origin].append(one)
-    in_order = sorted(by_op, key=lambda origin: str(origin.name))
-    return [_recomputed(origin, by_op[origin]) for origin in in_order if _is_recomputed(origin, by_op[origin])]
-
-
-_GENERATED = ("pointwise", "reduction", "template")
-
-
-def _is_recomputed(origin: Any, nodes: Sequence[Any]) -> bool:
-    """Stages of one reduction compute it once."""
-    num_results = sum(origin in scheduled.made(one) for one in nodes)
-    return len(nodes) > 1 and num_results < 2 and not scheduled.is_view(origin)
-
-
-def _recomputed(origin: Any, nodes: Iterable[Any]) -> dict[str, Any]:
-    return {
-        "op": scheduled.op_name(origin),
-        "fx": origin.name,
-        "nodes": [one.get_name() for one in nodes],
-        "lines": scheduled.users_lines([origin]),
-    }
+    found = []
+    for origin in sorted(by_op, key=lambda origin: str(origin.name)):
+        computing = by_op[origin]
+        num_results = sum(origin in scheduled.made(one) for one in computing)
+        is_in_stages = num_results > 1  # the stages of one reduction compute an op once
+        if len(computing) == 1 or is_in_stages or scheduled.is_view(origin):
+            continue
+        found.append(
+            {
+                "op": scheduled.op_name(origin),
+                "fx": origin.name,
+                "nodes": [one.get_name() for one in computing],
+                "lines": scheduled.users_lines([origin]),
+            }
+        )
+    return found
 
 
 def realized(nodes: Iterable[Any]) -> list[dict[str, Any]]:
     """Each pointwise buffer in memory that only generated kernels read, with the limit that made it."""
     found: list[dict[str, Any]] = []
+    outputs = V.graph.get_output_names()
     for one in nodes:
-        for part in filter(_could_be_inlined, one.get_nodes()):
-            if _is_read_by_others(part, one):
+        for part in one.get_nodes():
+            is_pointwise = isinstance(getattr(part.node, "data", None), _ir.Pointwise)
+            could_be_inlined = is_pointwise and part.node.get_name() not in outputs
+            if could_be_inlined and _is_read_by_others(part, one):
                 found += _over_limits(part, part.node.data)
     return found
 
 
-def _could_be_inlined(part: Any) -> bool:
-    data = getattr(part.node, "data", None)
-    return isinstance(data, _ir.Pointwise) and part.node.get_name() not in V.graph.get_output_names()
-
-
 def _is_read_by_others(part: Any, of: Any) -> bool:
-    """By generated kernels alone, and by one that it is not part of."""
+    """True where generated kernels alone read the part's result, and one of them is not `of`, which computes it."""
     own = {inner.get_name() for inner in of.get_nodes()}
-    readers = [user.node for output in part.get_outputs() for user in output.users]
-    are_generated = all(hasattr(reader, "is_extern") and not _needs_a_buffer(reader) for reader in readers)
-    return are_generated and any(reader.get_name() not in own for reader in readers)
-
-
-def _needs_a_buffer(reader: Any) -> bool:
-    return bool(reader.is_extern() or reader.is_template())
+    is_read = False
+    for output in part.get_outputs():
+        for user in output.users:
+            reader = user.node
+            if not hasattr(reader, "is_extern"):  # an output of the graph
+                return False
+            if reader.is_extern() or reader.is_template():
+                return False
+            is_read = is_read or reader.get_name() not in own
+    return is_read
 
 
 def _over_limits(part: Any, data: Any) -> Iterator[dict[str, Any]]:
@@ -91,14 +90,12 @@ def _over_limits(part: Any, data: Any) -> Iterator[dict[str, Any]]:
         ("realize_reads_threshold", data.num_reads(), "reads"),
         ("realize_opcount_threshold", counts.num_ops, "ops"),
     ):
-        limit = _limit(setting, is_on_cpu)
+        limit = getattr(_config, setting)
+        if limit is None:
+            limit = _LIMITS[setting][is_on_cpu]
         if number > limit:
-            yield {"buffer": buffer, "setting": setting, "text": f"{number} {of}, more than {limit}"}
+            text = f"{number} {of}, more than {limit}"
+            yield {"buffer": buffer, "setting": setting, "text": text}
             return
     if is_on_cpu and heavy:
         yield {"buffer": buffer, "setting": "", "text": f"{heavy[0]}, which a CPU computes once"}
-
-
-def _limit(setting: str, is_on_cpu: bool) -> int:
-    limit = getattr(_config, setting)
-    return int(_LIMITS[setting][is_on_cpu] if limit is None else limit)

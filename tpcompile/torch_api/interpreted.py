@@ -33,7 +33,9 @@ import torch
 from tpcompile.errors import PreflightError
 
 _POLL_S = 5e-4
+"""Pause of a volatile load: ranks that poll would take the cores that the other ranks need."""
 _NUM_WARPS = (1, 2, 4, 8, 16, 32)
+"""Numbers of warps that a GPU takes; the interpreter takes any."""
 
 
 class _Interpreter(NamedTuple):
@@ -51,7 +53,7 @@ _patched_in_launch: set[Any] | None = None
 
 
 def like_gpus() -> None:
-    """From here on, in this process: float32 rounded to bfloat16 as on GPUs, and no warnings of NaN and overflow.
+    """Round float32 to bfloat16 as GPUs do, and print no warnings of NaN and overflow, from here on in this process.
 
     A launch patches Triton's language once, whatever it calls. With a number of warps that no GPU takes it raises
     ValueError then. What a first launch imports is imported now: processes that are forked later share it. Raises
@@ -73,7 +75,8 @@ def rewrite(functions: Iterable[FunctionType]) -> None:
     """Do now what a first launch does with the kernels among these functions: processes that are forked share it."""
     kind = _interpreter().module.InterpretedFunction
     for function in functions:
-        kernel = function.__globals__.get(function.__name__)
+        name, module = function.__name__, function.__globals__
+        kernel = module.get(name)  # a decorator of Triton has replaced the function
         if isinstance(kernel, kind):
             kernel.rewrite()
 
@@ -86,7 +89,7 @@ def forget(function: FunctionType) -> None:
 
 
 def patient() -> None:
-    """From here on, in this process: a volatile load waits, so that polls leave the cores to other ranks.
+    """Let a volatile load wait, from here on in this process, so that polls leave the cores to other ranks.
 
     Raises PreflightError where numpy is not installed.
     """

@@ -23,7 +23,7 @@ import torch
 from torch.library import CustomOpDef
 
 Check = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
-"""Called with the positional and the named arguments of a call."""
+"""(positional arguments, named arguments) of a call -> raises where they are wrong."""
 
 
 def triton_kernel(index: int) -> Any:
@@ -93,7 +93,7 @@ def custom_op_others(op: CustomOpDef) -> dict[str, Callable[..., Any]]:
 
 
 def is_defined_in_python(name: str) -> bool:
-    """Whether `namespace::op` was defined by torch.library.Library, which does not say what runs for it."""
+    """True where torch.library.Library defined `namespace::op`: it does not say what runs for it."""
     from torch.library import _defs
 
     return name in _defs
@@ -105,8 +105,10 @@ def triton_launch(wrapper: Any) -> dict[str, Any] | None:
     if top != "triton" or not hasattr(wrapper, "fn"):
         return None
     names = ["fn", "configs", "keys", "reset_to_zero", "restore_value", "perf_model", "early_config_prune", "values"]
-    hooks = ("pre_hook", "post_hook")
-    names += [name for name in hooks if getattr(wrapper, f"user_defined_{name}", False)]
+    for hook in ("pre_hook", "post_hook"):
+        is_users = getattr(wrapper, f"user_defined_{hook}", False)
+        if is_users:
+            names.append(hook)
     return {name: getattr(wrapper, name) for name in names if hasattr(wrapper, name)}
 
 

@@ -34,6 +34,7 @@ _OPS = (torch._ops.OperatorBase, torch._ops.OpOverloadPacket)
 _DATA = (torch.Tensor, torch.nn.Module, torch.fx.Graph, torch.fx.Node)
 """Objects of torch that hold programs and data, and no part of the compiler."""
 _MAX_DEPTH = 8
+"""Bounds the walk: objects of torch hold one another, and with them much that is no part of the callable."""
 
 
 @lru_cache(maxsize=4096)

@@ -47,7 +47,7 @@ _OF_SM80 = _OF_SM90 | {
     "L2_cache_size": 40 << 20,
 }
 PROPERTIES = {"sm_90": _OF_SM90, "sm_80": _OF_SM80}
-"""As `torch.cuda.get_device_properties` reports them."""
+"""Architecture -> what `torch.cuda.get_device_properties` reports of it."""
 
 
 def pretend(arch: str) -> None:
@@ -109,11 +109,13 @@ def _replace_names(gpu: Any) -> None:
 def _convert(module: Any, function: Callable[[Any], Any], recurse: bool = True) -> Any:
     """Stands for `Module._apply`, which exchanges the insides of parameters; those of empty tensors cannot be."""
     new: dict[int, Any] = {}  # one parameter in two modules stays one
-    parts = module.modules() if recurse else (module,)
-    held = [tensors for part in parts for tensors in (part._parameters, part._buffers)]
+    held: list[dict[str, Any]] = []
+    for part in module.modules() if recurse else (module,):
+        held += [part._parameters, part._buffers]
     for tensors in held:
-        known = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        for name, tensor in known.items():
+        for name, tensor in list(tensors.items()):
+            if tensor is None:
+                continue
             if id(tensor) not in new:
                 new[id(tensor)] = _converted(tensor, function)
             tensors[name] = new[id(tensor)]
@@ -136,7 +138,7 @@ def _register_interface(gpu: Any, capability: tuple[int, int]) -> None:
         device = _Device  # type: ignore[assignment]
 
         class Worker:
-            """In a process that compiles."""
+            """What Inductor asks in a process that compiles."""
 
             set_device = staticmethod(lambda device: None)
             current_device = staticmethod(lambda: 0)
@@ -162,6 +164,7 @@ def _register_interface(gpu: Any, capability: tuple[int, int]) -> None:
 
 
 _LIBRARIES: list[Any] = []
+"""Keeps them alive: torch takes the kernels of a Library back when that is freed."""
 
 
 def _allocate_on_the_cpu() -> None:

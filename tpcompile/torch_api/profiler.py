@@ -1,7 +1,7 @@
 """Events of torch's profiler -> what ran on the GPU: seen on torch 2.11.0 and 2.13.0.
 
     name                         why
-    is_user_annotation           of an event: a range of record_function, also where it is drawn on the GPU's row
+    Event.is_user_annotation     a range of record_function, also where it is drawn on the GPU's row
     Torch-Compiled Region        begins the name of a compiled region, drawn there too
     ##, ProfilerStep, nccl:      ranges of Inductor, of the profiler and of a collective, drawn there too
     Memcpy, Memset               begin the names of copies and fills
@@ -23,13 +23,15 @@ _COPIES = ("Memcpy", "Memset")
 
 def on_gpu(events: Iterable[Any]) -> list[Any]:
     """Kernels, copies and fills, without the ranges that are drawn over them."""
-    return [event for event in events if event.device_type == DeviceType.CUDA and not _is_range(event)]
-
-
-def _is_range(event: Any) -> bool:
-    return bool(event.is_user_annotation) or event.name.startswith(_DRAWN)
+    found = []
+    for event in events:
+        is_there = event.device_type == DeviceType.CUDA
+        is_range = event.is_user_annotation or event.name.startswith(_DRAWN)
+        if is_there and not is_range:
+            found.append(event)
+    return found
 
 
 def is_kernel(name: str) -> bool:
-    """Whether what ran on the GPU under that name is no copy and no fill."""
+    """True for a name of the profiler that is neither a copy's nor a fill's."""
     return not name.startswith(_COPIES)

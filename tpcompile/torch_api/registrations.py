@@ -38,6 +38,7 @@ _TORCH = str(Path(torch.__file__).parent) + "/"
 _FOR_OTHERS = (f"{_TORCH}library.py", f"{_TORCH}_library/", f"{_TORCH}_custom_op/", f"{_TORCH}_custom_ops.py")
 """Files of torch that register what their caller asks for."""
 _ANCHOR = "build/aten/src/ATen/RegisterSchema.cpp"
+"""The file that registers the schemas of aten: the path that torch noted for it begins with where torch was built."""
 _LEFT_OUT = re.compile(r"^Meta|^Python|PrivateUse")
 """Dispatch keys whose kernels compute shapes, which a tensor subclass must ask for, or of a device that torch has no
 kernels for: all of them come with the device's own library."""
@@ -85,20 +86,16 @@ def registered(name: str) -> Registered:
         return Registered(name)
     schema, found, replaced = None, {}, set()
     for line in _REGISTERED.finditer(torch._C._dispatch_dump(name)):
-        place = Place(line["file"], int(line["line"]))
-        if line["what"] == "debug":
+        key, place = line["what"], Place(line["file"], int(line["line"]))
+        if key == "debug":
             schema = place
         elif line["replaced"]:
-            replaced.add(line["what"])
+            replaced.add(key)
         else:
-            found[line["what"]] = _with_caller(name, line["what"], place)
+            watched = _functions.get((name, key.removesuffix("[alias]")))
+            # Where torch noted only itself, the function of the kernel tells who registered it.
+            found[key] = place_of(watched) if watched is not None and registers_for_others(place) else place
     return Registered(name, schema, found, frozenset(replaced))
-
-
-def _with_caller(name: str, key: str, place: Place) -> Place:
-    """The place of the kernel's function, where torch noted only itself and the registration was watched."""
-    function = _functions.get((name, key.removesuffix("[alias]"))) if registers_for_others(place) else None
-    return place if function is None else place_of(function)
 
 
 @contextmanager
@@ -129,7 +126,7 @@ def is_torchs(file: str) -> bool:
 
 
 def told(place: Place) -> str:
-    """Where a registration is, for the reader."""
+    """The place of a registration, for the reader."""
     if registers_for_others(place):
         return "a file that torch did not note (it was registered by a function of torch.library)"
     return str(place)
@@ -153,7 +150,7 @@ def _build_roots() -> tuple[str, ...]:
 
 
 def whose_op(name: str) -> Place | None:
-    """Where an op that torch did not register comes from, one of this package too; None for torch's own."""
+    """The place of an op that torch did not register, one of this package too; None for torch's own."""
     schema = registered(name).schema
     if schema is None:
         is_torchscripts = torch._C._jit_get_schemas_for_operator(name.partition(".")[0])
@@ -162,7 +159,8 @@ def whose_op(name: str) -> Place | None:
     place = _caller(schema, own_function)
     if registers_for_others(place):
         place = fake_kernel(name) or place
-    if registers_for_others(place) and _is_called_by_torch(name):
+    is_called_by_torch = name.partition("::")[0] in _CALLERS_IN_TORCH
+    if is_called_by_torch and registers_for_others(place):
         return None
     if makers.is_ours(place.file):
         return place
@@ -198,7 +196,7 @@ def replaced_kernels(name: str) -> Iterator[tuple[str, Place]]:
     found = registered(name)
     functions = kernels.custom_op_functions(name)
     torchs_keys = frozenset[str]()
-    if _is_called_by_torch(name):
+    if name.partition("::")[0] in _CALLERS_IN_TORCH:
         torchs_keys = _KEYS_BY_TORCH - found.replaced
     for key, noted in found.kernels.items():
         place = _caller(noted, functions)
@@ -207,10 +205,6 @@ def replaced_kernels(name: str) -> Iterator[tuple[str, Place]]:
             continue
         if not is_torchs(place.file):
             yield key, place
-
-
-def _is_called_by_torch(name: str) -> bool:
-    return name.partition("::")[0] in _CALLERS_IN_TORCH
 
 
 def all_replaced_kernels(*, thorough: bool) -> Iterator[tuple[str, str, Place]]:
@@ -297,7 +291,7 @@ def higher_order_kernels(name: str) -> list[Any]:
 
 
 def fake_kernel(name: str) -> Place | None:
-    """Where the fake kernel of an op was registered; None without one."""
+    """The place where the fake kernel of an op was registered; None without one."""
     entry = _simple_registry.singleton._data.get(name)
     kernel = entry and entry.fake_impl.kernel
     if kernel is None:

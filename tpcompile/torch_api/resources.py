@@ -32,14 +32,14 @@ def generated_modules() -> Iterator[tuple[str, dict[str, Any]]]:
     from torch._inductor.codecache import PyCodeCache
 
     for module in PyCodeCache.modules:
-        kernels = {name: value for name, value in vars(module).items() if _is_kernel(value)}
+        kernels = {}
+        for name, value in vars(module).items():
+            is_autotuner = hasattr(value, "launchers") and hasattr(value, "compile_results")
+            if is_autotuner:
+                kernels[name] = value
         path = Path(module.__file__ or "")
         if kernels and path.is_file():
             yield path.read_text(), kernels
-
-
-def _is_kernel(value: Any) -> bool:
-    return hasattr(value, "launchers") and hasattr(value, "compile_results")
 
 
 def of_launched(kernel: Any) -> Configurations:
@@ -99,15 +99,11 @@ def _usage(cubin: bytes) -> tuple[int, int]:
 
 
 def _needs(config: Any, registers: int, spills: int, shared_bytes: int) -> dict[str, Any]:
+    """The configuration is written `R0_BLOCK=1024 XBLOCK=1 num_stages=1 num_warps=8`."""
+    options = {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
     return {
-        "configuration": _text(config),
+        "configuration": " ".join(f"{name}={value}" for name, value in sorted(options.items())),
         "registers": registers,
         "spills": spills,
         "shared_bytes": shared_bytes,
     }
-
-
-def _text(config: Any) -> str:
-    """`R0_BLOCK=1024 XBLOCK=1 num_stages=1 num_warps=8`."""
-    options = {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
-    return " ".join(f"{name}={value}" for name, value in sorted(options.items()))

@@ -57,11 +57,6 @@ def ungrouped(nodes: Iterable[Any]) -> Iterator[Any]:
             yield one
 
 
-def _device(one: Any) -> str:
-    device = one.get_device()
-    return "" if device is None else str(device.type)
-
-
 def is_fused(one: Any) -> bool:
     """True for a node that the rounds of fusion made; a foreach node is made before them."""
     return isinstance(one, _scheduler.FusedSchedulerNode) and not one.is_foreach()
@@ -72,16 +67,17 @@ def node(one: Any) -> dict[str, Any]:
     origins = computed(one)
     reads, writes = _accesses(one)
     parts = [part.get_name() for part in one.get_nodes()]
+    group, device = getattr(one, "group", None), one.get_device()
     return {
         "name": one.get_name(),
         "kind": kind(one),
         "parts": parts,
         "ops": sorted({op_name(origin) for origin in origins}),
         "body": dict(sorted(_body(one).items())),
-        "loops": _loops(one),
+        "loops": str(group[1]) if group else "",
         "reads": reads,
         "writes": writes,
-        "device": _device(one),
+        "device": "" if device is None else str(device.type),
         "fx": sorted(origin.name for origin in origins),
         "made": sorted(origin.name for origin in made(one)),
         "lines": users_lines(origins) or users_lines(_claimed(one)),  # an op that a pattern made has no line of its own
@@ -95,13 +91,13 @@ def one_kernel_per_op() -> dict[str, int]:
         if op.op != "call_function" or is_view(op):
             continue
         number += 1
-        moved += _bytes_of_value(op.meta.get("val")) + sum(
-            _bytes_of_value(i.meta.get("val")) for i in op.all_input_nodes
-        )
+        for value in (op, *op.all_input_nodes):
+            moved += _bytes_of_value(value.meta.get("val"))
     return {"kernels": number, "bytes": moved}
 
 
 def kind(one: Any) -> str:
+    """The kind of kernel that a node becomes; `nop`, `output`, `wait`, `print`, `copy` and `collective` are none."""
     if isinstance(one, _scheduler.NopKernelSchedulerNode):
         return "nop"
     if isinstance(one, _scheduler.ExternKernelSchedulerNode):
@@ -114,23 +110,19 @@ def kind(one: Any) -> str:
 
 
 def _extern_kind(buffer: Any) -> str:
+    overload = getattr(buffer, "op_overload", None)
     if isinstance(buffer, _ir.MultiOutput):
         return "output"
-    if getattr(buffer, "op_overload", None) is torch.ops.higher_order.print:
+    if overload is torch.ops.higher_order.print:
         return "print"
     if isinstance(buffer, _ir._WaitKernel):
         return "wait"
-    if isinstance(buffer, _ir._CollectiveKernel) or _exchanges(getattr(buffer, "op_overload", None)):
+    exchanges = getattr(overload, "namespace", "") in _EXCHANGES or str(overload).startswith(_ALL_REDUCES)
+    if exchanges or isinstance(buffer, _ir._CollectiveKernel):
         return "collective"
     if isinstance(buffer, _ir.DeviceCopy):
         return "copy"
     return "triton" if isinstance(buffer, _ir.UserDefinedTritonKernel) else "extern"
-
-
-def _exchanges(overload: Any) -> bool:
-    """False for None, too."""
-    is_of_torch = getattr(overload, "namespace", "") in _EXCHANGES
-    return is_of_torch or str(overload).startswith(_ALL_REDUCES)
 
 
 # Ops
@@ -179,16 +171,13 @@ def _computed_by_part(part: Any) -> set[_FxNode]:
     """Backward from its result through its origins, as far as the ops whose buffers it reads."""
     origins = _called(part.node.get_origins())
     made_by = part.node.get_origin_node()
-    if made_by is not None and _is_one_op(part):
+    is_one_op = part.is_template() or part.is_extern()
+    if made_by is not None and is_one_op:
         return {made_by}
-    inside = origins - _read_ops(part)
+    inside = origins - {buffer.get_origin_node() for buffer in _read_buffers(part)}
     results = _made_by_part(part)
     first = results & inside or results
     return _backward(first, inside - _in_earlier_stages(part, results))
-
-
-def _is_one_op(part: Any) -> bool:
-    return bool(part.is_template() or part.is_extern())
 
 
 def _backward(results: Iterable[_FxNode], inside: set[_FxNode]) -> set[_FxNode]:
@@ -204,12 +193,6 @@ def _backward(results: Iterable[_FxNode], inside: set[_FxNode]) -> set[_FxNode]:
 
 def _called(origins: Iterable[_FxNode]) -> set[_FxNode]:
     return {origin for origin in origins if origin.op == "call_function"}
-
-
-def _read_ops(part: Any) -> set[_FxNode]:
-    """The ops that made the buffers which it reads."""
-    made_by = [buffer.get_origin_node() for buffer in _read_buffers(part)]
-    return {origin for origin in made_by if origin is not None}
 
 
 def _read_buffers(part: Any) -> list[Any]:
@@ -238,39 +221,24 @@ def op_name(origin: _FxNode) -> str:
 
 
 def is_view(origin: _FxNode) -> bool:
-    """An op that moves no data."""
-    return _short(origin) in VIEWS
-
-
-def _short(origin: _FxNode) -> str:
+    """True for an op that moves no data."""
     packet = getattr(origin.target, "_overloadpacket", origin.target)
-    return str(getattr(packet, "__name__", packet))
+    return str(getattr(packet, "__name__", packet)) in VIEWS
 
 
 def _body(one: Any) -> Counter[str]:
     """How often the loops compute each op for an element, loads and stores included; exact where code is generated."""
     found: Counter[str] = Counter()
+    blocks = []
     for part in one.get_nodes():
-        for block in _blocks(getattr(part, "_body", None)):
-            run = filter(_is_run, block.graph.nodes)
-            found.update(call.target for call in run)
+        body: Any = getattr(part, "_body", None)
+        if hasattr(body, "root_block"):  # a library call has no loops
+            blocks += [body.root_block, *body.subblocks.values()]
+    for block in blocks:
+        found.update(call.target for call in block.graph.nodes if call.op == "call_method")
+    for target in _NOT_RUN:
+        del found[target]
     return found
-
-
-def _blocks(body: Any) -> list[Any]:
-    """Of a loop; a library call has none."""
-    if not hasattr(body, "root_block"):
-        return []
-    return [body.root_block, *body.subblocks.values()]
-
-
-def _is_run(call: Any) -> bool:
-    return call.op == "call_method" and call.target not in _NOT_RUN
-
-
-def _loops(one: Any) -> str:
-    group = getattr(one, "group", None)
-    return str(group[1]) if group else ""
 
 
 def users_lines(origins: Iterable[_FxNode]) -> list[dict[str, Any]]:
@@ -287,7 +255,7 @@ def users_lines(origins: Iterable[_FxNode]) -> list[dict[str, Any]]:
 
 
 _MOST_ELEMENTS = 10**9
-"""Of a buffer of a fused node Inductor counts no more."""
+"""Inductor counts no more elements of one buffer of a fused node."""
 
 
 def _accesses(one: Any) -> tuple[dict[str, int], dict[str, int]]:
@@ -315,18 +283,22 @@ def _whole(dependencies: Iterable[Any]) -> dict[str, int]:
 
 def sizes(nodes: Iterable[Any]) -> dict[str, int]:
     """Bytes of all tensors that the nodes read."""
-    read = (dependency for one in nodes for dependency in one.read_writes.reads)
-    return _whole(dependency for dependency in read if _is_tensor(dependency.name))
+    tensors = []
+    for one in nodes:
+        for dependency in one.read_writes.reads:
+            buffer = _buffer(dependency.name)
+            # The result of a collective in place, and of an op with several results, has no size.
+            if isinstance(buffer, _ir.IRNode) and buffer.maybe_get_size() is not None:
+                tensors.append(dependency)
+    return _whole(tensors)
 
 
-def _is_tensor(name: str) -> bool:
-    """False for the results of a collective in place and of an op with several results."""
-    buffer: Any = V.graph.name_to_buffer.get(name) or V.graph.graph_inputs.get(name)
-    return isinstance(buffer, _ir.IRNode) and buffer.maybe_get_size() is not None
+def _buffer(name: str) -> Any:
+    return V.graph.name_to_buffer.get(name) or V.graph.graph_inputs.get(name)
 
 
 def _bytes_of_buffer(name: str) -> int:
-    buffer: Any = V.graph.name_to_buffer.get(name) or V.graph.graph_inputs.get(name)
+    buffer = _buffer(name)
     if buffer is None:
         return 0
     elements = math.prod(V.graph.sizevars.optimization_hints(buffer.get_size(), fallback=0))
@@ -334,17 +306,13 @@ def _bytes_of_buffer(name: str) -> int:
 
 
 def _bytes_of_value(value: Any) -> int:
-    return sum(_bytes_of_tensor(tensor) for tensor in _tensors(value))
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _tensors(one)
-
-
-def _bytes_of_tensor(tensor: torch.Tensor) -> int:
-    sizes = [size if isinstance(size, int) else int(size.node.hint or 0) for size in tensor.shape]
-    return math.prod(sizes) * tensor.dtype.itemsize
+    """Bytes of all tensors in a value of a graph."""
+    if isinstance(value, list | tuple):
+        return sum(map(_bytes_of_value, value))
+    if not isinstance(value, torch.Tensor):
+        return 0
+    num_elements = 1
+    for size in value.shape:
+        is_symbol = not isinstance(size, int)
+        num_elements *= int(size.node.hint or 0) if is_symbol else size
+    return num_elements * value.dtype.itemsize

@@ -16,7 +16,7 @@ import dataclasses
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,10 @@ class _Graph:
         if self.before is None:  # no pair was looked at
             self.before = scheduled.parts_of(nodes)
         pairs = self.scored.keys() | self.allowed.keys() | self.refused.keys()
+        # Names of torch that have moved: something was fused, and no fusion was logged or no score was asked for.
+        was_fused = any(scheduled.is_fused(one) for one in nodes)
+        seen = {'fusions in the log "fusion"': self.fused, "scores of pairs": self.scored}
+        unseen = [name for name, found in seen.items() if was_fused and not found]
         return {
             "before": self.before,
             "after": [scheduled.node(one) for one in nodes],
@@ -65,14 +69,8 @@ class _Graph:
             "sizes": scheduled.sizes(nodes),
             "recomputed": inlined.recomputed(nodes),
             "realized": inlined.realized(nodes),
-            "unseen": self._unseen(nodes),
+            "unseen": unseen,
         }
-
-    def _unseen(self, nodes: Iterable[Any]) -> list[str]:
-        """Names that have moved: something was fused, and no fusion was logged or no score was asked for."""
-        was_fused = any(scheduled.is_fused(one) for one in nodes)
-        seen = {'fusions in the log "fusion"': self.fused, "scores of pairs": self.scored}
-        return [name for name, found in seen.items() if was_fused and not found]
 
     def _pair(self, pair: tuple[str, str]) -> dict[str, Any]:
         return {
@@ -186,26 +184,21 @@ def _install_choices(current: _Current) -> None:
         notes_of = current
         notes_for = getattr(chosen, "notes_for", chosen)
 
-        def can_fuse(self, scheduler: Any, node1: Any, node2: Any, shared: int) -> bool:
-            allowed: bool = super().can_fuse(scheduler, node1, node2, shared)
-            current.note(lambda graph: _note_choice(graph, scheduler, node1, node2, allowed))
-            return allowed
-
-        def can_fuse_vertical(self, scheduler: Any, node1: Any, node2: Any, shared: int) -> bool:
-            allowed: bool = super().can_fuse_vertical(scheduler, node1, node2, shared)
-            current.note(lambda graph: _note_choice(graph, scheduler, node1, node2, allowed))
-            return allowed
-
-        def can_fuse_horizontal(self, scheduler: Any, node1: Any, node2: Any, shared: int) -> bool:
-            allowed: bool = super().can_fuse_horizontal(scheduler, node1, node2, shared)
-            current.note(lambda graph: _note_choice(graph, scheduler, node1, node2, allowed))
-            return allowed
-
         def score_fusion(self, scheduler: Any, node1: Any, node2: Any) -> Any:
             score = super().score_fusion(scheduler, node1, node2)
             current.note(lambda graph: _note_score(graph, node1, node2, score))
             return score
 
+    def noted(name: str) -> Callable[..., bool]:
+        def choose(self: Any, scheduler: Any, node1: Any, node2: Any, shared: int) -> bool:
+            allowed: bool = getattr(super(NotingChoices, self), name)(scheduler, node1, node2, shared)
+            current.note(lambda graph: _note_choice(graph, scheduler, node1, node2, allowed))
+            return allowed
+
+        return choose
+
+    for name in ("can_fuse", "can_fuse_vertical", "can_fuse_horizontal"):
+        setattr(NotingChoices, name, noted(name))
     noting = NotingChoices()
     for name, value in vars(chosen).items():  # settings of choices of the user's own
         setattr(noting, name, value)

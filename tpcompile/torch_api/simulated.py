@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tpcompile.errors import ConfigError
 
 _REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
+"""Names of `ReduceOp`, in lower case as compiled graphs have them."""
 # c10d op -> its name in a compiled graph, and the argument that is sent.
 _SENT = {
     "allreduce_": ("all_reduce", 0),
@@ -74,16 +75,13 @@ def _first_tensor(sent: Any) -> Tensor:
 
 
 def _reduce_op(boxed: list[Any]) -> str:
-    for candidate in boxed:
-        if candidate._type().qualified_name().endswith("ReduceOp"):
-            return _name_of(candidate.op())
-    return ""
-
-
-def _name_of(reduce_op: Any) -> str:
-    for name in _REDUCE_OPS:
-        if reduce_op == getattr(dist.ReduceOp, name.upper()):
-            return name
+    """Name of the reduction among the boxed arguments of a c10d op; empty for none."""
+    for argument in boxed:
+        if not argument._type().qualified_name().endswith("ReduceOp"):
+            continue
+        for name in _REDUCE_OPS:
+            if argument.op() == getattr(dist.ReduceOp, name.upper()):
+                return name
     return ""
 
 

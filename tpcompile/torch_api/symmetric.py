@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 _MEET_MS = 600_000
-"""As the timeout of a process group: after it the GPU of the rank that waits reports an error."""
+"""Equal to the timeout of a process group; after it, the GPU of the rank that waits reports an error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Shared:
 
 
 def can_share(device: torch.device) -> bool:
-    """Whether other ranks of the host can write into memory of the device: that of a GPU."""
+    """True for a GPU, into whose memory other ranks of the host can write."""
     return device.type == "cuda"
 
 
@@ -62,7 +62,7 @@ def meet(group: Any, device: torch.device) -> None:
 
 
 def has_multicast(device: torch.device) -> bool:
-    """Whether torch may use NVLink multicast; never with TORCH_SYMM_MEM_DISABLE_MULTICAST=1."""
+    """True where torch may use NVLink multicast; never with TORCH_SYMM_MEM_DISABLE_MULTICAST=1."""
     from torch._C._distributed_c10d import _SymmetricMemory
 
     return _SymmetricMemory.has_multicast_support(torch.autograd.DeviceType.CUDA, device.index)

@@ -16,6 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 _ENDS = ("shutdown", "abort")
+"""Methods of a process group that end it."""
 
 
 def before_shutdown(act: Callable[[], object]) -> Callable[[], None]:

@@ -22,7 +22,7 @@ def untested(version: str) -> str:
 
 
 def is_tested_or(version: str, here: str) -> bool:
-    """Whether a version lies between the tested ones, or is of the same minor version as `here`."""
+    """True for a version between the tested ones, and for one of the same minor version as `here`."""
     return not untested(version) or _minor(version) == _minor(here)
 
 

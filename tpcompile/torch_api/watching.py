@@ -50,6 +50,7 @@ _WRAPPERS = f"{_PACKAGE}/collectives/"
 _PEERS = {inspect.unwrap(dist.send).__code__: "dst", inspect.unwrap(dist.recv).__code__: "src"}
 """Functions of torch that wait for a peer -> their argument for it."""
 _HERE = tuple(f"{_PACKAGE}/{name}/" for name in ("sentinel", "recording", "torch_api"))
+"""Folders of ours whose frames are between Dynamo and the program."""
 _BETWEEN = ("contextlib.py", "_utils_internal.py", "/logging/__init__.py", "/torch/_logging/_internal.py")  # fmt: skip
 """Files of frames between a callback or log handler of ours and Dynamo."""
 
@@ -131,12 +132,8 @@ def is_compiled_call(function: str, filename: str) -> bool:
 
 def is_in_dynamo(frame: FrameType | None) -> bool:
     """True when Dynamo is compiling on the thread whose innermost frame this is."""
-    return any(map(_is_compile, frames_from(frame)))
-
-
-def _is_compile(frame: FrameType) -> bool:
-    code = frame.f_code
-    return code.co_name == "_compile" and code.co_filename.startswith(_DYNAMO)
+    codes = (caller.f_code for caller in frames_from(frame))
+    return any(code.co_name == "_compile" and code.co_filename.startswith(_DYNAMO) for code in codes)
 
 
 def finish_device_work() -> None:
@@ -195,20 +192,18 @@ class _Group(NamedTuple):
 
     handle: dist.ProcessGroup
     name: str
-
-    @property
-    def label(self) -> str:
-        """`name description`, as the flight recorder writes it."""
-        return f"{self.name} {self.handle.group_desc}"
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Global ranks."""
-        return tuple(dist.get_process_group_ranks(self.handle))
+    label: str
+    """`name description`, as the flight recorder writes it."""
+    ranks: tuple[int, ...]
+    """Global ranks."""
 
 
 def _groups() -> list[_Group]:
-    return [_Group(handle, name) for handle, name in c10d.known_groups()]
+    found = []
+    for handle, name in c10d.known_groups():
+        ranks = tuple(dist.get_process_group_ranks(handle))
+        found.append(_Group(handle, name, f"{name} {handle.group_desc}", ranks))
+    return found
 
 
 def group_members() -> dict[str, tuple[int, ...]]:
@@ -245,38 +240,36 @@ def _is_of_communication(frame: FrameType) -> bool:
 def _group_given(values: Mapping[str, Any]) -> str | None:
     """The group that a call is given, by its name or itself; None where it is given none, empty for an unknown one."""
     by_name = {group.name: group.label for group in _groups()}
-    named = first(text for text in _texts_given(values) if text in by_name)
-    return _label_of_handle(values) if named is None else by_name[named]
+    given = [values.get("group_name")]
+    arguments = values.get("args")
+    if isinstance(arguments, tuple):
+        given += arguments
+    for one in given:
+        if isinstance(one, str) and one in by_name:
+            return by_name[one]
+    return _label_of_handle(values)
 
 
 def _label_of_handle(values: Mapping[str, Any]) -> str | None:
-    """The same of a group that is given as an object; None for it stands for all ranks."""
+    """`name description` of a group that is given as an object; where that is None, of the group of all ranks."""
     handle = values.get("group", "none is given")
     if handle is None:
         handle = dist.group.WORLD
+    if not isinstance(handle, dist.ProcessGroup):
+        return None
     labels = {group.handle: group.label for group in _groups()}
-    return labels.get(handle, "") if isinstance(handle, dist.ProcessGroup) else None
-
-
-def _texts_given(values: Mapping[str, Any]) -> list[str]:
-    given = values.get("args")
-    known = [values.get("group_name"), *(given if isinstance(given, tuple) else ())]
-    return [one for one in known if isinstance(one, str)]
+    return labels.get(handle, "")
 
 
 def point_to_point(frame: FrameType | None) -> tuple[str, int] | None:
     """(`send` or `recv`, global rank of the peer) when the thread is in that call; gloo's recorder leaves them out."""
     calls = takewhile(lambda call: is_torch(call.f_code.co_filename), islice(frames_from(frame), 6))
-    call = first(filter(_is_point_to_point, calls))
+    call = first(call for call in calls if call.f_code in _PEERS)
     if call is None:
         return None
     code = call.f_code
     peer = _peer(call.f_locals, _PEERS[code])
     return (code.co_name, peer) if peer is not None else None
-
-
-def _is_point_to_point(frame: FrameType) -> bool:
-    return frame.f_code in _PEERS
 
 
 def _peer(values: Mapping[str, Any], name: str) -> int | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from tests.block_forms import form_config
 from tests.faults.drawn.frame import Job
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.state import load_full_state_dict
 from tpcompile.numerics.draw import draw_stack_weights
-from tpcompile.numerics.forms import form_config
 
 _BLOCK = {"dim": 48, "num_heads": 6, "num_kv_heads": 6, "ffn_dim": 96, "num_layers": 2, "batch": 2, "seq_len": 12}
 _TRANSFORMERS = {
@@ -26,7 +26,7 @@ _TRANSFORMERS = {
 
 
 def of_our_blocks(form: str, job: Job) -> tuple[BlockConfig, nn.Module]:
-    """A small stack of our block in a form of `tpcompile.numerics.forms`, with the weights of this rank."""
+    """A small stack of our block in a form of `tests.block_forms`, with the weights of this rank."""
     config = BlockConfig.model_validate(form_config(form, "cpu").model_dump() | _BLOCK)
     full = draw_stack_weights(config, seed=0, dtype=torch.float32, device=job.device)
     with torch.device("meta"):

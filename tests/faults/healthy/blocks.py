@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.block_forms import form_config
 from tests.faults.healthy.program import Run, program, sgd
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
@@ -16,7 +17,6 @@ from tpcompile.nn.causal_lm import CausalLM
 from tpcompile.nn.rope import rope_tables
 from tpcompile.nn.state import load_full_state_dict
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights, draw_weights
-from tpcompile.numerics.forms import form_config
 
 _SMALL = {"dim": 64, "num_heads": 8, "ffn_dim": 128, "num_layers": 1}
 _VOCABULARY = 96

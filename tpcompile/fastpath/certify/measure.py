@@ -23,7 +23,7 @@ from tpcompile.fastpath.certify.fences import fenced, fenced_allocations
 from tpcompile.fastpath.certify.trials import Case, Trial
 from tpcompile.fastpath.registry import FastPath
 from tpcompile.layout import ShardSpec
-from tpcompile.numerics.measure import error_of, relative
+from tpcompile.numerics.error_ratio import error_of, relative
 
 
 @dataclass(frozen=True)

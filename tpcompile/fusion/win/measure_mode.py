@@ -23,7 +23,7 @@ from tpcompile.fusion.manifest_records import Manifest, Role
 from tpcompile.fusion.recorder import FusionRecorder
 from tpcompile.fusion.targets import built_on, place_of
 from tpcompile.fusion.win.mode_records import Measured, Side
-from tpcompile.numerics import measure
+from tpcompile.numerics import error_ratio
 from tpcompile.ranks.env import check_cpp_compiler
 from tpcompile.target import Target, call_target, raised_by
 from tpcompile.torch_api import compiler
@@ -71,7 +71,7 @@ class Program:
         inputs = copy.deepcopy(self.target.inputs)
         if dtype is not None:
             program = program.to(dtype) if isinstance(program, nn.Module) else program
-            inputs = measure.cast(inputs, dtype)
+            inputs = error_ratio.cast(inputs, dtype)
         return replace(self, target=replace(self.target, program=program, inputs=inputs))
 
     def step(self, program: Any) -> Callable[[], Any]:
@@ -98,7 +98,7 @@ class Program:
     def results(self, step: Callable[[], Any]) -> dict[str, Tensor]:
         """Floating outputs and gradients of a step, copied: CUDA graphs use their memory again."""
         torch.manual_seed(0)
-        found = measure.named_tensors(step(), "output")
+        found = error_ratio.named_tensors(step(), "output")
         program = self.target.program
         parameters = program.named_parameters() if isinstance(program, nn.Module) else ()
         for name, parameter in parameters:
@@ -198,7 +198,7 @@ def _error_ratio(exact: dict[str, Tensor] | None, got: dict[str, Tensor], eager:
         is_there = name in got and got[name].shape == value.shape
         if not is_there:
             return math.inf
-        error = measure.error_of(got[name], eager[name], value)
+        error = error_ratio.error_of(got[name], eager[name], value)
         ratios.append(error["ratio"])
     is_nan = any(map(math.isnan, ratios))
     return math.inf if is_nan else max(ratios)

@@ -17,14 +17,14 @@ from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.layout import Layout, Part, ShardSpec
 from tpcompile.nn.state import load_full_state_dict, local_slices_of
-from tpcompile.numerics import measure
+from tpcompile.numerics import error_ratio
 from tpcompile.numerics.draw import Values, draw_normal, draw_weights
-from tpcompile.numerics.measure import Errors, named_tensors
+from tpcompile.numerics.error_ratio import Errors, named_tensors
 
 Build = Callable[[TpComm], nn.Module]
 Inputs = Callable[[torch.dtype], Any]
 _SEED_OF_INPUTS = 1_000_003
-"""Away from the seeds of weights and cotangents: inputs equal to a weight would hide mistakes."""
+"""Added to the seed, so that inputs are drawn from none of weights and cotangents: equal ones would hide mistakes."""
 
 
 @dataclass
@@ -84,9 +84,14 @@ class Reference:
         self.differentiated = self._differentiated(differentiate)
         self._cotangents: dict[str, Tensor] = {}
         self.single = self._run(dtype)
-        self._check_names()
+        known = [*named_tensors(self.given, "input"), *self.single.outputs]
+        if unknown := sorted(set(self.sharded) - set(known)):
+            raise ConfigError(f"sharded={unknown} is no input or output; there are {known}")
         self.exact = self._run(torch.float64)
-        self.normal = self._normal()
+        single = self.single.outputs | {f"grad {name}": grad for name, grad in self.single.grads.items()}
+        exact = self.exact.outputs | {f"grad {name}": grad for name, grad in self.exact.grads.items()}
+        self.normal = {name: error_ratio.relative(single[name], whole) for name, whole in exact.items()}
+        """Single-device error of every whole tensor."""
 
     def place(self, comm: TpComm) -> nn.Module:
         """This rank's module, with its slices of the weights; all ranks of the group call it."""
@@ -99,7 +104,7 @@ class Reference:
     def inputs_for(self, comm: TpComm) -> Any:
         """This rank's arguments."""
         tensors = named_tensors(self.given, "input")
-        return measure.replaced(self.given, [self._part(name, full, comm) for name, full in tensors.items()])
+        return error_ratio.replaced(self.given, [self._part(name, full, comm) for name, full in tensors.items()])
 
     def run(
         self,
@@ -133,11 +138,11 @@ class Reference:
         for name, (single, exact) in self.expected(module, comm, only_forward=only_forward).items():
             value = tensor_of(got, name)
             if value is None:
-                found[name] = measure.missing()
+                found[name] = error_ratio.missing()
                 continue
             if value.shape != exact.shape:
                 raise _wrong_shape(name, value, exact)
-            found[name] = measure.error_of(value, single, exact, whole=self.normal[name])
+            found[name] = error_ratio.error_of(value, single, exact, whole=self.normal[name])
         return found
 
     def difference(self, module: nn.Module, one: Result, two: Result) -> Errors:
@@ -147,11 +152,11 @@ class Reference:
             a = tensor_of(one, name)
             b = tensor_of(two, name)
             if a is not None and b is not None:
-                found[name] = measure.distance(a, b, single, exact, whole=self.normal[name])
+                found[name] = error_ratio.distance(a, b, single, exact, whole=self.normal[name])
         return found
 
     def differs(self, module: nn.Module, got: Result, name: str, comm: TpComm | None = None) -> bool:
-        """Whether a tensor is not the single-device one bit for bit; NaN never is."""
+        """True for a tensor that is not the single-device one bit for bit; NaN always differs."""
         value, (single, _) = tensor_of(got, name), self.expected(module, comm)[name]
         return value is None or not torch.equal(value, single)
 
@@ -173,12 +178,6 @@ class Reference:
     def single_device(self, dtype: torch.dtype) -> nn.Module:
         """The single-device module in `dtype`, on the same numbers."""
         return self._placed(Collectives(None), dtype)
-
-    def _normal(self) -> dict[str, float]:
-        """Single-device error of every whole tensor."""
-        outputs, grads = self.exact.outputs.items(), self.exact.grads.items()
-        found = {name: measure.relative(self.single.outputs[name], exact) for name, exact in outputs}
-        return found | {f"grad {name}": measure.relative(self.single.grads[name], exact) for name, exact in grads}
 
     def _placed(self, comm: TpComm, dtype: torch.dtype) -> nn.Module:
         with torch.device(self.device):
@@ -208,7 +207,7 @@ class Reference:
     def _run(self, dtype: torch.dtype) -> Result:
         module, given = self.single_device(dtype), self.given
         if dtype != self.dtype:
-            given = measure.cast(given, dtype)
+            given = error_ratio.cast(given, dtype)
         return run_once(module, module, given, self._draw_cotangent if self.train else None, self.differentiated)
 
     def _draw_cotangent(self, name: str, output: Tensor) -> Tensor:
@@ -224,11 +223,6 @@ class Reference:
         if unknown := sorted(set(names or ()) - set(floating)):
             raise ConfigError(f"differentiate={unknown} is no floating input; there are {floating}")
         return tuple(n for n in floating if names is None or n in names)
-
-    def _check_names(self) -> None:
-        known = [*named_tensors(self.given, "input"), *self.single.outputs]
-        if unknown := sorted(set(self.sharded) - set(known)):
-            raise ConfigError(f"sharded={unknown} is no input or output; there are {known}")
 
     def _part(self, name: str, full: Tensor, comm: TpComm | None) -> Tensor:
         layout = self.sharded.get(name)
@@ -265,7 +259,7 @@ def run_once(
     tensors = named_tensors(inputs, "input")
     leaves = {name: tensors[name].detach().clone().requires_grad_() for name in differentiate}
     module.zero_grad(set_to_none=True)
-    arguments = measure.replaced(inputs, list((tensors | leaves).values()))
+    arguments = error_ratio.replaced(inputs, list((tensors | leaves).values()))
     outputs = named_tensors(program(*arguments), "forward")
     if on_backward is not None:
         on_backward()

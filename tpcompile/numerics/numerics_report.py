@@ -11,6 +11,7 @@ from tpcompile.evidence.text.ranks import named_ranks
 
 SCHEMA_VERSION = 1
 _MAX_LINES = 20
+"""Findings that a text lists; it counts the others."""
 
 
 class TensorError(Frozen):
@@ -25,9 +26,9 @@ class TensorError(Frozen):
     ratio: float
     """`error` as a multiple of `single` (or of a quarter ulp, if larger); of more for fewer than 64 numbers."""
     exact: bool = False
-    """Whether the tensor has to be the single-device one bit for bit."""
+    """The tensor has to be the single-device one bit for bit."""
     differs: bool = False
-    """Whether it had to be, and is not."""
+    """The tensor had to be exact, and is not."""
 
     def is_right(self, limit: float) -> bool:
         """Within the limit, and equal where that was asked for; NaN is never right."""
@@ -53,7 +54,7 @@ class ProgramReport(Frozen):
     dtype: str
     tensors: tuple[TensorError, ...]
     collectives: tuple[str, ...] = ()
-    """As issued: by eager code, or in the compiled forward and backward graphs."""
+    """The collectives in the order in which eager code issued them, or in which the compiled graphs hold them."""
     wrong_order: str = ""
     """First position at which collectives and declaration differ; empty when they agree or nothing was declared."""
     graphs: int = 0
@@ -98,7 +99,7 @@ class NumericsReport(Frozen):
 
     @property
     def passed(self) -> bool:
-        """Whether no program of any rank is wrong."""
+        """True when no program of any rank is wrong."""
         return not any(program.failures(self.limit) for program in self.programs)
 
     @property

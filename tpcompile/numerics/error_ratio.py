@@ -44,7 +44,7 @@ def missing() -> dict[str, float]:
 def distance(one: Tensor, two: Tensor, single: Tensor, exact: Tensor, *, whole: float = 0.0) -> dict[str, float]:
     """How far two results of the same maths are apart, in units of the single-device error.
 
-    Relative to the larger of their own size and that of `exact`: rounding grows with what is rounded, right or wrong.
+    The distance is relative to the larger of `two` and `exact`: rounding grows with what is rounded, right or wrong.
     """
     normal = max(whole, relative(single, exact))
     size = torch.maximum(two.double().norm(), exact.norm()).clamp_min(torch.finfo(torch.float64).tiny)
@@ -53,7 +53,7 @@ def distance(one: Tensor, two: Tensor, single: Tensor, exact: Tensor, *, whole: 
 
 
 def is_within(value: dict[str, float], limit: float) -> bool:
-    """Whether the ratio is a number and at most `limit`."""
+    """True for a ratio that is a number and at most `limit`."""
     return value["ratio"] <= limit  # False for NaN
 
 
@@ -64,8 +64,7 @@ def named_tensors(value: Any, root: str) -> dict[str, Tensor]:
 
 def replaced(value: Any, tensors: Sequence[Tensor]) -> Any:
     """The same structure with its tensors, in the order of `named_tensors`, replaced."""
-    left = iter(tensors)
-    return _rebuilt(value, left)
+    return _rebuilt(value, iter(tensors))
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
@@ -73,12 +72,12 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
 
     A tensor that requires a gradient becomes a leaf that does too.
     """
-    tensors = named_tensors(value, "").values()
-    return replaced(value, [_cast(tensor, dtype) if tensor.is_floating_point() else tensor for tensor in tensors])
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
+    tensors = []
+    for tensor in named_tensors(value, "").values():
+        if tensor.is_floating_point():
+            tensor = tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
+        tensors.append(tensor)
+    return replaced(value, tensors)
 
 
 def _walk(value: Any, place: str) -> Iterator[tuple[str, Tensor]]:
@@ -121,10 +120,7 @@ def _allowed(normal: float, got: Tensor) -> float:
     norms of two sets of n roundings differ by a factor that grows as 1 / sqrt(n): for few numbers the unit grows alike.
     """
     scatter = max(1.0, (_FEW / max(1, got.numel())) ** 0.5)
-    return max(normal, _floor(got.dtype)) * scatter
-
-
-def _floor(dtype: torch.dtype) -> float:
-    if dtype == torch.float64 or not dtype.is_floating_point:
-        return _FLOAT64_UNIT  # compared with float64, float64 on one device has no error to measure by
-    return torch.finfo(dtype).eps / 4
+    floor = _FLOAT64_UNIT  # compared with float64, float64 on one device has no error to measure by
+    if got.dtype.is_floating_point and got.dtype != torch.float64:
+        floor = torch.finfo(got.dtype).eps / 4
+    return max(normal, floor) * scatter

@@ -23,8 +23,8 @@ from tpcompile.ranks.store import RankStore
 
 _ROOT = "tpcompile/preflight"
 _num_exchanges: Counter[str] = Counter()
+"""Name -> exchanges of this process so far: ranks that call alike meet under equal numbers."""
 _T = TypeVar("_T")
-
 
 _ASKED = 2
 """Ranks asked at most for one hash: each that does not answer costs the timeout."""
@@ -35,7 +35,7 @@ class Details(Generic[_T]):
 
     def __init__(self, fetch: Fetch, question: Question, shas: Mapping[int, str], kind: type[_T]) -> None:
         self.shas = shas
-        """By rank."""
+        """Rank -> its hash."""
         self._fetch, self._question, self._kind = fetch, question, kind
         self._known: dict[str, _T | None] = {}
 
@@ -46,14 +46,9 @@ class Details(Generic[_T]):
     def _of(self, rank: int) -> _T | None:
         sha = self.shas[rank]
         if sha not in self._known:
-            self._known[sha] = self._first_answer(self._alike(rank))
+            alike = [other for other, other_sha in self.shas.items() if other_sha == sha]
+            self._known[sha] = self._first_answer(dict.fromkeys([rank, *alike]))
         return self._known[sha]
-
-    def _alike(self, rank: int) -> Iterable[int]:
-        """This rank, then the other ranks with the same hash."""
-        sha = self.shas[rank]
-        alike = [other for other, other_sha in self.shas.items() if other_sha == sha]
-        return dict.fromkeys([rank, *alike])
 
     def _first_answer(self, ranks: Iterable[int]) -> _T | None:
         for rank in islice(ranks, _ASKED):
@@ -71,7 +66,13 @@ class Exchanges:
         if self.rank not in self.ranks:
             raise ConfigError(f"rank {self.rank} is not in the mesh ({named_ranks(self.ranks)})")
         self._name = f"{name} of {named_ranks(self.ranks)}"
-        self._root = _connect(store, rank=self.rank, timeout_s=timeout_s)
+        world_size = dist.get_world_size()
+        if store is not None:
+            self._root = RankStore(dist.PrefixStore(_ROOT, store), rank=self.rank, world_size=world_size)
+        elif "MASTER_ADDR" in os.environ:
+            self._root = RankStore.connect(_ROOT, rank=self.rank, world_size=world_size, timeout_s=timeout_s)
+        else:
+            raise ConfigError("MASTER_ADDR is not set, so there is no store to connect to; pass store=")
 
     def say(self, doing: str) -> None:
         """Publish what this rank is doing, so that a verdict can name where it stopped."""
@@ -112,13 +113,3 @@ class Exchanges:
             yield
         except dist.DistError as error:
             raise DivergenceError(f"rank {self.rank} lost the store: the process that serves it ended") from error
-
-
-def _connect(store: dist.Store | None, *, rank: int, timeout_s: float) -> RankStore:
-    world_size = dist.get_world_size()
-    if store is not None:
-        own = dist.PrefixStore(_ROOT, store)
-        return RankStore(own, rank=rank, world_size=world_size)
-    if "MASTER_ADDR" not in os.environ:
-        raise ConfigError("MASTER_ADDR is not set, so there is no store to connect to; pass store=")
-    return RankStore.connect(_ROOT, rank=rank, world_size=world_size, timeout_s=timeout_s)

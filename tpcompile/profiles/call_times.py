@@ -11,6 +11,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.evidence.records import Frozen
 
 NUM_ROUNDS, CALLS_PER_ROUND, WARM_UPS = 5, 5, 2
+"""Candidates take turns, so that a slow moment of the machine meets all of them, and the median leaves it out."""
 MIN_RATIO = 1.03
 """A candidate replaces the simpler one before it when that takes so many times as long."""
 
@@ -44,10 +45,10 @@ def timings(calls: Mapping[str, Callable[[], Any]], finish: Callable[[], object]
     """
     found: Timings = {}
     for name, call in calls.items():
-        try:
+        try:  # a candidate that cannot run says so at its first call
             for _ in range(WARM_UPS):
                 call()
-        except ConfigError as error:  # of the program, so on all ranks
+        except ConfigError as error:  # the program cannot run so, on any rank
             found[name] = str(error)
     rounds: dict[str, list[float]] = {name: [] for name in calls if name not in found}
     for _ in range(NUM_ROUNDS):
@@ -61,15 +62,20 @@ def choose(by_rank: Mapping[int, Timings]) -> Measurement:
 
     A candidate that one rank cannot run is run by none. Raises ConfigError when none is left.
     """
-    names = list(dict.fromkeys(name for timed in by_rank.values() for name in timed))
-    refused, slowest_ms = {}, {}
+    names: dict[str, None] = {}  # an ordered set
+    for timed in by_rank.values():
+        names |= dict.fromkeys(timed)
+    refused: dict[str, str] = {}
+    slowest_ms: dict[str, float] = {}
     for name in names:
-        values = [timed.get(name, "not a candidate on every rank") for timed in by_rank.values()]
-        reasons = [value for value in values if isinstance(value, str)]
-        if reasons:
-            refused[name] = reasons[0]
-        else:
-            slowest_ms[name] = max(value for value in values if not isinstance(value, str))
+        for timed in by_rank.values():
+            value = timed.get(name, "not a candidate on every rank")
+            if isinstance(value, str):
+                refused.setdefault(name, value)
+            else:
+                slowest_ms[name] = max(value, slowest_ms.get(name, value))
+    for name in refused:
+        slowest_ms.pop(name, None)
     if not slowest_ms:
         raise ConfigError("; ".join(refused.values()))
     best, *others = slowest_ms

@@ -14,7 +14,7 @@ from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
 from tpcompile.preflight.conclusion import MAX_LISTED, MAX_NAMED, conclude, group_check, reported
 from tpcompile.preflight.differences import Groups, Kind, difference, groups_of, sides_text
-from tpcompile.preflight.exchange import Details
+from tpcompile.preflight.fact_exchange import Details
 from tpcompile.preflight.facts import (
     BACKENDS,
     CHANGES,
@@ -32,7 +32,6 @@ from tpcompile.preflight.facts import (
 )
 from tpcompile.preflight.locate import located
 from tpcompile.preflight.shards import misfit, shard_text
-from tpcompile.preflight.weights import Weight
 from tpcompile.ranks.exchange import Fetch
 
 _BACKEND = "Name the backend instead of `auto`, which each rank resolves for itself."
@@ -79,12 +78,10 @@ class Judge:
         self._by_rank = ByRank({digest.rank: digest for digest in self.digests})
         self._shas = self._by_rank.map(lambda digest: digest.shas)
         self._domains = grouped(self._by_rank, lambda rank: self._by_rank[rank].domain)
-        asked = set[str]().union(*self._shas.values())
-        self._details = {group: self._details_of(group) for group in asked}
-
-    def _details_of(self, group: str) -> Details[RankFacts]:
-        shas = self._shas.map(lambda shas: shas.get(group, ""))
-        return Details(self.fetch, {"group": group}, shas, RankFacts)
+        self._details: dict[str, Details[RankFacts]] = {}
+        for group in set[str]().union(*self._shas.values()):
+            shas = ByRank({rank: own.get(group, "") for rank, own in self._shas.items()})
+            self._details[group] = Details(self.fetch, {"group": group}, shas, RankFacts)
 
     def verdict(self) -> Verdict:
         """All checks of all groups."""
@@ -143,7 +140,13 @@ class Judge:
     def _named(self, group: str, domain: str, rows: Sequence[_Found]) -> list[Divergence]:
         """The first rows as divergences; those that are not in the allow-list come first."""
         named = sorted(rows, key=lambda row: not self._divergence(group, domain, row).is_red)[:MAX_NAMED]
-        return [self._divergence(group, domain, row, at=self._located(group, row)) for row in named]
+        found = []
+        for row in named:
+            at = ""
+            if group == WEIGHTS:
+                at = located(self.fetch, row.groups, row.key.removeprefix("weight "))
+            found.append(self._divergence(group, domain, row, at=at))
+        return found
 
     def _divergence(self, group: str, domain: str, row: _Found, *, at: str = "") -> Divergence:
         return difference(
@@ -156,11 +159,6 @@ class Judge:
             found=at,
             step=self.step,
         )
-
-    def _located(self, group: str, row: _Found) -> str:
-        if group != WEIGHTS:
-            return ""
-        return located(self.fetch, row.groups, row.key.removeprefix("weight "))
 
     # Checks that are not by group.
 
@@ -184,7 +182,8 @@ class Judge:
         rows: list[_Found] = []
         sizes = [0]
         for known in self._known(UNDECLARED, num_ranks=2):
-            sizes += [_size(facts, UNDECLARED) for facts in known.values()]
+            sizes_of_ranks = known.map(lambda facts: _size(facts, UNDECLARED))
+            sizes += sizes_of_ranks.values()
             rows += _rows(known, UNDECLARED)
         num = max(sizes)
         if not num:
@@ -193,9 +192,12 @@ class Judge:
         if not rows:
             return [_information("undeclared weights", expected, f"all {num} are bit-equal", ())]
         observed = f"{len(rows)} of {num} differ between ranks"
-        details = _listed(rows)
-        hint = "name the sharded tensors with sharded=[...]; all other tensors are then compared as replicated"
-        return [_information("undeclared weights", expected, observed, [*details, hint])]
+        details = []
+        for row in rows[:MAX_LISTED]:
+            sides = [ranks_text(ranks) for ranks, _ in row.groups]
+            details.append(f"{row.key}: {' | '.join(sides)}")
+        details.append("name the sharded tensors with sharded=[...]; all other tensors are then compared as replicated")
+        return [_information("undeclared weights", expected, observed, details)]
 
     def _changed_everywhere(self) -> list[Check]:
         """Weights that changed on all ranks of a group are listed, not red: new weights may have been loaded."""
@@ -221,50 +223,47 @@ def _information(name: str, expected: str, observed: str, details: Sequence[str]
 
 
 def _rows(facts: ByRank[RankFacts], group: str) -> list[_Found]:
-    """Keys that do not have one value on all ranks."""
+    """Keys that do not have one value on all ranks.
+
+    Weights are left out that the dtype policy reports already: missing on some rank, or of a different dtype.
+    """
     rows = _differing(facts.map(lambda own: own.of(group)))
-    return [row for row in rows if group != WEIGHTS or _is_news(row)]
+    if group != WEIGHTS:
+        return rows
+    found = []
+    for row in rows:
+        values = [value for _, value in row.groups]
+        dtypes = [value and value.partition("[")[0] for value in values]  # None where the weight is missing
+        if None not in values and not differ(dtypes):
+            found.append(row)
+    return found
 
 
 def _misfits(facts: ByRank[RankFacts]) -> list[_Found]:
-    """Shards that do not tile one tensor."""
+    """Sharded tensors whose shards do not tile it, or that only some ranks hold as shards."""
     shards = facts.map(lambda own: own.shards)
-    rows = [_misfit(name, shards) for name in sorted(set[str]().union(*shards.values()))]
-    return [row for row in rows if row.note]
+    found = []
+    for name in sorted(set[str]().union(*shards.values())):
+        have = entry(shards, name)
+        note = "sharded on some ranks only"
+        if len(have) == len(shards):
+            note = misfit(have) if len(have) > 1 else ""
+        if note:
+            groups = groups_of(dict.fromkeys(shards) | dict(have.map(shard_text)))
+            found.append(_Found(f"shard {name}", groups, note))
+    return found
 
 
 def _differing(values: ByRank[Mapping[str, str]]) -> list[_Found]:
     """Keys that do not have one value on all ranks."""
-    keys = sorted(set[str]().union(*values.values()))
-    rows = [_of_key(key, values) for key in keys]
-    return [row for row in rows if len(row.groups) > 1]
-
-
-def _of_key(key: str, values: ByRank[Mapping[str, str]]) -> _Found:
-    return _Found(key, values.map(lambda own: own.get(key)).sides())
-
-
-def _misfit(name: str, shards: ByRank[dict[str, Weight]]) -> _Found:
-    """A sharded tensor, with a note when the shards do not tile it."""
-    have = entry(shards, name)
-    groups = groups_of(dict.fromkeys(shards) | dict(have.map(shard_text)))
-    if len(have) < len(shards):
-        return _Found(f"shard {name}", groups, "sharded on some ranks only")
-    return _Found(f"shard {name}", groups, misfit(have) if len(have) > 1 else "")
-
-
-def _listed(rows: Sequence[_Found]) -> list[str]:
-    return [f"{row.key}: {_who(row.groups)}" for row in rows[:MAX_LISTED]]
-
-
-def _who(groups: Groups) -> str:
-    return " | ".join(ranks_text(ranks) for ranks, _ in groups)
-
-
-def _is_news(row: _Found) -> bool:
-    """False when the dtype policy reports it already: missing on some rank, or of a different dtype."""
-    values = [value for _, value in row.groups]
-    return None not in values and not differ(str(value).partition("[")[0] for value in values)
+    keys = set[str]().union(*values.values())
+    found = []
+    for key in sorted(keys):
+        of_key = ByRank({rank: own.get(key) for rank, own in values.items()})
+        sides = of_key.sides()
+        if len(sides) > 1:
+            found.append(_Found(key, sides))
+    return found
 
 
 def _size(facts: RankFacts, group: str) -> int:
