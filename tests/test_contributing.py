@@ -29,7 +29,7 @@ print(failed("C", healthy(0), healthy(1, compiles=[compiled()] * 9)))
     "cli": "import sys; from tpcompile.cli import app; app(['causes'], standalone_mode=False)",
 }
 """What is added -> a program that prints `SHOWN` if it is there."""
-SHOWN = {"layer": "callers", "fault": "mode_string", "check": "'few compiles': (1,)", "cli": "graph break: "}
+SHOWN = {"layer": "callers", "fault": "mode_string", "check": "'few compiles'>: (1,)", "cli": "graph break: "}
 
 pytestmark = [
     pytest.mark.slow,
