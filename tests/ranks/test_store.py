@@ -145,9 +145,9 @@ def test_wait_for_some_ranks_ignores_the_others(three: list[RankStore]) -> None:
 
 @pytest.mark.parametrize("value", [{1, 2}, object(), b"bytes", dist.ReduceOp.SUM])
 def test_only_json_travels(three: list[RankStore], value: object) -> None:
-    with pytest.raises(TypeError, match="not JSON serializable"):
+    with pytest.raises(TypeError, match="JSON"):
         three[0].put("key", value)
-    with pytest.raises(TypeError, match="not JSON serializable"):
+    with pytest.raises(TypeError, match="JSON"):
         three[0].put_first("key", value, str)
     assert three[0].peek("key", JsonValue) is None
 
