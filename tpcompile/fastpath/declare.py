@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -42,16 +41,21 @@ def fast_path(
     a `tp` that is not a `TpSupport`, an argument that the launcher does not have, a name that is taken, a launcher
     without source, and a declared file that is not there.
     """
-    supports = _supported(name, tp)
+    try:
+        supports = TpSupport(tp)
+    except ValueError as error:
+        raise ConfigError(f"fast path {name}: tp={tp!r} is none of {', '.join(TpSupport)}") from error
 
     def register(launcher: Callable[..., Any]) -> Callable[..., Any]:
         declared(launcher, files)
+        function = python_function(launcher)
+        assert function is not None, "its source was read"
         path = FastPath(
             name=name,
             replaces=replaces,
             tp=supports,
             launcher=launcher,
-            line=line_of(_function(launcher)),
+            line=line_of(function),
             contiguous=contiguous,
             divisible=dict(divisible or {}),
             dtypes=dtypes,
@@ -59,8 +63,10 @@ def fast_path(
             min_sm=min_sm,
             files=files,
         )
-        call = _Call(path, inspect.signature(_function(launcher)))
-        call.check_declaration()
+        call = _Call(path, inspect.signature(function))
+        unknown = sorted({*path.contiguous, *path.divisible} - call.signature.parameters.keys())
+        if unknown:
+            raise ConfigError(f"fast path {name}: {path.line.function} has no argument {', '.join(unknown)}")
         add(path)
         if path.exchanges:  # peers learn what its custom ops refuse, in compiled code as in eager
             for op in source_of(path.launcher).ops:
@@ -132,19 +138,6 @@ def _interprets() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
-def _supported(name: str, tp: TpSupport | str) -> TpSupport:
-    try:
-        return TpSupport(tp)
-    except ValueError as error:
-        raise ConfigError(f"fast path {name}: tp={tp!r} is none of {', '.join(TpSupport)}") from error
-
-
-def _function(launcher: Callable[..., Any]) -> FunctionType:
-    function = python_function(launcher)
-    assert function is not None, "its source was read"
-    return function
-
-
 @dataclass(frozen=True)
 class _Call:
     """The checks of an eager call of a launcher; in compiled code the gate and the fake kernels check."""
@@ -152,20 +145,15 @@ class _Call:
     path: FastPath
     signature: inspect.Signature
 
-    def check_declaration(self) -> None:
-        """Raise ConfigError when the launcher has no argument of a declared name."""
-        path = self.path
-        unknown = sorted({*path.contiguous, *path.divisible} - self.signature.parameters.keys())
-        if unknown:
-            raise ConfigError(f"fast path {path.name}: {path.line.function} has no argument {', '.join(unknown)}")
-
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise FastPathError when the launcher may not run."""
         path, size = self.path, tp_size()
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         if size > 1:
-            _check_on_shards(path, size, frozenset() if path.dtypes else _dtypes_of(bound.arguments.values()))
+            tensors = [value for value in bound.arguments.values() if isinstance(value, Tensor)]
+            dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors if tensor.is_floating_point()}
+            _check_on_shards(path, size, frozenset() if path.dtypes else frozenset(dtypes))
         why = requirements(path, bound.arguments)
         if why:
             raise FastPathError(f"fast path {path.name}: {why}")
@@ -174,12 +162,6 @@ class _Call:
         """The exchange that a call was given; None when it has none."""
         bound = self.signature.bind_partial(*args, **kwargs)
         return bound.arguments.get("exchange")
-
-
-def _dtypes_of(values: Iterable[Any]) -> frozenset[str]:
-    """Names of the element types of the floating-point tensors."""
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    return frozenset(str(tensor.dtype).removeprefix("torch.") for tensor in tensors if tensor.is_floating_point())
 
 
 def _check_on_shards(path: FastPath, size: int, dtypes: frozenset[str]) -> None:
