@@ -27,7 +27,7 @@ FUZZ = [
     pytest.param(0, 540, id="fixed"),
     pytest.param(None, 120, id="fresh"),
     pytest.param(540, 540, id="the other fixed", marks=pytest.mark.slow),
-    pytest.param(None, 1080, id="many fresh", marks=pytest.mark.slow),
+    pytest.param(None, 240, id="more fresh", marks=pytest.mark.slow),
 ]
 """First seed, None for a fresh one, and number of damaged logs."""
 HEALTHY = ("cold_shared", "training", "warm_cold")
