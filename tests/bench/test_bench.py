@@ -44,7 +44,7 @@ def test_a_wrong_program_loses_its_ratios_and_a_failing_one_is_a_row(tmp_path: P
     assert list(rows) == list(programs)
     assert len(rows["C"].rounds_ms) == len(rows["A"].rounds_ms) == 2
     assert rows["C"].error_ratio is not None and rows["C"].error_ratio <= measured.error_limit
-    assert (rows["C"].regions_per_call, rows["A"].regions_per_call) == (1, 20)
+    assert rows["C"].regions_per_call == 1 < rows["A"].regions_per_call
     assert f"FAIL cpu_smoke {OWN}:unsummed: outputs differ" in output
     assert rows[f"{OWN}:raises"].why_not == "rank 1: ValueError: the weights of rank 1 are gone"
     log = tmp_path / "logs" / "cpu_smoke.tests-bench-programs.py-raises.rank1.log"

@@ -62,10 +62,12 @@ class _ColumnLinear(nn.Module):
                 total = total.then(entered((num_shared,), dtype, group="tp_replicas"))
         return total
 
-    def multiplied(self, x_I: Tensor, product: Product = F.linear) -> Tensor:
-        """[..., I] -> all output features of this rank, the packed parts side by side."""
+    def multiplied(self, x_I: Tensor, product: Product | None = None) -> Tensor:
+        """[..., I] -> all output features of this rank, the packed parts side by side; by `product` if it is given."""
         x_I, weight, bias = self._entered(x_I)
-        return product(x_I, weight, bias)
+        if product is not None:
+            return product(x_I, weight, bias)
+        return F.linear(x_I, weight, bias)
 
     def _entered(self, x_I: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """What is multiplied in the tensor-parallel region."""
