@@ -17,7 +17,7 @@ from tpcompile.evidence.records import Frozen
 from tpcompile.evidence.records.reader import read_record
 from tpcompile.fastpath.registry import FastPath
 from tpcompile.torch_api import binaries
-from tpcompile.torch_api.tested import is_tested_or
+from tpcompile.torch_api.tested_versions import is_tested_or
 
 SCHEMA_VERSION = 3
 """Incremented when a certificate changes shape, or the hash of a source is made in a different way."""

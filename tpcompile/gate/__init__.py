@@ -9,7 +9,7 @@ target.py     the user's own program (--target), run phase by phase
 outputs.py    what a target returned in its runs -> errors, gradients too
 profiled.py   calls of mode C under the profile of the run
 phases.py     phases that all ranks begin together; what modes and targets share
-refusal.py    a run that cannot start -> one line, and a verdict for the launcher
+cannot_start.py a run that cannot start -> one line, and a verdict for the launcher
 in_rank.py    flags of the gate in a rank that torchrun has started
 reference.py  errors against a float64 single-device reference
 measurements.py          what a rank measured of modes A, B and C; torch-free

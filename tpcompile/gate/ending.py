@@ -11,10 +11,10 @@ from rich.console import Console
 
 from tpcompile.errors import ExitCode, PreflightError
 from tpcompile.evidence.records import Check, CheckId, Verdict
+from tpcompile.gate.cannot_start import print_error
 from tpcompile.gate.last_state import LastState, forget_dead
 from tpcompile.gate.measurements import GateDigest
 from tpcompile.gate.record import Evidence
-from tpcompile.gate.refusal import print_error
 from tpcompile.gate.replay import gate_rules
 from tpcompile.gate.status import StatusBoard
 from tpcompile.ranks.exchange import Exchange

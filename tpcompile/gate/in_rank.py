@@ -16,7 +16,7 @@ from tpcompile.choices import Device
 from tpcompile.errors import TpCompileError
 from tpcompile.gate.start import run
 from tpcompile.ranks.env import rank_env
-from tpcompile.ranks.served import served_store
+from tpcompile.ranks.store_process import served_store
 from tpcompile.report.show import Amount
 from tpcompile.request import RunRequest, add_flags
 

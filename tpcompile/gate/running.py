@@ -14,6 +14,7 @@ from tpcompile.choices import TARGET
 from tpcompile.config import RunConfig, TargetConfig
 from tpcompile.errors import ExitCode, PreflightError
 from tpcompile.evidence.records import Check, CheckId
+from tpcompile.gate.cannot_start import refuse
 from tpcompile.gate.collective_agreement import Agreement, is_agreeing
 from tpcompile.gate.ending import Ending, Output
 from tpcompile.gate.failure import failure_check
@@ -23,7 +24,6 @@ from tpcompile.gate.modes import MODES, Run
 from tpcompile.gate.phases import InStep, Phases
 from tpcompile.gate.record import Evidence
 from tpcompile.gate.reference import StackReference, free
-from tpcompile.gate.refusal import refuse
 from tpcompile.gate.status import StatusBoard
 from tpcompile.gate.target import BUILD, declared, run_target
 from tpcompile.gate.watch import Watch

@@ -17,11 +17,11 @@ from tpcompile.evidence.rundir import RunDir
 from tpcompile.fastpath.certificate import device_kind
 from tpcompile.frames import with_room
 from tpcompile.gate import faults
+from tpcompile.gate.cannot_start import refuse
 from tpcompile.gate.ending import Output
 from tpcompile.gate.faults import NO_FAULT, Fault, FaultContext
 from tpcompile.gate.fusion import FusionCheck
 from tpcompile.gate.record import Evidence
-from tpcompile.gate.refusal import refuse
 from tpcompile.gate.running import Gate
 from tpcompile.ranks.env import RankEnv, check_cpp_compiler, choose_device, process_group, rank_env
 from tpcompile.ranks.run_dir import agreed_run_dir

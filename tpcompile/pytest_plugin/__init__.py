@@ -1,14 +1,14 @@
 """pytest plugin: a test with `@pytest.mark.tp(world_size=2)` runs on every rank of a job; fixture `tp`.
 
 __init__.py    hooks of pytest: marker, options, fixture; a marked test goes to the ranks
-launcher.py    a marked test -> what each rank reported, within a time limit
+rank_reports.py    a marked test -> what each rank reported, within a time limit
 session.py     a session -> its one server of ranks, shared by the workers of xdist
 server.py      jobs -> ranks, forked from a process that has imported torch
 files.py       a job of ranks, and its files, through which the ranks and pytest communicate
 watch.py       a running job -> how each of its ranks ended
 ends.py        how a rank ended
 rank.py        one rank: a pytest session with this one test
-function.py    a call of `run_on_ranks` -> its ranks, forked from the server
+function_on_ranks.py    a call of `run_on_ranks` -> its ranks, forked from the server
 fixture.py     the fixture `tp` in a rank: mesh, collectives, `expect`, `check`
 combine.py     reports of all ranks -> reports of the test, one per cause
 causes.py      reports and exits of the ranks -> one failure per cause
@@ -59,9 +59,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _forked(config: pytest.Config, call: pool.Call) -> AbstractContextManager[pool.ExitCodes]:
-    from tpcompile.pytest_plugin import function
+    from tpcompile.pytest_plugin import function_on_ranks
 
-    return function.start(config, call)
+    return function_on_ranks.start(config, call)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -131,12 +131,12 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """Run a marked test on ranks; leave all other tests, and every test inside a rank, to pytest."""
     if not _is_on_ranks(item) or RANK in item.config.stash:
         return None
-    from tpcompile.pytest_plugin import launcher
+    from tpcompile.pytest_plugin import rank_reports
 
     mark = item.get_closest_marker("tp")
     assert mark is not None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in launcher.reports(item, nextitem, _wanted(item, *mark.args, **mark.kwargs)):
+    for report in rank_reports.reports(item, nextitem, _wanted(item, *mark.args, **mark.kwargs)):
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True

@@ -114,7 +114,7 @@ def _warm_up() -> str:
         return "this torch has no gloo"
 
     import tpcompile.checking
-    import tpcompile.pytest_plugin.function
+    import tpcompile.pytest_plugin.function_on_ranks
     import tpcompile.pytest_plugin.rank  # noqa: F401
     from tpcompile.torch_api.forked import MODULES
 

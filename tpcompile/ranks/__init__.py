@@ -3,7 +3,7 @@
 env.py        torchrun's environment variables -> rank, device, process group
 store.py      JSON between ranks through the c10d store
 run_dir.py    this rank's own path -> the run directory of all ranks
-served.py     the job's store where no torchrun agent serves one
+store_process.py  the job's store where no torchrun agent serves one
 exchange.py   a digest from every rank -> one verdict on all ranks
 agree.py      what each rank brings -> what one of them settled: the first value wins
 recorded.py   the record of a rank -> its side of an exchange

@@ -26,7 +26,7 @@ scheduling.py   what Inductor's scheduler decides, as it decides it
 simulated.py    all ranks in one process
 symmetric.py    memory of a GPU that the other ranks of a group can write
 teardown.py     what must be done before a process group ends
-tested.py       the versions that all this was tested with
+tested_versions.py  the versions that all this was tested with
 watching.py     calls of compiled code and the flight recorder, as the sentinel sees them
 
 Each has a test in tests/torch_api that fails when torch moves one of its names.
@@ -34,6 +34,6 @@ Each has a test in tests/torch_api that fails when torch moves one of its names.
 
 from torch import __version__
 
-from tpcompile.torch_api.tested import warn_if_untested
+from tpcompile.torch_api.tested_versions import warn_if_untested
 
 warn_if_untested(__version__)

@@ -11,7 +11,7 @@ import pytest
 from tests.evidence.logs.damage import records, rehashed
 from tests.evidence.logs.test_damage import edit, job, shown
 from tests.evidence.logs.test_diagnose import JOBS, LOG
-from tpcompile.evidence.compiles.story import Flaw
+from tpcompile.evidence.compiles.contradictions import Flaw
 from tpcompile.evidence.logs.ends import Lack
 
 __all__ = ["job"]  # a fixture

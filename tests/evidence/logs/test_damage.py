@@ -15,7 +15,7 @@ import pytest
 
 from tests.evidence.logs.damage import OF_TWO, OPERATORS, moved, records, rehashed, two_runs
 from tests.evidence.logs.test_diagnose import JOBS, LOG, check
-from tpcompile.evidence.compiles.story import Flaw
+from tpcompile.evidence.compiles.contradictions import Flaw
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.logs.diagnose import INPUTS, LEFT_OUT, diagnose
 from tpcompile.evidence.logs.domains import Domain

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tpcompile.evidence.compiles.story import CODE
+from tpcompile.evidence.compiles.contradictions import CODE
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.logs.compiled import Frame, LoggedCompile
 from tpcompile.evidence.logs.ranklog import RankLog

@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tpcompile.evidence.compiles.story import Damage
+from tpcompile.evidence.compiles.contradictions import Damage
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text import normalise
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tpcompile.evidence.compiles.contradictions import CODE, INDUCTOR_TIME, LOWERED, Damage, Flaw
 from tpcompile.evidence.compiles.events import FUSION, GRAPH_KINDS
 from tpcompile.evidence.compiles.shapes import (
     BACKWARD_METRICS,
@@ -28,7 +29,6 @@ from tpcompile.evidence.compiles.shapes import (
     json_object,
     json_value,
 )
-from tpcompile.evidence.compiles.story import CODE, INDUCTOR_TIME, LOWERED, Damage, Flaw
 from tpcompile.evidence.compiles.trace import (
     CACHE_EVENTS,
     CompileNumbers,
@@ -40,8 +40,8 @@ from tpcompile.evidence.compiles.trace import (
 )
 from tpcompile.evidence.iterables import find, first, grouped
 from tpcompile.evidence.logs.compiled import Frame, LoggedCompile
-from tpcompile.evidence.logs.sound import Soundness
 from tpcompile.evidence.logs.tracefile import FileFacts, Record, TraceFile, events_at
+from tpcompile.evidence.logs.unreliable_compiles import Soundness
 from tpcompile.evidence.records import CompileRecord
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.normalise import GroupRoles

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tpcompile.torch_api.tested import TESTED, untested, warn_if_untested
+from tpcompile.torch_api.tested_versions import TESTED, untested, warn_if_untested
 
 PROJECT = Path(__file__).resolve().parents[2]
 

@@ -12,10 +12,10 @@ import pytest
 
 from tests import forked
 from tpcompile.pytest_plugin.files import Job
-from tpcompile.ranks import served
+from tpcompile.ranks import store_process
 from tpcompile.ranks.env import RankEnv
-from tpcompile.ranks.served import served_store
 from tpcompile.ranks.store import RankStore
+from tpcompile.ranks.store_process import served_store
 
 _GRACE_S = 1.0
 """Longer than the server needs to see that rank 0 is gone."""
@@ -27,7 +27,7 @@ def client(rank: int) -> RankStore:
 
 def serve_until_killed(_job: Job, _rank: int, _variables: Mapping[str, str]) -> None:
     """Rank 0."""
-    served._GRACE_S = _GRACE_S
+    store_process._GRACE_S = _GRACE_S
     with served_store(RankEnv(rank=0, world_size=2, local_rank=0, local_world_size=2), timeout_s=60):
         client(0).get("rank 1 is here", bool, timeout_s=60)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tpcompile.evidence.compiles.story import BEFORE_THE_END, Damage, Flaw, Story, is_earlier, missing_records
+from tpcompile.evidence.compiles.contradictions import BEFORE_THE_END, Damage, Flaw, Story, is_earlier, missing_records
 from tpcompile.evidence.compiles.trace import TraceEvent, compile_id_of
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.logs.compiled import LoggedCompile
