@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from tpcompile.typecheck import layout, rules_collective, rules_convolution, rules_matmul, rules_reduce
+from tpcompile.typecheck import layout, rules_collective, rules_matmul, rules_reduce
 from tpcompile.typecheck.gradients import join
-from tpcompile.typecheck.pending import judge_pending, pending_of
+from tpcompile.typecheck.pending import judge_pending
 from tpcompile.typecheck.rules_pointwise import pointwise
 from tpcompile.typecheck.rules_scale import with_scales
 from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, SpmdType, Types
 from tpcompile.typecheck.step import RULES, Result, Step, rule
 
-__all__ = ["judge", "layout", "rules_collective", "rules_convolution", "rules_matmul", "rules_reduce"]
+__all__ = ["judge", "layout", "rules_collective", "rules_matmul", "rules_reduce"]
 
 
 def judge(step: Step) -> Result:
-    """Types of the results of an aten, c10d or custom op."""
-    pending = pending_of(step)
-    result = _judge(step) if pending is None else judge_pending(step, pending, _judge)
-    return with_scales(step, result)
+    """Types of the results of an aten, c10d or custom op, or of a wrapper call."""
+    if step.is_wrapper and not step.is_own_group(step.kwargs["group"]):
+        return rules_collective.over_different_group(step)
+    pending = [type_.pending for type_ in step.types if type_.pending is not None]
+    result = judge_pending(step, pending[0], _judge) if pending else _judge(step)
+    return result if step.is_wrapper else with_scales(step, result)
 
 
 def _judge(step: Step) -> Result:
+    if step.is_wrapper and (step.type_at(0).kind == "U" or step.name not in RULES):
+        return UNKNOWN
     if step.name in RULES:
         return RULES[step.name](step)
     return pointwise(step) if step.is_pointwise else _unknown_op(step)
@@ -35,12 +39,10 @@ def _unknown_op(step: Step) -> Result:
     if types.has("U", "P"):
         return UNKNOWN
     if types.has("V"):
-        may_communicate = not step.name.startswith("aten.")
         step.is_judged = False
+        may_communicate = not step.name.startswith("aten.")
         return UNKNOWN if may_communicate else SpmdType("V", types.grad)
-    if types.with_gradient.kinds == {"I", "R"}:
-        return UNKNOWN
-    return join(step, types)
+    return UNKNOWN if types.with_gradient.kinds == {"I", "R"} else join(step, types)
 
 
 @rule("aten.gather")
@@ -49,13 +51,8 @@ def _gathered(step: Step) -> Result:
     types = step.types
     if types.has("U", "P"):
         return UNKNOWN
-    x = step.args[0]
-    along = step.arg(1, "dim") % max(1, x.dim())
-    kept = Types(type_.keep_dim_if(type_.dim != along) for type_ in types)
-    return join(step, kept)
-
-
-rule("aten.floor_divide")(pointwise)  # elementwise, though torch does not tag it so
+    along = step.dim_at(1)
+    return join(step, Types(type_.keep_dim_if(type_.dim != along) for type_ in types))
 
 
 @rule("aten.zeros", "aten.zeros_like", "aten.new_zeros")

@@ -64,23 +64,11 @@ class Factor(NamedTuple):
             return Factor(value, 0.0, gradient)
         return Factor(0.0, value, gradient)
 
-    def plus(self, other: Factor) -> Factor:
-        """The multiple of a sum."""
-        return Factor(*(mine + its for mine, its in zip(self, other, strict=True)))
-
     def inverse(self) -> Factor | None:
         """The multiple of the reciprocal; None for that of zero."""
         if self.value == 0:
             return None
         return Factor(1 / self.value, 0.0, self.gradient / self.value**2)
-
-    @property
-    def is_own(self) -> bool:
-        """True when it is the tensor itself."""
-        return self.value == 1 and self.gradient in (0, 1)
-
-
-NOTHING = Factor(0.0, 0.0, 0.0)
 
 
 def product(left: Factor | None, right: Factor | None) -> Factor | None:
@@ -93,8 +81,7 @@ def product(left: Factor | None, right: Factor | None) -> Factor | None:
     if gradient is None:
         return None
     value = left.value * right.value
-    is_shared = left.is_shared or right.is_shared
-    if is_shared:
+    if left.is_shared or right.is_shared:
         return Factor(0.0, value, gradient)
     return Factor(value, 0.0, gradient)
 
@@ -103,12 +90,9 @@ def _only(gradients: set[float]) -> float | None:
     """The one multiple, but for those of tensors without a gradient; None for several."""
     found = {round(gradient, 6) for gradient in gradients}
     found.discard(0.0)
-    if not found:
-        return 0.0
     if len(found) > 1:
         return None
-    [gradient] = found
-    return gradient
+    return found.pop() if found else 0.0
 
 
 @dataclass(frozen=True)
@@ -137,13 +121,11 @@ class Scale:
         if UNKNOWN_SCALE in (self, other):
             return UNKNOWN_SCALE
         found = dict(self.terms)
-        for base, factor in other.terms.items():
-            known = found.get(base, NOTHING)
-            found[base] = known.plus(factor)
+        for base, (plain, shared, gradient) in other.terms.items():
+            known = found.get(base, Factor(0.0, 0.0, 0.0))
+            found[base] = Factor(known.plain + plain, known.shared + shared, known.gradient + gradient)
         left = Scale({base: factor for base, factor in found.items() if not factor.is_gone})
-        if len(left.terms) > _MOST_TERMS:
-            return of_one_tensor(left.factor)
-        return left
+        return left if len(left.terms) <= _MOST_TERMS else of_one_tensor(left.factor)
 
     def with_gradient(self, gradient: float) -> Scale:
         """The scale of the same value, of which every tensor gets this multiple of the gradient."""
