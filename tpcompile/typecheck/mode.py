@@ -33,7 +33,7 @@ from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.rules import judge
 from tpcompile.typecheck.site import Site, current_site, in_generated_function, in_user_function, user_function
 from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, SpmdType, of_base, varying
-from tpcompile.typecheck.step import Result, Step, is_float, is_same_group, tensors_in
+from tpcompile.typecheck.step import Step, is_float, is_same_group, tensors_in
 from tpcompile.typecheck.wording import RESULT_DROPPED
 
 
@@ -140,11 +140,12 @@ class SpmdTypeMode(TorchDispatchMode):
             name = name.removesuffix("_")
             written = _written(func, args, kwargs)
         step = self._step(name, args, kwargs, out)
+        step.written = written
         step.is_pointwise = torch.Tag.pointwise in func.tags
         if name in WAITS:
             self._results[_plain(out)] = self._results.get(_plain(args[0]))
         is_reduce = name == "_c10d_functional.all_reduce" and step.is_own_group(args[2])
-        self._follow(step, written, expects_reader=is_reduce)
+        self._follow(step, expects_reader=is_reduce)
         return out
 
     def observe(self, call: Call, x: Tensor, run: Callable[[], Tensor]) -> Tensor:
@@ -158,7 +159,7 @@ class SpmdTypeMode(TorchDispatchMode):
         finally:
             self._depth -= 1
         step = self._step(call.name, (x,), vars(call), out)
-        self._follow(step, [], expects_reader=call.name != "copy_to_tp")
+        self._follow(step, expects_reader=call.name != "copy_to_tp")
         if isinstance(out, Tensor) and out.grad_fn is not None:
             self._entered.append((step.site_of(), out.grad_fn))
         return out
@@ -191,27 +192,25 @@ class SpmdTypeMode(TorchDispatchMode):
         step.differentiable = self.train and _grad_enabled(name) and is_differentiable
         return step
 
-    def _follow(self, step: Step, written: list[Tensor], *, expects_reader: bool) -> None:
-        """Judge an op, and keep the types of its results or of the tensors that it has `written` in place."""
+    def _follow(self, step: Step, *, expects_reader: bool) -> None:
+        """Judge an op, and keep the types of its results."""
         place = len(self.violations)
         operands = list(map(_plain, step.operands))
         if operands and (step.is_wrapper or step.name in FUNCTIONAL or step.name.startswith("c10d.")):
             self._sources.note_collective(step, operands[0], place=place)
         types = self._judged(step)
-        if isinstance(types, SpmdType):
-            types = [types] * max(1, len(written or step.results))
         self._count(step, types, is_violation=len(self.violations) > place)
         if not step.is_wrapper:
             self._sources.note_op(step, operands, is_recorded=_grad_enabled(step.name), place=place)
         if expects_reader and isinstance(step.out, Tensor):
             self._expect_reader(step, step.out)
-        self._keep(step, types, written)
+        self._keep(step, types)
 
-    def _judged(self, step: Step) -> Result:
+    def _judged(self, step: Step) -> list[SpmdType]:
         # A hand-written autograd.Function has a gradient of its own, which only its author knows.
         loses_gradient = self.train and not step.is_wrapper and not _grad_enabled(step.name)
         if loses_gradient and in_user_function():
-            return UNKNOWN
+            return step.typed(UNKNOWN)
         if any(isinstance(tensor, DTensor) for tensor in step.results):
             return list(map(self.type_of, step.results))
         return judge(step)
@@ -234,14 +233,14 @@ class SpmdTypeMode(TorchDispatchMode):
         if not self.not_followed_since:
             self.not_followed_since = f"{user_function() or step.name} {step.site_of().short}"
 
-    def _keep(self, step: Step, types: Sequence[SpmdType], written: list[Tensor]) -> None:
-        targets = written or step.results
-        bases = [tensor._base for tensor in written if tensor._base is not None]
+    def _keep(self, step: Step, types: Sequence[SpmdType]) -> None:
+        targets = step.targets
+        bases = [tensor._base for tensor in step.written if tensor._base is not None]
         self._sources.add(step, [*map(_plain, targets), *bases], map(_plain, step.operands))
         for tensor, type_ in zip(targets, types, strict=False):
             kept = _fitting(type_, tensor, differentiable=step.differentiable)
             self._types[_plain(tensor)] = kept
-            base = base_of(tensor) if written else None
+            base = base_of(tensor) if step.written else None
             if base is None:
                 continue
             old = self.type_of(base)

@@ -25,7 +25,7 @@ from tpcompile.typecheck.rules_reduce import reduced_dims, reduction_of
 from tpcompile.typecheck.rules_scale import multiplier
 from tpcompile.typecheck.scale import is_close
 from tpcompile.typecheck.spmd import UNKNOWN, Pending, SpmdType, Types
-from tpcompile.typecheck.step import Result, Rule, Step
+from tpcompile.typecheck.step import Step
 
 _APART = {"aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unbind", "aten.select"}
 _CUTS = {"aten.slice", "aten.narrow", "aten.split", "aten.split_with_sizes", "aten.chunk", "aten.select"}
@@ -66,21 +66,19 @@ _FOLLOWS = {
 }
 
 
-def judge_pending(step: Step, pending: Pending, judge: Rule) -> Result:
+def judge_pending(step: Step, pending: Pending, judge: Callable[[Step], list[SpmdType]]) -> list[SpmdType]:
     """Types of the results of an op that reads a pending value; `judge` gives them for the value as it stands."""
     outcome = _outcome(step, pending)
+    if outcome == WRONG:
+        step.flag(pending.misused(f"{step.name} uses it"))
     if outcome in (WRONG, LOST):
-        if outcome == WRONG:
-            step.flag(pending.misused(f"{step.name} uses it"))
-        return step.all_results(UNKNOWN)
+        return step.typed(UNKNOWN)
     plain = replace(step, type_of=lambda tensor: replace(step.type_of(tensor), pending=None))
-    result = judge(plain)
+    types = judge(plain)
     if outcome == COMPLETED:
-        return result
+        return types
     carried = _next(step, pending)
-    types = [result] if isinstance(result, SpmdType) else result
-    types = [type_ if type_.kind in ("U", "C") else replace(type_, pending=carried) for type_ in types]
-    return types[0] if isinstance(result, SpmdType) else types
+    return [type_ if type_.kind in ("U", "C") else replace(type_, pending=carried) for type_ in types]
 
 
 def _outcome(step: Step, pending: Pending) -> str:

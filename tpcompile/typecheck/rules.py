@@ -13,21 +13,39 @@ from tpcompile.typecheck.step import RULES, Result, Step, rule
 __all__ = ["judge", "layout", "rules_collective", "rules_matmul", "rules_reduce"]
 
 
-def judge(step: Step) -> Result:
+_ZEROS = {"aten.zeros", "aten.zeros_like", "aten.new_zeros"}
+_MADE = {
+    "aten.empty_like", "aten.new_empty", "aten.ones_like", "aten.new_ones", "aten.full_like", "aten.new_full",
+    "aten.rand_like", "aten.randn_like", "aten.randint_like", "aten.new_empty_strided",
+}  # fmt: skip
+"""Constants that take the shape of their operand, not its values."""
+_BLIND = {*_ZEROS, *_MADE, "aten.fill", "aten.zero", "aten.copy"}
+"""Ops whose results do not have the value of their first operand."""
+
+
+def judge(step: Step) -> list[SpmdType]:
     """Types of the results of an aten, c10d or custom op, or of a wrapper call."""
     if step.is_wrapper and not step.is_own_group(step.kwargs["group"]):
-        return rules_collective.over_different_group(step)
+        return [rules_collective.over_different_group(step)]
     pending = [type_.pending for type_ in step.types if type_.pending is not None]
-    result = judge_pending(step, pending[0], _judge) if pending else _judge(step)
-    return result if step.is_wrapper else with_scales(step, result)
+    if pending:
+        types = judge_pending(step, pending[0], _judge)
+    else:
+        types = _judge(step)
+    if step.is_wrapper:
+        return types
+    return with_scales(step, types)
 
 
-def _judge(step: Step) -> Result:
-    if step.is_wrapper and (step.type_at(0).kind == "U" or step.name not in RULES):
-        return UNKNOWN
+def _judge(step: Step) -> list[SpmdType]:
+    is_followed = step.name in _BLIND or step.name.startswith("c10d.") or not step.types.has("U")
+    if not is_followed:
+        return step.typed(UNKNOWN)
     if step.name in RULES:
-        return RULES[step.name](step)
-    return pointwise(step) if step.is_pointwise else _unknown_op(step)
+        return step.typed(RULES[step.name](step))
+    if step.is_wrapper:
+        return step.typed(UNKNOWN)
+    return step.typed(pointwise(step) if step.is_pointwise else _unknown_op(step))
 
 
 def _unknown_op(step: Step) -> Result:
@@ -36,7 +54,7 @@ def _unknown_op(step: Step) -> Result:
     Of varying operands it may mix what the ranks hold, so it does not count as judged.
     """
     types = step.types
-    if types.has("U", "P"):
+    if types.has("P"):
         return UNKNOWN
     if types.has("V"):
         step.is_judged = False
@@ -49,22 +67,16 @@ def _unknown_op(step: Step) -> Result:
 def _gathered(step: Step) -> Result:
     """Elements by their index along one dim: along the sharded one each rank finds its own."""
     types = step.types
-    if types.has("U", "P"):
+    if types.has("P"):
         return UNKNOWN
     along = step.dim_at(1)
     return join(step, Types(type_.keep_dim_if(type_.dim != along) for type_ in types))
 
 
-@rule("aten.zeros", "aten.zeros_like", "aten.new_zeros")
+@rule(*_ZEROS)
 def _zeros(step: Step) -> Result:
     """Zeros, which may be added to any type."""
     return ZERO
 
 
-@rule(
-    "aten.empty_like", "aten.new_empty", "aten.ones_like", "aten.new_ones", "aten.full_like", "aten.new_full",
-    "aten.rand_like", "aten.randn_like", "aten.randint_like", "aten.new_empty_strided",
-)  # fmt: skip
-def _made(step: Step) -> Result:
-    """A constant that takes the shape of its operand, not its values."""
-    return CONSTANT
+rule(*_MADE)(lambda step: CONSTANT)

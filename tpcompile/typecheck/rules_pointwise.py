@@ -38,7 +38,7 @@ def pointwise(step: Step) -> Result:
     partial = types.of_kind("P")
     if not partial:
         return join(step, types)
-    return UNKNOWN if types.has("U") else used_as_whole(step, partial[0], "is not linear")
+    return used_as_whole(step, partial[0], "is not linear")
 
 
 @rule(
@@ -172,8 +172,7 @@ def sum_of(step: Step, types: Types, *, adds_number: bool = False) -> SpmdType:
     terms = Types(t for t in types if not t.is_zero)
     if not terms.has("P"):
         return join(step, terms)
-    is_mixed = len(terms.of_kind("P").ops) > 1  # such as a partial sum plus a partial maximum
-    if terms.has("U") or is_mixed:
+    if terms.has("U") or len(terms.of_kind("P").ops) > 1:  # such as a partial sum plus a partial maximum
         return UNKNOWN
     partial = replace(terms.of_kind("P")[0], grad=terms.grad)
     whole = terms.of_kind("I", "R")
@@ -229,8 +228,6 @@ def _multiplied(step: Step) -> Result:
         step.is_judged = not (is_summand or is_sum)
     if not types.has("P"):
         return join(step, types)
-    if types.has("U"):
-        return UNKNOWN
     if is_division and step.type_at(1).kind == "P":
         return used_as_whole(step, types.of_kind("P")[0], "divides by it")
     return product_with_partial(step, types)
@@ -243,7 +240,7 @@ def product_with_partial(step: Step, types: Types) -> SpmdType:
     varying = factors.of_kind("V")
     if len(partial) > 1:
         return used_as_whole(step, partial[0], "multiplies two partial values")
-    if factors.has("U") or None in varying.dims:
+    if None in varying.dims:
         return UNKNOWN
     if varying:
         return used_as_whole(step, partial[0], "multiplies it by a shard")

@@ -90,7 +90,7 @@ def _normed_with(step: Step, dims: Iterable[int], what: str = _NORM) -> Result:
     """A norm over `dims` of the first operand, joined with the weights on the same dims."""
     result = normalised(step, step.type_at(0), dims, what)
     if result.kind == "U":
-        return step.all_results(UNKNOWN)
+        return UNKNOWN
     return step.first_result(join(step, aligned(step)))
 
 
@@ -122,7 +122,7 @@ def _normed_channels(step: Step) -> Result:
         dims = {0, *dims} if is_training else set()
     x = normalised(step, step.type_at(0), dims, _NORM)
     if x.kind == "U":
-        return step.all_results(UNKNOWN)
+        return UNKNOWN
     weights = [step.type_of(tensor) for tensor in step.args[1:3] if isinstance(tensor, Tensor)]
     on_channels = [replace(type_, dim=1) if type_.is_known_shard else type_ for type_ in weights]
     statistics = varying() if x.kind == "V" else CONSTANT
@@ -137,7 +137,7 @@ def _chosen(step: Step) -> Result:
         type_ = used_as_whole(step, type_, "decides by its value")
     elif type_.kind in ("V", "P"):
         type_ = SpmdType("V", type_.grad, origin=step.origin())
-    return step.all_results(type_)
+    return type_
 
 
 @rule("aten.nll_loss_forward")

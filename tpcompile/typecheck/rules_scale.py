@@ -5,7 +5,7 @@ Any other result is a tensor of its own. So is what an op mixes along a dim: onl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import dropwhile
 from typing import Any
@@ -15,22 +15,21 @@ from torch import Tensor
 from tpcompile.typecheck.ops import LABELS, PACKS, PRODUCT_OF, SAME_VALUE, SCALINGS, SUMS, VIEWS
 from tpcompile.typecheck.scale import Factor, Scale, is_close, of_one_tensor, own_scale, product, total
 from tpcompile.typecheck.spmd import Kind, SpmdType, Types
-from tpcompile.typecheck.step import Result, Step, is_zero
+from tpcompile.typecheck.step import Step, is_zero
 
 _SCALED: tuple[Kind, ...] = ("I", "R", "V", "P")
 
 
-def with_scales(step: Step, result: Result) -> Result:
+def with_scales(step: Step, types: Sequence[SpmdType]) -> list[SpmdType]:
     """The types with the scales of the results; None where a result is a tensor of its own."""
     follow = SCALES.get(step.name)
     scaled = []
-    for place, type_ in enumerate([result] if isinstance(result, SpmdType) else result):
+    for place, type_ in enumerate(types):
         scale = None
         if follow is not None and type_.kind in _SCALED:
             scale = follow(step, place)
-        is_new = scale is not None or type_.scale is not None
-        scaled.append(replace(type_, scale=scale) if is_new else type_)
-    return scaled[0] if isinstance(result, SpmdType) else scaled
+        scaled.append(replace(type_, scale=scale))
+    return scaled
 
 
 def multiplier(step: Step) -> float | None:

@@ -55,6 +55,8 @@ class Step:
     world: int
     rank: int
     """This rank in it."""
+    written: list[Tensor] = field(default_factory=list)
+    """Tensors that an in-place op writes to; these get the types then."""
     is_pointwise: bool = False
     differentiable: bool = True
     """Gradients are recorded where the op runs, and its result can have one."""
@@ -110,9 +112,16 @@ class Step:
         """The tensors that the op returned."""
         return tensors_in(self.out)
 
-    def all_results(self, type_: SpmdType) -> Result:
-        """The same type for every result."""
-        return [type_] * max(1, len(self.results))
+    @property
+    def targets(self) -> list[Tensor]:
+        """The tensors that get the types of the results."""
+        return self.written or self.results
+
+    def typed(self, result: Result) -> list[SpmdType]:
+        """One type for each of the targets."""
+        if isinstance(result, SpmdType):
+            return [result] * max(1, len(self.targets))
+        return list(result)
 
     def first_result(self, type_: SpmdType, *, others: SpmdType = UNKNOWN) -> Result:
         """`type_` for the first result, `others` for those after it."""
