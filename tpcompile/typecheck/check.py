@@ -117,14 +117,11 @@ def check_module(
     with torch.set_grad_enabled(train), mode:
         output = module(**inputs) if isinstance(inputs, Mapping) else module(*inputs)
         leaves = tensors_in(tree_flatten(output)[0])
-        for leaf in leaves:
-            mode.read(leaf)
-        mode.report_cut_gradients(leaves)
+        backward = mode.finish(leaves)
     texts = _one_for_each(leaves, output_type, name="output_type", what="output")
     judged = [_wrong_output(mode, leaf, text) for leaf, text in zip(leaves, texts, strict=True)]
     found = [*mode.violations, *(violation for violation in judged if violation is not None)]
     violations = tuple(replace(violation, ranks=(rank,)) for violation in found)
-    backward = mode.collectives_behind(leaves)
     return Report(group.size(), (rank,), mode.num_ops, violations, mode.num_judged, mode.not_followed_since, backward)
 
 
@@ -160,15 +157,18 @@ def _wrong_output(mode: SpmdTypeMode, leaf: Tensor, text: str | None) -> Violati
     if found.pending is not None:
         return found.pending.misused("the module returns it")
     wanted = parse_type(text or "V", ndim=leaf.dim(), grad=found.grad)
-    differs_per_rank = found.is_known_shard or (found.kind == "V" and found.grad)
+    worded = None
     if found.kind == "P" and wanted.kind != "P":
         worded = wording.RETURNED_PARTIAL if found.op == "sum" else wording.RETURNED_STATISTIC
-    elif wanted.kind == "I" and found.kind == "R" and found.grad:
-        worded = wording.RETURNED_R
-    elif wanted.kind == "I" and differs_per_rank:
-        worded = wording.RETURNED_SHARD
-    else:
+    if wanted.kind == "I":
+        differs_per_rank = found.kind == "V" and (found.grad or found.dim is not None)
+        if differs_per_rank:
+            worded = wording.RETURNED_SHARD
+        if found.kind == "R" and found.grad:
+            worded = wording.RETURNED_R
+    if worded is None:
         return None
-    origin = found.origin
-    op = f"output of {origin.what}" if origin.what else "output"
-    return Violation(worded.rule, op, (str(found),), origin.site, worded.why.format(x=found), worded.fix)
+    made_by = found.origin.what
+    op = f"output of {made_by}" if made_by else "output"
+    why = worded.why.format(x=found)
+    return Violation(worded.rule, op, (str(found),), found.origin.site, why, worded.fix)

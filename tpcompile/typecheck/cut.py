@@ -17,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tpcompile.evidence.iterables import grouped
 from tpcompile.typecheck.report import Violation
-from tpcompile.typecheck.site import in_user_function
+from tpcompile.typecheck.site import user_function
 from tpcompile.typecheck.spmd import Origin
 from tpcompile.typecheck.step import Step, is_float
 from tpcompile.typecheck.wording import CUT_BY_COLLECTIVE, CUT_BY_OP, Wording
@@ -88,8 +88,10 @@ class Sources:
     def note_collective(self, step: Step, x: Tensor, *, place: int) -> None:
         """Remember a collective without a gradient; an autograd.Function around it may have one of its own."""
         has_gradient = x.requires_grad and torch.is_grad_enabled()
+        if has_gradient or user_function():
+            return
         sources = self.of((x,))
-        if sources and not has_gradient and not in_user_function():
+        if sources:
             cut = _Cut(CUT_BY_COLLECTIVE, step.origin(), str(step.type_of(x)), sources, place)
             self._cuts.append(cut)
 
@@ -97,11 +99,12 @@ class Sources:
         """Remember an op that loses the gradient of its operands: unless it `is_recorded`, or detaches them."""
         if is_recorded and step.name != "aten.detach":
             return
-        known = self.of(operand for operand in operands if operand.requires_grad)
-        names = known.difference(self._lost)
-        if names and not in_user_function():
-            cut = _Cut(CUT_BY_OP, step.origin(), str(step.type_at(0)), names, place)
-            self._lost |= dict.fromkeys(names, cut)
+        trained = [operand for operand in operands if operand.requires_grad]
+        names = self.of(trained).difference(self._lost)
+        if not names or user_function():
+            return
+        cut = _Cut(CUT_BY_OP, step.origin(), str(step.type_at(0)), names, place)
+        self._lost |= dict.fromkeys(names, cut)
 
     def violations(self, outputs: Iterable[Tensor]) -> list[tuple[int, Violation]]:
         """A violation, and its place in the program, for each op that cuts the gradient of a parameter."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tpcompile.typecheck import wording
-from tpcompile.typecheck.spmd import NOT_KNOWN, UNKNOWN, Kind, SpmdType, Types
+from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, Kind, SpmdType, Types
 from tpcompile.typecheck.step import Step
 
 
@@ -23,9 +23,9 @@ def join(step: Step, types: Types) -> SpmdType:
     if len(varying.dims - {None}) > 1:
         return mixed_shards(step, varying)
     if not varying:
-        origins = {t.origin for t in types.deciding}
-        origin = origins.pop() if len(origins) == 1 else NOT_KNOWN
-        return SpmdType(whole_kind(types), types.grad, origin=origin)
+        if not types:
+            return CONSTANT
+        return SpmdType(whole_kind(types), types.grad, origin=types.deciding.origin)
     # A mask (V of unknown dim, no gradient) leaves the shard beside it as it is.
     shards = Types(t for t in varying if t.dim is not None or t.grad)
     found = (shards or varying).shard
@@ -58,9 +58,13 @@ def wrong_gradient(step: Step, types: Types, *, partial: bool = False) -> SpmdTy
         return None
     if equal[0].origin.maker == "parameter":
         return step.flag(wording.UNDECLARED, x=equal[0])
+    if differs_per_rank and equal[0].is_reduced:
+        return step.flag(wording.NEEDS_R, x=equal[0])
     if differs_per_rank:
-        return step.flag(wording.NEEDS_R if equal[0].is_reduced else wording.MISSING_COPY, x=equal[0])
-    return step.flag(wording.NEEDS_I if summed[0].is_reduced else wording.MISSING_COPY_BESIDE_R, x=summed[0])
+        return step.flag(wording.MISSING_COPY)
+    if summed[0].is_reduced:
+        return step.flag(wording.NEEDS_I, x=summed[0])
+    return step.flag(wording.MISSING_COPY_BESIDE_R)
 
 
 def mixed_shards(step: Step, varying: Types) -> SpmdType:

@@ -18,7 +18,7 @@ from torch import Tensor
 from tpcompile.layout import ShardSpec
 from tpcompile.typecheck import wording
 from tpcompile.typecheck.ops import PACKS
-from tpcompile.typecheck.spmd import CONSTANT, NOT_KNOWN, UNKNOWN, Kind, SpmdType, Types
+from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, Kind, SpmdType, Types
 from tpcompile.typecheck.step import Result, Step, rule
 
 View = Callable[[Step, SpmdType, Tensor], Result]
@@ -140,18 +140,14 @@ def without_dims(shard: SpmdType, dims: set[int]) -> SpmdType:
     return replace(shard, dim=shard.dim - num_removed_in_front)
 
 
-@view("aten.squeeze")
-def _squeezed(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """Dims of size 1 removed: all of them, or those that are named."""
+@view("aten.squeeze", "aten.select", "aten.unbind")
+def _removed(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
+    """Dims removed: one, of which every rank has other slices, or those of size 1 of all or of the named dims."""
+    if step.name != "aten.squeeze":
+        return without_dims(shard, {step.dim_at(1)})
     named = step.arg(1, "dim", range(x.dim()))
     dims = [named] if isinstance(named, int) else named
     return without_dims(shard, {d % x.dim() for d in dims if x.shape[d] == 1})
-
-
-@view("aten.select", "aten.unbind")
-def _selected(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """One dim removed; a slice of the sharded dim differs per rank, and is sharded on no dim."""
-    return without_dims(shard, {step.dim_at(1)})
 
 
 @view("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.slice", "aten.narrow", "aten.unsafe_split")
@@ -294,8 +290,7 @@ def _joined(step: Step) -> Result:
         return replace(shard, grad=types.grad, replicated_rows=_joined_rows(step, shard.dim if is_along else None))
     if types.has("P"):
         return replace(types[0], grad=types.grad) if len(types.ops) == 1 else UNKNOWN
-    origins = {t.origin for t in types}
-    return replace(types[0], grad=types.grad, origin=origins.pop() if len(origins) == 1 else NOT_KNOWN)
+    return replace(types[0], grad=types.grad, origin=types.origin)
 
 
 def _joined_rows(step: Step, dim: int | None) -> Rows | None:

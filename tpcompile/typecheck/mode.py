@@ -31,7 +31,7 @@ from tpcompile.typecheck.ops import FUNCTIONAL, WAITS
 from tpcompile.typecheck.parameters import types_of_parameters
 from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.rules import judge
-from tpcompile.typecheck.site import Site, current_site, in_generated_function, in_user_function, user_function
+from tpcompile.typecheck.site import Site, current_site, in_generated_function, user_function
 from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, SpmdType, of_base, varying
 from tpcompile.typecheck.step import Step, is_float, is_same_group, tensors_in
 from tpcompile.typecheck.wording import RESULT_DROPPED
@@ -115,7 +115,9 @@ class SpmdTypeMode(TorchDispatchMode):
         if found.kind == "C":
             # The rank as a tensor is cached by device, so this is the same object that the program gets.
             is_rank = tensor.dtype == torch.int64 and tensor is rank_index(self.group, tensor.device)
-            return varying() if is_rank else found
+            if is_rank:
+                return varying()
+            return found
         if found.scale is not None and has_gradient_hook(tensor):
             return replace(found, scale=found.scale.with_gradient(math.nan))
         return found
@@ -164,13 +166,15 @@ class SpmdTypeMode(TorchDispatchMode):
             self._entered.append((step.site_of(), out.grad_fn))
         return out
 
-    def report_cut_gradients(self, outputs: list[Tensor]) -> None:
-        """Report collectives without a gradient through which alone a parameter reaches these outputs."""
+    def finish(self, outputs: list[Tensor]) -> frozenset[Site]:
+        """Report the ops by which alone a parameter reaches these outputs, without a gradient.
+
+        Returns where the wrapper calls are that a backward pass from the outputs gets to.
+        """
+        for output in outputs:
+            self.read(output)
         for place, violation in reversed(self._sources.violations(outputs)):
             self.violations.insert(place, violation)
-
-    def collectives_behind(self, outputs: list[Tensor]) -> frozenset[Site]:
-        """Where the wrapper calls are that a backward pass from the outputs gets to."""
         reached = nodes_behind(outputs)
         return frozenset(site for site, node in self._entered if node in reached)
 
@@ -196,7 +200,8 @@ class SpmdTypeMode(TorchDispatchMode):
         """Judge an op, and keep the types of its results."""
         place = len(self.violations)
         operands = list(map(_plain, step.operands))
-        if operands and (step.is_wrapper or step.name in FUNCTIONAL or step.name.startswith("c10d.")):
+        is_collective = step.is_wrapper or step.name in FUNCTIONAL or step.name.startswith("c10d.")
+        if operands and is_collective:
             self._sources.note_collective(step, operands[0], place=place)
         types = self._judged(step)
         self._count(step, types, is_violation=len(self.violations) > place)
@@ -207,11 +212,12 @@ class SpmdTypeMode(TorchDispatchMode):
         self._keep(step, types)
 
     def _judged(self, step: Step) -> list[SpmdType]:
-        # A hand-written autograd.Function has a gradient of its own, which only its author knows.
-        loses_gradient = self.train and not step.is_wrapper and not _grad_enabled(step.name)
-        if loses_gradient and in_user_function():
+        is_differentiated = not self.train or step.is_wrapper or _grad_enabled(step.name)
+        if not is_differentiated and user_function():
+            # A hand-written autograd.Function has a gradient of its own, which only its author knows.
             return step.typed(UNKNOWN)
-        if any(isinstance(tensor, DTensor) for tensor in step.results):
+        is_dtensor = any(isinstance(tensor, DTensor) for tensor in step.results)
+        if is_dtensor:
             return list(map(self.type_of, step.results))
         return judge(step)
 
@@ -262,9 +268,9 @@ class SpmdTypeMode(TorchDispatchMode):
         unread = [result for result in self._communicated if not result.is_read]
         if any(result.alive() is not None for result in unread):
             gc.collect()  # a result that only a reference cycle holds is dropped as well
-        for result in reversed(unread):
-            if result.alive() is None:
-                self.violations.insert(result.place, result.dropped)
+        dropped = [result for result in unread if result.alive() is None]
+        for result in reversed(dropped):
+            self.violations.insert(result.place, result.dropped)
 
     def _of_dtensor(self, tensor: DTensor) -> SpmdType:
         """Its placement over the checked group; torch keeps its gradient right."""
@@ -275,8 +281,9 @@ class SpmdTypeMode(TorchDispatchMode):
             return SpmdType("P", tensor.requires_grad)
         if placement.is_replicate():
             return SpmdType("I", tensor.requires_grad)
-        is_shard = type(placement) is Shard
-        return varying(placement.dim, grad=tensor.requires_grad) if is_shard else UNKNOWN
+        if type(placement) is Shard:
+            return varying(placement.dim, grad=tensor.requires_grad)
+        return UNKNOWN
 
 
 def _plain(tensor: Tensor) -> Tensor:

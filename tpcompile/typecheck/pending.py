@@ -24,7 +24,7 @@ from tpcompile.typecheck.ops import CHOICES, PACKS, PARTIAL_OF, SAME_VALUE, SCAL
 from tpcompile.typecheck.rules_reduce import reduced_dims, reduction_of
 from tpcompile.typecheck.rules_scale import multiplier
 from tpcompile.typecheck.scale import is_close
-from tpcompile.typecheck.spmd import UNKNOWN, Pending, SpmdType, Types
+from tpcompile.typecheck.spmd import UNKNOWN, Pending, SpmdType
 from tpcompile.typecheck.step import Step
 
 _APART = {"aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unbind", "aten.select"}
@@ -50,6 +50,7 @@ class _Follow:
     """Products with values that are equal on all ranks carry it as well."""
     lost: Set[str] = frozenset()
     """Side by side with the statistic that a local value is merged by, it is not followed."""
+    lost_with_partial: Set[str] = frozenset()
 
 
 _FOLLOWS = {
@@ -59,6 +60,7 @@ _FOLLOWS = {
         {*VIEWS, *SCALINGS, *_GATHERS, "aten.mm", "aten.bmm", "aten.mv", "aten.sum", "aten.exp", "aten.native_dropout"},
         completed={"aten.mul", "aten.div"},
         lost={*PACKS, "aten.log", "aten.reciprocal"},
+        lost_with_partial={*SUMS, *SCALINGS},
     ),
     "moment": _Follow(
         {*VIEWS, *_GATHERS, *_REDUCES, "aten.pow", "aten.sum", "aten.mean"}, completed=SUMS, scaled=True, lost=PACKS
@@ -88,23 +90,34 @@ def _outcome(step: Step, pending: Pending) -> str:
     is_custom = not is_torchs and step.name not in _OF_WHOLE
     if is_custom or step.name in _PROBES:
         return LOST
-    if pending.kind in _FOLLOWS:
-        return _followed(step, pending.kind, _FOLLOWS[pending.kind])
-    return _OUTCOMES[pending.kind](step, pending)
+    if pending.kind in _OUTCOMES:
+        return _OUTCOMES[pending.kind](step, pending)
+    return _followed(step, _FOLLOWS[pending.kind])
 
 
-def _followed(step: Step, kind: str, follow: _Follow) -> str:
-    others = Types(type_ for type_ in step.types if type_.pending is None)
+def _followed(step: Step, follow: _Follow) -> str:
     if step.name in follow.completed and _has_own_value(step):
         return COMPLETED
     if step.name in follow.lost:
         return LOST
-    if kind == "shift" and step.name in SUMS | SCALINGS and _has_partial(step):
+    if step.name in follow.lost_with_partial and _has_partial(step):
         return LOST
-    if kind in ("scan", "product") and _takes_last(step):
-        return LOST  # the total of the shard, which other ranks may need
-    is_scaled = follow.scaled and step.name in SCALINGS and all(type_.is_whole for type_ in others)
-    return CARRIED if is_scaled or step.name in follow.carried else WRONG
+    if step.name in follow.carried:
+        return CARRIED
+    are_whole = all(type_.is_whole for type_ in step.types.without_pending)
+    if follow.scaled and are_whole and step.name in SCALINGS:
+        return CARRIED
+    return WRONG
+
+
+def _running(step: Step, pending: Pending) -> str:
+    """As any kind; the last place is the total of the shard, which other ranks may need."""
+    argument = {"aten.slice": "start", "aten.narrow": "start", "aten.select": "index"}.get(step.name)
+    if argument is not None and step.dim_at(1) == step.type_at(0).dim:
+        last = step.args[0].shape[step.dim_at(1)] - 1
+        if step.arg(2, argument, 0) in (-1, last):
+            return LOST
+    return _followed(step, _FOLLOWS[pending.kind])
 
 
 def _next(step: Step, pending: Pending) -> Pending:
@@ -112,59 +125,64 @@ def _next(step: Step, pending: Pending) -> Pending:
     if pending.kind == "scan" and step.name == "aten.exp":
         return replace(pending, kind="product")
     if pending.kind == "blocks" and step.name == "aten.cat":
-        return replace(pending, kind="statistics" if pending.op else "summands", dim=_joined_at(step))
+        kind = "statistics" if pending.op else "summands"
+        return replace(pending, kind=kind, dim=_joined_at(step))
     if pending.kind not in ("gather", "summands", "statistics"):
         return pending
     if step.name in _APART:
         return replace(pending, kind="blocks")
-    is_reshaped = step.name in VIEWS and step.out.shape != step.args[0].shape
-    return replace(pending, dim=None) if is_reshaped else pending
+    if step.name not in VIEWS:
+        return pending
+    if step.out.shape != step.args[0].shape:
+        return replace(pending, dim=None)
+    return pending
 
 
 def _has_own_value(step: Step) -> bool:
     """True when an operand differs per rank on no known dim, as what a rank knows of itself or of the ranks before."""
-    for type_ in step.types:
-        if type_.pending is not None:
-            continue
-        is_gathered = type_.kind in ("I", "R") and type_.origin.maker == "all_gather"
-        has_no_dim = type_.kind in ("V", "U") and type_.dim is None
-        if is_gathered or has_no_dim:
+    for type_ in step.types.without_pending:
+        if type_.kind in ("I", "R"):
+            is_own = type_.origin.maker == "all_gather"
+        else:
+            is_own = type_.kind in ("V", "U") and type_.dim is None
+        if is_own:
             return True
     return False
 
 
 def _has_partial(step: Step) -> bool:
     """True when an operand is partial that is not pending, or one of several pending ones."""
-    pending = [type_ for type_ in step.types if type_.pending is not None]
-    others = [type_ for type_ in step.types if type_.pending is None]
-    return Types([*others, *(pending if len(pending) > 1 else [])]).has("P")
-
-
-def _takes_last(step: Step) -> bool:
-    """True when the op takes the last place along the sharded dim, and no other."""
-    names = {"aten.slice": "start", "aten.narrow": "start", "aten.select": "index"}
-    if step.name not in names:
-        return False
-    start = step.arg(2, names[step.name], 0)
-    dim = step.dim_at(1)
-    return start in (-1, step.args[0].shape[dim] - 1) and dim == step.type_at(0).dim
+    others = step.types.without_pending
+    if len(step.types) > len(others) + 1:
+        return step.types.has("P")
+    return others.has("P")
 
 
 def _halo(step: Step, pending: Pending) -> str:
     if step.name in _WRITES:
         return COMPLETED
+    if step.name not in VIEWS:
+        return WRONG
     if step.name not in _CUTS or pending.dim is None:
-        return CARRIED if step.name in VIEWS else WRONG
+        return CARRIED
     is_cut = all(part.shape != step.args[0].shape for part in step.results)
-    return COMPLETED if is_cut else CARRIED
+    if is_cut:
+        return COMPLETED
+    return CARRIED
 
 
 def _factor(step: Step, pending: Pending) -> str:
-    scale = multiplier(step) if step.name in SCALINGS else None
+    if step.name in VIEWS or step.name == "aten.neg":
+        return CARRIED
+    if step.name not in SCALINGS:
+        return WRONG
+    scale = multiplier(step)
     if scale is None:
-        return CARRIED if step.name in VIEWS or step.name == "aten.neg" else WRONG
-    wanted = 1 / step.world if pending.kind == "too-large" else step.world
-    return COMPLETED if is_close(scale, wanted) else CARRIED
+        return WRONG
+    wanted = {"too-large": 1 / step.world, "too-small": step.world}[pending.kind]
+    if is_close(scale, wanted):
+        return COMPLETED
+    return CARRIED
 
 
 def _gather(step: Step, pending: Pending) -> str:
@@ -176,7 +194,9 @@ def _gather(step: Step, pending: Pending) -> str:
     if step.name not in VIEWS - _CUTS:
         return WRONG
     has_more_dims = step.out.dim() > step.args[0].dim()
-    return LOST if has_more_dims else CARRIED
+    if has_more_dims:
+        return LOST
+    return CARRIED
 
 
 def _summands(step: Step, pending: Pending) -> str:
@@ -187,17 +207,21 @@ def _summands(step: Step, pending: Pending) -> str:
     if step.name not in PARTIAL_OF:
         return _gather(step, pending)
     is_sum_of_blocks = step.name == "aten.sum" and _is_along(step, pending)
-    if not is_sum_of_blocks:
-        return LOST
-    return COMPLETED if step.args[0].shape[pending.dim] == step.world else LOST
+    if is_sum_of_blocks and step.args[0].shape[pending.dim] == step.world:
+        return COMPLETED
+    return LOST
 
 
 def _statistics(step: Step, pending: Pending) -> str:
     """What one rank's block may be is not a question of types, so nothing is reported."""
-    fits = step.name in CHOICES or reduction_of(step) == pending.op
-    if step.is_pointwise or (fits and _is_along(step, pending)):
+    if step.is_pointwise:
         return COMPLETED
-    return CARRIED if step.name in VIEWS - _CUTS | _APART else LOST
+    fits = step.name in CHOICES or reduction_of(step) == pending.op
+    if fits and _is_along(step, pending):
+        return COMPLETED
+    if step.name in VIEWS - _CUTS | _APART:
+        return CARRIED
+    return LOST
 
 
 def _is_along(step: Step, pending: Pending) -> bool:
@@ -213,7 +237,9 @@ def _blocks(step: Step, pending: Pending) -> str:
         return CARRIED
     if pending.violation.rule == "wrong-gather-dim" and pending.dim is None:
         return LOST
-    return COMPLETED if _joined_at(step) == pending.dim else WRONG
+    if _joined_at(step) == pending.dim:
+        return COMPLETED
+    return WRONG
 
 
 def _joined_at(step: Step) -> int:
@@ -222,6 +248,8 @@ def _joined_at(step: Step) -> int:
 
 
 _OUTCOMES: dict[str, Callable[[Step, Pending], str]] = {
+    "scan": _running,
+    "product": _running,
     "halo": _halo,
     "too-large": _factor,
     "too-small": _factor,

@@ -41,26 +41,28 @@ def _judge(step: Step) -> list[SpmdType]:
     is_followed = step.name in _BLIND or step.name.startswith("c10d.") or not step.types.has("U")
     if not is_followed:
         return step.typed(UNKNOWN)
-    if step.name in RULES:
-        return step.typed(RULES[step.name](step))
-    if step.is_wrapper:
-        return step.typed(UNKNOWN)
-    return step.typed(pointwise(step) if step.is_pointwise else _unknown_op(step))
+    default = pointwise if step.is_pointwise else _unknown_op
+    follow = RULES.get(step.name, default)
+    return step.typed(follow(step))
 
 
 def _unknown_op(step: Step) -> Result:
     """Whole results from whole operands, varying ones from varying operands; nothing is reported.
 
-    Of varying operands it may mix what the ranks hold, so it does not count as judged.
+    Of varying operands it may mix what the ranks hold, so it does not count as judged. A wrapper is not followed.
     """
     types = step.types
-    if types.has("P"):
+    if types.has("P") or step.is_wrapper:
         return UNKNOWN
     if types.has("V"):
         step.is_judged = False
         may_communicate = not step.name.startswith("aten.")
-        return UNKNOWN if may_communicate else SpmdType("V", types.grad)
-    return UNKNOWN if types.with_gradient.kinds == {"I", "R"} else join(step, types)
+        if may_communicate:
+            return UNKNOWN
+        return SpmdType("V", types.grad)
+    if types.with_gradient.kinds == {"I", "R"}:
+        return UNKNOWN
+    return join(step, types)
 
 
 @rule("aten.gather")

@@ -11,7 +11,7 @@ from tpcompile.typecheck import wording
 from tpcompile.typecheck.ops import CHOICES, FUNCTIONAL, PARTIAL_OF, PRODUCTS
 from tpcompile.typecheck.rules_pointwise import used_as_whole
 from tpcompile.typecheck.rules_scale import is_times_ranks, weighted
-from tpcompile.typecheck.spmd import UNKNOWN, Kind, Pending, SpmdType
+from tpcompile.typecheck.spmd import UNKNOWN, SpmdType
 from tpcompile.typecheck.step import Result, Step, rule, tensors_in
 from tpcompile.typecheck.summand import summands, wrong_summand
 
@@ -40,25 +40,23 @@ def over_different_group(step: Step) -> SpmdType:
     x = step.type_at(0)
     if step.name == "copy_to_tp":
         return _entered(step, x) if x.kind == "I" else replace(x, replicated_rows=None)
-    is_sum = step.name == "all_reduce" and (step.kwargs["op"] or "sum") in _SUMS
-    if not is_sum or not x.is_partial_of(*_SUMS):
+    if step.name != "all_reduce" or not x.is_partial_of(*_SUMS):
         return UNKNOWN
-    members, own = (set(dist.get_process_group_ranks(each)) for each in (step.kwargs["group"], step.group))
-    if len(members & own) != 1:
+    members = set(dist.get_process_group_ranks(step.kwargs["group"]))
+    own = set(dist.get_process_group_ranks(step.group))
+    is_sum = step.kwargs["op"] in ("", *_SUMS)
+    if not is_sum or len(members & own) != 1:
         return UNKNOWN
     return replace(x, origin=step.origin("all_reduce over a different group", maker="all_reduce"))
-
-
-def _kind(declared: str) -> Kind:
-    return "R" if declared == "R" else "I"
 
 
 @rule("all_reduce")
 def _all_reduce(step: Step) -> Result:
     """Partial -> I or R, as `dst` says."""
-    x, dst = step.type_at(0), step.kwargs["dst"]
+    x = step.type_at(0)
+    dst = step.kwargs["dst"]
     origin = step.origin(f"all_reduce(dst={dst!r})", maker="all_reduce")
-    return _reduced(step, x, step.kwargs["op"] or "sum", SpmdType(_kind(dst), x.grad, origin=origin))
+    return _reduced(step, x, step.kwargs["op"] or "sum", SpmdType(dst, x.grad, origin=origin))
 
 
 @rule("reduce_scatter_single")
@@ -74,7 +72,7 @@ def _all_gather(step: Step) -> Result:
     x, dst = step.type_at(0), step.kwargs["dst"]
     origin = step.origin(f"all_gather(dst={dst!r})", maker="all_gather")
     dim = step.kwargs["dim"] % step.args[0].dim()
-    return _gathered(step, x, dim, SpmdType(_kind(dst), x.grad, origin=origin))
+    return _gathered(step, x, dim, SpmdType(dst, x.grad, origin=origin))
 
 
 @rule("copy_to_tp")
@@ -83,7 +81,9 @@ def _copy_to_tp(step: Step) -> Result:
     x = step.type_at(0)
     if x.kind in ("I", "C") or not step.has_gradient(x):
         return _entered(step, x)
-    effect = "sums gradients of different values" if x.kind == "V" else "sums a gradient that is summed already"
+    effect = "sums a gradient that is summed already"
+    if x.kind == "V":
+        effect = "sums gradients of different values"
     return step.flag(wording.DOUBLE_COPY, x=x, effect=effect)
 
 
@@ -100,9 +100,8 @@ def _scatter(step: Step) -> Result:
     x, src = step.type_at(0), step.kwargs["src"]
     if x.kind == "P":
         return used_as_whole(step, x, "takes this rank's part of it")
-    has_src = x.kind == _kind(src)
-    if x.is_whole and not has_src and step.has_gradient(x):
-        effect = "not summed over the ranks" if x.kind == "I" else "summed again by the producer"
+    if x.kind in ("I", "R") and x.kind != src and step.has_gradient(x):
+        effect = {"I": "not summed over the ranks", "R": "summed again by the producer"}[x.kind]
         return step.flag(wording.WRONG_SRC, x=x, src=src, effect=effect)
     return SpmdType("V", x.grad, step.kwargs["dim"])
 
@@ -111,7 +110,9 @@ def _scatter(step: Step) -> Result:
 def _all_to_all(step: Step) -> Result:
     """A shard of a different dim, which the call does not name."""
     x = step.type_at(0)
-    return UNKNOWN if x.kind == "P" else SpmdType("V", x.grad)
+    if x.kind == "P":
+        return UNKNOWN
+    return SpmdType("V", x.grad)
 
 
 @rule(*FUNCTIONAL)
@@ -138,19 +139,21 @@ def _functional(step: Step) -> Result:
 def _in_place_all_reduce(step: Step) -> Result:
     """`dist.all_reduce`: whole afterwards, but it states no gradient."""
     op = reduce_op_name(step.args[2])
-    results = []
-    for tensor in tensors_in(step.args[0]):
-        x = step.type_of(tensor)
-        reduced = UNKNOWN
-        if x.kind != "U" and step.is_own_group(step.args[1]):
-            loses_gradient = step.has_gradient(x)
-            if x.is_whole or not loses_gradient:
-                reduced = _reduced(step, x, op, SpmdType("I", origin=step.origin()))
-                loses_gradient = loses_gradient and reduced.kind != "U"  # one violation of an op is enough
-            if loses_gradient:
-                reduced = step.flag(wording.NO_STATED_GRADIENT)
-        results.append(reduced)
+    results = [_reduced_in_place(step, step.type_of(tensor), op) for tensor in tensors_in(step.args[0])]
     return results or UNKNOWN
+
+
+def _reduced_in_place(step: Step, x: SpmdType, op: str) -> SpmdType:
+    if x.kind == "U" or not step.is_own_group(step.args[1]):
+        return UNKNOWN
+    reduced = SpmdType("I", origin=step.origin())
+    loses_gradient = step.has_gradient(x)
+    if x.is_whole or not loses_gradient:
+        reduced = _reduced(step, x, op, reduced)
+    is_wrong = reduced.kind == "U"  # one violation of an op is enough
+    if is_wrong or not loses_gradient:
+        return reduced
+    return step.flag(wording.NO_STATED_GRADIENT)
 
 
 @rule("c10d._allgather_base", "c10d._reduce_scatter_base", "c10d.allgather", "c10d.broadcast", "c10d.reduce_scatter",
@@ -168,12 +171,14 @@ def _gathered(step: Step, x: SpmdType, dim: int, whole: SpmdType) -> SpmdType:
     if x.kind == "P":
         # Gathered statistics, such as maxima, are values of their own to choose from; summands of a product are not.
         is_statistic = x.op not in ("sum", "absolute") or x.origin.what in PARTIAL_OF
-        blocks = step.pending("statistics" if is_statistic else "summands", wording.PARTIAL_GATHERED, x=x)
-        pending = replace(blocks, dim=dim, op=x.op if is_statistic else "")
+        kind, op = ("statistics", x.op) if is_statistic else ("summands", "")
+        pending = step.pending(kind, wording.PARTIAL_GATHERED, x=x)
+        pending = replace(pending, dim=dim, op=op)
     elif x.kind in ("I", "R"):
         pending = step.pending("gather", wording.DOUBLE_GATHER, x=x)
     elif x.is_known_shard and x.dim != dim:
-        pending = replace(step.pending("gather", wording.WRONG_GATHER_DIM, x=x, dim=dim), dim=x.dim)
+        pending = step.pending("gather", wording.WRONG_GATHER_DIM, x=x, dim=dim)
+        pending = replace(pending, dim=x.dim)
     return replace(whole, pending=pending)
 
 
@@ -182,40 +187,52 @@ def _reduced(step: Step, x: SpmdType, op: str, whole: SpmdType) -> SpmdType:
     wrong = wrong_reduce(step, x, op)
     if wrong is not None:
         return wrong
-    pending: Pending | None = None
     if x.is_partial_of("mean") and op == "sum":
-        pending = step.pending("too-large", wording.SUM_OF_MEANS)
-    is_average_of_products = x.is_partial_of("sum") and x.origin.what in PRODUCTS and op == "avg"
-    if is_average_of_products and not is_times_ranks(step, x):
-        factor = x.multiples.factor
-        if factor is None or abs(factor.value) > 1:  # it may have the number of ranks in it
-            return UNKNOWN
-        pending = step.pending("too-small", wording.AVERAGE_OF_SUMS)
-    return replace(whole, pending=pending)
+        return replace(whole, pending=step.pending("too-large", wording.SUM_OF_MEANS))
+    is_product = x.is_partial_of("sum") and x.origin.what in PRODUCTS
+    is_average = is_product and op == "avg"
+    if not is_average or is_times_ranks(step, x):
+        return whole
+    factor = x.multiples.factor
+    if factor is None:
+        return UNKNOWN
+    if abs(factor.value) > 1:  # it may have the number of ranks in it
+        return UNKNOWN
+    return replace(whole, pending=step.pending("too-small", wording.AVERAGE_OF_SUMS))
 
 
 def wrong_reduce(step: Step, x: SpmdType, op: str) -> SpmdType | None:
     """Report a reduce of what is whole or a shard, or with an op that does not fit the partial value."""
     if x.kind == "P":
-        fitting = _FITS.get(x.op, ())
-        if op in fitting or (op in _SUMS and x.op in _SUMS):
-            return None
-        advice = f"reduce it with {' or '.join(fitting)}" if fitting else "reduce sums"
-        return step.flag(wording.WRONG_REDUCE_OP, x=x, given=op, advice=advice)
+        return _wrong_op(step, x, op)
     if x.origin.what in CHOICES:
         return UNKNOWN  # what a rank chose in its block is merged by choosing once more
     if op not in _SUMS:
         return None
     if x.kind in ("I", "R"):
         return _double_reduce(step, x, op)
-    if not x.is_known_shard or x.is_masked:
+    if not x.is_known_shard:
+        return None
+    if x.is_masked:
         return None
     return step.flag(wording.SHARDS_ADDED, x=x)
 
 
+def _wrong_op(step: Step, x: SpmdType, op: str) -> SpmdType | None:
+    fitting = _FITS.get(x.op, ())
+    accepted = {*fitting, *_SUMS} if x.op in _SUMS else set(fitting)
+    if op in accepted:
+        return None
+    advice = "reduce sums"
+    if fitting:
+        advice = f"reduce it with {' or '.join(fitting)}"
+    return step.flag(wording.WRONG_REDUCE_OP, x=x, given=op, advice=advice)
+
+
 def _double_reduce(step: Step, x: SpmdType, op: str) -> SpmdType | None:
     """Report a sum of what is whole, unless each rank adds a share of it; an average divides what it adds."""
-    share = weighted(step, x, 1 / step.world) if op == "avg" else x
+    weight = {"avg": 1 / step.world, "sum": 1}[op]
+    share = weighted(step, x, weight)
     is_of_shares = all(term.is_share for term in summands(share, step.world))
     if is_of_shares:
         return wrong_summand(step, share, added="is reduced", fix="reduce a partial sum once")

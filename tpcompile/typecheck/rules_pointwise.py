@@ -48,13 +48,16 @@ def pointwise(step: Step) -> Result:
 def _not_judged(step: Step) -> Result:
     """A partial operand of a probe for inf and NaN is right; for fused products and sums it is not followed."""
     types = aligned(step)
-    return UNKNOWN if types.has("P") else join(step, types)
+    if types.has("P"):
+        return UNKNOWN
+    return join(step, types)
 
 
 def used_as_whole(step: Step, partial: SpmdType, what: str) -> SpmdType:
     """Report that `step` reads a partial value before its reduce; `what` says what the op does with it."""
-    is_sum = partial.op in ("sum", "absolute")
-    return step.flag(wording.PARTIAL_USED if is_sum else wording.STATISTIC_USED, x=partial, what=what)
+    if partial.op in ("sum", "absolute"):
+        return step.flag(wording.PARTIAL_USED, x=partial, what=what)
+    return step.flag(wording.STATISTIC_USED, x=partial)
 
 
 @rule(
@@ -77,8 +80,9 @@ def _negated(step: Step) -> Result:
 @rule("aten.tril", "aten.triu")
 def _triangle(step: Step) -> Result:
     """The diagonal of a shard of rows or columns is not that of the whole matrix; the first rank's may be."""
-    x, type_ = step.args[0], step.type_at(0)
-    is_matrix_shard = type_.is_known_shard and type_.dim in (x.dim() - 2, x.dim() - 1)
+    type_ = step.type_at(0)
+    num_dims = step.args[0].dim()
+    is_matrix_shard = type_.dim in (num_dims - 2, num_dims - 1)
     is_at_origin = abs(step.arg(1, "diagonal", 0)) <= 1
     if is_matrix_shard and is_at_origin and step.rank > 0:
         return step.flag(wording.LOCAL_DIAGONAL, x=type_)
@@ -100,16 +104,21 @@ def _exponential(step: Step) -> Result:
 def _power(step: Step) -> Result:
     """The square of a local 2-norm is a partial sum of squares, as that of any norm to its order (norm1, norminf)."""
     x = step.type_at(0)
-    order = float(x.op.removeprefix("norm") or 2) if x.op.startswith("norm") else 0
-    is_sum_of_powers = order and step.arg(1, "exponent") == order
-    return replace(x, op="sum") if is_sum_of_powers else pointwise(step)
+    if not x.op.startswith("norm"):
+        return pointwise(step)
+    order = float(x.op.removeprefix("norm") or 2)
+    if order == 0 or step.arg(1, "exponent") != order:
+        return pointwise(step)
+    return replace(x, op="sum")
 
 
 @rule("aten.abs")
 def _absolute(step: Step) -> Result:
     """Not linear, but the first half of isfinite: the op that reads the result is judged."""
     x = step.type_at(0)
-    return replace(x, op="absolute") if x.is_partial_of("sum", "absolute") else pointwise(step)
+    if x.is_partial_of("sum", "absolute"):
+        return replace(x, op="absolute")
+    return pointwise(step)
 
 
 @rule("aten.eq", "aten.ne")
@@ -118,7 +127,9 @@ def _compared(step: Step) -> Result:
     left, right = step.args[:2]
     is_infinity = isinstance(right, float) and math.isinf(right)
     is_probe = is_infinity or left is right
-    return UNKNOWN if is_probe and step.type_at(0).kind == "P" else _ordered(step)
+    if is_probe and step.type_at(0).kind == "P":
+        return UNKNOWN
+    return _ordered(step)
 
 
 @rule("aten.ge", "aten.gt", "aten.le", "aten.lt")
@@ -131,24 +142,18 @@ def _ordered(step: Step) -> Result:
     return pointwise(step)
 
 
-@rule("aten.detach")
-def _detached(step: Step) -> Result:
-    """The same value without a gradient."""
-    return replace(step.type_at(0), grad=False)
-
-
 @rule("aten.copy")
 def _copied(step: Step) -> Result:
     """The destination takes the type of the source."""
     source = step.args[1]
-    return broadcast(step, source, step.type_at(1)) if isinstance(source, Tensor) else CONSTANT
+    if isinstance(source, Tensor):
+        return broadcast(step, source, step.type_at(1))
+    return CONSTANT
 
 
-@rule("aten.fill", "aten.zero")
-def _filled(step: Step) -> Result:
-    """The destination becomes a constant."""
-    fills_zeros = step.name == "aten.zero" or is_zero(step.arg(1, "value"))
-    return ZERO if fills_zeros else CONSTANT
+rule("aten.detach")(lambda step: replace(step.type_at(0), grad=False))
+rule("aten.fill")(lambda step: step.type_in(step.arg(1, "value")))
+rule("aten.zero")(lambda step: ZERO)
 
 
 @rule(*SUMS)
@@ -165,35 +170,49 @@ def _added(step: Step) -> Result:
 
 
 def sum_of(step: Step, types: Types, *, adds_number: bool = False) -> SpmdType:
-    """Type of a sum of terms on the dims of the result, and perhaps of a number that is equal on all ranks.
-
-    Beside a partial term a constant tensor or a V of unknown dim may be this rank's own summand.
-    """
+    """Type of a sum of terms on the dims of the result, and perhaps of a number that is equal on all ranks."""
     terms = Types(t for t in types if not t.is_zero)
-    if not terms.has("P"):
+    partial = terms.of_kind("P")
+    if not partial:
         return join(step, terms)
-    if terms.has("U") or len(terms.of_kind("P").ops) > 1:  # such as a partial sum plus a partial maximum
+    if terms.has("U"):
         return UNKNOWN
-    partial = replace(terms.of_kind("P")[0], grad=terms.grad)
-    whole = terms.of_kind("I", "R")
-    if whole and partial.op == "sum":
-        wrong = _wrong_summand(step, partial, whole)
-        if wrong is not None:
-            return wrong
+    if len(partial.ops) > 1:  # such as a partial sum plus a partial maximum
+        return UNKNOWN
+    first = replace(partial[0], grad=terms.grad)
+    if first.op == "sum":
+        return _sum_with_partial_sum(step, first, terms, adds_number=adds_number)
+    return _sum_with_statistic(step, first, terms, adds_number=adds_number)
+
+
+def _sum_with_partial_sum(step: Step, partial: SpmdType, terms: Types, *, adds_number: bool) -> SpmdType:
+    """Type of partial sums plus the others; a constant tensor or a V of unknown dim may be this rank's own summand."""
+    wrong = _wrong_summand(step, partial, terms.of_kind("I", "R"))
+    if wrong is not None:
+        return wrong
+    if any(t.is_known_shard for t in terms):
+        return used_as_whole(step, partial, _ADDS)
+    if adds_number:
+        return used_as_whole(step, partial, "adds a number to it")
+    return partial
+
+
+def _sum_with_statistic(step: Step, partial: SpmdType, terms: Types, *, adds_number: bool) -> SpmdType:
+    """Type of a statistic of the shard plus the others, such as a maximum; a mean and an extremum shift with a sum."""
     shards = Types(t for t in terms if t.is_known_shard)
-    is_minuend = step.name == "aten.sub" and step.type_at(0).kind == "P"
-    if shards:
-        is_subtracted = step.name == "aten.sub" and not is_minuend
-        if not is_subtracted or partial.op not in _SHIFT_BY:
-            return used_as_whole(step, partial, _ADDS)
+    is_difference = step.name == "aten.sub"
+    if shards and is_difference and partial.op in _SHIFT_BY:
         pending = step.pending(*_SHIFT_BY[partial.op], x=partial)
         return replace(shards.shard, grad=terms.grad, pending=pending)
-    if whole and partial.op != "sum":
+    if shards:
+        return used_as_whole(step, partial, _ADDS)
+    if terms.has("I", "R"):
         if partial.op not in _SHIFTED:
             return used_as_whole(step, partial, _ADDS)
-        is_shifted = step.name == "aten.add" or is_minuend
-        return partial if is_shifted else SpmdType("V", terms.grad)
-    # The largest local value plus a number is the largest of the sums; a mean shifts as well.
+        is_minuend = is_difference and step.type_at(0).kind == "P"
+        if is_minuend or step.name == "aten.add":
+            return partial
+        return SpmdType("V", terms.grad)
     if adds_number and partial.op not in ("max", "min", "mean"):
         return used_as_whole(step, partial, "adds a number to it")
     return partial
@@ -204,21 +223,23 @@ def _wrong_summand(step: Step, partial: SpmdType, whole: Types) -> SpmdType | No
 
     Beside a partial sum times the number of ranks it is judged as a term of an average, which nobody knows yet.
     """
-    made = f" made by {partial.origin}" if partial.origin.what else ""
-    added = f"is added to the partial sum{made}"
+    added = f"is added to the partial sum{partial.origin.made.removeprefix(',')}"
     is_before_average = is_times_ranks(step, partial)
     if is_before_average:
         whole = Types(weighted(step, each, 1 / step.world) for each in whole)
         added = "(by the average that has to follow) is added"
     fix = "all_reduce the partial sum first, then add"
     judged = [wrong_summand(step, each, added=added, fix=fix) for each in whole]
-    return UNKNOWN if is_before_average else find(judged, lambda wrong: wrong is not None)
+    if whole and is_before_average:
+        return UNKNOWN
+    return find(judged, lambda wrong: wrong is not None)
 
 
 @rule(*SCALINGS)
 def _multiplied(step: Step) -> Result:
     """P times a whole factor is partial; a P in a divisor, or two P, are not linear."""
     types = aligned(step)
+    partial = types.of_kind("P")
     is_division = step.name != "aten.mul"
     if is_division and step.number_in(step.args[1]) == step.world:
         # The sum of a product over the ranks divided by their number: a mean is meant, or it is a mistake.
@@ -226,10 +247,10 @@ def _multiplied(step: Step) -> Result:
         is_summand = x.is_partial_of("sum") and x.origin.what != "aten.sum"
         is_sum = x.grad and x.origin.maker == "all_reduce"
         step.is_judged = not (is_summand or is_sum)
-    if not types.has("P"):
+    if not partial:
         return join(step, types)
     if is_division and step.type_at(1).kind == "P":
-        return used_as_whole(step, types.of_kind("P")[0], "divides by it")
+        return used_as_whole(step, partial[0], "divides by it")
     return product_with_partial(step, types)
 
 
@@ -255,12 +276,12 @@ def _op_of_scaled(step: Step, op: str) -> str:
     if step.name not in ("aten.mul", "aten.div"):
         return op
     factor = multiplier(step)
-    if factor is None:
-        return "sum" if op == "mean" else op
-    if op != "mean":
-        return _OF_NEGATIVE.get(op, op) if factor < 0 else op
-    is_summand = factor > 1 or is_close(factor * step.world, 1)
-    return "sum" if is_summand else "mean"
+    if op == "mean":
+        is_summand = factor is None or factor > 1 or is_close(factor * step.world, 1)
+        return "sum" if is_summand else "mean"
+    if factor is None or factor >= 0:
+        return op
+    return _OF_NEGATIVE.get(op, op)
 
 
 @rule("aten.where")
@@ -272,13 +293,14 @@ def _where(step: Step) -> Result:
         return join(step, types)
     mask = step.type_at(0)
     branches = Types([step.type_at(1), step.type_at(2)])
-    stays_partial = all(branch.is_zero or branch.kind == "P" for branch in branches) and branches.has("P")
-    mixes_whole = branches.kinds <= {"P", "I", "R"}
-    if stays_partial and mask.is_whole:
-        return replace(partial[0], grad=types.grad)
-    if stays_partial or not mixes_whole:
+    nonzero = Types(branch for branch in branches if not branch.is_zero)
+    if nonzero.kinds == {"P"}:
+        if mask.is_whole:
+            return replace(partial[0], grad=types.grad)
         return UNKNOWN
-    return used_as_whole(step, partial[0], "chooses between it and a whole value")
+    if branches.kinds <= {"P", "I", "R"}:
+        return used_as_whole(step, partial[0], "chooses between it and a whole value")
+    return UNKNOWN
 
 
 @rule("aten.masked_fill")
@@ -288,4 +310,6 @@ def _masked(step: Step) -> Result:
     if x.kind != "P":
         return join(step, Types([x, mask]))
     fills_zeros = is_zero(step.arg(2, "value"))
-    return x if fills_zeros and mask.is_whole else UNKNOWN
+    if fills_zeros and mask.is_whole:
+        return x
+    return UNKNOWN

@@ -37,8 +37,9 @@ def multiplier(step: Step) -> float | None:
     first, second = map(step.number_in, step.args[:2])
     if step.name == "aten.mul":
         return first if second is None else second
-    is_rounded = "rounding_mode" in step.kwargs
-    if is_rounded or not second:
+    if "rounding_mode" in step.kwargs:
+        return None
+    if not second:
         return None
     return 1 / second
 
@@ -70,20 +71,12 @@ def is_times_ranks(step: Step, type_: SpmdType) -> bool:
 def _viewed(step: Step, place: int) -> Scale:
     """The same tensor where the view only has other dims in front, as a sum would broadcast it."""
     scale = step.type_at(0).multiples
-    before = _without_leading_ones(step.args[0])
-    if before == _without_leading_ones(step.results[place]) or step.name == "aten.expand":
+    shapes = [step.args[0].shape, step.results[place].shape]
+    before, after = (list(dropwhile(lambda size: size == 1, shape)) for shape in shapes)
+    if before == after or step.name == "aten.expand":
         return scale
     arguments = (*step.args[1:], step.kwargs, place)
     return scale.viewed(f"{step.name}{arguments}")
-
-
-def _without_leading_ones(tensor: Tensor) -> list[int]:
-    return list(dropwhile(lambda size: size == 1, tensor.shape))
-
-
-def _linear(step: Step, place: int) -> Scale:
-    """Linear in the first operand."""
-    return step.type_at(0).multiples.anew()
 
 
 def _added(step: Step, place: int) -> Scale:
@@ -124,7 +117,9 @@ def _product(step: Step, left: Any, right: Any) -> Scale | None:
     if found is None:
         return of_one_tensor(None)
     is_own = found.value == 1 and found.gradient in (0, 1)
-    return None if is_own else of_one_tensor(found)
+    if is_own:
+        return None
+    return of_one_tensor(found)
 
 
 def _factor_of(step: Step, value: Any) -> Factor | None:
@@ -135,17 +130,9 @@ def _factor_of(step: Step, value: Any) -> Factor | None:
     is_number = value.numel() == 1 and not type_.grad
     if is_number:
         return None
-    return type_.multiples.factor if type_.kind in _SCALED else Factor(gradient=0.0)
-
-
-def _joined(step: Step, place: int) -> Scale:
-    """Parts, or branches, of one tensor: a sum of tensors that are zero in the other parts."""
-    return total([scale.anew() for scale in _scales_of(step.types)])
-
-
-def _masked(step: Step, place: int) -> Scale | None:
-    """Filled with zeros, as a multiple of the operand; with anything else a tensor of its own."""
-    return _linear(step, place) if is_zero(step.arg(2, "value")) else None
+    if type_.kind not in _SCALED:
+        return Factor(gradient=0.0)
+    return type_.multiples.factor
 
 
 _RULES: dict[Callable[[Step, int], Scale | None], set[str]] = {
@@ -154,14 +141,19 @@ _RULES: dict[Callable[[Step, int], Scale | None], set[str]] = {
     lambda step, place: step.type_at(0).multiples.times(-1, step.world): {"aten.neg"},
     lambda step, place: _product(step, *step.args[:2]): set(LABELS),
     _viewed: VIEWS,
-    _linear: {
+    # Linear in the first operand.
+    lambda step, place: step.type_at(0).multiples.anew(): {
         "aten.sum", "aten.mean", "aten.index_select", "aten.embedding", "aten.gather", "aten.cumsum", "aten.flip",
         "aten.roll", "aten.tril", "aten.triu", "aten.native_dropout", "aten.dropout", "aten.repeat",
     },
     _added: SUMS,
     _multiplied: SCALINGS,
     _product_plus: set(PRODUCT_OF),
-    _joined: {*PACKS, "aten.where"},
-    _masked: {"aten.masked_fill"},
+    # Parts, or branches, of one tensor: a sum of tensors that are zero in the other parts.
+    lambda step, place: total([scale.anew() for scale in _scales_of(step.types)]): {*PACKS, "aten.where"},
+    # Filled with zeros, as a multiple of the operand; with anything else a tensor of its own.
+    lambda step, place: step.type_at(0).multiples.anew() if is_zero(step.arg(2, "value")) else None: {
+        "aten.masked_fill",
+    },
 }  # fmt: skip
 SCALES = {name: rule for rule, names in _RULES.items() for name in names}

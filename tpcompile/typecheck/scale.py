@@ -48,11 +48,6 @@ class Factor(NamedTuple):
         """True when all of it was divided by the number of ranks."""
         return self.shared != 0 and is_close(self.plain, 0)
 
-    @property
-    def is_gone(self) -> bool:
-        """True when the tensor is neither in the value nor in the gradient."""
-        return is_close(self.value, 0) and is_close(self.gradient, 0)
-
     def times(self, number: float, world: int) -> Factor:
         """The multiple after a product with a number; divided twice by the number of ranks, it is no share."""
         value = self.value * number
@@ -92,7 +87,9 @@ def _only(gradients: set[float]) -> float | None:
     found.discard(0.0)
     if len(found) > 1:
         return None
-    return found.pop() if found else 0.0
+    if not found:
+        return 0.0
+    return found.pop()
 
 
 @dataclass(frozen=True)
@@ -124,8 +121,13 @@ class Scale:
         for base, (plain, shared, gradient) in other.terms.items():
             known = found.get(base, Factor(0.0, 0.0, 0.0))
             found[base] = Factor(known.plain + plain, known.shared + shared, known.gradient + gradient)
-        left = Scale({base: factor for base, factor in found.items() if not factor.is_gone})
-        return left if len(left.terms) <= _MOST_TERMS else of_one_tensor(left.factor)
+        for base, factor in list(found.items()):
+            is_gone = is_close(factor.value, 0) and is_close(factor.gradient, 0)
+            if is_gone:
+                del found[base]
+        if len(found) > _MOST_TERMS:
+            return of_one_tensor(Scale(found).factor)
+        return Scale(found)
 
     def with_gradient(self, gradient: float) -> Scale:
         """The scale of the same value, of which every tensor gets this multiple of the gradient."""

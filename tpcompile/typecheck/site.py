@@ -85,15 +85,15 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def in_user_function() -> bool:
-    """True when the op runs in the forward of an autograd.Function, whose gradient only its author knows."""
-    return user_function() != ""
-
-
 def user_function() -> str:
-    """Name of the autograd.Function whose forward runs the op; empty outside of a user-written one."""
-    written = [name for name in _functions() if not name.startswith(_GENERATED)]
-    return written[0] if written else ""
+    """Name of the user's autograd.Function whose forward runs the op, and whose gradient only its author knows.
+
+    Empty outside of one.
+    """
+    for name in _functions():
+        if not name.startswith(_GENERATED):
+            return name
+    return ""
 
 
 def in_generated_function() -> bool:

@@ -157,6 +157,11 @@ class Types(tuple[SpmdType, ...]):
         return any(t.kind in kinds for t in self)
 
     @property
+    def without_pending(self) -> Types:
+        """Those that are right as they are."""
+        return Types(t for t in self if t.pending is None)
+
+    @property
     def kinds(self) -> Set[Kind]:
         """The kinds that occur."""
         return {t.kind for t in self}
@@ -185,6 +190,14 @@ class Types(tuple[SpmdType, ...]):
     def deciding(self) -> Types:
         """Those that decide the gradient of the result: those with a gradient, or all when there is none."""
         return self.with_gradient or self
+
+    @property
+    def origin(self) -> Origin:
+        """The origin that all of them share."""
+        origins = {t.origin for t in self}
+        if len(origins) > 1:
+            return NOT_KNOWN
+        return origins.pop()
 
     @property
     def shard(self) -> SpmdType:
@@ -231,4 +244,6 @@ def of_base(old: SpmdType, part: SpmdType) -> SpmdType:
     if kinds in ("VV", "VC"):
         grad = Types([old, part]).grad
         return replace(old, grad=grad).with_dim(None)
-    return old if part.kind == "C" else UNKNOWN
+    if part.kind == "C":
+        return old
+    return UNKNOWN
