@@ -116,7 +116,7 @@ def _order_of_dims(step: Step, x: Tensor) -> list[int | None]:
     elif step.name == "aten.unsqueeze":
         order.insert(step.arg(1, "dim") % (x.dim() + 1), None)
     elif step.name == "aten.expand":
-        order = [None] * (step.out.dim() - x.dim()) + order
+        order[:0] = [None] * (step.out.dim() - x.dim())
     else:
         assert step.name == "aten.movedim"
         order = []  # not followed

@@ -75,10 +75,5 @@ def _gathered(step: Step) -> Result:
     return join(step, Types(type_.keep_dim_if(type_.dim != along) for type_ in types))
 
 
-@rule(*_ZEROS)
-def _zeros(step: Step) -> Result:
-    """Zeros, which may be added to any type."""
-    return ZERO
-
-
+rule(*_ZEROS)(lambda step: ZERO)
 rule(*_MADE)(lambda step: CONSTANT)

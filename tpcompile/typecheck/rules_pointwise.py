@@ -31,26 +31,23 @@ _SHIFTED = ("max", "min", "logsumexp")
 """Reductions of x minus a number that are the reduction of x minus the number."""
 
 
-@rule("aten.floor_divide")  # torch does not tag it as elementwise
+_NOT_JUDGED = {
+    "aten.isnan", "aten.isfinite", "aten.isinf", "aten.isneginf", "aten.isposinf",
+    "aten.addcmul", "aten.addcdiv", "aten.lerp",
+}  # fmt: skip
+"""A partial operand of a probe for inf and NaN is right; for fused products and sums it is not followed."""
+
+
+@rule("aten.floor_divide", *_NOT_JUDGED)  # torch does not tag all of them as elementwise
 def pointwise(step: Step) -> Result:
     """Any elementwise op without a rule of its own: nonlinear, so no operand may be partial."""
     types = aligned(step)
     partial = types.of_kind("P")
     if not partial:
         return join(step, types)
-    return used_as_whole(step, partial[0], "is not linear")
-
-
-@rule(
-    "aten.isnan", "aten.isfinite", "aten.isinf", "aten.isneginf", "aten.isposinf",
-    "aten.addcmul", "aten.addcdiv", "aten.lerp",
-)  # fmt: skip
-def _not_judged(step: Step) -> Result:
-    """A partial operand of a probe for inf and NaN is right; for fused products and sums it is not followed."""
-    types = aligned(step)
-    if types.has("P"):
+    if step.name in _NOT_JUDGED:
         return UNKNOWN
-    return join(step, types)
+    return used_as_whole(step, partial[0], "is not linear")
 
 
 def used_as_whole(step: Step, partial: SpmdType, what: str) -> SpmdType:

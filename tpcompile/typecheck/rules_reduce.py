@@ -86,25 +86,24 @@ def _softmax(step: Step) -> Result:
     return normalised(step, step.type_at(0), {step.dim_at(1)}, "sums exponentials")
 
 
-def _normed_with(step: Step, dims: Iterable[int], what: str = _NORM) -> Result:
-    """A norm over `dims` of the first operand, joined with the weights on the same dims."""
-    result = normalised(step, step.type_at(0), dims, what)
+@rule(
+    "aten.native_layer_norm", "aten._fused_rms_norm", "aten.rms_norm", "aten.layer_norm", "aten._weight_norm_interface"
+)  # fmt: skip
+def _normed(step: Step) -> Result:
+    """A fused norm sees the local width; a replicated weight on a shard needs copy_to_tp.
+
+    A weight norm has v [out, in...], g [out, 1...], dim: every slice along `dim` is divided by its norm.
+    """
+    num_dims = step.args[0].dim()
+    if step.name == "aten._weight_norm_interface":
+        dims = set(range(num_dims)) - {step.dim_at(2)}
+    else:
+        width = len(step.arg(1, "normalized_shape"))
+        dims = set(range(num_dims - width, num_dims))
+    result = normalised(step, step.type_at(0), dims, _NORM)
     if result.kind == "U":
         return UNKNOWN
     return step.first_result(join(step, aligned(step)))
-
-
-@rule("aten.native_layer_norm", "aten._fused_rms_norm", "aten.rms_norm", "aten.layer_norm")
-def _normed(step: Step) -> Result:
-    """A fused norm sees the local width; a replicated weight on a shard needs copy_to_tp."""
-    num_dims = step.args[0].dim()
-    return _normed_with(step, range(num_dims - len(step.arg(1, "normalized_shape")), num_dims))
-
-
-@rule("aten._weight_norm_interface")
-def _weight_normed(step: Step) -> Result:
-    """v [out, in...], g [out, 1...], dim: every slice along `dim` is divided by its norm, taken over the other dims."""
-    return _normed_with(step, set(range(step.args[0].dim())) - {step.dim_at(2)}, "takes the norm")
 
 
 @rule(

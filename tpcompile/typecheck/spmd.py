@@ -97,7 +97,7 @@ class SpmdType:
     """C: all elements are zero, so it may be added to any type."""
     scale: Scale | None = field(default=None, compare=False)
     """Not of C and U: multiples of which tensors it is the sum of; None where it is a tensor of its own."""
-    origin: Origin = field(default=NOT_KNOWN, compare=False)
+    origin: Origin = field(default_factory=lambda: NOT_KNOWN, compare=False)
 
     def __str__(self) -> str:
         if self.is_known_shard:
