@@ -21,7 +21,7 @@ def join(step: Step, types: Types) -> SpmdType:
         return wrong
     varying = types.of_kind("V")
     if len(varying.dims - {None}) > 1:
-        return mixed_shards(step, varying)
+        return step.flag(wording.MIXED_SHARDS, dims=" and ".join(map(str, varying)))
     if not varying:
         if not types:
             return CONSTANT
@@ -65,8 +65,3 @@ def wrong_gradient(step: Step, types: Types, *, partial: bool = False) -> SpmdTy
     if summed[0].is_reduced:
         return step.flag(wording.NEEDS_I, x=summed[0])
     return step.flag(wording.MISSING_COPY_BESIDE_R)
-
-
-def mixed_shards(step: Step, varying: Types) -> SpmdType:
-    """Report shards of different dims in one op."""
-    return step.flag(wording.MIXED_SHARDS, dims=" and ".join(map(str, varying)))

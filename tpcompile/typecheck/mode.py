@@ -100,7 +100,13 @@ class SpmdTypeMode(TorchDispatchMode):
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)
         self._stack.close()
-        self._report_dropped()
+        # A result that was freed unread was dropped; one that is alive may still be read by the caller.
+        unread = [result for result in self._communicated if not result.is_read]
+        if any(result.alive() is not None for result in unread):
+            gc.collect()  # a result that only a reference cycle holds is dropped as well
+        dropped = [result for result in unread if result.alive() is None]
+        for result in reversed(dropped):
+            self.violations.insert(result.place, result.dropped)
 
     def declare(self, tensor: Tensor, type_: SpmdType) -> None:
         """Set the type of a tensor."""
@@ -207,8 +213,12 @@ class SpmdTypeMode(TorchDispatchMode):
         self._count(step, types, is_violation=len(self.violations) > place)
         if not step.is_wrapper:
             self._sources.note_op(step, operands, is_recorded=_grad_enabled(step.name), place=place)
-        if expects_reader and isinstance(step.out, Tensor):
-            self._expect_reader(step, step.out)
+        # An all-reduce of a constant is used as a barrier.
+        if expects_reader and step.type_at(0).kind != "C":
+            dropped = step.violation(RESULT_DROPPED)
+            result = _Communicated(dropped, len(self.violations), weakref.ref(step.out))
+            self._communicated.append(result)
+            self._results[_plain(step.out)] = result
         self._keep(step, types)
 
     def _judged(self, step: Step) -> list[SpmdType]:
@@ -254,23 +264,6 @@ class SpmdTypeMode(TorchDispatchMode):
             was_known = "U" not in (old.kind, kept.kind)
             if was_known and self._types[base].kind == "U":
                 self._lost_at(step)
-
-    def _expect_reader(self, step: Step, out: Tensor) -> None:
-        if step.type_at(0).kind == "C":
-            return  # an all-reduce of a constant is used as a barrier
-        dropped = step.violation(RESULT_DROPPED)
-        result = _Communicated(dropped, len(self.violations), weakref.ref(out))
-        self._communicated.append(result)
-        self._results[_plain(out)] = result
-
-    def _report_dropped(self) -> None:
-        """Report each result that was freed unread; one that is alive may still be read by the caller."""
-        unread = [result for result in self._communicated if not result.is_read]
-        if any(result.alive() is not None for result in unread):
-            gc.collect()  # a result that only a reference cycle holds is dropped as well
-        dropped = [result for result in unread if result.alive() is None]
-        for result in reversed(dropped):
-            self.violations.insert(result.place, result.dropped)
 
     def _of_dtensor(self, tensor: DTensor) -> SpmdType:
         """Its placement over the checked group; torch keeps its gradient right."""

@@ -51,6 +51,7 @@ class _Follow:
     lost: Set[str] = frozenset()
     """Side by side with the statistic that a local value is merged by, it is not followed."""
     lost_with_partial: Set[str] = frozenset()
+    """With a partial operand, as where two ranks' results are merged, it is not followed."""
 
 
 _FOLLOWS = {

@@ -11,7 +11,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from tpcompile.typecheck import wording
-from tpcompile.typecheck.gradients import mixed_shards, whole_kind, wrong_gradient
+from tpcompile.typecheck.gradients import whole_kind, wrong_gradient
 from tpcompile.typecheck.layout import broadcast, crossing
 from tpcompile.typecheck.ops import LABELS, PRODUCT_OF
 from tpcompile.typecheck.rules_pointwise import product_with_partial, sum_of
@@ -46,7 +46,7 @@ def einsum_type(step: Step, left: SpmdType, right: SpmdType, labels: tuple[str, 
         return SpmdType(whole_kind(types), types.grad)
     sharded = {dims[type_.dim] for type_, dims in zip(types, labels, strict=False) if type_.dim is not None}
     if len(sharded) > 1:
-        return mixed_shards(step, varying)
+        return step.flag(wording.MIXED_SHARDS, dims=" and ".join(map(str, varying)))
     for label in sharded:
         is_summed = label not in labels[2]
         # A V of unknown dim has the matching part of what is summed, or the sizes would differ.

@@ -198,7 +198,10 @@ def _sum_with_statistic(step: Step, partial: SpmdType, terms: Types, *, adds_num
     """Type of a statistic of the shard plus the others, such as a maximum; a mean and an extremum shift with a sum."""
     shards = Types(t for t in terms if t.is_known_shard)
     is_difference = step.name == "aten.sub"
-    if shards and is_difference and partial.op in _SHIFT_BY:
+    is_minuend = is_difference and step.type_at(0).kind == "P"
+    # A mean minus the values has the squares of the values minus the mean; exponentials do change with the order.
+    is_followed = is_difference and (partial.op == "mean" or not is_minuend)
+    if shards and is_followed and partial.op in _SHIFT_BY:
         pending = step.pending(*_SHIFT_BY[partial.op], x=partial)
         return replace(shards.shard, grad=terms.grad, pending=pending)
     if shards:
@@ -206,7 +209,6 @@ def _sum_with_statistic(step: Step, partial: SpmdType, terms: Types, *, adds_num
     if terms.has("I", "R"):
         if partial.op not in _SHIFTED:
             return used_as_whole(step, partial, _ADDS)
-        is_minuend = is_difference and step.type_at(0).kind == "P"
         if is_minuend or step.name == "aten.add":
             return partial
         return SpmdType("V", terms.grad)

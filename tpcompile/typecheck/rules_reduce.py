@@ -30,23 +30,21 @@ def _reduced(step: Step) -> Result:
     """Over the sharded dim the result is partial; over other dims it keeps its type."""
     if len(step.operands) > 1:  # aten.max(x, y) is elementwise
         return join(step, aligned(step))
-    result = _reduction(step, step.args[0], step.type_at(0))
-    differs_per_rank = result.kind in ("V", "P")
-    return step.first_result(result, others=varying() if differs_per_rank else CONSTANT)
-
-
-def _reduction(step: Step, x: Tensor, type_: SpmdType) -> SpmdType:
+    x, type_ = step.args[0], step.type_at(0)
     op, dims = reduction_of(step), reduced_dims(step)
     if type_.kind == "P":
         # A local reduction and the one over the ranks can be swapped when both are linear, or the same.
         is_linear = op in _LINEAR and type_.op in _LINEAR
-        return type_ if is_linear or op == type_.op else used_as_whole(step, type_, f"takes the {op} of it")
-    if not type_.is_known_shard:
-        return replace(type_, is_zero=False)
-    if type_.dim in dims:
-        return SpmdType("P", type_.grad, op=op, origin=step.origin())
-    keeps_dims = step.results[0].dim() == x.dim()
-    return type_ if keeps_dims else without_dims(type_, dims)
+        if not is_linear and op != type_.op:
+            type_ = used_as_whole(step, type_, f"takes the {op} of it")
+    elif not type_.is_known_shard:
+        type_ = replace(type_, is_zero=False)
+    elif type_.dim in dims:
+        type_ = SpmdType("P", type_.grad, op=op, origin=step.origin())
+    elif step.results[0].dim() != x.dim():
+        type_ = without_dims(type_, dims)
+    differs_per_rank = type_.kind in ("V", "P")
+    return step.first_result(type_, others=varying() if differs_per_rank else CONSTANT)
 
 
 def reduction_of(step: Step) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from tpcompile.typecheck.ops import LABELS, PACKS, PRODUCT_OF, SAME_VALUE, SCALINGS, SUMS, VIEWS
-from tpcompile.typecheck.scale import Factor, Scale, is_close, of_one_tensor, own_scale, product, total
+from tpcompile.typecheck.scale import Factor, Scale, is_close, own_scale, product, total
 from tpcompile.typecheck.spmd import Kind, SpmdType, Types
 from tpcompile.typecheck.step import Step, is_zero
 
@@ -114,12 +114,10 @@ def _product(step: Step, left: Any, right: Any) -> Scale | None:
     if is_quotient and second is not None:
         second = second.inverse()
     found = product(first, second)
-    if found is None:
-        return of_one_tensor(None)
-    is_own = found.value == 1 and found.gradient in (0, 1)
+    is_own = found is not None and found.value == 1 and found.gradient in (0, 1)
     if is_own:
         return None
-    return of_one_tensor(found)
+    return own_scale(factor=found)
 
 
 def _factor_of(step: Step, value: Any) -> Factor | None:

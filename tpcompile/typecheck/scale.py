@@ -66,6 +66,9 @@ class Factor(NamedTuple):
         return Factor(1 / self.value, 0.0, self.gradient / self.value**2)
 
 
+ITSELF = Factor()
+
+
 def product(left: Factor | None, right: Factor | None) -> Factor | None:
     """The multiple of a product of two tensors; None where the two get different multiples of its gradient."""
     if left is None or right is None:
@@ -126,7 +129,7 @@ class Scale:
             if is_gone:
                 del found[base]
         if len(found) > _MOST_TERMS:
-            return of_one_tensor(Scale(found).factor)
+            return own_scale(factor=Scale(found).factor)
         return Scale(found)
 
     def with_gradient(self, gradient: float) -> Scale:
@@ -145,14 +148,11 @@ class Scale:
 UNKNOWN_SCALE = Scale()
 
 
-def own_scale(name: str = "") -> Scale:
-    """The scale of a tensor that is a multiple of itself alone; `name` of a parameter."""
-    return Scale({Base(next(_serials), name): Factor()})
-
-
-def of_one_tensor(factor: Factor | None) -> Scale:
-    """The scale of this multiple of a new tensor; unknown without one."""
-    return UNKNOWN_SCALE if factor is None else Scale({Base(next(_serials)): factor})
+def own_scale(name: str = "", factor: Factor | None = ITSELF) -> Scale:
+    """The scale of a multiple of a new tensor, by itself once; `name` of a parameter. Unknown without a multiple."""
+    if factor is None:
+        return UNKNOWN_SCALE
+    return Scale({Base(next(_serials), name): factor})
 
 
 def total(scales: Sequence[Scale]) -> Scale:
