@@ -119,12 +119,12 @@ def _all_to_all(step: Step) -> Result:
 def _functional(step: Step) -> Result:
     """torch's own collectives: all-reduce and all-gather sum in their backward, so their results are R.
 
-    Over a different group, or with an operand that is not followed, the result is not followed.
+    Over a different group the result is not followed.
     """
     x = step.type_at(0)
     is_scatter = step.name.endswith("reduce_scatter_tensor")
     group = step.args[3 if is_scatter else 2]
-    if x.kind == "U" or not step.is_own_group(group):
+    if not step.is_own_group(group):
         return UNKNOWN
     if is_scatter:
         return wrong_reduce(step, x, step.args[1]) or SpmdType("V", x.grad, 0)

@@ -28,7 +28,9 @@ _SHIFT_BY = {
 }
 """Statistic of the shard -> what the shard minus it is."""
 _SHIFTED = ("max", "min", "logsumexp")
-"""Reductions of x minus a number that are the reduction of x minus the number."""
+"""Reductions whose sum with a value that is equal on all ranks is the reduction of the sums."""
+_SHIFTED_BY_NUMBERS = (*_SHIFTED, "mean")
+"""Not a mean plus a tensor, whose gradient depends on how the means are reduced."""
 
 
 _NOT_JUDGED = {
@@ -172,8 +174,6 @@ def sum_of(step: Step, types: Types, *, adds_number: bool = False) -> SpmdType:
     partial = terms.of_kind("P")
     if not partial:
         return join(step, terms)
-    if terms.has("U"):
-        return UNKNOWN
     if len(partial.ops) > 1:  # such as a partial sum plus a partial maximum
         return UNKNOWN
     first = replace(partial[0], grad=terms.grad)
@@ -195,25 +195,23 @@ def _sum_with_partial_sum(step: Step, partial: SpmdType, terms: Types, *, adds_n
 
 
 def _sum_with_statistic(step: Step, partial: SpmdType, terms: Types, *, adds_number: bool) -> SpmdType:
-    """Type of a statistic of the shard plus the others, such as a maximum; a mean and an extremum shift with a sum."""
+    """Type of a statistic of the shard, such as a maximum, plus the others."""
     shards = Types(t for t in terms if t.is_known_shard)
-    is_difference = step.name == "aten.sub"
-    is_minuend = is_difference and step.type_at(0).kind == "P"
-    # A mean minus the values has the squares of the values minus the mean; exponentials do change with the order.
-    is_followed = is_difference and (partial.op == "mean" or not is_minuend)
-    if shards and is_followed and partial.op in _SHIFT_BY:
+    is_minuend = step.name == "aten.sub" and step.type_at(0).kind == "P"
+    if shards:
+        # A mean minus the values has the squares of the values minus the mean; exponentials do change with the order.
+        is_difference = step.name == "aten.sub" and (partial.op == "mean" or not is_minuend)
+        if not is_difference or partial.op not in _SHIFT_BY:
+            return used_as_whole(step, partial, _ADDS)
         pending = step.pending(*_SHIFT_BY[partial.op], x=partial)
         return replace(shards.shard, grad=terms.grad, pending=pending)
-    if shards:
+    whole = terms.of_kind("I", "R")
+    shifted = _SHIFTED if whole else _SHIFTED_BY_NUMBERS
+    is_shifted = adds_number or len(whole) > 0
+    if is_shifted and partial.op not in shifted:
         return used_as_whole(step, partial, _ADDS)
-    if terms.has("I", "R"):
-        if partial.op not in _SHIFTED:
-            return used_as_whole(step, partial, _ADDS)
-        if is_minuend or step.name == "aten.add":
-            return partial
+    if whole and not is_minuend and step.name != "aten.add":
         return SpmdType("V", terms.grad)
-    if adds_number and partial.op not in ("max", "min", "mean"):
-        return used_as_whole(step, partial, "adds a number to it")
     return partial
 
 
