@@ -312,6 +312,16 @@ def variance_of_merged_moments(m: Any, x: Tensor) -> Tensor:
     return m.comm.all_reduce(F.linear((logits - center) * torch.rsqrt(variance + 1), m.down))
 
 
+def variance_of_reversed_differences(m: Any, x: Tensor) -> Tensor:
+    """A local mean minus the values, whose squares are those of the values minus the mean."""
+    logits = _logits(m, x)
+    mean = logits.mean(-1, keepdim=True)
+    means = m.comm.all_gather(mean, dim=-1, dst="R")
+    between = (means - means.mean(-1, keepdim=True)).square().sum(-1, keepdim=True) * logits.shape[-1]
+    squares = m.comm.all_reduce((mean - logits).square().sum(-1, keepdim=True), dst="R")
+    return m.comm.all_reduce(F.linear(logits * torch.rsqrt(squares + between + 1), m.down))
+
+
 def variance_around_own_means(m: Any, x: Tensor) -> Tensor:
     logits, _, squares = _moments(m, x)
     variance = m.comm.all_reduce(squares, dst="R") / len(m.table) * 4
@@ -376,6 +386,7 @@ PROGRAMS = (
     Scaled(softmax_of_a_stacked_pair, is_complete=False),
     Scaled(softmax_without_weights, "local-statistic"),
     Scaled(variance_of_merged_moments),
+    Scaled(variance_of_reversed_differences),
     Scaled(variance_around_own_means, "local-statistic"),
     Scaled(totals_of_running_sums, is_complete=False),
     Scaled(first_of_running_sums, "crosses-shards"),

@@ -43,7 +43,7 @@ def test_the_finding_of_a_wrong_target_has_its_rule_and_line() -> None:
     assert found is not None
     assert (found.rule, found.ranks) == ("partial-used-as-whole", (0, 3))
     assert found.site.file == targets.__file__
-    assert "# fault: no reduce" in linecache.getline(found.site.file, found.site.line)
+    assert "# fault" in linecache.getline(found.site.file, found.site.line)
 
 
 def test_what_is_judged_in_part_is_not_green_and_names_no_line_of_the_command() -> None:

@@ -67,9 +67,9 @@ def test_nothing_stays_registered() -> None:
 
 def test_nothing_stays_registered_when_the_program_fails() -> None:
     def failing(m: Any, x: Tensor) -> Tensor:
-        raise ValueError("its own error")
+        raise LookupError("own")
 
-    with pytest.raises(ValueError, match="its own error"):
+    with pytest.raises(LookupError, match="own"):
         check_types(built(failing), (_inputs(),))
     assert active.observer is None and not dist.is_initialized() and torch._C._len_torch_dispatch_stack() == 0
 
@@ -107,7 +107,7 @@ def test_the_mode_alone_follows_a_block_of_code() -> None:
 
 
 def test_a_second_observer_is_refused() -> None:
-    with fake_ranks(2) as group, SpmdTypeMode(group), pytest.raises(ConfigError, match="observer is already active"):
+    with fake_ranks(2) as group, SpmdTypeMode(group), pytest.raises(ConfigError, match="observer"):
         SpmdTypeMode(group).__enter__()
     assert active.observer is None
 
@@ -119,7 +119,7 @@ def test_parameters_without_a_declaration_can_be_given_types() -> None:
     given = {"up*": "V(0)", "down": "V(-1)"}
     assert check_types(build, (_inputs(),)).finding is not None, "replicated weights of a shard's size"
     assert check_types(build, (_inputs(),), parameter_types=given).finding is None
-    with pytest.raises(ConfigError, match=r"'wq' fits no parameter; there are up, up_bias, down, bias"):
+    with pytest.raises(ConfigError, match=r"'wq'.* up, up_bias, down, bias"):
         check_types(build, (_inputs(),), parameter_types={"wq": "V(0)"})
 
 
@@ -155,9 +155,9 @@ def test_real_ranks_can_be_checked_and_fake_ones_are_refused_there(tp: TensorPar
     seen: list[Tensor] = []
     right.register_forward_hook(lambda module, inputs, output: seen.append(output.detach()))
     clean = check_module(right, (x,), group=tp.comm.group)
-    assert str(clean).startswith("type check passed: ") and torch.equal(seen[0], expected)
+    assert clean.is_complete and clean.finding is None and torch.equal(seen[0], expected)
     found = check_module(wrong, (x,), group=tp.comm.group)
     assert found.finding is not None
     assert (found.finding.rule, found.ranks) == ("missing-copy", (tp.rank,))
-    with pytest.raises(ConfigError, match=f"this process is rank {tp.rank} of a group of 2 already.*check_module"):
+    with pytest.raises(ConfigError, match=f"rank {tp.rank} .*check_module"):
         check_types(built(mlp, **MLP), (x,), tp=2)

@@ -128,8 +128,7 @@ def test_a_share_is_reported_with_the_part_of_the_gradient_that_the_numbers_have
     assert wrong == {"bias": pytest.approx(1 / tp)}
     finding = _checked(Scaled(divided_bias), tp).finding
     assert finding is not None
-    assert f"parameter bias (I) times {1 / tp:g} is added to the partial sum" in finding.why
-    assert f"has it once, but its gradient through this op is 1/{tp} of the right one" in finding.why
+    assert finding.rule == SHARE and f"(I) times {1 / tp:g} " in finding.why and f" 1/{tp} " in finding.why
     assert "copy_to_tp" in finding.fix
 
 
@@ -150,32 +149,32 @@ def test_a_share_is_right_where_its_gradients_are_summed_after_the_backward() ->
 def test_what_numbers_do_not_tell_is_not_judged(forward: Any) -> None:
     """They may be numbers of the model's own, which the number of ranks happens to equal."""
     report = _checked(Scaled(forward), 4)
-    assert report.finding is None and "not followed since aten.add at scaled.py:" in str(report)
+    assert report.finding is None and report.not_followed_since.startswith("aten.add at scaled.py:")
 
 
 def test_a_sum_of_what_each_rank_chose_is_not_judged() -> None:
     report = _checked(Scaled(gathered.sum_of_chosen), 4)
-    assert report.finding is None and "not followed since all_reduce at gathered.py:" in str(report)
+    assert report.finding is None and report.not_followed_since.startswith("all_reduce at gathered.py:")
 
 
 @pytest.mark.parametrize("forward", [averaged.divided_parts, averaged.divided_sum])
 def test_a_sum_over_the_ranks_divided_by_their_number_may_be_a_mistake(forward: Any) -> None:
     report = _checked(Scaled(forward), 4)
-    assert report.finding is None and "not followed since aten.div at averaged.py:" in str(report)
+    assert report.finding is None and report.not_followed_since.startswith("aten.div at averaged.py:")
     assert report.num_judged == report.num_ops - len(report.ranks)
 
 
 def test_a_copy_on_the_first_rank_alone_is_no_sum_of_its_gradients() -> None:
     finding = _checked(Scaled(entered_bias_of_the_first_rank), 4).finding
     assert finding is not None and finding.rule == ON_SOME and finding.ranks == (0,)
-    assert "in the backward its copy_to_tp waits there for ranks that do not come" in finding.why
+    assert "copy_to_tp" in finding.why
 
 
 @pytest.mark.parametrize("forward", [bias_of_the_first_rank, entered_bias_of_the_first_rank])
 def test_a_bias_that_the_first_rank_adds_for_all_is_right_without_gradients(forward: Any) -> None:
     report = _checked(Scaled(forward), 4, train=False)
     assert report.finding is None and not report.is_complete
-    assert "not followed since aten.addmm at scaled.py:" in str(report)
+    assert report.not_followed_since.startswith("aten.addmm at scaled.py:")
 
 
 def test_one_rank_that_is_followed_alone_may_be_any() -> None:

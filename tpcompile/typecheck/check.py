@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
 from tpcompile.torch_api.dispatch import FakeStore, tree_flatten, tree_unflatten
+from tpcompile.typecheck import wording
 from tpcompile.typecheck.mode import SpmdTypeMode
-from tpcompile.typecheck.report import Report, Violation
-from tpcompile.typecheck.site import Site
-from tpcompile.typecheck.spmd import SpmdType, parse_type
-from tpcompile.typecheck.step import is_float, misused, tensors_in
+from tpcompile.typecheck.report import Report, Violation, of_all_ranks
+from tpcompile.typecheck.spmd import parse_type
+from tpcompile.typecheck.step import is_float, tensors_in
 
 Types = str | Sequence[str]
 
@@ -89,7 +89,7 @@ def on_fake_ranks(tp: int, ranks: Sequence[int], check: Callable[[dist.ProcessGr
     for rank in sorted({rank % tp for rank in ranks}):
         with fake_ranks(tp, rank=rank) as group:
             reports.append(check(group))
-    return _of_all_ranks(reports)
+    return of_all_ranks(reports)
 
 
 def check_module(
@@ -117,12 +117,11 @@ def check_module(
     with torch.set_grad_enabled(train), mode:
         output = module(**inputs) if isinstance(inputs, Mapping) else module(*inputs)
         leaves = tensors_in(tree_flatten(output)[0])
-        for leaf in leaves:
-            mode.read(leaf)
-        mode.report_cut_gradients(leaves)
-    found = [*mode.violations, *_judged_outputs(mode, leaves, output_type)]
+        backward = mode.finish(leaves)
+    texts = _one_for_each(leaves, output_type, name="output_type", what="output")
+    judged = [_wrong_output(mode, leaf, text) for leaf, text in zip(leaves, texts, strict=True)]
+    found = [*mode.violations, *(violation for violation in judged if violation is not None)]
     violations = tuple(replace(violation, ranks=(rank,)) for violation in found)
-    backward = mode.collectives_behind(leaves)
     return Report(group.size(), (rank,), mode.num_ops, violations, mode.num_judged, mode.not_followed_since, backward)
 
 
@@ -141,12 +140,6 @@ def _declared_inputs(mode: SpmdTypeMode, inputs: Any, types: Sequence[str | None
     return tree_unflatten(leaves, spec)
 
 
-def _judged_outputs(mode: SpmdTypeMode, leaves: list[Tensor], types: Types | None) -> list[Violation]:
-    texts = _one_for_each(leaves, types, name="output_type", what="output")
-    judged = [_judged_output(mode, leaf, text) for leaf, text in zip(leaves, texts, strict=True)]
-    return [violation for violation in judged if violation is not None]
-
-
 def _one_for_each(
     tensors: Sequence[Tensor], types: str | Sequence[str | None] | None, *, name: str, what: str
 ) -> Sequence[str | None]:
@@ -158,94 +151,24 @@ def _one_for_each(
     return types
 
 
-def _judged_output(mode: SpmdTypeMode, leaf: Tensor, text: str | None) -> Violation | None:
+def _wrong_output(mode: SpmdTypeMode, leaf: Tensor, text: str | None) -> Violation | None:
     """Compare the type of an output with the one that the caller expects; constants and unknown types always fit."""
     found = mode.type_of(leaf)
     if found.pending is not None:
-        return misused(found.pending, "the module returns it")
+        return found.pending.misused("the module returns it")
     wanted = parse_type(text or "V", ndim=leaf.dim(), grad=found.grad)
-    is_unreduced = found.kind == "P" and wanted.kind != "P"
-    if is_unreduced:
-        rule = "partial-used-as-whole" if found.op == "sum" else "local-statistic"
-        return _output_violation(
-            rule,
-            found,
-            why=f"the module returns a partial {found.op} ({found}): every rank has only its own part",
-            fix="all_reduce (or reduce_scatter) it before it is returned, or declare the output as P",
-        )
-    if wanted.kind != "I":
+    worded = None
+    if found.kind == "P" and wanted.kind != "P":
+        worded = wording.RETURNED_PARTIAL if found.op == "sum" else wording.RETURNED_STATISTIC
+    if wanted.kind == "I":
+        differs_per_rank = found.kind == "V" and (found.grad or found.dim is not None)
+        if differs_per_rank:
+            worded = wording.RETURNED_SHARD
+        if found.kind == "R" and found.grad:
+            worded = wording.RETURNED_R
+    if worded is None:
         return None
-    if found.kind == "R" and found.grad:
-        return _output_violation(
-            "needs-dst-I",
-            found,
-            why="the module returns R where I is declared: the caller's work is the same on all ranks, so a gradient "
-            "that is summed over the ranks is counted once per rank",
-            fix="give the last collective dst='I', or declare the output as R",
-        )
-    differs_per_rank = found.is_known_shard or (found.kind == "V" and found.grad)
-    if differs_per_rank:
-        return _output_violation(
-            "sharded-output",
-            found,
-            why=f"the module returns what differs per rank ({found}) where I is declared",
-            fix="all_gather it with dst='I', or declare the output as V",
-        )
-    return None
-
-
-def _output_violation(rule: str, found: SpmdType, *, why: str, fix: str) -> Violation:
-    origin = found.origin
-    op = "output" if origin is None else f"output of {origin.what}"
-    return Violation(rule, op, (str(found),), Site() if origin is None else origin.site, why, fix)
-
-
-def _merged(reports: Sequence[Report]) -> tuple[Violation, ...]:
-    """Each violation once, with the ranks that have it, in the order of the first rank that has it."""
-    found: dict[tuple[str, str, str, int], Violation] = {}
-    for report in reports:
-        for violation in report.violations:
-            site = violation.site
-            key = (violation.rule, violation.op, site.file, site.line)
-            known = found.setdefault(key, violation)
-            ranks = {*known.ranks, *violation.ranks}
-            found[key] = replace(known, ranks=tuple(sorted(ranks)))
-    return tuple(found.values())
-
-
-def _of_all_ranks(reports: Sequence[Report]) -> Report:
-    """One report of the ranks that were followed."""
-    causes = [report.not_followed_since for report in reports if report.not_followed_since]
-    kept = []
-    for violation in _merged(reports):
-        found = _on_some_ranks(violation, reports)
-        if found is None:
-            causes.append(f"{violation.op} {violation.site.short}")
-        else:
-            kept.append(found)
-    return Report(
-        reports[0].tp,
-        tuple(report.ranks[0] for report in reports),
-        sum(report.num_ops for report in reports),
-        tuple(kept),
-        sum(report.num_judged for report in reports),
-        causes[0] if causes else "",
-    )
-
-
-def _on_some_ranks(violation: Violation, reports: Sequence[Report]) -> Violation | None:
-    """The violation as it is where a different rank does not run the op; None where there is none then.
-
-    A rank that lost track may have run the op as well, so each of the other ranks has to be judged whole.
-    """
-    alone = violation.on_some_ranks
-    others = [report for report in reports if report.ranks[0] not in violation.ranks]
-    are_judged = all(report.is_complete and not report.violations for report in others)
-    if alone is None or not others or not are_judged:
-        return violation
-    has_rule = alone.rule != ""
-    wait = [report.ranks[0] for report in others if alone.collective not in report.backward]
-    # Nobody waits for a collective in the backward that the others run for a different op, or for a multiple of 0.
-    if not (has_rule and wait):
-        return None
-    return replace(violation, rule=alone.rule, why=alone.why, fix=alone.fix)
+    made_by = found.origin.what
+    op = f"output of {made_by}" if made_by else "output"
+    why = worded.why.format(x=found)
+    return Violation(worded.rule, op, (str(found),), found.origin.site, why, worded.fix)

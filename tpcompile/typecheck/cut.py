@@ -17,28 +17,30 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tpcompile.evidence.iterables import grouped
 from tpcompile.typecheck.report import Violation
-from tpcompile.typecheck.site import in_user_function
+from tpcompile.typecheck.site import user_function
 from tpcompile.typecheck.spmd import Origin
 from tpcompile.typecheck.step import Step, is_float
-
-_FIXES = {
-    "collective": "reduce with a stated gradient: all_reduce(x, group=..., dst='I') outside of no_grad",
-    "op": "call it outside of no_grad and without detach; freeze a parameter that is not to be trained: "
-    "requires_grad_(False)",
-}
+from tpcompile.typecheck.wording import CUT_BY_COLLECTIVE, CUT_BY_OP, Wording
 
 
 @dataclass(frozen=True)
 class _Cut:
     """An op that no gradient goes through."""
 
+    wording: Wording
     origin: Origin
     operand: str
     sources: frozenset[str]
     """Parameters that its operand is computed from."""
     place: int
     """Number of violations before it."""
-    what: str = "collective"
+
+    def violation(self, names: Iterable[str]) -> tuple[int, Violation]:
+        """The violation, and its place in the program, where these parameters reach the outputs through it alone."""
+        why = self.wording.why.format(names=", ".join(names))
+        operands = (self.operand,)
+        found = Violation(self.wording.rule, self.origin.what, operands, self.origin.site, why, self.wording.fix)
+        return self.place, found
 
 
 class Sources:
@@ -83,43 +85,42 @@ class Sources:
             if known:
                 self._known[tensor] = known
 
-    def note_collective(self, x: Tensor, origin: Origin, operand: str, *, place: int) -> None:
+    def note_collective(self, step: Step, x: Tensor, *, place: int) -> None:
         """Remember a collective without a gradient; an autograd.Function around it may have one of its own."""
         has_gradient = x.requires_grad and torch.is_grad_enabled()
+        if has_gradient or user_function():
+            return
         sources = self.of((x,))
-        if sources and not has_gradient and not in_user_function():
-            self._cuts.append(_Cut(origin, operand, sources, place))
+        if sources:
+            cut = _Cut(CUT_BY_COLLECTIVE, step.origin(), str(step.type_of(x)), sources, place)
+            self._cuts.append(cut)
 
     def note_op(self, step: Step, operands: Iterable[Tensor], *, is_recorded: bool, place: int) -> None:
         """Remember an op that loses the gradient of its operands: unless it `is_recorded`, or detaches them."""
         if is_recorded and step.name != "aten.detach":
             return
-        known = self.of(operand for operand in operands if operand.requires_grad)
-        names = known.difference(self._lost)
-        if names and not in_user_function():
-            cut = _Cut(step.origin(), str(step.type_at(0)), names, place, "op")
-            self._lost |= dict.fromkeys(names, cut)
+        trained = [operand for operand in operands if operand.requires_grad]
+        names = self.of(trained).difference(self._lost)
+        if not names or user_function():
+            return
+        cut = _Cut(CUT_BY_OP, step.origin(), str(step.type_at(0)), names, place)
+        self._lost |= dict.fromkeys(names, cut)
 
     def violations(self, outputs: Iterable[Tensor]) -> list[tuple[int, Violation]]:
-        """A violation, and its place in the program, for each collective that cuts the gradient of a parameter."""
+        """A violation, and its place in the program, for each op that cuts the gradient of a parameter."""
         floats = [output for output in outputs if output.is_floating_point()]
-        left = self.of(floats) - self._reached(floats)
+        leaves = [getattr(node, "variable", None) for node in nodes_behind(floats)]
+        reached = {self._names.get(id(tensor), "") for tensor in [*floats, *leaves]}
+        left = self.of(floats) - reached
         found = []
         for cut in self._cuts:
             names = sorted(left & cut.sources)
             left -= cut.sources
             if names:
-                found.append((cut.place, _violation(cut, names)))
+                found.append(cut.violation(names))
         lost = grouped(sorted(left & self._lost.keys()), lambda name: self._lost[name].origin.site)
-        for names in lost.values():
-            cut = self._lost[names[0]]
-            found.append((cut.place, _violation(cut, names)))
+        found += [self._lost[names[0]].violation(names) for names in lost.values()]
         return sorted(found, key=itemgetter(0))
-
-    def _reached(self, outputs: Iterable[Tensor]) -> frozenset[str]:
-        """Parameters that a backward pass from the outputs gets to."""
-        leaves = [getattr(node, "variable", None) for node in nodes_behind(outputs)]
-        return frozenset(self._names.get(id(tensor), "") for tensor in [*outputs, *leaves])
 
 
 def nodes_behind(outputs: Iterable[Tensor]) -> set[Any]:
@@ -132,15 +133,3 @@ def nodes_behind(outputs: Iterable[Tensor]) -> set[Any]:
         seen |= following
         waiting += following
     return seen
-
-
-def _violation(cut: _Cut, names: list[str]) -> Violation:
-    return Violation(
-        "gradient-cut",
-        cut.origin.what,
-        (cut.operand,),
-        cut.origin.site,
-        why=f"no gradient goes through this {cut.what} (no_grad, or a detached operand), and {', '.join(names)} "
-        "reaches the outputs through it alone: it never gets a gradient",
-        fix=f"{_FIXES[cut.what]}; for inference check with train=False",
-    )

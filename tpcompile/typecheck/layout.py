@@ -1,6 +1,8 @@
 """Sharded dim of an input -> sharded dim of a view, slice, reshape or concatenation of it.
 
 Only a V with a known dim changes type here: a partial or replicated tensor has the same type in every view.
+Rows of a shard that neighbouring ranks hold too are followed with it. A kv head that two ranks share is packed behind
+the query heads that each has alone, so these rows are a span of the dim.
 """
 
 from __future__ import annotations
@@ -8,15 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple
 
 from torch import Tensor
 
-from tpcompile.typecheck.replicated import joined_rows, parts_of, reshaped_rows
-from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, Kind, Pending, SpmdType, Types
+from tpcompile.layout import ShardSpec
+from tpcompile.typecheck import wording
+from tpcompile.typecheck.ops import PACKS
+from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, Kind, SpmdType, Types
 from tpcompile.typecheck.step import Result, Step, rule
 
 View = Callable[[Step, SpmdType, Tensor], Result]
+Rows = tuple[int, int]
 
 
 def view(*names: str) -> Callable[[View], View]:
@@ -25,8 +31,7 @@ def view(*names: str) -> Callable[[View], View]:
     def register(function: View) -> View:
         def judge(step: Step) -> Result:
             x, shard = step.args[0], step.type_at(0)
-            moved = function(step, shard, x) if shard.is_known_shard else shard
-            return step.all_results(moved) if isinstance(moved, SpmdType) else moved
+            return function(step, shard, x) if shard.is_known_shard else shard
 
         judge.__doc__ = function.__doc__
         rule(*names)(judge)
@@ -44,15 +49,15 @@ class _Span(NamedTuple):
     after: int
     """The same including this dim."""
 
-    @property
-    def size(self) -> int:
-        """Size of the dim."""
-        return self.after // self.before
 
-    def splits_at(self, start: int) -> bool:
-        """True when the dim has a part of whole size at `start`."""
-        is_inside = self.before <= start < self.after
-        return is_inside and start % self.before == 0 and self.after % start == 0
+def _spans(shape: Sequence[int]) -> list[_Span]:
+    totals = [math.prod(shape[:dim]) for dim in range(len(shape) + 1)]
+    return [_Span(dim, totals[dim], totals[dim + 1]) for dim in range(len(shape))]
+
+
+def _ones_at(start: int, shape: Sequence[int]) -> int:
+    """Number of dims of size 1 that begin at `start`."""
+    return sum(span.before == span.after == start for span in _spans(shape))
 
 
 def reshaped(shard: SpmdType, old: Sequence[int], new: Sequence[int]) -> SpmdType:
@@ -66,196 +71,65 @@ def reshaped(shard: SpmdType, old: Sequence[int], new: Sequence[int]) -> SpmdTyp
     if 0 in new or local == 0:
         return shard.with_dim(None)
     if local == 1:
-        return _reshaped_single(shard, start, new)
+        # It is the only dim of size 1 at its place, or was merged into the dim that begins there.
+        beginning = [span for span in _spans(new) if span.before == start]
+        if not beginning or _ones_at(start, new) > 1:
+            return shard.with_dim(None)
+        first = beginning[0]
+        return shard.with_dim(first.dim, 1, first.after // first.before)
     if _ones_at(start, new) > _ones_at(start, old[: shard.dim]):
         return shard.with_dim(None)
     for span in _spans(new):
-        if span.splits_at(start):
+        is_inside = span.before <= start < span.after
+        begins_a_part = start % span.before == 0 and span.after % start == 0
+        if is_inside and begins_a_part:
             right = max(1, span.after // (start * local))
             return shard.with_dim(span.dim, start // span.before, right)
     return shard.with_dim(None)
 
 
-def _reshaped_single(shard: SpmdType, start: int, new: Sequence[int]) -> SpmdType:
-    """A shard of local size 1 is the only dim of size 1 at its place, or was merged into the dim that begins there."""
-    spans = [span for span in _spans(new) if span.before == start]
-    is_ambiguous = _ones_at(start, new) > 1
-    if is_ambiguous or not spans:
-        return shard.with_dim(None)
-    first = spans[0]
-    return shard.with_dim(first.dim, 1, first.size)
-
-
-def _spans(shape: Sequence[int]) -> list[_Span]:
-    totals = [math.prod(shape[:dim]) for dim in range(len(shape) + 1)]
-    return [_Span(dim, totals[dim], totals[dim + 1]) for dim in range(len(shape))]
-
-
-def _ones_at(start: int, shape: Sequence[int]) -> int:
-    """Number of dims of size 1 that begin at `start`."""
-    return sum(span.before == span.after == start for span in _spans(shape))
-
-
 @view("aten.view", "aten._unsafe_view", "aten.reshape", "aten._reshape_alias", "aten.unflatten", "aten.flatten")
 def _view(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """The same elements in a different shape."""
+    """The same elements in a different shape; replicated rows stay while the dim does, or while they are all of it."""
     if x.dtype != step.out.dtype:
         return shard.with_dim(None)
     found = reshaped(shard, x.shape, step.out.shape)
-    if shard.dim is None or found.dim is None:
+    if shard.dim is None or found.dim is None or found.replicated_rows is None:
         return found
-    return reshaped_rows(found, x.shape[shard.dim], step.out.shape[found.dim])
+    size, new_size = x.shape[shard.dim], step.out.shape[found.dim]
+    if size == new_size:
+        return found
+    is_all_of_it = shard.replicated_rows == (0, size)
+    return replace(found, replicated_rows=(0, new_size) if is_all_of_it else None)
 
 
-@view("aten.permute")
-def _permuted(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """Dims in a new order."""
-    order = [d % x.dim() for d in step.arg(1, "dims")]
-    return replace(shard, dim=order.index(shard.dim))
+def _order_of_dims(step: Step, x: Tensor) -> list[int | None]:
+    """For each dim of the result, the dim of `x` that it is; None for a new one."""
+    order: list[int | None] = list(range(x.dim()))
+    if step.name == "aten.permute":
+        return [dim % x.dim() for dim in step.arg(1, "dims")]
+    if step.name == "aten.t":
+        return order[::-1]
+    if step.name == "aten.transpose":
+        first, second = step.arg(1, "dim0"), step.arg(2, "dim1")
+        order[first], order[second] = order[second], order[first]
+    elif step.name == "aten.unsqueeze":
+        order.insert(step.arg(1, "dim") % (x.dim() + 1), None)
+    elif step.name == "aten.expand":
+        order[:0] = [None] * (step.out.dim() - x.dim())
+    else:
+        assert step.name == "aten.movedim"
+        order = []  # not followed
+    return order
 
 
-@view("aten.movedim")
-def _moved(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """Dims in a new order, which is not followed."""
-    return shard.with_dim(None)
-
-
-@view("aten.transpose")
-def _transposed(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """Two dims swapped."""
-    return _swapped(shard, step.arg(1, "dim0") % x.dim(), step.arg(2, "dim1") % x.dim())
-
-
-@view("aten.t")
-def _matrix_transposed(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """Rows and columns swapped; a vector stays as it is."""
-    return _swapped(shard, 0, x.dim() - 1)
-
-
-def _swapped(shard: SpmdType, dim0: int, dim1: int) -> SpmdType:
-    assert shard.dim is not None
-    moved = {dim0: dim1, dim1: dim0}
-    return replace(shard, dim=moved.get(shard.dim, shard.dim))
-
-
-@view("aten.unsqueeze")
-def _unsqueezed(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """One more dim, of size 1."""
-    return _behind_new_dim(shard, step.arg(1, "dim") % (x.dim() + 1))
-
-
-def _behind_new_dim(type_: SpmdType, new: int) -> SpmdType:
-    """The type after a dim was inserted at `new`."""
-    if type_.dim is None or type_.dim < new:
-        return type_
-    return replace(type_, dim=type_.dim + 1)
-
-
-@view("aten.squeeze")
-def _squeezed(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """Dims of size 1 removed: all of them, or those that are named."""
-    dims = step.arg(1, "dim", range(x.dim()))
-    if isinstance(dims, int):
-        dims = [dims]
-    removed = {d % x.dim() for d in dims if x.shape[d] == 1}
-    return without_dims(shard, removed)
-
-
-@view("aten.select", "aten.unbind")
-def _selected(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """One dim removed; a slice of the sharded dim differs per rank, and is sharded on no dim."""
-    return without_dims(shard, {step.arg(1, "dim", 0) % x.dim()})
-
-
-@view("aten.expand")
-def _expanded(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """New dims in front."""
-    assert shard.dim is not None
-    return replace(shard, dim=shard.dim + step.out.dim() - x.dim())
-
-
-@view("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.slice", "aten.narrow", "aten.unsafe_split")
-def _sliced(step: Step, shard: SpmdType, x: Tensor) -> Result:
-    """A part of the local shard is still sharded on that dim; of a merged dim, only one index of what is in front."""
-    place = {"aten.slice": 1, "aten.narrow": 1}.get(step.name, 2)
-    dim = step.arg(place, "dim", 0) % x.dim()
-    if dim != shard.dim:
-        return shard
-    sizes = {part.shape[dim] for part in step.results}
-    is_one_index = sizes == {x.shape[dim] // shard.left}
-    is_shard = shard.left == 1 or is_one_index
-    return parts_of(step, shard.with_dim(dim if is_shard else None), x, dim)
-
-
-@view("aten.index_select")
-def _along_dim(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """Along the sharded dim every rank chooses from its own shard; other dims stay."""
-    is_along_shard = step.arg(1, "dim") % x.dim() == shard.dim
-    return shard.keep_dim_if(not is_along_shard)
-
-
-@view("aten.cumsum", "aten.logcumsumexp", "aten.cumprod")
-def _running(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """Along the sharded dim every rank starts again; counts of local values are intended."""
-    if step.arg(1, "dim") % x.dim() != shard.dim:
-        return shard
-    if not x.is_floating_point():
+@view("aten.permute", "aten.movedim", "aten.transpose", "aten.t", "aten.unsqueeze", "aten.expand")
+def _reordered(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
+    """Dims in a new order, and new ones."""
+    order = _order_of_dims(step, x)
+    if shard.dim not in order:
         return shard.with_dim(None)
-    pending = step.pending(
-        "product" if step.name == "aten.cumprod" else "scan",
-        "crosses-shards",
-        why=f"{step.name} runs along dim {shard.dim}, which is sharded: it starts again on every rank",
-        fix="add what the ranks before have in total: all_gather the totals, sum those of lower ranks; or gather first",
-    )
-    return replace(shard, pending=pending)
-
-
-@view("aten.flip", "aten.roll")
-def _moved_around(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """Along the sharded dim, elements should move to and from other ranks."""
-    place, name = (1, "dims") if step.name == "aten.flip" else (2, "dims")
-    dims = step.arg(place, name, ()) or range(x.dim())
-    moved = {d % x.dim() for d in ([dims] if isinstance(dims, int) else dims)}
-    return replace(shard, pending=crosses(step, shard)) if shard.dim in moved else shard
-
-
-def crosses(step: Step, shard: SpmdType) -> Pending:
-    """What an op along the sharded dim lacks: elements of the neighbouring ranks."""
-    return step.pending(
-        "halo",
-        "crosses-shards",
-        why=f"{step.name} moves or mixes elements along dim {shard.dim}, which is sharded: those of other ranks are "
-        "missing",
-        fix="exchange the elements at the border with the neighbouring ranks, or all_gather along the dim first",
-        dim=shard.dim,
-    )
-
-
-@view("aten.constant_pad_nd")
-def _padded(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """A padded shard stays one; padding on one side of it and cutting on the other moves its elements."""
-    assert shard.dim is not None
-    pad = step.arg(1, "pad")
-    place = 2 * (x.dim() - 1 - shard.dim)
-    sides = pad[place : place + 2]
-    is_shift = len(sides) == 2 and min(sides) < 0 < max(sides)
-    return replace(shard, pending=crosses(step, shard)) if is_shift else shard
-
-
-@view("aten.avg_pool1d", "aten.avg_pool2d", "aten.avg_pool3d", "aten.max_pool2d_with_indices")
-def _pooled(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """A window over the sharded dim needs the neighbours' elements, unless it is one place wide."""
-    assert shard.dim is not None
-    windows = step.arg(1, "kernel_size")
-    place = shard.dim - (x.dim() - len(windows))
-    crosses_border = place >= 0 and windows[place] > 1
-    return replace(shard, pending=crosses(step, shard)) if crosses_border else shard
-
-
-@view("aten.repeat", "aten.as_strided", "aten.diagonal", "aten.unfold")
-def _rearranged(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """Followed while no size changes."""
-    return shard.keep_dim_if(step.out.shape == x.shape)
+    return replace(shard, dim=order.index(shard.dim))
 
 
 def without_dims(shard: SpmdType, dims: set[int]) -> SpmdType:
@@ -266,12 +140,123 @@ def without_dims(shard: SpmdType, dims: set[int]) -> SpmdType:
     return replace(shard, dim=shard.dim - num_removed_in_front)
 
 
+@view("aten.squeeze", "aten.select", "aten.unbind")
+def _removed(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
+    """Dims removed: one, of which every rank has other slices, or those of size 1 of all or of the named dims."""
+    if step.name != "aten.squeeze":
+        return without_dims(shard, {step.dim_at(1)})
+    named = step.arg(1, "dim", range(x.dim()))
+    dims = [named] if isinstance(named, int) else named
+    return without_dims(shard, {d % x.dim() for d in dims if x.shape[d] == 1})
+
+
+@view("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.slice", "aten.narrow", "aten.unsafe_split")
+def _sliced(step: Step, shard: SpmdType, x: Tensor) -> Result:
+    """A part of the local shard is still sharded on that dim; of a merged dim, only one index of what is in front."""
+    is_slice = step.name in ("aten.slice", "aten.narrow")
+    dim = step.dim_at(1 if is_slice else 2)
+    if dim != shard.dim:
+        return shard
+    sizes = [part.shape[dim] for part in step.results]
+    is_one_index = set(sizes) == {x.shape[dim] // shard.left}
+    is_shard = shard.left == 1 or is_one_index
+    part = shard.with_dim(dim if is_shard else None)
+    begin = 0
+    if is_slice:
+        begin = step.arg(2, "start", 0) or 0
+        begin = min(begin + x.shape[dim] if begin < 0 else begin, x.shape[dim])
+    ends = [begin + end for end in accumulate(sizes)]
+    return [
+        replace(part, replicated_rows=_rows_within(part.replicated_rows, start, end))
+        for start, end in zip([begin, *ends], ends, strict=False)
+    ]
+
+
+def _rows_within(rows: Rows | None, start: int, end: int) -> Rows | None:
+    """The replicated rows in the part of the dim from `start` to `end`, counted in the part."""
+    if rows is None:
+        return None
+    first, last = max(rows[0], start), min(rows[1], end)
+    return (first - start, last - start) if first < last else None
+
+
+def declared_rows(spec: ShardSpec, tp: int) -> Rows | None:
+    """The replicated rows of a declared layout, in the rows of one rank; None when all ranks have different rows."""
+    if all(part.replicas == 1 for part in spec.packed):
+        return None
+    ends = list(accumulate(part.share(tp) for part in spec.packed))
+    rows = zip([0, *ends], ends, spec.packed, strict=False)
+    shared = [(start, end) for start, end, part in rows if part.replicas > 1]
+    return shared[0][0], shared[-1][1]
+
+
+@view("aten.index_select")
+def _along_dim(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
+    """Along the sharded dim every rank chooses from its own shard; other dims stay."""
+    return shard.keep_dim_if(step.dim_at(1) != shard.dim)
+
+
+@view("aten.cumsum", "aten.logcumsumexp", "aten.cumprod")
+def _running(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
+    """Along the sharded dim every rank starts again; counts of local values are intended."""
+    if step.dim_at(1) != shard.dim:
+        return shard
+    if not x.is_floating_point():
+        return shard.with_dim(None)
+    kind = "product" if step.name == "aten.cumprod" else "scan"
+    return replace(shard, pending=step.pending(kind, wording.RUNNING, x=shard))
+
+
+@view("aten.flip", "aten.roll")
+def _moved_around(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
+    """Along the sharded dim, elements should move to and from other ranks."""
+    named = step.arg(1 if step.name == "aten.flip" else 2, "dims", ()) or range(x.dim())
+    dims = [named] if isinstance(named, int) else named
+    moved = {d % x.dim() for d in dims}
+    return crossing(step, shard) if shard.dim in moved else shard
+
+
+def crossing(step: Step, shard: SpmdType) -> SpmdType:
+    """The shard after an op along the sharded dim, which lacks elements of the neighbouring ranks."""
+    pending = step.pending("halo", wording.CROSSES, x=shard)
+    return replace(shard, pending=replace(pending, dim=shard.dim))
+
+
+@view("aten.constant_pad_nd")
+def _padded(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
+    """A padded shard stays one; padding on one side of it and cutting on the other moves its elements."""
+    assert shard.dim is not None
+    place = 2 * (x.dim() - 1 - shard.dim)
+    sides = step.arg(1, "pad")[place : place + 2]
+    is_shift = len(sides) == 2 and min(sides) < 0 < max(sides)
+    return crossing(step, shard) if is_shift else shard
+
+
+@view("aten.avg_pool1d", "aten.avg_pool2d", "aten.avg_pool3d", "aten.max_pool2d_with_indices")
+def _pooled(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
+    """A window over the sharded dim needs the neighbours' elements, unless it is one place wide."""
+    assert shard.dim is not None
+    windows = step.arg(1, "kernel_size")
+    place = shard.dim - (x.dim() - len(windows))
+    crosses_border = place >= 0 and windows[place] > 1
+    return crossing(step, shard) if crosses_border else shard
+
+
+@view("aten.repeat", "aten.as_strided", "aten.diagonal", "aten.unfold")
+def _rearranged(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
+    """Followed while no size changes."""
+    return shard.keep_dim_if(step.out.shape == x.shape)
+
+
+def aligned(step: Step) -> Types:
+    """Types of all operands, with the sharded dim counted on the result."""
+    return Types(broadcast(step, tensor, step.type_of(tensor)) for tensor in step.operands)
+
+
 def broadcast(step: Step, x: Tensor, type_: SpmdType) -> SpmdType:
     """Type of an operand, with the sharded dim counted on the (first) result."""
-    if type_.dim is None:
-        return type_
     results = step.results
-    if not results:
+    if type_.dim is None or not results:
         return type_
     shape = results[0].shape
     dim = type_.dim + len(shape) - x.dim()
@@ -280,33 +265,41 @@ def broadcast(step: Step, x: Tensor, type_: SpmdType) -> SpmdType:
     return replace(type_, dim=dim).keep_dim_if(fits)
 
 
-@rule("aten.cat", "aten.stack")
+@rule(*PACKS)
 def _joined(step: Step) -> Result:
     """Tensors side by side: one type when all agree; constants fit everything, other mixtures are not followed."""
     tensors = step.arg(0, "tensors")
-    types = Types(step.type_of(t) for t in tensors)
+    types = Types(map(step.type_of, tensors))
     if step.name == "aten.stack":
         new = step.arg(1, "dim", 0) % (tensors[0].dim() + 1)
-        types = Types(_behind_new_dim(t, new) for t in types)
+        types = Types(t if t.dim is None or t.dim < new else replace(t, dim=t.dim + 1) for t in types)
     types = types.without("C")
+    kinds = types.kinds
     if not types:
         return CONSTANT
-    if len(types.kinds) > 1:
-        return _mixed(types)
+    if kinds == {"I", "R"}:
+        # They may be split again and each used well, so with both gradients they are not followed.
+        decided = types.with_gradient.kinds
+        kind: Kind = "R" if "R" in decided else "I"
+        return UNKNOWN if decided == {"I", "R"} else SpmdType(kind, types.grad)
+    if len(kinds) > 1:
+        return SpmdType("V", types.grad) if kinds <= {"V", "I", "R"} else UNKNOWN
     if types.has("V"):
-        rows = joined_rows(tensors, [step.type_of(t) for t in tensors], step.arg(1, "dim", 0))
-        return replace(types.shard, grad=types.grad, replicated_rows=rows)
+        shard = types.shard
+        is_along = step.name == "aten.cat" and step.arg(1, "dim", 0) % tensors[0].dim() == shard.dim
+        return replace(shard, grad=types.grad, replicated_rows=_joined_rows(step, shard.dim if is_along else None))
     if types.has("P"):
         return replace(types[0], grad=types.grad) if len(types.ops) == 1 else UNKNOWN
     return replace(types[0], grad=types.grad, origin=types.origin)
 
 
-def _mixed(types: Types) -> SpmdType:
-    """Type of joined tensors of more than one kind."""
-    if types.kinds == {"I", "R"}:
-        # They may be split again and each used well, so with both gradients they are not followed.
-        decided = types.with_gradient.kinds
-        kind: Kind = "R" if "R" in decided else "I"
-        return UNKNOWN if decided == {"I", "R"} else SpmdType(kind, types.grad)
-    is_varying = types.kinds <= {"V", "I", "R"}
-    return SpmdType("V", types.grad) if is_varying else UNKNOWN
+def _joined_rows(step: Step, dim: int | None) -> Rows | None:
+    """From the first to the last replicated row; `dim` is None where others than the sharded one are joined."""
+    start = 0
+    found: list[int] = []
+    for tensor in step.arg(0, "tensors"):
+        rows = step.type_of(tensor).replicated_rows
+        if rows is not None:
+            found += [start + rows[0], start + rows[1]]
+        start += 0 if dim is None else tensor.shape[dim]
+    return (found[0], found[-1]) if found else None

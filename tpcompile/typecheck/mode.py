@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import math
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,24 +27,22 @@ from tpcompile.collectives.api import rank_index
 from tpcompile.collectives.observer import Call, observing
 from tpcompile.torch_api.dispatch import AsyncCollectiveTensor, TorchDispatchMode, base_of, has_gradient_hook
 from tpcompile.typecheck.cut import Sources, nodes_behind
+from tpcompile.typecheck.ops import FUNCTIONAL, WAITS
 from tpcompile.typecheck.parameters import types_of_parameters
 from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.rules import judge
-from tpcompile.typecheck.rules_collective import judge_call
-from tpcompile.typecheck.site import Site, current_site, in_generated_function, in_user_function, user_function
-from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, Origin, SpmdType, of_base, varying
-from tpcompile.typecheck.step import Result, Step, is_float, makes_unknown, tensors_in
-
-_FUNCTIONAL = ("_c10d_functional.all_reduce", "_c10d_functional.all_gather_into_tensor")
-_PASSES = ("_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd")
+from tpcompile.typecheck.site import Site, current_site, in_generated_function, user_function
+from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, SpmdType, of_base, varying
+from tpcompile.typecheck.step import Step, is_float, is_same_group, tensors_in
+from tpcompile.typecheck.wording import RESULT_DROPPED
 
 
 @dataclass
 class _Communicated:
     """The result of a collective, which some later op or the caller has to read."""
 
-    origin: Origin
-    operand: str
+    dropped: Violation
+    """What is reported where nothing reads it."""
     place: int
     """Number of violations before it."""
     alive: Callable[[], Any]
@@ -102,7 +100,13 @@ class SpmdTypeMode(TorchDispatchMode):
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)
         self._stack.close()
-        self._report_dropped()
+        # A result that was freed unread was dropped; one that is alive may still be read by the caller.
+        unread = [result for result in self._communicated if not result.is_read]
+        if any(result.alive() is not None for result in unread):
+            gc.collect()  # a result that only a reference cycle holds is dropped as well
+        dropped = [result for result in unread if result.alive() is None]
+        for result in reversed(dropped):
+            self.violations.insert(result.place, result.dropped)
 
     def declare(self, tensor: Tensor, type_: SpmdType) -> None:
         """Set the type of a tensor."""
@@ -117,7 +121,9 @@ class SpmdTypeMode(TorchDispatchMode):
         if found.kind == "C":
             # The rank as a tensor is cached by device, so this is the same object that the program gets.
             is_rank = tensor.dtype == torch.int64 and tensor is rank_index(self.group, tensor.device)
-            return varying() if is_rank else found
+            if is_rank:
+                return varying()
+            return found
         if found.scale is not None and has_gradient_hook(tensor):
             return replace(found, scale=found.scale.with_gradient(math.nan))
         return found
@@ -133,24 +139,21 @@ class SpmdTypeMode(TorchDispatchMode):
         if self._depth:
             return func(*args, **kwargs)
         name = func._schema.name.replace("::", ".")
-        if name not in _PASSES:
+        if name not in WAITS:
             for tensor in tensors_in((args, kwargs)):
                 self.read(tensor)
         out = func(*args, **kwargs)
         written = []
-        if func._schema.is_mutable or func._schema.name.startswith("c10d::"):
+        if func._schema.is_mutable or name.startswith("c10d."):
             name = name.removesuffix("_")
             written = _written(func, args, kwargs)
         step = self._step(name, args, kwargs, out)
-        num_violations = len(self.violations)
+        step.written = written
         step.is_pointwise = torch.Tag.pointwise in func.tags
-        if name.startswith("c10d.") or name in _FUNCTIONAL:
-            self._note_collective(step)
-        types = self._judged(step)
-        self._count(step, types, num_violations)
-        operands = map(_plain, tensors_in((args, kwargs)))
-        self._sources.note_op(step, operands, is_recorded=_grad_enabled(name), place=num_violations)
-        self._keep(step, types, written)
+        if name in WAITS:
+            self._results[_plain(out)] = self._results.get(_plain(args[0]))
+        is_reduce = name == "_c10d_functional.all_reduce" and step.is_own_group(args[2])
+        self._follow(step, expects_reader=is_reduce)
         return out
 
     def observe(self, call: Call, x: Tensor, run: Callable[[], Tensor]) -> Tensor:
@@ -163,64 +166,23 @@ class SpmdTypeMode(TorchDispatchMode):
                 out = out.view_as(out)  # copy_to_tp may return x itself, which keeps its type
         finally:
             self._depth -= 1
-        step = self._step(call.name, (x,), {}, out)
-        self._note_collective(step)
-        num_violations = len(self.violations)
-        type_ = judge_call(step, call)
-        self._count(step, type_, num_violations)
-        self._keep(step, type_, [])
+        step = self._step(call.name, (x,), vars(call), out)
+        self._follow(step, expects_reader=call.name != "copy_to_tp")
         if isinstance(out, Tensor) and out.grad_fn is not None:
             self._entered.append((step.site_of(), out.grad_fn))
-        if call.name != "copy_to_tp" and isinstance(out, Tensor):
-            self._expect_reader(step, out)
         return out
 
-    def report_cut_gradients(self, outputs: list[Tensor]) -> None:
-        """Report collectives without a gradient through which alone a parameter reaches these outputs."""
+    def finish(self, outputs: list[Tensor]) -> frozenset[Site]:
+        """Report the ops by which alone a parameter reaches these outputs, without a gradient.
+
+        Returns where the wrapper calls are that a backward pass from the outputs gets to.
+        """
+        for output in outputs:
+            self.read(output)
         for place, violation in reversed(self._sources.violations(outputs)):
             self.violations.insert(place, violation)
-
-    def collectives_behind(self, outputs: list[Tensor]) -> frozenset[Site]:
-        """Where the wrapper calls are that a backward pass from the outputs gets to."""
         reached = nodes_behind(outputs)
         return frozenset(site for site, node in self._entered if node in reached)
-
-    def _note_collective(self, step: Step) -> None:
-        operands = tensors_in((step.args, step.kwargs))
-        if operands:
-            origin = step.origin()
-            operand = str(self.type_of(operands[0]))
-            self._sources.note_collective(_plain(operands[0]), origin, operand, place=len(self.violations))
-
-    def _count(self, step: Step, types: Result, num_violations: int) -> None:
-        """Count an op, and keep the first that was not judged; one with a violation was."""
-        self.num_ops += 1
-        if len(self.violations) > num_violations:
-            self.num_judged += 1
-            return
-        if step.types.has("U"):
-            return
-        if step.is_judged and not makes_unknown(types):
-            self.num_judged += 1
-        else:
-            self._lost_at(step)
-
-    def _lost_at(self, step: Step) -> None:
-        if not self.not_followed_since:
-            self.not_followed_since = f"{user_function() or step.name} {step.site_of().short}"
-
-    def _judged(self, step: Step) -> Result:
-        # A hand-written autograd.Function has a gradient of its own, which only its author knows.
-        if self.train and not _grad_enabled(step.name) and in_user_function():
-            return UNKNOWN
-        if any(isinstance(tensor, DTensor) for tensor in step.results):
-            return list(map(self.type_of, step.results))
-        if step.name in _PASSES:
-            self._results[_plain(step.out)] = self._results.get(_plain(step.args[0]))
-        types = judge(step)
-        if step.name == "_c10d_functional.all_reduce" and step.is_own_group(step.args[2]):
-            self._expect_reader(step, step.out)
-        return types
 
     def _step(self, name: str, args: Any, kwargs: Any, out: Any) -> Step:
         step = Step(
@@ -230,10 +192,9 @@ class SpmdTypeMode(TorchDispatchMode):
             out,
             self.type_of,
             partial(current_site, self._module_names),
+            self.group,
             self.group.size(),
             self.group.rank(),
-            is_own_group=self._is_own,
-            is_across=self._is_across,
             violations=self.violations,
         )
         results = step.results
@@ -241,78 +202,81 @@ class SpmdTypeMode(TorchDispatchMode):
         step.differentiable = self.train and _grad_enabled(name) and is_differentiable
         return step
 
-    def _keep(self, step: Step, types: Result, written: list[Tensor]) -> None:
-        """Set the types of the results, or of the tensors that an in-place op has `written`."""
-        targets = written or step.results
-        bases = [tensor._base for tensor in written if tensor._base is not None]
-        self._sources.add(step, [*map(_plain, targets), *bases], map(_plain, tensors_in((step.args, step.kwargs))))
-        if isinstance(types, SpmdType):
-            types = [types] * len(targets)
+    def _follow(self, step: Step, *, expects_reader: bool) -> None:
+        """Judge an op, and keep the types of its results."""
+        place = len(self.violations)
+        operands = list(map(_plain, step.operands))
+        is_collective = step.is_wrapper or step.name in FUNCTIONAL or step.name.startswith("c10d.")
+        if operands and is_collective:
+            self._sources.note_collective(step, operands[0], place=place)
+        types = self._judged(step)
+        self._count(step, types, is_violation=len(self.violations) > place)
+        if not step.is_wrapper:
+            self._sources.note_op(step, operands, is_recorded=_grad_enabled(step.name), place=place)
+        # An all-reduce of a constant is used as a barrier.
+        if expects_reader and step.type_at(0).kind != "C":
+            dropped = step.violation(RESULT_DROPPED)
+            result = _Communicated(dropped, len(self.violations), weakref.ref(step.out))
+            self._communicated.append(result)
+            self._results[_plain(step.out)] = result
+        self._keep(step, types)
+
+    def _judged(self, step: Step) -> list[SpmdType]:
+        is_differentiated = not self.train or step.is_wrapper or _grad_enabled(step.name)
+        if not is_differentiated and user_function():
+            # A hand-written autograd.Function has a gradient of its own, which only its author knows.
+            return step.typed(UNKNOWN)
+        is_dtensor = any(isinstance(tensor, DTensor) for tensor in step.results)
+        if is_dtensor:
+            return list(map(self.type_of, step.results))
+        return judge(step)
+
+    def _count(self, step: Step, types: Sequence[SpmdType], *, is_violation: bool) -> None:
+        """Count an op, and keep the first that was not judged; one with a violation was."""
+        self.num_ops += 1
+        if is_violation:
+            self.num_judged += 1
+            return
+        if step.types.has("U"):
+            return
+        is_followed = not types or types[0].kind != "U"  # later results are statistics, as of an attention
+        if step.is_judged and is_followed:
+            self.num_judged += 1
+        else:
+            self._lost_at(step)
+
+    def _lost_at(self, step: Step) -> None:
+        if not self.not_followed_since:
+            self.not_followed_since = f"{user_function() or step.name} {step.site_of().short}"
+
+    def _keep(self, step: Step, types: Sequence[SpmdType]) -> None:
+        targets = step.targets
+        bases = [tensor._base for tensor in step.written if tensor._base is not None]
+        self._sources.add(step, [*map(_plain, targets), *bases], map(_plain, step.operands))
         for tensor, type_ in zip(targets, types, strict=False):
             kept = _fitting(type_, tensor, differentiable=step.differentiable)
             self._types[_plain(tensor)] = kept
-            if written:
-                self._keep_base(step, tensor, kept)
-
-    def _keep_base(self, step: Step, tensor: Tensor, kept: SpmdType) -> None:
-        """Set the type of the tensor that a written one is a view of."""
-        base = base_of(tensor)
-        if base is None:
-            return
-        old = self.type_of(base)
-        self._types[base] = of_base(old, kept)
-        was_known = "U" not in (old.kind, kept.kind)
-        if was_known and self._types[base].kind == "U":
-            self._lost_at(step)
-
-    def _expect_reader(self, step: Step, out: Tensor) -> None:
-        if step.type_at(0).kind == "C":
-            return  # an all-reduce of a constant is used as a barrier
-        result = _Communicated(step.origin(), str(step.type_at(0)), len(self.violations), weakref.ref(out))
-        self._communicated.append(result)
-        self._results[_plain(out)] = result
-
-    def _report_dropped(self) -> None:
-        """Report each result that was freed unread; one that is alive may still be read by the caller."""
-        unread = [result for result in self._communicated if not result.is_read]
-        if any(result.alive() is not None for result in unread):
-            gc.collect()  # a result that only a reference cycle holds is dropped as well
-        for result in reversed(unread):
-            is_alive = result.alive() is not None
-            if is_alive:
+            base = base_of(tensor) if step.written else None
+            if base is None:
                 continue
-            origin = result.origin
-            violation = Violation(
-                "result-dropped",
-                origin.what,
-                (result.operand,),
-                origin.site,
-                why="the result of this collective is not used: the op is out of place and leaves its input unchanged",
-                fix=f"use what it returns: x = {origin.what}(x, ...)",
-            )
-            self.violations.insert(result.place, violation)
+            old = self.type_of(base)
+            self._types[base] = of_base(old, kept)
+            was_known = "U" not in (old.kind, kept.kind)
+            if was_known and self._types[base].kind == "U":
+                self._lost_at(step)
 
     def _of_dtensor(self, tensor: DTensor) -> SpmdType:
         """Its placement over the checked group; torch keeps its gradient right."""
         mesh, (placement, *others) = tensor.device_mesh, tensor.placements
-        if others or not self._is_own(mesh.get_group()):
+        if others or not is_same_group(mesh.get_group(), self.group):
             return UNKNOWN
         if placement.is_partial():
             return SpmdType("P", tensor.requires_grad)
         if placement.is_replicate():
             return SpmdType("I", tensor.requires_grad)
-        is_shard = type(placement) is Shard
-        return varying(placement.dim, grad=tensor.requires_grad) if is_shard else UNKNOWN
-
-    def _is_own(self, group: Any) -> bool:
-        if isinstance(group, torch.ScriptObject):
-            group = dist.ProcessGroup.unbox(group)
-        name = group if isinstance(group, str) else getattr(group, "group_name", "")
-        return name == self.group.group_name
-
-    def _is_across(self, group: dist.ProcessGroup) -> bool:
-        members, own = (set(dist.get_process_group_ranks(each)) for each in (group, self.group))
-        return len(members & own) == 1
+        if type(placement) is Shard:
+            return varying(placement.dim, grad=tensor.requires_grad)
+        return UNKNOWN
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ product  exp of a scan                            multiplying by it
 halo     roll, flip, convolution along the shard  writing the elements of the neighbour, or cutting the border off
 shift    minus the local maximum; local softmax   multiplying by the rank's own weight, as a log-sum-exp merge does
 moment   minus the local mean                     squares, summed, plus those of the gathered means
-factor   a sum of local means, a mean of sums     dividing, or multiplying, by the number of ranks
+too-large, too-small  a sum of local means, a mean of sums  dividing, or multiplying, by the number of ranks
 gather   blocks that do not lie side by side      taking them apart again (not followed further)
 summands the ranks' partial sums, gathered        adding them up
 statistics  a statistic of each rank's block, gathered  reducing or choosing along them; work on each alone
@@ -18,74 +18,107 @@ Each use that neither carries nor completes it is reported at the op that made i
 from __future__ import annotations
 
 from collections.abc import Callable, Set
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from tpcompile.typecheck.ops import SAME_VALUE, VIEWS
-from tpcompile.typecheck.rules_reduce import CHOICES, PARTIAL_OF, reduced_dims, reduction_of
+from tpcompile.typecheck.ops import CHOICES, PACKS, PARTIAL_OF, SAME_VALUE, SCALINGS, SUMS, VIEWS
+from tpcompile.typecheck.rules_reduce import reduced_dims, reduction_of
 from tpcompile.typecheck.rules_scale import multiplier
 from tpcompile.typecheck.scale import is_close
-from tpcompile.typecheck.spmd import UNKNOWN, Pending, SpmdType, Types
-from tpcompile.typecheck.step import Result, Step
+from tpcompile.typecheck.spmd import UNKNOWN, Pending, SpmdType
+from tpcompile.typecheck.step import Step
 
-Judge = Callable[[Step], Result]
 _APART = {"aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unbind", "aten.select"}
 _CUTS = {"aten.slice", "aten.narrow", "aten.split", "aten.split_with_sizes", "aten.chunk", "aten.select"}
-_SUMS = {"aten.add", "aten.sub", "aten.rsub"}
-_SCALES = {"aten.mul", "aten.div", "aten.true_divide"}
-_PRODUCTS = {"aten.mm", "aten.bmm", "aten.mv"}
-_LINEAR = {*VIEWS, *_PRODUCTS, *_SCALES, "aten.sum", "aten.exp", "aten.native_dropout"}
 _GATHERS = {"all_gather_single", "_c10d_functional.all_gather_into_tensor"}
 _REDUCES = {"all_reduce", "reduce_scatter_single", "_c10d_functional.all_reduce"}
-_PACKS = {"aten.cat", "aten.stack"}
-"""Side by side with the statistic that a local value is merged by."""
-_LEAVES_SHIFT = {"aten.log", "aten.reciprocal", *_PACKS}
-_OF_SQUARES = {*VIEWS, *_GATHERS, *_REDUCES, "aten.pow", "aten.sum", "aten.mean"}
-_GATHERED = ("gather", "summands", "statistics")
 _WRITES = {"aten.copy", "aten.where", "aten.index_put", "aten.slice_scatter"}
 _PROBES = {"aten.isnan", "aten.isinf", "aten.isfinite", "aten.eq", "aten.ne"}
+_OF_WHOLE = {"all_reduce", "all_gather_single", "reduce_scatter_single", "copy_to_tp", "scatter_single"}
+"""Wrappers that take the value for one of the whole tensor; any other call may bring it where it belongs."""
 
 CARRIED, COMPLETED, LOST, WRONG = "carried", "completed", "lost", "wrong"
 
 
-def pending_of(step: Step) -> Pending | None:
-    """The first pending value that the op reads."""
-    found = [type_.pending for type_ in step.types if type_.pending is not None]
-    return found[0] if found else None
+@dataclass(frozen=True)
+class _Follow:
+    """Ops by what they do to a pending value of one kind; any other op is a violation."""
+
+    carried: Set[str]
+    completed: Set[str]
+    """Beside a value of this rank's own, such as what the ranks before it have."""
+    scaled: bool = False
+    """Products with values that are equal on all ranks carry it as well."""
+    lost: Set[str] = frozenset()
+    """Side by side with the statistic that a local value is merged by, it is not followed."""
+    lost_with_partial: Set[str] = frozenset()
+    """With a partial operand, as where two ranks' results are merged, it is not followed."""
 
 
-def judge_pending(step: Step, pending: Pending, judge: Judge) -> Result:
+_FOLLOWS = {
+    "scan": _Follow({*VIEWS, "aten.neg", "aten.exp"}, completed=SUMS, scaled=True),
+    "product": _Follow(VIEWS, completed={"aten.mul"}),
+    "shift": _Follow(
+        {*VIEWS, *SCALINGS, *_GATHERS, "aten.mm", "aten.bmm", "aten.mv", "aten.sum", "aten.exp", "aten.native_dropout"},
+        completed={"aten.mul", "aten.div"},
+        lost={*PACKS, "aten.log", "aten.reciprocal"},
+        lost_with_partial={*SUMS, *SCALINGS},
+    ),
+    "moment": _Follow(
+        {*VIEWS, *_GATHERS, *_REDUCES, "aten.pow", "aten.sum", "aten.mean"}, completed=SUMS, scaled=True, lost=PACKS
+    ),
+}
+
+
+def judge_pending(step: Step, pending: Pending, judge: Callable[[Step], list[SpmdType]]) -> list[SpmdType]:
     """Types of the results of an op that reads a pending value; `judge` gives them for the value as it stands."""
     outcome = _outcome(step, pending)
     if outcome == WRONG:
-        return step.all_results(step.flag_pending(pending))
-    if outcome == LOST:
-        return step.all_results(UNKNOWN)
+        step.flag(pending.misused(f"{step.name} uses it"))
+    if outcome in (WRONG, LOST):
+        return step.typed(UNKNOWN)
     plain = replace(step, type_of=lambda tensor: replace(step.type_of(tensor), pending=None))
-    result = judge(plain)
+    types = judge(plain)
     if outcome == COMPLETED:
-        return result
+        return types
     carried = _next(step, pending)
-    types = [
-        type_ if type_.kind in ("U", "C") else replace(type_, pending=carried)
-        for type_ in ([result] if isinstance(result, SpmdType) else result)
-    ]
-    return types[0] if isinstance(result, SpmdType) else types
+    return [type_ if type_.kind in ("U", "C") else replace(type_, pending=carried) for type_ in types]
 
 
 def _outcome(step: Step, pending: Pending) -> str:
     if step.name in SAME_VALUE:
         return CARRIED
     is_torchs = step.name.startswith(("aten.", "_c10d_functional."))
-    is_custom = not is_torchs and step.name not in _OF_CALLS
+    is_custom = not is_torchs and step.name not in _OF_WHOLE
     if is_custom or step.name in _PROBES:
         return LOST
-    follow = OUTCOMES[pending.kind]
-    return follow(step, pending)
+    if pending.kind in _OUTCOMES:
+        return _OUTCOMES[pending.kind](step, pending)
+    return _followed(step, _FOLLOWS[pending.kind])
 
 
-_OF_CALLS = ("all_reduce", "all_gather_single", "reduce_scatter_single", "copy_to_tp", "scatter_single")
-"""Wrappers that take the value for one of the whole tensor; any other call may bring it where it belongs."""
+def _followed(step: Step, follow: _Follow) -> str:
+    if step.name in follow.completed and _has_own_value(step):
+        return COMPLETED
+    if step.name in follow.lost:
+        return LOST
+    if step.name in follow.lost_with_partial and _has_partial(step):
+        return LOST
+    if step.name in follow.carried:
+        return CARRIED
+    are_whole = all(type_.is_whole for type_ in step.types.without_pending)
+    if follow.scaled and are_whole and step.name in SCALINGS:
+        return CARRIED
+    return WRONG
+
+
+def _running(step: Step, pending: Pending) -> str:
+    """As any kind; the last place is the total of the shard, which other ranks may need."""
+    argument = {"aten.slice": "start", "aten.narrow": "start", "aten.select": "index"}.get(step.name)
+    if argument is not None and step.dim_at(1) == step.type_at(0).dim:
+        last = step.args[0].shape[step.dim_at(1)] - 1
+        if step.arg(2, argument, 0) in (-1, last):
+            return LOST
+    return _followed(step, _FOLLOWS[pending.kind])
 
 
 def _next(step: Step, pending: Pending) -> Pending:
@@ -93,128 +126,61 @@ def _next(step: Step, pending: Pending) -> Pending:
     if pending.kind == "scan" and step.name == "aten.exp":
         return replace(pending, kind="product")
     if pending.kind == "blocks" and step.name == "aten.cat":
-        joined = replace(pending, dim=_joined_at(step))
-        return replace(joined, kind="statistics" if pending.op else "summands")
-    if pending.kind not in _GATHERED:
+        kind = "statistics" if pending.op else "summands"
+        return replace(pending, kind=kind, dim=_joined_at(step))
+    if pending.kind not in ("gather", "summands", "statistics"):
         return pending
     if step.name in _APART:
         return replace(pending, kind="blocks")
     if step.name not in VIEWS:
         return pending
-    is_reshaped = step.out.shape != step.args[0].shape
-    if is_reshaped:
+    if step.out.shape != step.args[0].shape:
         return replace(pending, dim=None)
     return pending
 
 
-def _others(step: Step) -> Types:
-    """Types of the operands that are not pending."""
-    return Types(type_ for type_ in step.types if type_.pending is None)
-
-
 def _has_own_value(step: Step) -> bool:
     """True when an operand differs per rank on no known dim, as what a rank knows of itself or of the ranks before."""
-    return any(map(_is_own, _others(step)))
+    for type_ in step.types.without_pending:
+        if type_.kind in ("I", "R"):
+            is_own = type_.origin.maker == "all_gather"
+        else:
+            is_own = type_.kind in ("V", "U") and type_.dim is None
+        if is_own:
+            return True
+    return False
 
 
-def _is_own(type_: SpmdType) -> bool:
-    if type_.kind in ("I", "R"):
-        return type_.maker == "all_gather"
-    has_no_dim = type_.kind == "V" and type_.dim is None
-    return has_no_dim or type_.kind == "U"
-
-
-def _carried_by(step: Step, ops: Set[str]) -> str:
-    return CARRIED if step.name in ops else WRONG
-
-
-def _scan(step: Step, pending: Pending) -> str:
-    if step.name in _SUMS and _has_own_value(step):
-        return COMPLETED
-    carrying = {*VIEWS, "aten.neg", "aten.exp"}
-    if all(type_.is_whole for type_ in _others(step)):
-        carrying |= _SCALES
-    return _scanned_by(step, carrying)
-
-
-def _scanned_by(step: Step, ops: Set[str]) -> str:
-    """As `_carried_by`; the last place is the total of the shard, which other ranks may need."""
-    if _takes_last(step):
-        return LOST
-    return _carried_by(step, ops)
-
-
-_CUTS_AT = {"aten.slice": "start", "aten.narrow": "start", "aten.select": "index"}
-
-
-def _takes_last(step: Step) -> bool:
-    """True when the op takes the last place along the sharded dim, and no other."""
-    x, shard = step.args[0], step.type_at(0)
-    argument = _CUTS_AT.get(step.name)
-    if argument is None:
-        return False
-    dim = step.arg(1, "dim", 0) % x.dim()
-    start = step.arg(2, argument, 0)
-    is_last = start in (-1, x.shape[dim] - 1)
-    return is_last and dim == shard.dim
-
-
-def _product(step: Step, pending: Pending) -> str:
-    if step.name == "aten.mul" and _has_own_value(step):
-        return COMPLETED
-    return _scanned_by(step, VIEWS)
+def _has_partial(step: Step) -> bool:
+    """True when an operand is partial that is not pending, or one of several pending ones."""
+    others = step.types.without_pending
+    if len(step.types) > len(others) + 1:
+        return step.types.has("P")
+    return others.has("P")
 
 
 def _halo(step: Step, pending: Pending) -> str:
     if step.name in _WRITES:
         return COMPLETED
+    if step.name not in VIEWS:
+        return WRONG
     if step.name not in _CUTS or pending.dim is None:
-        return _carried_by(step, VIEWS)
-    shape = step.args[0].shape
-    is_cut = all(part.shape != shape for part in step.results)
+        return CARRIED
+    is_cut = all(part.shape != step.args[0].shape for part in step.results)
     if is_cut:
         return COMPLETED
     return CARRIED
 
 
-def _shift(step: Step, pending: Pending) -> str:
-    kinds = _others(step).kinds | _kinds(step)
-    if step.name in ("aten.mul", "aten.div") and _has_own_value(step):
-        return COMPLETED
-    if step.name in _LEAVES_SHIFT:
-        return LOST
-    is_combining = step.name in _SUMS | _SCALES
-    if is_combining and "P" in kinds:
-        return LOST
-    return _carried_by(step, _LINEAR | _GATHERS)
-
-
-def _moment(step: Step, pending: Pending) -> str:
-    """Squares around the mean of the shard, which the squares of the gathered means around the global one complete."""
-    if step.name in _SUMS and _has_own_value(step):
-        return COMPLETED
-    if step.name in _PACKS:
-        return LOST
-    carrying = _OF_SQUARES
-    if all(type_.is_whole for type_ in _others(step)):
-        carrying = carrying | _SCALES
-    return _carried_by(step, carrying)
-
-
-def _kinds(step: Step) -> set[Any]:
-    """Kinds of the operands where more than one is pending."""
-    pending = [type_ for type_ in step.types if type_.pending is not None]
-    return {type_.kind for type_ in pending} if len(pending) > 1 else set()
-
-
 def _factor(step: Step, pending: Pending) -> str:
-    """`dim` is 1 for a value that is too large by the number of ranks, -1 for one that is too small."""
-    scale = None
-    if step.name in _SCALES:
-        scale = multiplier(step)
+    if step.name in VIEWS or step.name == "aten.neg":
+        return CARRIED
+    if step.name not in SCALINGS:
+        return WRONG
+    scale = multiplier(step)
     if scale is None:
-        return _carried_by(step, {*VIEWS, "aten.neg"})
-    wanted = 1 / step.world if pending.dim == 1 else step.world
+        return WRONG
+    wanted = {"too-large": 1 / step.world, "too-small": step.world}[pending.kind]
     if is_close(scale, wanted):
         return COMPLETED
     return CARRIED
@@ -236,17 +202,13 @@ def _gather(step: Step, pending: Pending) -> str:
 
 def _summands(step: Step, pending: Pending) -> str:
     """As `_gather`; a sum over the blocks, one of each rank, is the reduce."""
-    if step.name == "aten.neg":
-        return CARRIED
-    if step.name in _SCALES and multiplier(step) is not None:
+    is_scaled = step.name in SCALINGS and multiplier(step) is not None
+    if is_scaled or step.name == "aten.neg":
         return CARRIED
     if step.name not in PARTIAL_OF:
         return _gather(step, pending)
-    is_sum = step.name == "aten.sum"
-    if not is_sum or not _is_along(step, pending):
-        return LOST
-    num_blocks = step.args[0].shape[pending.dim]
-    if num_blocks == step.world:
+    is_sum_of_blocks = step.name == "aten.sum" and _is_along(step, pending)
+    if is_sum_of_blocks and step.args[0].shape[pending.dim] == step.world:
         return COMPLETED
     return LOST
 
@@ -258,27 +220,25 @@ def _statistics(step: Step, pending: Pending) -> str:
     fits = step.name in CHOICES or reduction_of(step) == pending.op
     if fits and _is_along(step, pending):
         return COMPLETED
-    keeping = VIEWS - _CUTS | _APART
-    if step.name in keeping:
+    if step.name in VIEWS - _CUTS | _APART:
         return CARRIED
     return LOST
 
 
 def _is_along(step: Step, pending: Pending) -> bool:
     """True when a reduction or choice is along the dim of the blocks."""
-    is_elementwise = len(step.operands()) > 1  # as torch.max(x, y)
-    return not is_elementwise and pending.dim in reduced_dims(step, step.args[0])
+    is_elementwise = len(step.operands) > 1  # as torch.max(x, y)
+    return not is_elementwise and pending.dim in reduced_dims(step)
 
 
 def _blocks(step: Step, pending: Pending) -> str:
     if step.name != "aten.cat":
         return LOST
-    if pending.rule == "partial-used-as-whole":
+    if pending.violation.rule == "partial-used-as-whole":
         return CARRIED
-    if pending.rule == "wrong-gather-dim" and pending.dim is None:
+    if pending.violation.rule == "wrong-gather-dim" and pending.dim is None:
         return LOST
-    is_in_place = _joined_at(step) == pending.dim
-    if is_in_place:
+    if _joined_at(step) == pending.dim:
         return COMPLETED
     return WRONG
 
@@ -288,13 +248,12 @@ def _joined_at(step: Step) -> int:
     return dim % step.args[0][0].dim()
 
 
-OUTCOMES: dict[str, Callable[[Step, Pending], str]] = {
-    "scan": _scan,
-    "product": _product,
+_OUTCOMES: dict[str, Callable[[Step, Pending], str]] = {
+    "scan": _running,
+    "product": _running,
     "halo": _halo,
-    "shift": _shift,
-    "moment": _moment,
-    "factor": _factor,
+    "too-large": _factor,
+    "too-small": _factor,
     "gather": _gather,
     "summands": _summands,
     "statistics": _statistics,

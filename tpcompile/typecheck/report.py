@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from tpcompile.errors import DivergenceError
 from tpcompile.typecheck.site import Site
@@ -69,36 +70,79 @@ class Report:
         """The first violation in program order, None when there is none."""
         return self.violations[0] if self.violations else None
 
-    def __str__(self) -> str:
-        checked = f"judged {self.num_judged} of {self.num_ops} ops on {_named(self.ranks)} of tp={self.tp}"
-        if not self.violations:
-            return self._without_violation(checked)
-        first, *rest = self.violations
-        plural = "s" if rest else ""
-        title = f"type check failed: {len(self.violations)} finding{plural}, {checked}"
-        lines = [title, "", str(first)]
-        for violation in rest:
-            lines += ["", "later, may be a consequence", str(violation)]
-        return "\n".join(lines)
-
     @property
     def is_complete(self) -> bool:
         """True when every op was judged, and there was one: only then does no violation mean that there is none."""
         return self.num_judged == self.num_ops > 0
+
+    def __str__(self) -> str:
+        ranks = f"{_named(self.ranks)} of tp={self.tp}"
+        checked = f"judged {self.num_judged} of {self.num_ops} ops on {ranks}"
+        if self.violations:
+            first, *rest = self.violations
+            title = f"type check failed: {len(self.violations)} finding{'s' if rest else ''}, {checked}"
+            later = [f"\nlater, may be a consequence\n{violation}" for violation in rest]
+            return "\n".join([title, "", str(first), *later])
+        if self.is_complete:
+            return f"type check passed: {checked}"
+        if not self.num_ops:
+            return f"type check judged nothing: no op ran on {ranks}"
+        lost = f"not followed since {self.not_followed_since}"
+        return f"type check found nothing in the part that it followed: {checked}; {lost}"
 
     def raise_on_violation(self, *, strict: bool = False) -> None:
         """Raise DivergenceError with the whole text when there is a violation; with `strict`, unless all was judged."""
         if self.violations or (strict and not self.is_complete):
             raise DivergenceError(str(self))
 
-    def _without_violation(self, checked: str) -> str:
-        if self.is_complete:
-            return f"type check passed: {checked}"
-        if not self.num_ops:
-            ranks = f"{_named(self.ranks)} of tp={self.tp}"
-            return f"type check judged nothing: no op ran on {ranks}"
-        lost = f"not followed since {self.not_followed_since}"
-        return f"type check found nothing in the part that it followed: {checked}; {lost}"
+
+def of_all_ranks(reports: Sequence[Report]) -> Report:
+    """One report of the ranks that were followed, one report each."""
+    causes = [report.not_followed_since for report in reports if report.not_followed_since]
+    kept = []
+    for violation in _merged(reports):
+        found = _on_some_ranks(violation, reports)
+        if found is None:
+            causes.append(f"{violation.op} {violation.site.short}")
+        else:
+            kept.append(found)
+    return Report(
+        reports[0].tp,
+        tuple(report.ranks[0] for report in reports),
+        sum(report.num_ops for report in reports),
+        tuple(kept),
+        sum(report.num_judged for report in reports),
+        causes[0] if causes else "",
+    )
+
+
+def _merged(reports: Sequence[Report]) -> tuple[Violation, ...]:
+    """Each violation once, with the ranks that have it, in the order of the first rank that has it."""
+    found: dict[tuple[str, str, str, int], Violation] = {}
+    for report in reports:
+        for violation in report.violations:
+            key = (violation.rule, violation.op, violation.site.file, violation.site.line)
+            known = found.setdefault(key, violation)
+            ranks = {*known.ranks, *violation.ranks}
+            found[key] = replace(known, ranks=tuple(sorted(ranks)))
+    return tuple(found.values())
+
+
+def _on_some_ranks(violation: Violation, reports: Sequence[Report]) -> Violation | None:
+    """The violation as it is where a different rank does not run the op; None where there is none then."""
+    alone = violation.on_some_ranks
+    others = [report for report in reports if report.ranks[0] not in violation.ranks]
+    if alone is None or not others:
+        return violation
+    # A rank that lost track may have run the op as well, so each of the other ranks has to be judged whole.
+    are_judged = all(report.is_complete and not report.violations for report in others)
+    if not are_judged:
+        return violation
+    # Nobody waits for a collective in the backward that the others run for a different op, or for a multiple of 0.
+    all_run_it = all(alone.collective in report.backward for report in others)
+    if not alone.rule or all_run_it:
+        return None
+    return replace(violation, rule=alone.rule, why=alone.why, fix=alone.fix)
 
 
 def _named(ranks: tuple[int, ...]) -> str:

@@ -8,62 +8,61 @@ from dataclasses import replace
 from torch import Tensor
 
 from tpcompile.evidence.iterables import find
+from tpcompile.typecheck import wording
 from tpcompile.typecheck.gradients import join, wrong_gradient
-from tpcompile.typecheck.layout import broadcast
-from tpcompile.typecheck.ops import order_of
+from tpcompile.typecheck.layout import aligned, broadcast
+from tpcompile.typecheck.ops import SCALINGS, SUMS
 from tpcompile.typecheck.rules_scale import is_times_ranks, multiplier, weighted, weights_of
 from tpcompile.typecheck.scale import is_close
-from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, Pending, SpmdType, Types
+from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, SpmdType, Types
 from tpcompile.typecheck.step import Result, Step, is_zero, rule
 from tpcompile.typecheck.summand import wrong_summand
 
+_ADDS = "adds it to a value that is not partial"
+_OF_NEGATIVE = {"max": "min", "min": "max"}
+"""The largest of the negatives is the negative of the smallest."""
+_SHIFT_BY = {
+    "max": ("shift", wording.LOCAL_MAXIMUM),
+    "logsumexp": ("shift", wording.LOCAL_MAXIMUM),
+    "mean": ("moment", wording.LOCAL_MEAN),
+}
+"""Statistic of the shard -> what the shard minus it is."""
+_SHIFTED = ("max", "min", "logsumexp")
+"""Reductions whose sum with a value that is equal on all ranks is the reduction of the sums."""
+_SHIFTED_BY_NUMBERS = (*_SHIFTED, "mean")
+"""Not a mean plus a tensor, whose gradient depends on how the means are reduced."""
 
+
+_NOT_JUDGED = {
+    "aten.isnan", "aten.isfinite", "aten.isinf", "aten.isneginf", "aten.isposinf",
+    "aten.addcmul", "aten.addcdiv", "aten.lerp",
+}  # fmt: skip
+"""A partial operand of a probe for inf and NaN is right; for fused products and sums it is not followed."""
+
+
+@rule("aten.floor_divide", *_NOT_JUDGED)  # torch does not tag all of them as elementwise
 def pointwise(step: Step) -> Result:
     """Any elementwise op without a rule of its own: nonlinear, so no operand may be partial."""
     types = aligned(step)
     partial = types.of_kind("P")
     if not partial:
         return join(step, types)
-    if types.has("U"):
+    if step.name in _NOT_JUDGED:
         return UNKNOWN
     return used_as_whole(step, partial[0], "is not linear")
 
 
-@rule(
-    "aten.isnan", "aten.isfinite", "aten.isinf", "aten.isneginf", "aten.isposinf",
-    "aten.addcmul", "aten.addcdiv", "aten.lerp",
-)  # fmt: skip
-def _not_judged(step: Step) -> Result:
-    """A partial operand of a probe for inf and NaN is right; for fused products and sums it is not followed."""
-    types = aligned(step)
-    return UNKNOWN if types.has("P") else join(step, types)
-
-
 def used_as_whole(step: Step, partial: SpmdType, what: str) -> SpmdType:
     """Report that `step` reads a partial value before its reduce; `what` says what the op does with it."""
-    made = partial.made(", made by {}")
     if partial.op in ("sum", "absolute"):
-        return step.flag(
-            "partial-used-as-whole",
-            why=f"{step.name} {what} and reads a partial sum (P{made}): every rank has only its own summand",
-            fix="all_reduce (or reduce_scatter) the partial sum before this op",
-        )
-    return step.flag(
-        "local-statistic",
-        why=f"{step.name} reads a {partial.op} over the sharded dim{made}: a statistic of the local shard only",
-        fix="make the statistic global first: all-reduce the sum (dst='R') and divide by the global count, or "
-        "all-reduce with the matching op",
-    )
-
-
-def aligned(step: Step) -> Types:
-    """Types of all operands, with the sharded dim counted on the result."""
-    return Types(broadcast(step, tensor, type_) for tensor, type_ in step.operands())
+        return step.flag(wording.PARTIAL_USED, x=partial, what=what)
+    return step.flag(wording.STATISTIC_USED, x=partial)
 
 
 @rule(
     "aten.clone", "aten._to_copy", "aten.alias", "aten.lift_fresh", "aten.lift_fresh_copy", "aten.positive",
     "aten.contiguous", "aten.view_as", "aten.real", "aten.native_dropout", "aten.dropout",
+    "_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd",
 )  # fmt: skip
 def _linear(step: Step) -> Result:
     """Linear in its only operand: every type stays."""
@@ -72,31 +71,20 @@ def _linear(step: Step) -> Result:
 
 @rule("aten.neg")
 def _negated(step: Step) -> Result:
-    """Linear; the largest of the negatives is the negative of the smallest."""
+    """Linear, but extrema change places."""
     x = step.type_at(0)
-    return replace(x, op=_op_of_negative(x.op))
-
-
-def _op_of_negative(op: str) -> str:
-    return {"max": "min", "min": "max"}.get(op, op)
+    return replace(x, op=_OF_NEGATIVE.get(x.op, x.op))
 
 
 @rule("aten.tril", "aten.triu")
 def _triangle(step: Step) -> Result:
     """The diagonal of a shard of rows or columns is not that of the whole matrix; the first rank's may be."""
-    x = step.args[0]
     type_ = step.type_at(0)
-    matrix_dims = (x.dim() - 2, x.dim() - 1)
-    is_matrix_shard = type_.is_known_shard and type_.dim in matrix_dims
-    diagonal = step.arg(1, "diagonal", 0)
-    is_at_origin = abs(diagonal) <= 1
+    num_dims = step.args[0].dim()
+    is_matrix_shard = type_.dim in (num_dims - 2, num_dims - 1)
+    is_at_origin = abs(step.arg(1, "diagonal", 0)) <= 1
     if is_matrix_shard and is_at_origin and step.rank > 0:
-        return step.flag(
-            "local-positions",
-            why=f"{step.name} takes the diagonal of the local block, and dim {type_.dim} is sharded: on rank "
-            f"{step.rank} it begins elsewhere",
-            fix="compare global positions, which begin at rank_index * local length",
-        )
+        return step.flag(wording.LOCAL_DIAGONAL, x=type_)
     return type_
 
 
@@ -113,21 +101,21 @@ def _exponential(step: Step) -> Result:
 
 @rule("aten.pow")
 def _power(step: Step) -> Result:
-    """The square of a local 2-norm is a partial sum of squares, as that of any norm to its order."""
+    """The square of a local 2-norm is a partial sum of squares, as that of any norm to its order (norm1, norminf)."""
     x = step.type_at(0)
-    order = order_of(x.op)
-    exponent = step.arg(1, "exponent")
-    is_sum_of_powers = order and exponent == order
-    if is_sum_of_powers:
-        return replace(x, op="sum")
-    return pointwise(step)
+    if not x.op.startswith("norm"):
+        return pointwise(step)
+    order = float(x.op.removeprefix("norm") or 2)
+    if order == 0 or step.arg(1, "exponent") != order:
+        return pointwise(step)
+    return replace(x, op="sum")
 
 
 @rule("aten.abs")
 def _absolute(step: Step) -> Result:
     """Not linear, but the first half of isfinite: the op that reads the result is judged."""
     x = step.type_at(0)
-    if x.kind == "P" and x.op in ("sum", "absolute"):
+    if x.is_partial_of("sum", "absolute"):
         return replace(x, op="absolute")
     return pointwise(step)
 
@@ -138,42 +126,37 @@ def _compared(step: Step) -> Result:
     left, right = step.args[:2]
     is_infinity = isinstance(right, float) and math.isinf(right)
     is_probe = is_infinity or left is right
-    return UNKNOWN if is_probe and step.type_at(0).kind == "P" else _ordered(step)
+    if is_probe and step.type_at(0).kind == "P":
+        return UNKNOWN
+    return _ordered(step)
 
 
 @rule("aten.ge", "aten.gt", "aten.le", "aten.lt")
 def _ordered(step: Step) -> Result:
     """A local extremum beside one of all ranks: whether this rank has it."""
     types = step.types
-    found = types.of_kind("P").ops
-    is_extremum = found in ({"max"}, {"min"})
+    is_extremum = types.of_kind("P").ops in ({"max"}, {"min"})
     if is_extremum and any(type_.is_reduced for type_ in types.of_kind("I", "R")):
         return SpmdType("V")
     return pointwise(step)
-
-
-@rule("aten.detach")
-def _detached(step: Step) -> Result:
-    """The same value without a gradient."""
-    return replace(step.type_at(0), grad=False)
 
 
 @rule("aten.copy")
 def _copied(step: Step) -> Result:
     """The destination takes the type of the source."""
     source = step.args[1]
-    return broadcast(step, source, step.type_at(1)) if isinstance(source, Tensor) else CONSTANT
+    if isinstance(source, Tensor):
+        return broadcast(step, source, step.type_at(1))
+    return CONSTANT
 
 
-@rule("aten.fill", "aten.zero")
-def _filled(step: Step) -> Result:
-    """The destination becomes a constant."""
-    fills_zeros = step.name == "aten.zero" or is_zero(step.arg(1, "value"))
-    return ZERO if fills_zeros else CONSTANT
+rule("aten.detach")(lambda step: replace(step.type_at(0), grad=False))
+rule("aten.fill")(lambda step: step.type_in(step.arg(1, "value")))
+rule("aten.zero")(lambda step: ZERO)
 
 
-@rule("aten.add", "aten.sub", "aten.rsub")
-def added(step: Step) -> Result:
+@rule(*SUMS)
+def _added(step: Step) -> Result:
     """P + P is partial; P + a whole tensor counts that tensor once per rank."""
     terms = []
     adds_number = False
@@ -187,79 +170,49 @@ def added(step: Step) -> Result:
 
 def sum_of(step: Step, types: Types, *, adds_number: bool = False) -> SpmdType:
     """Type of a sum of terms on the dims of the result, and perhaps of a number that is equal on all ranks."""
-    terms = types.nonzero
+    terms = Types(t for t in types if not t.is_zero)
     partial = terms.of_kind("P")
     if not partial:
         return join(step, terms)
-    if terms.has("U"):
-        return UNKNOWN
     if len(partial.ops) > 1:  # such as a partial sum plus a partial maximum
         return UNKNOWN
     first = replace(partial[0], grad=terms.grad)
-    return _sum_with_partial(step, first, terms, adds_number=adds_number)
+    if first.op == "sum":
+        return _sum_with_partial_sum(step, first, terms, adds_number=adds_number)
+    return _sum_with_statistic(step, first, terms, adds_number=adds_number)
 
 
-def _sum_with_partial(step: Step, partial: SpmdType, terms: Types, *, adds_number: bool) -> SpmdType:
-    """Type of partial terms plus the others; a constant tensor or a V of unknown dim may be this rank's own summand."""
-    whole = terms.of_kind("I", "R")
-    shards = Types(t for t in terms if t.is_known_shard)
-    if whole and partial.op == "sum":
-        wrong = _wrong_summand(step, partial, whole)
-        if wrong is not None:
-            return wrong
-    if shards:
-        return _shards_with_partial(step, partial, terms, shards)
-    if whole and partial.op != "sum":
-        return _whole_with_partial(step, partial, terms)
-    # The largest local value plus a number is the largest of the sums; a mean shifts as well.
-    shifts = partial.op in ("max", "min", "mean")
-    if adds_number and not shifts:
+def _sum_with_partial_sum(step: Step, partial: SpmdType, terms: Types, *, adds_number: bool) -> SpmdType:
+    """Type of partial sums plus the others; a constant tensor or a V of unknown dim may be this rank's own summand."""
+    wrong = _wrong_summand(step, partial, terms.of_kind("I", "R"))
+    if wrong is not None:
+        return wrong
+    if any(t.is_known_shard for t in terms):
+        return used_as_whole(step, partial, _ADDS)
+    if adds_number:
         return used_as_whole(step, partial, "adds a number to it")
     return partial
 
 
-def _whole_with_partial(step: Step, partial: SpmdType, terms: Types) -> SpmdType:
-    if partial.op not in _SHIFTED:
-        return used_as_whole(step, partial, _ADDS)
-    is_shifted = step.name == "aten.add" or _is_minuend(step)
-    return partial if is_shifted else SpmdType("V", terms.grad)
-
-
-def _shards_with_partial(step: Step, partial: SpmdType, terms: Types, shards: Types) -> SpmdType:
-    is_subtracted = step.name == "aten.sub" and not _is_minuend(step)
-    kind = _SHIFT_BY.get(partial.op)
-    if is_subtracted and kind is not None:
-        pending = _local_shift(step, partial, kind)
+def _sum_with_statistic(step: Step, partial: SpmdType, terms: Types, *, adds_number: bool) -> SpmdType:
+    """Type of a statistic of the shard, such as a maximum, plus the others."""
+    shards = Types(t for t in terms if t.is_known_shard)
+    is_minuend = step.name == "aten.sub" and step.type_at(0).kind == "P"
+    if shards:
+        # A mean minus the values has the squares of the values minus the mean; exponentials do change with the order.
+        is_difference = step.name == "aten.sub" and (partial.op == "mean" or not is_minuend)
+        if not is_difference or partial.op not in _SHIFT_BY:
+            return used_as_whole(step, partial, _ADDS)
+        pending = step.pending(*_SHIFT_BY[partial.op], x=partial)
         return replace(shards.shard, grad=terms.grad, pending=pending)
-    return used_as_whole(step, partial, _ADDS)
-
-
-def _is_minuend(step: Step) -> bool:
-    """True when the partial operand is the one that is subtracted from."""
-    return step.name == "aten.sub" and step.type_at(0).kind == "P"
-
-
-_SHIFT_BY = {"max": "shift", "logsumexp": "shift", "mean": "moment"}
-_ADDS = "adds it to a value that is not partial"
-_SHIFTED = ("max", "min", "logsumexp")
-"""Reductions of x minus a number that are the reduction of x minus the number."""
-
-
-_GLOBAL_FIRST = {
-    "shift": "all-reduce the maximum first; or multiply by exp(local - global maximum) before the sum over the ranks",
-    "moment": "make the mean global first: all-reduce the sum (dst='R') and divide by the global count; or add to the "
-    "sum of squares those of the gathered means around the global one",
-}
-
-
-def _local_shift(step: Step, partial: SpmdType, kind: str) -> Pending:
-    made = partial.made(", made by {}")
-    return step.pending(
-        kind,
-        "local-statistic",
-        why=f"{step.name} subtracts a {partial.op} over the sharded dim{made}: a statistic of the local shard only",
-        fix=_GLOBAL_FIRST[kind],
-    )
+    whole = terms.of_kind("I", "R")
+    shifted = _SHIFTED if whole else _SHIFTED_BY_NUMBERS
+    is_shifted = adds_number or len(whole) > 0
+    if is_shifted and partial.op not in shifted:
+        return used_as_whole(step, partial, _ADDS)
+    if whole and not is_minuend and step.name != "aten.add":
+        return SpmdType("V", terms.grad)
+    return partial
 
 
 def _wrong_summand(step: Step, partial: SpmdType, whole: Types) -> SpmdType | None:
@@ -267,42 +220,35 @@ def _wrong_summand(step: Step, partial: SpmdType, whole: Types) -> SpmdType | No
 
     Beside a partial sum times the number of ranks it is judged as a term of an average, which nobody knows yet.
     """
-    added = f"is added to the partial sum{partial.made(' made by {}')}"
-    fix = "all_reduce the partial sum first, then add"
+    added = f"is added to the partial sum{partial.origin.made.removeprefix(',')}"
     is_before_average = is_times_ranks(step, partial)
     if is_before_average:
         whole = Types(weighted(step, each, 1 / step.world) for each in whole)
         added = "(by the average that has to follow) is added"
+    fix = "all_reduce the partial sum first, then add"
     judged = [wrong_summand(step, each, added=added, fix=fix) for each in whole]
-    return UNKNOWN if is_before_average else find(judged, lambda wrong: wrong is not None)
+    if whole and is_before_average:
+        return UNKNOWN
+    return find(judged, lambda wrong: wrong is not None)
 
 
-@rule("aten.mul", "aten.div", "aten.true_divide")
-def multiplied(step: Step) -> Result:
+@rule(*SCALINGS)
+def _multiplied(step: Step) -> Result:
     """P times a whole factor is partial; a P in a divisor, or two P, are not linear."""
     types = aligned(step)
-    if _divides_by_ranks(step):
-        step.is_judged = False
-    if not types.has("P"):
+    partial = types.of_kind("P")
+    is_division = step.name != "aten.mul"
+    if is_division and step.number_in(step.args[1]) == step.world:
+        # The sum of a product over the ranks divided by their number: a mean is meant, or it is a mistake.
+        x = step.type_at(0)
+        is_summand = x.is_partial_of("sum") and x.origin.what != "aten.sum"
+        is_sum = x.grad and x.origin.maker == "all_reduce"
+        step.is_judged = not (is_summand or is_sum)
+    if not partial:
         return join(step, types)
-    if types.has("U"):
-        return UNKNOWN
-    divides_by_partial = step.name != "aten.mul" and step.type_at(1).kind == "P"
-    if divides_by_partial:
-        return used_as_whole(step, types.of_kind("P")[0], "divides by it")
+    if is_division and step.type_at(1).kind == "P":
+        return used_as_whole(step, partial[0], "divides by it")
     return product_with_partial(step, types)
-
-
-def _divides_by_ranks(step: Step) -> bool:
-    """True when the sum of a product over the ranks is divided by their number: a mean is meant, or it is a mistake."""
-    if step.name == "aten.mul":
-        return False
-    x = step.type_at(0)
-    divisor = step.number_in(step.args[1])
-    is_summand = x.is_partial_of("sum") and x.made_by != "aten.sum"
-    is_sum = x.grad and x.maker == "all_reduce"
-    is_followed = is_summand or is_sum
-    return is_followed and divisor == step.world
 
 
 def product_with_partial(step: Step, types: Types) -> SpmdType:
@@ -312,29 +258,27 @@ def product_with_partial(step: Step, types: Types) -> SpmdType:
     varying = factors.of_kind("V")
     if len(partial) > 1:
         return used_as_whole(step, partial[0], "multiplies two partial values")
-    if factors.has("U") or None in varying.dims:
+    if None in varying.dims:
         return UNKNOWN
     if varying:
         return used_as_whole(step, partial[0], "multiplies it by a shard")
     wrong = wrong_gradient(step, factors, partial=True)
     if wrong is not None:
         return wrong
-    return replace(partial[0], grad=types.grad, op=_op_of_scaled(step, partial[0]))
+    return replace(partial[0], grad=types.grad, op=_op_of_scaled(step, partial[0].op))
 
 
-def _op_of_scaled(step: Step, partial: SpmdType) -> str:
+def _op_of_scaled(step: Step, op: str) -> str:
     """A local mean times its count, or over the number of ranks, is a summand; any number but a fraction may be."""
     if step.name not in ("aten.mul", "aten.div"):
-        return partial.op
+        return op
     factor = multiplier(step)
-    if factor is not None and factor < 0:
-        partial = replace(partial, op=_op_of_negative(partial.op))
-    if partial.op != "mean":
-        return partial.op
-    if factor is None:
-        return "sum"
-    is_summand = factor > 1 or is_close(factor * step.world, 1)
-    return "sum" if is_summand else "mean"
+    if op == "mean":
+        is_summand = factor is None or factor > 1 or is_close(factor * step.world, 1)
+        return "sum" if is_summand else "mean"
+    if factor is None or factor >= 0:
+        return op
+    return _OF_NEGATIVE.get(op, op)
 
 
 @rule("aten.where")
@@ -346,13 +290,14 @@ def _where(step: Step) -> Result:
         return join(step, types)
     mask = step.type_at(0)
     branches = Types([step.type_at(1), step.type_at(2)])
-    stays_partial = branches.nonzero.kinds == {"P"}
-    mixes_whole = branches.kinds <= {"P", "I", "R"}
-    if stays_partial and mask.is_whole:
-        return replace(partial[0], grad=types.grad)
-    if stays_partial or not mixes_whole:
+    nonzero = Types(branch for branch in branches if not branch.is_zero)
+    if nonzero.kinds == {"P"}:
+        if mask.is_whole:
+            return replace(partial[0], grad=types.grad)
         return UNKNOWN
-    return used_as_whole(step, partial[0], "chooses between it and a whole value")
+    if branches.kinds <= {"P", "I", "R"}:
+        return used_as_whole(step, partial[0], "chooses between it and a whole value")
+    return UNKNOWN
 
 
 @rule("aten.masked_fill")

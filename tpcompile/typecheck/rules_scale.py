@@ -5,34 +5,31 @@ Any other result is a tensor of its own. So is what an op mixes along a dim: onl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import dropwhile
 from typing import Any
 
 from torch import Tensor
 
-from tpcompile.typecheck.ops import SAME_VALUE, VIEWS
-from tpcompile.typecheck.scale import Factor, Scale, is_close, of_one_tensor, own_scale, product, total
+from tpcompile.typecheck.ops import LABELS, PACKS, PRODUCT_OF, SAME_VALUE, SCALINGS, SUMS, VIEWS
+from tpcompile.typecheck.scale import Factor, Scale, is_close, own_scale, product, total
 from tpcompile.typecheck.spmd import Kind, SpmdType, Types
-from tpcompile.typecheck.step import Result, Step, is_zero
+from tpcompile.typecheck.step import Step, is_zero
 
-ScaleRule = Callable[[Step, int], Scale | None]
 _SCALED: tuple[Kind, ...] = ("I", "R", "V", "P")
 
 
-def with_scales(step: Step, result: Result) -> Result:
+def with_scales(step: Step, types: Sequence[SpmdType]) -> list[SpmdType]:
     """The types with the scales of the results; None where a result is a tensor of its own."""
-    if isinstance(result, SpmdType):
-        return _with_scale(step, result, 0)
-    return [_with_scale(step, type_, place) for place, type_ in enumerate(result)]
-
-
-def _with_scale(step: Step, type_: SpmdType, place: int) -> SpmdType:
     follow = SCALES.get(step.name)
-    if type_.kind not in _SCALED or follow is None:
-        return type_ if type_.scale is None else replace(type_, scale=None)
-    return replace(type_, scale=follow(step, place))
+    scaled = []
+    for place, type_ in enumerate(types):
+        scale = None
+        if follow is not None and type_.kind in _SCALED:
+            scale = follow(step, place)
+        scaled.append(replace(type_, scale=scale))
+    return scaled
 
 
 def multiplier(step: Step) -> float | None:
@@ -40,8 +37,9 @@ def multiplier(step: Step) -> float | None:
     first, second = map(step.number_in, step.args[:2])
     if step.name == "aten.mul":
         return first if second is None else second
-    is_rounded = "rounding_mode" in step.kwargs
-    if is_rounded or not second:
+    if "rounding_mode" in step.kwargs:
+        return None
+    if not second:
         return None
     return 1 / second
 
@@ -55,41 +53,35 @@ def weighted(step: Step, type_: SpmdType, weight: float) -> SpmdType:
 
 def weights_of(step: Step) -> tuple[float, float]:
     """What a sum multiplies its two terms by."""
-    alpha = _number_named(step, "alpha")
-    beta = _number_named(step, "beta")
-    weights = {"aten.sub": (1.0, -alpha), "aten.rsub": (-alpha, 1.0)}
-    return weights.get(step.name, (beta, alpha))
+    given = [step.kwargs.get(name, 1) for name in ("beta", "alpha")]
+    beta, alpha = (float(value) if isinstance(value, (int, float)) else 1.0 for value in given)
+    if step.name == "aten.sub":
+        return 1.0, -alpha
+    if step.name == "aten.rsub":
+        return -alpha, 1.0
+    return beta, alpha
 
 
-def _number_named(step: Step, name: str) -> float:
-    value = step.kwargs.get(name, 1)
-    return float(value) if isinstance(value, (int, float)) else 1.0
+def is_times_ranks(step: Step, type_: SpmdType) -> bool:
+    """True when the value was multiplied by the number of ranks, as before an average that is to be a sum."""
+    factor = type_.multiples.factor
+    return factor is not None and is_close(factor.value, step.world)
 
 
 def _viewed(step: Step, place: int) -> Scale:
     """The same tensor where the view only has other dims in front, as a sum would broadcast it."""
-    x, part = step.args[0], step.results[place]
     scale = step.type_at(0).multiples
-    if _broadcast(x) == _broadcast(part) or step.name == "aten.expand":
+    shapes = [step.args[0].shape, step.results[place].shape]
+    before, after = (list(dropwhile(lambda size: size == 1, shape)) for shape in shapes)
+    if before == after or step.name == "aten.expand":
         return scale
     arguments = (*step.args[1:], step.kwargs, place)
     return scale.viewed(f"{step.name}{arguments}")
 
 
-def _broadcast(tensor: Tensor) -> list[int]:
-    """The shape from the first dim that is not of size 1."""
-    return list(dropwhile(lambda size: size == 1, tensor.shape))
-
-
-def _linear(step: Step, place: int) -> Scale:
-    """Linear in the first operand."""
-    return step.type_at(0).multiples.anew()
-
-
 def _added(step: Step, place: int) -> Scale:
     terms = zip(step.args[:2], weights_of(step), strict=False)
-    types = Types(weighted(step, step.type_in(value), weight) for value, weight in terms)
-    return total(_scales_of(types))
+    return total(_scales_of(weighted(step, step.type_in(value), weight) for value, weight in terms))
 
 
 def _multiplied(step: Step, place: int) -> Scale | None:
@@ -99,24 +91,19 @@ def _multiplied(step: Step, place: int) -> Scale | None:
     return total(_scales_of(step.types)).times(number, step.world)
 
 
-def _scales_of(types: Types) -> list[Scale]:
+def _scales_of(terms: Iterable[SpmdType]) -> list[Scale]:
     """The scales of the terms that have the kind of their sum: the partial ones, the shards, or the whole ones."""
+    types = Types(terms)
     deciding = types.of_kind("P") or types.of_kind("V") or types.of_kind("I", "R")
     return [type_.multiples for type_ in deciding]
 
 
-def is_times_ranks(step: Step, type_: SpmdType) -> bool:
-    """True when the value was multiplied by the number of ranks, as before an average that is to be a sum."""
-    factor = type_.multiples.factor
-    return factor is not None and is_close(factor.value, step.world)
-
-
-def _matrix_product_plus(step: Step, place: int) -> Scale:
+def _product_plus(step: Step, place: int) -> Scale:
     """The scale of beta * input + alpha * product."""
     beta, alpha = weights_of(step)
     bias = weighted(step, step.type_at(0), beta)
     plain = _product(step, *step.args[1:3]) or own_scale()
-    return total([plain.times(alpha, step.world), *_scales_of(Types([bias]))])
+    return total([plain.times(alpha, step.world), *_scales_of([bias])])
 
 
 def _product(step: Step, left: Any, right: Any) -> Scale | None:
@@ -127,8 +114,10 @@ def _product(step: Step, left: Any, right: Any) -> Scale | None:
     if is_quotient and second is not None:
         second = second.inverse()
     found = product(first, second)
-    is_own = found is not None and found.is_own
-    return None if is_own else of_one_tensor(found)
+    is_own = found is not None and found.value == 1 and found.gradient in (0, 1)
+    if is_own:
+        return None
+    return own_scale(factor=found)
 
 
 def _factor_of(step: Step, value: Any) -> Factor | None:
@@ -139,35 +128,30 @@ def _factor_of(step: Step, value: Any) -> Factor | None:
     is_number = value.numel() == 1 and not type_.grad
     if is_number:
         return None
-    if type_.kind in _SCALED:
-        return type_.multiples.factor
-    return Factor(gradient=0.0)
+    if type_.kind not in _SCALED:
+        return Factor(gradient=0.0)
+    return type_.multiples.factor
 
 
-def _joined(step: Step, place: int) -> Scale:
-    """Parts, or branches, of one tensor: a sum of tensors that are zero in the other parts."""
-    return total([scale.anew() for scale in _scales_of(step.types)])
-
-
-def _masked(step: Step, place: int) -> Scale | None:
-    """Filled with zeros, as a multiple of the operand; with anything else a tensor of its own."""
-    return _linear(step, place) if is_zero(step.arg(2, "value")) else None
-
-
-_RULES: dict[ScaleRule, set[str]] = {
+_RULES: dict[Callable[[Step, int], Scale | None], set[str]] = {
     lambda step, place: step.type_at(0, "self").multiples: SAME_VALUE,
     lambda step, place: step.type_at(1).multiples: {"aten.copy"},
     lambda step, place: step.type_at(0).multiples.times(-1, step.world): {"aten.neg"},
-    lambda step, place: _product(step, *step.args[:2]): {"aten.mm", "aten.bmm", "aten.mv", "aten.dot"},
+    lambda step, place: _product(step, *step.args[:2]): set(LABELS),
     _viewed: VIEWS,
-    _linear: {
+    # Linear in the first operand.
+    lambda step, place: step.type_at(0).multiples.anew(): {
         "aten.sum", "aten.mean", "aten.index_select", "aten.embedding", "aten.gather", "aten.cumsum", "aten.flip",
         "aten.roll", "aten.tril", "aten.triu", "aten.native_dropout", "aten.dropout", "aten.repeat",
     },
-    _added: {"aten.add", "aten.sub", "aten.rsub"},
-    _multiplied: {"aten.mul", "aten.div", "aten.true_divide"},
-    _matrix_product_plus: {"aten.addmm", "aten.baddbmm", "aten.addmv"},
-    _joined: {"aten.cat", "aten.stack", "aten.where"},
-    _masked: {"aten.masked_fill"},
+    _added: SUMS,
+    _multiplied: SCALINGS,
+    _product_plus: set(PRODUCT_OF),
+    # Parts, or branches, of one tensor: a sum of tensors that are zero in the other parts.
+    lambda step, place: total([scale.anew() for scale in _scales_of(step.types)]): {*PACKS, "aten.where"},
+    # Filled with zeros, as a multiple of the operand; with anything else a tensor of its own.
+    lambda step, place: step.type_at(0).multiples.anew() if is_zero(step.arg(2, "value")) else None: {
+        "aten.masked_fill",
+    },
 }  # fmt: skip
 SCALES = {name: rule for rule, names in _RULES.items() for name in names}

@@ -48,11 +48,6 @@ class Factor(NamedTuple):
         """True when all of it was divided by the number of ranks."""
         return self.shared != 0 and is_close(self.plain, 0)
 
-    @property
-    def is_gone(self) -> bool:
-        """True when the tensor is neither in the value nor in the gradient."""
-        return is_close(self.value, 0) and is_close(self.gradient, 0)
-
     def times(self, number: float, world: int) -> Factor:
         """The multiple after a product with a number; divided twice by the number of ranks, it is no share."""
         value = self.value * number
@@ -64,23 +59,14 @@ class Factor(NamedTuple):
             return Factor(value, 0.0, gradient)
         return Factor(0.0, value, gradient)
 
-    def plus(self, other: Factor) -> Factor:
-        """The multiple of a sum."""
-        return Factor(*(mine + its for mine, its in zip(self, other, strict=True)))
-
     def inverse(self) -> Factor | None:
         """The multiple of the reciprocal; None for that of zero."""
         if self.value == 0:
             return None
         return Factor(1 / self.value, 0.0, self.gradient / self.value**2)
 
-    @property
-    def is_own(self) -> bool:
-        """True when it is the tensor itself."""
-        return self.value == 1 and self.gradient in (0, 1)
 
-
-NOTHING = Factor(0.0, 0.0, 0.0)
+ITSELF = Factor()
 
 
 def product(left: Factor | None, right: Factor | None) -> Factor | None:
@@ -93,8 +79,7 @@ def product(left: Factor | None, right: Factor | None) -> Factor | None:
     if gradient is None:
         return None
     value = left.value * right.value
-    is_shared = left.is_shared or right.is_shared
-    if is_shared:
+    if left.is_shared or right.is_shared:
         return Factor(0.0, value, gradient)
     return Factor(value, 0.0, gradient)
 
@@ -103,12 +88,11 @@ def _only(gradients: set[float]) -> float | None:
     """The one multiple, but for those of tensors without a gradient; None for several."""
     found = {round(gradient, 6) for gradient in gradients}
     found.discard(0.0)
-    if not found:
-        return 0.0
     if len(found) > 1:
         return None
-    [gradient] = found
-    return gradient
+    if not found:
+        return 0.0
+    return found.pop()
 
 
 @dataclass(frozen=True)
@@ -137,13 +121,16 @@ class Scale:
         if UNKNOWN_SCALE in (self, other):
             return UNKNOWN_SCALE
         found = dict(self.terms)
-        for base, factor in other.terms.items():
-            known = found.get(base, NOTHING)
-            found[base] = known.plus(factor)
-        left = Scale({base: factor for base, factor in found.items() if not factor.is_gone})
-        if len(left.terms) > _MOST_TERMS:
-            return of_one_tensor(left.factor)
-        return left
+        for base, (plain, shared, gradient) in other.terms.items():
+            known = found.get(base, Factor(0.0, 0.0, 0.0))
+            found[base] = Factor(known.plain + plain, known.shared + shared, known.gradient + gradient)
+        for base, factor in list(found.items()):
+            is_gone = is_close(factor.value, 0) and is_close(factor.gradient, 0)
+            if is_gone:
+                del found[base]
+        if len(found) > _MOST_TERMS:
+            return own_scale(factor=Scale(found).factor)
+        return Scale(found)
 
     def with_gradient(self, gradient: float) -> Scale:
         """The scale of the same value, of which every tensor gets this multiple of the gradient."""
@@ -161,14 +148,11 @@ class Scale:
 UNKNOWN_SCALE = Scale()
 
 
-def own_scale(name: str = "") -> Scale:
-    """The scale of a tensor that is a multiple of itself alone; `name` of a parameter."""
-    return Scale({Base(next(_serials), name): Factor()})
-
-
-def of_one_tensor(factor: Factor | None) -> Scale:
-    """The scale of this multiple of a new tensor; unknown without one."""
-    return UNKNOWN_SCALE if factor is None else Scale({Base(next(_serials)): factor})
+def own_scale(name: str = "", factor: Factor | None = ITSELF) -> Scale:
+    """The scale of a multiple of a new tensor, by itself once; `name` of a parameter. Unknown without a multiple."""
+    if factor is None:
+        return UNKNOWN_SCALE
+    return Scale({Base(next(_serials), name): factor})
 
 
 def total(scales: Sequence[Scale]) -> Scale:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -57,24 +57,20 @@ class Site:
 def current_site(module_names: Mapping[int, str]) -> Site:
     """Innermost frame outside of torch, of our collectives and of this package; `module_names` maps id -> name."""
     frames = [frame for frame in _frames() if not frame.f_code.co_filename.startswith(_OWN)]
-    module = _innermost_module(frames, module_names)
+    module = ""
+    for frame in frames:
+        # A function without `self` belongs to the module around it. Reading f_locals keeps all locals of a frame alive
+        # as long as the frame. Those of a frame of this package would never be freed, because they hold it themselves.
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module) and id(owner) in module_names:
+            module = module_names[id(owner)]
+            break
     for frame in frames:
         file, line = frame.f_code.co_filename, frame.f_lineno
         if not file.startswith(_SKIPPED):
             source = linecache.getline(file, line, frame.f_globals).strip()
             return Site(file, line, frame.f_code.co_name, source, module)
     return Site(module=module)
-
-
-def _innermost_module(frames: Iterable[FrameType], names: Mapping[int, str]) -> str:
-    """Name of the first module whose method a frame runs; a function without `self` belongs to the module around it."""
-    for frame in frames:
-        # Reading f_locals keeps all locals of a frame alive as long as the frame. Those of a frame of this package
-        # would never be freed, because they hold the frame itself.
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, torch.nn.Module) and id(owner) in names:
-            return names[id(owner)]
-    return ""
 
 
 def _frames() -> Iterator[FrameType]:
@@ -85,15 +81,15 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def in_user_function() -> bool:
-    """True when the op runs in the forward of an autograd.Function, whose gradient only its author knows."""
-    return user_function() != ""
-
-
 def user_function() -> str:
-    """Name of the autograd.Function whose forward runs the op; empty outside of a user-written one."""
-    written = [name for name in _functions() if not name.startswith(_GENERATED)]
-    return written[0] if written else ""
+    """Name of the user's autograd.Function whose forward runs the op, and whose gradient only its author knows.
+
+    Empty outside of one.
+    """
+    for name in _functions():
+        if not name.startswith(_GENERATED):
+            return name
+    return ""
 
 
 def in_generated_function() -> bool:

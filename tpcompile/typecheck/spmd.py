@@ -17,9 +17,10 @@ from __future__ import annotations
 import re
 from collections.abc import Set
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from tpcompile.errors import ConfigError
+from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.scale import Scale, own_scale, total
 from tpcompile.typecheck.site import Site
 
@@ -34,12 +35,20 @@ class Origin:
     """The op that made a replicated or partial value."""
 
     what: str
-    """Collective or op, e.g. `all_reduce(dst='I')`."""
+    """Collective or op, e.g. `all_reduce(dst='I')`; empty where it is not known."""
     site: Site
     maker: Maker = "op"
 
+    @property
+    def made(self) -> str:
+        """`, made by OP at FILE:LINE` for a message; empty where it is not known."""
+        return f", made by {self}" if self.what else ""
+
     def __str__(self) -> str:
         return f"{self.what} at {self.site.file}:{self.site.line}"
+
+
+NOT_KNOWN = Origin("", Site())
 
 
 @dataclass(frozen=True)
@@ -47,18 +56,17 @@ class Pending:
     """A value that is right only together with one of a different rank, and the violation of any other use."""
 
     kind: str
-    """What may be done with it: a name of `pending.OUTCOMES`."""
-    rule: str
-    why: str
-    fix: str
-    origin: Origin
-    """The op that made it; the violation is reported there."""
-    operands: tuple[str, ...]
-    """Types of the operands of that op."""
+    """What may be done with it: a name of the tables in pending.py."""
+    violation: Violation
+    """By the op that made the value, where it is reported."""
     dim: int | None = None
     """The dim that it was made along."""
     op: str = ""
     """Of gathered statistics: the reduction over the blocks that makes them one statistic."""
+
+    def misused(self, how: str) -> Violation:
+        """The violation of a use as if it were a value of the whole tensor; `how` says by what."""
+        return replace(self.violation, why=f"{self.violation.why}; {how}")
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,7 @@ class SpmdType:
     """C: all elements are zero, so it may be added to any type."""
     scale: Scale | None = field(default=None, compare=False)
     """Not of C and U: multiples of which tensors it is the sum of; None where it is a tensor of its own."""
-    origin: Origin | None = field(default=None, compare=False)
+    origin: Origin = field(default_factory=lambda: NOT_KNOWN, compare=False)
 
     def __str__(self) -> str:
         if self.is_known_shard:
@@ -109,37 +117,18 @@ class SpmdType:
         return self.kind in ("I", "R", "C")
 
     @property
-    def is_undeclared(self) -> bool:
-        """A parameter without a declared layout."""
-        return self.maker == "parameter"
-
-    @property
     def is_reduced(self) -> bool:
         """The result of an all-reduce or all-gather."""
-        return self.maker in ("all_reduce", "all_gather")
+        return self.origin.maker in ("all_reduce", "all_gather")
 
     @property
     def multiples(self) -> Scale:
         """The `scale`; that of a tensor of its own where there is none."""
         return own_scale() if self.scale is None else self.scale
 
-    @property
-    def maker(self) -> Maker:
-        """What made it; "op" where that is not known."""
-        return "op" if self.origin is None else self.origin.maker
-
-    @property
-    def made_by(self) -> str:
-        """Collective or op that made it; empty where that is not known."""
-        return "" if self.origin is None else self.origin.what
-
     def is_partial_of(self, *ops: str) -> bool:
         """Partial, and made whole by one of these reductions."""
         return self.kind == "P" and self.op in ops
-
-    def made(self, phrase: str) -> str:
-        """`phrase` with `{}` replaced by the origin, for a message; empty when the origin is not known."""
-        return "" if self.origin is None else phrase.format(self.origin)
 
     def with_dim(self, dim: int | None, left: int = 1, right: int = 1) -> SpmdType:
         """The same V, sharded on `dim`."""
@@ -168,6 +157,11 @@ class Types(tuple[SpmdType, ...]):
         return any(t.kind in kinds for t in self)
 
     @property
+    def without_pending(self) -> Types:
+        """Those that are right as they are."""
+        return Types(t for t in self if t.pending is None)
+
+    @property
     def kinds(self) -> Set[Kind]:
         """The kinds that occur."""
         return {t.kind for t in self}
@@ -181,11 +175,6 @@ class Types(tuple[SpmdType, ...]):
     def ops(self) -> Set[str]:
         """The reductions that occur."""
         return {t.op for t in self}
-
-    @property
-    def nonzero(self) -> Types:
-        """Those that are not known to be all zeros."""
-        return Types(t for t in self if not t.is_zero)
 
     @property
     def grad(self) -> bool:
@@ -203,10 +192,12 @@ class Types(tuple[SpmdType, ...]):
         return self.with_gradient or self
 
     @property
-    def origin(self) -> Origin | None:
+    def origin(self) -> Origin:
         """The origin that all of them share."""
         origins = {t.origin for t in self}
-        return origins.pop() if len(origins) == 1 else None
+        if len(origins) > 1:
+            return NOT_KNOWN
+        return origins.pop()
 
     @property
     def shard(self) -> SpmdType:
@@ -229,22 +220,17 @@ def parse_type(text: str, *, ndim: int, grad: bool) -> SpmdType:
     match = _WRITTEN.match(text)
     if match is None:
         raise ConfigError(f"SPMD type {text!r} is unknown; write one of {', '.join(get_args(Kind))}, V(dim), P(op)")
-    letter, detail = match[1], match[2]
-    if letter == "V" and detail is not None:
-        is_number = re.fullmatch(r"-?\d+", detail) is not None
-        if not is_number or not -ndim <= int(detail) < ndim:
-            raise ConfigError(f"SPMD type {text!r}: write a dim from {-ndim} to {ndim - 1}")
-        return varying(int(detail) % ndim, grad=grad)
-    if letter == "P":
+    kind, detail = cast(Kind, match[1]), match[2]
+    if kind in ("C", "U"):
+        return SpmdType(kind)
+    if kind == "P":
         return SpmdType("P", grad, op=detail or "sum")
-    plain = {
-        "I": SpmdType("I", grad),
-        "R": SpmdType("R", grad),
-        "V": varying(grad=grad),
-        "C": CONSTANT,
-        "U": UNKNOWN,
-    }
-    return plain[letter]
+    if kind != "V" or detail is None:
+        return SpmdType(kind, grad)
+    is_number = re.fullmatch(r"-?\d+", detail) is not None
+    if not is_number or not -ndim <= int(detail) < ndim:
+        raise ConfigError(f"SPMD type {text!r}: write a dim from {-ndim} to {ndim - 1}")
+    return varying(int(detail) % ndim, grad=grad)
 
 
 def of_base(old: SpmdType, part: SpmdType) -> SpmdType:
@@ -258,4 +244,6 @@ def of_base(old: SpmdType, part: SpmdType) -> SpmdType:
     if kinds in ("VV", "VC"):
         grad = Types([old, part]).grad
         return replace(old, grad=grad).with_dim(None)
-    return old if part.kind == "C" else UNKNOWN
+    if part.kind == "C":
+        return old
+    return UNKNOWN

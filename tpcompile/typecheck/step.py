@@ -1,8 +1,8 @@
 """One op with the SPMD types of its operands -> what a rule needs to judge it; the table of rules.
 
-A rule is registered for op names without overload and without the `_` of the in-place form, and returns the type of the
-result, or one type per result. A rule that finds a violation returns `step.flag(...)`: the result is not followed
-further, so that each fault is reported once.
+A rule is registered for op names without overload and without the `_` of the in-place form, or for a collective
+wrapper, and returns the type of the result, or one type per result. A rule that finds a violation returns
+`step.flag(...)`: the result is not followed further, so that each fault is reported once.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from tpcompile.typecheck.report import OnSomeRanks, Violation
+from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.site import Site
 from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, Maker, Origin, Pending, SpmdType, Types
+from tpcompile.typecheck.wording import Wording
 
 Result = SpmdType | Sequence[SpmdType]
 Rule = Callable[["Step"], Result]
@@ -43,28 +45,39 @@ class Step:
     """`namespace.op`, or the name of a collective wrapper."""
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    """Of a wrapper, the fields of its `Call`."""
     out: Any
     """What the op returned: a tensor, a sequence, or any other value."""
     type_of: Callable[[Tensor], SpmdType]
     site_of: Callable[[], Site]
+    group: dist.ProcessGroup
+    """The checked group."""
     world: int
-    """Size of the checked group."""
-    rank: int = 0
+    rank: int
     """This rank in it."""
+    written: list[Tensor] = field(default_factory=list)
+    """Tensors that an in-place op writes to; these get the types then."""
     is_pointwise: bool = False
     differentiable: bool = True
     """Gradients are recorded where the op runs, and its result can have one."""
-    is_own_group: Callable[[Any], bool] = lambda group: True
-    """True when a process group, or the name of one, is the checked one."""
-    is_across: Callable[[Any], bool] = lambda group: False
-    """True when a process group shares this rank alone with the checked one."""
     is_judged: bool = True
     """A rule knows the op; a rule sets it to False where a fault in the op would not be found."""
     violations: list[Violation] = field(default_factory=list)
 
+    @property
+    def is_wrapper(self) -> bool:
+        """A call of one of our collective wrappers."""
+        return "." not in self.name
+
     def arg(self, index: int, name: str, default: Any = None) -> Any:
         """Argument by position or name."""
         return self.args[index] if index < len(self.args) else self.kwargs.get(name, default)
+
+    def dim_at(self, index: int, default: int = 0) -> int:
+        """The argument `dim`, counted from the front of the first operand."""
+        num_dims: int = self.args[0].dim()
+        dim: int = self.arg(index, "dim", default)
+        return dim % max(1, num_dims)
 
     def type_at(self, index: int, name: str = "") -> SpmdType:
         """Type of one argument."""
@@ -84,27 +97,39 @@ class Step:
             value = _only_value(value) if is_constant and is_readable else None
         return float(value) if isinstance(value, (int, float)) else None
 
-    def operands(self) -> list[tuple[Tensor, SpmdType]]:
-        """All tensors among the arguments, in order, with their types."""
-        return [(tensor, self.type_of(tensor)) for tensor in tensors_in((self.args, self.kwargs))]
+    @property
+    def operands(self) -> list[Tensor]:
+        """All tensors among the arguments, in order."""
+        return tensors_in((self.args, self.kwargs))
 
     @property
     def types(self) -> Types:
-        """Types of all tensors among the arguments, in order."""
-        return Types(type_ for _, type_ in self.operands())
+        """Types of the operands."""
+        return Types(map(self.type_of, self.operands))
 
     @property
     def results(self) -> list[Tensor]:
         """The tensors that the op returned."""
         return tensors_in(self.out)
 
-    def all_results(self, type_: SpmdType) -> Result:
-        """The same type for every result."""
-        return [type_] * max(1, len(self.results))
+    @property
+    def targets(self) -> list[Tensor]:
+        """The tensors that get the types of the results."""
+        return self.written or self.results
+
+    def typed(self, result: Result) -> list[SpmdType]:
+        """One type for each of the targets."""
+        if isinstance(result, SpmdType):
+            return [result] * max(1, len(self.targets))
+        return list(result)
 
     def first_result(self, type_: SpmdType, *, others: SpmdType = UNKNOWN) -> Result:
         """`type_` for the first result, `others` for those after it."""
         return [type_, *[others] * (len(self.results) - 1)]
+
+    def is_own_group(self, group: Any) -> bool:
+        """True when a process group, or the name of one, is the checked one."""
+        return is_same_group(group, self.group)
 
     def has_gradient(self, x: SpmdType) -> bool:
         """True when a gradient flows back through this op into an operand of this type."""
@@ -114,33 +139,31 @@ class Step:
         """This op as the origin of its result."""
         return Origin(what or self.name, self.site_of(), maker)
 
-    def flag(self, name: str, *, why: str, fix: str, on_some_ranks: OnSomeRanks | None = None) -> SpmdType:
+    def violation(self, wording: Wording, **facts: Any) -> Violation:
+        """A violation by this op, worded with the facts."""
+        facts |= {"op": self.name, "world": self.world, "rank": self.rank}
+        operands = tuple(map(str, self.types))
+        why = wording.why.format(**facts)
+        return Violation(wording.rule, self.name, operands, self.site_of(), why, wording.fix.format(**facts))
+
+    def flag(self, found: Violation | Wording, **facts: Any) -> SpmdType:
         """Report a violation by this op; its result is of unknown type, which is never reported."""
-        site = self.site_of()
-        violation = Violation(name, self.name, self.operand_texts, site, why, fix, on_some_ranks=on_some_ranks)
-        self.violations.append(violation)
+        if isinstance(found, Wording):
+            found = self.violation(found, **facts)
+        self.violations.append(found)
         return UNKNOWN
 
-    def flag_pending(self, pending: Pending) -> SpmdType:
-        """Report that this op uses a pending value as if it were one of the whole tensor, where that was made."""
-        self.violations.append(misused(pending, f"{self.name} uses it"))
-        return UNKNOWN
-
-    def pending(self, kind: str, rule: str, *, why: str, fix: str, dim: int | None = None, op: str = "") -> Pending:
-        """What the result of this op has to be combined with first."""
-        return Pending(kind, rule, why, fix, self.origin(), self.operand_texts, dim, op)
-
-    @property
-    def operand_texts(self) -> tuple[str, ...]:
-        """The types of the operands as a report has them."""
-        return tuple(str(type_) for type_ in self.types)
+    def pending(self, kind: str, wording: Wording, **facts: Any) -> Pending:
+        """What the result of this op has to be combined with first, and how any other use is worded."""
+        return Pending(kind, self.violation(wording, **facts))
 
 
-def misused(pending: Pending, how: str) -> Violation:
-    """The violation of an op whose result is used as if it were one of the whole tensor; `how` says by what."""
-    origin = pending.origin
-    why = f"{pending.why}; {how}"
-    return Violation(pending.rule, origin.what, pending.operands, origin.site, why, pending.fix)
+def is_same_group(group: Any, own: dist.ProcessGroup) -> bool:
+    """True when a process group, boxed or not, or the name of one, is `own`."""
+    if isinstance(group, torch.ScriptObject):
+        group = dist.ProcessGroup.unbox(group)
+    name = group if isinstance(group, str) else getattr(group, "group_name", "")
+    return bool(name == own.group_name)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -148,13 +171,10 @@ def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
-        return tensors_in(list(value.values()))
+        value = list(value.values())
     if not isinstance(value, (list, tuple)):
         return []
-    found: list[Tensor] = []
-    for item in value:
-        found += tensors_in(item)
-    return found
+    return [tensor for item in value for tensor in tensors_in(item)]
 
 
 def _only_value(tensor: Tensor) -> Any:
@@ -163,12 +183,8 @@ def _only_value(tensor: Tensor) -> Any:
         return tensor.item()
     values = tensor.flatten()
     first = values[:1]
-    filled = first.expand_as(values)
-    if not first.any():
-        return None
-    if torch.equal(values, filled):
-        return first.item()
-    return None
+    is_one_value = bool(first.any()) and torch.equal(values, first.expand_as(values))
+    return first.item() if is_one_value else None
 
 
 def is_zero(value: Any) -> bool:
@@ -179,9 +195,3 @@ def is_zero(value: Any) -> bool:
 def is_float(tensor: Tensor) -> bool:
     """True when a tensor can have a gradient."""
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def makes_unknown(types: Result) -> bool:
-    """True when the first result is not followed; later ones are statistics, as of an attention."""
-    results = [types] if isinstance(types, SpmdType) else types
-    return len(results) > 0 and results[0].kind == "U"

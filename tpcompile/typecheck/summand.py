@@ -7,9 +7,10 @@ Of I each rank keeps what it gets, so it has to be the whole gradient; of R copy
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tpcompile.evidence.iterables import find
+from tpcompile.typecheck import wording
 from tpcompile.typecheck.report import OnSomeRanks
 from tpcompile.typecheck.scale import Base, Factor, is_close
 from tpcompile.typecheck.spmd import UNKNOWN, SpmdType
@@ -34,10 +35,8 @@ class Summand:
     @property
     def is_share(self) -> bool:
         """True when the multiple is one rank's share of a tensor: nothing, 1 / size, or a number over it."""
-        if is_close(self.times, 0):
-            return True
         is_over_size = self.factor.is_shared and abs(self.factor.value) < 1
-        return is_over_size or is_close(abs(self.times), 1)
+        return is_over_size or is_close(self.times, 0) or is_close(abs(self.times), 1)
 
     @property
     def may_be_share(self) -> bool:
@@ -58,8 +57,7 @@ class Summand:
     @property
     def has_wrong_gradient(self) -> bool:
         """True when the tensor gets more or less than its gradient."""
-        ratio = self.gradient_ratio
-        return not math.isnan(ratio) and not is_close(ratio, 1)
+        return not math.isnan(self.gradient_ratio) and not is_close(self.gradient_ratio, 1)
 
     def __str__(self) -> str:
         name = f"parameter {self.base.name}" if self.base.name else "a replicated tensor"
@@ -90,35 +88,19 @@ def wrong_summand(step: Step, whole: SpmdType, *, added: str, fix: str) -> SpmdT
 
 
 def _counted_several_times(step: Step, term: Summand, *, added: str, fix: str) -> SpmdType:
-    named, count = str(term), f"{step.world} times"
+    """Report the term; where one rank adds it for all its value is right, and at most its gradient is wrong."""
+    times, count = "", f"{step.world} times"
     if not is_close(term.factor.value, 1):
-        named = f"{named}, times {term.factor.value:g},"
+        times = f", times {term.factor.value:g},"
         count = f"{count}: {term.times:g} of it"
-    return step.flag(
-        "bias-before-reduce",
-        why=f"{named} {added}: a sum over the ranks counts it {count}, and without one each rank continues with a "
-        "different sum",
-        fix=fix,
-        on_some_ranks=_on_some_ranks(step, term, added=added),
-    )
-
-
-def _on_some_ranks(step: Step, term: Summand, *, added: str) -> OnSomeRanks:
-    """What is wrong where one rank adds the tensor for all: its value is right."""
-    if not step.has_gradient(term.type_):
-        return OnSomeRanks()
-    origin = term.type_.origin
-    effect = {
-        "I": "they alone get a gradient of it",
-        "R": "in the backward its copy_to_tp waits there for ranks that do not come",
-    }
-    return OnSomeRanks(
-        "on-some-ranks",
-        why=f"{term} {added} on some ranks and not on others: {effect[term.type_.kind]}",
-        fix="all_reduce the partial sum first, then add on every rank; or add on every rank "
-        "torch.where(rank_index == 0, copy_to_tp(x), 0)",
-        collective=origin.site if origin is not None and term.type_.kind == "R" else None,
-    )
+    found = step.violation(wording.COUNTED, term=term, times=times, added=added, count=count, fix=fix)
+    on_some = OnSomeRanks()
+    if step.has_gradient(term.type_):
+        of_kind = {"I": wording.ON_SOME_RANKS_I, "R": wording.ON_SOME_RANKS_R}[term.type_.kind]
+        alone = step.violation(of_kind, term=term, added=added)
+        entered_at = term.type_.origin.site if term.type_.origin.what and term.type_.kind == "R" else None
+        on_some = OnSomeRanks(alone.rule, alone.why, alone.fix, entered_at)
+    return step.flag(replace(found, on_some_ranks=on_some))
 
 
 def _scaled_gradient(step: Step, term: Summand, *, added: str) -> SpmdType:
@@ -126,17 +108,5 @@ def _scaled_gradient(step: Step, term: Summand, *, added: str) -> SpmdType:
     parts = round(1 / term.gradient_ratio)
     is_part = is_close(term.gradient_ratio * parts, 1)
     ratio = f"1/{parts} of" if is_part else f"{term.gradient_ratio:g} times"
-    return step.flag(
-        "gradient-of-a-share",
-        why=f"{term} times {term.factor.value:g} {added} on each of the {step.world} ranks: the sum over the ranks has "
-        f"it {count}, but its gradient through this op is {ratio} the right one on every rank",
-        fix=_FIXES[term.type_.kind],
-    )
-
-
-_FIXES = {
-    "I": "all_reduce the partial sum first, then add the whole tensor; or pass it through copy_to_tp before the "
-    "division, whose backward adds up the gradients of the ranks",
-    "R": "all_reduce the partial sum first, then add the whole tensor; copy_to_tp adds up the gradients of the ranks, "
-    "so each of them must be a share, as the value is",
-}
+    share = {"I": wording.SHARE_OF_I, "R": wording.SHARE_OF_R}[term.type_.kind]
+    return step.flag(share, term=term, added=added, count=count, ratio=ratio)

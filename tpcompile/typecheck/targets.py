@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from tpcompile.errors import ConfigError
 from tpcompile.ranks.domain import domain_of
 from tpcompile.target import build, raised_by
-from tpcompile.typecheck.check import check_module, on_fake_ranks
+from tpcompile.typecheck.check import Types, check_module, on_fake_ranks
 from tpcompile.typecheck.report import Report
 
 
@@ -25,13 +24,16 @@ def check_target(
     nproc: int = 4,
     ranks: Sequence[int] = (0, -1),
     device: str = "cpu",
-    **options: Any,
+    input_types: Sequence[str | None] | None = None,
+    output_type: Types | None = "I",
+    parameter_types: Mapping[str, str] | None = None,
+    train: bool = True,
 ) -> Report:
     """Build the target of `tpcompile gate --target` on fake ranks, and follow the types through its program.
 
     `settings` are `key=value`, as after `--set`; `device` is cpu, or meta for a program too large to be computed. Its
-    ranks are those of `nproc` on the target's own axis, and its `step` is not called. The `options` are those of
-    `check_module`. Raises ConfigError for a target that cannot be built or followed.
+    ranks are those of `nproc` on the target's own axis, and its `step` is not called. All other arguments
+    are those of `check_module`. Raises ConfigError for a target that cannot be built or followed.
     """
 
     def checked(group: dist.ProcessGroup) -> Report:
@@ -44,6 +46,14 @@ def check_target(
             inputs = (built.inputs,) if isinstance(built.inputs, Tensor) else built.inputs
             own_mesh = built.mesh or mesh
             domain_of(own_mesh, built.axis)  # raises ConfigError for an axis that the mesh does not have
-            return check_module(built.program, inputs, group=own_mesh.get_group(built.axis), **options)
+            return check_module(
+                built.program,
+                inputs,
+                group=own_mesh.get_group(built.axis),
+                input_types=input_types,
+                output_type=output_type,
+                parameter_types=parameter_types,
+                train=train,
+            )
 
     return on_fake_ranks(nproc, ranks, checked)
