@@ -6,6 +6,7 @@ import atexit
 import gc
 import importlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -48,6 +49,9 @@ class _Popen(subprocess.Popen):  # type: ignore[type-arg]
 def _become_worker() -> NoReturn:
     """In the child, where `exec` would follow: what is left of the session is what it has imported."""
     subprocess.Popen = _POPEN  # type: ignore[misc]
+    # As Python has them from its start; `subprocess` has just reset them: a write to a closed socket would end this.
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored, signal.SIG_IGN)
     atexit._clear()
     for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
         finalizer.atexit = False
