@@ -18,10 +18,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 import tpcompile
 from tpcompile.bench.step import finish
-from tpcompile.bench.worker import Task, answer_all, free, in_group, machine, regions
+from tpcompile.bench.worker import Task, answer_all, in_group, machine, regions
 from tpcompile.by_size import sums
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.fastpath import tp_region
+from tpcompile.gate.reference import free
 from tpcompile.nn.causal_lm import CausalLM
 from tpcompile.nn.state import load_full_state_dict
 

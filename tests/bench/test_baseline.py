@@ -25,8 +25,7 @@ def good() -> Baseline:
 
 def found(now: Row, **changed: Any) -> list[tuple[Change, str, bool]]:
     run = measured([A, now], **changed)
-    case = baseline.case_of(good(), run, report(run))
-    return [(one.change, one.says, one.is_time) for one in baseline.regressions(case, run)]
+    return [(one.change, one.says, one.is_time) for one in baseline.regressions(good(), run, report(run))]
 
 
 def test_the_same_run_is_as_its_baseline() -> None:
@@ -59,7 +58,7 @@ def test_what_is_better_or_not_asked_for_is_no_regression() -> None:
     assert found(profiled(kernels=70)) == []
     both = baseline.written(Baseline(), report(measured([A, C, row("C", 2.0, 2.0)])))
     run = measured([A, C])
-    assert list(baseline.regressions(baseline.case_of(both, run, report(run)), run)) == []
+    assert list(baseline.regressions(both, run, report(run))) == []
 
 
 def test_a_run_with_no_program_of_the_baseline_is_refused() -> None:

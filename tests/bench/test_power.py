@@ -18,7 +18,6 @@ from tpcompile.bench.names import Name
 from tpcompile.bench.power import Meter, NoMeterError, Sample, drawn, power
 from tpcompile.bench.records import Power
 from tpcompile.bench.run import Plan, _Preset
-from tpcompile.bench.step import Results
 from tpcompile.bench.table import lines
 
 DEVICE = torch.device("cuda", 0)
@@ -91,7 +90,7 @@ def test_calls_are_measured_while_they_run(nvml: SimpleNamespace, monkeypatch: p
         return 10.0
 
     monkeypatch.setattr(module, "timed_ms", timed)
-    found = drawn(lambda: Results(torch.empty(0)), 30, DEVICE)
+    found = drawn(lambda: None, 30, DEVICE)
     assert asked == [30]
     assert found.joules == pytest.approx(found.watts * 10.0 / 1e3)
     assert found.watts > 0
@@ -113,7 +112,7 @@ def test_a_reading_that_fails_is_no_measurement(nvml: SimpleNamespace, monkeypat
     monkeypatch.setattr(module, "timed_ms", timed)
     threads = threading.active_count()
     with pytest.raises(NoMeterError, match=r"^NVML: GPU is lost$"):
-        drawn(lambda: Results(torch.empty(0)), 30, DEVICE)
+        drawn(lambda: None, 30, DEVICE)
     assert threading.active_count() == threads
 
 
@@ -136,7 +135,7 @@ def test_without_a_counter_the_calls_are_made_all_the_same(
     monkeypatch.setattr(module, "timed_ms", lambda call, num_calls, device: asked.append(num_calls) or 10.0)
     nvml.nvmlDeviceGetTotalEnergyConsumption = refused
     with pytest.raises(NoMeterError, match=r"^NVML: Not Supported$"):
-        drawn(lambda: Results(torch.empty(0)), 30, DEVICE)
+        drawn(lambda: None, 30, DEVICE)
     assert asked == [30]
 
 
@@ -167,7 +166,7 @@ def asked(tmp_path: Path, *ranks: Asked) -> _Preset:
     )  # fmt: skip
     preset = _Preset(plan, settings, tmp_path, lambda text: None)
     for entry, of_entry in zip(preset._entries, ranks, strict=True):
-        entry.ranks, entry.rounds_ms = of_entry, [100.0]  # type: ignore[assignment]  # only `ask` is called
+        entry.ranks, entry.row = of_entry, row(entry.row.name, 100.0)  # type: ignore[assignment]  # only `ask` is called
     preset._each(preset._power, preset._entries)
     return preset
 

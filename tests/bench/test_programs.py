@@ -13,8 +13,8 @@ from scripts.bench_peers import run as peers_run
 from tests.bench import on_ranks
 from tpcompile.bench.contract import Program
 from tpcompile.bench.names import Name
+from tpcompile.bench.programs import Results
 from tpcompile.bench.reference import Expected, Given
-from tpcompile.bench.step import Results
 from tpcompile.by_size.table import shipped
 from tpcompile.nn.block import BlockInputs
 from tpcompile.ranks.pool import run_on_ranks
@@ -86,14 +86,15 @@ def test_the_program_of_the_page_is_one(tmp_path: Path) -> None:
 
 
 def test_a_model_of_ones_own_without_a_reference_is_told_to_give_one() -> None:
-    expected = Expected(torch.ones(2, 3), torch.ones(2, 3).double(), 0.0)
+    one = torch.ones(2, 3)
     block = Given(
-        weights={}, inputs=BlockInputs(*[torch.ones(2, 3)] * 3), cotangent=None, expected={"forward": expected}
-    )
-    program = Program(program=torch.relu, inputs=())
-    assert block.error(Results(torch.ones(2, 3)), program) == (0.0, "forward")
+        weights={}, inputs=BlockInputs(one, one, one), cotangent=None,
+        single={"forward": one}, exact={"forward": one.double()},
+    )  # fmt: skip
+    expected = Expected(Program(program=torch.relu, inputs=()), block)
+    assert expected.error(Results(one)) == (0.0, "forward")
     for output in (torch.ones(5), None):
-        error, worst = block.error(Results(output), program)
+        error, worst = expected.error(Results(output))
         assert error == math.inf and "needs a reference" in worst
 
 

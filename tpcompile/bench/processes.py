@@ -45,10 +45,6 @@ class RankLost(Exception):
         self.why, self.timed_out = why, timed_out
 
 
-def _silent(_place: str) -> None:
-    pass
-
-
 class Ranks:
     """All ranks of one program; `at` is called with each step that all of them have reached."""
 
@@ -59,17 +55,17 @@ class Ranks:
         processes: Sequence[BaseProcess],
         *,
         timeout_s: float,
-        at: Callable[[str], None] = _silent,
+        at: Callable[[str], object] = lambda place: None,
+        store: object = None,
     ) -> None:
         self.name, self._timeout_s, self._at = name, timeout_s, at
         self._connections, self._processes = connections, processes
-        self._passed: list[list[str]] = [[] for _ in connections]
+        self._store = store  # served as long as this object exists
+        self._passed: list[list[str]] = [["its start"] for _ in connections]
         """The steps that each rank has reached, in order."""
-        self._store: object = None
-        """The store of the ranks; it is served as long as this object exists."""
 
     @classmethod
-    def started(cls, tasks: Sequence[Task], *, is_gpu: bool, at: Callable[[str], None] = _silent) -> Ranks:
+    def started(cls, tasks: Sequence[Task], *, is_gpu: bool, at: Callable[[str], object] = lambda place: None) -> Ranks:
         """Start the processes, with a store of their own, so that keys of two programs never meet."""
         context = _context(is_gpu)
         connections = []
@@ -84,9 +80,7 @@ class Ranks:
             return process
 
         processes, store = with_store(len(tasks), start)
-        ranks = cls(tasks[0].program, connections, processes, timeout_s=tasks[0].timeout_s, at=at)
-        ranks._store = store
-        return ranks
+        return cls(tasks[0].program, connections, processes, timeout_s=tasks[0].timeout_s, at=at, store=store)
 
     def ask(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Send all ranks a request and return their answers, by rank. Raises as `answers`."""
@@ -99,17 +93,15 @@ class Ranks:
         """One answer of every rank, by rank. Raises ProgramFailed when one raised, RankLost when one died or hangs."""
         found: dict[int, dict[str, Any]] = {}
         deadline = time.monotonic() + self._timeout_s
-        while missing := self._missing(found):
-            found |= self._received(missing, deadline)
-            failed = {rank: answer for rank, answer in found.items() if "failed" in answer}
-            if failed:
-                self._check_dead(found)
-                rank, answer = next(iter(failed.items()))
-                raise ProgramFailed(f"rank {rank}: {answer['failed']}", is_refusal=answer["is_refusal"])
-            if time.monotonic() > deadline and self._missing(found):
-                missing = self._missing(found)
-                self._write_stacks(missing)
-                raise RankLost(self.name, self._late(missing), timed_out=True)
+        while len(found) < len(self._connections):
+            self._receive(found, deadline)
+            for rank, answer in dict(found).items():
+                if "failed" in answer:
+                    self._check_dead(found)
+                    raise ProgramFailed(f"rank {rank}: {answer['failed']}", is_refusal=answer["is_refusal"])
+            late = [rank for rank in range(len(self._connections)) if rank not in found]
+            if late and time.monotonic() > deadline:
+                raise self._late(late)
         return [found[rank] for rank in sorted(found)]
 
     def close(self) -> None:
@@ -132,62 +124,46 @@ class Ranks:
         for connection in self._connections:
             connection.close()
 
-    def _received(self, missing: Sequence[int], deadline: float) -> dict[int, dict[str, Any]]:
-        """The answers that have arrived when the first message does; empty when that is a step and no answer."""
-        ready = wait([self._connections[rank] for rank in missing], max(0.0, deadline - time.monotonic()))
-        answers = {rank: self._answer_of(rank) for rank in missing if self._connections[rank] in ready}
-        return {rank: answer for rank, answer in answers.items() if answer is not None}
-
-    def _answer_of(self, rank: int) -> dict[str, Any] | None:
-        """The answer of a rank that has sent something; None when it has only sent steps. Raises RankLost."""
-        try:
-            while self._connections[rank].poll():
-                message = self._connections[rank].recv()
-                if "at" not in message:
-                    return message
-                self._pass(rank, message["at"])
-        except (EOFError, ConnectionError):
-            raise self._lost(rank) from None
-        return None
+    def _receive(self, found: dict[int, dict[str, Any]], deadline: float) -> None:
+        """Wait for the first message, a step or an answer, and add the answers that are there. Raises RankLost."""
+        missing = {one: rank for rank, one in enumerate(self._connections) if rank not in found}
+        for connection in wait(list(missing), max(0.0, deadline - time.monotonic())):
+            rank = missing[connection]  # type: ignore[index]  # `wait` returns what it was given
+            try:
+                while rank not in found and self._connections[rank].poll():
+                    message = self._connections[rank].recv()
+                    if "at" in message:
+                        self._pass(rank, message["at"])
+                    else:
+                        found[rank] = message
+            except (EOFError, ConnectionError):
+                process = self._processes[rank]
+                process.join(_KILLED_S)
+                why = f"rank {rank} died in {self._passed[rank][-1]}, exit code {process.exitcode}; see its log"
+                raise RankLost(self.name, why) from None
 
     def _pass(self, rank: int, place: str) -> None:
-        passed = self._passed[rank]
-        passed.append(place)
-        if min(map(len, self._passed)) == len(passed):
+        self._passed[rank].append(place)
+        if min(map(len, self._passed)) == len(self._passed[rank]):
             self._at(place)
 
-    def _check_dead(self, found: Mapping[int, dict[str, Any]]) -> None:
+    def _check_dead(self, found: dict[int, dict[str, Any]]) -> None:
         """Raise RankLost for a rank that died: its peers fail because of it."""
-        found, deadline = dict(found), time.monotonic() + _SETTLED_S
-        while (missing := self._missing(found)) and time.monotonic() < deadline:
-            found |= self._received(missing, deadline)
+        deadline = time.monotonic() + _SETTLED_S
+        while len(found) < len(self._connections) and time.monotonic() < deadline:
+            self._receive(found, deadline)
 
-    def _missing(self, found: Mapping[int, Any]) -> list[int]:
-        return [rank for rank in range(len(self._connections)) if rank not in found]
-
-    def _write_stacks(self, late: Sequence[int]) -> None:
-        """Let these ranks write the stacks of their threads to their logs."""
-        for rank in late:
+    def _late(self, ranks: Sequence[int]) -> RankLost:
+        """Names the one that is behind the others first, since they wait for it; their stacks go to their logs."""
+        for rank in ranks:
             pid = self._processes[rank].pid
             if pid is not None:
                 with suppress(ProcessLookupError):
                     os.kill(pid, worker.STACKS)
         time.sleep(_STACKS_S)
-
-    def _late(self, missing: Sequence[int]) -> str:
-        """What to say of ranks without an answer; the one that is behind the others first, since they wait for it."""
-        behind = sorted(missing, key=lambda rank: len(self._passed[rank]))
-        places = "; ".join(f"rank {rank} in {self._place(rank)}" for rank in behind)
-        return f"no answer within {self._timeout_s:g} s: {places}; see their logs"
-
-    def _lost(self, rank: int) -> RankLost:
-        process = self._processes[rank]
-        process.join(_KILLED_S)
-        why = f"rank {rank} died in {self._place(rank)}, exit code {process.exitcode}; see its log"
-        return RankLost(self.name, why)
-
-    def _place(self, rank: int) -> str:
-        return self._passed[rank][-1] if self._passed[rank] else "its start"
+        behind = sorted(ranks, key=lambda rank: len(self._passed[rank]))
+        places = "; ".join(f"rank {rank} in {self._passed[rank][-1]}" for rank in behind)
+        return RankLost(self.name, f"no answer within {self._timeout_s:g} s: {places}; see their logs", timed_out=True)
 
 
 def _context(is_gpu: bool) -> Any:

@@ -14,7 +14,6 @@ import os
 import platform
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -34,13 +33,15 @@ from tpcompile.bench.contract import BenchContext
 from tpcompile.bench.names import Name
 from tpcompile.bench.power import NoMeterError, drawn
 from tpcompile.bench.profiled import profiled
-from tpcompile.bench.programs import build, captured, compiled_call, notes_of
-from tpcompile.bench.reference import Given, OwnReference
-from tpcompile.bench.step import Call, finish, timed_ms
+from tpcompile.bench.programs import Forms, build
+from tpcompile.bench.reference import Expected, Given
+from tpcompile.bench.step import finish, seconds, timed_ms
 from tpcompile.errors import ConfigError, PreflightError, TpCompileError
 from tpcompile.gate.outputs import forget_gradients
+from tpcompile.gate.reference import free
 from tpcompile.profiles import Profiled
 from tpcompile.ranks.env import choose_device, process_group, rank_env
+from tpcompile.ranks.pool import become
 from tpcompile.recording import CaptureSession
 
 FLOORS = "floors"
@@ -70,26 +71,10 @@ class Task:
     """`module:function`, called with the connection and this task; it answers."""
 
 
-class Served(Protocol):
-    """This rank's part of a program, as `answer_all` drives it."""
-
-    def compiled(self) -> dict[str, Any]:
-        """Make the first call, which compiles; the first answer."""
-        ...
-
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to one request."""
-        ...
-
-    def release(self) -> None:
-        """End what must end before the process group does, such as CUDA graphs."""
-        ...
-
-
 def main(connection: Connection, task: Task) -> None:
     """The target of a rank's process."""
-    os.environ.update(task.environ)
-    _write_output_to(Path(task.log))
+    log = os.open(task.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    become({**os.environ, **task.environ}, log, log)
     faulthandler.register(STACKS)
     try:
         module, _, function = task.server.partition(":")
@@ -99,28 +84,48 @@ def main(connection: Connection, task: Task) -> None:
 
 
 def _fail(connection: Connection, error: BaseException) -> NoReturn:
-    """Send the error and exit at once: a clean exit, or the end of the process group, waits for the other ranks."""
+    """Send the error in one line and exit at once: a clean exit, or the end of the group, waits for the other ranks."""
     traceback.print_exc()
+    text = " ".join(str(error).split())
+    if not isinstance(error, TpCompileError):
+        text = f"{type(error).__name__}: {text}"
+    if len(text) > _MAX_TEXT:
+        text = f"{text[:_MAX_TEXT]}..."
     with suppress(OSError):  # the one that asked has ended
-        connection.send({"failed": _line(error), "is_refusal": isinstance(error, (ConfigError, PreflightError))})
+        connection.send({"failed": text, "is_refusal": isinstance(error, (ConfigError, PreflightError))})
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
 
 
-def _line(error: BaseException) -> str:
-    """The error in one line; ours without the name of their class."""
-    text = " ".join(str(error).split())
-    shown = text if isinstance(error, TpCompileError) else f"{type(error).__name__}: {text}"
-    return shown if len(shown) <= _MAX_TEXT else f"{shown[:_MAX_TEXT]}..."
+@contextmanager
+def in_group(connection: Connection, task: Task, *, device: str) -> Iterator[tuple[dist.ProcessGroup, torch.device]]:
+    """The process group of the program's ranks and this rank's device; an exception inside ends the process."""
+    connection.send({"at": "the start of its process group"})
+    env = rank_env()
+    chosen = choose_device(device, env)
+    if chosen.type == "cpu":
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # a forked process has those of its parent
+    with process_group(env, chosen, timeout_s=task.timeout_s) as group:
+        try:
+            yield group, chosen
+        except BaseException as error:
+            _fail(connection, error)
 
 
-def _write_output_to(path: Path) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(file, stream)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+def answer_all(connection: Connection, build: Callable[[], Any]) -> None:
+    """Build a program and call it; answer requests until the connection is closed, and let it release its graphs.
+
+    A program has `compiled()` for the first call and its answer, `answer(request)` and `release()`.
+    """
+    connection.send({"at": "the build of its program"})
+    served = build()
+    connection.send({"at": "compile and first call"})
+    connection.send(served.compiled())
+    while request := connection.recv():
+        connection.send({"at": f"the {next(iter(request))}"})
+        connection.send(served.answer(request))
+    served.release()  # graphs that hold a communicator make the end of the process group wait
 
 
 def serve(connection: Connection, task: Task) -> None:
@@ -131,7 +136,8 @@ def serve(connection: Connection, task: Task) -> None:
             _answer_floors(connection, group, device)
         else:
             given = Given.read(Path(task.folder), device)
-            answer_all(connection, lambda: _Served(task.program, given, context_of(settings, given, group, device)))
+            context = context_of(settings, given, group, device)
+            answer_all(connection, lambda: _Served(Name.of(task.program), given, context))
 
 
 def context_of(
@@ -151,34 +157,7 @@ def context_of(
     )
 
 
-@contextmanager
-def in_group(connection: Connection, task: Task, *, device: str) -> Iterator[tuple[dist.ProcessGroup, torch.device]]:
-    """The process group of the program's ranks and this rank's device; an exception inside ends the process."""
-    connection.send({"at": "the start of its process group"})
-    env = rank_env()
-    chosen = choose_device(device, env)
-    if chosen.type == "cpu":
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # a forked process has those of its parent
-    with process_group(env, chosen, timeout_s=task.timeout_s) as group:
-        try:
-            yield group, chosen
-        except BaseException as error:
-            _fail(connection, error)
-
-
-def answer_all(connection: Connection, build: Callable[[], Served]) -> None:
-    """Build a program, call it, and answer requests until the connection is closed."""
-    connection.send({"at": "the build of its program"})
-    served = build()
-    connection.send({"at": "compile and first call"})
-    connection.send(served.compiled())
-    while request := connection.recv():
-        connection.send({"at": f"the {next(iter(request))}"})
-        connection.send(served.answer(request))
-    served.release()
-
-
-def _answer_floors(connection: Connection, group: Any, device: torch.device) -> None:
+def _answer_floors(connection: Connection, group: dist.ProcessGroup, device: torch.device) -> None:
     """For each preset the floors; then rank 0 computes the reference, while the others wait for the next request."""
     while request := connection.recv():
         settings = _settings(request["settings"])
@@ -197,23 +176,15 @@ def _settings(text: str) -> config.RunConfig:
     return found
 
 
-def free(device: torch.device) -> None:
-    """Release what is not used, for the other programs on this device."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
 def machine(device: torch.device) -> dict[str, str]:
     """The device and the versions that are used on it."""
     is_gpu = device.type == "cuda"
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if is_gpu else "-"
     return {
         "device": torch.cuda.get_device_name(device) if is_gpu else "cpu",
         "torch": torch.__version__,
         "triton": _version("triton"),
         "cuda": torch.version.cuda or "-",
-        "nccl": nccl,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if is_gpu else "-",
         "python": platform.python_version(),
         "transformers": _version("transformers"),
     }
@@ -229,23 +200,21 @@ def _version(package: str) -> str:
 class _Served:
     """A program of the benchmark on this rank."""
 
-    def __init__(self, program: str, given: Given, context: BenchContext) -> None:
-        self._name, self._context, self._device = Name.of(program), context, context.device
-        self._program = build(self._name, context)
-        self._expected = given if self._program.reference is None else OwnReference(self._program)
+    def __init__(self, name: Name, given: Given, context: BenchContext) -> None:
+        self._device = context.device
+        self._program = build(name, context)
+        self._expected = Expected(self._program, given)
         free(self._device)  # what was unsharded
-        self._plain = compiled_call(self._name, context, self._program)
-        self._timed = self._plain
+        self._forms = Forms(name, context, self._program)
+        self._plain = self._timed = self._forms.plain()
+        self._is_eager = name.base == "eager"
 
     def compiled(self) -> dict[str, Any]:
         """The first call, while other programs compile: fields of the row."""
-        first_s = self._seconds(self._plain)
+        first_s = seconds(self._plain, self._device)
         free(self._device)
-        return {
-            "compile_s": None if self._is_eager else first_s,
-            "notes": notes_of(self._name, self._context, self._program),
-            "reference": self._expected.key,
-        }
+        compile_s = None if self._is_eager else first_s
+        return {"compile_s": compile_s, "notes": self._forms.notes, "reference": self._expected.key}
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """`warm`: calls and the capture. `round`: ms of so many calls. `power`: their energy. `profile`: the last."""
@@ -253,24 +222,16 @@ class _Served:
         if what == "warm":
             return self._warmed()
         if what == "round":
-            return self._round(value)
+            ms = timed_ms(self._timed, value, self._device)
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()  # of many programs it may not fit; the calls before the clock get it again
+            return {"ms": ms}
         if what == "power":
-            return self._power(value)
-        profile = profiled(self._timed, self._device).model_dump()
-        return {"profile": profile, **self._errors()}
-
-    def _round(self, num_calls: int) -> dict[str, Any]:
-        ms = timed_ms(self._timed, num_calls, self._device)
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # of many programs it may not fit; the calls before the clock get it again
-        return {"ms": ms}
-
-    def _power(self, num_calls: int) -> dict[str, Any]:
-        """All ranks call; one without a counter answers why."""
-        try:
-            return {"power": drawn(self._timed, num_calls, self._device).model_dump()}
-        except NoMeterError as error:
-            return {"why_not": str(error)}
+            try:
+                return {"power": drawn(self._timed, value, self._device).model_dump()}
+            except NoMeterError as error:  # raised after the calls, which all ranks make
+                return {"why_not": str(error)}
+        return {"profile": profiled(self._timed, self._device).model_dump(), **self._errors()}
 
     def _warmed(self) -> dict[str, Any]:
         """Warm calls and the capture, while no other program runs.
@@ -284,11 +245,12 @@ class _Served:
         entered = None if self._is_eager else regions(self._plain)
         for _ in range(_WARM_CALLS):
             self._plain()
-        began = time.perf_counter()
-        self._timed = captured(self._name, self._context, self._plain)
-        finish(self._device)
-        capture_s = time.perf_counter() - began
-        step_s = min(self._seconds(self._timed) for _ in range(3))
+
+        def capture() -> None:
+            self._timed = self._forms.captured(self._plain)
+
+        capture_s = seconds(capture, self._device)
+        step_s = min(seconds(self._timed, self._device) for _ in range(3))
         # Now: the memory of a graph is not counted when it is replayed, and that of a comparison is not the program's.
         peak = torch.cuda.max_memory_allocated(self._device) if is_gpu else None
         numbers = {"capture_s": capture_s, "regions_per_call": entered, "step_ms": step_s * 1e3, "peak_bytes": peak}
@@ -303,10 +265,6 @@ class _Served:
                 call.close()
         gc.collect()
 
-    @property
-    def _is_eager(self) -> bool:
-        return self._name.base == "eager"
-
     def _errors(self) -> dict[str, Any]:
         """Errors of one more call of what is timed."""
         if self._program.step is not None:
@@ -315,17 +273,11 @@ class _Served:
         finish(self._device)
         if self._program.check is not None:
             self._program.check()
-        ratio, worst = self._expected.error(results, self._program)
+        ratio, worst = self._expected.error(results)
         return {"error_ratio": ratio, "worst": worst}
 
-    def _seconds(self, call: Call) -> float:
-        began = time.perf_counter()
-        call()
-        finish(self._device)
-        return time.perf_counter() - began
 
-
-def regions(call: Callable[[], Any]) -> float:
+def regions(call: Callable[[], object]) -> float:
     """Compiled regions that a warm call enters."""
     with CaptureSession() as session, session.phase("count"):
         call()
