@@ -130,9 +130,8 @@ class Program:
             "program": name, "settings": json.dumps({**vars(arguments), "json": None, "logs": None}), "environ": {},
             "timeout_s": arguments.timeout_s, "server": SERVER,
         }  # fmt: skip
-        paths = [logs / f"{name.replace(':', '-')}.rank{rank}.log" for rank in range(arguments.nproc)]
-        tasks = [Task(**task, log=str(path)) for path in paths]
-        self._ranks = Ranks.started(tasks, is_gpu=arguments.device == "cuda", at=self._say)
+        asked = Task(**task, log=str(logs / name.replace(":", "-")))
+        self._ranks = Ranks.started(asked, arguments.nproc, is_gpu=arguments.device == "cuda", at=self._say)
         with self._failing() as ranks:
             answer = ranks.answers()[0]
             self.machine = answer.pop("machine")

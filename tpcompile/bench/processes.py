@@ -1,4 +1,4 @@
-"""The tasks of a program's ranks -> their processes, which answer requests together within a time limit.
+"""The task of a program's ranks -> their processes, which answer requests together within a time limit.
 
 ProgramFailed: a rank raised an exception. RankLost: a rank died or did not answer in time; it is named.
 """
@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -31,18 +30,18 @@ _STACKS_S = 0.5
 class ProgramFailed(Exception):
     """A rank raised an exception, told in one line."""
 
-    def __init__(self, why: str, *, is_refusal: bool) -> None:
-        super().__init__(why)
-        self.is_refusal = is_refusal
+    def __init__(self, rank: int, why: str, *, is_refusal: bool) -> None:
+        super().__init__(f"rank {rank}: {why}")
+        self.rank, self.is_refusal = rank, is_refusal
         """The program refused to run here (ConfigError, PreflightError); otherwise it failed."""
 
 
 class RankLost(Exception):
-    """A rank died or hung; the text names it."""
+    """Ranks died or hung; `places` says where, the one behind all others first, since they wait for it."""
 
-    def __init__(self, program: str, why: str, *, timed_out: bool = False) -> None:
+    def __init__(self, program: str, why: str, places: Mapping[int, str], *, timed_out: bool = False) -> None:
         super().__init__(f"{program}: {why}")
-        self.why, self.timed_out = why, timed_out
+        self.why, self.places, self.timed_out = why, places, timed_out
 
 
 class Ranks:
@@ -65,22 +64,23 @@ class Ranks:
         """The steps that each rank has reached, in order."""
 
     @classmethod
-    def started(cls, tasks: Sequence[Task], *, is_gpu: bool, at: Callable[[str], object] = lambda place: None) -> Ranks:
+    def started(
+        cls, task: Task, world_size: int, *, is_gpu: bool, at: Callable[[str], object] = lambda place: None
+    ) -> Ranks:
         """Start the processes, with a store of their own, so that keys of two programs never meet."""
         context = _context(is_gpu)
         connections = []
 
         def start(rank: int, variables: Mapping[str, str], _: object) -> BaseProcess:
             own, theirs = context.Pipe()
-            task = replace(tasks[rank], environ={**tasks[rank].environ, **variables})
-            process: BaseProcess = context.Process(target=worker.main, args=(theirs, task))
+            process: BaseProcess = context.Process(target=worker.main, args=(theirs, task, variables))
             process.start()
             theirs.close()
             connections.append(own)
             return process
 
-        processes, store = with_store(len(tasks), start)
-        return cls(tasks[0].program, connections, processes, timeout_s=tasks[0].timeout_s, at=at, store=store)
+        processes, store = with_store(world_size, start)
+        return cls(task.program, connections, processes, timeout_s=task.timeout_s, at=at, store=store)
 
     def ask(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Send all ranks a request and return their answers, by rank. Raises as `answers`."""
@@ -98,7 +98,7 @@ class Ranks:
             for rank, answer in dict(found).items():
                 if "failed" in answer:
                     self._check_dead(found)
-                    raise ProgramFailed(f"rank {rank}: {answer['failed']}", is_refusal=answer["is_refusal"])
+                    raise ProgramFailed(rank, answer["failed"], is_refusal=answer["is_refusal"])
             late = [rank for rank in range(len(self._connections)) if rank not in found]
             if late and time.monotonic() > deadline:
                 raise self._late(late)
@@ -137,10 +137,10 @@ class Ranks:
                     else:
                         found[rank] = message
             except (EOFError, ConnectionError):
-                process = self._processes[rank]
+                process, place = self._processes[rank], self._passed[rank][-1]
                 process.join(_KILLED_S)
-                why = f"rank {rank} died in {self._passed[rank][-1]}, exit code {process.exitcode}; see its log"
-                raise RankLost(self.name, why) from None
+                why = f"rank {rank} died in {place}, exit code {process.exitcode}; see its log"
+                raise RankLost(self.name, why, {rank: place}) from None
 
     def _pass(self, rank: int, place: str) -> None:
         self._passed[rank].append(place)
@@ -154,7 +154,7 @@ class Ranks:
             self._receive(found, deadline)
 
     def _late(self, ranks: Sequence[int]) -> RankLost:
-        """Names the one that is behind the others first, since they wait for it; their stacks go to their logs."""
+        """What to raise of ranks without an answer; their stacks go to their logs."""
         for rank in ranks:
             pid = self._processes[rank].pid
             if pid is not None:
@@ -162,8 +162,10 @@ class Ranks:
                     os.kill(pid, worker.STACKS)
         time.sleep(_STACKS_S)
         behind = sorted(ranks, key=lambda rank: len(self._passed[rank]))
-        places = "; ".join(f"rank {rank} in {self._passed[rank][-1]}" for rank in behind)
-        return RankLost(self.name, f"no answer within {self._timeout_s:g} s: {places}; see their logs", timed_out=True)
+        places = {rank: self._passed[rank][-1] for rank in behind}
+        text = "; ".join(f"rank {rank} in {place}" for rank, place in places.items())
+        why = f"no answer within {self._timeout_s:g} s: {text}; see their logs"
+        return RankLost(self.name, why, places, timed_out=True)
 
 
 def _context(is_gpu: bool) -> Any:

@@ -17,7 +17,7 @@ from tpcompile.bench import ours
 from tpcompile.bench.contract import BenchContext, Program
 from tpcompile.bench.names import AUTOTUNED, BY_SIZE, GRAPHED, ONE_SHOT, Name
 from tpcompile.by_size import sums
-from tpcompile.choices import Profile
+from tpcompile.choices import AllReduce, Profile
 from tpcompile.config import load_target
 from tpcompile.errors import ConfigError
 from tpcompile.profiles import TUNED, Profiled, run
@@ -58,7 +58,7 @@ class Forms:
 
     def __init__(self, name: Name, context: BenchContext, program: Program) -> None:
         self._name, self._context, self._program = name, context, program
-        self._all_reduce: Any = "by_size" if BY_SIZE in name.variants else "nccl"
+        self._all_reduce: AllReduce = "by_size" if BY_SIZE in name.variants else "nccl"
         self._by_size = sums(self._all_reduce)
 
     @property

@@ -24,25 +24,32 @@ class Ratios(NamedTuple):
 
 def ratios_of(measured: Measured, row: Row) -> Ratios:
     """All ratios of a row that was measured; outputs of compute only are not those of mode A or of a peer."""
-    mode_a = fastest(one for one in measured.rows if one.name == "A" and row.role is not Role.COMPUTE)
-    peer = None if row.role is Role.COMPUTE else best_peer(measured, row.reference)
-    computing = fastest(one for one in measured.rows if one.role is Role.COMPUTE)
-    has_floor = not row.reference and not measured.differs(row) and beats_floor(measured) is None
+    rows = {one.name: one for one in measured.rows}
+    mode_a, peer = rows.get("A"), best_peer(measured, row.reference)
+    if row.role is Role.COMPUTE:
+        mode_a = peer = None
+    of_floor = None
+    has_floor = beats_floor(measured) is None
+    if has_floor and not row.reference and not measured.differs(row):
+        of_floor = row.median_ms / measured.bound.ms
     return Ratios(
         faster_than_a=_between(measured, mode_a, row),
         faster_than_peer=_between(measured, peer, row),
-        of_floor=row.median_ms / measured.bound.ms if has_floor else None,
-        of_compute=_between(measured, row, computing),
+        of_floor=of_floor,
+        of_compute=_between(measured, row, fastest(one for one in measured.rows if one.role is Role.COMPUTE)),
     )
 
 
 def _between(measured: Measured, above: Row | None, below: Row | None) -> float | None:
     """Time of `above` over that of `below`, in each round; none between different models or different outputs."""
-    if above is None or below is None or above.reference != below.reference:
+    pair = [row for row in (above, below) if row is not None and row.rounds_ms]
+    if len(pair) < 2:
         return None
-    if measured.differs(above) or measured.differs(below):
+    one, other = pair
+    if one.reference != other.reference or any(map(measured.differs, pair)):
         return None
-    return statistics.median(one / other for one, other in zip(above.rounds_ms, below.rounds_ms, strict=False))
+    rounds = zip(one.rounds_ms, other.rounds_ms, strict=False)
+    return statistics.median(ms / other_ms for ms, other_ms in rounds)
 
 
 def best_peer(measured: Measured, reference: str = "") -> Row | None:
@@ -70,13 +77,14 @@ def failures(measured: Measured) -> list[str]:
     """
     found = []
     for row in measured.rows:
-        head = f"{measured.preset} {row.name}"
+        whys = []
         if row.has_failed and row.role is not Role.PEER:
-            found.append(f"{head}: {row.why_not}")
+            whys.append(row.why_not)
         if measured.differs(row):
             error = "not compared" if row.error_ratio is None else f"{row.error_ratio:.3g}x the single-device error"
-            found.append(f"{head}: outputs differ: {error}, limit {measured.error_limit:g}x, {row.worst}")
-        has_one = row.role in (Role.OURS, Role.COMPUTE) or row.name.partition(":")[0] == "B"
-        if has_one and row.regions_per_call not in (None, 1.0):
-            found.append(f"{head}: a call enters {row.regions_per_call:g} compiled regions, not 1")
+            whys.append(f"outputs differ: {error}, limit {measured.error_limit:g}x, {row.worst}")
+        is_one_region = row.role in (Role.OURS, Role.COMPUTE) or row.name.partition(":")[0] == "B"
+        if is_one_region and row.regions_per_call not in (None, 1.0):
+            whys.append(f"a call enters {row.regions_per_call:g} compiled regions, not 1")
+        found += [f"{measured.preset} {row.name}: {why}" for why in whys]
     return found

@@ -126,14 +126,20 @@ class Expected:
         if not got:
             return {}
         ratios = {"grad input": _ratio(got["input"], self._single["grad input"], self._exact["grad input"])}
-        names = [name.removeprefix("grad ") for name in self._exact if _COMPARED_LAYER in name]
-        singles = self._program.renamed({name: self._single[f"grad {name}"] for name in names})
-        for name, exact in self._program.renamed({name: self._exact[f"grad {name}"] for name in names}).items():
-            own_single, own_exact = (self._program.slice_of(name, one) for one in (singles[name], exact))
-            if own_single is not None and own_exact is not None:
-                whole = error_ratio.relative(singles[name], exact)
-                ratios[f"grad {name}"] = _ratio(got.get(name), own_single, own_exact, whole=whole)
+        singles, exacts = self._renamed(self._single), self._renamed(self._exact)
+        for name, exact in exacts.items():
+            own_exact = self._program.slice_of(name, exact)
+            own_single = self._program.slice_of(name, singles[name])
+            if own_exact is None or own_single is None:
+                continue
+            whole = error_ratio.relative(singles[name], exact)
+            ratios[f"grad {name}"] = _ratio(got.get(name), own_single, own_exact, whole=whole)
         return ratios
+
+    def _renamed(self, block: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The gradients of the first layer by the parameters of the program."""
+        grads = {name: one for name, one in block.items() if name.startswith(f"grad {_COMPARED_LAYER}")}
+        return self._program.renamed({name.removeprefix("grad "): one for name, one in grads.items()})
 
 
 def _worst(ratios: Mapping[str, float]) -> tuple[float, str]:

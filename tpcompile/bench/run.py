@@ -78,7 +78,7 @@ def measured_presets(plan: Plan, say: Say) -> Iterator[tuple[Measured, Machine]]
 
     Raises RankLost for the rank that ended the run early, after what was measured until then.
     """
-    floors = Ranks.started(tasks(plan, plan.settings[0], FLOORS, Path()), is_gpu=plan.is_gpu)
+    floors = Ranks.started(_task(plan, plan.settings[0], FLOORS, Path()), plan.world_size, is_gpu=plan.is_gpu)
     try:
         for settings in plan.settings:
             with TemporaryDirectory(prefix="tpcompile-bench-") as folder:
@@ -91,21 +91,18 @@ def measured_presets(plan: Plan, say: Say) -> Iterator[tuple[Measured, Machine]]
         floors.kill()
 
 
-def tasks(plan: Plan, settings: RunConfig, program: str, folder: Path, **environ: str) -> list[Task]:
-    """The tasks of a program's ranks; its caches are empty, so that compile seconds are those of a first compile."""
+def _task(plan: Plan, settings: RunConfig, program: str, folder: Path, **environ: str) -> Task:
+    """The task of a program's ranks; its caches are empty, so that compile seconds are those of a first compile."""
     safe = "".join(letter if letter.isalnum() or letter in "+-_." else "-" for letter in program)
     caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-    return [
-        Task(
-            program=program,
-            settings=settings.model_dump_json(),
-            folder=str(folder),
-            environ=environ | {variable: str(folder / "caches" / safe / name) for variable, name in caches.items()},
-            log=str(plan.logs / f"{settings.preset}.{safe}.rank{rank}.log"),
-            timeout_s=plan.timeout_s,
-        )
-        for rank in range(plan.world_size)
-    ]
+    return Task(
+        program=program,
+        settings=settings.model_dump_json(),
+        folder=str(folder),
+        environ=environ | {variable: str(folder / "caches" / safe / name) for variable, name in caches.items()},
+        log=str(plan.logs / f"{settings.preset}.{safe}"),
+        timeout_s=plan.timeout_s,
+    )
 
 
 class _Preset:
@@ -128,7 +125,8 @@ class _Preset:
             request = {"settings": self._settings.model_dump_json(), "folder": str(self._folder)}
             answer = floors_ranks.ask(request)[0]
         except ProgramFailed as failed:
-            raise RankLost(FLOORS, f"{failed}; see {self._plan.logs}") from None
+            why = f"{failed}; see {self._plan.logs}"
+            raise RankLost(FLOORS, why, {failed.rank: "floors"}) from None
         floors = Floors.model_validate(answer["floors"])
         lost = self._measure()
         block, train = self._settings.block, self._settings.train
@@ -187,8 +185,8 @@ class _Preset:
 
     def _compile(self, entry: Entry, **environ: str) -> None:
         with self._failing(entry):
-            started = tasks(self._plan, self._settings, entry.name.text, self._folder, **environ)
-            entry.ranks = Ranks.started(started, is_gpu=self._plan.is_gpu)
+            task = _task(self._plan, self._settings, entry.name.text, self._folder, **environ)
+            entry.ranks = Ranks.started(task, self._plan.world_size, is_gpu=self._plan.is_gpu)
             if self._is_over:
                 entry.ranks.kill()
             answers = entry.ranks.answers()

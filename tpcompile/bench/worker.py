@@ -54,7 +54,7 @@ _MAX_TEXT = 300
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """The arguments of the process of one rank."""
+    """The arguments of the process of each rank."""
 
     program: str
     """A name, or `FLOORS`."""
@@ -63,18 +63,18 @@ class Task:
     folder: str = ""
     """Where the reference is."""
     environ: Mapping[str, str]
-    """Compile caches of this program, and torchrun's variables."""
+    """Compile caches of this program."""
     log: str
-    """File of this rank's stdout and stderr."""
+    """Stdout and stderr of a rank go to the file of this name with `.rankN.log`."""
     timeout_s: float
     server: str = "tpcompile.bench.worker:serve"
     """`module:function`, called with the connection and this task; it answers."""
 
 
-def main(connection: Connection, task: Task) -> None:
-    """The target of a rank's process."""
-    log = os.open(task.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    become({**os.environ, **task.environ}, log, log)
+def main(connection: Connection, task: Task, variables: Mapping[str, str]) -> None:
+    """The target of a rank's process, with torchrun's variables."""
+    log = os.open(f"{task.log}.rank{variables['RANK']}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    become({**os.environ, **task.environ, **variables}, log, log)
     faulthandler.register(STACKS)
     try:
         module, _, function = task.server.partition(":")
