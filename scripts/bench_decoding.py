@@ -131,9 +131,11 @@ class Program:
             "timeout_s": arguments.timeout_s, "server": SERVER,
         }  # fmt: skip
         asked = Task(**task, log=str(logs / name.replace(":", "-")))
-        self._ranks = Ranks.started(asked, arguments.nproc, is_gpu=arguments.device == "cuda", at=self._say)
+        self._ranks = Ranks.started(asked, arguments.nproc, is_gpu=arguments.device == "cuda")
         with self._failing() as ranks:
-            answer = ranks.answers()[0]
+            answer = ranks.ask({"build": True})[0]
+            self._say("is built")
+            ranks.ask({"first call": True})
             self.machine = answer.pop("machine")
             self.row |= answer
             self._say("is compiled")

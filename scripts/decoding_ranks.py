@@ -42,31 +42,30 @@ def serve(connection: Connection, task: Task) -> None:
     arguments = argparse.Namespace(**json.loads(task.settings))
     with in_group(connection, task, device=arguments.device) as (group, device):
         form = Theirs if task.program.startswith("transformers") else Ours
-
-        def build() -> Decoder:
-            return Decoder(form(task.program, arguments, group, device), arguments.new, device)
-
+        decoder = Decoder(lambda: form(task.program, arguments, group, device), arguments.new, device)
         with tp_region(group.size()), torch.no_grad():
-            answer_all(connection, build)
+            answer_all(connection, decoder.answer)
+        decoder.release()
 
 
 class Decoder:
     """A program, as the benchmark's processes ask for it."""
 
-    def __init__(self, program: Ours | Theirs, num_new: int, device: torch.device) -> None:
-        self._program, self._num_new, self._device = program, num_new, device
+    def __init__(self, build: Callable[[], Ours | Theirs], num_new: int, device: torch.device) -> None:
+        self._build, self._num_new, self._device = build, num_new, device
 
-    def compiled(self) -> dict[str, Any]:
-        """After a prompt, and a prompt with one step."""
-        free(self._device)  # what was unsharded
-        for count in (1, 2):
-            self._program.generate(count)
-        finish(self._device)
-        return {"notes": self._program.notes, "machine": machine(self._device)}
-
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """`warm`: tokens, regions and memory. `round`: times."""
-        return self._warmed() if "warm" in request else self._round()
+    def answer(self, what: str, value: Any) -> dict[str, Any]:
+        """`build`. `first call`: a prompt, and a prompt with one step. `warm`: tokens and memory. `round`: times."""
+        if what == "build":
+            self._program = self._build()
+            free(self._device)  # what was unsharded
+            return {"notes": self._program.notes, "machine": machine(self._device)}
+        if what == "first call":
+            for count in (1, 2):
+                self._program.generate(count)
+            finish(self._device)
+            return {}
+        return self._warmed() if what == "warm" else self._round()
 
     def release(self) -> None:
         """CUDA graphs."""

@@ -1,5 +1,7 @@
 """The task of a program's ranks -> their processes, which answer requests together within a time limit.
 
+All ranks have answered a request before the next is sent: those without an answer are the ones that hang, and the
+request is where.
 ProgramFailed: a rank raised an exception. RankLost: a rank died or did not answer in time; it is named.
 """
 
@@ -8,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -16,8 +18,10 @@ from typing import Any
 
 from tpcompile.bench import worker
 from tpcompile.bench.worker import Task
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.ranks.pool import with_store
 
+_START = "the start of its process group"
 _SETTLED_S = 2.0
 """After a rank has failed: a peer whose death caused the failure is seen to be dead within this time."""
 _CLOSED_S = 20.0
@@ -37,15 +41,15 @@ class ProgramFailed(Exception):
 
 
 class RankLost(Exception):
-    """Ranks died or hung; `places` says where, the one behind all others first, since they wait for it."""
+    """Ranks died or hung in `place`."""
 
-    def __init__(self, program: str, why: str, places: Mapping[int, str], *, timed_out: bool = False) -> None:
+    def __init__(self, program: str, ranks: Sequence[int], place: str, why: str, *, timed_out: bool = False) -> None:
         super().__init__(f"{program}: {why}")
-        self.why, self.places, self.timed_out = why, places, timed_out
+        self.ranks, self.place, self.why, self.timed_out = ranks, place, why, timed_out
 
 
 class Ranks:
-    """All ranks of one program; `at` is called with each step that all of them have reached."""
+    """All ranks of one program, which take each step together."""
 
     def __init__(
         self,
@@ -54,19 +58,15 @@ class Ranks:
         processes: Sequence[BaseProcess],
         *,
         timeout_s: float,
-        at: Callable[[str], object] = lambda place: None,
         store: object = None,
     ) -> None:
-        self.name, self._timeout_s, self._at = name, timeout_s, at
+        self.name, self._timeout_s = name, timeout_s
         self._connections, self._processes = connections, processes
         self._store = store  # served as long as this object exists
-        self._passed: list[list[str]] = [["its start"] for _ in connections]
-        """The steps that each rank has reached, in order."""
+        self._place = _START
 
     @classmethod
-    def started(
-        cls, task: Task, world_size: int, *, is_gpu: bool, at: Callable[[str], object] = lambda place: None
-    ) -> Ranks:
+    def started(cls, task: Task, world_size: int, *, is_gpu: bool) -> Ranks:
         """Start the processes, with a store of their own, so that keys of two programs never meet."""
         context = _context(is_gpu)
         connections = []
@@ -80,10 +80,13 @@ class Ranks:
             return process
 
         processes, store = with_store(world_size, start)
-        return cls(task.program, connections, processes, timeout_s=task.timeout_s, at=at, store=store)
+        return cls(task.program, connections, processes, timeout_s=task.timeout_s, store=store)
 
     def ask(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Send all ranks a request and return their answers, by rank. Raises as `answers`."""
+        """Send all ranks a request, when all are in their group, and return their answers. Raises as `answers`."""
+        if self._place == _START:
+            self.answers()
+        self._place = f"the {next(iter(request))}"
         for connection in self._connections:
             with suppress(OSError):  # the rank died, which `answers` finds
                 connection.send(dict(request))
@@ -94,14 +97,12 @@ class Ranks:
         found: dict[int, dict[str, Any]] = {}
         deadline = time.monotonic() + self._timeout_s
         while len(found) < len(self._connections):
-            self._receive(found, deadline)
+            if not self._receive(found, deadline):
+                raise self._late([rank for rank in range(len(self._connections)) if rank not in found])
             for rank, answer in dict(found).items():
                 if "failed" in answer:
                     self._check_dead(found)
                     raise ProgramFailed(rank, answer["failed"], is_refusal=answer["is_refusal"])
-            late = [rank for rank in range(len(self._connections)) if rank not in found]
-            if late and time.monotonic() > deadline:
-                raise self._late(late)
         return [found[rank] for rank in sorted(found)]
 
     def close(self) -> None:
@@ -124,34 +125,26 @@ class Ranks:
         for connection in self._connections:
             connection.close()
 
-    def _receive(self, found: dict[int, dict[str, Any]], deadline: float) -> None:
-        """Wait for the first message, a step or an answer, and add the answers that are there. Raises RankLost."""
+    def _receive(self, found: dict[int, dict[str, Any]], deadline: float) -> bool:
+        """Wait for the next answers and add them to those found; False for none in time. Raises RankLost."""
         missing = {one: rank for rank, one in enumerate(self._connections) if rank not in found}
-        for connection in wait(list(missing), max(0.0, deadline - time.monotonic())):
+        ready = wait(list(missing), max(0.0, deadline - time.monotonic()))
+        for connection in ready:
             rank = missing[connection]  # type: ignore[index]  # `wait` returns what it was given
             try:
-                while rank not in found and self._connections[rank].poll():
-                    message = self._connections[rank].recv()
-                    if "at" in message:
-                        self._pass(rank, message["at"])
-                    else:
-                        found[rank] = message
+                found[rank] = self._connections[rank].recv()
             except (EOFError, ConnectionError):
-                process, place = self._processes[rank], self._passed[rank][-1]
+                process = self._processes[rank]
                 process.join(_KILLED_S)
-                why = f"rank {rank} died in {place}, exit code {process.exitcode}; see its log"
-                raise RankLost(self.name, why, {rank: place}) from None
-
-    def _pass(self, rank: int, place: str) -> None:
-        self._passed[rank].append(place)
-        if min(map(len, self._passed)) == len(self._passed[rank]):
-            self._at(place)
+                why = f"rank {rank} died in {self._place}, exit code {process.exitcode}; see its log"
+                raise RankLost(self.name, [rank], self._place, why) from None
+        return bool(ready)
 
     def _check_dead(self, found: dict[int, dict[str, Any]]) -> None:
         """Raise RankLost for a rank that died: its peers fail because of it."""
         deadline = time.monotonic() + _SETTLED_S
-        while len(found) < len(self._connections) and time.monotonic() < deadline:
-            self._receive(found, deadline)
+        while len(found) < len(self._connections) and self._receive(found, deadline):
+            pass
 
     def _late(self, ranks: Sequence[int]) -> RankLost:
         """What to raise of ranks without an answer; their stacks go to their logs."""
@@ -161,11 +154,8 @@ class Ranks:
                 with suppress(ProcessLookupError):
                     os.kill(pid, worker.STACKS)
         time.sleep(_STACKS_S)
-        behind = sorted(ranks, key=lambda rank: len(self._passed[rank]))
-        places = {rank: self._passed[rank][-1] for rank in behind}
-        text = "; ".join(f"rank {rank} in {place}" for rank, place in places.items())
-        why = f"no answer within {self._timeout_s:g} s: {text}; see their logs"
-        return RankLost(self.name, why, places, timed_out=True)
+        why = f"no answer of {named_ranks(ranks)} in {self._place} within {self._timeout_s:g} s; see their logs"
+        return RankLost(self.name, ranks, self._place, why, timed_out=True)
 
 
 def _context(is_gpu: bool) -> Any:

@@ -122,11 +122,12 @@ class _Preset:
         """What was measured, and the rank that ended it early. Raises RankLost when that was before the programs."""
         self._tell("floors and reference")
         try:
-            request = {"settings": self._settings.model_dump_json(), "folder": str(self._folder)}
-            answer = floors_ranks.ask(request)[0]
+            value = {"settings": self._settings.model_dump_json(), "folder": str(self._folder)}
+            answer = floors_ranks.ask({"floors": value})[0]
+            floors_ranks.ask({"reference": value})
         except ProgramFailed as failed:
             why = f"{failed}; see {self._plan.logs}"
-            raise RankLost(FLOORS, why, {failed.rank: "floors"}) from None
+            raise RankLost(FLOORS, [failed.rank], "floors", why) from None
         floors = Floors.model_validate(answer["floors"])
         lost = self._measure()
         block, train = self._settings.block, self._settings.train
@@ -189,8 +190,8 @@ class _Preset:
             entry.ranks = Ranks.started(task, self._plan.world_size, is_gpu=self._plan.is_gpu)
             if self._is_over:
                 entry.ranks.kill()
-            answers = entry.ranks.answers()
-            entry.change(**answers[0] | {"compile_s": _most(answers, "compile_s")})
+            entry.change(**entry.ranks.ask({"build": True})[0])
+            entry.change(compile_s=_most(entry.ranks.ask({"first call": True}), "compile_s"))
             self._tell(f"{entry.name.text} is compiled")
 
     def _warm(self, entry: Entry, ranks: Ranks) -> None:

@@ -1,8 +1,7 @@
 """In the process of a rank: a task and a connection -> one answer to every request, until the connection is closed.
 
-Answers are dicts: what was asked for, or `failed` with one line; the traceback goes to this rank's log. Before a long
-step a rank sends where it is (`at`), so that a rank that hangs can be named. A rank whose program failed ends; the
-process that started it then ends the other ranks of that program.
+Answers are dicts: what was asked for, or `failed` with one line; the traceback goes to this rank's log. A rank whose
+program failed ends; the process that started it then ends the other ranks of that program.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -101,7 +101,6 @@ def _fail(connection: Connection, error: BaseException) -> NoReturn:
 @contextmanager
 def in_group(connection: Connection, task: Task, *, device: str) -> Iterator[tuple[dist.ProcessGroup, torch.device]]:
     """The process group of the program's ranks and this rank's device; an exception inside ends the process."""
-    connection.send({"at": "the start of its process group"})
     env = rank_env()
     chosen = choose_device(device, env)
     if chosen.type == "cpu":
@@ -113,19 +112,12 @@ def in_group(connection: Connection, task: Task, *, device: str) -> Iterator[tup
             _fail(connection, error)
 
 
-def answer_all(connection: Connection, build: Callable[[], Any]) -> None:
-    """Build a program and call it; answer requests until the connection is closed, and let it release its graphs.
-
-    A program has `compiled()` for the first call and its answer, `answer(request)` and `release()`.
-    """
-    connection.send({"at": "the build of its program"})
-    served = build()
-    connection.send({"at": "compile and first call"})
-    connection.send(served.compiled())
+def answer_all(connection: Connection, answer: Callable[[str, Any], dict[str, Any]]) -> None:
+    """Say that this rank is in its group; answer requests (name, value) until the connection is closed."""
+    connection.send({})
     while request := connection.recv():
-        connection.send({"at": f"the {next(iter(request))}"})
-        connection.send(served.answer(request))
-    served.release()  # graphs that hold a communicator make the end of the process group wait
+        ((what, value),) = request.items()
+        connection.send(answer(what, value))
 
 
 def serve(connection: Connection, task: Task) -> None:
@@ -133,11 +125,12 @@ def serve(connection: Connection, task: Task) -> None:
     settings = _settings(task.settings)
     with in_group(connection, task, device=settings.device) as (group, device):
         if task.program == FLOORS:
-            _answer_floors(connection, group, device)
-        else:
-            given = Given.read(Path(task.folder), device)
-            context = context_of(settings, given, group, device)
-            answer_all(connection, lambda: _Served(Name.of(task.program), given, context))
+            answer_all(connection, partial(_floors_or_reference, group, device))
+            return
+        given = Given.read(Path(task.folder), device)
+        served = _Served(Name.of(task.program), given, context_of(settings, given, group, device))
+        answer_all(connection, served.answer)
+        served.release()
 
 
 def context_of(
@@ -157,17 +150,19 @@ def context_of(
     )
 
 
-def _answer_floors(connection: Connection, group: dist.ProcessGroup, device: torch.device) -> None:
-    """For each preset the floors; then rank 0 computes the reference, while the others wait for the next request."""
-    while request := connection.recv():
-        settings = _settings(request["settings"])
-        connection.send({"at": "floors"})
+def _floors_or_reference(
+    group: dist.ProcessGroup, device: torch.device, what: str, value: Mapping[str, str]
+) -> dict[str, Any]:
+    """`floors`: the rates for a preset. `reference`: rank 0 computes it, while the others wait for the next request."""
+    settings = _settings(value["settings"])
+    answer: dict[str, Any] = {}
+    if what == "floors":
         measured = floors.measure(settings.block, group.size(), device)
-        if group.rank() == 0:
-            connection.send({"at": "the single-device reference"})
-            reference.write(settings, Path(request["folder"]), device)
-        free(device)
-        connection.send({"floors": measured.model_dump(), "machine": machine(device)})
+        answer = {"floors": measured.model_dump(), "machine": machine(device)}
+    elif group.rank() == 0:
+        reference.write(settings, Path(value["folder"]), device)
+    free(device)
+    return answer
 
 
 def _settings(text: str) -> config.RunConfig:
@@ -201,24 +196,20 @@ class _Served:
     """A program of the benchmark on this rank."""
 
     def __init__(self, name: Name, given: Given, context: BenchContext) -> None:
-        self._device = context.device
-        self._program = build(name, context)
-        self._expected = Expected(self._program, given)
-        free(self._device)  # what was unsharded
-        self._forms = Forms(name, context, self._program)
-        self._plain = self._timed = self._forms.plain()
+        self._name, self._given, self._context, self._device = name, given, context, context.device
         self._is_eager = name.base == "eager"
 
-    def compiled(self) -> dict[str, Any]:
-        """The first call, while other programs compile: fields of the row."""
-        first_s = seconds(self._plain, self._device)
-        free(self._device)
-        compile_s = None if self._is_eager else first_s
-        return {"compile_s": compile_s, "notes": self._forms.notes, "reference": self._expected.key}
+    def answer(self, what: str, value: Any) -> dict[str, Any]:
+        """A step of the program, in this order: `build`, `first call`, `warm`, then `round`, `power` and `profile`.
 
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """`warm`: calls and the capture. `round`: ms of so many calls. `power`: their energy. `profile`: the last."""
-        ((what, value),) = request.items()
+        `round` and `power` have a number of calls as their value.
+        """
+        if what == "build":
+            return self._built()
+        if what == "first call":
+            first_s = seconds(self._plain, self._device)
+            free(self._device)
+            return {"compile_s": None if self._is_eager else first_s}
         if what == "warm":
             return self._warmed()
         if what == "round":
@@ -232,6 +223,14 @@ class _Served:
             except NoMeterError as error:  # raised after the calls, which all ranks make
                 return {"why_not": str(error)}
         return {"profile": profiled(self._timed, self._device).model_dump(), **self._errors()}
+
+    def _built(self) -> dict[str, Any]:
+        self._program = build(self._name, self._context)
+        self._expected = Expected(self._program, self._given)
+        free(self._device)  # what was unsharded
+        self._forms = Forms(self._name, self._context, self._program)
+        self._plain = self._timed = self._forms.plain()
+        return {"notes": self._forms.notes, "reference": self._expected.key}
 
     def _warmed(self) -> dict[str, Any]:
         """Warm calls and the capture, while no other program runs.
@@ -259,7 +258,7 @@ class _Served:
         return numbers
 
     def release(self) -> None:
-        """Release CUDA graphs before the process group is destroyed."""
+        """Release CUDA graphs: those that hold a communicator make the end of the process group wait."""
         for call in (self._timed, self._plain):
             if isinstance(call, Profiled):
                 call.close()
