@@ -133,9 +133,9 @@ class Program:
         asked = Task(**task, log=str(logs / name.replace(":", "-")))
         self._ranks = Ranks.started(asked, arguments.nproc, is_gpu=arguments.device == "cuda")
         with self._failing() as ranks:
-            answer = ranks.ask({"build": True})[0]
+            answer = ranks.ask("build")[0]
             self._say("is built")
-            ranks.ask({"first call": True})
+            ranks.ask("first_call")
             self.machine = answer.pop("machine")
             self.row |= answer
             self._say("is compiled")
@@ -145,7 +145,7 @@ class Program:
         if self._is_over:
             return
         with self._failing() as ranks:
-            answer = ranks.ask({"warm": True})[0]
+            answer = ranks.ask("warm")[0]
             self.tokens = answer.pop("tokens")
             self.row |= answer | {"ready_s": time.monotonic() - BEGAN}
             self._say("is ready")
@@ -155,7 +155,7 @@ class Program:
         if self._is_over:
             return
         with self._failing() as ranks:
-            answers = ranks.ask({"round": True})
+            answers = ranks.ask("round")
             times = {name: max(answer[name] for answer in answers) for name in answers[0]}
             self._rounds.append(times)
             rate = tokens_per_s(times, arguments.batch * (arguments.new - 1))

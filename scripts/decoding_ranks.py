@@ -44,7 +44,7 @@ def serve(connection: Connection, task: Task) -> None:
         form = Theirs if task.program.startswith("transformers") else Ours
         decoder = Decoder(lambda: form(task.program, arguments, group, device), arguments.new, device)
         with tp_region(group.size()), torch.no_grad():
-            answer_all(connection, decoder.answer)
+            answer_all(connection, decoder)
         decoder.release()
 
 
@@ -54,24 +54,25 @@ class Decoder:
     def __init__(self, build: Callable[[], Ours | Theirs], num_new: int, device: torch.device) -> None:
         self._build, self._num_new, self._device = build, num_new, device
 
-    def answer(self, what: str, value: Any) -> dict[str, Any]:
-        """`build`. `first call`: a prompt, and a prompt with one step. `warm`: tokens and memory. `round`: times."""
-        if what == "build":
-            self._program = self._build()
-            free(self._device)  # what was unsharded
-            return {"notes": self._program.notes, "machine": machine(self._device)}
-        if what == "first call":
-            for count in (1, 2):
-                self._program.generate(count)
-            finish(self._device)
-            return {}
-        return self._warmed() if what == "warm" else self._round()
+    def build(self) -> dict[str, Any]:
+        """The program."""
+        self._program = self._build()
+        free(self._device)  # what was unsharded
+        return {"notes": self._program.notes, "machine": machine(self._device)}
+
+    def first_call(self) -> dict[str, Any]:
+        """A prompt, and a prompt with one step."""
+        for count in (1, 2):
+            self._program.generate(count)
+        finish(self._device)
+        return {}
 
     def release(self) -> None:
         """CUDA graphs."""
         self._program.close()
 
-    def _warmed(self) -> dict[str, Any]:
+    def warm(self) -> dict[str, Any]:
+        """Tokens, regions and memory."""
         free(self._device)
         is_gpu = self._device.type == "cuda"
         if is_gpu:
@@ -92,7 +93,8 @@ class Decoder:
     def _regions(self, count: int) -> float:
         return regions(lambda: self._program.generate(count))
 
-    def _round(self) -> dict[str, Any]:
+    def round(self) -> dict[str, Any]:
+        """Times."""
         return {"first_s": self._seconds(1), "all_s": self._seconds(self._num_new)}
 
     def _seconds(self, count: int) -> float:

@@ -149,9 +149,9 @@ class Asked:
     """Ranks that answer alike, whatever they are asked."""
 
     def __init__(self, *answers: dict[str, Any]) -> None:
-        self.answers, self.requests = answers, list[dict[str, Any]]()
+        self.answers, self.requests = answers, list[tuple[Any, ...]]()
 
-    def ask(self, request: dict[str, Any]) -> Any:
+    def ask(self, *request: Any) -> Any:
         self.requests.append(request)
         return self.answers
 
@@ -176,7 +176,7 @@ def test_the_rank_with_the_lower_clock_stands_for_the_program(tmp_path: Path) ->
     ranks = Asked({"power": FOUND.model_dump()}, {"power": slower.model_dump()})
     preset = asked(tmp_path, ranks)
     assert (preset._entries[0].row.power, preset._why_no_power) == (slower, "")
-    assert ranks.requests == [{"power": 15}]  # of 0.1 s
+    assert ranks.requests == [("power", 15)]  # of 0.1 s
 
 
 def test_a_rank_without_a_counter_leaves_it_to_the_other(tmp_path: Path) -> None:

@@ -46,10 +46,10 @@ def test_the_ranks_without_an_answer_are_named_with_the_step() -> None:
 
 def test_a_step_begins_when_all_ranks_are_in_their_group() -> None:
     with pytest.raises(RankLost) as lost:
-        ranks({}, None).ask({"build": True})
+        ranks({}, None).ask("build")
     assert "group" in lost.value.place
     with pytest.raises(RankLost) as lost:
-        ranks({}, {}).ask({"build": True})
+        ranks({}, {}).ask("build")
     assert (lost.value.ranks, lost.value.place) == ([0, 1], "the build")
 
 

@@ -82,14 +82,14 @@ class Ranks:
         processes, store = with_store(world_size, start)
         return cls(task.program, connections, processes, timeout_s=task.timeout_s, store=store)
 
-    def ask(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Send all ranks a request, when all are in their group, and return their answers. Raises as `answers`."""
+    def ask(self, step: str, *values: Any) -> list[dict[str, Any]]:
+        """Have all ranks take a step, when all are in their group, and return their answers. Raises as `answers`."""
         if self._place == _START:
             self.answers()
-        self._place = f"the {next(iter(request))}"
+        self._place = f"the {step.replace('_', ' ')}"
         for connection in self._connections:
             with suppress(OSError):  # the rank died, which `answers` finds
-                connection.send(dict(request))
+                connection.send((step, values))
         return self.answers()
 
     def answers(self) -> list[dict[str, Any]]:

@@ -70,7 +70,8 @@ class Forms:
     def plain(self) -> Call:
         """A call of the program; its first call compiles."""
         called: Any = self._program.program
-        if self._name.base != "eager" and not self._program.is_compiled:
+        is_left_alone = self._name.base == "eager" or self._program.is_compiled
+        if not is_left_alone:
             called = torch.compile(called, **self._compile_options())
         call = call_of(called, self._program, self._context.cotangent)
         return self._profiled(call, "max-autotune") if AUTOTUNED in self._name.variants else call

@@ -24,8 +24,9 @@ class Ratios(NamedTuple):
 
 def ratios_of(measured: Measured, row: Row) -> Ratios:
     """All ratios of a row that was measured; outputs of compute only are not those of mode A or of a peer."""
-    rows = {one.name: one for one in measured.rows}
-    mode_a, peer = rows.get("A"), best_peer(measured, row.reference)
+    mode_a = fastest(one for one in measured.rows if one.name == "A")
+    computing = fastest(one for one in measured.rows if one.role is Role.COMPUTE)
+    peer = best_peer(measured, row.reference)
     if row.role is Role.COMPUTE:
         mode_a = peer = None
     of_floor = None
@@ -36,20 +37,19 @@ def ratios_of(measured: Measured, row: Row) -> Ratios:
         faster_than_a=_between(measured, mode_a, row),
         faster_than_peer=_between(measured, peer, row),
         of_floor=of_floor,
-        of_compute=_between(measured, row, fastest(one for one in measured.rows if one.role is Role.COMPUTE)),
+        of_compute=_between(measured, row, computing),
     )
 
 
 def _between(measured: Measured, above: Row | None, below: Row | None) -> float | None:
     """Time of `above` over that of `below`, in each round; none between different models or different outputs."""
-    pair = [row for row in (above, below) if row is not None and row.rounds_ms]
-    if len(pair) < 2:
+    if above is None or below is None:
         return None
-    one, other = pair
-    if one.reference != other.reference or any(map(measured.differs, pair)):
+    is_same_model = above.reference == below.reference
+    if not is_same_model or measured.differs(above) or measured.differs(below):
         return None
-    rounds = zip(one.rounds_ms, other.rounds_ms, strict=False)
-    return statistics.median(ms / other_ms for ms, other_ms in rounds)
+    rounds = zip(above.rounds_ms, below.rounds_ms, strict=False)
+    return statistics.median([ms / other_ms for ms, other_ms in rounds])
 
 
 def best_peer(measured: Measured, reference: str = "") -> Row | None:

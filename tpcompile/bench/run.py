@@ -122,9 +122,9 @@ class _Preset:
         """What was measured, and the rank that ended it early. Raises RankLost when that was before the programs."""
         self._tell("floors and reference")
         try:
-            value = {"settings": self._settings.model_dump_json(), "folder": str(self._folder)}
-            answer = floors_ranks.ask({"floors": value})[0]
-            floors_ranks.ask({"reference": value})
+            settings = self._settings.model_dump_json()
+            answer = floors_ranks.ask("floors", settings)[0]
+            floors_ranks.ask("reference", settings, str(self._folder))
         except ProgramFailed as failed:
             why = f"{failed}; see {self._plan.logs}"
             raise RankLost(FLOORS, [failed.rank], "floors", why) from None
@@ -190,12 +190,12 @@ class _Preset:
             entry.ranks = Ranks.started(task, self._plan.world_size, is_gpu=self._plan.is_gpu)
             if self._is_over:
                 entry.ranks.kill()
-            entry.change(**entry.ranks.ask({"build": True})[0])
-            entry.change(compile_s=_most(entry.ranks.ask({"first call": True}), "compile_s"))
+            entry.change(**entry.ranks.ask("build")[0])
+            entry.change(compile_s=_most(entry.ranks.ask("first_call"), "compile_s"))
             self._tell(f"{entry.name.text} is compiled")
 
     def _warm(self, entry: Entry, ranks: Ranks) -> None:
-        answers = ranks.ask({"warm": True})
+        answers = ranks.ask("warm")
         if entry.row.compile_s is not None:
             entry.change(compile_s=entry.row.compile_s + _most(answers, "capture_s"))
         num_calls = round(_ROUND_MS / _most(answers, "step_ms"))
@@ -207,7 +207,7 @@ class _Preset:
         )
 
     def _round(self, entry: Entry, ranks: Ranks) -> None:
-        answers = ranks.ask({"round": entry.row.calls_per_round})
+        answers = ranks.ask("round", entry.row.calls_per_round)
         entry.change(rounds_ms=(*entry.row.rounds_ms, _most(answers, "ms")))
 
     def _power(self, entry: Entry, ranks: Ranks) -> None:
@@ -215,7 +215,7 @@ class _Preset:
         if self._why_no_power:
             return
         num_calls = math.ceil(_POWER_MS / entry.row.median_ms)
-        answers = ranks.ask({"power": num_calls})
+        answers = ranks.ask("power", num_calls)
         found = [Power.model_validate(answer["power"]) for answer in answers if "power" in answer]
         if found:
             entry.change(power=min(found, key=lambda one: one.mhz))
@@ -224,7 +224,7 @@ class _Preset:
 
     def _profile(self, entry: Entry, ranks: Ranks) -> None:
         """Profile, and compare the outputs again after all calls."""
-        answers = ranks.ask({"profile": True})
+        answers = ranks.ask("profile")
         profiles = [Profile.model_validate(answer["profile"]) for answer in answers]
         least = min(profiles, key=lambda one: one.communication_ms or 0.0)
         before = {"error_ratio": entry.row.error_ratio, "worst": entry.row.worst}

@@ -17,7 +17,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -112,12 +111,12 @@ def in_group(connection: Connection, task: Task, *, device: str) -> Iterator[tup
             _fail(connection, error)
 
 
-def answer_all(connection: Connection, answer: Callable[[str, Any], dict[str, Any]]) -> None:
-    """Say that this rank is in its group; answer requests (name, value) until the connection is closed."""
+def answer_all(connection: Connection, steps: object) -> None:
+    """Say that this rank is in its group; answer requests by methods of `steps` until the connection is closed."""
     connection.send({})
     while request := connection.recv():
-        ((what, value),) = request.items()
-        connection.send(answer(what, value))
+        step, values = request
+        connection.send(getattr(steps, step)(*values))
 
 
 def serve(connection: Connection, task: Task) -> None:
@@ -125,12 +124,12 @@ def serve(connection: Connection, task: Task) -> None:
     settings = _settings(task.settings)
     with in_group(connection, task, device=settings.device) as (group, device):
         if task.program == FLOORS:
-            answer_all(connection, partial(_floors_or_reference, group, device))
+            answer_all(connection, _Floors(group, device))
             return
         given = Given.read(Path(task.folder), device)
-        served = _Served(Name.of(task.program), given, context_of(settings, given, group, device))
-        answer_all(connection, served.answer)
-        served.release()
+        steps = _Steps(Name.of(task.program), given, context_of(settings, given, group, device))
+        answer_all(connection, steps)
+        steps.release()
 
 
 def context_of(
@@ -150,19 +149,24 @@ def context_of(
     )
 
 
-def _floors_or_reference(
-    group: dist.ProcessGroup, device: torch.device, what: str, value: Mapping[str, str]
-) -> dict[str, Any]:
-    """`floors`: the rates for a preset. `reference`: rank 0 computes it, while the others wait for the next request."""
-    settings = _settings(value["settings"])
-    answer: dict[str, Any] = {}
-    if what == "floors":
-        measured = floors.measure(settings.block, group.size(), device)
-        answer = {"floors": measured.model_dump(), "machine": machine(device)}
-    elif group.rank() == 0:
-        reference.write(settings, Path(value["folder"]), device)
-    free(device)
-    return answer
+class _Floors:
+    """What is measured and computed for a preset before its programs start."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self._group, self._device = group, device
+
+    def floors(self, settings: str) -> dict[str, Any]:
+        """The rates of this rank's device."""
+        measured = floors.measure(_settings(settings).block, self._group.size(), self._device)
+        free(self._device)
+        return {"floors": measured.model_dump(), "machine": machine(self._device)}
+
+    def reference(self, settings: str, folder: str) -> dict[str, Any]:
+        """Rank 0 computes it, while the others wait for the next request."""
+        if self._group.rank() == 0:
+            reference.write(_settings(settings), Path(folder), self._device)
+        free(self._device)
+        return {}
 
 
 def _settings(text: str) -> config.RunConfig:
@@ -192,39 +196,15 @@ def _version(package: str) -> str:
         return "-"
 
 
-class _Served:
-    """A program of the benchmark on this rank."""
+class _Steps:
+    """The steps of a program on this rank, in their order; `round`, `power` and `profile` are of the captured form."""
 
     def __init__(self, name: Name, given: Given, context: BenchContext) -> None:
         self._name, self._given, self._context, self._device = name, given, context, context.device
         self._is_eager = name.base == "eager"
 
-    def answer(self, what: str, value: Any) -> dict[str, Any]:
-        """A step of the program, in this order: `build`, `first call`, `warm`, then `round`, `power` and `profile`.
-
-        `round` and `power` have a number of calls as their value.
-        """
-        if what == "build":
-            return self._built()
-        if what == "first call":
-            first_s = seconds(self._plain, self._device)
-            free(self._device)
-            return {"compile_s": None if self._is_eager else first_s}
-        if what == "warm":
-            return self._warmed()
-        if what == "round":
-            ms = timed_ms(self._timed, value, self._device)
-            if self._device.type == "cuda":
-                torch.cuda.empty_cache()  # of many programs it may not fit; the calls before the clock get it again
-            return {"ms": ms}
-        if what == "power":
-            try:
-                return {"power": drawn(self._timed, value, self._device).model_dump()}
-            except NoMeterError as error:  # raised after the calls, which all ranks make
-                return {"why_not": str(error)}
-        return {"profile": profiled(self._timed, self._device).model_dump(), **self._errors()}
-
-    def _built(self) -> dict[str, Any]:
+    def build(self) -> dict[str, Any]:
+        """Fields of the row."""
         self._program = build(self._name, self._context)
         self._expected = Expected(self._program, self._given)
         free(self._device)  # what was unsharded
@@ -232,7 +212,13 @@ class _Served:
         self._plain = self._timed = self._forms.plain()
         return {"notes": self._forms.notes, "reference": self._expected.key}
 
-    def _warmed(self) -> dict[str, Any]:
+    def first_call(self) -> dict[str, Any]:
+        """It compiles, while other programs do."""
+        first_s = seconds(self._plain, self._device)
+        free(self._device)
+        return {"compile_s": None if self._is_eager else first_s}
+
+    def warm(self) -> dict[str, Any]:
         """Warm calls and the capture, while no other program runs.
 
         Kernels that spin, of several programs on one GPU, take turns of milliseconds.
@@ -256,6 +242,24 @@ class _Served:
         numbers |= self._errors()
         free(self._device)
         return numbers
+
+    def round(self, num_calls: int) -> dict[str, Any]:
+        """Mean ms of so many calls."""
+        ms = timed_ms(self._timed, num_calls, self._device)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # of many programs it may not fit; the calls before the clock get it again
+        return {"ms": ms}
+
+    def power(self, num_calls: int) -> dict[str, Any]:
+        """The energy of so many calls, which all ranks make; one without a counter answers why."""
+        try:
+            return {"power": drawn(self._timed, num_calls, self._device).model_dump()}
+        except NoMeterError as error:
+            return {"why_not": str(error)}
+
+    def profile(self) -> dict[str, Any]:
+        """The last step, since a profiler stays in a process; and the errors after all calls."""
+        return {"profile": profiled(self._timed, self._device).model_dump(), **self._errors()}
 
     def release(self) -> None:
         """Release CUDA graphs: those that hold a communicator make the end of the process group wait."""
