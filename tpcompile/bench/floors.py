@@ -80,7 +80,8 @@ def measure(block: BlockConfig, tp: int, device: torch.device) -> Floors:
     large = _product(Shape("large", size, size, size), dtype, device)
     own = tuple(_product(shape, dtype, device) for shape in products(block, tp))
     fastest = max(one.tflops for one in (large, *own))
-    return Floors(gemm_tflops=fastest, read_gbytes_per_s=_read_rate(device), products=own)
+    read_rate = _read_rate(device)
+    return Floors(gemm_tflops=fastest, read_gbytes_per_s=read_rate, products=own)
 
 
 def _read_rate(device: torch.device) -> float:
@@ -95,7 +96,8 @@ def _read_rate(device: torch.device) -> float:
         from tpcompile.bench.reading import reader  # imports Triton
 
         readers.append(reader(source))
-    return source.nbytes / min(_time_us(read, device) for read in readers) / 1e3
+    fastest_us = min(_time_us(read, device) for read in readers)
+    return source.nbytes / fastest_us / 1e3
 
 
 def _product(shape: Shape, dtype: torch.dtype, device: torch.device) -> Product:

@@ -99,10 +99,7 @@ class Ranks:
         while len(found) < len(self._connections):
             if not self._receive(found, deadline):
                 raise self._late([rank for rank in range(len(self._connections)) if rank not in found])
-            for rank, answer in dict(found).items():
-                if "failed" in answer:
-                    self._check_dead(found)
-                    raise ProgramFailed(rank, answer["failed"], is_refusal=answer["is_refusal"])
+            self._check_failed(found)
         return [found[rank] for rank in sorted(found)]
 
     def close(self) -> None:
@@ -140,11 +137,17 @@ class Ranks:
                 raise RankLost(self.name, [rank], self._place, why) from None
         return bool(ready)
 
-    def _check_dead(self, found: dict[int, dict[str, Any]]) -> None:
-        """Raise RankLost for a rank that died: its peers fail because of it."""
+    def _check_failed(self, found: dict[int, dict[str, Any]]) -> None:
+        """Raise ProgramFailed for a rank that raised, but RankLost for one that died: its peers fail because of it."""
+        failed = [rank for rank, answer in found.items() if "failed" in answer]
+        if not failed:
+            return
         deadline = time.monotonic() + _SETTLED_S
-        while len(found) < len(self._connections) and self._receive(found, deadline):
-            pass
+        is_open = True
+        while is_open and len(found) < len(self._connections):
+            is_open = self._receive(found, deadline)
+        answer = found[failed[0]]
+        raise ProgramFailed(failed[0], answer["failed"], is_refusal=answer["is_refusal"])
 
     def _late(self, ranks: Sequence[int]) -> RankLost:
         """What to raise of ranks without an answer; their stacks go to their logs."""

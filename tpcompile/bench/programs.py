@@ -49,7 +49,8 @@ def build(name: Name, context: BenchContext) -> Program:
         sys.path.insert(0, str(Path(module).parent.absolute()))  # as for `python FILE`: it can import its neighbours
         module = Path(module).stem
     config = load_target(f"{module}:{function}")
-    built = target_of(config, find(config)(context))
+    make = find(config)
+    built = target_of(config, make(context))
     return built if isinstance(built, Program) else Program(**vars(built))
 
 

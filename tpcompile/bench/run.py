@@ -94,12 +94,13 @@ def measured_presets(plan: Plan, say: Say) -> Iterator[tuple[Measured, Machine]]
 def _task(plan: Plan, settings: RunConfig, program: str, folder: Path, **environ: str) -> Task:
     """The task of a program's ranks; its caches are empty, so that compile seconds are those of a first compile."""
     safe = "".join(letter if letter.isalnum() or letter in "+-_." else "-" for letter in program)
-    caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    caches = folder / "caches" / safe
+    environ |= {"TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"), "TRITON_CACHE_DIR": str(caches / "triton")}
     return Task(
         program=program,
         settings=settings.model_dump_json(),
         folder=str(folder),
-        environ=environ | {variable: str(folder / "caches" / safe / name) for variable, name in caches.items()},
+        environ=environ,
         log=str(plan.logs / f"{settings.preset}.{safe}"),
         timeout_s=plan.timeout_s,
     )
@@ -159,7 +160,7 @@ class _Preset:
             self._tell("profiles")
             self._each(self._profile, self._entries)  # last: a profiler stays in a process
             running = [entry.ranks for entry in self._entries if entry.ranks is not None]
-            with ThreadPoolExecutor(len(running) or 1) as pool:
+            with ThreadPoolExecutor(len(self._entries)) as pool:
                 list(pool.map(Ranks.close, running))
         except RankLost as lost:
             return lost

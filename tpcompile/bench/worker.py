@@ -239,9 +239,9 @@ class _Steps:
         # Now: the memory of a graph is not counted when it is replayed, and that of a comparison is not the program's.
         peak = torch.cuda.max_memory_allocated(self._device) if is_gpu else None
         numbers = {"capture_s": capture_s, "regions_per_call": entered, "step_ms": step_s * 1e3, "peak_bytes": peak}
-        numbers |= self._errors()
+        errors = self._errors()
         free(self._device)
-        return numbers
+        return numbers | errors
 
     def round(self, num_calls: int) -> dict[str, Any]:
         """Mean ms of so many calls."""
