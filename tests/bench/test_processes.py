@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import re
+import threading
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ DEAD = object()
 FAILED: dict[str, Any] = {"failed": "ValueError: no weights", "is_refusal": False}
 
 
-def ranks(*messages: Any) -> Ranks:
+def ranks(*messages: Any, timeout_s: float = 0.0) -> Ranks:
     """What each rank sends, if not None, before it dies or says no more."""
     ours, kept = [], []
     for message in messages:
@@ -31,7 +32,7 @@ def ranks(*messages: Any) -> Ranks:
         kept.append(theirs)
         ours.append(own)
     processes = [SimpleNamespace(pid=None, exitcode=-9, join=lambda timeout: None, theirs=theirs) for theirs in kept]
-    return Ranks("C", ours, processes, timeout_s=0.0)  # type: ignore[arg-type]  # no process is started
+    return Ranks("C", ours, processes, timeout_s=timeout_s)  # type: ignore[arg-type]  # no process is started
 
 
 def test_answers_are_in_the_order_of_the_ranks() -> None:
@@ -80,7 +81,12 @@ def test_a_program_whose_rank_raised_has_failed() -> None:
     assert (failed.value.rank, failed.value.is_refusal) == (1, False)
 
 
-def test_a_rank_that_died_is_the_cause_of_a_failure_of_its_peer() -> None:
+@pytest.mark.parametrize("after_s", [0.0, 0.2])
+def test_a_rank_that_died_is_the_cause_of_a_failure_of_its_peer(after_s: float) -> None:
+    found = ranks(FAILED, None, timeout_s=9.0)
+    dies = threading.Timer(after_s, found._processes[1].theirs.close)  # type: ignore[attr-defined]  # no process
+    dies.start()
     with pytest.raises(RankLost) as lost:
-        ranks(FAILED, DEAD).answers()
+        found.answers()
+    dies.join()
     assert lost.value.ranks == [1]

@@ -93,6 +93,7 @@ def test_a_model_of_ones_own_without_a_reference_is_told_to_give_one() -> None:
     )  # fmt: skip
     expected = Expected(Program(program=torch.relu, inputs=()), block)
     assert expected.error(Results(one)) == (0.0, "forward")
+    assert expected.error(Results(one / 0)) == (math.inf, "forward")
     for output in (torch.ones(5), None):
         error, worst = expected.error(Results(output))
         assert error == math.inf and "reference" in worst
