@@ -130,11 +130,12 @@ class Program:
             "program": name, "settings": json.dumps({**vars(arguments), "json": None, "logs": None}), "environ": {},
             "timeout_s": arguments.timeout_s, "server": SERVER,
         }  # fmt: skip
-        paths = [logs / f"{name.replace(':', '-')}.rank{rank}.log" for rank in range(arguments.nproc)]
-        tasks = [Task(**task, log=str(path)) for path in paths]
-        self._ranks = Ranks.started(tasks, is_gpu=arguments.device == "cuda", at=self._say)
+        asked = Task(**task, log=str(logs / name.replace(":", "-")))
+        self._ranks = Ranks.started(asked, arguments.nproc, is_gpu=arguments.device == "cuda")
         with self._failing() as ranks:
-            answer = ranks.answers()[0]
+            answer = ranks.ask("build")[0]
+            self._say("is built")
+            ranks.ask("first_call")
             self.machine = answer.pop("machine")
             self.row |= answer
             self._say("is compiled")
@@ -144,7 +145,7 @@ class Program:
         if self._is_over:
             return
         with self._failing() as ranks:
-            answer = ranks.ask({"warm": True})[0]
+            answer = ranks.ask("warm")[0]
             self.tokens = answer.pop("tokens")
             self.row |= answer | {"ready_s": time.monotonic() - BEGAN}
             self._say("is ready")
@@ -154,7 +155,7 @@ class Program:
         if self._is_over:
             return
         with self._failing() as ranks:
-            answers = ranks.ask({"round": True})
+            answers = ranks.ask("round")
             times = {name: max(answer[name] for answer in answers) for name in answers[0]}
             self._rounds.append(times)
             rate = tokens_per_s(times, arguments.batch * (arguments.new - 1))

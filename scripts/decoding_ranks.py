@@ -18,10 +18,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 import tpcompile
 from tpcompile.bench.step import finish
-from tpcompile.bench.worker import Task, answer_all, free, in_group, machine, regions
+from tpcompile.bench.worker import Task, answer_all, in_group, machine, regions
 from tpcompile.by_size import sums
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.fastpath import tp_region
+from tpcompile.gate.reference import free
 from tpcompile.nn.causal_lm import CausalLM
 from tpcompile.nn.state import load_full_state_dict
 
@@ -41,37 +42,37 @@ def serve(connection: Connection, task: Task) -> None:
     arguments = argparse.Namespace(**json.loads(task.settings))
     with in_group(connection, task, device=arguments.device) as (group, device):
         form = Theirs if task.program.startswith("transformers") else Ours
-
-        def build() -> Decoder:
-            return Decoder(form(task.program, arguments, group, device), arguments.new, device)
-
+        decoder = Decoder(lambda: form(task.program, arguments, group, device), arguments.new, device)
         with tp_region(group.size()), torch.no_grad():
-            answer_all(connection, build)
+            answer_all(connection, decoder)
+        decoder.release()
 
 
 class Decoder:
     """A program, as the benchmark's processes ask for it."""
 
-    def __init__(self, program: Ours | Theirs, num_new: int, device: torch.device) -> None:
-        self._program, self._num_new, self._device = program, num_new, device
+    def __init__(self, build: Callable[[], Ours | Theirs], num_new: int, device: torch.device) -> None:
+        self._build, self._num_new, self._device = build, num_new, device
 
-    def compiled(self) -> dict[str, Any]:
-        """After a prompt, and a prompt with one step."""
+    def build(self) -> dict[str, Any]:
+        """The program."""
+        self._program = self._build()
         free(self._device)  # what was unsharded
+        return {"notes": self._program.notes, "machine": machine(self._device)}
+
+    def first_call(self) -> dict[str, Any]:
+        """A prompt, and a prompt with one step."""
         for count in (1, 2):
             self._program.generate(count)
         finish(self._device)
-        return {"notes": self._program.notes, "machine": machine(self._device)}
-
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """`warm`: tokens, regions and memory. `round`: times."""
-        return self._warmed() if "warm" in request else self._round()
+        return {}
 
     def release(self) -> None:
         """CUDA graphs."""
         self._program.close()
 
-    def _warmed(self) -> dict[str, Any]:
+    def warm(self) -> dict[str, Any]:
+        """Tokens, regions and memory."""
         free(self._device)
         is_gpu = self._device.type == "cuda"
         if is_gpu:
@@ -92,7 +93,8 @@ class Decoder:
     def _regions(self, count: int) -> float:
         return regions(lambda: self._program.generate(count))
 
-    def _round(self) -> dict[str, Any]:
+    def round(self) -> dict[str, Any]:
+        """Times."""
         return {"first_s": self._seconds(1), "all_s": self._seconds(self._num_new)}
 
     def _seconds(self, count: int) -> float:

@@ -56,9 +56,9 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
     """
     num_gpus = 0 if request.device == "cpu" else count_gpus(environ)
     nproc = request.nproc if request.nproc is not None else num_gpus or 2
-    device = _device(request.device, nproc, num_gpus)
+    device = chosen_device(request.device, nproc, num_gpus)
     resolved = request.config(device)
-    _check_size(request, device, resolved)
+    check_size(resolved, asked=request.device)
     resolved.check_tp(nproc)
     _check_fault(request, nproc)
     environ = dict(environ)
@@ -280,7 +280,11 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _device(asked: Device, nproc: int, num_gpus: int) -> Device:
+def chosen_device(asked: Device, nproc: int, num_gpus: int, *, otherwise: Device = "one_gpu") -> Device:
+    """`auto` resolved. Raises ConfigError without a rank, PreflightError without the GPUs that were asked for.
+
+    `otherwise` is the device to advise where there are fewer GPUs than ranks.
+    """
     if nproc < 1:
         raise ConfigError(f"--nproc {nproc}: at least one rank is needed")
     if asked == "auto":
@@ -290,13 +294,13 @@ def _device(asked: Device, nproc: int, num_gpus: int) -> Device:
     if num_gpus == 0:
         raise PreflightError(f"--device {asked}: no GPU here (nvidia-smi -L, CUDA_VISIBLE_DEVICES); use --device cpu")
     if nproc > num_gpus and asked == "cuda":
-        raise PreflightError(f"{nproc} ranks but {num_gpus} GPUs; use --nproc {num_gpus} or --device one_gpu")
+        raise PreflightError(f"{nproc} ranks but {num_gpus} GPUs; use --nproc {num_gpus} or --device {otherwise}")
     return asked
 
 
-def _check_size(request: GateRequest, device: Device, config: JobConfig) -> None:
+def check_size(config: JobConfig, *, asked: Device) -> None:
     """Refuse a block sized for GPUs where there is none, unless CPU was asked for: it would run for hours."""
-    is_by_default = request.device == "auto" and device == "cpu"
+    is_by_default = asked == "auto" and config.device == "cpu"
     if not is_by_default or not isinstance(config, RunConfig):
         return
     if config.block.dim >= GPU_DIM:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tpcompile.bench.ratios import beats_floor, differs, median_ms, ratios_of
+from tpcompile.bench.ratios import beats_floor, ratios_of
 from tpcompile.bench.records import Measured, Report, Role, Row
 from tpcompile.fusion import record_files
 from tpcompile.fusion.plot import FIXED, check_suffix, matplotlib_of
@@ -58,10 +58,10 @@ def _draw_times(axes: Any, measured: Measured) -> None:
     """On a logarithmic axis: A and the fastest are an order of magnitude apart."""
     rows = _timed(measured)
     colors = [_COLORS[row.role] for row in rows]
-    times = list(map(median_ms, rows))
+    times = [row.median_ms for row in rows]
     axes.barh(range(len(rows)), times, color=colors, height=0.75)
     for at, row in enumerate(rows):
-        axes.text(median_ms(row), at, f" {_label(measured, row)}", verticalalignment="center")
+        axes.text(row.median_ms, at, f" {_label(measured, row)}", verticalalignment="center")
     title = f"{measured.preset}: ms"
     if beats_floor(measured) is None:
         axes.axvline(measured.bound.ms, color="black", linestyle=":", linewidth=1)
@@ -80,11 +80,10 @@ def _short(name: str) -> str:
 
 
 def _label(measured: Measured, row: Row) -> str:
-    if differs(row, measured.error_limit):
-        return f"{median_ms(row):.3g}, outputs differ"
-    ratio = ratios_of(measured, row).faster_than_a.value
-    is_compared = ratio is not None and row.role is not Role.COMPUTE
-    return f"{median_ms(row):.3g}, {ratio:.1f}x A" if is_compared else f"{median_ms(row):.3g}"
+    if measured.differs(row):
+        return f"{row.median_ms:.3g}, outputs differ"
+    ratio = ratios_of(measured, row).faster_than_a
+    return f"{row.median_ms:.3g}, {ratio:.1f}x A" if ratio is not None else f"{row.median_ms:.3g}"
 
 
 def _draw_roofline(axes: Any, measured: Measured) -> None:
@@ -96,7 +95,7 @@ def _draw_roofline(axes: Any, measured: Measured) -> None:
     axes.plot([low, corner, high], [low * floors.read_gbytes_per_s / 1e3, *[floors.gemm_tflops] * 2], color="black")
     for row in _timed(measured):
         if row.role is not Role.MODE or row.name == "A":
-            reached = least.flops / median_ms(row) / 1e9
+            reached = least.flops / row.median_ms / 1e9
             axes.plot(intensity, reached, "o", color=_COLORS[row.role], markersize=4)
     axes.set_xscale("log")
     axes.set_yscale("log")

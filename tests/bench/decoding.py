@@ -24,7 +24,7 @@ class Flipped(decoding_ranks.Drawn):
 class Dies(decoding_ranks.Decoder):
     """In its first round."""
 
-    def _round(self) -> dict[str, float]:
+    def round(self) -> dict[str, float]:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("it is dead")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ import torch.distributed as dist
 
 from tpcompile import config
 from tpcompile.bench import reference
-from tpcompile.bench.contract import BenchContext, Program
+from tpcompile.bench.contract import BenchContext
 from tpcompile.bench.names import Name
-from tpcompile.bench.programs import build, compiled_call, notes_of
-from tpcompile.bench.reference import Given, OwnReference
-from tpcompile.bench.step import Call, forward_call, training_call
+from tpcompile.bench.programs import Forms, build, call_of
+from tpcompile.bench.reference import Expected, Given
 from tpcompile.bench.worker import context_of
 from tpcompile.errors import ConfigError
 
@@ -36,20 +34,12 @@ def errors(programs: list[str], preset: str, overrides: list[str], train: bool, 
     """Program -> its largest error on this rank, as a multiple of the single-device error."""
     block, context = given(config.load(preset, overrides, train=train, device="cpu"), folder)
 
-    def call_of(program: Program) -> Call:
-        has_own = program.step is not None or program.reference is not None
-        if context.cotangent is None or has_own:
-            return forward_call(program.program, program)
-        return training_call(program.program, program, context.cotangent)
-
-    return {program: error_of(build(Name.of(program), context), block, call_of) for program in programs}
-
-
-def error_of(program: Program, block: Given, call_of: Callable[[Program], Call]) -> float:
-    expected: Any = block if program.reference is None else OwnReference(program)
-    call = call_of(program)
-    with program.around():
-        return expected.error(call(), program)[0]
+    found = {}
+    for name in programs:
+        program = build(Name.of(name), context)
+        results = call_of(program.program, program, context.cotangent)()
+        found[name] = Expected(program, block).error(results)[0]
+    return found
 
 
 def refusals(cases: list[tuple[str, str, list[str], bool]]) -> list[str]:
@@ -58,7 +48,7 @@ def refusals(cases: list[tuple[str, str, list[str], bool]]) -> list[str]:
     assert group is not None
     for program, preset, overrides, train in cases:
         settings = config.load(preset, overrides, train=train, device="cpu")
-        nothing: Any = Given(weights={}, inputs=None, cotangent=None, expected={})  # type: ignore[arg-type]
+        nothing: Any = Given(weights={}, inputs=None, cotangent=None, single={}, exact={})  # type: ignore[arg-type]
         try:
             build(Name.of(program), context_of(settings, nothing, group, CPU))
         except ConfigError as error:
@@ -71,5 +61,5 @@ def compiled(program: str, folder: str) -> tuple[float, tuple[str, ...]]:
     block, context = given(config.load("cpu_smoke", ["block.num_layers=1"], device="cpu"), folder)
     name = Name.of(program)
     built = build(name, context)
-    results = compiled_call(name, context, built)()
-    return block.error(results, built)[0], notes_of(name, context, built)
+    forms = Forms(name, context, built)
+    return Expected(built, block).error(forms.plain()())[0], forms.notes

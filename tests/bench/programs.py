@@ -104,5 +104,4 @@ def _step(program: Any, inputs: Any) -> dict[str, Tensor]:
 
 def hangs(connection: Connection, task: Task) -> None:
     """Serves nothing."""
-    connection.send({"at": "its nap"})
     time.sleep(600)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tpcompile.bench.names import ROLES
-from tpcompile.bench.records import AllReduce, Bound, Floors, Machine, Measured, Product, Profile, Report, Role, Row
+from tpcompile.bench.records import Bound, Floors, Machine, Measured, Product, Profile, Report, Role, Row
 
 MACHINE = Machine(
     device="NVIDIA H200", cores=32, torch="2.11.0", triton="3.6.0", cuda="13.0", nccl="2.28.0", python="3.12.1",
@@ -16,7 +16,7 @@ FLOORS = Floors(
     gemm_tflops=800.0,
     read_gbytes_per_s=4000.0,
     products=(Product(name="qkv", m=8, n=7680, k=5120, us=22.0, tflops=28.6),),
-    all_reduces=(AllReduce(algorithm="default", size_bytes=4096, us=37.0),),  # as reports before had them
+    all_reduces=({"algorithm": "default", "size_bytes": 4096, "us": 37.0},),  # as reports before had them
 )
 PROFILE = Profile(kernels=80, launches=1, busy_ms=0.5, communication_ms=0.1, exposed_ms=0.05)
 

@@ -25,8 +25,7 @@ def good() -> Baseline:
 
 def found(now: Row, **changed: Any) -> list[tuple[Change, str, bool]]:
     run = measured([A, now], **changed)
-    case = baseline.case_of(good(), run, report(run))
-    return [(one.change, one.says, one.is_time) for one in baseline.regressions(case, run)]
+    return [(one.change, one.says, one.is_time) for one in baseline.regressions(good(), run, report(run))]
 
 
 def test_the_same_run_is_as_its_baseline() -> None:
@@ -59,16 +58,16 @@ def test_what_is_better_or_not_asked_for_is_no_regression() -> None:
     assert found(profiled(kernels=70)) == []
     both = baseline.written(Baseline(), report(measured([A, C, row("C", 2.0, 2.0)])))
     run = measured([A, C])
-    assert list(baseline.regressions(baseline.case_of(both, run, report(run)), run)) == []
+    assert list(baseline.regressions(both, run, report(run))) == []
 
 
 def test_a_run_with_no_program_of_the_baseline_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"nothing of NVIDIA H200.* is in this run; it has C:graphed"):
+    with pytest.raises(ConfigError, match=r"NVIDIA H200.* C:graphed"):
         found(row("C", 5.0, 5.0))
 
 
 def test_other_cases_have_no_baseline_and_say_which_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"no baseline for NVIDIA H200.*4680 tokens.*it has NVIDIA H200.*8 tokens"):
+    with pytest.raises(ConfigError, match=r"NVIDIA H200.* 4680 .*NVIDIA H200.* 8 "):
         found(C, tokens=4680)
 
 
@@ -90,10 +89,10 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--write-baseline"):
         baseline.read(path)
     path.write_text('{"cases": [{}]}')
-    with pytest.raises(ConfigError, match=r"baseline\.json is damaged: as a baseline, cases.0.device"):
+    with pytest.raises(ConfigError, match=r"cases\.0\.device"):
         baseline.read(path)
     path.write_text('{"schema_version": 1, "cases": []}')
-    with pytest.raises(ConfigError, match="version 1, whose floors are not those of version 2"):
+    with pytest.raises(ConfigError, match=r"1, .* 2;"):
         baseline.read(path)
 
 

@@ -25,7 +25,6 @@ from tpcompile.errors import ConfigError, PreflightError
         ("--program nowhere.py:build", 0, ConfigError, "there is no file nowhere.py"),
         ("--baseline nowhere.json", 0, ConfigError, "is not there"),
         ("--json nowhere/report.json", 0, ConfigError, "no folder nowhere"),
-        ("--device one_gpu", 1, ConfigError, "choose auto, cpu or cuda"),
         ("--device cuda", 0, PreflightError, "no GPU here"),
         ("--nproc 4", 2, PreflightError, "4 ranks but 2 GPUs"),
         ("--preset wan14b", 0, PreflightError, "sized for GPUs"),

@@ -37,7 +37,7 @@ def test_an_unknown_name_is_refused_with_those_that_there_are(text: str) -> None
 
 
 def test_a_file_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"there is no file nowhere\.py"):
+    with pytest.raises(ConfigError, match=r"nowhere\.py"):
         Name.of("nowhere.py:build")
 
 

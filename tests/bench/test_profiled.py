@@ -7,11 +7,11 @@ from tpcompile.bench.profiled import Span, summary
 
 def test_only_the_part_that_no_other_kernel_overlaps_is_exposed() -> None:
     spans = [
-        Span("gemm", 0, 100),
-        Span("ncclDevKernel_AllReduce_Sum", 80, 200),
-        Span("triton_poi_fused_gelu", 120, 140),
-        Span("one_shot_all_reduce_kernel", 190, 230),
-        Span("Memcpy DtoD", 225, 240),
+        Span(0, 100, "gemm"),
+        Span(80, 200, "ncclDevKernel_AllReduce_Sum"),
+        Span(120, 140, "triton_poi_fused_gelu"),
+        Span(190, 230, "one_shot_all_reduce_kernel"),
+        Span(225, 240, "Memcpy DtoD"),
     ]
     found = summary(spans, ["cudaLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch", "aten::mm"], num_steps=1)
     assert (found.kernels, found.launches) == (4, 3)
@@ -21,5 +21,5 @@ def test_only_the_part_that_no_other_kernel_overlaps_is_exposed() -> None:
 
 
 def test_it_is_of_one_step() -> None:
-    found = summary([Span("gemm", at, at + 10) for at in (0, 100, 200)], ["cudaGraphLaunch"] * 3, num_steps=3)
+    found = summary([Span(at, at + 10, "gemm") for at in (0, 100, 200)], ["cudaGraphLaunch"] * 3, num_steps=3)
     assert (found.kernels, found.launches, found.busy_ms, found.exposed_ms) == (1, 1, 0.01, 0.0)

@@ -6,20 +6,19 @@ of its own; all use the same weights and inputs, and programs take turns in roun
 __main__        the command line
 run.py          presets and programs -> a report: starts the programs, lets them take turns
 processes.py    the ranks of a program as processes: asked, answered in time, ended
-worker.py       in the process of a rank: builds its program, answers
+worker.py       in the process of a rank: the steps of its program
 contract.py     what a program is given, and what it returns
 names.py        `C+fast:graphed` or FILE:FUNCTION -> base and variants; what cannot run here
-programs.py     a name -> the program of a rank, compiled and captured
+programs.py     a name -> the program of a rank, and its calls: compiled, captured
 ours.py         the block that ships: eager, modes A, B and C, fast paths, compute only
 reference.py    the single-device outputs that every program is compared with
-step.py         one call, timed
+step.py         a call -> its time
 power.py        the energy counter -> joules of a step, and whether the power limit holds the clock down
 profiled.py     events of the profiler -> kernels, launches, exposed communication
-floors.py       rates of this machine: matrix products and reads
+floors.py       rates of this machine, and the least time of a step
 reading.py      a kernel that reads memory, for the rate of reading
-bound.py        a block's FLOPs and bytes, and rates -> the floor
-ratios.py       times of rounds -> medians and ratios
 records.py      the report as records, JSON on disk
+ratios.py       rows -> ratios, and what fails the run
 baseline.py     a report that was good -> what a later one must not exceed
 table.py        the report -> lines
 """

@@ -20,9 +20,9 @@ from tpcompile.bench.ratios import failures
 from tpcompile.bench.records import Report
 from tpcompile.bench.run import Plan, measured_presets
 from tpcompile.bench.table import lines
-from tpcompile.choices import Device
 from tpcompile.cli import ending
-from tpcompile.errors import ConfigError, ExitCode, PreflightError
+from tpcompile.errors import ConfigError, ExitCode
+from tpcompile.evidence.records.base import Frozen
 from tpcompile.evidence.rundir import new_name
 from tpcompile.report import console
 from tpcompile.request import DEFAULT_PRESETS
@@ -51,7 +51,7 @@ def bench(
     without: Annotated[list[str] | None, typer.Option(help="A program to leave out. Repeatable.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in which all programs take turns.")] = 10,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of the preset.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: GPUs where there are any.")] = "auto",
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Programs that are compiled at the same time. Default: cores / ranks.")
     ] = None,
@@ -80,19 +80,26 @@ def bench(
     region; with 124 when a rank does not answer in time.
     """
     # Files that cannot be read or written are refused before minutes are measured.
-    _check_folders(json_file, write_baseline)
+    for path in filter(None, (json_file, write_baseline)):
+        if not path.parent.is_dir():
+            raise ConfigError(f"{path}: there is no folder {path.parent}; make it")
     committed = None if baseline_file is None else baseline.read(baseline_file)
     before = baseline.Baseline()
     if write_baseline is not None and write_baseline.exists():
         before = baseline.read(write_baseline)
-    os.environ.update(_ALWAYS)
-    place = _place(device, nproc)
+    num_gpus = 0 if device == "cpu" else launch.count_gpus()
+    place = launch.chosen_device(device, nproc, num_gpus, otherwise="cpu")
+    overrides = [*(settings or []), *([f"block.num_layers={layers}"] if layers else [])]
+    default = DEFAULT_PRESETS["cpu" if place == "cpu" else "cuda"]
+    resolved = [config.load(preset, overrides, train=train, device=place) for preset in presets or [default]]
+    names = _names(programs or (DEFAULT if committed is None else committed.programs), without or [])
+    for one in resolved:
+        one.check_tp(nproc)
+        launch.check_size(one, asked=device)
     cores_per_rank = max(1, launch.num_cores() // nproc)
     plan = Plan(
-        settings=[
-            _resolved(preset, layers, train, settings or [], place) for preset in presets or [DEFAULT_PRESETS[place]]
-        ],
-        names=_names(programs or (DEFAULT if committed is None else committed.programs), without or []),
+        settings=resolved,
+        names=names,
         world_size=nproc,
         rounds=rounds,
         jobs=jobs or cores_per_rank,
@@ -101,8 +108,7 @@ def bench(
         keeps_going=keep_going,
         logs=logs or Path(new_name("bench")),
     )
-    _check_sizes(plan, is_asked=device != "auto")
-    _set_threads(plan)
+    _set_environ(plan)
     plan.logs.mkdir(parents=True, exist_ok=True)
     report, lost = _run(plan, json_file)
     if lost is not None:
@@ -111,34 +117,9 @@ def bench(
     has_failed = any(failures(one) for one in report.measured)
     if committed is not None:
         has_failed |= _has_regressed(report, committed, fail_on_times=fail_on_times)
-    if not has_failed and write_baseline is not None:
-        _write(baseline.written(before, report), write_baseline)
+    if write_baseline is not None and not has_failed:
+        _write(write_baseline, baseline.written(before, report))
     raise typer.Exit(has_failed)
-
-
-def _check_folders(*paths: Path | None) -> None:
-    for path in filter(None, paths):
-        if not path.parent.is_dir():
-            raise ConfigError(f"{path}: there is no folder {path.parent}; make it")
-
-
-def _place(asked: str, nproc: int) -> Literal["cpu", "cuda"]:
-    """`cuda` or `cpu`. Raises PreflightError for more ranks than GPUs."""
-    if asked not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"--device {asked}: choose auto, cpu or cuda")
-    num_gpus = 0 if asked == "cpu" else launch.count_gpus()
-    if num_gpus == 0 and asked != "cuda":
-        return "cpu"
-    if num_gpus == 0:
-        raise PreflightError("--device cuda: no GPU here (nvidia-smi -L, CUDA_VISIBLE_DEVICES); use --device cpu")
-    if num_gpus < nproc:
-        raise PreflightError(f"{nproc} ranks but {num_gpus} GPUs; use --nproc {num_gpus} or --device cpu")
-    return "cuda"
-
-
-def _resolved(preset: str, layers: int | None, train: bool, settings: list[str], place: Device) -> config.RunConfig:
-    overrides = [*settings, *([f"block.num_layers={layers}"] if layers else [])]
-    return config.load(preset, overrides, train=train, device=place)
 
 
 def _names(programs: Sequence[str], without: Sequence[str]) -> list[Name]:
@@ -153,21 +134,12 @@ def _names(programs: Sequence[str], without: Sequence[str]) -> list[Name]:
     return left
 
 
-def _check_sizes(plan: Plan, *, is_asked: bool) -> None:
-    """Raises ConfigError for a preset that the ranks do not divide, PreflightError for one sized for GPUs on a CPU."""
-    may_be_large = plan.is_gpu or is_asked
-    for one in plan.settings:
-        one.check_tp(plan.world_size)
-        if one.block.dim >= launch.GPU_DIM and not may_be_large:
-            size = f"preset {one.preset} (dim {one.block.dim}) is sized for GPUs, and there is no GPU here"
-            raise PreflightError(f"{size}; use --preset cpu_smoke, or --device cpu for a long run")
-
-
-def _set_threads(plan: Plan) -> None:
+def _set_environ(plan: Plan) -> None:
     """Share the cores between the processes that compile at the same time, in the environment that they inherit."""
     threads = str(max(1, launch.num_cores() // (plan.jobs * plan.world_size)))
     os.environ.setdefault("OMP_NUM_THREADS", threads)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", threads)
+    os.environ.update(_ALWAYS)
     if not plan.is_gpu and any(one.compile.backend == "inductor" for one in plan.settings):
         os.environ["CXX"] = launch.cxx_compiler()
 
@@ -187,11 +159,11 @@ def _run(plan: Plan, json_file: Path | None) -> tuple[Report, RankLost | None]:
         machine=None,
         measured=(),
     )
-    _write(report, json_file)
+    _write(json_file, report)
     try:
         for measured, machine in measured_presets(plan, say):
             report = report.model_copy(update={"machine": machine, "measured": (*report.measured, measured)})
-            _write(report, json_file)
+            _write(json_file, report)
             for line in lines(measured, machine, world_size=plan.world_size):
                 console.stdout().print(line, soft_wrap=True)
     except RankLost as lost:
@@ -199,21 +171,21 @@ def _run(plan: Plan, json_file: Path | None) -> tuple[Report, RankLost | None]:
     return report, None
 
 
-def _write(report: Report | baseline.Baseline, path: Path | None) -> None:
+def _write(path: Path | None, record: Frozen) -> None:
     if path is not None:
-        path.write_text(report.to_json(indent=1) + "\n")
+        path.write_text(record.to_json(indent=1) + "\n")
 
 
 def _has_regressed(report: Report, committed: baseline.Baseline, *, fail_on_times: bool) -> bool:
     """Print what exceeds the baseline; True when something fails rather than warns."""
     has_failed = False
     for measured in report.measured:
-        for found in baseline.regressions(baseline.case_of(committed, measured, report), measured):
+        for found in baseline.regressions(committed, measured, report):
             is_failure = fail_on_times or not found.is_time
             has_failed |= is_failure
-            style = "red" if is_failure else "yellow"
-            mark = "FAIL" if is_failure else "WARN"
-            console.stdout().print(f"{mark} {measured.preset} {found.text}", style=style, soft_wrap=True)
+            mark, style = ("FAIL", "red") if is_failure else ("WARN", "yellow")
+            text = f"{mark} {measured.preset} {found.program}: {found.change}: {found.says}"
+            console.stdout().print(text, style=style, soft_wrap=True)
     return has_failed
 
 

@@ -8,10 +8,10 @@ they only warn, unless `--fail-on-times` is given.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from tpcompile.bench.ratios import differs, ratios_of
+from tpcompile.bench.ratios import ratios_of
 from tpcompile.bench.records import Measured, Report, Role, Row
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records.base import Frozen
@@ -83,13 +83,8 @@ class Regression(Frozen):
     program: str
     change: Change
     says: str
-    is_time: bool
+    is_time: bool = False
     """A time, which only warns unless asked."""
-
-    @property
-    def text(self) -> str:
-        """In one line: the program, the class of the change, the numbers."""
-        return f"{self.program}: {self.change}: {self.says}"
 
 
 def read(path: Path) -> Baseline:
@@ -111,45 +106,35 @@ def written(baseline: Baseline, report: Report) -> Baseline:
 
     Raises ConfigError for a run that ended early.
     """
-    cases = {case.key: case for case in baseline.cases}
-    for measured in report.measured:
-        found = _case(measured, report)
-        cases[found.key] = found
+    made = [_case(measured, report) for measured in report.measured]
+    cases = {case.key: case for case in (*baseline.cases, *made)}
     return Baseline(cases=tuple(sorted(cases.values(), key=lambda case: json.dumps(case.key))))
 
 
-def case_of(baseline: Baseline, measured: Measured, report: Report) -> Case:
-    """The case of the baseline for a preset of the report. Raises ConfigError where there is none."""
-    here = _case(measured, report)
-    for case in baseline.cases:
-        if case.key == here.key:
-            return case
-    known = "; ".join(case.title for case in baseline.cases) or "nothing"
-    raise ConfigError(f"no baseline for {here.title}; it has {known}. Add this one with --write-baseline")
+def regressions(baseline: Baseline, measured: Measured, report: Report) -> Iterator[Regression]:
+    """For each program of the baseline in this preset of the run, the first change that explains the others, if any.
 
-
-def regressions(case: Case, measured: Measured) -> Iterator[Regression]:
-    """For each program of the case that is in this run, the first change that explains the others, if there is one.
-
-    Raises ConfigError where none of the programs is in the run.
+    Raises ConfigError where the baseline has no case for the preset, or the run none of its programs.
     """
+    now = _case(measured, report)
+    case = next((one for one in baseline.cases if one.key == now.key), None)
+    if case is None:
+        known = "; ".join(one.title for one in baseline.cases) or "nothing"
+        raise ConfigError(f"no baseline for {now.title}; it has {known}. Add this one with --write-baseline")
     rows = {row.name: row for row in measured.rows if row.name in case.programs}
     if not rows:
         raise ConfigError(f"nothing of {case.title} is in this run; it has {', '.join(case.programs)}")
     for name, row in rows.items():
-        allowed = case.programs[name]
-        if not row.rounds_ms or differs(row, measured.error_limit):
+        if not row.rounds_ms or measured.differs(row):
             why = row.why_not or "outputs differ"
-            yield Regression(program=name, change=Change.OVERHEAD, says=f"not measured: {why}", is_time=False)
-            continue
-        found = _regression(name, allowed, _figures(measured, row))
-        if found is not None:
-            yield found
+            yield Regression(program=name, change=Change.OVERHEAD, says=f"not measured: {why}")
+        else:
+            yield from _regression(name, case.programs[name], _figures(measured, row))
 
 
-def _regression(name: str, allowed: Figures, now: Figures) -> Regression | None:
-    """By cause: more regions, then more kernels, then more launches of as many kernels, then time alone."""
-    counts: Sequence[tuple[Change, str, float | None, float | None]] = (
+def _regression(name: str, allowed: Figures, now: Figures) -> Iterator[Regression]:
+    """At most one, by cause: more regions, then more kernels, then more launches of as many kernels, then time."""
+    counts = (
         (Change.OVERHEAD, "compiled regions a call", allowed.regions, now.regions),
         (Change.FUSION, "kernels a step", allowed.kernels, now.kernels),
         (Change.OVERHEAD, "launches of the host a step", allowed.launches, now.launches),
@@ -157,16 +142,15 @@ def _regression(name: str, allowed: Figures, now: Figures) -> Regression | None:
     for change, what, before, after in counts:
         if before is not None and (after is None or after > before):
             seen = "an unknown number of" if after is None else f"{after:g}"
-            return Regression(program=name, change=change, says=f"{before:g} -> {seen} {what}", is_time=False)
+            yield Regression(program=name, change=change, says=f"{before:g} -> {seen} {what}")
+            return
+    slower = []
     times = (("of mode A", allowed.of_a, now.of_a), ("of the floor", allowed.of_floor, now.of_floor))
-    slower = [
-        f"{before:.3g} -> {after:.3g} {what}"
-        for what, before, after in times
-        if before is not None and after is not None and after > before * (1 + TOLERANCE)
-    ]
-    if not slower:
-        return None
-    return Regression(program=name, change=Change.CHOICE, says=f"time {', '.join(slower)}", is_time=True)
+    for what, before, after in times:
+        if before is not None and after is not None and after > before * (1 + TOLERANCE):
+            slower.append(f"{before:.3g} -> {after:.3g} {what}")
+    if slower:
+        yield Regression(program=name, change=Change.CHOICE, says=f"time {', '.join(slower)}", is_time=True)
 
 
 def _case(measured: Measured, report: Report) -> Case:
@@ -190,11 +174,10 @@ def _case(measured: Measured, report: Report) -> Case:
 
 def _figures(measured: Measured, row: Row) -> Figures:
     ratios = ratios_of(measured, row)
-    faster = ratios.faster_than_a.value
     return Figures(
         regions=row.regions_per_call,
         kernels=row.profile.kernels,
         launches=row.profile.launches,
-        of_a=None if faster is None else round(1 / faster, 4),
-        of_floor=None if ratios.of_floor.value is None else round(ratios.of_floor.value, 3),
+        of_a=None if ratios.faster_than_a is None else round(1 / ratios.faster_than_a, 4),
+        of_floor=None if ratios.of_floor is None else round(ratios.of_floor, 3),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,11 +14,6 @@ from torch import Tensor
 from tpcompile.config import RunConfig
 from tpcompile.nn.block import BlockInputs
 from tpcompile.target import Target, TargetContext
-
-SliceOf: TypeAlias = Callable[[str, Tensor], Tensor | None]
-"""A parameter of the program and its full gradient -> this rank's part; None for one that is not compared."""
-Renamed: TypeAlias = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
-"""Tensors of the block that ships, by name -> those of the program, which may have its packed weights apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +44,10 @@ class BenchContext(TargetContext):
 class Program(Target):
     """A Target that computes the preset's block with its weights, and what only a benchmark asks of it."""
 
-    renamed: Renamed = lambda tensors: tensors
-    slice_of: SliceOf = lambda name, full: None
-    """The default compares no gradient of a parameter."""
+    renamed: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = lambda tensors: tensors
+    """Tensors of the block that ships, by name -> those of the program, which may have its packed weights apart."""
+    slice_of: Callable[[str, Tensor], Tensor | None] = lambda name, full: None
+    """A parameter and its full gradient -> this rank's part; None, the default, for one that is not compared."""
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Entered around every call."""
     check: Callable[[], None] | None = None

@@ -67,16 +67,18 @@ def why_not(name: Name, block: BlockConfig, *, is_gpu: bool, backend: str) -> st
     """Why the program cannot run, in one line; empty when it may."""
     variants = set(name.variants)
     num_tokens = block.batch * block.seq_len
-    if {ONE_SHOT, BY_SIZE} <= variants:
-        return "one-shot and by-size are two settings of the same sums; give one"
-    if not is_gpu and {GRAPHED, ONE_SHOT, BY_SIZE} & variants:
-        return "needs GPUs"
-    if name.base == "eager" and name.variants not in ((), (GRAPHED,)):
-        return "eager compiles nothing; only eager:graphed is there"
-    if name.base == "A" and GRAPHED in variants:
-        return "mode A stands for code that breaks the graph at every collective; C:graphed is the fix"
-    if backend != "inductor" and {AUTOTUNED, ONE_SHOT, BY_SIZE} & variants:
-        return f"needs Inductor, and compile.backend is {backend}"
-    if ONE_SHOT in variants and num_tokens > ONE_SHOT_TOKENS:
-        return f"one-shot is for up to {ONE_SHOT_TOKENS} tokens, and there are {num_tokens}"
-    return ""
+    reasons = {
+        "one-shot and by-size are two settings of the same sums; give one": {ONE_SHOT, BY_SIZE} <= variants,
+        "needs GPUs": not is_gpu and variants & {GRAPHED, ONE_SHOT, BY_SIZE},
+        "eager compiles nothing; only eager:graphed is there": name.base == "eager" and variants - {GRAPHED},
+        "mode A stands for code that breaks the graph at every collective; C:graphed is the fix": (
+            name.base == "A" and GRAPHED in variants
+        ),
+        f"needs Inductor, and compile.backend is {backend}": (
+            backend != "inductor" and variants & {AUTOTUNED, ONE_SHOT, BY_SIZE}
+        ),
+        f"one-shot is for up to {ONE_SHOT_TOKENS} tokens, and there are {num_tokens}": (
+            ONE_SHOT in variants and num_tokens > ONE_SHOT_TOKENS
+        ),
+    }
+    return next((why for why, holds in reasons.items() if holds), "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +13,9 @@ from tpcompile.collectives.api import Dst
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.fastpath import Selection, tp_region
-from tpcompile.nn.block import TransformerStack
+from tpcompile.gate import reference
 from tpcompile.nn.fast_paths import check_exchanges, use_fast_paths
-from tpcompile.nn.state import load_full_state_dict, local_slices_of
+from tpcompile.nn.state import local_slices_of
 
 
 class IdentityCollectives(Collectives):
@@ -39,13 +38,22 @@ class IdentityCollectives(Collectives):
         return x.chunk(self.size, dim)[0]
 
 
+STRATEGIES = {
+    "eager": Collectives, "A": DisabledCollectives, "B": InPlaceCollectives, "C": Collectives,
+    "C+fast": Collectives, "C+fast-all": Collectives, "compute": IdentityCollectives,
+}  # fmt: skip
+"""Base of a name -> its collectives."""
+
+
+def build(base: str, context: BenchContext) -> Program:
+    """Raises ConfigError where no place of the block has a fast path that can run."""
+    program = stack_of(context, STRATEGIES[base](context.group))
+    return _with_fast_paths(program, context, ask_table=base == "C+fast") if "+fast" in base else program
+
+
 def stack_of(context: BenchContext, comm: TpComm) -> Program:
     """This rank's stack, with its slices of the weights."""
-    block = context.config.block
-    with torch.device("meta"):
-        stack = TransformerStack(block, comm, num_layers=block.num_layers)
-    stack = stack.to_empty(device=context.device)
-    load_full_state_dict(stack, context.weights)
+    stack = reference.build(context.config.block, comm, context.weights, context.device)
     return Program(
         program=stack,
         inputs=context.inputs,
@@ -54,13 +62,7 @@ def stack_of(context: BenchContext, comm: TpComm) -> Program:
     )
 
 
-def _mode(comm: Any, context: BenchContext) -> Program:
-    return stack_of(context, comm(context.group))
-
-
-def _with_fast_paths(context: BenchContext, *, ask_table: bool) -> Program:
-    """Raises ConfigError where no place of the block has a fast path that can run."""
-    program = stack_of(context, Collectives(context.group))
+def _with_fast_paths(program: Program, context: BenchContext, *, ask_table: bool) -> Program:
     stack, config = program.program, context.config
     limit_s = config.gate.store_timeout_s
     decisions = use_fast_paths(
@@ -76,14 +78,3 @@ def _with_fast_paths(context: BenchContext, *, ask_table: bool) -> Program:
         reasons = "; ".join(f"{path}: {decision.why}" for path, decision in decisions.items())
         raise ConfigError(f"no fast path is used here: {reasons or 'the block has no place for one'}")
     return replace(program, check=partial(check_exchanges, stack), notes=(f"fast paths: {', '.join(used)}",))
-
-
-BUILDERS = {
-    "eager": partial(_mode, Collectives),
-    "A": partial(_mode, DisabledCollectives),
-    "B": partial(_mode, InPlaceCollectives),
-    "C": partial(_mode, Collectives),
-    "C+fast": partial(_with_fast_paths, ask_table=True),
-    "C+fast-all": partial(_with_fast_paths, ask_table=False),
-    "compute": partial(_mode, IdentityCollectives),
-}

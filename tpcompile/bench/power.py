@@ -11,15 +11,14 @@ import itertools
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
 from tpcompile.bench.records import Power
-from tpcompile.bench.step import Call, timed_ms
+from tpcompile.bench.step import timed_ms
 
 _EVERY_S = 0.005
 _FEWEST_MOVES = 3
@@ -70,17 +69,32 @@ class Meter:
             at_limit=bool(reasons & nvml.nvmlClocksThrottleReasonSwPowerCap),
         )
 
+    def samples_until(self, over: threading.Event) -> list[Sample]:
+        """Readings every few milliseconds. Raises NoMeterError if one fails."""
+        found = []
+        try:
+            while not over.wait(_EVERY_S):
+                found.append(self.sample())
+        except self._nvml.NVMLError as error:
+            raise NoMeterError(f"NVML: {error}") from None
+        return found
 
-def drawn(call: Call, num_calls: int, device: torch.device) -> Power:
+
+def drawn(call: Callable[[], object], num_calls: int, device: torch.device) -> Power:
     """Energy of these calls. Raises NoMeterError without counters, after the calls, which all ranks have to make."""
     try:
         meter = Meter(device)
     except NoMeterError:
         timed_ms(call, num_calls, device)
         raise
-    with _sampled(meter) as samples:
-        ms = timed_ms(call, num_calls, device)
-    return power(samples, ms, limit_watts=meter.limit_watts, most_mhz=meter.most_mhz)
+    over = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(meter.samples_until, over)
+        try:
+            ms = timed_ms(call, num_calls, device)
+        finally:
+            over.set()
+    return power(reading.result(), ms, limit_watts=meter.limit_watts, most_mhz=meter.most_mhz)
 
 
 def power(samples: Sequence[Sample], ms: float, *, limit_watts: float, most_mhz: int) -> Power:
@@ -88,8 +102,13 @@ def power(samples: Sequence[Sample], ms: float, *, limit_watts: float, most_mhz:
 
     Raises NoMeterError where the counter moved too rarely, or back.
     """
-    first, last = _moves(samples)
-    within = samples[first : last + 1]
+    added = [after.joules - before.joules for before, after in itertools.pairwise(samples)]
+    if min(added, default=0.0) < 0:
+        raise NoMeterError("the energy counter was reset meanwhile")
+    moves = [number for number, joules in enumerate(added, start=1) if joules > 0]
+    if len(moves) < _FEWEST_MOVES:
+        raise NoMeterError(f"the energy counter moved {len(moves)} times, at least {_FEWEST_MOVES} are needed")
+    within = samples[moves[0] : moves[-1] + 1]
     watts = (within[-1].joules - within[0].joules) / (within[-1].at_s - within[0].at_s)
     return Power(
         watts=watts,
@@ -99,35 +118,3 @@ def power(samples: Sequence[Sample], ms: float, *, limit_watts: float, most_mhz:
         limit_watts=limit_watts,
         at_limit=statistics.mean(one.at_limit for one in within) > 0.5,
     )
-
-
-def _moves(samples: Sequence[Sample]) -> tuple[int, int]:
-    """The numbers of the first and of the last sample whose energy differs from the one before."""
-    added = [after.joules - before.joules for before, after in itertools.pairwise(samples)]
-    if min(added, default=0.0) < 0:
-        raise NoMeterError("the energy counter was reset meanwhile")
-    moves = [number for number, joules in enumerate(added, start=1) if joules > 0]
-    if len(moves) < _FEWEST_MOVES:
-        raise NoMeterError(f"the energy counter moved {len(moves)} times, at least {_FEWEST_MOVES} are needed")
-    return moves[0], moves[-1]
-
-
-@contextmanager
-def _sampled(meter: Meter) -> Iterator[list[Sample]]:
-    """Sample in a thread while the body runs. Raises NoMeterError after it if a reading failed."""
-    samples: list[Sample] = []
-    over = threading.Event()
-
-    def read() -> None:
-        while not over.wait(_EVERY_S):
-            samples.append(meter.sample())
-
-    with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(read)
-        try:
-            yield samples
-        finally:
-            over.set()
-        error = reading.exception()
-    if error is not None:
-        raise NoMeterError(f"NVML: {error}")

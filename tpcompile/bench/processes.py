@@ -1,5 +1,7 @@
-"""The tasks of a program's ranks -> their processes, which answer requests together within a time limit.
+"""The task of a program's ranks -> their processes, which answer requests together within a time limit.
 
+All ranks have answered a request before the next is sent: those without an answer are the ones that hang, and the
+request is where.
 ProgramFailed: a rank raised an exception. RankLost: a rank died or did not answer in time; it is named.
 """
 
@@ -8,17 +10,18 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from tpcompile.bench import worker
 from tpcompile.bench.worker import Task
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.ranks.pool import with_store
 
+_START = "the start of its process group"
 _SETTLED_S = 2.0
 """After a rank has failed: a peer whose death caused the failure is seen to be dead within this time."""
 _CLOSED_S = 20.0
@@ -31,26 +34,22 @@ _STACKS_S = 0.5
 class ProgramFailed(Exception):
     """A rank raised an exception, told in one line."""
 
-    def __init__(self, why: str, *, is_refusal: bool) -> None:
-        super().__init__(why)
-        self.is_refusal = is_refusal
+    def __init__(self, rank: int, why: str, *, is_refusal: bool) -> None:
+        super().__init__(f"rank {rank}: {why}")
+        self.rank, self.is_refusal = rank, is_refusal
         """The program refused to run here (ConfigError, PreflightError); otherwise it failed."""
 
 
 class RankLost(Exception):
-    """A rank died or hung; the text names it."""
+    """Ranks died or hung in `place`."""
 
-    def __init__(self, program: str, why: str, *, timed_out: bool = False) -> None:
+    def __init__(self, program: str, ranks: Sequence[int], place: str, why: str, *, timed_out: bool = False) -> None:
         super().__init__(f"{program}: {why}")
-        self.why, self.timed_out = why, timed_out
-
-
-def _silent(_place: str) -> None:
-    pass
+        self.ranks, self.place, self.why, self.timed_out = ranks, place, why, timed_out
 
 
 class Ranks:
-    """All ranks of one program; `at` is called with each step that all of them have reached."""
+    """All ranks of one program, which take each step together."""
 
     def __init__(
         self,
@@ -59,57 +58,48 @@ class Ranks:
         processes: Sequence[BaseProcess],
         *,
         timeout_s: float,
-        at: Callable[[str], None] = _silent,
+        store: object = None,
     ) -> None:
-        self.name, self._timeout_s, self._at = name, timeout_s, at
+        self.name, self._timeout_s = name, timeout_s
         self._connections, self._processes = connections, processes
-        self._passed: list[list[str]] = [[] for _ in connections]
-        """The steps that each rank has reached, in order."""
-        self._store: object = None
-        """The store of the ranks; it is served as long as this object exists."""
+        self._store = store  # served as long as this object exists
+        self._place = _START
 
     @classmethod
-    def started(cls, tasks: Sequence[Task], *, is_gpu: bool, at: Callable[[str], None] = _silent) -> Ranks:
+    def started(cls, task: Task, world_size: int, *, is_gpu: bool) -> Ranks:
         """Start the processes, with a store of their own, so that keys of two programs never meet."""
         context = _context(is_gpu)
         connections = []
 
         def start(rank: int, variables: Mapping[str, str], _: object) -> BaseProcess:
             own, theirs = context.Pipe()
-            task = replace(tasks[rank], environ={**tasks[rank].environ, **variables})
-            process: BaseProcess = context.Process(target=worker.main, args=(theirs, task))
+            process: BaseProcess = context.Process(target=worker.main, args=(theirs, task, variables))
             process.start()
             theirs.close()
             connections.append(own)
             return process
 
-        processes, store = with_store(len(tasks), start)
-        ranks = cls(tasks[0].program, connections, processes, timeout_s=tasks[0].timeout_s, at=at)
-        ranks._store = store
-        return ranks
+        processes, store = with_store(world_size, start)
+        return cls(task.program, connections, processes, timeout_s=task.timeout_s, store=store)
 
-    def ask(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Send all ranks a request and return their answers, by rank. Raises as `answers`."""
+    def ask(self, step: str, *values: Any) -> list[dict[str, Any]]:
+        """Have all ranks take a step, when all are in their group, and return their answers. Raises as `answers`."""
+        if self._place == _START:
+            self.answers()
+        self._place = f"the {step.replace('_', ' ')}"
         for connection in self._connections:
             with suppress(OSError):  # the rank died, which `answers` finds
-                connection.send(dict(request))
+                connection.send((step, values))
         return self.answers()
 
     def answers(self) -> list[dict[str, Any]]:
         """One answer of every rank, by rank. Raises ProgramFailed when one raised, RankLost when one died or hangs."""
         found: dict[int, dict[str, Any]] = {}
         deadline = time.monotonic() + self._timeout_s
-        while missing := self._missing(found):
-            found |= self._received(missing, deadline)
-            failed = {rank: answer for rank, answer in found.items() if "failed" in answer}
-            if failed:
-                self._check_dead(found)
-                rank, answer = next(iter(failed.items()))
-                raise ProgramFailed(f"rank {rank}: {answer['failed']}", is_refusal=answer["is_refusal"])
-            if time.monotonic() > deadline and self._missing(found):
-                missing = self._missing(found)
-                self._write_stacks(missing)
-                raise RankLost(self.name, self._late(missing), timed_out=True)
+        while len(found) < len(self._connections):
+            if not self._receive(found, deadline):
+                raise self._late([rank for rank in range(len(self._connections)) if rank not in found])
+            self._check_failed(found)
         return [found[rank] for rank in sorted(found)]
 
     def close(self) -> None:
@@ -132,62 +122,43 @@ class Ranks:
         for connection in self._connections:
             connection.close()
 
-    def _received(self, missing: Sequence[int], deadline: float) -> dict[int, dict[str, Any]]:
-        """The answers that have arrived when the first message does; empty when that is a step and no answer."""
-        ready = wait([self._connections[rank] for rank in missing], max(0.0, deadline - time.monotonic()))
-        answers = {rank: self._answer_of(rank) for rank in missing if self._connections[rank] in ready}
-        return {rank: answer for rank, answer in answers.items() if answer is not None}
+    def _receive(self, found: dict[int, dict[str, Any]], deadline: float) -> bool:
+        """Wait for the next answers and add them to those found; False for none in time. Raises RankLost."""
+        missing = {one: rank for rank, one in enumerate(self._connections) if rank not in found}
+        ready = wait(list(missing), max(0.0, deadline - time.monotonic()))
+        for connection in ready:
+            rank = missing[connection]  # type: ignore[index]  # `wait` returns what it was given
+            try:
+                found[rank] = self._connections[rank].recv()
+            except (EOFError, ConnectionError):
+                process = self._processes[rank]
+                process.join(_KILLED_S)
+                why = f"rank {rank} died in {self._place}, exit code {process.exitcode}; see its log"
+                raise RankLost(self.name, [rank], self._place, why) from None
+        return bool(ready)
 
-    def _answer_of(self, rank: int) -> dict[str, Any] | None:
-        """The answer of a rank that has sent something; None when it has only sent steps. Raises RankLost."""
-        try:
-            while self._connections[rank].poll():
-                message = self._connections[rank].recv()
-                if "at" not in message:
-                    return message
-                self._pass(rank, message["at"])
-        except (EOFError, ConnectionError):
-            raise self._lost(rank) from None
-        return None
+    def _check_failed(self, found: dict[int, dict[str, Any]]) -> None:
+        """Raise ProgramFailed for a rank that raised, but RankLost for one that died: its peers fail because of it."""
+        failed = [rank for rank, answer in found.items() if "failed" in answer]
+        if not failed:
+            return
+        deadline = time.monotonic() + _SETTLED_S
+        is_open = True
+        while is_open and len(found) < len(self._connections):
+            is_open = self._receive(found, deadline)
+        answer = found[failed[0]]
+        raise ProgramFailed(failed[0], answer["failed"], is_refusal=answer["is_refusal"])
 
-    def _pass(self, rank: int, place: str) -> None:
-        passed = self._passed[rank]
-        passed.append(place)
-        if min(map(len, self._passed)) == len(passed):
-            self._at(place)
-
-    def _check_dead(self, found: Mapping[int, dict[str, Any]]) -> None:
-        """Raise RankLost for a rank that died: its peers fail because of it."""
-        found, deadline = dict(found), time.monotonic() + _SETTLED_S
-        while (missing := self._missing(found)) and time.monotonic() < deadline:
-            found |= self._received(missing, deadline)
-
-    def _missing(self, found: Mapping[int, Any]) -> list[int]:
-        return [rank for rank in range(len(self._connections)) if rank not in found]
-
-    def _write_stacks(self, late: Sequence[int]) -> None:
-        """Let these ranks write the stacks of their threads to their logs."""
-        for rank in late:
+    def _late(self, ranks: Sequence[int]) -> RankLost:
+        """What to raise of ranks without an answer; their stacks go to their logs."""
+        for rank in ranks:
             pid = self._processes[rank].pid
             if pid is not None:
                 with suppress(ProcessLookupError):
                     os.kill(pid, worker.STACKS)
         time.sleep(_STACKS_S)
-
-    def _late(self, missing: Sequence[int]) -> str:
-        """What to say of ranks without an answer; the one that is behind the others first, since they wait for it."""
-        behind = sorted(missing, key=lambda rank: len(self._passed[rank]))
-        places = "; ".join(f"rank {rank} in {self._place(rank)}" for rank in behind)
-        return f"no answer within {self._timeout_s:g} s: {places}; see their logs"
-
-    def _lost(self, rank: int) -> RankLost:
-        process = self._processes[rank]
-        process.join(_KILLED_S)
-        why = f"rank {rank} died in {self._place(rank)}, exit code {process.exitcode}; see its log"
-        return RankLost(self.name, why)
-
-    def _place(self, rank: int) -> str:
-        return self._passed[rank][-1] if self._passed[rank] else "its start"
+        why = f"no answer of {named_ranks(ranks)} in {self._place} within {self._timeout_s:g} s; see their logs"
+        return RankLost(self.name, ranks, self._place, why, timed_out=True)
 
 
 def _context(is_gpu: bool) -> Any:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 from tpcompile.evidence.records.base import Frozen
 
@@ -81,19 +84,17 @@ class Row(Frozen):
     """Printed below the table, such as the fast paths that were chosen."""
 
     @property
-    def joules(self) -> float | None:
-        """Energy of a step."""
-        return None if self.power is None else self.power.joules
+    def median_ms(self) -> float:
+        """The median of its rounds."""
+        return statistics.median(self.rounds_ms)
 
-
-class AllReduce(Frozen):
-    """One size and algorithm; only in reports of before all-reduces were left to scripts/bench_all_reduce.py."""
-
-    algorithm: str
-    size_bytes: int
-    us: float | None
-    """Time in a CUDA graph on a GPU; None where the algorithm cannot run."""
-    why_not: str = ""
+    @property
+    def spread_ms(self) -> float:
+        """Half of the range between the quartiles of its rounds."""
+        if len(self.rounds_ms) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.rounds_ms, n=4, method="inclusive")
+        return (high - low) / 2
 
 
 class Product(Frozen):
@@ -115,7 +116,8 @@ class Floors(Frozen):
     read_gbytes_per_s: float
     """Rate of a kernel that reads far more than a cache holds."""
     products: tuple[Product, ...] = ()
-    all_reduces: tuple[AllReduce, ...] = ()
+    all_reduces: tuple[Mapping[str, Any], ...] = ()
+    """Only in reports of before all-reduces were left to scripts/bench_all_reduce.py."""
 
 
 class Bound(Frozen):
@@ -151,6 +153,12 @@ class Measured(Frozen):
     """The first program on GPUs whose energy was not measured, and why; empty when all were."""
     ended_early: str = ""
     """The rank that died or hung, and where; empty for a whole run."""
+
+    def differs(self, row: Row) -> bool:
+        """Its outputs are not those of a single device; those of a program without communication are not compared."""
+        if row.role is Role.COMPUTE or not row.rounds_ms:
+            return False
+        return row.error_ratio is None or not row.error_ratio <= self.error_limit  # True for NaN
 
 
 class Machine(Frozen):

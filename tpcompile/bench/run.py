@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from tpcompile.bench.bound import bound
+from tpcompile.bench.floors import bound
 from tpcompile.bench.names import Name, why_not
 from tpcompile.bench.processes import ProgramFailed, RankLost, Ranks
 from tpcompile.bench.records import Floors, Machine, Measured, Power, Profile, Row
@@ -61,14 +60,12 @@ class Entry:
     row: Row
     ranks: Ranks | None = None
     """None when it cannot run, or has ended."""
-    rounds_ms: list[float] = field(default_factory=list)
 
     def end(self, why: str, *, has_failed: bool) -> None:
         """End a program that failed; the others go on."""
         if self.ranks is not None:
             self.ranks.kill()
         self.ranks = None
-        self.rounds_ms = []
         self.row = Row(name=self.row.name, role=self.row.role, why_not=why, has_failed=has_failed)
 
     def change(self, **fields: Any) -> None:
@@ -81,7 +78,7 @@ def measured_presets(plan: Plan, say: Say) -> Iterator[tuple[Measured, Machine]]
 
     Raises RankLost for the rank that ended the run early, after what was measured until then.
     """
-    floors = Ranks.started(tasks(plan, plan.settings[0], FLOORS, Path()), is_gpu=plan.is_gpu)
+    floors = Ranks.started(_task(plan, plan.settings[0], FLOORS, Path()), plan.world_size, is_gpu=plan.is_gpu)
     try:
         for settings in plan.settings:
             with TemporaryDirectory(prefix="tpcompile-bench-") as folder:
@@ -94,21 +91,19 @@ def measured_presets(plan: Plan, say: Say) -> Iterator[tuple[Measured, Machine]]
         floors.kill()
 
 
-def tasks(plan: Plan, settings: RunConfig, program: str, folder: Path, **environ: str) -> list[Task]:
-    """The tasks of a program's ranks; its caches are empty, so that compile seconds are those of a first compile."""
+def _task(plan: Plan, settings: RunConfig, program: str, folder: Path, **environ: str) -> Task:
+    """The task of a program's ranks; its caches are empty, so that compile seconds are those of a first compile."""
     safe = "".join(letter if letter.isalnum() or letter in "+-_." else "-" for letter in program)
-    caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-    return [
-        Task(
-            program=program,
-            settings=settings.model_dump_json(),
-            folder=str(folder),
-            environ=environ | {variable: str(folder / "caches" / safe / name) for variable, name in caches.items()},
-            log=str(plan.logs / f"{settings.preset}.{safe}.rank{rank}.log"),
-            timeout_s=plan.timeout_s,
-        )
-        for rank in range(plan.world_size)
-    ]
+    caches = folder / "caches" / safe
+    environ |= {"TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"), "TRITON_CACHE_DIR": str(caches / "triton")}
+    return Task(
+        program=program,
+        settings=settings.model_dump_json(),
+        folder=str(folder),
+        environ=environ,
+        log=str(plan.logs / f"{settings.preset}.{safe}"),
+        timeout_s=plan.timeout_s,
+    )
 
 
 class _Preset:
@@ -126,10 +121,17 @@ class _Preset:
 
     def run(self, floors_ranks: Ranks) -> tuple[Measured, Machine, RankLost | None]:
         """What was measured, and the rank that ended it early. Raises RankLost when that was before the programs."""
-        floors, machine = self._floors(floors_ranks)
+        self._tell("floors and reference")
+        try:
+            settings = self._settings.model_dump_json()
+            answer = floors_ranks.ask("floors", settings)[0]
+            floors_ranks.ask("reference", settings, str(self._folder))
+        except ProgramFailed as failed:
+            why = f"{failed}; see {self._plan.logs}"
+            raise RankLost(FLOORS, [failed.rank], "floors", why) from None
+        floors = Floors.model_validate(answer["floors"])
         lost = self._measure()
         block, train = self._settings.block, self._settings.train
-        rates = {"tflops": floors.gemm_tflops, "gbytes_per_s": floors.read_gbytes_per_s}
         measured = Measured(
             preset=self._settings.preset,
             layers=block.num_layers,
@@ -138,49 +140,39 @@ class _Preset:
             dtype=block.dtype,
             error_limit=self._settings.gate.error_ratio,
             floors=floors,
-            bound=bound(block, tp=self._plan.world_size, train=train, **rates),
-            rows=tuple(entry.row.model_copy(update={"rounds_ms": tuple(entry.rounds_ms)}) for entry in self._entries),
+            bound=bound(block, floors, tp=self._plan.world_size, train=train),
+            rows=tuple(entry.row for entry in self._entries),
             why_no_power=self._why_no_power,
             ended_early="" if lost is None else str(lost),
         )
-        return measured, machine, lost
+        return measured, Machine(**answer["machine"], cores=os.cpu_count() or 1), lost
 
     def _measure(self) -> RankLost | None:
         """All steps of all programs; their processes end, and a lost rank that ended them is returned."""
         try:
             self._prepare()
-            self._rounds()
+            self._tell(f"{self._plan.rounds} rounds")
+            for number in range(self._plan.rounds):
+                self._each(self._round, in_turn(self._entries, number))
             if self._plan.is_gpu:
                 self._tell("energy")
                 self._each(self._power, self._entries)
             self._tell("profiles")
             self._each(self._profile, self._entries)  # last: a profiler stays in a process
-            self._close()
+            running = [entry.ranks for entry in self._entries if entry.ranks is not None]
+            with ThreadPoolExecutor(len(self._entries)) as pool:
+                list(pool.map(Ranks.close, running))
         except RankLost as lost:
             return lost
         finally:
             self._kill()
         return None
 
-    # Steps
-
-    def _floors(self, ranks: Ranks) -> tuple[Floors, Machine]:
-        """Rates of the machine, measured while nothing else runs on the devices. Raises RankLost."""
-        self._tell("floors and reference")
-        request = {"settings": self._settings.model_dump_json(), "folder": str(self._folder)}
-        try:
-            answers = ranks.ask(request)
-        except ProgramFailed as failed:
-            raise RankLost(FLOORS, f"{failed}; see {self._plan.logs}") from None
-        machine = Machine(**answers[0]["machine"], cores=os.cpu_count() or 1)
-        return Floors.model_validate(answers[0]["floors"]), machine
-
     def _prepare(self) -> None:
         """Compile together, then one by one the programs that time kernels; then warm up one by one."""
         waiting = [entry for entry in self._entries if not entry.row.why_not]
-        together = [entry for entry in waiting if not entry.name.is_alone]
         with ThreadPoolExecutor(self._plan.jobs) as pool:
-            futures = [pool.submit(self._compile, entry) for entry in together]
+            futures = [pool.submit(self._compile, entry) for entry in waiting if not entry.name.is_alone]
             done, pending = wait(futures, return_when=FIRST_EXCEPTION)
             if pending:  # a rank was lost: end the others, so that their threads end
                 for future in pending:
@@ -190,55 +182,41 @@ class _Preset:
             future.result()
         for entry in waiting:
             if entry.name.is_alone:
-                self._compile(entry)
+                self._compile(entry, TORCHINDUCTOR_COMPILE_THREADS=str(self._plan.cores_per_rank))
         self._each(self._warm, waiting)
 
-    def _compile(self, entry: Entry) -> None:
+    def _compile(self, entry: Entry, **environ: str) -> None:
         with self._failing(entry):
-            # Alone, it has all cores.
-            threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(self._plan.cores_per_rank)} if entry.name.is_alone else {}
-            started = tasks(self._plan, self._settings, entry.name.text, self._folder, **threads)
-            entry.ranks = Ranks.started(started, is_gpu=self._plan.is_gpu)
+            task = _task(self._plan, self._settings, entry.name.text, self._folder, **environ)
+            entry.ranks = Ranks.started(task, self._plan.world_size, is_gpu=self._plan.is_gpu)
             if self._is_over:
                 entry.ranks.kill()
-            answers = entry.ranks.answers()
-            found = dict(answers[0])
-            if found["compile_s"] is not None:
-                found["compile_s"] = max(answer["compile_s"] for answer in answers)
-            entry.change(**found)
+            entry.change(**entry.ranks.ask("build")[0])
+            entry.change(compile_s=_most(entry.ranks.ask("first_call"), "compile_s"))
             self._tell(f"{entry.name.text} is compiled")
 
     def _warm(self, entry: Entry, ranks: Ranks) -> None:
-        answers = ranks.ask({"warm": True})
-        regions = [answer["regions_per_call"] for answer in answers]
-        peaks = [answer["peak_bytes"] for answer in answers if answer["peak_bytes"] is not None]
-        step_ms = max(answer["step_ms"] for answer in answers)
+        answers = ranks.ask("warm")
         if entry.row.compile_s is not None:
-            capture_s = max(answer["capture_s"] for answer in answers)
-            entry.change(compile_s=entry.row.compile_s + capture_s)
+            entry.change(compile_s=entry.row.compile_s + _most(answers, "capture_s"))
+        num_calls = round(_ROUND_MS / _most(answers, "step_ms"))
         entry.change(
-            peak_bytes=max(peaks, default=None),
-            regions_per_call=None if None in regions else max(regions),
-            calls_per_round=max(_FEWEST_CALLS, min(_MOST_CALLS, round(_ROUND_MS / step_ms))),
+            peak_bytes=_most(answers, "peak_bytes"),
+            regions_per_call=_most(answers, "regions_per_call"),
+            calls_per_round=max(_FEWEST_CALLS, min(_MOST_CALLS, num_calls)),
             **_worst(answers),
         )
 
-    def _rounds(self) -> None:
-        """Programs take turns; each round begins with a different one."""
-        self._tell(f"{self._plan.rounds} rounds")
-        for number in range(self._plan.rounds):
-            self._each(self._round, in_turn(self._entries, number))
-
     def _round(self, entry: Entry, ranks: Ranks) -> None:
-        answers = ranks.ask({"round": entry.row.calls_per_round})
-        entry.rounds_ms.append(max(answer["ms"] for answer in answers))
+        answers = ranks.ask("round", entry.row.calls_per_round)
+        entry.change(rounds_ms=(*entry.row.rounds_ms, _most(answers, "ms")))
 
     def _power(self, entry: Entry, ranks: Ranks) -> None:
         """Energy of calls for as long as the counter needs, on the GPU with the lowest clock; none after a failure."""
         if self._why_no_power:
             return
-        num_calls = math.ceil(_POWER_MS / statistics.median(entry.rounds_ms))
-        answers = ranks.ask({"power": num_calls})
+        num_calls = math.ceil(_POWER_MS / entry.row.median_ms)
+        answers = ranks.ask("power", num_calls)
         found = [Power.model_validate(answer["power"]) for answer in answers if "power" in answer]
         if found:
             entry.change(power=min(found, key=lambda one: one.mhz))
@@ -247,15 +225,11 @@ class _Preset:
 
     def _profile(self, entry: Entry, ranks: Ranks) -> None:
         """Profile, and compare the outputs again after all calls."""
-        answers = ranks.ask({"profile": True})
+        answers = ranks.ask("profile")
         profiles = [Profile.model_validate(answer["profile"]) for answer in answers]
         least = min(profiles, key=lambda one: one.communication_ms or 0.0)
-        entry.change(
-            profile=least,
-            **_worst([{"error_ratio": entry.row.error_ratio, "worst": entry.row.worst}, *answers]),
-        )
-
-    # Processes
+        before = {"error_ratio": entry.row.error_ratio, "worst": entry.row.worst}
+        entry.change(profile=least, **_worst([before, *answers]))
 
     def _each(self, step: Callable[[Entry, Ranks], None], entries: Iterable[Entry]) -> None:
         """Take a step of each program that runs."""
@@ -282,13 +256,6 @@ class _Preset:
             if self._is_over:
                 raise
 
-    def _close(self) -> None:
-        """Let all programs exit."""
-        running = [entry.ranks for entry in self._entries if entry.ranks is not None]
-        if running:
-            with ThreadPoolExecutor(len(running)) as pool:
-                list(pool.map(Ranks.close, running))
-
     def _kill(self) -> None:
         for entry in self._entries:
             if entry.ranks is not None:
@@ -305,6 +272,11 @@ def in_turn(entries: Sequence[T], number: int) -> Sequence[T]:
     """
     start = number % len(entries)
     return [*entries[start:], *entries[:start]]
+
+
+def _most(answers: Sequence[Mapping[str, Any]], name: str) -> Any:
+    """The largest value of the ranks; None where they have none."""
+    return max((answer[name] for answer in answers if answer[name] is not None), default=None)
 
 
 def _worst(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

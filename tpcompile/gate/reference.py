@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ ACTIVATIONS = ("input", "input.modulation_B6D", "input.context")
 """Inputs of a block that get a gradient; tables, masks and seeds get none."""
 
 
-def build(config: BlockConfig, comm: TpComm, full: dict[str, Tensor], device: torch.device) -> TransformerStack:
+def build(config: BlockConfig, comm: TpComm, full: Mapping[str, Tensor], device: torch.device) -> TransformerStack:
     """A stack on `device` that holds this rank's slices of `full`."""
     with torch.device("meta"):
         stack = TransformerStack(config, comm, num_layers=config.num_layers)

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 from tpcompile.cli import ending
 from tpcompile.errors import ConfigError, TargetRaised
@@ -27,7 +26,7 @@ from tpcompile.numerics import error_ratio
 from tpcompile.ranks.env import check_cpp_compiler
 from tpcompile.target import Target, call_target, raised_by
 from tpcompile.torch_api import compiler
-from tpcompile.torch_api.profiler import REGION, is_kernel, on_gpu
+from tpcompile.torch_api.profiler import REGION, is_kernel, on_gpu, profiled_calls
 from tpcompile.torch_api.simulated import local_ranks
 
 app = ending.new_app()
@@ -211,7 +210,7 @@ def _side(
     program: Program, step: Callable[[], Any], manifest: Manifest | None, step_ms: list[float]
 ) -> tuple[Side, int]:
     """Also the compiled regions that a step enters."""
-    events, profiled_ms = _profiled(program, step)
+    events, profiled_ms = profiled_calls(step, _PROFILED_STEPS, program.device)
     regions = sum(event.name.startswith(REGION) for event in events) // _PROFILED_STEPS
     median_ms = statistics.median(step_ms)
     if program.device.type == "cuda":
@@ -219,19 +218,6 @@ def _side(
     else:
         found = _on_cpu(events, manifest, step_ms, profiled_ms)
     return found, regions
-
-
-def _profiled(program: Program, step: Callable[[], Any]) -> tuple[list[Any], float]:
-    """The profiler's events of `_PROFILED_STEPS` steps, and milliseconds per step."""
-    activities = [ProfilerActivity.CPU]
-    if program.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities) as profiler:
-        began = time.perf_counter()
-        for _ in range(_PROFILED_STEPS):
-            step()
-        profiled_ms = (time.perf_counter() - began) * 1e3 / _PROFILED_STEPS
-    return list(profiler.events() or ()), profiled_ms
 
 
 def _on_gpu(events: list[Any], step_ms: list[float], median_ms: float) -> Side:
