@@ -27,7 +27,9 @@ def typecheck(
         list[str] | None,
         typer.Option("--input", metavar="TYPE", help="Type of an input tensor, once for each of them, in order."),
     ] = None,
-    output: Annotated[str, typer.Option(metavar="TYPE", help="Type that the caller expects of the outputs.")] = "I",
+    output: Annotated[
+        str, typer.Option("--output", metavar="TYPE", help="Type that the caller expects of the outputs.")
+    ] = "I",
     train: Annotated[bool, typer.Option("--train/--no-train", help="Judge gradients, too.")] = True,
     meta: Annotated[bool, typer.Option("--meta", help="`ctx.device` is meta: nothing is computed or stored.")] = False,
 ) -> None:
