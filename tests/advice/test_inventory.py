@@ -45,8 +45,6 @@ ELSEWHERE = {
     "TORCH_LOGS=graph_breaks": f"{WIN}::test_repaired_programs_are_one_graph_and_fused",
     "pad inputs to a few fixed lengths": f"{WIN}::test_on_a_gpu_each_cause_is_named_and_its_repair_wins",
     "use reduce-overhead": f"{WIN}::test_on_a_gpu_each_cause_is_named_and_its_repair_wins",
-    "call it outside of no_grad and without detach": "tests/typecheck/test_cut.py::test_for_inference_and_for_a_frozen_"
-    "parameter_it_is_right",
     "pass these rows through copy_to_tp": TWINS,
     "add what the ranks before have in total": TWINS,
     "if each rank holds a shard of it": "tests/typecheck/test_judged.py::test_a_forgotten_layout_is_said_to_be_"

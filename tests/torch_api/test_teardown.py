@@ -13,7 +13,9 @@ def seen_at_each_end() -> list[bool]:
     """Whether the default group still existed, at each call."""
     seen: list[bool] = []
     undo = before_shutdown(lambda: seen.append(dist.is_initialized()))
-    dist.destroy_process_group(dist.new_group([0, 1]))
+    pair = dist.new_group([0, 1])
+    dist.barrier(pair)  # gloo connects on each rank: one that destroys its end at once cuts the other's connection
+    dist.destroy_process_group(pair)
     imported_before()
     undo()
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # which the end of a rank destroys
