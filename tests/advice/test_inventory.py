@@ -17,7 +17,6 @@ ROOT = Path(__file__).parents[2]
 NO_GPU, KNOWN = "tests/fusion/test_no_gpu.py::test_what_is_proposed_makes_one_launch", "tests/fusion/test_no_gpu.py"
 WIN = "tests/fusion/test_win.py"
 SKIPPED = "tests/recording/test_regions.py::test_a_reset_after_the_call_that_broke_its_graph_makes_one_region_of_it"
-TWINS = "tests/typecheck/test_realistic.py::test_a_correct_module_raises_no_alarm"
 EXPECTED = "tests/test_checking.py::test_as_many_graph_breaks_as_expected_are_green_and_one_more_or_fewer_are_red"
 ELSEWHERE = {
     "The graph breaks in {}: move the call out": EXPECTED,
@@ -45,10 +44,6 @@ ELSEWHERE = {
     "TORCH_LOGS=graph_breaks": f"{WIN}::test_repaired_programs_are_one_graph_and_fused",
     "pad inputs to a few fixed lengths": f"{WIN}::test_on_a_gpu_each_cause_is_named_and_its_repair_wins",
     "use reduce-overhead": f"{WIN}::test_on_a_gpu_each_cause_is_named_and_its_repair_wins",
-    "pass these rows through copy_to_tp": TWINS,
-    "add what the ranks before have in total": TWINS,
-    "if each rank holds a shard of it": "tests/typecheck/test_judged.py::test_a_forgotten_layout_is_said_to_be_"
-    "forgotten",
 }
 """How a sentence begins -> the test that has its program."""
 NO_ADVICE = ("declared: {}",)
