@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ FIELDS = frozenset({"advice", "fix", "remedy", "suggestion", "do_first"})
 """Fields of findings, violations and reasons that say what to do."""
 TABLES = frozenset({"ADVICE", "SUGGESTIONS", "TODO", "FIXES"})
 """Names of tables of advice, with an underscore before them or without."""
+_FACT = re.compile(r"\{[^{}]*\}")
 _Assigned = dict[str, list[ast.expr]]
 
 
@@ -33,13 +35,33 @@ def _given(module: ast.Module) -> Iterator[str]:
         if name.lstrip("_") in TABLES:
             for value in values:
                 yield from _texts(value, assigned)
+    positions = _positions(module)
     for node in ast.walk(module):
         if isinstance(node, ast.keyword) and node.arg in FIELDS:
             yield from _texts(node.value, assigned)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            for position in positions.get(node.func.id, ()):
+                given = node.args[position : position + 1]
+                texts = [_FACT.sub("{}", text) for value in given for text in _texts(value, assigned)]
+                yield from (text for text in texts if text != "{}")  # a whole sentence is read where it is filled in
         elif isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
                 if isinstance(key, ast.Constant) and key.value in FIELDS:
                     yield from _texts(value, assigned)
+
+
+def _positions(module: ast.Module) -> dict[str, list[int]]:
+    """Records of the module -> positions of their fields for advice, which may be given without their names."""
+    found = {}
+    for node in module.body:
+        if isinstance(node, ast.ClassDef):
+            fields = [
+                one.target.id
+                for one in node.body
+                if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+            ]
+            found[node.name] = [number for number, field in enumerate(fields) if field in FIELDS]
+    return found
 
 
 def _assigned(module: ast.Module) -> Iterator[tuple[str, ast.expr]]:

@@ -18,6 +18,7 @@ NO_GPU, KNOWN = "tests/fusion/test_no_gpu.py::test_what_is_proposed_makes_one_la
 WIN = "tests/fusion/test_win.py"
 SKIPPED = "tests/recording/test_regions.py::test_a_reset_after_the_call_that_broke_its_graph_makes_one_region_of_it"
 EXPECTED = "tests/test_checking.py::test_as_many_graph_breaks_as_expected_are_green_and_one_more_or_fewer_are_red"
+TWINS = "tests/typecheck/test_realistic.py::test_a_correct_module_raises_no_alarm"
 ELSEWHERE = {
     "The graph breaks in {}: move the call out": EXPECTED,
     "Remove the breaks that are not meant": EXPECTED,
@@ -44,13 +45,19 @@ ELSEWHERE = {
     "TORCH_LOGS=graph_breaks": f"{WIN}::test_repaired_programs_are_one_graph_and_fused",
     "pad inputs to a few fixed lengths": f"{WIN}::test_on_a_gpu_each_cause_is_named_and_its_repair_wins",
     "use reduce-overhead": f"{WIN}::test_on_a_gpu_each_cause_is_named_and_its_repair_wins",
+    "call it outside of no_grad and without detach": "tests/typecheck/test_cut.py::test_for_inference_and_for_a_frozen_"
+    "parameter_it_is_right",
+    "pass these rows through copy_to_tp": TWINS,
+    "add what the ranks before have in total": TWINS,
+    "if each rank holds a shard of it": "tests/typecheck/test_judged.py::test_a_forgotten_layout_is_said_to_be_"
+    "forgotten",
 }
 """How a sentence begins -> the test that has its program."""
 NO_ADVICE = ("declared: {}",)
 """What the field says of a difference that is declared: the user's reason."""
 WORDS = {"use what it returns: x = {}(x, ...)": "use what it returns", "pass src={}": "pass src=",
          "gather along dim {}": "gather along dim", "reduce it with {}": "reduce it with",
-         "reduce it with op={}, or {} the number of ranks before it is used": "reduce it with op=",
+         "reduce it with op='sum', or multiply it by the number of ranks before it is used": "reduce it with op=",
          "reduce sums": "reduce it with sum"}  # fmt: skip
 """Sentences with a value in them -> the words of a repair that they hold."""
 
@@ -92,6 +99,7 @@ def test_the_tests_that_have_their_programs_exist_and_none_is_listed_in_vain() -
         'found = Reason(text="apart", remedy=f"config.{name}")',
         'found = changed(update={"advice": "look at it"})',
         'ADVICE = {1: ("Look at it.",)}',
+        'class Wording(NamedTuple):\n    why: str\n    fix: str\nFOUND = Wording("it is wrong", "look at it")',
         'advice = "look at it"\nfound = Divergence(advice=advice if known else "")',
     ],
 )
