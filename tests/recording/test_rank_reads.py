@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
-import time
 from collections.abc import Callable
 
 import pytest
@@ -157,9 +157,8 @@ def test_a_secret_in_the_environment_is_hashed(monkeypatch: pytest.MonkeyPatch) 
     assert read.variable == "TAINT_TEST_TOKEN" and read.value.startswith("sha256:") and "tell" not in read.to_json()
 
 
-def test_looking_at_traced_code_costs_little_per_compile() -> None:
-    codes = [f.__code__ for f in vars(tainted).values() if hasattr(f, "__code__")] * 50
-    rank_reads(codes)
-    start = time.perf_counter()
-    rank_reads(codes)
-    assert time.perf_counter() - start < 0.05
+def test_a_file_is_parsed_once_however_many_compiles_look_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = [f.__code__ for f in vars(tainted).values() if hasattr(f, "__code__")]
+    first = rank_reads(codes)
+    monkeypatch.setattr(ast, "parse", lambda *_: pytest.fail("parsed again"))
+    assert rank_reads(codes) == first != ()
