@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 from tpcompile.evidence.digests.digest import digest_rank, environment_items, layer_items
 from tpcompile.evidence.judgement.verdict import Absent, Rules, conclude
 from tpcompile.evidence.records import Check, Frozen, Item, Layer, RankDigest, RankRecord, Verdict
+from tpcompile.evidence.timeline.conclude import with_branch
+from tpcompile.evidence.timeline.flow import Flow
 from tpcompile.ranks.exchange import Fetch, Side
+
+
+class _FlowQuestion(Frozen):
+    """Asks for what the rank has executed."""
+
+    flow: Literal[True] = True
 
 
 class _Question(Frozen):
@@ -20,17 +28,25 @@ class _Question(Frozen):
     part: str
 
 
-def record_side(record: RankRecord, rules: Rules, *, problems: Sequence[Check] = (), kind: Any = RankDigest) -> Side:
+def record_side(
+    record: RankRecord,
+    rules: Rules,
+    *,
+    problems: Sequence[Check] = (),
+    kind: Any = RankDigest,
+    flow_of: Callable[[int], Flow | None] = lambda _rank: None,
+) -> Side:
     """Side of an exchange made from a captured record.
 
-    `problems` are checks that have already failed, `kind` is the type of a digest where its facts have one.
+    `problems` are checks that have already failed, `kind` is the type of a digest where its facts have one, `flow_of`
+    gives what this rank has executed, and what another one has left that does not take part.
     """
 
     def judge(found: dict[int, RankDigest], absent: dict[int, str], ask: Fetch) -> Verdict:
         def fetch(rank: int, index: int, layer: Layer, part: str) -> Sequence[Item]:
             return ask(rank, {"index": index, "layer": layer, "part": part}, tuple[Item, ...]) or ()
 
-        return conclude(
+        verdict = conclude(
             rules,
             list(found.values()),
             fetch,
@@ -38,12 +54,23 @@ def record_side(record: RankRecord, rules: Rules, *, problems: Sequence[Check] =
             absent=[Absent(rank, seen) for rank, seen in absent.items()],
             problems=problems,
         )
+        own = flow_of(record.rank) if verdict.lead is not None else None
+        if own is None:
+            return verdict
+        others = {rank: ask(rank, {"flow": True}, Flow) for rank in found if rank != record.rank}
+        elsewhere = set(range(record.world_size)) - found.keys()  # they have ended, or are of a different domain
+        flows = {record.rank: own, **others, **{rank: flow_of(rank) for rank in elsewhere}}
+        known = {rank: flow for rank, flow in flows.items() if flow is not None}
+        return with_branch(verdict, known, {code.file for code in own.codes})
 
-    def answer(question: _Question) -> list[Any]:
+    def answer(question: _Question | _FlowQuestion) -> Any:
+        if isinstance(question, _FlowQuestion):
+            flow = flow_of(record.rank)
+            return None if flow is None else flow.model_dump(mode="json")
         return [item.model_dump(mode="json") for item in _items(record, question)]
 
     digest = digest_rank(record).model_dump(mode="json")
-    return Side(digest, answer, judge, kind=kind, question=_Question)
+    return Side(digest, answer, judge, kind=kind, question=_Question | _FlowQuestion)
 
 
 def _items(record: RankRecord, asked: _Question) -> Sequence[Item]:

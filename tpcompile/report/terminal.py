@@ -21,6 +21,7 @@ from tpcompile.evidence.judgement.leading import cause_text, lead_ranks_text
 from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, RankGroup, Status, UserLine, Verdict
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.text.ranks import named_ranks
+from tpcompile.evidence.timeline.conclude import side_text
 from tpcompile.report import findings
 from tpcompile.report.wording import (
     MAX_PLACES,
@@ -131,7 +132,13 @@ def lead_text(lead: Lead) -> Group:
     cause, who = line(cause_text(lead), "bold red"), lead_ranks_text(lead)
     ranks = [_indented(line(who, "bold"))] if who else []
     advice = [_indented(text) for text in _do_first(lead)]
-    return Group(cause, *ranks, *_source(lead.line), *advice)
+    if lead.parted is None:
+        return Group(cause, *ranks, *_source(lead.line), *advice)
+    sides = [_indented(line(side_text(side))) for side in lead.parted.sides]
+    if not lead.consequence:  # content differs, and these lines made it differ
+        return Group(cause, *ranks, *_source(lead.line), *sides, *advice)
+    so = line(f"so {lead.consequence}")
+    return Group(line(lead.cause.value, "bold red"), *ranks, *_source(lead.line), *sides, so, *advice)
 
 
 def folded(checks: Sequence[Check]) -> list[Text]:

@@ -20,6 +20,7 @@ from tpcompile.errors import PreflightError
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import known
 from tpcompile.private_folder import shared_folder
+from tpcompile.recording.ring import forget_ring
 from tpcompile.sentinel import flight
 from tpcompile.sentinel.events import Absence
 from tpcompile.sentinel.process import Process
@@ -85,6 +86,7 @@ def absence_of(process: Process) -> Absence:
 def forget(name: str) -> None:
     """Remove the file of a process that has ended."""
     if name:
+        forget_ring(name)
         with suppress(OSError, PreflightError):
             _path(name).unlink()
 

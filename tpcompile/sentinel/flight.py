@@ -19,6 +19,7 @@ from tpcompile.evidence.compiles.collectives import is_library, is_library_file
 from tpcompile.evidence.iterables import first, grouped, last
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import known
+from tpcompile.evidence.timeline.flow import Code
 from tpcompile.sentinel.messages import Issued, PointToPoint
 from tpcompile.torch_api import watching
 
@@ -50,6 +51,17 @@ def issued_collectives(dump: Mapping[str, Any], *, now_ns: int, begun: Sequence[
 def recorded(*, begun: Sequence[Begun] = ()) -> tuple[Issued, ...]:
     """Collectives issued by this process; empty without a flight recorder (TORCH_FR_BUFFER_SIZE=0)."""
     return issued_collectives(watching.recorded_collectives(), now_ns=time.time_ns(), begun=begun)
+
+
+def issuing_places(begun: Sequence[Begun]) -> tuple[Code, ...]:
+    """Lines that issued a collective, as far as torch remembers; for compiled code the region, with an empty file."""
+    found: dict[Code, None] = {}
+    for issued in recorded(begun=begun):
+        if issued.region:
+            found[Code(file="", function=issued.region, line=0)] = None
+        elif issued.line is not None:
+            found[Code(file=issued.line.file, function="", line=issued.line.line)] = None
+    return tuple(found)
 
 
 def point_to_point(frame: FrameType | None) -> PointToPoint | None:

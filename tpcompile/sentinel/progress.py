@@ -20,7 +20,7 @@ from types import CodeType
 from tpcompile.evidence.iterables import last
 from tpcompile.evidence.records import SkippedFrame, UserLine
 from tpcompile.sentinel.counter_samples import COLLECTIVES, Counted, Samples
-from tpcompile.sentinel.messages import COMPILING, RUNNING, Announcement, Position
+from tpcompile.sentinel.messages import COMPILES, COMPILING, RUNNING, Announcement, Position
 
 _END = 1 << 30
 """Index of a call that has ended, after every frame that it could have entered."""
@@ -114,6 +114,10 @@ class Progress:
         self, passed: Passed, *, clock: Callable[[], float] = time.monotonic, counters: Counters | None = None
     ) -> None:
         self._passed, self._clock, self._counters = passed, clock, counters or dict
+        self.mark: Callable[[str, int], None] = lambda _region, _call: None
+        """Told of every call, with its number."""
+        self.pause_flow: Callable[[bool], None] = lambda _is_paused: None
+        """A compiler runs functions of the user for its own ends: what it executes is no step of the program."""
         self.is_active = False
         """True while this process is watched."""
         self.regions: dict[str, Region] = {}
@@ -155,6 +159,7 @@ class Progress:
         region.index = num_hits
         self.current = region
         self.ticks += 1
+        self.mark(region.name, call)
         if call >= region.sample_at:
             self._sample(region)
         if self.pending:
@@ -203,6 +208,7 @@ class Progress:
         self.activity, self.compile_id = activity, compile_id
         self.since = self._clock()
         self.ticks += 1
+        self.pause_flow(activity in COMPILES)
 
     def calls(self) -> dict[str, int]:
         """Region -> its calls so far; may be called from any thread."""

@@ -15,6 +15,7 @@ from tpcompile.evidence.judgement.verdict import SENTINEL, agree_rules
 from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, RankRecord, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text.ranks import named_ranks
+from tpcompile.evidence.timeline.flow import Flow
 from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.recorded import record_side
 from tpcompile.ranks.store import RankStore
@@ -79,6 +80,7 @@ class Settlement:
         allow: Allowed,
         kernels: Kernels,
         run_dir: Path | str | None,
+        flow_of: Callable[[int], Flow | None],
         place: tuple[int, str, int],
     ) -> None:
         self._log, self._session, self._progress, self._shutdown = log, session, progress, shutdown
@@ -86,6 +88,7 @@ class Settlement:
         self._rules = agree_rules(timeout_s=_EXCHANGE_S, allowed=allow)
         self._kernels: Kernels = kernels
         self._run_dir = run_dir
+        self._flow_of = flow_of
         self._world_size, self._domain, self._coordinate = place
         self.findings: list[Verdict] = []
         """Red verdicts so far; more than one only with a policy that continues."""
@@ -106,7 +109,7 @@ class Settlement:
         record = self.record(alarm.position, alarm.num_issued)
         store = self._log.store(f"alarm/{alarm.key}")
         problems = [alarm.problem] if alarm.problem else []
-        side = record_side(record, self._rules, problems=problems)
+        side = record_side(record, self._rules, problems=problems, flow_of=self._flow_of)
         exchange = Exchange(store, present, others=self, timeout_s=_EXCHANGE_S)
         verdict = exchange.verdict(side)
         self._timeline.note(TimelineEvent.VERDICT)

@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 
 from tpcompile.evidence.records import Check, Frozen
 from tpcompile.evidence.records.bounds import Rank, Seconds
+from tpcompile.evidence.timeline.flow import Flow
 from tpcompile.ranks.liveness import this_host
 from tpcompile.ranks.run_dir import agreed_run_dir
 from tpcompile.ranks.store import RankStore
@@ -82,6 +83,14 @@ class StoreLog:
     def process_of(self, rank: int) -> Process:
         """The process that a rank published."""
         return self._count(1).peek(f"here/{rank}", Process) or Process()
+
+    def keep_flow(self, flow: Flow) -> None:
+        """Publish what this rank has executed, before it leaves: its ring ends with it."""
+        self._count(1).put(f"flow/{self.rank}", flow.model_dump(mode="json"))
+
+    def kept_flow(self, rank: int) -> Flow | None:
+        """What a rank has published that has left."""
+        return self._count(1).peek(f"flow/{rank}", Flow)
 
     def append(self, kind: type[E], **fields: Any) -> None:
         """Append an entry to the log, which wakes every listener."""

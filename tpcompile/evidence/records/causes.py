@@ -73,6 +73,8 @@ class Cause(StrEnum):
     COMPILE_SKEW = "ranks compile at different times"
     COMPILE_ORDER = "ranks compiled in a different order"
     RANK_PARAMETRIC = "lowered constants address this rank's shard"
+    # What the ranks executed.
+    PARTED = "the ranks took different branches"
     # Calls of compiled code.
     CALL_COUNT = "one rank made more or fewer calls"
     WRONG_VARIANT = "one rank ran a different compiled variant"
@@ -144,6 +146,7 @@ ADVICE: dict[Cause, tuple[str, ...]] = {
     Cause.UNWAITED: ("Call `wait_tensor` on the result on every rank.",),
     Cause.UNUSED_RESULT: ("Use the returned tensor: a functional collective leaves its input alone.",),
     Cause.ENVIRONMENT: ("Set it equal on all ranks before compiling.",),
+    Cause.PARTED: ("Make all ranks take the same branch there: decide it from a value that they have agreed on.",),
     Cause.INPUT_VALUES: ("Broadcast the batch from one rank of the group.",),
     Cause.WEIGHTS: ("Broadcast the weights from one rank of the group.",),
 }

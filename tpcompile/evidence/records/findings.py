@@ -166,3 +166,25 @@ class RecompileCause(Frozen):
     """`8 -> 9, 9 -> 10`: what was expected and what came, the first few."""
     line: UserLine | None = None
     advice: str
+
+
+class Went(Frozen):
+    """What some ranks did after a branch."""
+
+    ranks: tuple[Rank, ...]
+    how: Literal["line", "enters", "returns", "region", "ends"] = "line"
+    """Executed the line, entered the function that begins there, returned to it, called a compiled region, or ended."""
+    line: UserLine | None = None
+    calls: tuple[str, ...] = ()
+    """Functions of the user that they entered until the ranks were together again, in order: `draft x3`."""
+
+
+class Parted(Frozen):
+    """A branch at which the ranks of a domain parted, as their executed lines show."""
+
+    line: UserLine
+    times: int
+    """How often they had executed that line before, as far as that is known."""
+    sides: tuple[Went, ...]
+    odd: tuple[Rank, ...] = ()
+    """The ranks outside of a majority, or that left what they did before; empty where neither is known."""

@@ -11,7 +11,7 @@ from tpcompile.errors import ExitCode
 from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Layer, Status, UserLine
 from tpcompile.evidence.records.bounds import Number, Rank
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.evidence.records.findings import Divergence, RecompileCause, Taint
+from tpcompile.evidence.records.findings import Divergence, Parted, RecompileCause, Taint
 
 
 class CheckId(StrEnum):
@@ -157,6 +157,10 @@ class Lead(Frozen):
     """False where the ranks differ and the evidence does not say which of them are at fault."""
     line: UserLine | None = None
     do_first: str = ""
+    consequence: str = ""
+    """What became of it, where the ranks parted at a branch."""
+    parted: Parted | None = None
+    """The branch at which the ranks parted before that, where their executed lines are known."""
 
 
 class Verdict(Frozen):

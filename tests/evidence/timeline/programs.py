@@ -1,0 +1,165 @@
+"""Programs that several ranks run, without torch: what rank and iteration decide, and the line at which the ranks part.
+
+`# parts` is on that line; a program without one is healthy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+log: list[object] = []
+
+
+def collective(*_what: object) -> None:
+    """Where the ranks would meet."""
+
+
+class Optimizer:
+    """Sums its weights every fourth of its own steps."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+
+    def step(self) -> None:
+        self.num_steps += 1
+        if self.num_steps % 4 == 0:
+            collective("weights")
+
+
+def has_overflowed(rank: int, step: int) -> bool:
+    return bool(rank == 1 and step == 6)
+
+
+def scaler_skips_a_step(rank: int) -> None:
+    """The later syncs come at other iterations, so the ranks part twice: the first time is the fault."""
+    optimizer = Optimizer()
+    for step in range(11):
+        collective("loss")
+        if rank == 0:
+            log.append(step)
+        if not has_overflowed(rank, step):  # parts
+            optimizer.step()
+
+
+def idle_rank_runs_a_dummy(rank: int) -> None:
+    for step in range(6):
+        has_work = rank != 1 or step != 4
+        execute(step) if has_work else execute_dummy(step)  # parts
+
+
+def execute(step: int) -> None:
+    for _ in range(3):
+        collective("draft", step)
+
+
+def execute_dummy(step: int) -> None:
+    collective("draft", step)
+
+
+def decoding_ends_early(rank: int) -> None:
+    for request in range(3):
+        for position in range(8):
+            collective(request, position)
+            if position == (3 if rank == 1 and request == 2 else 6):  # parts
+                break
+        collective("next", request)
+
+
+def batches(rank: int) -> Iterator[int]:
+    for number in range(9 if rank == 1 else 12):  # parts
+        yield number
+
+
+def data_ends_early(rank: int) -> None:
+    for batch in batches(rank):
+        collective(batch)
+    collective("end")
+
+
+def parsed(rank: int, document: int) -> int:
+    if rank == 1 and document == 5:  # parts
+        raise ValueError("not a number")
+    return document
+
+
+def documents() -> Iterator[int]:
+    for document in range(9):
+        yield document
+    log.append("end")
+
+
+def a_bad_record_is_skipped(rank: int) -> None:
+    """Its rank reads one document more than the others for each step from then on, and its data ends first."""
+    for document in documents():
+        try:
+            batch = parsed(rank, document)
+        except ValueError:
+            log.append("skipped")
+            continue
+        collective(batch)
+
+
+def a_flag_is_set_long_before(rank: int) -> None:
+    is_slow = False
+    for step in range(12):
+        collective("forward", step)
+        if rank == 1 and step == 3:  # parts
+            is_slow = True
+        if step % 2:
+            collective("even")
+        if step == 9 and is_slow:
+            collective("extra")
+
+
+def rank_0_logs(rank: int) -> None:
+    for step in range(12):
+        collective("forward", step)
+        if rank == 0:
+            log.append(step)
+        collective("backward", step)
+
+
+def rank_0_evaluates_now_and_then(rank: int) -> None:
+    for step in range(20):
+        collective("forward", step)
+        if step % 5 == 4:
+            if rank == 0:
+                for number in range(40):
+                    log.append(number)
+            collective("barrier")
+
+
+def experts_without_tokens(rank: int) -> None:
+    for step in range(16):
+        if (step * 7 + rank * 3) % 5 < 2:
+            log.append("tokens")
+        collective("all_to_all", step)
+
+
+def same_on_all(rank: int) -> None:
+    for step in range(10):
+        collective(step)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program, and what must be found of it."""
+
+    program: Callable[[int], Any]
+    odd: tuple[int, ...] = ()
+    """With two ranks; empty where nobody can be blamed."""
+    calls: tuple[str, ...] = field(default=())
+    """Functions that the odd rank, or else rank 0, enters after the branch."""
+
+
+BROKEN = (
+    Case(scaler_skips_a_step, (1,)),
+    Case(idle_rank_runs_a_dummy, (1,)),
+    Case(decoding_ends_early, (1,)),
+    Case(data_ends_early, (1,)),
+    Case(a_bad_record_is_skipped, (1,)),
+    Case(a_flag_is_set_long_before, (1,)),
+)
+HEALTHY = (rank_0_logs, rank_0_evaluates_now_and_then, experts_without_tokens, same_on_all)

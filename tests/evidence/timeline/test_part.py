@@ -1,0 +1,137 @@
+"""evidence/timeline: lines that ranks executed -> the branch at which they parted, and who left the common way."""
+
+from __future__ import annotations
+
+import inspect
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.evidence.timeline import programs
+from tests.evidence.timeline.programs import BROKEN, HEALTHY, Case
+from tpcompile.evidence.records.findings import Parted
+from tpcompile.evidence.timeline import part
+from tpcompile.evidence.timeline.detours import detours
+from tpcompile.evidence.timeline.flow import Flow
+from tpcompile.evidence.timeline.part import parted
+from tpcompile.recording.flow import FlowRecorder
+
+
+def flow_of(program: Callable[[int], Any], rank: int) -> Flow:
+    """What is recorded of the program on that rank."""
+    recorder = FlowRecorder()
+    why_not = recorder.start(secrets.token_hex(8), by_settrace=True)
+    assert not why_not
+    try:
+        program(rank)
+        flow = recorder.flow()
+    finally:
+        recorder.stop()
+    assert flow is not None
+    return flow
+
+
+def found_of(program: Callable[[int], Any], num_ranks: int) -> Parted | None:
+    return parted({rank: flow_of(program, rank) for rank in range(num_ranks)}, {programs.__file__})
+
+
+def marked_lines(program: Callable[[int], Any]) -> set[int]:
+    """Lines of the module with `# parts` that belong to the program: in it, or in the function that it alone uses."""
+    lines, _ = inspect.getsourcelines(programs)
+    numbers = {number for number, line in enumerate(lines, start=1) if line.rstrip().endswith("# parts")}
+    used = {"data_ends_early": programs.batches, "a_bad_record_is_skipped": programs.parsed}
+    own, first = inspect.getsourcelines(used.get(program.__name__, program))
+    return numbers & set(range(first, first + len(own)))
+
+
+@pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.program.__name__)
+def test_the_branch_is_found_and_the_rank_that_left_its_own_past(case: Case) -> None:
+    found = found_of(case.program, 2)
+    assert found is not None
+    assert {found.line.line} == marked_lines(case.program)
+    assert found.odd == case.odd
+
+
+@pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.program.__name__)
+def test_of_three_ranks_the_one_outside_of_the_majority_is_odd(case: Case) -> None:
+    found = found_of(case.program, 3)
+    assert found is not None
+    assert ({found.line.line}, found.odd) == (marked_lines(case.program), (1,))
+    assert sorted(side.ranks for side in found.sides) == [(0, 2), (1,)]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("program", HEALTHY)
+def test_ranks_that_part_by_habit_have_not_parted(program: Callable[[int], Any], num_ranks: int) -> None:
+    assert found_of(program, num_ranks) is None
+
+
+def test_without_habits_a_rank_that_logs_would_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control of the test above."""
+    monkeypatch.setattr(part, "_is_habit", lambda *_: False)
+    assert found_of(programs.rank_0_logs, 2) is not None
+
+
+def test_what_each_rank_did_is_told_by_function() -> None:
+    found = found_of(programs.idle_rank_runs_a_dummy, 2)
+    assert found is not None
+    sides = {side.ranks: (side.how, side.line and side.line.function) for side in found.sides}
+    assert sides == {(0,): ("enters", "execute"), (1,): ("enters", "execute_dummy")}
+    assert found.times == 5
+
+
+def test_two_ranks_without_a_past_are_both_shown_and_none_is_blamed() -> None:
+    def at_once(rank: int) -> None:
+        if rank == 0:
+            programs.collective("one")
+        else:
+            programs.collective("other")
+
+    found = found_of(at_once, 2)
+    assert found is not None
+    assert (found.odd, len(found.sides)) == ((), 2)
+
+
+def test_a_rank_that_is_behind_has_not_parted() -> None:
+    flows = {rank: flow_of(programs.same_on_all, 0) for rank in (0, 1)}
+    behind = flow_of(lambda _rank: [programs.collective(step) for step in range(3)], 0)
+    assert parted({0: flows[0], 1: flows[1]}) is None
+    assert parted({0: behind, 1: behind}) is None
+
+
+def test_a_flow_of_a_broken_peer_is_refused() -> None:
+    flow = flow_of(programs.same_on_all, 0)
+    for packed in ("?", "AAAA", flow.packed[: len(flow.packed) // 2]):
+        with pytest.raises(ValueError):
+            parted({0: flow, 1: flow.model_copy(update={"packed": packed})})
+    with pytest.raises(ValueError):
+        parted({0: flow, 1: flow.model_copy(update={"codes": ()})})
+
+
+def test_files_that_this_process_does_not_run_are_never_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(part.source, "read", lambda file, _line: opened.append(file) or frozenset())
+    monkeypatch.setattr(part.source, "assigned", lambda file, _line: opened.append(file) or frozenset())
+    flows = {rank: flow_of(programs.scaler_skips_a_step, rank) for rank in (0, 1)}
+    assert parted(flows, set()) is not None
+    assert opened == []
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "expected"),
+    [
+        ("xabcdefghijkl", "abcdefghijkl", [((0, 0), (1, 0))]),
+        ("abcdefghijkl", "xyabcdefghijkl", [((0, 0), (0, 2))]),
+        ("x1ybcdefghijklm", "z1bcdefghijklm", [((0, 0), (1, 1)), ((2, 2), (3, 2))]),
+        ("abc", "xyz", [((0, 0), (3, 3))]),
+    ],
+)
+def test_the_fewest_detours_are_taken(mine: str, theirs: str, expected: object) -> None:
+    assert detours([*map(ord, mine)], [*map(ord, theirs)], (0, 0)) == expected
+
+
+def test_a_long_detour_is_found() -> None:
+    common = [*range(1000, 1100)]
+    assert detours([*range(500), *common], common, (0, 0)) == [((0, 0), (500, 0))]

@@ -1,0 +1,83 @@
+"""A red verdict, and what each rank executed -> the verdict that leads with the branch at which the ranks parted.
+
+What the verdict said before is then the consequence. Content that differs (a guard, a constant, an input) stays the
+headline; the branch says which line made it differ.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Collection, Mapping
+from pathlib import PurePath
+
+from tpcompile.evidence.judgement import leading
+from tpcompile.evidence.records import Lead, UserLine, Verdict
+from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.records.findings import Parted, Went
+from tpcompile.evidence.text.ranks import named_ranks
+from tpcompile.evidence.timeline.flow import Flow
+from tpcompile.evidence.timeline.part import parted
+
+_CONSEQUENCES = frozenset({
+    Cause.STUCK_COLLECTIVE, Cause.CALL_COUNT, Cause.EXTRA_COLLECTIVE, Cause.COLLECTIVE_SIZES, Cause.COMMUNICATION,
+    Cause.KILLED, Cause.NEVER_ARRIVED, Cause.STOPPED_RESPONDING, Cause.ORDER_FORWARD, Cause.ORDER_BACKWARD,
+    Cause.EXTRA_COMPILE, Cause.UNKNOWN,
+})  # fmt: skip
+"""What becomes of a job whose ranks took different branches before."""
+
+
+def with_branch(verdict: Verdict, flows: Mapping[int, Flow], readable: Collection[str]) -> Verdict:
+    """The verdict, led by the branch where one is known. `readable` are the files that may be opened here."""
+    if verdict.lead is None:
+        return verdict
+    try:
+        found = parted(flows, readable)
+    except ValueError:  # a peer sent what is no flow: the verdict stands without it
+        return verdict
+    if found is None:
+        return verdict
+    lead = _lead(verdict.lead, _with_code(found, readable))
+    return verdict.model_copy(update={"lead": lead, "summary": leading.summary(lead)})
+
+
+def _lead(before: Lead, found: Parted) -> Lead:
+    if before.cause is Cause.RAISED:
+        return before.model_copy(update={"parted": found})
+    ranks = found.odd or (before.ranks if before.is_rank_known else ())
+    everyone = tuple(sorted(rank for side in found.sides for rank in side.ranks))
+    update = {"ranks": ranks or everyone, "is_rank_known": bool(ranks), "line": found.line, "parted": found}
+    if before.cause not in _CONSEQUENCES:
+        return before.model_copy(update=update)
+    consequence = leading.cause_text(before)
+    says = f"{'; '.join(map(side_text, found.sides))}; so {consequence}"
+    advice = Cause.PARTED.advice
+    return before.model_copy(
+        update={**update, "cause": Cause.PARTED, "says": says, "consequence": consequence, "do_first": advice}
+    )
+
+
+def side_text(side: Went) -> str:
+    """`rank 0 enters execute_batch (engine.py:34), then draft x3`."""
+    line = side.line
+    place = f"{PurePath(line.file).name}:{line.line}" if line is not None else ""
+    name = line.function if line is not None else ""
+    does = {
+        "line": f"goes on at {place} in {name}",
+        "enters": f"enters {name} ({place})",
+        "returns": f"returns to {name} ({place})",
+        "region": f"calls the compiled {name}",
+        "ends": "ends there",
+    }[side.how]
+    then = f", then {', '.join(side.calls)}" if side.calls else ""
+    return f"{named_ranks(side.ranks)} {does}{then}"
+
+
+def _with_code(found: Parted, readable: Collection[str]) -> Parted:
+    sides = tuple(side.model_copy(update={"line": _coded(side.line, readable)}) for side in found.sides)
+    return found.model_copy(update={"line": _coded(found.line, readable), "sides": sides})
+
+
+def _coded(line: UserLine | None, readable: Collection[str]) -> UserLine | None:
+    if line is None or line.file not in readable:
+        return line
+    return line.model_copy(update={"code": linecache.getline(line.file, line.line).strip()})

@@ -1,0 +1,116 @@
+"""Bytes of a ring -> the lines of user code that one rank executed, oldest first; and as text that fits into a message.
+
+recording/flow.c writes the ring while the program runs. What a reader finds is valid up to `head`, whatever became of
+the process: it may have been killed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import mmap
+import struct
+import zlib
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from tpcompile.evidence.records import Frozen
+from tpcompile.evidence.records.bounds import Number
+
+HEADER = struct.Struct("<QQQ40x")
+"""head, capacity, bytes of the table of codes."""
+ENTRY = struct.Struct("<QII")
+"""ns (Unix time), number of the code, kind << 30 | line."""
+LINE_BITS = 30
+_MAX_SENT = 24_000
+"""Entries in a message: about 100 KB of text; the ring file of a rank on the same host has all."""
+_PACKED = struct.Struct("<II")
+
+
+class Kind(IntEnum):
+    """What an entry is."""
+
+    LINE = 0
+    START = 1
+    """A function begins; its line is the first of its code."""
+    RETURN = 2
+    MARK = 3
+    """The `line`-th call of a compiled region, whose name is that of the code.
+
+    Of a function: it ran so often that some of its steps are missing.
+    """
+
+
+class Code(Frozen):
+    """A function of the user, or a compiled region."""
+
+    file: str
+    function: str
+    line: Number
+    """First line; 0 for a region."""
+
+
+class Flow(Frozen):
+    """The newest steps of one rank."""
+
+    codes: tuple[Code, ...] = ()
+    packed: Annotated[str, Field(max_length=4_000_000)] = ""
+    """The steps, oldest first: base64 of zlib of pairs (number of the code, kind << 30 | line)."""
+    num_before: Number = 0
+    """Steps that are no longer known."""
+    issuing: tuple[Code, ...] = ()
+    """Lines that issued a collective on this rank, as far as torch remembers; and regions, with an empty file."""
+
+    def steps(self) -> list[tuple[int, int]]:
+        """(number of the code, kind << 30 | line). Raises ValueError where they cannot be read: of a broken peer."""
+        limit = _PACKED.size * (1 << 18)
+        decoder = zlib.decompressobj()
+        try:
+            data = decoder.decompress(base64.b64decode(self.packed, validate=True), limit) if self.packed else b""
+        except zlib.error as error:
+            raise ValueError(f"the steps of a rank cannot be read: {error}") from None
+        if len(data) % _PACKED.size or decoder.unconsumed_tail:
+            raise ValueError("the steps of a rank are cut, or too many")
+        steps = list(_PACKED.iter_unpack(data))
+        if any(number >= len(self.codes) for number, _ in steps):
+            raise ValueError("a step of a rank names a code that is not in its table")
+        return steps
+
+
+def flow_of(ring: bytes | mmap.mmap, *, limit: int = _MAX_SENT) -> Flow | None:
+    """The newest `limit` steps in a ring; None for bytes that are none."""
+    if len(ring) < HEADER.size:
+        return None
+    head, capacity, table_bytes = HEADER.unpack_from(ring)
+    end = HEADER.size + capacity * ENTRY.size
+    if not 0 < capacity <= 1 << 24 or len(ring) < end + table_bytes:
+        return None
+    codes = _table(bytes(ring[end : end + table_bytes]))
+    if codes is None:
+        return None
+    kept = min(head, capacity, limit)
+    entries = list(_entries(ring, head - kept, head, capacity))
+    known = [(number, packed) for _, number, packed in entries if number < len(codes)]
+    data = b"".join(_PACKED.pack(*pair) for pair in known)
+    return Flow(
+        codes=codes,
+        packed=base64.b64encode(zlib.compress(data, 1)).decode(),
+        num_before=head - len(known),
+    )
+
+
+def _entries(ring: bytes | mmap.mmap, start: int, end: int, capacity: int) -> Iterator[tuple[int, int, int]]:
+    for number in range(start, end):
+        yield ENTRY.unpack_from(ring, HEADER.size + number % capacity * ENTRY.size)
+
+
+def _table(data: bytes) -> tuple[Code, ...] | None:
+    """The codes by number: one JSON list (file, function, line) a line."""
+    try:
+        rows = [json.loads(row) for row in data.splitlines()]
+        return tuple(Code(file=file, function=function, line=line) for file, function, line in rows)
+    except (ValueError, TypeError):
+        return None

@@ -1,0 +1,249 @@
+"""What each rank executed -> the branch at which the ranks parted, what each did there, and who left the common way.
+
+Ranks part all the time without harm: rank 0 logs. A fork counts when the ranks went the same way there before, or when
+they never come together again; and of two forks the earlier one counts when it changed what the later one depends on.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tpcompile.evidence.iterables import first, grouped
+from tpcompile.evidence.records.base import UserLine
+from tpcompile.evidence.records.findings import Parted, Went
+from tpcompile.evidence.timeline import source
+from tpcompile.evidence.timeline.flow import Flow, Kind
+from tpcompile.evidence.timeline.walk import Fork, Place, Step, Walks, common_start, forks, is_line, kind_of, place_of
+
+_SHOWN = 4
+"""Functions that are named of the way of a rank."""
+_NEAR = 6000
+"""Steps before a fork that are looked at for what it depends on."""
+
+
+def parted(flows: Mapping[int, Flow], readable: Collection[str] = ()) -> Parted | None:
+    """The branch at which the ranks parted; None when none counts, or not enough is known.
+
+    `readable` are the files that may be opened: those that this process runs itself, as a peer could name any other.
+    Raises ValueError for a flow that cannot be read.
+    """
+    usable = {rank: flow for rank, flow in sorted(flows.items()) if flow.packed}
+    if len(usable) < 2:
+        return None
+    numbered = Walks.of(usable)
+    are_whole = all(flow.num_before == 0 for flow in usable.values())
+    base, *others = usable
+    walks = numbered.without_numbers()
+    found: dict[int, Fork] = {}
+    for rank in others:
+        begin = common_start(numbered.steps[base], numbered.steps[rank], are_whole=are_whole)
+        fork = _Pair(walks, base, rank, frozenset(readable)).fork_that_counts(begin) if begin is not None else None
+        if fork is not None:
+            found[rank] = fork
+    if not found:
+        return None
+    first = min(found.values(), key=lambda fork: fork.starts[0])
+    there = {
+        rank: fork for rank, fork in found.items() if (fork.branch, fork.starts[0]) == (first.branch, first.starts[0])
+    }
+    return _parted(walks, base, first, there)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two ranks."""
+
+    walks: Walks
+    base: int
+    rank: int
+    readable: frozenset[str]
+
+    def fork_that_counts(self, begin: tuple[int, int]) -> Fork | None:
+        """The fork from which the difference of the ranks comes; at `begin` they are together."""
+        mine, theirs = self.walks.steps[self.base], self.walks.steps[self.rank]
+        found = list(forks(mine, theirs, begin))
+        passes = _passes(mine)
+        habits = {fork: _is_habit(fork, found, passes.get(fork.branch, ())) for fork in found}
+        uneven = [fork for fork in found if fork.is_final or self._is_uneven(fork)]
+        once = [fork for fork in found if not habits[fork]]
+        known_to_differ = frozenset(name for fork in found if habits[fork] for name in self._changed(fork))
+        # The first collective that only one rank issues: all that comes later is shifted.
+        last = first(fork for fork in uneven if not habits[fork]) or first(uneven)
+        if last is None:
+            return self._origin(once[-1], once[:-1], known_to_differ) if once and not known_to_differ else None
+        return self._origin(last, [fork for fork in once if fork.starts[0] < last.starts[0]], known_to_differ)
+
+    def _is_uneven(self, fork: Fork) -> bool:
+        mine, theirs = self._ways(fork)
+        return self.walks.issued(mine) != self.walks.issued(theirs)
+
+    def _ways(self, fork: Fork) -> tuple[Sequence[Step], Sequence[Step]]:
+        mine, theirs = self.walks.steps[self.base], self.walks.steps[self.rank]
+        return mine[fork.starts[0] : fork.ends[0]], theirs[fork.starts[1] : fork.ends[1]]
+
+    def _changed(self, fork: Fork) -> set[str]:
+        """Names to which only one of the ranks gave a value."""
+        mine, theirs = self._ways(fork)
+        return {name for step in (*mine, *theirs) if is_line(step) for name in self._assigned(step)}
+
+    def _origin(self, last: Fork, earlier: Sequence[Fork], known_to_differ: frozenset[str]) -> Fork:
+        """The earliest fork that changed what `last` depends on: what its line called, or assigns and reads.
+
+        What differs again and again, the data of a rank, is no evidence.
+        """
+        mine = self.walks.steps[self.base]
+        decided_at = _last_pass(mine[: last.starts[0]], last.branch)
+        inside = first(fork for fork in earlier if fork.starts[0] > decided_at)
+        if inside is not None:  # a function that this line called returned or raised
+            before = [fork for fork in earlier if fork.starts[0] <= decided_at]
+            return self._origin(inside, before, known_to_differ)
+        begin = max(0, last.starts[0] - _NEAR)
+        wanted = self._reads_at(last) - known_to_differ
+        for step in reversed(mine[begin : last.starts[0]]):
+            if is_line(step) and self._assigned(step) & wanted:
+                wanted = (wanted | self._read(step)) - known_to_differ
+        return first(fork for fork in earlier if fork.starts[0] >= begin and self._changed(fork) & wanted) or last
+
+    def _reads_at(self, fork: Fork) -> frozenset[str]:
+        """Names that the branch reads: in its line, and in the functions that this line called."""
+        steps = self.walks.steps[self.base][: fork.starts[0]]
+        lines = filter(is_line, steps[_last_pass(steps, fork.branch) :])
+        return frozenset[str]().union(*map(self._read, lines))
+
+    def _read(self, step: Step) -> frozenset[str]:
+        file, line = self._source_of(step)
+        return source.read(file, line) if file in self.readable else frozenset()
+
+    def _assigned(self, step: Step) -> frozenset[str]:
+        file, line = self._source_of(step)
+        return source.assigned(file, line) if file in self.readable else frozenset()
+
+    def _source_of(self, step: Step) -> tuple[str, int]:
+        code, line = place_of(step)
+        return self.walks.codes[code].file, line
+
+
+def _last_pass(steps: Sequence[Step], branch: Place) -> int:
+    """Index at which the branch was entered last; 0 where that is no longer known."""
+    backwards = range(len(steps) - 1, -1, -1)
+    return next((index for index in backwards if is_line(steps[index]) and place_of(steps[index]) == branch), 0)
+
+
+def _passes(steps: Sequence[Step]) -> dict[Place, list[int]]:
+    """Place -> the indices at which the rank was there."""
+    places: dict[Place, list[int]] = {}
+    for index, step in enumerate(steps):
+        if is_line(step):
+            places.setdefault(place_of(step), []).append(index)
+    return places
+
+
+def _is_habit(fork: Fork, found: Sequence[Fork], passes: Sequence[int]) -> bool:
+    """True for a branch at which the ranks part again and again: always, or now and then.
+
+    A rank that goes wrong in each iteration since its first fault went the same way as the others before that one.
+    """
+    alike = [one for one in found if one.branch == fork.branch]
+    if len(alike) < 2:
+        return False
+    had_agreed = bisect_left(passes, alike[0].starts[0]) > 1
+    agrees_between = any(
+        bisect_left(passes, later.starts[0]) - bisect_left(passes, earlier.ends[0]) > 1
+        for earlier, later in pairwise(alike)
+    )
+    return agrees_between or not had_agreed
+
+
+def _parted(walks: Walks, base: int, fork: Fork, there: Mapping[int, Fork]) -> Parted:
+    steps = walks.steps[base]
+    own_way = steps[fork.starts[0] : fork.ends[0]]
+    ways = dict.fromkeys(walks.steps, own_way)
+    for rank, one in there.items():
+        ways[rank] = walks.steps[rank][one.starts[1] : one.ends[1]]
+    # A rank that makes no step of its own left out what the other one did: it goes on where they are together again.
+    after = steps[fork.ends[0] : fork.ends[0] + 1]
+    firsts = {rank: first([*way, *after]) for rank, way in ways.items()}
+    sides = grouped(firsts, lambda rank: firsts[rank])
+    code, line = fork.branch
+    return Parted(
+        line=_user_line(walks, code, line),
+        times=sum(is_line(step) and place_of(step) == fork.branch for step in steps[: fork.starts[0]]),
+        sides=tuple(_went(walks, ranks, firsts[ranks[0]], ways[ranks[0]], fork) for ranks in sides.values()),
+        odd=_odd(sides, fork, steps),
+    )
+
+
+def _odd(sides: Mapping[Step | None, Sequence[int]], fork: Fork, steps: Sequence[Step]) -> tuple[int, ...]:
+    """The ranks outside of a majority; of two sides of one size, that which the common past does not make likely."""
+    largest = max(sides.values(), key=len)
+    usual: Sequence[int] | None = largest
+    if 2 * len(largest) <= sum(map(len, sides.values())):
+        due = _successor(_ways_before(fork, steps))
+        usual = sides.get(due) if due is not None else None
+    if usual is None:
+        return ()
+    return tuple(sorted(rank for ranks in sides.values() if ranks is not usual for rank in ranks))
+
+
+def _ways_before(fork: Fork, steps: Sequence[Step]) -> list[Step]:
+    """The way that both ranks went each time that they passed the branch before."""
+    here = _last_pass(steps[: fork.starts[0]], fork.branch)
+    num_calls = len(_in_frame(steps[here + 1 : fork.starts[0]], fork.branch[0]))
+    found: list[Step] = []
+    for index, step in enumerate(steps[:here]):
+        if is_line(step) and place_of(step) == fork.branch:
+            own = _in_frame(steps[index + 1 : here], fork.branch[0])
+            found += own[num_calls : num_calls + 1] or own[-1:]
+    return found
+
+
+def _in_frame(steps: Sequence[Step], code: int) -> list[Step]:
+    """What a frame of `code` does in one line: the functions that it calls, and the next line of its own."""
+    found: list[Step] = []
+    depth = 0
+    for step in steps:
+        kind = kind_of(step)
+        is_own = depth == 0 or (kind is Kind.LINE and place_of(step)[0] == code)  # an exception has left the others
+        if is_own:
+            found.append(step)
+        if is_own and kind in (Kind.LINE, Kind.RETURN):
+            break
+        depth += {Kind.START: 1, Kind.RETURN: -1}.get(kind, 0)
+    return found
+
+
+def _successor(history: Sequence[Step]) -> Step | None:
+    """What mostly followed the longest run of past steps that is equal to the last ones; None without a past."""
+    longest, followed = -1, Counter[Step]()
+    for at in range(len(history)):
+        length = 0
+        while length < at and history[at - 1 - length] == history[-1 - length]:
+            length += 1
+        if length > longest:
+            longest, followed = length, Counter()
+        followed[history[at]] += length == longest
+    two = followed.most_common(2)
+    is_clear = len(two) == 1 or (len(two) == 2 and two[0][1] > two[1][1])
+    return two[0][0] if is_clear else None
+
+
+def _went(walks: Walks, ranks: Sequence[int], step: Step | None, way: Sequence[Step], fork: Fork) -> Went:
+    names = [walks.codes[place_of(one)[0]].function for one in way[1:] if kind_of(one) is Kind.START]
+    called = [f"{name} x{count}" if count > 1 else name for name, count in list(Counter(names).items())[:_SHOWN]]
+    went = Went(ranks=tuple(sorted(ranks)), calls=tuple(called))
+    if step is None:
+        return went.model_copy(update={"how": "ends"})
+    kind, (code, line) = kind_of(step), place_of(step)
+    if kind is Kind.RETURN:
+        code, line = fork.frames[-2] if len(fork.frames) > 1 else (code, 0)
+    how = {Kind.LINE: "line", Kind.START: "enters", Kind.RETURN: "returns", Kind.MARK: "region"}[kind]
+    return went.model_copy(update={"how": how, "line": _user_line(walks, code, line)})
+
+
+def _user_line(walks: Walks, code: int, line: int) -> UserLine:
+    found = walks.codes[code]
+    return UserLine(file=found.file, line=line, function=found.function)

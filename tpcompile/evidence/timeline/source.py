@@ -1,0 +1,77 @@
+"""A line of source -> the names that it reads and those that it gives a value; a name is a variable or an attribute."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Iterator
+from functools import lru_cache
+
+_NOTHING = frozenset[str]()
+
+
+def read(file: str, line: int) -> frozenset[str]:
+    """Names that the statement of a line reads; of an `if` or a loop, those of its first line."""
+    return _names(file).get(line, (_NOTHING, _NOTHING))[0]
+
+
+def assigned(file: str, line: int) -> frozenset[str]:
+    """Names that get a value there."""
+    return _names(file).get(line, (_NOTHING, _NOTHING))[1]
+
+
+@lru_cache(maxsize=256)
+def _names(file: str) -> dict[int, tuple[frozenset[str], frozenset[str]]]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return {}
+    found: dict[int, tuple[frozenset[str], frozenset[str]]] = {}
+    modules = frozenset(_imported(tree))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.stmt) or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        parts = list(_own_parts(node))
+        reads = frozenset(name for part in parts for name in _loaded(part)) - modules
+        writes = frozenset(name for part in parts for name in _stored(part)) - modules
+        if isinstance(node, ast.For | ast.AsyncFor):  # each pass takes one element, and the last one ends the loop
+            passes = {f"{file}:{node.lineno}"}
+            reads, writes = reads | passes, writes | passes
+        body = getattr(node, "body", None)
+        end = body[0].lineno - 1 if isinstance(body, list) and body else node.end_lineno or node.lineno
+        for line in range(node.lineno, max(end, node.lineno) + 1):
+            before = found.get(line, (_NOTHING, _NOTHING))
+            found[line] = before[0] | reads, before[1] | writes
+    return found
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    """Names of modules: calling their functions changes none of them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+
+
+def _own_parts(node: ast.stmt) -> Iterator[ast.AST]:
+    """The parts of a statement without the statements inside."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield from ast.walk(child)
+
+
+def _loaded(part: ast.AST) -> Iterator[str]:
+    if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load):
+        yield part.id
+    elif isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Load):
+        yield part.attr
+
+
+def _stored(part: ast.AST) -> Iterator[str]:
+    if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+        yield part.id
+    elif isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store):
+        yield part.attr
+    elif isinstance(part, ast.Subscript) and isinstance(part.ctx, ast.Store):
+        yield from _loaded(part.value)
+    elif isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute):
+        yield from _loaded(part.func.value)  # `losses.append(loss)` changes `losses`

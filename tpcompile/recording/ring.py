@@ -1,0 +1,87 @@
+"""A mapped file that one process fills with the lines it executes, and that any process of this user can read.
+
+The kernel keeps what is in it whatever ends the process, SIGKILL and abort() among them.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from tpcompile.errors import PreflightError
+from tpcompile.evidence.timeline.flow import ENTRY, HEADER, Flow, flow_of
+from tpcompile.private_folder import shared_folder
+
+_CAPACITY = 1 << 17
+_TABLE_BYTES = 1 << 20
+_OLD_S = 24 * 3600.0
+
+
+class Ring:
+    """The ring of this process. Raises PreflightError or OSError without a private folder, or room for it."""
+
+    def __init__(self, name: str) -> None:
+        self.path = _path(name)
+        _remove_old(self.path.parent)
+        size = HEADER.size + _CAPACITY * ENTRY.size + _TABLE_BYTES
+        with self.path.open("x+b") as file:
+            file.truncate(size)
+            self.map = mmap.mmap(file.fileno(), size)
+        self._table_bytes, self._num_codes = 0, 0
+        self.map[: HEADER.size] = HEADER.pack(0, _CAPACITY, 0)
+
+    def number_of(self, file: str, function: str, line: int) -> int | None:
+        """The number of a code that is not in the table yet; None when the table is full."""
+        row = json.dumps([file, function, line]).encode() + b"\n"
+        if self._table_bytes + len(row) > _TABLE_BYTES:
+            return None
+        start = HEADER.size + _CAPACITY * ENTRY.size + self._table_bytes
+        self.map[start : start + len(row)] = row
+        self._table_bytes += len(row)
+        self.map[16:24] = self._table_bytes.to_bytes(8, "little")  # last: a reader finds whole rows
+        self._num_codes += 1
+        return self._num_codes - 1
+
+    def flow(self) -> Flow | None:
+        """What it holds."""
+        return flow_of(self.map)
+
+    def close(self) -> None:
+        """Remove the file."""
+        with suppress(BufferError):  # a callback of sys.monitoring still writes
+            self.map.close()
+        self.path.unlink(missing_ok=True)
+
+
+def flow_left(name: str) -> Flow | None:
+    """The flow of a process of this host, alive or dead; None when it left none that can be read."""
+    if not name:
+        return None
+    try:
+        with _path(name).open("rb") as file:
+            return flow_of(file.read(HEADER.size + _CAPACITY * ENTRY.size + _TABLE_BYTES))
+    except (OSError, PreflightError):
+        return None
+
+
+def forget_ring(name: str) -> None:
+    """Remove the ring of a process that has ended."""
+    if name:
+        with suppress(OSError, PreflightError):
+            _path(name).unlink()
+
+
+def _path(name: str) -> Path:
+    return shared_folder("rings") / f"{name}.ring"
+
+
+def _remove_old(folder: Path) -> None:
+    """Remove rings of jobs that were killed a day ago or earlier, and that nobody read."""
+    now_s = time.time()
+    for path in folder.glob("*.ring"):
+        with suppress(OSError):
+            if now_s - path.stat().st_mtime > _OLD_S:
+                path.unlink()
