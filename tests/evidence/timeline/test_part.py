@@ -40,7 +40,7 @@ def found_of(program: Callable[[int], Any], num_ranks: int) -> Parted | None:
 def marked_lines(program: Callable[[int], Any]) -> set[int]:
     """Lines of the module with `# parts` that belong to the program: in it, or in the function that it alone uses."""
     lines, _ = inspect.getsourcelines(programs)
-    numbers = {number for number, line in enumerate(lines, start=1) if line.rstrip().endswith("# parts")}
+    numbers = {number for number, line in enumerate(lines, start=1) if line.rstrip().endswith(" parts")}
     used = {"data_ends_early": programs.batches, "a_bad_record_is_skipped": programs.parsed}
     own, first = inspect.getsourcelines(used.get(program.__name__, program))
     return numbers & set(range(first, first + len(own)))

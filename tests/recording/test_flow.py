@@ -1,0 +1,264 @@
+"""recording/flow: the lines of user code that a process executes, in a ring that outlives it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.forked import ROOT
+from tpcompile.evidence.timeline.flow import Flow, Kind
+from tpcompile.recording import flow as module
+from tpcompile.recording import flow_callbacks, ring
+from tpcompile.recording.flow import IS_POSSIBLE, FlowRecorder
+from tpcompile.recording.ring import flow_left, forget_ring
+
+needs_monitoring = pytest.mark.skipif(not IS_POSSIBLE, reason="Python 3.12 has sys.monitoring")
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    made = secrets.token_hex(8)
+    yield made
+    forget_ring(made)
+
+
+@pytest.fixture(params=["in C", "in Python"])
+def callbacks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both forms; before Python 3.12 there is one, and both are that one."""
+    if request.param == "in Python":
+        monkeypatch.setattr(module, "compiled", lambda: None)
+    elif IS_POSSIBLE:
+        assert flow_callbacks.compiled() is not None
+    return str(request.param)
+
+
+def recorded(program: Callable[[FlowRecorder], Any], name: str, **settings: Any) -> Flow:
+    recorder = FlowRecorder(**settings)
+    assert recorder.start(name, by_settrace=True) == ""
+    try:
+        program(recorder)
+        found = recorder.flow()
+    finally:
+        recorder.stop()
+    assert found is not None
+    return found
+
+
+def lines(flow: Flow, function: str) -> list[tuple[Kind, int]]:
+    """Steps of a function, lines counted from its first."""
+    codes = {number: code for number, code in enumerate(flow.codes) if code.function.endswith(function)}
+    steps = [
+        (codes[number], Kind(packed >> 30), packed & 0x3FFFFFFF) for number, packed in flow.steps() if number in codes
+    ]
+    return [(kind, line - code.line if kind in (Kind.LINE, Kind.START) else line) for code, kind, line in steps]
+
+
+def chosen(is_first: bool) -> int:
+    if is_first:
+        return 1
+    return 2
+
+
+def generated() -> Iterator[int]:
+    yield 1
+    yield 2
+
+
+@pytest.mark.usefixtures("callbacks")
+def test_each_line_start_and_return_of_a_function_is_a_step(name: str) -> None:
+    flow = recorded(lambda _: [chosen(True), chosen(False)], name)
+    assert lines(flow, "chosen") == [
+        (Kind.START, 0), (Kind.LINE, 1), (Kind.LINE, 2), (Kind.RETURN, 0),
+        (Kind.START, 0), (Kind.LINE, 1), (Kind.LINE, 3), (Kind.RETURN, 0),
+    ]  # fmt: skip
+    assert (flow.num_before, {code.file for code in flow.codes}) == (0, {__file__})
+
+
+@pytest.mark.usefixtures("callbacks")
+def test_a_generator_that_goes_on_does_not_start_again(name: str) -> None:
+    flow = recorded(lambda _: list(generated()), name)
+    assert [kind for kind, _ in lines(flow, "generated")] == [Kind.START, Kind.LINE, Kind.LINE, Kind.RETURN]
+
+
+@pytest.mark.usefixtures("callbacks")
+def test_code_of_packages_is_left_out_unless_it_is_followed(name: str) -> None:
+    import pytest as installed
+
+    def program(_: FlowRecorder) -> None:
+        installed.approx(1.0) == 1.0  # noqa: B015
+
+    def files(**settings: Any) -> set[str]:
+        return {code.file for code in recorded(program, secrets.token_hex(8), **settings).codes}
+
+    assert files() == {__file__}
+    assert any("/_pytest/" in file for file in files(follow=["_pytest"]))
+
+
+@pytest.mark.usefixtures("callbacks")
+def test_calls_of_regions_are_steps_and_nothing_is_one_while_it_is_paused(name: str) -> None:
+    def program(recorder: FlowRecorder) -> None:
+        recorder.mark("step train.py:3", 7)
+        recorder.pause(True)
+        chosen(True)
+        recorder.mark("step train.py:3", 8)
+        recorder.pause(False)
+        recorder.mark("step train.py:3", 9)
+
+    flow = recorded(program, name)
+    assert lines(flow, "train.py:3") == [(Kind.MARK, 7), (Kind.MARK, 9)]
+    assert lines(flow, "chosen") == []
+
+
+def test_other_threads_are_not_followed(name: str) -> None:
+    def program(_: FlowRecorder) -> None:
+        thread = threading.Thread(target=chosen, args=(True,))
+        thread.start()
+        thread.join()
+
+    assert lines(recorded(program, name), "chosen") == []
+
+
+@pytest.mark.usefixtures("callbacks")
+def test_the_newest_steps_are_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring, "_CAPACITY", 64)
+    flow = recorded(lambda _: [chosen(number % 2 == 0) for number in range(200)], name)
+    assert len(flow.steps()) == 64 and flow.num_before > 700
+    assert set(lines(flow, "chosen")) == {
+        (Kind.START, 0), (Kind.LINE, 1), (Kind.LINE, 2), (Kind.LINE, 3), (Kind.RETURN, 0)
+    }  # fmt: skip
+
+
+@needs_monitoring
+@pytest.mark.usefixtures("callbacks")
+def test_a_hot_loop_is_silenced_said_so_and_heard_again_a_second_later(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BUDGET", 1000)
+    monkeypatch.setattr(module, "_BUDGET_IN_PYTHON", 1000)
+
+    def hot() -> None:
+        for _ in range(50_000):
+            pass
+
+    def program(_: FlowRecorder) -> None:
+        hot()
+        time.sleep(1.1)
+        chosen(True)
+        hot()
+
+    found = lines(recorded(program, name), "hot")
+    assert 1000 < len(found) < 4000
+    silenced = [index for index, (kind, _) in enumerate(found) if kind is Kind.MARK]
+    assert silenced and any(kind is Kind.LINE for kind, _ in found[silenced[0] + 3 :])
+
+
+def test_the_ring_outlives_a_process_that_is_killed(name: str) -> None:
+    program = (
+        "import os, signal\n"
+        "from tpcompile.recording.flow import FlowRecorder\n"
+        "from tests.recording.test_flow import chosen\n"
+        "recorder = FlowRecorder()\n"
+        f"assert recorder.start({name!r}, by_settrace=True) == ''\n"
+        "chosen(False)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    flow = flow_left(name)
+    assert flow is not None
+    assert lines(flow, "chosen") == [(Kind.START, 0), (Kind.LINE, 1), (Kind.LINE, 3), (Kind.RETURN, 0)]
+
+
+def test_a_forked_child_writes_nothing(name: str) -> None:
+    def program(recorder: FlowRecorder) -> None:
+        child = os.fork()
+        if child == 0:
+            recorder.forget()
+            chosen(True)
+            os._exit(0)
+        os.waitpid(child, 0)
+
+    assert lines(recorded(program, name), "chosen") == []
+
+
+def test_a_recording_that_ends_leaves_nothing(name: str) -> None:
+    recorded(lambda _: chosen(True), name)
+    assert flow_left(name) is None
+    assert sys.gettrace() is None
+    if IS_POSSIBLE:
+        assert sys.monitoring.get_tool(3) is None
+
+
+def test_a_debugger_is_not_replaced(name: str) -> None:
+    if IS_POSSIBLE:
+        sys.monitoring.use_tool_id(3, "a debugger")
+    else:
+        sys.settrace(lambda *_: None)
+    try:
+        why_not = FlowRecorder().start(name, by_settrace=True)
+    finally:
+        sys.settrace(None)
+        if IS_POSSIBLE:
+            sys.monitoring.free_tool_id(3)
+    assert "debugger" in why_not
+
+
+@pytest.mark.skipif(IS_POSSIBLE, reason="before Python 3.12")
+def test_settrace_is_used_only_where_it_is_asked_for(name: str) -> None:
+    assert "3.12" in FlowRecorder().start(name)
+    assert sys.gettrace() is None
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 63, b"\xff" * 64, (5).to_bytes(8, "little") * 8, bytes(64)])
+def test_a_file_that_is_no_ring_is_none(name: str, data: bytes) -> None:
+    path = ring._path(name)
+    path.write_bytes(data)
+    assert flow_left(name) is None
+
+
+def test_rings_of_jobs_that_were_killed_a_day_ago_are_removed(name: str) -> None:
+    old = ring._path(secrets.token_hex(8))
+    old.write_bytes(b"")
+    os.utime(old, (0, 0))
+    recorded(lambda _: None, name)
+    assert not old.exists()
+    assert isinstance(old, Path)
+
+
+def test_what_is_compiled_is_the_same_with_and_without(name: str) -> None:
+    import torch
+    from torch._dynamo.utils import counters
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = x.sin()
+        return x * x.shape[0]
+
+    def compiled() -> tuple[object, ...]:
+        torch._dynamo.reset()
+        counters.clear()
+        graphs: list[str] = []
+
+        def backend(graph: torch.fx.GraphModule, _inputs: object) -> Callable[..., Any]:
+            graphs.append(graph.code)
+            return graph.forward
+
+        run = torch.compile(program, backend=backend)
+        for size in (3, 3, 4, 5):
+            run(torch.ones(size))
+        return tuple(graphs), dict(counters["stats"]), dict(counters["graph_break"])
+
+    plain = compiled()
+    followed: list[tuple[object, ...]] = []
+    recorded(lambda _: followed.append(compiled()), name)
+    assert followed == [plain]
