@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from rich.console import Console
@@ -53,7 +54,8 @@ class Ending:
         record = self.evidence.written()
         config = self.evidence.config
         exchange = self._exchange(store, timeout_s=config.gate.store_timeout_s)
-        return exchange.verdict(record_side(record, gate_rules(config), kind=GateDigest))
+        flow_of = partial(self.last_state.flow_of, store=store)
+        return exchange.verdict(record_side(record, gate_rules(config), kind=GateDigest, flow_of=flow_of))
 
     def last_words(self, check: Check) -> ExitCode:
         """On the watch's thread: write the record so far, judge with the failed check, return the exit code."""
@@ -61,18 +63,20 @@ class Ending:
         if self.evidence.session is None:
             return ExitCode.FAIL
         problems = self.last_state.explained(check, self.watch_store, self.others)
-        self.last_state.close()
         try:
             record = self.evidence.written()
         except PreflightError as error:
             return self.unwritten(error, self.watch_store, after=check.observed)
         exchange = self._exchange(self.watch_store, timeout_s=_LAST_WORDS_TIMEOUT_S)
-        side = record_side(record, gate_rules(self.evidence.config), problems=problems, kind=GateDigest)
+        flow_of = partial(self.last_state.flow_of, store=self.watch_store)
+        rules = gate_rules(self.evidence.config)
+        side = record_side(record, rules, problems=problems, kind=GateDigest, flow_of=flow_of)
         try:
             verdict = exchange.verdict(side)
         except RuntimeError:  # the store does not respond: judge with this rank's digest alone
             own = {record.rank: side.own}
             verdict = side.judge(own, self._last_statuses(), lambda _, *asked: side.own_answer(*asked))
+        self.last_state.close()
         forget_dead(self.watch_store, self.others)
         return self.publish(verdict, judge=verdict is not None and self.evidence.directory.read_verdict() is None)
 

@@ -14,11 +14,14 @@ from contextlib import suppress
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.records import Check, CheckId, Status, UserLine
 from tpcompile.evidence.records.base import known
+from tpcompile.evidence.timeline.flow import Flow
 from tpcompile.gate.call_numbers import Calls
 from tpcompile.gate.stuck import explained, is_of_wait
 from tpcompile.ranks.exchange import Others
 from tpcompile.ranks.liveness import this_host
 from tpcompile.ranks.store import RankStore
+from tpcompile.recording.flow import FlowRecorder
+from tpcompile.recording.ring import flow_left
 from tpcompile.sentinel import flight
 from tpcompile.sentinel.blackbox import BlackBox, absence_of, forget
 from tpcompile.sentinel.messages import FINISHED, RUNNING, Issued, RankState
@@ -35,7 +38,7 @@ class LastState:
 
     def __init__(self, rank: int) -> None:
         self._rank, self._main_thread = rank, threading.main_thread().ident or 0
-        self._black_box = BlackBox()
+        self._black_box, self._flow = BlackBox(), FlowRecorder()
         self._raised_at: tuple[UserLine, ...] = ()
         self._has_raised = False
         self._blocked_since_s: float | None = None
@@ -46,16 +49,26 @@ class LastState:
     def open(self, store: RankStore) -> None:
         """Publish the process of this rank, and the name of the file that it leaves if it aborts."""
         self._black_box.open()
+        self._flow.start(self._black_box.name)
         here = Process(pid=os.getpid(), host=this_host(), black_box=self._black_box.name, main_thread=self._main_thread)
         store.put(f"process/{self._rank}", here.model_dump(mode="json"))
 
     def close(self) -> None:
-        """Remove the file."""
+        """Remove the files."""
         self._black_box.close()
+        self._flow.stop()
+
+    def flow_of(self, rank: int, store: RankStore) -> Flow | None:
+        """What this rank has executed, or what a rank has left that has ended."""
+        if rank != self._rank:
+            return flow_left(process_of(rank, store).black_box)
+        found = self._flow.flow()
+        return found and found.model_copy(update={"issuing": flight.issuing_places(())})
 
     def begin_call(self, phase: str, store: RankStore) -> None:
         """Publish the numbers of this rank's collectives before a call of that phase."""
         earlier = self._calls.begun if self._calls.phase == phase else ()
+        self._flow.mark(phase, len(earlier) + 1)
         self._calls = Calls(phase=phase, begun=(*earlier, watching.collective_numbers([self._rank])))
         store.put(f"calls/{self._rank}", self._calls.model_dump(mode="json"))
 

@@ -68,14 +68,15 @@ class _Pair:
         found = list(forks(mine, theirs, begin))
         passes = _passes(mine)
         habits = {fork: _is_habit(fork, found, passes.get(fork.branch, ())) for fork in found}
-        uneven = [fork for fork in found if fork.is_final or self._is_uneven(fork)]
+        uneven = [fork for fork in found if self._is_uneven(fork) or (fork.is_final and not habits[fork])]
         once = [fork for fork in found if not habits[fork]]
-        known_to_differ = frozenset(name for fork in found if habits[fork] for name in self._changed(fork))
         # The first collective that only one rank issues: all that comes later is shifted.
         last = first(fork for fork in uneven if not habits[fork]) or first(uneven)
+        before = [fork for fork in found if last is None or fork.starts[0] < last.starts[0]]
+        known_to_differ = frozenset(name for fork in before if habits[fork] for name in self._changed(fork))
         if last is None:
             return self._origin(once[-1], once[:-1], known_to_differ) if once and not known_to_differ else None
-        return self._origin(last, [fork for fork in once if fork.starts[0] < last.starts[0]], known_to_differ)
+        return self._origin(last, [fork for fork in before if not habits[fork]], known_to_differ)
 
     def _is_uneven(self, fork: Fork) -> bool:
         mine, theirs = self._ways(fork)

@@ -27,13 +27,13 @@ def _names(file: str) -> dict[int, tuple[frozenset[str], frozenset[str]]]:
     except (SyntaxError, ValueError):
         return {}
     found: dict[int, tuple[frozenset[str], frozenset[str]]] = {}
-    modules = frozenset(_imported(tree))
+    everywhere = frozenset({*_imported(tree), "self", "cls"})
     for node in ast.walk(tree):
         if not isinstance(node, ast.stmt) or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             continue
         parts = list(_own_parts(node))
-        reads = frozenset(name for part in parts for name in _loaded(part)) - modules
-        writes = frozenset(name for part in parts for name in _stored(part)) - modules
+        reads = frozenset(name for part in parts for name in _loaded(part)) - everywhere
+        writes = frozenset(name for part in parts for name in _stored(part)) - everywhere
         if isinstance(node, ast.For | ast.AsyncFor):  # each pass takes one element, and the last one ends the loop
             passes = {f"{file}:{node.lineno}"}
             reads, writes = reads | passes, writes | passes

@@ -1,0 +1,52 @@
+"""The lines of user code that this rank executes, and what the other ranks have left of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tpcompile.evidence.timeline.flow import Flow
+from tpcompile.recording.flow import FlowRecorder
+from tpcompile.recording.ring import flow_left
+from tpcompile.sentinel import flight
+from tpcompile.sentinel.progress import Progress
+from tpcompile.sentinel.store_log import StoreLog
+
+
+class Executed:
+    """Recorded from `open` to `close`; what was recorded stays known after that."""
+
+    def __init__(self, log: StoreLog, progress: Progress, *, flow: bool | None, follow: Iterable[str]) -> None:
+        self._log, self._progress = log, progress
+        self._recorder = FlowRecorder(follow)
+        self._is_wanted, self._by_settrace = flow is not False, flow is True
+        self._left: Flow | None = None
+
+    def open(self, name: str) -> None:
+        """Begin to record, into the ring of that name."""
+        if self._is_wanted and not self._recorder.start(name, by_settrace=self._by_settrace):
+            self._progress.mark, self._progress.pause_flow = self._recorder.mark, self._recorder.pause
+
+    def keep(self) -> None:
+        """Publish what was recorded, before this rank leaves: the others may find that it parted from them."""
+        self._left = self.flow_of(self._log.rank)
+        if self._left is not None:
+            self._log.keep_flow(self._left)
+
+    def close(self) -> None:
+        """End the recording."""
+        self._recorder.stop()
+
+    def forget(self) -> None:
+        """Stop in a forked child: the ring is the parent's."""
+        self._recorder.forget()
+
+    def flow_of(self, rank: int) -> Flow | None:
+        """What this rank has executed, or what a rank of its domain has left that has ended."""
+        log = self._log
+        if rank == log.rank:
+            found = self._left or self._recorder.flow()
+            issuing = flight.issuing_places(self._progress.calls_begun())
+            return found and found.model_copy(update={"issuing": issuing})
+        if rank not in log.members:
+            return None
+        return log.kept_flow(rank) or flow_left(log.process_of(rank).black_box)
