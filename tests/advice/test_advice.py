@@ -13,8 +13,8 @@ from tpcompile.evidence.judgement.rank_taint import SUGGESTIONS
 from tpcompile.evidence.records.causes import ADVICE, Cause
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks]
-ON_RANKS = {Cause.INPUT_VALUES, Cause.WEIGHTS}
-"""What only a preflight finds: tests/preflight/test_handshake.py."""
+ON_RANKS = {Cause.INPUT_VALUES, Cause.WEIGHTS, Cause.PARTED}
+"""What only a preflight or a sentinel finds: tests/preflight/test_handshake.py, tests/sentinel/test_executed.py."""
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,8 @@ ELSEWHERE = {
     "async TP: config._micro_pipeline_tp": f"{KNOWN}::test_vllm_27699_with_async_tp_what_lies_between_two_matmuls_"
     "stays_one_kernel",
     "{} before the compile": f"{KNOWN}::test_nemo_2987_what_is_proposed_helps",
+    "Make all ranks take the same branch there": "tests/sentinel/test_executed.py::test_a_branch_that_all_ranks_"
+    "decide_from_an_agreed_value_is_green",
     "F.linear or x @ weight": f"{KNOWN}::test_nemo_2987_what_is_proposed_helps",
     "config.triton.cooperative_reductions": f"{KNOWN}::test_pytorch_161138_a_reduction_in_two_stages_and_what_is_"
     "proposed_helps",

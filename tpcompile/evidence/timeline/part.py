@@ -172,7 +172,7 @@ def _parted(walks: Walks, base: int, fork: Fork, there: Mapping[int, Fork]) -> P
     code, line = fork.branch
     return Parted(
         line=_user_line(walks, code, line),
-        times=sum(is_line(step) and place_of(step) == fork.branch for step in steps[: fork.starts[0]]),
+        times=max(0, sum(is_line(step) and place_of(step) == fork.branch for step in steps[: fork.starts[0]]) - 1),
         sides=tuple(_went(walks, ranks, firsts[ranks[0]], ways[ranks[0]], fork) for ranks in sides.values()),
         odd=_odd(sides, fork, steps),
     )

@@ -1,0 +1,76 @@
+"""Two ranks train until one takes a different branch: `branches.py FORM`; see test_executed.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+
+from tpcompile import Sentinel
+
+FORM = sys.argv[1]
+
+
+class Optimizer:
+    """Sums its weights every third of its own steps."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight, self.num_steps = weight, 0
+
+    def step(self) -> None:
+        self.num_steps += 1
+        if self.num_steps % 3 == 0:
+            dist.all_reduce(self.weight)
+
+
+def must_skip(step: int) -> bool:
+    """True where the gradients of this rank have overflowed; by the advice, where those of any rank have."""
+    skips = torch.tensor(float(FORM in ("skips", "agrees", "off") and dist.get_rank() == 1 and step == 5))
+    if FORM == "agrees":
+        dist.all_reduce(skips, op=dist.ReduceOp.MAX)
+    return bool(skips)
+
+
+def gathered(step: int) -> None:
+    rows = 4 if FORM == "aborts" and dist.get_rank() == 1 and step == 5 else 2
+    if rows == 2:
+        dist.all_reduce(torch.ones(2, 8))
+    else:
+        dist.all_reduce(torch.ones(4096, 8))
+
+
+def kill() -> None:
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@torch.compile(backend="eager")
+def forward(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    optimizer = Optimizer(torch.ones(24))
+    if FORM == "killed":
+        threading.Timer(1.0, kill).start()
+    with Sentinel(flow=FORM != "off", hang_after_s=1.0):
+        for step in range(10):
+            loss = forward(torch.ones(4))
+            if FORM == "killed":
+                time.sleep(0.3)
+            gathered(step)
+            if not must_skip(step):
+                optimizer.step()
+            if dist.get_rank() == 0:
+                print(step, float(loss.sum()))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Real ranks that take different branches: the verdict leads with the branch, and what each rank did there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.forked import ROOT, Ended, torchrun
+from tpcompile.evidence.records import Lead
+from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.rundir import RunDir
+
+PROGRAM = ROOT / "tests/sentinel/branches.py"
+
+
+def line_with(text: str) -> int:
+    """Number of the one line of the program that begins with this text."""
+    (number,) = [
+        number for number, line in enumerate(PROGRAM.read_text().splitlines(), start=1) if line.strip().startswith(text)
+    ]
+    return number
+
+
+def job(form: str, folder: Path, environ: Mapping[str, str] = os.environ) -> tuple[Ended, Lead | None]:
+    done = torchrun([PROGRAM, form], cwd=folder, environ=environ)
+    runs = list(folder.glob("runs/*-sentinel-*"))
+    return done, RunDir.open(runs[0]).read_verdict().lead if runs else None
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_the_branch_that_made_later_collectives_differ_is_the_finding_and_they_are_the_consequence(
+    tmp_path: Path,
+) -> None:
+    """One rank skips a step, and the ranks meet in different collectives two steps later."""
+    done, lead = job("skips", tmp_path)
+    assert done.returncode == 1
+    assert lead is not None and lead.parted is not None
+    assert (lead.cause, lead.ranks, lead.is_rank_known) == (Cause.PARTED, (1,), True)
+    assert lead.line is not None
+    assert (Path(lead.line.file).name, lead.line.line, lead.line.code) == (
+        "branches.py", line_with("if not must_skip(step):"), "if not must_skip(step):"
+    )  # fmt: skip
+    sides = {side.ranks: side.line and side.line.line for side in lead.parted.sides}
+    assert sides == {(0,): line_with("optimizer.step()"), (1,): line_with("if dist.get_rank() == 0:")}
+    assert lead.parted.times == 5
+    assert lead.consequence
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_a_branch_that_all_ranks_decide_from_an_agreed_value_is_green(tmp_path: Path) -> None:
+    done, lead = job("agrees", tmp_path)
+    assert (done.returncode, lead) == (0, None), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_of_a_rank_that_gloo_aborted_the_ring_has_the_branch(tmp_path: Path) -> None:
+    done, lead = job("aborts", tmp_path)
+    assert done.returncode == 1
+    assert lead is not None and lead.line is not None
+    assert (lead.cause, lead.line.line) == (Cause.PARTED, line_with("if rows == 2:"))
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_a_rank_that_was_killed_has_taken_no_other_branch(tmp_path: Path) -> None:
+    own = tmp_path / "temporary"
+    own.mkdir()
+    done, lead = job("killed", tmp_path, {**os.environ, "TMPDIR": str(own)})
+    assert done.returncode == 1
+    assert lead is not None
+    assert (lead.cause, lead.ranks, lead.parted) == (Cause.KILLED, (1,), None)
+    assert list(own.rglob("*.ring")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_without_executed_lines_the_collectives_alone_are_compared(tmp_path: Path) -> None:
+    """The negative control of the first test."""
+    done, lead = job("off", tmp_path)
+    assert done.returncode == 1
+    assert lead is not None and lead.parted is None
+    assert lead.cause is not Cause.PARTED
