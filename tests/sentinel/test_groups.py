@@ -12,10 +12,12 @@ from torch import Tensor
 
 from tests.sentinel.ranks import Ranks
 from tests.sentinel.test_hang import by_rank, issued, line, state, stuck
+from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel import hang
 from tpcompile.sentinel.messages import Issued, PointToPoint, RankState
-from tpcompile.sentinel.wrong_group import wrong_group
+from tpcompile.sentinel.situation import Situation
+from tpcompile.sentinel.wrong_group import unlike_members, wrong_group
 from tpcompile.torch_api import compiler as compat
 
 ONE, TWO = "1 undefined", "2 undefined"
@@ -39,6 +41,24 @@ def test_ranks_that_wait_at_one_line_in_two_groups_of_the_same_ranks_use_differe
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.GROUP, (0, 1), line(10))
     assert "rank 0 waits in group '1 undefined'; rank 1 waits in group '2 undefined'" in found.observed
+
+
+def test_a_rank_that_did_not_make_a_group_knows_the_next_one_by_its_number() -> None:
+    """Ranks 0 and 1 made a group of their own first, and are about to make that of all three."""
+    everyone = {**MEMBERS, ONE: (0, 1, 2)}
+    waiting = state(2, issued_at(1, ONE, done=False), groups=(ONE,), members=everyone)
+    making = [state(rank, issued_at(1, ONE), groups=(ONE,), members=MEMBERS) for rank in (0, 1)]
+    found = stuck(by_rank(*making, waiting))
+    assert found is not None
+    assert (found.cause, found.ranks) == (Cause.GROUP, (2,))
+    assert unlike_members(Situation(ByRank(by_rank(*making)), before={}, lost=ByRank({}))) is None
+
+
+def test_groups_of_one_name_without_a_common_rank_are_different_groups() -> None:
+    """With local synchronization only the members make a group."""
+    here = state(2, issued_at(1, ONE, done=False), groups=(ONE,), members={ONE: (2, 3)})
+    others = [state(rank, issued_at(1, ONE), groups=(ONE,), members=MEMBERS) for rank in (0, 1)]
+    assert stuck(by_rank(*others, here)) is None
 
 
 def test_the_rank_that_used_the_other_group_before_is_named() -> None:
@@ -75,7 +95,7 @@ def groups_are_not_distinguished() -> None:
     """On this rank."""
     hang.FINDERS = tuple(find for find in hang.FINDERS if find is not wrong_group)
     roles = compat.group_roles
-    compat.group_roles = lambda: {name: role.partition(" #")[0] for name, role in roles().items()}  # type: ignore[attr-defined]
+    compat.group_roles = lambda: {name: role.partition(" #")[0] for name, role in roles().items()}
 
 
 def _two_groups() -> list[dist.ProcessGroup]:

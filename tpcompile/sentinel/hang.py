@@ -26,7 +26,7 @@ from tpcompile.sentinel.own_sequence import surprise
 from tpcompile.sentinel.parting import parting, parting_in
 from tpcompile.sentinel.situation import Finder, Situation
 from tpcompile.sentinel.waits import Wait, mutual_waits
-from tpcompile.sentinel.wrong_group import wrong_group
+from tpcompile.sentinel.wrong_group import unlike_members, wrong_group
 
 
 def why_stuck(situation: Situation) -> Finding | None:
@@ -124,5 +124,5 @@ def _may_be_joined(wanted: Issued, states: ByRank[RankState]) -> bool:
     return len(members.where(lambda state: state.has_issued(wanted))) < len(members)
 
 
-FINDERS: tuple[Finder, ...] = (lost_ranks, mismatch, waits_for_exited, wrong_group, cycle, crossed)
+FINDERS: tuple[Finder, ...] = (lost_ranks, unlike_members, mismatch, waits_for_exited, wrong_group, cycle, crossed)
 """Rules in order, the most specific first."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 from itertools import combinations
 from typing import NamedTuple
 
-from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.groups.by_rank import ByRank, itself
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks, ranks_text
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import Place, RankState, at, place_of
 from tpcompile.sentinel.situation import Situation
@@ -45,6 +45,26 @@ def wrong_group(situation: Situation) -> Finding | None:
     pairs = combinations(waits.values(), 2)
     one = first(ours for ours, theirs in pairs if _is_other_group(ours, theirs))
     return _describe(waits, one.place) if one is not None else None
+
+
+def unlike_members(situation: Situation) -> Finding | None:
+    """The finding where a rank is stuck in a group that has other members on a different rank.
+
+    torch numbers groups by the calls of `new_group`, so a rank that left one out knows the next one by its number.
+    """
+    for rank, issued in situation.stuck.items():
+        views = ByRank(
+            {one: state.members[issued.group] for one, state in situation.now.items() if issued.group in state.members}
+        )
+        own = views.get(rank, ())
+        apart = [members for members in views.values() if members != own and not set(own).isdisjoint(members)]
+        if apart:
+            says = "; ".join(
+                f"on {named_ranks(ranks)} it has {ranks_text(views[ranks[0]])}" for ranks in views.groups(itself)
+            )
+            observed = f"group {issued.group!r} has different members: {says}"
+            return Finding(Cause.GROUP, observed, views.unlike_majority(itself) or views.ranks, issued.line)
+    return None
 
 
 def _wait(state: RankState, situation: Situation) -> _Wait | None:

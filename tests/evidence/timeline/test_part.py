@@ -79,7 +79,7 @@ def test_what_each_rank_did_is_told_by_function() -> None:
     assert found is not None
     sides = {side.ranks: (side.how, side.line and side.line.function) for side in found.sides}
     assert sides == {(0,): ("enters", "execute"), (1,): ("enters", "execute_dummy")}
-    assert found.times == 5
+    assert found.times == 4
 
 
 def test_two_ranks_without_a_past_are_both_shown_and_none_is_blamed() -> None:

@@ -21,7 +21,7 @@ from tpcompile.evidence.timeline.part import parted
 _CONSEQUENCES = frozenset({
     Cause.STUCK_COLLECTIVE, Cause.CALL_COUNT, Cause.EXTRA_COLLECTIVE, Cause.COLLECTIVE_SIZES, Cause.COMMUNICATION,
     Cause.KILLED, Cause.NEVER_ARRIVED, Cause.STOPPED_RESPONDING, Cause.ORDER_FORWARD, Cause.ORDER_BACKWARD,
-    Cause.EXTRA_COMPILE, Cause.UNKNOWN,
+    Cause.EXTRA_COMPILE, Cause.RAISED, Cause.UNKNOWN,
 })  # fmt: skip
 """What becomes of a job whose ranks took different branches before."""
 
@@ -41,8 +41,8 @@ def with_branch(verdict: Verdict, flows: Mapping[int, Flow], readable: Collectio
 
 
 def _lead(before: Lead, found: Parted) -> Lead:
-    if before.cause is Cause.RAISED:
-        return before.model_copy(update={"parted": found})
+    if before.cause is Cause.RAISED and before.line is not None and before.line.line == found.line.line:
+        return before  # nothing parted before the line that raised
     ranks = found.odd or (before.ranks if before.is_rank_known else ())
     everyone = tuple(sorted(rank for side in found.sides for rank in side.ranks))
     update = {"ranks": ranks or everyone, "is_rank_known": bool(ranks), "line": found.line, "parted": found}

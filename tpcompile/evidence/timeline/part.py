@@ -38,12 +38,16 @@ def parted(flows: Mapping[int, Flow], readable: Collection[str] = ()) -> Parted 
     are_whole = all(flow.num_before == 0 for flow in usable.values())
     base, *others = usable
     walks = numbered.without_numbers()
-    found: dict[int, Fork] = {}
+    uneven: dict[int, Fork] = {}
+    even: dict[int, Fork] = {}
     for rank in others:
         begin = common_start(numbered.steps[base], numbered.steps[rank], are_whole=are_whole)
-        fork = _Pair(walks, base, rank, frozenset(readable)).fork_that_counts(begin) if begin is not None else None
-        if fork is not None:
-            found[rank] = fork
+        if begin is not None:
+            pair = _Pair(walks, base, rank, frozenset(readable))
+            fork, is_uneven = pair.fork_that_counts(begin)
+            if fork is not None:
+                (uneven if is_uneven else even)[rank] = fork
+    found = uneven or even
     if not found:
         return None
     first = min(found.values(), key=lambda fork: fork.starts[0])
@@ -62,8 +66,11 @@ class _Pair:
     rank: int
     readable: frozenset[str]
 
-    def fork_that_counts(self, begin: tuple[int, int]) -> Fork | None:
-        """The fork from which the difference of the ranks comes; at `begin` they are together."""
+    def fork_that_counts(self, begin: tuple[int, int]) -> tuple[Fork | None, bool]:
+        """The fork from which the difference of the ranks comes, and whether it led to other collectives.
+
+        At `begin` the ranks are together.
+        """
         mine, theirs = self.walks.steps[self.base], self.walks.steps[self.rank]
         found = list(forks(mine, theirs, begin))
         passes = _passes(mine)
@@ -75,8 +82,9 @@ class _Pair:
         before = [fork for fork in found if last is None or fork.starts[0] < last.starts[0]]
         known_to_differ = frozenset(name for fork in before if habits[fork] for name in self._changed(fork))
         if last is None:
-            return self._origin(once[-1], once[:-1], known_to_differ) if once and not known_to_differ else None
-        return self._origin(last, [fork for fork in before if not habits[fork]], known_to_differ)
+            is_clear = once and not known_to_differ
+            return (self._origin(once[-1], once[:-1], known_to_differ) if is_clear else None), False
+        return self._origin(last, [fork for fork in before if not habits[fork]], known_to_differ), True
 
     def _is_uneven(self, fork: Fork) -> bool:
         mine, theirs = self._ways(fork)
