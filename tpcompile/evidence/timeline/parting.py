@@ -1,0 +1,109 @@
+"""Where ranks parted: the record that alignment makes, and the line where stacks part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tpcompile.evidence.iterables import differ, first
+from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.timeline.expect import num_equal
+from tpcompile.evidence.timeline.stream import Event
+
+
+class Edit(StrEnum):
+    """What an odd rank did with the common program."""
+
+    LEFT_OUT = "left out"
+    """It did a later event, without those before it."""
+    ADDED = "added"
+    """It did more than was due: an event before it, or once more what it had done before."""
+    INSTEAD = "instead"
+    """It did something else; where its stream stops there, it may have been added as well."""
+    ENDED = "ended"
+    CONTENT = "content"
+    """It did the same event with different content."""
+    UNDECIDED = "undecided"
+    """Nobody is known to have left the program, or the ranks parted before what is known begins."""
+
+
+class Why(StrEnum):
+    """Why these ranks are the odd ones."""
+
+    MAJORITY = "majority"
+    OWN_PAST = "own past"
+    """All did the same before, and what the other ranks did is what followed then."""
+    END = "end"
+    """They ended, and the other ranks go on."""
+    NONE = "none"
+    """Nobody is blamed."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """Ranks that went the same way."""
+
+    ranks: tuple[int, ...]
+    events: tuple[Event, ...]
+    """What the first of them did from the parting on; the first event is where they went."""
+    starts: tuple[int, ...]
+    """For each rank the index of that event in its stream; of an end that is no event, the number of events."""
+
+    @property
+    def event(self) -> Event:
+        """Where they went."""
+        return self.events[0]
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first event at which ranks differ."""
+
+    before: Event | None
+    """The last event on which all agreed; None where they part before what is known begins."""
+    sides: tuple[Side, ...]
+    """The largest first. Ranks that have not come there yet are in none."""
+    due: tuple[Event, ...]
+    """What the common past, and the ranks that are not odd, say comes next."""
+    edit: Edit
+    odd: tuple[int, ...]
+    why: Why
+
+    @property
+    def odd_side(self) -> Side:
+        """The side of the odd ranks, or the smallest one."""
+        return first(side for side in self.sides if side.ranks[0] in self.odd) or self.sides[-1]
+
+    @property
+    def usual_side(self) -> Side | None:
+        """The side of ranks that stayed in the common program."""
+        return first(side for side in self.sides if side is not self.odd_side and side.ranks[0] not in self.odd)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Fields that differ where the ranks did the same event."""
+        if self.edit != Edit.CONTENT:
+            return ()
+        contents = [side.event.content for side in self.sides]
+        names = sorted(set[str]().union(*contents))
+        return tuple(name for name in names if differ(content.get(name) for content in contents))
+
+    @property
+    def line(self) -> UserLine | None:
+        """The frame at which the stacks of the sides part, of the side that did what the other did not."""
+        mine = self.odd_side.event
+        usual = self.usual_side
+        theirs = usual.event if usual else first(self.due)
+        theirs = self.before if theirs is None else theirs
+        lacks_it = self.edit == Edit.LEFT_OUT or not mine.stack
+        if lacks_it and theirs is not None:
+            other = mine if mine.stack else self.before
+            return own_frame(theirs, other)
+        return own_frame(mine, theirs)
+
+
+def own_frame(event: Event, other: Event | None) -> UserLine | None:
+    """The outermost frame of an event that the stack of the other does not share; the innermost if it shares all."""
+    shared = num_equal(event.place, other.place) if other else 0
+    own = event.stack[shared:] or event.stack[-1:]
+    return first(own)

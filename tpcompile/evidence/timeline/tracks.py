@@ -1,0 +1,135 @@
+"""Streams of some ranks -> what they have in common to compare, from the first event that all of them kept: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+from tpcompile.evidence.iterables import differ
+from tpcompile.evidence.timeline.stream import Event, Kind, Stream
+
+_REORDERED = 8
+"""Events within which ranks may do the same in different orders: two threads may issue collectives."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """An event of one rank that is compared."""
+
+    event: Event
+    index: int
+    """Its index in the stream; an end that is no event of it comes after all."""
+    program: Hashable
+    """Which event of the program it is."""
+    key: Hashable
+    """The same with its content: equal on ranks that agree."""
+
+
+@dataclass(frozen=True)
+class Track:
+    """Of one rank the events in which all compared ranks have a part, and its end."""
+
+    stream: Stream
+    steps: tuple[Step, ...]
+    start: int = 0
+    """The step at which the comparison begins."""
+
+    @property
+    def compared(self) -> tuple[Step, ...]:
+        """The steps from there on."""
+        return self.steps[self.start :]
+
+
+def common_tracks(streams: Sequence[Stream], *, is_one_program: bool) -> list[Track]:
+    """The streams from the first event that all of them have; empty where they have none in common.
+
+    Where the streams are of several programs, an event counts as equal wherever it was done.
+    """
+    shared = _shared(streams, is_one_program=is_one_program)
+    tracks = [_track(stream, shared, is_one_program=is_one_program) for stream in streams]
+    if all(stream.is_whole for stream in streams):
+        return tracks
+    numbered = [{(step.event.sequence, step.event.number): at for at, step in _backwards(track)} for track in tracks]
+    common = set(numbered[0]).intersection(*numbered[1:])
+    if not common:
+        return []
+    # collectives meet under their numbers, so that these count: iterations of ranks may be apart
+    begin = min(common, key=lambda one: (one[0][0] != Kind.COLLECTIVE, sum(starts[one] for starts in numbered)))
+    return [replace(track, start=starts[begin]) for track, starts in zip(tracks, numbered, strict=True)]
+
+
+def _backwards(track: Track) -> list[tuple[int, Step]]:
+    counted = [(at, step) for at, step in enumerate(track.steps) if step.event.number]
+    return counted[::-1]
+
+
+def _shared(streams: Sequence[Stream], *, is_one_program: bool) -> set[tuple[str, ...]]:
+    """The sequences in which all of these ranks have a part."""
+    groups = set(streams[0].groups).intersection(*(stream.groups for stream in streams))
+    shared = {(str(Kind.COLLECTIVE), group) for group in groups}
+    if is_one_program:
+        loops = [{event.sequence for event in stream.events if event.kind == Kind.ITERATION} for stream in streams]
+        shared |= set.intersection(*loops)
+    return shared
+
+
+def _track(stream: Stream, shared: set[tuple[str, ...]], *, is_one_program: bool) -> Track:
+    events = [(index, event) for index, event in enumerate(stream.events) if event.sequence in shared]
+    end = stream.end
+    if end is not None:
+        is_recorded = stream.events[-1:] == (end,)
+        events.append((len(stream.events) - is_recorded, end))
+    return Track(stream, tuple(_step(index, event, is_one_program=is_one_program) for index, event in events))
+
+
+def _step(index: int, event: Event, *, is_one_program: bool) -> Step:
+    is_placed = is_one_program and event.kind != Kind.END  # the line of an end is why it ended, not where it is due
+    program = event.kind, event.name, event.group, event.place if is_placed else ()
+    return Step(event, index, program, (program, tuple(sorted(event.content.items()))))
+
+
+def first_difference(tracks: Sequence[Track]) -> int | None:
+    """The number of compared steps in which these ranks agree; None where they agree in all."""
+    position = 0
+    while True:
+        here = at(tracks, position)
+        if len(here) < 2:
+            return None
+        if differ(step.key for step in here.values()):
+            num_reordered = _num_reordered(tracks, position)
+            if not num_reordered:
+                return position
+            position += num_reordered
+        else:
+            position += 1
+
+
+def at(tracks: Sequence[Track], position: int) -> dict[int, Step]:
+    """Rank -> its step at a position, of the ranks that have come there."""
+    reached = [track for track in tracks if track.start + position < len(track.steps)]
+    return {track.stream.rank: track.steps[track.start + position] for track in reached}
+
+
+def _num_reordered(tracks: Sequence[Track], position: int) -> int:
+    """The number of steps after which all ranks have done the same in different orders; 0 if they have not.
+
+    Collectives alone, that have ended: all ranks took part in them, so no rank waits for one that goes a different way.
+    """
+    for length in range(2, _REORDERED + 1):
+        parts = [track.compared[position : position + length] for track in tracks]
+        if all(map(_is_over, parts)) and not differ(frozenset(map(_numbered, part)) for part in parts):
+            return length
+    return 0
+
+
+def _is_over(steps: Sequence[Step]) -> bool:
+    return all(step.event.is_done and step.event.kind == Kind.COLLECTIVE for step in steps)
+
+
+def _numbered(step: Step) -> Hashable:
+    return step.key, step.event.sequence, step.event.number
+
+
+def is_shifted(tracks: Sequence[Track], position: int) -> bool:
+    """True when equal steps before a position have different numbers: the ranks parted before what is known begins."""
+    return any(differ(step.event.number for step in at(tracks, earlier).values()) for earlier in range(position))
