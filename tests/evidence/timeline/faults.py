@@ -14,14 +14,14 @@ from tests.evidence.timeline.program import Collective, Holds, If, Leave, Loop, 
 class Fault:
     """A fault that was put into a program."""
 
-    branch: int
-    """Line of the branch or loop that decides it; 0 where no executed line differs."""
+    branch: Statement | None
+    """The branch or loop that decides it; None where no executed line differs."""
     function: str = "main"
     """Function of that line."""
     shows: str = "both"
     """What shows it: what a healthy rank does there, what the odd one does, or both."""
-    lines: tuple[int, ...] = ()
-    """Lines that are right, beside the branch and those of the events that show it."""
+    more: tuple[Statement, ...] = ()
+    """Statements whose lines are right, beside the branch and those of the events that show it."""
 
 
 class Planting:
@@ -32,7 +32,7 @@ class Planting:
         self.function, self.body = draw.choice(blocks(drawing, program))
         self.at = draw.randrange(len(self.body))
         self.step, self.persists = draw.randint(1, program.steps - 1), draw.random() < 0.3
-        self.branch = drawing.next_line()
+        self.branch = If(0, self.is_faulty, [])
 
     def is_faulty(self, run: Run) -> bool:
         """True where the fault of that rank is active."""
@@ -43,7 +43,8 @@ class Planting:
 
     def put(self, holds: Holds, body: list[Statement], otherwise: list[Statement] | None = None, *, over: int) -> None:
         """A branch in place of `over` statements."""
-        self.body[self.at : self.at + over] = [If(self.branch, holds, body, otherwise or [])]
+        self.branch.holds, self.branch.body, self.branch.otherwise = holds, body, otherwise or []
+        self.body[self.at : self.at + over] = [self.branch]
 
     def skip(self) -> Fault:
         self.put(self.is_healthy, [self.body[self.at]], over=1)
@@ -56,7 +57,7 @@ class Planting:
     def extra_call(self) -> Fault | None:
         if not self.drawing.regions:
             return None
-        self.put(self.is_faulty, [RegionCall(self.drawing.next_line(), self.draw.choice(self.drawing.regions))], over=0)
+        self.put(self.is_faulty, [RegionCall(0, self.draw.choice(self.drawing.regions))], over=0)
         return Fault(self.branch, self.function, "odd")
 
     def other_branch(self) -> Fault:
@@ -81,7 +82,7 @@ class Planting:
         if loop is None:
             return None
         loop.more, loop.is_faulty = more, self.is_faulty
-        return Fault(loop.line, self.function, shows)
+        return Fault(loop, self.function, shows)
 
     def skip_step(self) -> Fault:
         return self._leave_step("continue")
@@ -90,13 +91,14 @@ class Planting:
         return self._leave_step("break")
 
     def _leave_step(self, how: str) -> Fault:
-        leave = Leave(self.drawing.next_line(), how)
-        self.program.body.insert(0, If(self.branch, self.is_faulty, [leave]))
-        return Fault(self.branch, lines=(leave.line, self.program.line))
+        leave = Leave(0, how)
+        self.branch.body = [leave]
+        self.program.body.insert(0, self.branch)
+        return Fault(self.branch, more=(leave, self.program))
 
     def more_steps(self) -> Fault:
         self.program.more_steps = self.draw.randint(1, 2)
-        return Fault(self.program.line)
+        return Fault(self.program)
 
     def caught(self) -> Fault:
         return self._leave("caught")
@@ -111,9 +113,9 @@ class Planting:
         return self._leave("killed")
 
     def _leave(self, how: str) -> Fault:
-        leave = Leave(self.drawing.next_line(), how)
+        leave = Leave(0, how)
         self.put(self.is_faulty, [leave], over=0)
-        return Fault(self.branch, self.function, "healthy", (leave.line,))
+        return Fault(self.branch, self.function, "healthy", (leave,))
 
     def content(self) -> Fault | None:
         one = self.body[self.at]
@@ -121,14 +123,14 @@ class Planting:
             return None
         changed = self.draw.choice([{"sizes": "5x4"}, {"dtype": "BFloat16"}])
         one.faulty, one.is_faulty = one.content | changed, self.is_faulty
-        return Fault(0, self.function, "odd")
+        return Fault(None, self.function, "odd")
 
     def variant(self) -> Fault | None:
         one = self.body[self.at]
         if not isinstance(one, RegionCall) or not one.region.variants[0]:
             return None
         one.is_faulty = self.is_faulty
-        return Fault(0, self.function, "odd")
+        return Fault(None, self.function, "odd")
 
 
 KINDS: dict[str, tuple[int, Callable[[Planting], Fault | None]]] = {

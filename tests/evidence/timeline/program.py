@@ -99,11 +99,9 @@ class Left(Exception):
 
 
 @dataclass(eq=False)
-class Program:
-    """A main function: a loop over steps, and what comes after it."""
+class Program(Statement):
+    """The loop over steps of the main function, and what comes after it."""
 
-    line: int
-    """The loop."""
     steps: int
     body: list[Statement]
     epilogue: list[Statement]

@@ -8,13 +8,14 @@ run in lockstep, or some collectives ahead, and all of it is seen, or the last N
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.evidence.timeline.drawing import drawn_program, groups_of
+from tests.evidence.timeline.drawing import drawn_program, groups_of, number_lines
 from tests.evidence.timeline.faults import KINDS, Fault, Planting
-from tests.evidence.timeline.program import Line, Program, Run
+from tests.evidence.timeline.program import Line, Run
 from tests.evidence.timeline.standstill import Job, Stood
+from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.timeline.stream import Event, How, Kind, Stream
 
 _MOST_EVENTS = 1500
@@ -46,7 +47,8 @@ def healthy_world(seed: int) -> World:
     """A job without a fault, at some moment."""
     draw = random.Random(seed)
     num_ranks = draw.choice((2, 2, 3, 4))
-    _, program = drawn_program(draw, num_ranks)
+    drawing, program = drawn_program(draw, num_ranks)
+    number_lines(drawing, program)
     runs = {rank: Run(rank, is_odd=False).run(program) for rank in range(num_ranks)}
     limit = draw.randint(1, 1 + max(len(run.events) for run in runs.values()))
     job = Job({rank: run.events for rank, run in runs.items()}, groups_of(num_ranks), ahead=draw.choice((0, 3)))
@@ -69,6 +71,7 @@ def _attempt(seed: int, draw: random.Random, *, kind: str, num_ranks: int) -> Wo
     fault = KINDS[kind][1](Planting(drawing, program, draw))
     if fault is None:
         return None
+    number_lines(drawing, program)
     odd = draw.randrange(num_ranks)
     runs = {rank: Run(rank, is_odd=rank == odd).run(program) for rank in range(num_ranks)}
     usual = Run(odd, is_odd=False).run(program)
@@ -80,8 +83,8 @@ def _attempt(seed: int, draw: random.Random, *, kind: str, num_ranks: int) -> Wo
     if not any(job.pending.values()) or job.at[odd] < parted_at:
         return None  # nothing stands still: it is silent
     world = _world(seed, runs, job, last=_kept(draw), aborts=draw.random() < 0.5)
-    world.fault, world.odd, world.branch = kind, odd, fault.branch
-    world.lines = _accepted(fault, program, usual, runs[odd], parted_at)
+    world.fault, world.odd, world.branch = kind, odd, fault.branch.line if fault.branch else 0
+    world.lines = _accepted(fault, usual, runs[odd], parted_at)
     world.parted_at += parted_at
     return world
 
@@ -149,12 +152,25 @@ def _what(event: Event) -> tuple[object, ...]:
     return event.kind, event.name, event.group, event.place, sorted(event.content.items())
 
 
-def _accepted(fault: Fault, program: Program, usual: Run, odd: Run, at: int) -> frozenset[int]:
-    """The branch, and the lines below its function that lead to what shows the fault."""
-    lines = {fault.branch, *fault.lines}
-    shown = {"healthy": [usual], "odd": [odd], "both": [usual, odd]}[fault.shows]
-    for run in shown:
-        stack = run.events[at].stack if at < len(run.events) else ()
+def _accepted(fault: Fault, usual: Run, odd: Run, at: int) -> frozenset[int]:
+    """The branch, and the lines below its function that lead to what shows the fault.
+
+    The frame at which the stacks part is accepted as well where it is further out: a call of which nothing is seen and a
+    call that was not made are the same to events.
+    """
+    lines = {one.line for one in (fault.branch, *fault.more) if one is not None}
+    before = odd.events[at - 1].stack
+    for run, other in ((usual, odd), (odd, usual)):
+        if fault.shows == ("odd" if run is usual else "healthy"):
+            continue
+        stack, beside = (one.events[at].stack if at < len(one.events) else () for one in (run, other))
         depths = [depth for depth, frame in enumerate(stack) if frame.function == fault.function]
-        lines |= {frame.line for frame in stack[depths[-1] :]} if depths else set()
+        parted = max(_num_shared(stack, beside), _num_shared(stack, before))
+        lines |= {frame.line for frame in stack[depths[-1] if depths else parted :]}
+        lines |= {frame.line for frame in stack[parted : parted + 1]}
     return frozenset(lines)
+
+
+def _num_shared(stack: Sequence[UserLine], other: Sequence[UserLine]) -> int:
+    pairs = list(zip(stack, other, strict=False))
+    return next((depth for depth, (mine, theirs) in enumerate(pairs) if mine != theirs), len(pairs))

@@ -12,8 +12,17 @@ from dataclasses import dataclass
 from tpcompile.evidence.iterables import differ, grouped
 from tpcompile.evidence.timeline.expect import num_equal, replayed
 from tpcompile.evidence.timeline.parting import Edit, Parting, Side, Why
-from tpcompile.evidence.timeline.stream import Event, Kind, Stream
-from tpcompile.evidence.timeline.tracks import Step, Track, at, common_tracks, first_difference, is_shifted
+from tpcompile.evidence.timeline.stream import Event, How, Kind, Stream
+from tpcompile.evidence.timeline.tracks import (
+    Step,
+    Track,
+    at,
+    each_for_itself,
+    first_content,
+    first_difference,
+    in_step,
+    is_shifted,
+)
 
 _AHEAD = 60
 """Events of the common program that are searched for what an odd rank did; an iteration seldom has more."""
@@ -26,11 +35,15 @@ def align(streams: Mapping[int, Stream], domains: Sequence[Collection[int]] = ()
     """
     found = None
     for ranks in _compared(streams):
+        some = [streams[rank] for rank in ranks]
         is_one_program = not domains or any(set(ranks) <= set(domain) for domain in domains)
-        tracks = common_tracks([streams[rank] for rank in ranks], is_one_program=is_one_program)
-        parting = _parting_in(tracks) if tracks else None
-        if parting and (found is None or _precedes(parting, found)):
-            found = parting
+        together = in_step(some, is_one_program=is_one_program)
+        alone = each_for_itself(some) if is_one_program else ()
+        differences = [(together, first_difference(together)), *((tracks, first_content(tracks)) for tracks in alone)]
+        for tracks, position in differences:
+            parting = _parting_at(position, tracks) if position is not None else None
+            if parting and (found is None or _precedes(parting, found)):
+                found = parting
     return found
 
 
@@ -64,10 +77,7 @@ class _Way:
         return self.steps[0].event.kind == Kind.END
 
 
-def _parting_in(tracks: Sequence[Track]) -> Parting | None:
-    position = first_difference(tracks)
-    if position is None:
-        return None
+def _parting_at(position: int, tracks: Sequence[Track]) -> Parting:
     longest = max(tracks, key=lambda track: track.start)
     past = longest.steps[: longest.start + position]
     ways = _ways(tracks, position)
@@ -134,12 +144,44 @@ def _usual(ways: Sequence[_Way], past: Sequence[Step]) -> tuple[_Way | None, Why
     due = [seen[index] for index in replayed(seen, _AHEAD)]
     fits = [num_equal(list(map(what, way.steps)), due) for way in ways]
     fitting = [way for way, fit in zip(ways, fits, strict=True) if fit and fit == max(fits)]
-    if len(fitting) == 1:
+    if len(fitting) == 1 and not _may_be_over(fitting[0], ways, past):
         return fitting[0], Why.OWN_PAST
     going_on = [way for way in ways if not way.has_ended]
-    if len(going_on) == 1:
-        return going_on[0], Why.END
-    return None, Why.NONE
+    return (going_on[0], Why.END) if len(going_on) == 1 else (None, Why.NONE)
+
+
+def _may_be_over(usual: _Way, ways: Sequence[_Way], past: Sequence[Step]) -> bool:
+    """True where some ranks go round a loop, and what the others do is new and may follow the loop.
+
+    The past of a loop says nothing about how often it goes round before it ends for the first time.
+    """
+    seen = {step.program for step in past}
+    frames = _going_back(usual.steps[0].event, past[-1].event)
+    if frames is None:
+        return False
+    depth, function = frames
+    in_loop = [step.event.stack[depth] for step in past if len(step.event.stack) > depth]
+    last = max(frame.line for frame in in_loop if (frame.file, frame.function) == function)
+    others = [way.steps[0] for way in ways if way is not usual]
+    return all(step.program not in seen and _is_beyond(step.event, depth, last) for step in others)
+
+
+def _going_back(event: Event, before: Event) -> tuple[int, tuple[str, str]] | None:
+    """The depth and function in which a rank went back from one event to the next, None where it went on."""
+    shared = min(num_equal(event.place, before.place), len(event.stack) - 1, len(before.stack) - 1)
+    if shared < 0:
+        return None
+    mine, theirs = event.stack[shared], before.stack[shared]
+    is_one_function = (mine.file, mine.function) == (theirs.file, theirs.function)
+    is_back = is_one_function and mine.line <= theirs.line
+    return (shared, (mine.file, mine.function)) if is_back else None
+
+
+def _is_beyond(event: Event, depth: int, line: int) -> bool:
+    """True for an event after the last line of a loop; a rank that finished may have come there as well."""
+    if not event.stack:
+        return event.name == How.FINISHED
+    return len(event.stack) > depth and event.stack[depth].line > line
 
 
 def _program(step: Step) -> Hashable:
@@ -163,26 +205,28 @@ def _edit(odd: _Way, due: Sequence[Step], past: Sequence[Step]) -> Edit:
     """What a rank did with the common program: the smallest change after which it goes on as was due."""
     if odd.has_ended:
         return Edit.ENDED
-    if due and due[0].program == odd.steps[0].program:
+    if not due:
+        return Edit.ADDED  # the other ranks have ended
+    if due[0].program == odd.steps[0].program:
         return Edit.CONTENT
-    tail = [step.program for step in odd.steps if step.event.kind != Kind.END]
     program = list(map(_program, due))
+    tail = [step.program for step in odd.steps[:_AHEAD] if step.event.kind != Kind.END]
+    repeated = _repeated(list(map(_program, past)))
     changes = [
-        *((Edit.LEFT_OUT, num, program[num:], tail) for num in range(1, len(program))),
-        *((Edit.ADDED, num, program, tail[num:]) for num in range(1, len(tail))),
-        *((Edit.ADDED, len(again), [*again, *program], tail) for again in _repeated(list(map(_program, past)))),
+        *((Edit.LEFT_OUT, program[:num], program[num:], tail) for num in range(1, len(program))),
+        *((Edit.ADDED, tail[:num], program, tail[num:]) for num in range(1, len(tail))),
+        *((Edit.ADDED, again, [*again, *program], tail) for again in repeated),
     ]
-    fits = [(_misfit(rest, follows), num, edit) for edit, num, rest, follows in changes if _fit(rest, follows)]
-    return min(fits)[2] if fits else Edit.INSTEAD
-
-
-def _fit(rest: Sequence[Hashable], follows: Sequence[Hashable]) -> int:
-    return num_equal(rest, follows)
-
-
-def _misfit(rest: Sequence[Hashable], follows: Sequence[Hashable]) -> int:
-    """How many events do not follow the program."""
-    return min(len(rest), len(follows)) - num_equal(rest, follows)
+    loops = {step.program for step in (*past, *due, *odd.steps) if step.event.kind == Kind.ITERATION}
+    fits = []
+    for edit, changed, expected, follows in changes:
+        num_fitting = num_equal(expected, follows)
+        is_whole = num_fitting == min(len(expected), len(follows))
+        # the beginning of an iteration alone is neither left out nor added, what it contains is
+        cost = len(changed) + _AHEAD * len(loops.intersection(changed))
+        if num_fitting:
+            fits.append((not is_whole, 0 if is_whole else -num_fitting, cost, edit))
+    return min(fits)[-1] if fits else Edit.INSTEAD
 
 
 def _repeated(past: Sequence[Hashable]) -> list[Sequence[Hashable]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -94,16 +95,14 @@ class Parting:
         mine = self.odd_side.event
         usual = self.usual_side
         theirs = usual.event if usual else first(self.due)
-        theirs = self.before if theirs is None else theirs
-        lacks_it = self.edit == Edit.LEFT_OUT or not mine.stack
-        if lacks_it and theirs is not None:
-            other = mine if mine.stack else self.before
-            return own_frame(theirs, other)
-        return own_frame(mine, theirs)
+        lacks_it = self.edit in (Edit.LEFT_OUT, Edit.ENDED) and theirs is not None
+        if lacks_it and not (self.edit == Edit.ENDED and mine.stack):
+            mine, theirs = theirs, mine
+        return own_frame(mine, [other for other in (theirs, self.before) if other is not None])
 
 
-def own_frame(event: Event, other: Event | None) -> UserLine | None:
-    """The outermost frame of an event that the stack of the other does not share; the innermost if it shares all."""
-    shared = num_equal(event.place, other.place) if other else 0
+def own_frame(event: Event, others: Iterable[Event]) -> UserLine | None:
+    """The outermost frame of an event that no stack of the others shares; the innermost where one shares all."""
+    shared = max((num_equal(event.place, other.place) for other in others), default=0)
     own = event.stack[shared:] or event.stack[-1:]
     return first(own)

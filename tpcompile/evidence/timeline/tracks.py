@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tpcompile.evidence.iterables import differ
 from tpcompile.evidence.timeline.stream import Event, Kind, Stream
 
+Counted = tuple[str, ...]
+"""What numbers count, see `Event.sequence`."""
 _REORDERED = 8
 """Events within which ranks may do the same in different orders: two threads may issue collectives."""
 
@@ -40,14 +42,33 @@ class Track:
         return self.steps[self.start :]
 
 
-def common_tracks(streams: Sequence[Stream], *, is_one_program: bool) -> list[Track]:
-    """The streams from the first event that all of them have; empty where they have none in common.
+def in_step(streams: Sequence[Stream], *, is_one_program: bool) -> list[Track]:
+    """What these ranks do together: collectives of groups of all of them, iterations of loops of all, and their ends.
 
     Where the streams are of several programs, an event counts as equal wherever it was done.
     """
-    shared = _shared(streams, is_one_program=is_one_program)
+    groups = set(streams[0].groups).intersection(*(stream.groups for stream in streams))
+    loops = _common(streams, [Kind.ITERATION]) if is_one_program else set()
+    shared = loops | {(Kind.COLLECTIVE, group) for group in groups}
     tracks = [_track(stream, shared, is_one_program=is_one_program) for stream in streams]
-    if all(stream.is_whole for stream in streams):
+    return _begun_together([_with_end(track) for track in tracks])
+
+
+def each_for_itself(streams: Sequence[Stream]) -> Iterator[list[Track]]:
+    """Calls of one region, compiles or breaks: a rank may have more of them, but those of one number are equal."""
+    for one in sorted(_common(streams, [Kind.CALL, Kind.COMPILE, Kind.BREAK])):
+        yield _begun_together([_track(stream, [one], is_one_program=True) for stream in streams])
+
+
+def _common(streams: Sequence[Stream], kinds: Collection[Kind]) -> set[Counted]:
+    """Sequences of these kinds that all streams have."""
+    of_rank = [{event.sequence for event in stream.events if event.kind in kinds} for stream in streams]
+    return set.intersection(*of_rank)
+
+
+def _begun_together(tracks: list[Track]) -> list[Track]:
+    """The tracks from the first event that all of them have; none where they have none in common."""
+    if all(track.stream.is_whole for track in tracks):
         return tracks
     numbered = [{(step.event.sequence, step.event.number): at for at, step in _backwards(track)} for track in tracks]
     common = set(numbered[0]).intersection(*numbered[1:])
@@ -63,23 +84,19 @@ def _backwards(track: Track) -> list[tuple[int, Step]]:
     return counted[::-1]
 
 
-def _shared(streams: Sequence[Stream], *, is_one_program: bool) -> set[tuple[str, ...]]:
-    """The sequences in which all of these ranks have a part."""
-    groups = set(streams[0].groups).intersection(*(stream.groups for stream in streams))
-    shared = {(str(Kind.COLLECTIVE), group) for group in groups}
-    if is_one_program:
-        loops = [{event.sequence for event in stream.events if event.kind == Kind.ITERATION} for stream in streams]
-        shared |= set.intersection(*loops)
-    return shared
-
-
-def _track(stream: Stream, shared: set[tuple[str, ...]], *, is_one_program: bool) -> Track:
+def _track(stream: Stream, shared: Collection[Counted], *, is_one_program: bool) -> Track:
     events = [(index, event) for index, event in enumerate(stream.events) if event.sequence in shared]
-    end = stream.end
-    if end is not None:
-        is_recorded = stream.events[-1:] == (end,)
-        events.append((len(stream.events) - is_recorded, end))
     return Track(stream, tuple(_step(index, event, is_one_program=is_one_program) for index, event in events))
+
+
+def _with_end(track: Track) -> Track:
+    """The track, with the end of its rank as its last step, if it has ended."""
+    end = track.stream.end
+    if end is None:
+        return track
+    is_recorded = track.stream.events[-1:] == (end,)
+    index = len(track.stream.events) - is_recorded
+    return replace(track, steps=(*track.steps, _step(index, end, is_one_program=True)))
 
 
 def _step(index: int, event: Event, *, is_one_program: bool) -> Step:
@@ -102,6 +119,18 @@ def first_difference(tracks: Sequence[Track]) -> int | None:
             position += num_reordered
         else:
             position += 1
+
+
+def first_content(tracks: Sequence[Track]) -> int | None:
+    """The same for content alone; None from where the ranks do not do the same events any more."""
+    position = 0
+    while len(here := at(tracks, position)) > 1:
+        if differ(step.program for step in here.values()):
+            return None
+        if differ(step.key for step in here.values()):
+            return position
+        position += 1
+    return None
 
 
 def at(tracks: Sequence[Track], position: int) -> dict[int, Step]:
