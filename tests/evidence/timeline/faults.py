@@ -29,8 +29,7 @@ class Planting:
 
     def __init__(self, drawing: Drawing, program: Program, draw: random.Random) -> None:
         self.drawing, self.program, self.draw = drawing, program, draw
-        self.function, self.body = draw.choice(blocks(drawing, program))
-        self.at = draw.randrange(len(self.body))
+        self.at_any(lambda _: True)
         self.step, self.persists = draw.randint(1, program.steps - 1), draw.random() < 0.3
         self.branch = If(0, self.is_faulty, [])
 
@@ -40,6 +39,18 @@ class Planting:
 
     def is_healthy(self, run: Run) -> bool:
         return not self.is_faulty(run)
+
+    def at_any(self, fits: Callable[[Statement], bool]) -> bool:
+        """Go to a statement of that sort; False where there is none."""
+        places = [
+            (function, body, at)
+            for function, body in blocks(self.drawing, self.program)
+            for at, one in enumerate(body)
+            if fits(one)
+        ]
+        if places:
+            self.function, self.body, self.at = self.draw.choice(places)
+        return bool(places)
 
     def put(self, holds: Holds, body: list[Statement], otherwise: list[Statement] | None = None, *, over: int) -> None:
         """A branch in place of `over` statements."""
@@ -78,9 +89,10 @@ class Planting:
         return self._loop(-1, "healthy")
 
     def _loop(self, more: int, shows: str) -> Fault | None:
-        loop = next((one for one in self.body if isinstance(one, Loop)), None)
-        if loop is None:
+        if not self.at_any(lambda one: isinstance(one, Loop)):
             return None
+        loop = self.body[self.at]
+        assert isinstance(loop, Loop)
         loop.more, loop.is_faulty = more, self.is_faulty
         return Fault(loop, self.function, shows)
 
@@ -98,6 +110,10 @@ class Planting:
 
     def more_steps(self) -> Fault:
         self.program.more_steps = self.draw.randint(1, 2)
+        return Fault(self.program)
+
+    def fewer_steps(self) -> Fault:
+        self.program.more_steps = -self.draw.randint(1, self.program.steps - 2)
         return Fault(self.program)
 
     def caught(self) -> Fault:
@@ -118,17 +134,19 @@ class Planting:
         return Fault(self.branch, self.function, "healthy", (leave,))
 
     def content(self) -> Fault | None:
-        one = self.body[self.at]
-        if not isinstance(one, Collective):
+        if not self.at_any(lambda one: isinstance(one, Collective)):
             return None
+        one = self.body[self.at]
+        assert isinstance(one, Collective)
         changed = self.draw.choice([{"sizes": "5x4"}, {"dtype": "BFloat16"}])
         one.faulty, one.is_faulty = one.content | changed, self.is_faulty
         return Fault(None, self.function, "odd")
 
     def variant(self) -> Fault | None:
-        one = self.body[self.at]
-        if not isinstance(one, RegionCall) or not one.region.variants[0]:
+        if not self.at_any(lambda one: isinstance(one, RegionCall)):
             return None
+        one = self.body[self.at]
+        assert isinstance(one, RegionCall)
         one.is_faulty = self.is_faulty
         return Fault(None, self.function, "odd")
 
@@ -142,8 +160,9 @@ KINDS: dict[str, tuple[int, Callable[[Planting], Fault | None]]] = {
     "loop more": (1, Planting.loop_more),
     "loop less": (1, Planting.loop_less),
     "skip step": (1, Planting.skip_step),
-    "early break": (1, Planting.early_break),
+    "early break": (2, Planting.early_break),
     "more steps": (1, Planting.more_steps),
+    "fewer steps": (1, Planting.fewer_steps),
     "caught": (1, Planting.caught),
     "raised": (1, Planting.raised),
     "exited": (1, Planting.exited),

@@ -10,7 +10,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tpcompile.evidence.iterables import differ, grouped
-from tpcompile.evidence.timeline.expect import num_equal, replayed
+from tpcompile.evidence.timeline.expect import longest_context, num_equal, replayed
 from tpcompile.evidence.timeline.parting import Edit, Parting, Side, Why
 from tpcompile.evidence.timeline.stream import Event, How, Kind, Stream
 from tpcompile.evidence.timeline.tracks import (
@@ -141,9 +141,8 @@ def _usual(ways: Sequence[_Way], past: Sequence[Step]) -> tuple[_Way | None, Why
     is_same_event = not differ(way.steps[0].program for way in ways)
     what = _key if is_same_event else _program
     seen = list(map(what, past))
-    due = [seen[index] for index in replayed(seen, _AHEAD)]
-    fits = [num_equal(list(map(what, way.steps)), due) for way in ways]
-    fitting = [way for way, fit in zip(ways, fits, strict=True) if fit and fit == max(fits)]
+    known = [longest_context(seen, what(way.steps[0])) for way in ways]
+    fitting = [way for way, length in zip(ways, known, strict=True) if length and length == max(known)]
     if len(fitting) == 1 and not _may_be_over(fitting[0], ways, past):
         return fitting[0], Why.OWN_PAST
     going_on = [way for way in ways if not way.has_ended]
