@@ -75,16 +75,17 @@ def _attempt(seed: int, draw: random.Random, *, kind: str, num_ranks: int) -> Wo
     odd = draw.randrange(num_ranks)
     runs = {rank: Run(rank, is_odd=rank == odd).run(program) for rank in range(num_ranks)}
     usual = Run(odd, is_odd=False).run(program)
-    parted_at = _parting(usual, runs[odd])
-    if parted_at is None or max(len(run.events) for run in runs.values()) > _MOST_EVENTS:
+    parted = _parting(usual, runs[odd])
+    if parted is None or max(len(run.events) for run in runs.values()) > _MOST_EVENTS:
         return None
     job = Job({rank: run.events for rank, run in runs.items()}, groups_of(num_ranks), ahead=draw.choice((0, 0, 3)))
     job.run(_MOST_EVENTS + 1)
+    usual_at, parted_at = parted
     if not any(job.pending.values()) or job.at[odd] < parted_at:
         return None  # nothing stands still: it is silent
     world = _world(seed, runs, job, last=_kept(draw), aborts=draw.random() < 0.5)
     world.fault, world.odd, world.branch = kind, odd, fault.branch.line if fault.branch else 0
-    world.lines = _accepted(fault, usual, runs[odd], parted_at)
+    world.lines = _accepted(fault, (usual, usual_at), (runs[odd], parted_at))
     world.parted_at += parted_at
     return world
 
@@ -132,16 +133,18 @@ def _seen(event: Event, stood: Stood) -> Event:
     return event.model_copy(update={"is_done": False}) if is_pending else event
 
 
-def _parting(usual: Run, odd: Run) -> int | None:
-    """The first event of a rank that the fault changes, of those that other ranks can know."""
+def _parting(usual: Run, odd: Run) -> tuple[int, int] | None:
+    """The first events that the fault changes, of those that other ranks can know: of the healthy and the odd run."""
     kept = [[index for index, event in enumerate(run.events) if not _is_local(event)] for run in (usual, odd)]
     for mine, theirs in zip(*kept, strict=False):
         if _what(usual.events[mine]) != _what(odd.events[theirs]):
-            return theirs
-    fewer, more = sorted(kept, key=len)
-    if len(fewer) == len(more):
+            return mine, theirs
+    mine_num, theirs_num = len(kept[0]), len(kept[1])
+    if mine_num == theirs_num:
         return None
-    return more[len(fewer)] if more is kept[1] else len(odd.events)
+    if mine_num > theirs_num:
+        return kept[0][theirs_num], len(odd.events)
+    return len(usual.events), kept[1][mine_num]
 
 
 def _is_local(event: Event) -> bool:
@@ -152,20 +155,21 @@ def _what(event: Event) -> tuple[object, ...]:
     return event.kind, event.name, event.group, event.place, sorted(event.content.items())
 
 
-def _accepted(fault: Fault, usual: Run, odd: Run, at: int) -> frozenset[int]:
+def _accepted(fault: Fault, usual: tuple[Run, int], odd: tuple[Run, int]) -> frozenset[int]:
     """The branch, and the lines below its function that lead to what shows the fault.
 
-    The frame at which the stacks part is accepted as well where it is further out: a call of which nothing is seen and a
-    call that was not made are the same to events.
+    The frame at which the stacks part is accepted as well where it is further out: a call of which nothing is seen and
+    a call that was not made are the same to events.
     """
     lines = {one.line for one in (fault.branch, *fault.more) if one is not None}
-    before = odd.events[at - 1].stack
-    for run, other in ((usual, odd), (odd, usual)):
-        if fault.shows == ("odd" if run is usual else "healthy"):
+    run, at = odd
+    before = run.events[at - 1].stack
+    stacks = [run.events[at].stack if at < len(run.events) else () for run, at in (usual, odd)]
+    for shows, stack, other in (("healthy", *stacks), ("odd", *stacks[::-1])):
+        if fault.shows not in (shows, "both"):
             continue
-        stack, beside = (one.events[at].stack if at < len(one.events) else () for one in (run, other))
         depths = [depth for depth, frame in enumerate(stack) if frame.function == fault.function]
-        parted = max(_num_shared(stack, beside), _num_shared(stack, before))
+        parted = max(_num_shared(stack, other), _num_shared(stack, before))
         lines |= {frame.line for frame in stack[depths[-1] if depths else parted :]}
         lines |= {frame.line for frame in stack[parted : parted + 1]}
     return frozenset(lines)

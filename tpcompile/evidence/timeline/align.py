@@ -225,7 +225,24 @@ def _edit(odd: _Way, due: Sequence[Step], past: Sequence[Step]) -> Edit:
         cost = len(changed) + _AHEAD * len(loops.intersection(changed))
         if num_fitting:
             fits.append((not is_whole, 0 if is_whole else -num_fitting, cost, edit))
-    return min(fits)[-1] if fits else Edit.INSTEAD
+    if fits:
+        return min(fits)[-1]
+    is_known = odd.steps[0].program in {step.program for step in past}
+    return (
+        _edit_by_source(odd.steps[0].event, due[0].event, past[-1].event, is_known=is_known) if past else Edit.INSTEAD
+    )
+
+
+def _edit_by_source(mine: Event, due: Event, before: Event, *, is_known: bool) -> Edit:
+    """The edit where an odd rank stopped in something that does not lead back to the program: by the order of lines."""
+    if _going_back(due, before):
+        return Edit.LEFT_OUT if is_known else Edit.INSTEAD  # it left a loop, or did more in its last lines
+    if _going_back(mine, before):
+        return Edit.ADDED
+    shared = num_equal(mine.place, due.place)
+    own, other = mine.stack[shared : shared + 1], due.stack[shared : shared + 1]
+    is_later = own and other and (own[0].file, own[0].function) == (other[0].file, other[0].function)
+    return Edit.LEFT_OUT if is_later and own[0].line > other[0].line else Edit.INSTEAD
 
 
 def _repeated(past: Sequence[Hashable]) -> list[Sequence[Hashable]]:

@@ -28,10 +28,18 @@ def longest_context(past: Sequence[Hashable], event: Hashable) -> int:
     """
     contexts = contexts_before(past)
     whole = len(past) if WHOLE else 0
-    return max((length + (whole if length == index else 0) for index, length in enumerate(contexts) if length and past[index] == event), default=0)
+    return max(
+        (
+            length + (whole if length == index else 0)
+            for index, length in enumerate(contexts)
+            if length and past[index] == event
+        ),
+        default=0,
+    )
 
 
 import os
+
 WHOLE = int(os.environ.get("WHOLE", "1"))
 
 

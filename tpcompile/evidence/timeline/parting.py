@@ -93,10 +93,12 @@ class Parting:
     def line(self) -> UserLine | None:
         """The frame at which the stacks of the sides part, of the side that did what the other did not."""
         mine = self.odd_side.event
+        if self.edit == Edit.ENDED and mine.stack:
+            return mine.stack[-1]  # where it raised or left, not a call on the way there
         usual = self.usual_side
         theirs = usual.event if usual else first(self.due)
-        lacks_it = self.edit in (Edit.LEFT_OUT, Edit.ENDED) and theirs is not None
-        if lacks_it and not (self.edit == Edit.ENDED and mine.stack):
+        lacks_it = self.edit in (Edit.LEFT_OUT, Edit.ENDED)
+        if lacks_it and theirs is not None:
             mine, theirs = theirs, mine
         return own_frame(mine, [other for other in (theirs, self.before) if other is not None])
 
