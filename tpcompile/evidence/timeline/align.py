@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tpcompile.evidence.iterables import differ, grouped
-from tpcompile.evidence.timeline.expect import longest_context, num_equal, replayed
+from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.timeline.expect import due_after, num_equal, replayed
 from tpcompile.evidence.timeline.parting import Edit, Parting, Side, Why
 from tpcompile.evidence.timeline.stream import Event, How, Kind, Stream
 from tpcompile.evidence.timeline.tracks import (
@@ -141,46 +143,53 @@ def _usual(ways: Sequence[_Way], past: Sequence[Step]) -> tuple[_Way | None, Why
     is_same_event = not differ(way.steps[0].program for way in ways)
     what = _key if is_same_event else _program
     seen = list(map(what, past))
-    known = [longest_context(seen, what(way.steps[0])) for way in ways]
-    fitting = [way for way, length in zip(ways, known, strict=True) if length and length == max(known)]
-    if len(fitting) == 1 and not _may_be_over(fitting[0], ways, past):
-        return fitting[0], Why.OWN_PAST
+    goes_on = [way for way in ways if what(way.steps[0]) in due_after(seen)]
+    if not goes_on:
+        goes_on = [way for way in ways if what(way.steps[0]) in seen]
+    if len(goes_on) == 1 and not _may_be_over(goes_on[0], ways, past):
+        return goes_on[0], Why.OWN_PAST
     going_on = [way for way in ways if not way.has_ended]
     return (going_on[0], Why.END) if len(going_on) == 1 else (None, Why.NONE)
 
 
 def _may_be_over(usual: _Way, ways: Sequence[_Way], past: Sequence[Step]) -> bool:
-    """True where some ranks go round a loop, and what the others do is new and may follow the loop.
+    """True where some ranks go round a loop, and what the others do is new and outside of the loop.
 
     The past of a loop says nothing about how often it goes round before it ends for the first time.
     """
-    seen = {step.program for step in past}
-    frames = _going_back(usual.steps[0].event, past[-1].event)
-    if frames is None:
+    again = usual.steps[0]
+    depth = _depth_of_loop(again.event, past[-1].event)
+    if depth is None:
         return False
-    depth, function = frames
-    in_loop = [step.event.stack[depth] for step in past if len(step.event.stack) > depth]
-    last = max(frame.line for frame in in_loop if (frame.file, frame.function) == function)
+    ends = [step.event for step, following in pairwise(past) if following.program == again.program]
+    lines = [event.stack[depth].line for event in (*ends, past[-1].event) if len(event.stack) > depth]
+    seen = {step.program for step in past}
     others = [way.steps[0] for way in ways if way is not usual]
-    return all(step.program not in seen and _is_beyond(step.event, depth, last) for step in others)
+    return all(step.program not in seen and _is_outside(step.event, again.event, depth, max(lines)) for step in others)
 
 
-def _going_back(event: Event, before: Event) -> tuple[int, tuple[str, str]] | None:
-    """The depth and function in which a rank went back from one event to the next, None where it went on."""
-    shared = min(num_equal(event.place, before.place), len(event.stack) - 1, len(before.stack) - 1)
-    if shared < 0:
+def _depth_of_loop(event: Event, before: Event) -> int | None:
+    """The depth at which a rank went back to an earlier line from one event to the next; None where it went on."""
+    depth = min(num_equal(event.place, before.place), len(event.stack) - 1, len(before.stack) - 1)
+    if depth < 0:
         return None
-    mine, theirs = event.stack[shared], before.stack[shared]
-    is_one_function = (mine.file, mine.function) == (theirs.file, theirs.function)
-    is_back = is_one_function and mine.line <= theirs.line
-    return (shared, (mine.file, mine.function)) if is_back else None
+    mine, theirs = event.stack[depth], before.stack[depth]
+    is_back = _function(mine) == _function(theirs) and mine.line <= theirs.line
+    return depth if is_back else None
 
 
-def _is_beyond(event: Event, depth: int, line: int) -> bool:
-    """True for an event after the last line of a loop; a rank that finished may have come there as well."""
+def _is_outside(event: Event, first: Event, depth: int, last: int) -> bool:
+    """True for an event that is not on the lines of a loop; a rank that finished has left it, one that broke off not."""
     if not event.stack:
         return event.name == How.FINISHED
-    return len(event.stack) > depth and event.stack[depth].line > line
+    if num_equal(event.place, first.place) < depth or len(event.stack) <= depth:
+        return True
+    mine, loop = event.stack[depth], first.stack[depth]
+    return _function(mine) != _function(loop) or not loop.line <= mine.line <= last
+
+
+def _function(frame: UserLine) -> tuple[str, str]:
+    return frame.file, frame.function
 
 
 def _program(step: Step) -> Hashable:
@@ -235,13 +244,13 @@ def _edit(odd: _Way, due: Sequence[Step], past: Sequence[Step]) -> Edit:
 
 def _edit_by_source(mine: Event, due: Event, before: Event, *, is_known: bool) -> Edit:
     """The edit where an odd rank stopped in something that does not lead back to the program: by the order of lines."""
-    if _going_back(due, before):
+    if _depth_of_loop(due, before) is not None:
         return Edit.LEFT_OUT if is_known else Edit.INSTEAD  # it left a loop, or did more in its last lines
-    if _going_back(mine, before):
+    if _depth_of_loop(mine, before) is not None:
         return Edit.ADDED
     shared = num_equal(mine.place, due.place)
     own, other = mine.stack[shared : shared + 1], due.stack[shared : shared + 1]
-    is_later = own and other and (own[0].file, own[0].function) == (other[0].file, other[0].function)
+    is_later = own and other and _function(own[0]) == _function(other[0])
     return Edit.LEFT_OUT if is_later and own[0].line > other[0].line else Edit.INSTEAD
 
 

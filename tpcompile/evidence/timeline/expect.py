@@ -21,26 +21,14 @@ def replayed(past: Sequence[Hashable], length: int) -> list[int]:
     return [start + step % period for step in range(length)]
 
 
-def longest_context(past: Sequence[Hashable], event: Hashable) -> int:
-    """The length of the longest context after which the event came before; 0 where it never came after such a one.
+def due_after(past: Sequence[Hashable]) -> set[Hashable]:
+    """The events that came next after the longest context that occurred before.
 
-    A context that goes back to the start of the past counts as longer than any other: all that is known is equal.
+    A context that goes back to the start of the past is as long as any: all that is known of it is equal.
     """
     contexts = contexts_before(past)
-    whole = len(past) if WHOLE else 0
-    return max(
-        (
-            length + (whole if length == index else 0)
-            for index, length in enumerate(contexts)
-            if length and past[index] == event
-        ),
-        default=0,
-    )
-
-
-import os
-
-WHOLE = int(os.environ.get("WHOLE", "1"))
+    longest = max(contexts, default=0)
+    return {past[at] for at, length in enumerate(contexts) if length and length in (longest, at)}
 
 
 def contexts_before(past: Sequence[Hashable]) -> list[int]:
