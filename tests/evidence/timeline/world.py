@@ -59,14 +59,14 @@ def healthy_world(seed: int) -> World:
 def faulty_world(seed: int, *, kind: str = "", num_ranks: int = 0) -> World:
     """A job whose program goes wrong on one rank, such that it stands still."""
     draw = random.Random(seed)
-    while True:
+    kind = kind or draw.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
+    while True:  # not every program has a place for every kind, and some faults are silent
         found = _attempt(seed, draw, kind=kind, num_ranks=num_ranks or draw.choice((2, 2, 3, 4)))
         if found is not None:
             return found
 
 
 def _attempt(seed: int, draw: random.Random, *, kind: str, num_ranks: int) -> World | None:
-    kind = kind or draw.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
     drawing, program = drawn_program(draw, num_ranks)
     fault = KINDS[kind][1](Planting(drawing, program, draw))
     if fault is None:

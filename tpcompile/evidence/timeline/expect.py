@@ -9,8 +9,8 @@ def replayed(past: Sequence[Hashable], length: int) -> list[int]:
     """Indices into `past` of the events that come next: those after the longest context that occurred before.
 
     The context is what precedes the end of `past`; of several equally long ones the newest counts. Where the replay
-    reaches the end it goes on with what it has replayed, as a loop would. Empty where the last event is new: then nothing
-    is known about what follows it.
+    reaches the end it goes on with what it has replayed, as a loop would. Empty where the last event is new: nothing is
+    known then about what follows it.
     """
     contexts = contexts_before(past)
     longest = max(contexts, default=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tpcompile.evidence.iterables import differ
@@ -33,13 +33,22 @@ class Track:
 
     stream: Stream
     steps: tuple[Step, ...]
-    start: int = 0
-    """The step at which the comparison begins."""
+    offset: int = 0
+    """The position of its first step: positions count the steps of the rank that is known for longest."""
+
+    def at(self, position: int) -> Step | None:
+        """Its step at a position; None before what is known of it and after what it did."""
+        number = position - self.offset
+        return self.steps[number] if 0 <= number < len(self.steps) else None
 
     @property
-    def compared(self) -> tuple[Step, ...]:
-        """The steps from there on."""
-        return self.steps[self.start :]
+    def end(self) -> int:
+        """The position after its last step."""
+        return self.offset + len(self.steps)
+
+    def begins_at(self, position: int) -> bool:
+        """True where it is not known what it did before."""
+        return position == self.offset and not self.stream.is_whole
 
 
 def in_step(streams: Sequence[Stream], *, is_one_program: bool) -> list[Track]:
@@ -51,13 +60,13 @@ def in_step(streams: Sequence[Stream], *, is_one_program: bool) -> list[Track]:
     loops = _common(streams, [Kind.ITERATION]) if is_one_program else set()
     shared = loops | {(Kind.COLLECTIVE, group) for group in groups}
     tracks = [_track(stream, shared, is_one_program=is_one_program) for stream in streams]
-    return _begun_together([_with_end(track) for track in tracks])
+    return _side_by_side([_with_end(track) for track in tracks])
 
 
 def each_for_itself(streams: Sequence[Stream]) -> Iterator[list[Track]]:
     """Calls of one region, compiles or breaks: a rank may have more of them, but those of one number are equal."""
     for one in sorted(_common(streams, [Kind.CALL, Kind.COMPILE, Kind.BREAK])):
-        yield _begun_together([_track(stream, [one], is_one_program=True) for stream in streams])
+        yield _side_by_side([_track(stream, [one], is_one_program=True) for stream in streams])
 
 
 def _common(streams: Sequence[Stream], kinds: Collection[Kind]) -> set[Counted]:
@@ -66,22 +75,31 @@ def _common(streams: Sequence[Stream], kinds: Collection[Kind]) -> set[Counted]:
     return set.intersection(*of_rank)
 
 
-def _begun_together(tracks: list[Track]) -> list[Track]:
-    """The tracks from the first event that all of them have; none where they have none in common."""
+def _side_by_side(tracks: list[Track]) -> list[Track]:
+    """The tracks with their offsets, without those that have no number in common with the first one."""
     if all(track.stream.is_whole for track in tracks):
         return tracks
-    numbered = [{(step.event.sequence, step.event.number): at for at, step in _backwards(track)} for track in tracks]
-    common = set(numbered[0]).intersection(*numbered[1:])
+    counted = [_counted(track) for track in tracks]
+    offsets = [_offset(counted[0], numbers) for numbers in counted]
+    beside = [(track, offset) for track, offset in zip(tracks, offsets, strict=True) if offset is not None]
+    earliest = min(offset for _, offset in beside)
+    return [replace(track, offset=offset - earliest) for track, offset in beside]
+
+
+def _counted(track: Track) -> dict[tuple[Counted, int], int]:
+    """Sequence and number -> step."""
+    steps = enumerate(track.steps)
+    return {(step.event.sequence, step.event.number): at for at, step in steps if step.event.number}
+
+
+def _offset(reference: Mapping[tuple[Counted, int], int], numbers: Mapping[tuple[Counted, int], int]) -> int | None:
+    """How many steps later a track begins than the reference; None where that is not known."""
+    common = reference.keys() & numbers.keys()
     if not common:
-        return []
+        return None
     # collectives meet under their numbers, so that these count: iterations of ranks may be apart
-    begin = min(common, key=lambda one: (one[0][0] != Kind.COLLECTIVE, sum(starts[one] for starts in numbered)))
-    return [replace(track, start=starts[begin]) for track, starts in zip(tracks, numbered, strict=True)]
-
-
-def _backwards(track: Track) -> list[tuple[int, Step]]:
-    counted = [(at, step) for at, step in enumerate(track.steps) if step.event.number]
-    return counted[::-1]
+    begin = min(common, key=lambda one: (one[0][0] != Kind.COLLECTIVE, reference[one] + numbers[one]))
+    return reference[begin] - numbers[begin]
 
 
 def _track(stream: Stream, shared: Collection[Counted], *, is_one_program: bool) -> Track:
@@ -106,37 +124,34 @@ def _step(index: int, event: Event, *, is_one_program: bool) -> Step:
 
 
 def first_difference(tracks: Sequence[Track]) -> int | None:
-    """The number of compared steps in which these ranks agree; None where they agree in all."""
-    position = 0
-    while True:
-        here = at(tracks, position)
-        if len(here) < 2:
-            return None
-        if differ(step.key for step in here.values()):
+    """The first position at which ranks differ; None where they do not."""
+    position, end = 0, max(track.end for track in tracks)
+    while position < end:
+        if differ(step.key for step in at(tracks, position).values()):
             num_reordered = _num_reordered(tracks, position)
             if not num_reordered:
                 return position
             position += num_reordered
         else:
             position += 1
+    return None
 
 
 def first_content(tracks: Sequence[Track]) -> int | None:
     """The same for content alone; None from where the ranks do not do the same events any more."""
-    position = 0
-    while len(here := at(tracks, position)) > 1:
-        if differ(step.program for step in here.values()):
+    for position in range(max(track.end for track in tracks)):
+        here = at(tracks, position).values()
+        if differ(step.program for step in here):
             return None
-        if differ(step.key for step in here.values()):
+        if differ(step.key for step in here):
             return position
-        position += 1
     return None
 
 
 def at(tracks: Sequence[Track], position: int) -> dict[int, Step]:
     """Rank -> its step at a position, of the ranks that have come there."""
-    reached = [track for track in tracks if track.start + position < len(track.steps)]
-    return {track.stream.rank: track.steps[track.start + position] for track in reached}
+    steps = {track.stream.rank: track.at(position) for track in tracks}
+    return {rank: step for rank, step in steps.items() if step is not None}
 
 
 def _num_reordered(tracks: Sequence[Track], position: int) -> int:
@@ -144,21 +159,30 @@ def _num_reordered(tracks: Sequence[Track], position: int) -> int:
 
     Collectives alone, that have ended: all ranks took part in them, so no rank waits for one that goes a different way.
     """
+    here = [track for track in tracks if track.at(position)]
     for length in range(2, _REORDERED + 1):
-        parts = [track.compared[position : position + length] for track in tracks]
-        if all(map(_is_over, parts)) and not differ(frozenset(map(_numbered, part)) for part in parts):
+        parts = [[track.at(position + number) for track in here] for number in range(length)]
+        steps = list(zip(*parts, strict=True))
+        if all(map(_are_over, steps)) and not differ(frozenset(map(_numbered, of_rank)) for of_rank in steps):
             return length
     return 0
 
 
-def _is_over(steps: Sequence[Step]) -> bool:
-    return all(step.event.is_done and step.event.kind == Kind.COLLECTIVE for step in steps)
+def _are_over(steps: Sequence[Step | None]) -> bool:
+    return all(step and step.event.is_done and step.event.kind == Kind.COLLECTIVE for step in steps)
 
 
-def _numbered(step: Step) -> Hashable:
-    return step.key, step.event.sequence, step.event.number
+def _numbered(step: Step | None) -> Hashable:
+    return step and (step.key, step.event.sequence, step.event.number)
 
 
-def is_shifted(tracks: Sequence[Track], position: int) -> bool:
-    """True when equal steps before a position have different numbers: the ranks parted before what is known begins."""
-    return any(differ(step.event.number for step in at(tracks, earlier).values()) for earlier in range(position))
+def parted_earlier(tracks: Sequence[Track], position: int) -> bool:
+    """True when the ranks parted before what is known begins.
+
+    Then equal steps have different numbers, or the first known one of a rank differs and it went on from there.
+    """
+    if all(track.stream.is_whole for track in tracks):
+        return False
+    numbers = [{step.event.number for step in at(tracks, earlier).values()} for earlier in range(position)]
+    begun = [track for track in tracks if track.begins_at(position)]
+    return any(len(some) > 1 for some in numbers) or any(len(track.steps) > 1 for track in begun)
