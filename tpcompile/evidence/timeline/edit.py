@@ -33,27 +33,27 @@ def edit_of(odd: Way, due: Sequence[Step], past: Sequence[Step]) -> Edit:
         return Edit.ADDED  # the other ranks have ended
     if due[0].program == odd.first.program:
         return Edit.CONTENT
-    known = _smallest_change(_programs(odd.going_on[:AHEAD]), _programs(due), past)
-    return known or _by_source(odd.first, due[0].event, past)
+    changes = _changes(_programs(odd.going_on[:AHEAD]), _programs(due), past)
+    return min(changes)[1] if changes else _by_source(odd.first, due[0].event, past)
 
 
-def _smallest_change(tail: Programs, program: Programs, past: Sequence[Step]) -> Edit | None:
-    """The change with which a rank did what was due; None where it stopped in something that was not."""
+def _changes(tail: Programs, program: Programs, past: Sequence[Step]) -> list[tuple[int, Edit]]:
+    """The changes after which a rank did what was due, each with its size; none where it stopped in something else."""
     changes = [
         *((Edit.LEFT_OUT, program[:num], program[num:], tail) for num in range(1, len(program))),
         *((Edit.ADDED, tail[:num], program, tail[num:]) for num in range(1, len(tail))),
         *((Edit.ADDED, again, [*again, *program], tail) for again in _repeated(_programs(past))),
     ]
     loops = {step.program for step in past if step.event.kind == Kind.ITERATION}
-    fits = []
+    found = []
     for edit, changed, expected, follows in changes:
         num_fitting = num_equal(expected, follows)
-        is_whole = num_fitting == min(len(expected), len(follows))
+        num_unlike = min(len(expected), len(follows)) - num_fitting
         # the beginning of an iteration alone is neither left out nor added, what it contains is
-        cost = len(changed) + AHEAD * len(loops.intersection(changed))
+        num_loops = len(loops.intersection(changed))
         if num_fitting:
-            fits.append((not is_whole, 0 if is_whole else -num_fitting, cost, edit))
-    return min(fits)[-1] if fits else None
+            found.append((len(changed) + num_unlike + AHEAD * num_loops, edit))
+    return found
 
 
 def _repeated(past: Programs) -> list[Programs]:
