@@ -64,16 +64,19 @@ def _may_be_over(usual: Way, ways: Sequence[Way]) -> bool:
         return False
     ends = [step.event for step, following in pairwise(usual.past) if following.program == again.program]
     last = max(event.stack[depth].line for event in (*ends, before) if len(event.stack) > depth)
+    # an outer loop that goes round again begins with what was done before, if all that was done is known
+    first = 0 if usual.knows_start else again.event.stack[depth].line
+    lines = range(first, last + 1)
     seen = {step.program for step in usual.past}
     others = [way.first for way in ways if way is not usual]
-    return all(step.program not in seen and _is_outside(step.event, again.event, depth, last) for step in others)
+    return all(step.program not in seen and _is_outside(step.event, again.event, depth, lines) for step in others)
 
 
-def _is_outside(event: Event, first: Event, depth: int, last: int) -> bool:
+def _is_outside(event: Event, first: Event, depth: int, lines: range) -> bool:
     """True for an event that is not on the lines of a loop; a rank that finished has left the loop."""
     if not event.stack:
         return event.name == How.FINISHED
     if num_equal(event.place, first.place) < depth or len(event.stack) <= depth:
         return True
     mine, loop = event.stack[depth], first.stack[depth]
-    return function_of(mine) != function_of(loop) or not loop.line <= mine.line <= last
+    return function_of(mine) != function_of(loop) or mine.line not in lines

@@ -20,6 +20,8 @@ class Way:
     """What the first of them did from there on."""
     past: tuple[Step, ...]
     """What they did before, as far as it is known: what all did, if all agreed in something."""
+    knows_start: bool
+    """True where that goes back to the start of the job: what is not in it was never done."""
     side: Side
     """The same for the reader."""
     stream: Stream
@@ -53,17 +55,26 @@ def ways_at(tracks: Sequence[Track], position: int) -> list[Way]:
     for ranks in groups:
         alike = [of_rank[rank] for rank in ranks]
         is_known = not all(track.begins_at(position) for track in alike)
-        ways.append(_way(alike, position, past if is_known else ()))
+        track = alike[0]
+        ways.append(
+            Way(
+                ranks=tuple(ranks),
+                steps=track.steps[position - track.offset :],
+                past=past if is_known else (),
+                knows_start=is_known and longest.stream.is_whole,
+                side=_side(alike, position),
+                stream=track.stream,
+            )
+        )
     return ways
 
 
-def _way(tracks: Sequence[Track], position: int, past: tuple[Step, ...]) -> Way:
-    track = tracks[0]
-    steps = track.steps[position - track.offset :]
+def _side(tracks: Sequence[Track], position: int) -> Side:
     ranks = tuple(track.stream.rank for track in tracks)
     starts = tuple(_start(track, position) for track in tracks)
-    events = track.stream.events[starts[0] :] or (steps[0].event,)  # an end need not be an event of the stream
-    return Way(ranks, steps, past, Side(ranks, events, starts), track.stream)
+    events = tracks[0].stream.events[starts[0] :]
+    end = tracks[0].steps[-1].event  # it need not be an event of the stream
+    return Side(ranks, events or (end,), starts)
 
 
 def _start(track: Track, position: int) -> int:
