@@ -83,7 +83,7 @@ def _attempt(seed: int, draw: random.Random, *, kind: str, num_ranks: int) -> Wo
     usual_at, parted_at = parted
     if not any(job.pending.values()) or job.at[odd] < parted_at:
         return None  # nothing stands still: it is silent
-    world = _world(seed, runs, job, last=_kept(draw), aborts=draw.random() < 0.5)
+    world = _world(seed, runs, job, last=_kept(draw), aborts=job.ahead == 0 and draw.random() < 0.6)
     world.fault, world.odd, world.branch = kind, odd, fault.branch.line if fault.branch else 0
     world.lines = _accepted(fault, (usual, usual_at), (runs[odd], parted_at))
     world.parted_at += parted_at
