@@ -69,9 +69,13 @@ def _parting_at(position: int, tracks: Sequence[Track]) -> Parting:
         why = Why.MAJORITY if most else Why.NONE
         return replace(_parting(ways, most, [], why), before=None, edit=Edit.UNDECIDED)
     usual, why = usual_way(ways)
-    if usual is None:
-        return _left_earlier(ways) or _parting(ways, None, due_steps(ways[0].past, None), why)
-    return _parting(ways, usual, due_steps(usual.past, usual), why)
+    earlier = _left_earlier(ways) if why != Why.MAJORITY else None
+    if earlier is not None and usual is None:
+        return earlier
+    if earlier is not None:
+        usual, why = None, Why.NONE  # the past of one rank speaks for both
+    past = usual.past if usual else ways[0].past
+    return _parting(ways, usual, due_steps(past, usual), why)
 
 
 def _parting(ways: Sequence[Way], usual: Way | None, due: Sequence[Step], why: Why) -> Parting:
@@ -94,7 +98,7 @@ def _left_earlier(ways: Sequence[Way]) -> Parting | None:
     """
     known = [way for way in ways if way.past and len(way.ranks) == 1]
     unknown = [way for way in ways if not way.past]
-    if len(ways) != 2 or not known or not unknown:
+    if len(ways) != 2 or not known or not unknown or known[0].first.program == unknown[0].first.program:
         return None
     odd, usual = known[0], unknown[0]
     did = [*odd.past, *odd.steps]
