@@ -67,7 +67,7 @@ def event_of(issued: Issued) -> Event:
 
 def _point_to_point(p2p: PointToPoint) -> Event:
     stack = (p2p.line,) if p2p.line else ()
-    return Event(kind=_P2P[p2p.op], own={"peer": str(p2p.peer)}, stack=stack, is_done=False)
+    return Event(kind=_P2P[p2p.op], peer=p2p.peer, stack=stack, is_done=False)
 
 
 def _how(state: RankState) -> How:

@@ -46,9 +46,12 @@ def align(streams: Mapping[int, Stream], domains: Sequence[Collection[int]] = ()
 
 
 def _compared(streams: Mapping[int, Stream]) -> list[tuple[int, ...]]:
-    """All ranks, and those of each process group, the most first: fewer ranks have more in common."""
-    groups = {members for stream in streams.values() for members in stream.groups.values()}
-    known = {tuple(sorted(streams.keys() & set(members))) for members in groups} | {tuple(sorted(streams))}
+    """All ranks, those of each process group, and each two that send; the most first: fewer have more in common."""
+    groups = [set(members) for stream in streams.values() for members in stream.groups.values()]
+    pairs = [
+        {rank, event.peer} for rank, stream in streams.items() for event in stream.events if event.peer is not None
+    ]
+    known = {tuple(sorted(streams.keys() & members)) for members in (*groups, *pairs, streams.keys())}
     return sorted((ranks for ranks in known if len(ranks) > 1), key=lambda ranks: (-len(ranks), ranks))
 
 

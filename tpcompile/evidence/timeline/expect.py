@@ -22,13 +22,10 @@ def replayed(past: Sequence[Hashable], length: int) -> list[int]:
 
 
 def due_after(past: Sequence[Hashable]) -> set[Hashable]:
-    """The events that came next after the longest context that occurred before.
-
-    A context that goes back to the start of the past is as long as any: all that is known of it is equal.
-    """
+    """The events that came next after the longest context that occurred before; several where it led to several."""
     contexts = contexts_before(past)
     longest = max(contexts, default=0)
-    return {past[at] for at, length in enumerate(contexts) if length and length in (longest, at)}
+    return {event for event, length in zip(past, contexts, strict=True) if length and length == longest}
 
 
 def contexts_before(past: Sequence[Hashable]) -> list[int]:
@@ -36,7 +33,7 @@ def contexts_before(past: Sequence[Hashable]) -> list[int]:
     backwards = list(reversed(past))
     common = _common_with_start(backwards)
     # the context of index i ends with event i - 1, which is at len - i when read backwards
-    return [0, *(common[len(past) - index] for index in range(1, len(past)))]
+    return [0, *(common[len(past) - index] for index in range(1, len(past)))][: len(past)]
 
 
 def _common_with_start(values: Sequence[Hashable]) -> list[int]:

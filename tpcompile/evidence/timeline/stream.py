@@ -57,7 +57,9 @@ class Event(Frozen):
     content: dict[str, str] = {}
     """What must be equal on all ranks beside the name: dtype, variant, sizes where they must agree."""
     own: dict[str, str] = {}
-    """What may differ: sizes of each rank's own choice, the peer."""
+    """What may differ, e.g. sizes of each rank's own choice."""
+    peer: Rank | None = None
+    """The other rank of a send or receive."""
     number: Number = 0
     """Number in its sequence on this rank, from 1; 0 where it is not counted."""
     region: str = ""
@@ -76,7 +78,9 @@ class Event(Frozen):
 
     @property
     def sequence(self) -> tuple[str, ...]:
-        """What its number counts: collectives of one group, calls of one region, iterations of one loop."""
+        """What its number counts: collectives of a group, sends to a rank, calls of a region, iterations of a loop."""
+        if self.peer is not None:
+            return self.kind, str(self.peer)
         if self.group:
             return self.kind, self.group
         if self.kind == Kind.ITERATION:

@@ -54,11 +54,15 @@ class Track:
 def in_step(streams: Sequence[Stream], *, is_one_program: bool) -> list[Track]:
     """What these ranks do together: collectives of groups of all of them, iterations of loops of all, and their ends.
 
+    Of two ranks also what they send to each other: one sends where the other receives.
+
     Where the streams are of several programs, an event counts as equal wherever it was done.
     """
     groups = set(streams[0].groups).intersection(*(stream.groups for stream in streams))
     loops = _common(streams, [Kind.ITERATION]) if is_one_program else set()
     shared = loops | {(Kind.COLLECTIVE, group) for group in groups}
+    if len(streams) == 2:
+        shared |= {(kind, str(stream.rank)) for kind in (Kind.SEND, Kind.RECEIVE) for stream in streams}
     tracks = [_track(stream, shared, is_one_program=is_one_program) for stream in streams]
     return _side_by_side([_with_end(track) for track in tracks])
 
@@ -104,22 +108,27 @@ def _offset(reference: Mapping[tuple[Counted, int], int], numbers: Mapping[tuple
 
 def _track(stream: Stream, shared: Collection[Counted], *, is_one_program: bool) -> Track:
     events = [(index, event) for index, event in enumerate(stream.events) if event.sequence in shared]
-    return Track(stream, tuple(_step(index, event, is_one_program=is_one_program) for index, event in events))
+    steps = [_step(index, event, stream.rank, is_one_program=is_one_program) for index, event in events]
+    return Track(stream, tuple(steps))
 
 
 def _with_end(track: Track) -> Track:
     """The track, with the end of its rank as its last step, if it has ended."""
-    end = track.stream.end
+    stream = track.stream
+    end = stream.end
     if end is None:
         return track
-    is_recorded = track.stream.events[-1:] == (end,)
-    index = len(track.stream.events) - is_recorded
-    return replace(track, steps=(*track.steps, _step(index, end, is_one_program=True)))
+    is_recorded = stream.events[-1:] == (end,)
+    index = len(stream.events) - is_recorded
+    # the line of an end is why the rank ended, not where that was due
+    return replace(track, steps=(*track.steps, _step(index, end, stream.rank, is_one_program=False)))
 
 
-def _step(index: int, event: Event, *, is_one_program: bool) -> Step:
-    is_placed = is_one_program and event.kind != Kind.END  # the line of an end is why it ended, not where it is due
-    program = event.kind, event.name, event.group, event.place if is_placed else ()
+def _step(index: int, event: Event, rank: int, *, is_one_program: bool) -> Step:
+    program: Hashable = event.kind, event.name, event.group, event.place if is_one_program else ()
+    if event.peer is not None:
+        ends = (rank, event.peer) if event.kind == Kind.SEND else (event.peer, rank)
+        program = Kind.SEND, ends  # the two ends of one message are at different lines
     return Step(event, index, program, (program, tuple(sorted(event.content.items()))))
 
 
