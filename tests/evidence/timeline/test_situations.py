@@ -38,7 +38,9 @@ CASES = (
     Case("one of two leaves one out", (f"({STEP})x3 i5 a10 a11*", f"({STEP})x3 i5 a10 a12*"), (OUT, (1,), PAST, 11)),
     Case("two ranks without a past", ("i5 a10*", "i5 a11*"), (OPEN, (), NONE, 11)),
     Case(
-        "one of two issues one more", (f"({STEP})x3 i5 a10 a11*", f"({STEP})x3 i5 a10 a7.20*"), (INSTEAD, (1,), PAST, 7)
+        "one of two issues one more",
+        ("(i5 a10 a12)x3 i5 a10 a12*", "(i5 a10 a12)x3 i5 a10 a11.20*"),
+        (INSTEAD, (1,), PAST, 11),
     ),
     Case(
         "one more, and it goes on",
