@@ -15,6 +15,7 @@ import pytest
 from tests.evidence.timeline.world import World, faulty_world, healthy_world
 from tpcompile.evidence.timeline import usual
 from tpcompile.evidence.timeline.align import align
+from tpcompile.evidence.timeline.stream import How, Stream
 
 _NUM_WORLDS = 400
 _LEAST_RIGHT = 0.85
@@ -95,3 +96,27 @@ def test_executed_lines_lead_to_every_event(worlds: list[World]) -> None:
             lines = [world.flows[rank][mark - 1][1] for mark in world.marks[rank]]
             places = [event.place[-2 if event.region else -1][1] for event in stream.events]
             assert lines == places
+
+
+@pytest.mark.slow
+def test_damaged_streams_are_compared_as_far_as_they_go(worlds: list[World]) -> None:
+    draw = random.Random(worlds[0].seed)
+    for world in worlds[:200]:
+        streams = {rank: damaged(stream, draw) for rank, stream in world.streams.items() if draw.random() < 0.9}
+        parting = align(streams)
+        if parting is not None:
+            assert set(parting.odd) <= set(parting.starts) <= set(streams)
+            assert parting.line is None or parting.line.line > 0
+
+
+def damaged(stream: Stream, draw: random.Random) -> Stream:
+    """The stream with events left out, numbers that are not known, no stacks, or a different end."""
+    first, last = sorted(draw.randrange(len(stream.events) + 1) for _ in range(2))
+    kept = [event for event in stream.events[first:last] if draw.random() < 0.98]
+    lost = {"number": 0, "stack": (), "is_done": False, "content": {}, "region": ""}
+    events = []
+    for event in kept:
+        name = draw.choice(list(lost))
+        events.append(event.model_copy(update={name: lost[name]}) if draw.random() < 0.05 else event)
+    changes = {"events": tuple(events), "is_whole": draw.random() < 0.3, "how": draw.choice(list(How))}
+    return stream.model_copy(update=changes)

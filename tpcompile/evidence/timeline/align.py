@@ -6,9 +6,10 @@ common program, and what the others did is compared with it. No kind of fault ha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from tpcompile.evidence.iterables import last
 from tpcompile.evidence.timeline.edit import AHEAD, due_steps, edit_of
 from tpcompile.evidence.timeline.expect import replayed
 from tpcompile.evidence.timeline.parting import Edit, Parting, Side, Why
@@ -35,14 +36,26 @@ def align(streams: Mapping[int, Stream], domains: Sequence[Collection[int]] = ()
     for ranks in _compared(streams):
         some = [streams[rank] for rank in ranks]
         is_one_program = not domains or any(set(ranks) <= set(domain) for domain in domains)
-        together = in_step(some, is_one_program=is_one_program)
-        alone = each_for_itself(some) if is_one_program else ()
-        differences = [(together, first_difference(together)), *((tracks, first_content(tracks)) for tracks in alone)]
-        for tracks, position in differences:
-            parting = _parting_at(position, tracks) if position is not None else None
-            if parting and (found is None or _precedes(parting, found)):
+        for parting in _partings(some, is_one_program=is_one_program):
+            if found is None or _precedes(parting, found):
                 found = parting
     return found
+
+
+def _partings(streams: Sequence[Stream], *, is_one_program: bool) -> Iterator[Parting]:
+    """Where these ranks part in what they do together, and where content differs of what each does for itself."""
+    together = in_step(streams, is_one_program=is_one_program)
+    position = first_difference(together)
+    if position is not None:
+        yield _parting_at(position, together)
+    for tracks in each_for_itself(streams) if is_one_program else ():
+        position = first_content(tracks)
+        if position is not None:
+            parting = _parting_at(position, tracks)
+            # not the last call of that region, but what the rank did before this one
+            rank, start = next(iter(parting.starts.items()))
+            events = next(stream.events for stream in streams if stream.rank == rank)
+            yield replace(parting, before=last(events[:start]))
 
 
 def _compared(streams: Mapping[int, Stream]) -> list[tuple[int, ...]]:
@@ -57,12 +70,8 @@ def _compared(streams: Mapping[int, Stream]) -> list[tuple[int, ...]]:
 
 def _precedes(one: Parting, other: Parting) -> bool:
     """True when a rank of both parted earlier in the first."""
-    mine, theirs = _starts(one), _starts(other)
+    mine, theirs = one.starts, other.starts
     return any(mine[rank] < theirs[rank] for rank in mine.keys() & theirs.keys())
-
-
-def _starts(parting: Parting) -> dict[int, int]:
-    return {rank: start for side in parting.sides for rank, start in zip(side.ranks, side.starts, strict=True)}
 
 
 def _parting_at(position: int, tracks: Sequence[Track]) -> Parting:

@@ -71,6 +71,11 @@ class Parting:
     why: Why
 
     @property
+    def starts(self) -> dict[int, int]:
+        """For each rank that has come there the index, in its stream, of the event where it went."""
+        return {rank: at for side in self.sides for rank, at in zip(side.ranks, side.starts, strict=True)}
+
+    @property
     def odd_side(self) -> Side:
         """The side of the odd ranks, or the smallest one."""
         return first(side for side in self.sides if side.ranks[0] in self.odd) or self.sides[-1]

@@ -54,9 +54,8 @@ class Track:
 def in_step(streams: Sequence[Stream], *, is_one_program: bool) -> list[Track]:
     """What these ranks do together: collectives of groups of all of them, iterations of loops of all, and their ends.
 
-    Of two ranks also what they send to each other: one sends where the other receives.
-
-    Where the streams are of several programs, an event counts as equal wherever it was done.
+    Of two ranks also what they send to each other: one sends where the other receives. Where the streams are of several
+    programs, an event counts as equal wherever it was done.
     """
     groups = set(streams[0].groups).intersection(*(stream.groups for stream in streams))
     loops = _common(streams, [Kind.ITERATION]) if is_one_program else set()
@@ -80,13 +79,14 @@ def _common(streams: Sequence[Stream], kinds: Collection[Kind]) -> set[Counted]:
 
 
 def _side_by_side(tracks: list[Track]) -> list[Track]:
-    """The tracks with their offsets, without those that have no number in common with the first one."""
+    """The tracks with their offsets, without those that have no number in common with the longest one."""
     if all(track.stream.is_whole for track in tracks):
         return tracks
     counted = [_counted(track) for track in tracks]
-    offsets = [_offset(counted[0], numbers) for numbers in counted]
+    longest = max(counted, key=len)
+    offsets = [_offset(longest, numbers) for numbers in counted]
     beside = [(track, offset) for track, offset in zip(tracks, offsets, strict=True) if offset is not None]
-    earliest = min(offset for _, offset in beside)
+    earliest = min((offset for _, offset in beside), default=0)
     return [replace(track, offset=offset - earliest) for track, offset in beside]
 
 
@@ -134,7 +134,7 @@ def _step(index: int, event: Event, rank: int, *, is_one_program: bool) -> Step:
 
 def first_difference(tracks: Sequence[Track]) -> int | None:
     """The first position at which ranks differ; None where they do not."""
-    position, end = 0, max(track.end for track in tracks)
+    position, end = 0, max((track.end for track in tracks), default=0)
     while position < end:
         if differ(step.key for step in at(tracks, position).values()):
             num_reordered = _num_reordered(tracks, position)
@@ -148,7 +148,7 @@ def first_difference(tracks: Sequence[Track]) -> int | None:
 
 def first_content(tracks: Sequence[Track]) -> int | None:
     """The same for content alone; None from where the ranks do not do the same events any more."""
-    for position in range(max(track.end for track in tracks)):
+    for position in range(max((track.end for track in tracks), default=0)):
         here = at(tracks, position).values()
         if differ(step.program for step in here):
             return None
@@ -192,6 +192,6 @@ def parted_earlier(tracks: Sequence[Track], position: int) -> bool:
     """
     if all(track.stream.is_whole for track in tracks):
         return False
-    numbers = [{step.event.number for step in at(tracks, earlier).values()} for earlier in range(position)]
+    numbers = [{step.event.number for step in at(tracks, earlier).values()} - {0} for earlier in range(position)]
     begun = [track for track in tracks if track.begins_at(position)]
     return any(len(some) > 1 for some in numbers) or any(len(track.steps) > 1 for track in begun)
