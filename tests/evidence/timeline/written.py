@@ -2,7 +2,7 @@
 
 `i5` iteration, `a10` all_reduce of all ranks, `s10` of the group `some`, `t10` of the role `tp`, `c8=f` call of f,
 `>1@10` send to rank 1, `<0@20` receive; `a5.10` issued in the function called at line 5, `a10:8x4` sizes, `c8=f:1`
-variant 1, `a10*` not done, `(i5 a10)x3` three times.
+variant 1, `a8.40@f2` issued in call 2 of f, `a10*` not done, `(i5 a10)x3` three times.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from tpcompile.evidence.timeline.stream import Event, How, Kind, Stream
 
 _REPEATED = re.compile(r"\(([^()]*)\)x(\d+)")
 _TOKEN = re.compile(
-    r"(?P<kind>[iastc<>e])(?:(?P<peer>\d+)@)?(?P<lines>[\d.]*)(?:=(?P<name>\w+))?(?::(?P<content>\w+))?(?P<undone>\*)?"
+    r"(?P<kind>[iastc<>e])(?:(?P<peer>\d+)@)?(?P<lines>[\d.]*)(?:=(?P<name>\w+))?(?::(?P<content>\w+))?"
+    r"(?:@(?P<region>[a-z]+)(?P<call>\d+))?(?P<undone>\*)?"
 )
 _GROUPS = {"a": "world", "s": "some", "t": "tp"}
 _KINDS = {"i": Kind.ITERATION, "c": Kind.CALL, ">": Kind.SEND, "<": Kind.RECEIVE, "e": Kind.END}
@@ -57,6 +58,8 @@ def _event(token: str, numbers: Counter[str]) -> Event:
         content={"what": found["content"]} if found["content"] else {},
         peer=int(found["peer"]) if found["peer"] else None,
         number=numbers[counted],
+        region=found["region"] or "",
+        call=int(found["call"] or 0),
         stack=tuple(stack),
         is_done=not found["undone"],
     )
