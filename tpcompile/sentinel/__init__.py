@@ -16,6 +16,7 @@ flight.py           collectives in flight, from torch's flight recorder, and the
 blackbox.py         the stack that a process leaves when it aborts
 process.py          whether a rank's process is alive
 situation.py        the answers of all ranks, now and in the previous round
+streams.py          the answers of all ranks -> streams that evidence.timeline aligns
 history.py          the collectives of all ranks in one group, by number
 hang.py             a situation -> why the ranks do not progress: the first finding of its rules, which are in
                     lost_ranks.py, exited_ranks.py, parting.py, wrong_group.py and one_sided_compile.py

@@ -60,11 +60,12 @@ def _partings(streams: Sequence[Stream], *, is_one_program: bool) -> Iterator[Pa
 
 def _compared(streams: Mapping[int, Stream]) -> list[tuple[int, ...]]:
     """All ranks, those of each process group, and each two that send; the most first: fewer have more in common."""
-    groups = [set(members) for stream in streams.values() for members in stream.groups.values()]
-    pairs = [
-        {rank, event.peer} for rank, stream in streams.items() for event in stream.events if event.peer is not None
-    ]
-    known = {tuple(sorted(streams.keys() & members)) for members in (*groups, *pairs, streams.keys())}
+    sets = [set(streams)]
+    for rank, stream in streams.items():
+        sets += [set(members) for members in stream.groups.values()]
+        peers = {event.peer for event in stream.events if event.peer is not None}
+        sets += [{rank, peer} for peer in peers]
+    known = {tuple(sorted(ranks & streams.keys())) for ranks in sets}
     return sorted((ranks for ranks in known if len(ranks) > 1), key=lambda ranks: (-len(ranks), ranks))
 
 
@@ -82,10 +83,10 @@ def _parting_at(position: int, tracks: Sequence[Track]) -> Parting:
         return replace(_parting(ways, most, [], why), before=None, edit=Edit.UNDECIDED)
     usual, why = usual_way(ways)
     earlier = _left_earlier(ways) if why != Why.MAJORITY else None
-    if earlier is not None and usual is None:
-        return earlier
     if earlier is not None:
-        usual, why = None, Why.NONE  # the past of one rank speaks for both
+        if usual is None:
+            return earlier
+        usual, why = None, Why.NONE  # one rank goes on as before, and may have left the program before that
     past = usual.past if usual else ways[0].past
     return _parting(ways, usual, due_steps(past, usual), why)
 

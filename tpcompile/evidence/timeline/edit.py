@@ -39,20 +39,23 @@ def edit_of(odd: Way, due: Sequence[Step], past: Sequence[Step]) -> Edit:
 
 def _changes(tail: Programs, program: Programs, past: Sequence[Step]) -> list[tuple[int, Edit]]:
     """The changes after which a rank did what was due, each with its size; none where it stopped in something else."""
-    changes = [
-        *((Edit.LEFT_OUT, program[:num], program[num:], tail) for num in range(1, len(program))),
-        *((Edit.ADDED, tail[:num], program, tail[num:]) for num in range(1, len(tail))),
-        *((Edit.ADDED, again, [*again, *program], tail) for again in _repeated(_programs(past))),
-    ]
     loops = {step.program for step in past if step.event.kind == Kind.ITERATION}
     found = []
-    for edit, changed, expected, follows in changes:
+
+    def consider(edit: Edit, changed: Programs, expected: Programs, follows: Programs) -> None:
         num_fitting = num_equal(expected, follows)
         num_unlike = min(len(expected), len(follows)) - num_fitting
         # the beginning of an iteration alone is neither left out nor added, what it contains is
         num_loops = len(loops.intersection(changed))
         if num_fitting:
             found.append((len(changed) + num_unlike + AHEAD * num_loops, edit))
+
+    for num in range(1, len(program)):
+        consider(Edit.LEFT_OUT, program[:num], program[num:], tail)
+    for num in range(1, len(tail)):
+        consider(Edit.ADDED, tail[:num], program, tail[num:])
+    for again in _repeated(_programs(past)):
+        consider(Edit.ADDED, again, [*again, *program], tail)
     return found
 
 

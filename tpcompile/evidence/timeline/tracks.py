@@ -192,6 +192,11 @@ def parted_earlier(tracks: Sequence[Track], position: int) -> bool:
     """
     if all(track.stream.is_whole for track in tracks):
         return False
-    numbers = [{step.event.number for step in at(tracks, earlier).values()} - {0} for earlier in range(position)]
-    begun = [track for track in tracks if track.begins_at(position)]
-    return any(len(some) > 1 for some in numbers) or any(len(track.steps) > 1 for track in begun)
+    for track in tracks:
+        if track.begins_at(position) and len(track.steps) > 1:
+            return True
+    for earlier in range(position):
+        numbers = {step.event.number for step in at(tracks, earlier).values()}
+        if len(numbers - {0}) > 1:
+            return True
+    return False
