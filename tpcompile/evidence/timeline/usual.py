@@ -26,6 +26,7 @@ def usual_way(ways: Sequence[Way]) -> tuple[Way | None, Why]:
     expected = _as_before(ways, _key if is_same_event else _program)
     if expected is not None and not _may_be_over(expected, ways):
         return expected, Why.OWN_PAST
+    # a rank that left a loop may have met others in what followed it, before it ended
     going_on = [way for way in ways if way.stream.end is None]
     return (going_on[0], Why.END) if len(going_on) == 1 else (None, Why.NONE)
 
