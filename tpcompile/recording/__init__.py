@@ -1,11 +1,14 @@
 """The live session: what torch compiled in this process -> `RankRecord`.
 
-session.py     all compiles of a session
-regions.py     how many compiled regions each call of a compiled callable entered
-rank_reads.py  reads of the rank in traced code
-foreign.py     custom ops and Triton kernels in compiled graphs
-additions.py   passes, backends and replaced kernels, which no graph names
-launches.py    names of Triton kernels in graphs that torch prints with numbers
+session.py         all compiles of a session
+regions.py         how many compiled regions each call of a compiled callable entered
+rank_reads.py      reads of the rank in traced code
+foreign.py         custom ops and Triton kernels in compiled graphs
+additions.py       passes, backends and replaced kernels, which no graph names
+flow.py            the lines of user code that this process executes, into a ring
+flow_callbacks.py  the callbacks for it: flow.c, or Python without a compiler
+ring.py            a mapped file that outlives the process
+launches.py        names of Triton kernels in graphs that torch prints with numbers
 """
 
 from tpcompile.recording.session import CaptureSession

@@ -12,10 +12,12 @@ store_log.py        messages <-> keys of the job's store
 messages.py         the records that ranks exchange
 log_entries.py      the entries of the log that all of them follow
 snapshot.py         the state of this rank, from its stacks, progress and collectives
+executed.py         the lines of user code that this rank executes, and what the others have left of theirs
 flight.py           collectives in flight, from torch's flight recorder, and the user's lines of the main thread
 blackbox.py         the stack that a process leaves when it aborts
 process.py          whether a rank's process is alive
 situation.py        the answers of all ranks, now and in the previous round
+streams.py          the answers of all ranks -> streams that evidence.timeline aligns
 history.py          the collectives of all ranks in one group, by number
 hang.py             a situation -> why the ranks do not progress: the first finding of its rules, which are in
                     lost_ranks.py, exited_ranks.py, parting.py, wrong_group.py and one_sided_compile.py

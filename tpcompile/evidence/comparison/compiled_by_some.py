@@ -217,7 +217,14 @@ class _Recompiled(_Alone):
     def title(self, cause: Cause) -> str:
         """The difference: the value that the guard expects and the actual one."""
         what = "fell back to eager" if cause == Cause.RECOMPILE_LIMIT else "recompiled"
+        if self.are_absent_fewer:
+            return f"{self._changed()}, {named_ranks(self.present)} {what} and {named_ranks(self.absent)} did not"
         return f"{self._changed()}, only {named_ranks(self.present)} {what}"
+
+    def groups(self, cause: Cause) -> tuple[RankGroup, RankGroup]:
+        """Both sides, the odd ranks last: where most ranks got a new value, those that did not are odd."""
+        first_side, second_side = super().groups(cause)
+        return (second_side, first_side) if self.are_absent_fewer else (first_side, second_side)
 
     def _changed(self) -> str:
         """The value that the guard expects and the actual one, `size[0] of x: 4 / 5`."""

@@ -1,1 +1,23 @@
-"""One timeline per rank: what each did, in order -> where the ranks parted, and what each did there."""
+"""What each rank did, in order -> where the ranks parted and which of them left the common program: pure, torch-free.
+
+From the lines that each rank executed, where they were recorded:
+
+flow.py          bytes of a ring -> the lines of user code that one rank executed
+walk.py          the lines of two ranks side by side -> the forks at which they part
+detours.py       two sequences that differ -> the fewest detours to where they are equal again
+source.py        a line of source -> the names that it reads and sets
+part.py          the forks -> the branch that counts, what each rank did there, and the odd ranks
+conclude.py      a verdict and that branch -> the verdict that leads with it
+
+From events alone (in shadow: the sentinel's rules still name what no branch explains):
+
+stream.py        what one rank did: events, oldest first
+tracks.py        streams -> what ranks have in common to compare, side by side, and the first difference
+expect.py        events so far -> what comes next if the program goes on as before
+source_order.py  whether a program went back between two events, and which is below in the source
+ways.py          the ways that ranks went at a difference
+usual.py         ways -> which is the common program, and why: the one place that decides who left it
+edit.py          the common program and an odd way -> left out, added, instead, ended or content
+parting.py       the result, and the line without executed lines: where stacks part
+align.py         streams -> the first parting
+"""

@@ -1,0 +1,128 @@
+"""Streams of ranks -> their parting: where each went, what was due, which ranks left the common program: pure.
+
+The ranks agree up to some event. There they part: most of them, or those that go on as all did before, are in the
+common program, and what the others did is compared with it. No kind of fault has a rule of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from tpcompile.evidence.iterables import last
+from tpcompile.evidence.timeline.edit import AHEAD, due_steps, edit_of
+from tpcompile.evidence.timeline.expect import replayed
+from tpcompile.evidence.timeline.parting import Edit, Parting, Side, Why
+from tpcompile.evidence.timeline.stream import Stream
+from tpcompile.evidence.timeline.tracks import (
+    Step,
+    Track,
+    each_for_itself,
+    first_content,
+    first_difference,
+    in_step,
+    parted_earlier,
+)
+from tpcompile.evidence.timeline.usual import majority, usual_way
+from tpcompile.evidence.timeline.ways import Way, ways_at
+
+
+def align(streams: Mapping[int, Stream], domains: Sequence[Collection[int]] = ()) -> Parting | None:
+    """The first parting of these ranks; None where none of them did anything that another did not.
+
+    Ranks of different domains (pipeline stages) run different programs and only share what they do in common groups.
+    """
+    found = None
+    for ranks in _compared(streams):
+        some = [streams[rank] for rank in ranks]
+        is_one_program = not domains or any(set(ranks) <= set(domain) for domain in domains)
+        for parting in _partings(some, is_one_program=is_one_program):
+            if found is None or _precedes(parting, found):
+                found = parting
+    return found
+
+
+def _partings(streams: Sequence[Stream], *, is_one_program: bool) -> Iterator[Parting]:
+    """Where these ranks part in what they do together, and where content differs of what each does for itself."""
+    together = in_step(streams, is_one_program=is_one_program)
+    position = first_difference(together)
+    if position is not None:
+        yield _parting_at(position, together)
+    for tracks in each_for_itself(streams) if is_one_program else ():
+        position = first_content(tracks)
+        if position is not None:
+            parting = _parting_at(position, tracks)
+            # not the last call of that region, but what the rank did before this one
+            rank, start = next(iter(parting.starts.items()))
+            events = next(stream.events for stream in streams if stream.rank == rank)
+            yield replace(parting, before=last(events[:start]))
+
+
+def _compared(streams: Mapping[int, Stream]) -> list[tuple[int, ...]]:
+    """All ranks, those of each process group, and each two that send; the most first: fewer have more in common."""
+    sets = [set(streams)]
+    for rank, stream in streams.items():
+        sets += [set(members) for members in stream.groups.values()]
+        peers = {event.peer for event in stream.events if event.peer is not None}
+        sets += [{rank, peer} for peer in peers]
+    known = {tuple(sorted(ranks & streams.keys())) for ranks in sets}
+    return sorted((ranks for ranks in known if len(ranks) > 1), key=lambda ranks: (-len(ranks), ranks))
+
+
+def _precedes(one: Parting, other: Parting) -> bool:
+    """True when a rank of both parted earlier in the first."""
+    mine, theirs = one.starts, other.starts
+    return any(mine[rank] < theirs[rank] for rank in mine.keys() & theirs.keys())
+
+
+def _parting_at(position: int, tracks: Sequence[Track]) -> Parting:
+    ways = ways_at(tracks, position)
+    if parted_earlier(tracks, position):
+        most = majority(ways)
+        why = Why.MAJORITY if most else Why.NONE
+        return replace(_parting(ways, most, [], why), before=None, edit=Edit.UNDECIDED)
+    usual, why = usual_way(ways)
+    earlier = _left_earlier(ways) if why != Why.MAJORITY else None
+    if earlier is not None:
+        if usual is None:
+            return earlier
+        usual, why = None, Why.NONE  # one rank goes on as before, and may have left the program before that
+    past = usual.past if usual else ways[0].past
+    return _parting(ways, usual, due_steps(past, usual), why)
+
+
+def _parting(ways: Sequence[Way], usual: Way | None, due: Sequence[Step], why: Why) -> Parting:
+    others = [way for way in ways if way is not usual]
+    past = usual.past if usual and usual.past else others[0].past
+    return Parting(
+        before=past[-1].event if past else None,
+        sides=tuple(way.side for way in ways),
+        due=tuple(step.event for step in due),
+        edit=edit_of(others[0], due, past) if usual else Edit.UNDECIDED,
+        odd=tuple(sorted(rank for way in others for rank in way.ranks)) if usual else (),
+        why=why,
+    )
+
+
+def _left_earlier(ways: Sequence[Way]) -> Parting | None:
+    """The parting where a rank left the program before it met one of which only the last event is known.
+
+    The own past of the first shows it: from there on the program leads to what the other one is in.
+    """
+    known = [way for way in ways if way.past and len(way.ranks) == 1]
+    unknown = [way for way in ways if not way.past]
+    if len(ways) != 2 or not known or not unknown or known[0].first.program == unknown[0].first.program:
+        return None
+    odd, usual = known[0], unknown[0]
+    did = [*odd.past, *odd.steps]
+    programs = [step.program for step in did]
+    met = len(odd.past)
+    for left in range(met - 1, max(0, met - AHEAD), -1):
+        due = replayed(programs[:left], met - left + 1)
+        leads_there = due and programs[due[-1]] == usual.first.program
+        if leads_there and programs[due[0]] != programs[left]:
+            start = did[left].index
+            side = Side(odd.ranks, odd.stream.events[start:], (start,))
+            way = replace(odd, steps=tuple(did[left:]), past=tuple(did[:left]), side=side)
+            return _parting([way, usual], usual, [did[index] for index in due], Why.OWN_PAST)
+    return None
