@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.forked import ROOT, Ended, torchrun
+from tpcompile.errors import ConfigError
 from tpcompile.evidence.records import Lead
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
+from tpcompile.sentinel import Sentinel
+from tpcompile.testing import run_on_ranks
 
 PROGRAM = ROOT / "tests/sentinel/branches.py"
 
@@ -86,3 +89,20 @@ def test_without_executed_lines_the_collectives_alone_are_compared(tmp_path: Pat
     assert done.returncode == 1
     assert lead is not None and lead.parted is None
     assert lead.cause is not Cause.PARTED
+
+
+def enters_twice() -> str:
+    """On each rank."""
+    sentinel = Sentinel()
+    with sentinel:
+        pass
+    try:
+        sentinel.__enter__()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.ranks
+def test_a_second_block_needs_a_second_sentinel() -> None:
+    assert all("one block" in said for said in run_on_ranks(enters_twice))

@@ -146,6 +146,11 @@ class FlowRecorder:
             number = self._numbers[region] = new
         self._callbacks.mark(number, call & 0x3FFFFFFF)
 
+    @property
+    def num_recorded(self) -> int:
+        """Steps so far, kept or not."""
+        return self._ring.num_recorded if self._ring is not None else 0
+
     def flow(self) -> Flow | None:
         """What was recorded; None when nothing was."""
         return self._ring.flow() if self._ring is not None else None

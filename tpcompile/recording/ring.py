@@ -45,6 +45,11 @@ class Ring:
         self._num_codes += 1
         return self._num_codes - 1
 
+    @property
+    def num_recorded(self) -> int:
+        """Steps so far, kept or not."""
+        return int.from_bytes(self.map[:8], "little")
+
     def flow(self) -> Flow | None:
         """What it holds."""
         return flow_of(self.map)

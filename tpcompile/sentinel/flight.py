@@ -19,6 +19,7 @@ from tpcompile.evidence.compiles.collectives import is_library, is_library_file
 from tpcompile.evidence.iterables import first, grouped, last
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import known
+from tpcompile.evidence.text.lines import of_program
 from tpcompile.evidence.timeline.flow import Code
 from tpcompile.sentinel.messages import Issued, PointToPoint
 from tpcompile.torch_api import watching
@@ -59,8 +60,10 @@ def issuing_places(begun: Sequence[Begun]) -> tuple[Code, ...]:
     for issued in recorded(begun=begun):
         if issued.region:
             found[Code(file="", function=issued.region, line=0)] = None
-        elif issued.line is not None:
-            found[Code(file=issued.line.file, function="", line=issued.line.line)] = None
+        else:  # a package may wrap torch's function; what it executes is not recorded
+            line = of_program(issued.stack[::-1]) or issued.line
+            if line is not None:
+                found[Code(file=line.file, function="", line=line.line)] = None
     return tuple(found)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from tpcompile.errors import ConfigError
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.records import Verdict
 from tpcompile.fastpath import peers
@@ -86,8 +87,8 @@ class Sentinel:
     unresponsive_s: seconds without an answer after which any other rank is given up, e.g. in a paused container.
     skew_limit_s: the longest wait for a rank that compiles or runs other code.
 
-    Raises ConfigError without a process group, and for an axis the mesh does not have. The end of the block raises
-    FastPathError where a fast path waited in vain for a rank.
+    Raises ConfigError without a process group, for an axis the mesh does not have, and at a second block. The end of
+    the block raises FastPathError where a fast path waited in vain for a rank.
     """
 
     def __init__(
@@ -193,6 +194,8 @@ class Sentinel:
         return {"store operations": self.log.num_operations, "compiles": self._hooks.num_compiles, **calls}
 
     def __enter__(self) -> Sentinel:
+        if self.listener.has_started:
+            raise ConfigError("a Sentinel watches one block: create another one for the next block, on every rank")
         self.session.__enter__()
         self._black_box.open()
         self.log.say_here(black_box=self._black_box.name)
@@ -328,13 +331,9 @@ class Sentinel:
             self._raises(failure)
             return
         watching.finish_device_work()  # a hang on the GPU happens while the sentinel still watches
-        self._wait_for_decisions()
-        self._safely(self._compare_all_that_ran)
-
-    def _wait_for_decisions(self) -> None:
-        """Wait for open comparisons: a rank that has left takes no part in them."""
-        with self._changed:
+        with self._changed:  # a rank that has left takes no part in open comparisons
             self._changed.wait_for(lambda: self.protocol.has_decided_all() or not self.is_active, timeout=_DECIDE_S)
+        self._safely(self._compare_all_that_ran)
 
     def _compare_all_that_ran(self) -> None:
         """Compare with all ranks before this one leaves: a short job may end before the timer compares."""
@@ -363,7 +362,8 @@ class Sentinel:
         text, known = self.shutdown.raises(error), len(self.findings)
         self._safely(lambda: self._keep(error, text))
         if self.shutdown.exit_code is None:
-            self._safely(lambda: self._raise_error(error))
+            # A rank that died or left is the cause, else the exception itself.
+            self._safely(lambda: self._alarms.once(*self._losses.problem(error, self.session.compiles())))
             self.wait_for_finding(known)
         if self.policy == "stop":
             self._safely(self._settlement.wait_for_first_failed_rank)
@@ -375,10 +375,6 @@ class Sentinel:
         self._settlement.keep_traceback(text)
         if is_first:
             self.shutdown.tell_launcher(error)
-
-    def _raise_error(self, error: BaseException) -> None:
-        """Raise the alarm: a rank that died or left is the cause, else the exception itself."""
-        self._alarms.once(*self._losses.problem(error, self.session.compiles()))
 
     def _terminated(self) -> None:
         """Handle SIGTERM: torchrun ends the job, usually because a rank died. Does not return."""

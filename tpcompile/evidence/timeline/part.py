@@ -16,6 +16,7 @@ from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.records.base import UserLine
 from tpcompile.evidence.records.findings import Parted, Went
 from tpcompile.evidence.timeline import source
+from tpcompile.evidence.timeline.expect import contexts_before
 from tpcompile.evidence.timeline.flow import Flow, Kind
 from tpcompile.evidence.timeline.walk import Fork, Place, Step, Walks, common_start, forks, is_line, kind_of, place_of
 
@@ -50,11 +51,9 @@ def parted(flows: Mapping[int, Flow], readable: Collection[str] = ()) -> Parted 
     found = uneven or even
     if not found:
         return None
-    first = min(found.values(), key=lambda fork: fork.starts[0])
-    there = {
-        rank: fork for rank, fork in found.items() if (fork.branch, fork.starts[0]) == (first.branch, first.starts[0])
-    }
-    return _parted(walks, base, first, there)
+    earliest = min(found.values(), key=lambda fork: fork.starts[0])
+    there = {rank: fork for rank, fork in found.items() if fork.starts[0] == earliest.starts[0]}
+    return _parted(walks, base, earliest, there)
 
 
 @dataclass(frozen=True)
@@ -227,14 +226,9 @@ def _in_frame(steps: Sequence[Step], code: int) -> list[Step]:
 
 def _successor(history: Sequence[Step]) -> Step | None:
     """What mostly followed the longest run of past steps that is equal to the last ones; None without a past."""
-    longest, followed = -1, Counter[Step]()
-    for at in range(len(history)):
-        length = 0
-        while length < at and history[at - 1 - length] == history[-1 - length]:
-            length += 1
-        if length > longest:
-            longest, followed = length, Counter()
-        followed[history[at]] += length == longest
+    contexts = contexts_before(history)
+    longest = max(contexts, default=0)
+    followed = Counter(step for step, context in zip(history, contexts, strict=True) if context == longest)
     two = followed.most_common(2)
     is_clear = len(two) == 1 or (len(two) == 2 and two[0][1] > two[1][1])
     return two[0][0] if is_clear else None
