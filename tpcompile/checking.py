@@ -126,7 +126,11 @@ def check(run: Capture, *, timeout_s: float = 300.0) -> ReportedVerdict:
     run_dir = agreed_run_dir(client, "check")
     rules = capture_rules(timeout_s=timeout_s, allowed=run.allowed, num_breaks=run.num_breaks)
     sentinel = run.sentinel
-    side = record_side(record, rules, flow_of=sentinel.executed.flow_of if sentinel is not None else lambda _rank: None)
+    side = (
+        record_side(record, rules)
+        if sentinel is None
+        else record_side(record, rules, flow_of=sentinel.executed.flow_of)
+    )
     exchange = Exchange(client, range(client.world_size), others=_NoStatus(), timeout_s=timeout_s)
     verdict = exchange.verdict(side)
     client.leave_together(timeout_s=min(timeout_s, _LEAVING_S))

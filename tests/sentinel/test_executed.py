@@ -13,6 +13,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.evidence.records import Lead
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
+from tpcompile.evidence.timeline.conclude import NOT_RECORDED
 from tpcompile.sentinel import Sentinel
 from tpcompile.testing import run_on_ranks
 
@@ -30,7 +31,11 @@ def line_with(text: str) -> int:
 def job(form: str, folder: Path, environ: Mapping[str, str] = os.environ) -> tuple[Ended, Lead | None]:
     done = torchrun([PROGRAM, form], cwd=folder, environ=environ)
     runs = list(folder.glob("runs/*-sentinel-*"))
-    return done, RunDir.open(runs[0]).read_verdict().lead if runs else None
+    if not runs:
+        return done, None
+    verdict = RunDir.open(runs[0]).read_verdict()
+    assert (NOT_RECORDED in verdict.checks) == (form == "off")
+    return done, verdict.lead
 
 
 @pytest.mark.slow

@@ -8,9 +8,13 @@ from typing import Any, Literal
 from tpcompile.evidence.digests.digest import digest_rank, environment_items, layer_items
 from tpcompile.evidence.judgement.verdict import Absent, Rules, conclude
 from tpcompile.evidence.records import Check, Frozen, Item, Layer, RankDigest, RankRecord, Verdict
-from tpcompile.evidence.timeline.conclude import with_branch
+from tpcompile.evidence.timeline.conclude import with_branch, without_branch
 from tpcompile.evidence.timeline.flow import Flow
 from tpcompile.ranks.exchange import Fetch, Side
+
+
+def _nothing(_rank: int) -> None:
+    """The flow of a rank of a program that nobody watches."""
 
 
 class _FlowQuestion(Frozen):
@@ -34,7 +38,7 @@ def record_side(
     *,
     problems: Sequence[Check] = (),
     kind: Any = RankDigest,
-    flow_of: Callable[[int], Flow | None] = lambda _rank: None,
+    flow_of: Callable[[int], Flow | None] = _nothing,
 ) -> Side:
     """Side of an exchange made from a captured record.
 
@@ -56,7 +60,7 @@ def record_side(
         )
         own = flow_of(record.rank) if verdict.lead is not None else None
         if own is None:
-            return verdict
+            return verdict if flow_of is _nothing else without_branch(verdict)
         others = {rank: ask(rank, {"flow": True}, Flow) for rank in found if rank != record.rank}
         elsewhere = set(range(record.world_size)) - found.keys()  # they have ended, or are of a different domain
         flows = {record.rank: own, **others, **{rank: flow_of(rank) for rank in elsewhere}}

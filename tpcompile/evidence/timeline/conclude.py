@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import PurePath
 
 from tpcompile.evidence.judgement import leading
-from tpcompile.evidence.records import Lead, UserLine, Verdict
+from tpcompile.evidence.records import Check, Lead, Status, UserLine, Verdict
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.records.findings import Parted, Went
 from tpcompile.evidence.text.ranks import named_ranks
@@ -24,6 +24,22 @@ _CONSEQUENCES = frozenset({
     Cause.EXTRA_COMPILE, Cause.RAISED, Cause.UNKNOWN,
 })  # fmt: skip
 """What becomes of a job whose ranks took different branches before."""
+
+
+NOT_RECORDED = Check(
+    name="executed lines",
+    status=Status.INFO,
+    expected="recorded",
+    observed="not recorded: with Python 3.12, or Sentinel(flow=True), the branch at which the ranks parted is named",
+)
+"""Noted where a branch may be the reason."""
+
+
+def without_branch(verdict: Verdict) -> Verdict:
+    """The verdict of ranks whose lines were not recorded, which says how to have them."""
+    if verdict.lead is None or verdict.lead.cause not in _CONSEQUENCES:
+        return verdict
+    return verdict.model_copy(update={"checks": (*verdict.checks, NOT_RECORDED)})
 
 
 def with_branch(verdict: Verdict, flows: Mapping[int, Flow], readable: Collection[str]) -> Verdict:
