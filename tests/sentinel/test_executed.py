@@ -10,10 +10,11 @@ import pytest
 
 from tests.forked import ROOT, Ended, torchrun
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.records import Lead
+from tpcompile.evidence.records import CheckId, Lead, Verdict
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.timeline.conclude import NOT_RECORDED
+from tpcompile.gate.replay import replay
 from tpcompile.sentinel import Sentinel
 from tpcompile.testing import run_on_ranks
 
@@ -30,12 +31,19 @@ def line_with(text: str) -> int:
 
 def job(form: str, folder: Path, environ: Mapping[str, str] = os.environ) -> tuple[Ended, Lead | None]:
     done = torchrun([PROGRAM, form], cwd=folder, environ=environ)
-    runs = list(folder.glob("runs/*-sentinel-*"))
-    if not runs:
+    if not list(folder.glob("runs/*")):
         return done, None
-    verdict = RunDir.open(runs[0]).read_verdict()
+    verdict = verdict_in(folder)
     assert (NOT_RECORDED in verdict.checks) == (form == "off")
     return done, verdict.lead
+
+
+def verdict_in(folder: Path) -> Verdict:
+    (run,) = folder.glob("runs/*-sentinel-*")
+    found = RunDir.open(run).read_verdict()
+    assert found is not None
+    assert replay(RunDir.open(run)).lead == found.lead  # `tpcompile compare` says the same
+    return found
 
 
 @pytest.mark.slow
@@ -55,6 +63,8 @@ def test_the_branch_that_made_later_collectives_differ_is_the_finding_and_they_a
     sides = {side.ranks: side.line and side.line.line for side in lead.parted.sides}
     assert sides == {(0,): line_with("optimizer.step()"), (1,): line_with("if dist.get_rank() == 0:")}
     assert lead.parted.times == 5
+    own = [check for check in verdict_in(tmp_path).checks if check.is_red and not check.is_consequence]
+    assert [(check.id, check.line, check.ranks) for check in own] == [(CheckId.SAME_BRANCHES, lead.line, (1,))]
     assert lead.consequence
 
 

@@ -24,6 +24,7 @@ from tpcompile.evidence.judgement.verdict import (
 from tpcompile.evidence.records import Check, CheckId, Divergence, Layer, RankDigest, Verdict
 from tpcompile.evidence.records.reader import validated
 from tpcompile.evidence.rundir import RunDir
+from tpcompile.evidence.timeline.conclude import with_branch_of
 from tpcompile.gate.checks import COMPARED, MODES, RESIZED, timings
 from tpcompile.gate.measurements import GateFacts
 
@@ -74,7 +75,7 @@ def replay(run_dir: RunDir) -> Verdict:
     seen = {status.rank: f"in phase {status.phase}" for status in run_dir.read_statuses()}
     absent = [Absent(rank, seen.get(rank, "never: it left no status")) for rank in sorted(missing - explained)]
     digests = [digest_rank(record) for record in records]
-    return conclude(
+    verdict = conclude(
         _rules_of(run_dir),
         digests,
         fetch_from(records),
@@ -83,6 +84,7 @@ def replay(run_dir: RunDir) -> Verdict:
         problems=[check for check in live_checks if check.id in checks.LIVE_ONLY],
         reported=[check for check in red if check.id == CheckId.REPORTED and missing.intersection(check.ranks)],
     )
+    return verdict if live is None else with_branch_of(live, verdict)
 
 
 def _kind(run_dir: RunDir) -> object:

@@ -44,6 +44,7 @@ class CheckId(StrEnum):
     REPLAYS = "replays"
     ONE_REGION = "one region"
     TOGETHER = "together"
+    SAME_BRANCHES = "same branches"
     MOVING = "moving"
     UNTAINTED = "untainted"
     HIDDEN = "hidden"
@@ -96,6 +97,7 @@ _NAMES = {
     CheckId.CLOBBERED: "no in-place all-reduce clobbers a live buffer",
     CheckId.ONE_REGION: "one region per call",
     CheckId.TOGETHER: "every rank compiles together",
+    CheckId.SAME_BRANCHES: "ranks take the same branches",
     CheckId.MOVING: "ranks make progress",
     CheckId.UNTAINTED: "rank-dependent guards and constants",
     CheckId.HIDDEN: "text that differs by nature",

@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping
 from pathlib import PurePath
 
 from tpcompile.evidence.judgement import leading
-from tpcompile.evidence.records import Check, Lead, Status, UserLine, Verdict
+from tpcompile.evidence.judgement.checks import CAUSES
+from tpcompile.evidence.records import Check, CheckId, Lead, Status, UserLine, Verdict
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.records.findings import Parted, Went
 from tpcompile.evidence.text.ranks import named_ranks
@@ -42,6 +43,15 @@ def without_branch(verdict: Verdict) -> Verdict:
     return verdict.model_copy(update={"checks": (*verdict.checks, NOT_RECORDED)})
 
 
+def with_branch_of(live: Verdict, verdict: Verdict) -> Verdict:
+    """The verdict that is made again from a run directory, with what the live one knew of the executed lines."""
+    if NOT_RECORDED in live.checks:
+        return verdict.model_copy(update={"checks": (*verdict.checks, NOT_RECORDED)})
+    if live.lead is None or live.lead.parted is None:
+        return verdict
+    return verdict.model_copy(update={"lead": live.lead, "summary": live.summary})
+
+
 def with_branch(verdict: Verdict, flows: Mapping[int, Flow], readable: Collection[str]) -> Verdict:
     """The verdict, led by the branch where one is known. `readable` are the files that may be opened here."""
     if verdict.lead is None:
@@ -53,7 +63,24 @@ def with_branch(verdict: Verdict, flows: Mapping[int, Flow], readable: Collectio
     if found is None:
         return verdict
     lead = _lead(verdict.lead, _with_code(found, readable))
-    return verdict.model_copy(update={"lead": lead, "summary": leading.summary(lead)})
+    checks = verdict.checks
+    if lead.cause is Cause.PARTED:
+        follows = {"is_consequence": True}
+        ended = [check.model_copy(update=follows) if check.is_red and check.id in CAUSES else check for check in checks]
+        checks = (_check(lead), *ended)
+    return verdict.model_copy(update={"lead": lead, "summary": leading.summary(lead), "checks": checks})
+
+
+def _check(lead: Lead) -> Check:
+    return Check(
+        id=CheckId.SAME_BRANCHES,
+        status=Status.FAIL,
+        expected="one way through the program",
+        observed=lead.says,
+        line=lead.line,
+        ranks=lead.ranks,
+        cause=lead.cause,
+    )
 
 
 def _lead(before: Lead, found: Parted) -> Lead:
