@@ -79,6 +79,6 @@ def test_a_terminated_rank_ends_although_the_store_does_not_respond() -> None:
 
     ends = SimpleNamespace(terminated=codes.append, exit_code=None)
     for is_active in (True, False):
-        sentinel: Any = SimpleNamespace(is_active=is_active, shutdown=ends, _tell_why=gone)
+        sentinel: Any = SimpleNamespace(is_active=is_active, shutdown=ends, _losses=SimpleNamespace(at_sigterm=gone))
         Sentinel._terminated(sentinel)
     assert codes == [128 + signal.SIGTERM] * 2
