@@ -62,6 +62,15 @@ def test_of_three_ranks_the_one_outside_of_the_majority_is_odd(case: Case) -> No
     assert sorted(side.ranks for side in found.sides) == [(0, 2), (1,)]
 
 
+@pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.program.__name__)
+def test_the_rank_to_which_the_others_are_compared_may_be_the_odd_one(case: Case) -> None:
+    """And the others differ among each other: one of them logs."""
+    flows = {rank: flow_of(case.program, program) for rank, program in enumerate((1, 0, 2))}
+    found = parted(flows, {programs.__file__})
+    assert found is not None
+    assert ({found.line.line}, found.odd) == (marked_lines(case.program), (0,))
+
+
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("program", HEALTHY)
 def test_ranks_that_part_by_habit_have_not_parted(program: Callable[[int], Any], num_ranks: int) -> None:

@@ -39,21 +39,22 @@ def parted(flows: Mapping[int, Flow], readable: Collection[str] = ()) -> Parted 
     are_whole = all(flow.num_before == 0 for flow in usable.values())
     base, *others = usable
     walks = numbered.without_numbers()
-    uneven: dict[int, Fork] = {}
-    even: dict[int, Fork] = {}
+    found: dict[int, list[Fork]] = {}
+    uneven: list[Fork] = []
+    even: list[Fork] = []
     for rank in others:
         begin = common_start(numbered.steps[base], numbered.steps[rank], are_whole=are_whole)
-        if begin is not None:
-            pair = _Pair(walks, base, rank, frozenset(readable))
-            fork, is_uneven = pair.fork_that_counts(begin)
-            if fork is not None:
-                (uneven if is_uneven else even)[rank] = fork
-    found = uneven or even
-    if not found:
+        if begin is None:
+            continue
+        found[rank] = list(forks(walks.steps[base], walks.steps[rank], begin))
+        fork, is_uneven = _Pair(walks, base, rank, frozenset(readable)).fork_that_counts(found[rank])
+        if fork is not None:
+            (uneven if is_uneven else even).append(fork)
+    earliest = min(uneven or even, key=lambda fork: fork.starts[0], default=None)
+    if earliest is None:
         return None
-    earliest = min(found.values(), key=lambda fork: fork.starts[0])
-    there = {rank: fork for rank, fork in found.items() if fork.starts[0] == earliest.starts[0]}
-    return _parted(walks, base, earliest, there)
+    here = {rank: first(fork for fork in own if fork.starts[0] == earliest.starts[0]) for rank, own in found.items()}
+    return _parted(walks, base, earliest, {rank: fork for rank, fork in here.items() if fork is not None})
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,9 @@ class _Pair:
     rank: int
     readable: frozenset[str]
 
-    def fork_that_counts(self, begin: tuple[int, int]) -> tuple[Fork | None, bool]:
-        """The fork from which the difference of the ranks comes, and whether it led to other collectives.
-
-        At `begin` the ranks are together.
-        """
-        mine, theirs = self.walks.steps[self.base], self.walks.steps[self.rank]
-        found = list(forks(mine, theirs, begin))
-        passes = _passes(mine)
+    def fork_that_counts(self, found: Sequence[Fork]) -> tuple[Fork | None, bool]:
+        """The fork from which the difference of the ranks comes, and whether it led to other collectives."""
+        passes = _passes(self.walks.steps[self.base])
         habits = {fork: _is_habit(fork, found, passes.get(fork.branch, ())) for fork in found}
         uneven = [fork for fork in found if self._is_uneven(fork) or (fork.is_final and not habits[fork])]
         once = [fork for fork in found if not habits[fork]]
