@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Real frameworks as clients: an environment of their own, and tests/clients on 2 and 4 gloo ranks, a table at the end.
+#
+#   scripts/clients.sh                               everything
+#   scripts/clients.sh -k lightning                  arguments go to pytest
+#   scripts/clients.sh --clients-out FILE            the table as JSON, too
+#
+# PYTHON   interpreter that makes the environment (default: python3.13 or python3.12, where there is one)
+set -euo pipefail
+
+# shellcheck source=scripts/venv.sh
+source "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
+cd "$ROOT"
+
+# Flow is observed by sys.monitoring, which Python has from 3.12 on.
+if [ -z "${PYTHON:-}" ]; then
+  for name in python3.13 python3.12; do
+    if "$name" -c "" 2>/dev/null; then
+      export PYTHON="$name"
+      break
+    fi
+  done
+fi
+make_venv "$ROOT/.venv-clients" "$DEFAULT_TORCH" clients
+
+export TPCOMPILE_CLIENTS=1
+exec "$VENV_PYTHON" -m pytest -p no:cacheprovider -s tests/clients "$@"

@@ -1,0 +1,41 @@
+"""Where the rows go: a table at the end of the run, and JSON with `--clients-out FILE`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.clients.judge import Row
+from tests.clients.table import as_text, summary, write
+
+ROWS = pytest.StashKey[list[Row]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The file of the table."""
+    parser.addoption("--clients-out", type=Path, help="write the table of tests/clients as JSON, too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """No rows yet."""
+    config.stash[ROWS] = []
+
+
+@pytest.fixture(scope="session")
+def rows(pytestconfig: pytest.Config) -> list[Row]:
+    """What was measured so far."""
+    return pytestconfig.stash[ROWS]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the table, and write it."""
+    rows = config.stash[ROWS]
+    if not rows:
+        return
+    terminalreporter.section("clients")
+    terminalreporter.write_line(as_text(rows))
+    terminalreporter.write_line(", ".join(f"{name} {count}" for name, count in summary(rows).items()))
+    path = config.getoption("--clients-out")
+    if path is not None:
+        write(rows, path)

@@ -1,0 +1,33 @@
+"""The two routes, around a client's loop: the sentinel, or capture and check (docs/sentinel.md, docs/own-model.md)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch.distributed.device_mesh import DeviceMesh
+
+import tpcompile
+
+ROUTE, RUN_DIR = "TPCOMPILE_CLIENT_ROUTE", "TPCOMPILE_CLIENT_RUN_DIR"
+SENTINEL, CHECK = "sentinel", "check"
+
+
+@contextmanager
+def watched(mesh: DeviceMesh | None = None, *, num_breaks: int | None = None) -> Iterator[None]:
+    """Watch what runs inside by the route that the environment names; the verdict is written to the run directory.
+
+    `num_breaks`: graph breaks that the framework is known to have, for `check`; None for any number.
+    """
+    run_dir = Path(os.environ[RUN_DIR])
+    if os.environ[ROUTE] == SENTINEL:
+        with tpcompile.Sentinel(mesh=mesh, run_dir=run_dir):
+            yield
+        return
+    with tpcompile.capture(mesh, num_breaks=num_breaks, run_dir=run_dir) as run:
+        yield
+    verdict = tpcompile.check(run)
+    verdict.publish(run_dir)
+    verdict.raise_for_status()
