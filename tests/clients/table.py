@@ -48,12 +48,27 @@ def summary(rows: Sequence[Row]) -> dict[str, int]:
 
 
 def write(rows: Sequence[Row], path: Path) -> None:
-    """The rows with the versions and the machine that they were measured with."""
+    """The rows with the versions and the machine that they were measured with; other rows of the file stay."""
     names = sorted({"torch", *(client.needs for client in CLIENTS)})
     facts = {
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "versions": {name: metadata.version(name) for name in names},
     }
-    measured = [{**asdict(row), "all_right": row.is_right} for row in rows]
-    path.write_text(json.dumps({**facts, "summary": summary(rows), "rows": measured}, indent=1) + "\n")
+    kept = [row for row in read(path) if _key(row) not in {_key(new) for new in rows}]
+    ordered = sorted([*kept, *rows], key=_key)
+    found = {**facts, "summary": summary(ordered), "rows": [asdict(row) for row in ordered]}
+    path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def read(path: Path) -> list[Row]:
+    """Rows of earlier calls; none where there is no such file."""
+    if not path.exists():
+        return []
+    return [Row(**fields) for fields in json.loads(path.read_text())["rows"]]
+
+
+def _key(row: Row) -> tuple[int, str, str]:
+    """What a run is known by: clients in their order, healthy runs first."""
+    names = [client.name for client in CLIENTS]
+    return names.index(row.client), row.fault, row.route

@@ -13,20 +13,22 @@ import tpcompile
 
 ROUTE, RUN_DIR = "TPCOMPILE_CLIENT_ROUTE", "TPCOMPILE_CLIENT_RUN_DIR"
 SENTINEL, CHECK = "sentinel", "check"
+# Inductor's C++ costs two cores minutes for each client, and what clients do wrong is in none of it.
+BACKEND = os.environ.get("TPCOMPILE_CLIENT_BACKEND", "aot_eager")
 
 
 @contextmanager
-def watched(mesh: DeviceMesh | None = None, *, num_breaks: int | None = None) -> Iterator[None]:
+def watched(mesh: DeviceMesh | None = None, *, axis: str = "tp", num_breaks: int | None = None) -> Iterator[None]:
     """Watch what runs inside by the route that the environment names; the verdict is written to the run directory.
 
     `num_breaks`: graph breaks that the framework is known to have, for `check`; None for any number.
     """
     run_dir = Path(os.environ[RUN_DIR])
     if os.environ[ROUTE] == SENTINEL:
-        with tpcompile.Sentinel(mesh=mesh, run_dir=run_dir):
+        with tpcompile.Sentinel(mesh=mesh, axis=axis, run_dir=run_dir):
             yield
         return
-    with tpcompile.capture(mesh, num_breaks=num_breaks, run_dir=run_dir) as run:
+    with tpcompile.capture(mesh, axis=axis, num_breaks=num_breaks, run_dir=run_dir) as run:
         yield
     verdict = tpcompile.check(run)
     verdict.publish(run_dir)

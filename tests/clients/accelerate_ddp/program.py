@@ -13,7 +13,7 @@ from accelerate.utils import TorchDynamoPlugin
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.clients.watched import watched
+from tests.clients.watched import BACKEND, watched
 
 FAULT = sys.argv[1] if len(sys.argv) > 1 else ""
 WIDTH, NUM_EPOCHS, LOG_EVERY = 64, 6, 3
@@ -82,7 +82,7 @@ def train(accelerator: Accelerator) -> None:
 
 def main() -> None:
     """Train under the tool."""
-    accelerator = Accelerator(cpu=True, dynamo_plugin=TorchDynamoPlugin(backend="inductor"))
+    accelerator = Accelerator(cpu=True, dynamo_plugin=TorchDynamoPlugin(backend=BACKEND))
     with watched():
         train(accelerator)
     accelerator.end_training()

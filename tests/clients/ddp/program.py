@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
-from tests.clients.watched import watched
+from tests.clients.watched import BACKEND, watched
 
 FAULT = sys.argv[1] if len(sys.argv) > 1 else ""
 WIDTH, BATCH, NUM_SAMPLES = 512, 4, 48  # a layer of this width has 1 MiB, the smallest bucket of DDPOptimizer
@@ -54,7 +54,7 @@ def train(rank: int) -> None:
     """One epoch, and the mean loss of all ranks."""
     torch.manual_seed(0)
     model = DistributedDataParallel(Net(), bucket_cap_mb=1)
-    compiled = torch.compile(model)
+    compiled = torch.compile(model, backend=BACKEND)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     total = torch.zeros(())
     for x_BD in DataLoader(Shard(rank), batch_size=BATCH):  # fault: uneven_shards

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import CompileConfig, GenerationConfig, StoppingCriteria, StoppingCriteriaList, set_seed
 
 from tests.clients.llama import CONFIG, load_sharded
-from tests.clients.watched import watched
+from tests.clients.watched import BACKEND, watched
 
 FAULT = sys.argv[1] if len(sys.argv) > 1 else ""
 NUM_REQUESTS, NUM_NEW = 4, 12
@@ -40,7 +40,7 @@ def main() -> None:
     """Answer requests under the tool."""
     dist.init_process_group("gloo")
     model = load_sharded()
-    compile_config = CompileConfig(fullgraph=True)
+    compile_config = CompileConfig(fullgraph=True, backend=BACKEND)
     compile_config._compile_all_devices = True  # on a GPU it is compiled anyway
     config = GenerationConfig(
         do_sample=True, temperature=2.0, max_new_tokens=NUM_NEW, cache_implementation="static",
