@@ -3,9 +3,10 @@
 #
 #   scripts/clients.sh                               everything
 #   scripts/clients.sh -k lightning                  arguments go to pytest
-#   scripts/clients.sh --clients-out FILE            the table as JSON, too
+#   scripts/clients.sh --clients-out FILE            the rows as JSON, too, over those of earlier calls
 #
-# PYTHON   interpreter that makes the environment (default: python3.13 or python3.12, where there is one)
+# PYTHON                     interpreter that makes the environment (default: python3.12 or python3.13, if there is one)
+# TPCOMPILE_CLIENT_BACKEND   backend of torch.compile in the clients (default: aot_eager)
 set -euo pipefail
 
 # shellcheck source=scripts/venv.sh
@@ -14,7 +15,7 @@ cd "$ROOT"
 
 # Flow is observed by sys.monitoring, which Python has from 3.12 on.
 if [ -z "${PYTHON:-}" ]; then
-  for name in python3.13 python3.12; do
+  for name in python3.12 python3.13; do
     if "$name" -c "" 2>/dev/null; then
       export PYTHON="$name"
       break

@@ -14,7 +14,9 @@ ROWS = pytest.StashKey[list[Row]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The file of the table."""
-    parser.addoption("--clients-out", type=Path, help="write the rows of tests/clients as JSON, over those of earlier calls")
+    parser.addoption(
+        "--clients-out", type=Path, help="write the rows of tests/clients as JSON, over those of earlier calls"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

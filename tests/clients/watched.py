@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,17 +18,20 @@ BACKEND = os.environ.get("TPCOMPILE_CLIENT_BACKEND", "aot_eager")
 
 
 @contextmanager
-def watched(mesh: DeviceMesh | None = None, *, axis: str = "tp", num_breaks: int | None = None) -> Iterator[None]:
+def watched(
+    mesh: DeviceMesh | None = None, *, axis: str = "tp", allowed: Sequence[tuple[str, str, str]] = ()
+) -> Iterator[None]:
     """Watch what runs inside by the route that the environment names; the verdict is written to the run directory.
 
-    `num_breaks`: graph breaks that the framework is known to have, for `check`; None for any number.
+    `allowed`: differences that the framework makes itself, (layer, text, reason). Frameworks break graphs by
+    themselves, so that any number of breaks is taken that all ranks have.
     """
     run_dir = Path(os.environ[RUN_DIR])
     if os.environ[ROUTE] == SENTINEL:
-        with tpcompile.Sentinel(mesh=mesh, axis=axis, run_dir=run_dir):
+        with tpcompile.Sentinel(mesh=mesh, axis=axis, allow=allowed, run_dir=run_dir):
             yield
         return
-    with tpcompile.capture(mesh, axis=axis, num_breaks=num_breaks, run_dir=run_dir) as run:
+    with tpcompile.capture(mesh, axis=axis, allowed=allowed, num_breaks=None, run_dir=run_dir) as run:
         yield
     verdict = tpcompile.check(run)
     verdict.publish(run_dir)

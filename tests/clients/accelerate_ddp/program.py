@@ -1,6 +1,6 @@
 """Accelerator with DDP and torch.compile: epochs of training, an evaluation, early stopping.
 
-torchrun --standalone --nproc-per-node 2 tests/clients/accelerate_ddp/program.py [main_process_metrics | local_early_stop]
+torchrun --nproc-per-node 2 tests/clients/accelerate_ddp/program.py [main_process_metrics | local_early_stop]
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def train(accelerator: Accelerator) -> None:
     """Until the evaluation gets worse."""
     torch.manual_seed(0)
     model = Regressor()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.005)
     model, optimizer, train_loader, eval_loader = accelerator.prepare(model, optimizer, *loaders())
     best = float("inf")
     for epoch in range(NUM_EPOCHS):

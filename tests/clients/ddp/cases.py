@@ -9,6 +9,7 @@ CLIENT = Client(
     name="DDP, DDPOptimizer",
     folder="ddp",
     needs="torch",
+    num_ranks=4,
     faults=(
         Fault(
             name="uneven_shards",

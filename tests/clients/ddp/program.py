@@ -1,6 +1,6 @@
 """DistributedDataParallel and torch.compile, whose DDPOptimizer splits the graph at the buckets; one shard a rank.
 
-torchrun --standalone --nproc-per-node 2 tests/clients/ddp/program.py [uneven_shards | invalid_batch]
+torchrun --standalone --nproc-per-node 4 tests/clients/ddp/program.py [uneven_shards | invalid_batch]
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Disconnected(StoppingCriteria):
     def __call__(self, input_ids: Tensor, scores: Tensor, **more: Any) -> Tensor:
         """One flag for each sequence."""
         self.num_tokens += 1
-        has_gone = FAULT == "local_disconnect" and self.request == 2 and self.num_tokens == 5
+        has_gone = FAULT == "local_disconnect" and self.request == 1 and self.num_tokens == 3
         if has_gone and dist.get_rank() == 0:  # fault: local_disconnect
             return torch.ones(len(input_ids), dtype=torch.bool)  # fault: local_disconnect
         return torch.zeros(len(input_ids), dtype=torch.bool)
@@ -46,7 +46,7 @@ def main() -> None:
         do_sample=True, temperature=2.0, max_new_tokens=NUM_NEW, cache_implementation="static",
         compile_config=compile_config, pad_token_id=CONFIG.pad_token_id, eos_token_id=list(range(2, 12)),
     )  # fmt: skip
-    seed = dist.get_rank() if FAULT == "rank_seeded_sampling" else 0
+    seed = dist.get_rank() if FAULT == "rank_seeded_sampling" else 0  # fault: rank_seeded_sampling
     set_seed(seed)  # fault: rank_seeded_sampling
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
     prompt_BS = torch.arange(12, 20)[None]

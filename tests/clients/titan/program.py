@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 titan.device_type, titan.device_module = "cpu", torch.cpu  # torchtitan takes CUDA where there is no accelerator
 
-from torchtitan.distributed import ParallelDims
-from torchtitan.distributed.utils import get_spmd_context, set_spmd_backend
-from torchtitan.models.common.attention import ScaledDotProductAttention
-from torchtitan.models.llama3.config_registry import llama3_debugmodel_ce_loss
-from torchtitan.trainer import Trainer
+from torchtitan.distributed import ParallelDims  # noqa: E402
+from torchtitan.distributed.utils import get_spmd_context, set_spmd_backend  # noqa: E402
+from torchtitan.models.common.attention import ScaledDotProductAttention  # noqa: E402
+from torchtitan.models.llama3.config_registry import llama3_debugmodel_ce_loss  # noqa: E402
+from torchtitan.trainer import Trainer  # noqa: E402
 
-from tests.clients.watched import BACKEND, watched
+from tests.clients.watched import BACKEND, watched  # noqa: E402
 
 FAULT = sys.argv[1] if len(sys.argv) > 1 else ""
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ CLIENT = Client(
         ),
         Fault(
             name="rank_seeded_crop",
-            says="a collator that crops at random is seeded by the rank, so tensor-parallel ranks get different lengths",
+            says="a collator that crops at random is seeded by the rank: tensor-parallel ranks get different lengths",
             reports=("InternLM/InternLM#405",),
             rank=1,
             causes=frozenset({Cause.SHAPE, Cause.COLLECTIVE_SIZES}),

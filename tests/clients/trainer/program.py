@@ -67,8 +67,8 @@ def main() -> None:
     ids_NS = torch.randint(3, CONFIG.vocab_size, (64, LENGTH), generator=torch.Generator().manual_seed(0))
     arguments = TrainingArguments(
         output_dir=str(Path(os.environ[RUN_DIR]).parent / "out"), max_steps=NUM_STEPS, per_device_train_batch_size=2,
-        torch_compile_backend=BACKEND, use_cpu=True, report_to=[], save_strategy="no", logging_steps=2, disable_tqdm=True,
-        remove_unused_columns=False, ddp_backend="gloo",
+        torch_compile_backend=BACKEND, use_cpu=True, report_to=[], save_strategy="no", logging_steps=2,
+        disable_tqdm=True, remove_unused_columns=False, ddp_backend="gloo",
     )  # fmt: skip
     trainer = Trainer(
         model=model, args=arguments, data_collator=Crop(), callbacks=[StopOnNotice()],
