@@ -22,7 +22,7 @@ from tpcompile.evidence.records import Lead, Status, UserLine, Verdict
 from tpcompile.evidence.records.causes import Cause
 
 FAULTS = [(client, fault) for client in CLIENTS for fault in client.faults]
-CLIENT, FAULT = FAULTS[0]
+CLIENT, FAULT = next(case for case in FAULTS if case[0].num_ranks == 2)
 
 
 @pytest.mark.parametrize(("client", "fault"), FAULTS, ids=lambda case: getattr(case, "folder", None) or case.name)
