@@ -25,4 +25,4 @@ fi
 make_venv "$ROOT/.venv-clients" "$DEFAULT_TORCH" clients
 
 export TPCOMPILE_CLIENTS=1
-exec "$VENV_PYTHON" -m pytest -p no:cacheprovider -s tests/clients "$@"
+exec "$VENV_PYTHON" -m pytest -v -p no:cacheprovider tests/clients "$@"

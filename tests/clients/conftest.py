@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,19 +26,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def rows(pytestconfig: pytest.Config) -> list[Row]:
-    """What was measured so far."""
-    return pytestconfig.stash[ROWS]
+def record(pytestconfig: pytest.Config) -> Callable[[Row], None]:
+    """Keep a row; it is written at once, for a session that is cut short."""
+    path = pytestconfig.getoption("--clients-out")
+
+    def keep(row: Row) -> None:
+        pytestconfig.stash[ROWS].append(row)
+        if path is not None:
+            write([row], path)
+
+    return keep
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the table, and write it."""
+    """Print the table."""
     rows = config.stash[ROWS]
     if not rows:
         return
     terminalreporter.section("clients")
     terminalreporter.write_line(as_text(rows))
     terminalreporter.write_line(", ".join(f"{name} {count}" for name, count in summary(rows).items()))
-    path = config.getoption("--clients-out")
-    if path is not None:
-        write(rows, path)

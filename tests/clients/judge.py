@@ -41,34 +41,34 @@ def judged(client: Client, fault: Fault | None, route: str, outcome: Outcome) ->
     """Judge the finding that a reader sees first."""
     verdict = outcome.verdict
     lead = verdict.lead if verdict is not None else None
-    is_red = verdict is not None and verdict.lead is not None
-    found = is_red and outcome.exit_code == 1 and not outcome.timed_out
-    is_faulty = fault is not None
+    rank = cause = line = None
+    if fault is not None:
+        rank = lead is not None and _is_rank_right(client, fault, lead)
+        cause = lead is not None and lead.cause in fault.causes
+        line = lead is not None and _is_line_right(client, fault, lead)
     return Row(
         client=client.name,
         fault=fault.name if fault else "",
         route=route,
         exit_code=outcome.exit_code,
         timed_out=outcome.timed_out,
-        found=found,
-        rank=_is_rank_right(client, fault, lead) if is_faulty else None,
-        cause=(lead is not None and lead.cause in fault.causes) if is_faulty else None,
-        line=_is_line_right(client, fault, lead) if is_faulty else None,
+        found=lead is not None and outcome.exit_code == 1 and not outcome.timed_out,
+        rank=rank,
+        cause=cause,
+        line=line,
         says=_says(lead),
         wall_s=round(outcome.wall_s, 1),
     )
 
 
-def _is_rank_right(client: Client, fault: Fault, lead: Lead | None) -> bool:
+def _is_rank_right(client: Client, fault: Fault, lead: Lead) -> bool:
     """With two ranks and no majority, both sides may be shown: then nobody is blamed."""
-    if lead is None:
-        return False
     shows_both = client.num_ranks == 2 and not lead.is_rank_known and set(lead.ranks) == {0, 1}
     return shows_both or lead.ranks == (fault.rank,)
 
 
-def _is_line_right(client: Client, fault: Fault, lead: Lead | None) -> bool:
-    if lead is None or lead.line is None:
+def _is_line_right(client: Client, fault: Fault, lead: Lead) -> bool:
+    if lead.line is None:
         return False
     is_in_program = lead.line.file.endswith(f"clients/{client.folder}/{client.program.name}")
     return is_in_program and lead.line.line in client.lines_of(fault)
