@@ -20,7 +20,7 @@ CLIENT = Client(
         Fault(
             name="local_early_stop",
             says="each rank stops early by the loss of its own part of the evaluation set; rank 1 does",
-            reports=("huggingface/accelerate#3861",),
+            reports=("IBM/ado#41",),
             rank=1,
             causes=frozenset({Cause.CALL_COUNT, Cause.EXTRA_COLLECTIVE}),
         ),

@@ -13,7 +13,7 @@ CLIENT = Client(
         Fault(
             name="rank_zero_log",
             says="self.log(..., sync_dist=True) on the global zero rank only",
-            reports=("Lightning-AI/pytorch-lightning#19604", "dvl-tum/center-group#2"),
+            reports=("Lightning-AI/pytorch-lightning#19056", "dvl-tum/center-group#2"),
             rank=0,
             causes=frozenset({Cause.EXTRA_COLLECTIVE}),
         ),
