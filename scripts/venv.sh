@@ -1,6 +1,7 @@
-# Sourced by gate.sh and test.sh: make a virtual environment right, or find in well under a second that it is.
+# Sourced by gate.sh, test.sh and clients.sh: make a virtual environment right, or find in well under a second that it is.
 #
-#   make_venv DIR TORCH_SPEC GROUP    GROUP is "run" (the package), "test" (and what tests import) or "dev" (and lint)
+#   make_venv DIR TORCH_SPEC GROUP    GROUP is "run" (the package), "test" (and what tests import), "dev" (and lint) or
+#                                     "clients" (the frameworks of tests/clients)
 #
 # PYTHON            interpreter that makes the environment (default python3)
 # TPCOMPILE_TORCH   requirement for torch, e.g. "torch==2.12.0" (default: torch 2.13.0, or on a machine with GPUs
@@ -74,7 +75,7 @@ install_packages() {
   if [ "$group" != run ]; then modules="$modules pytest pytest_timeout hypothesis"; fi
   # shellcheck disable=SC2086
   if [ -f "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/_parent.pth" ] &&
-    [ "$group" != dev ] && has_torch "$python" "$spec" && has_modules "$python" $modules; then
+    [ "$group" != dev ] && [ "$group" != clients ] && has_torch "$python" "$spec" && has_modules "$python" $modules; then
     link_source "$venv"
     return
   fi

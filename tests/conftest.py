@@ -24,6 +24,9 @@ pytest_plugins = [
     "tpcompile.pytest_plugin"
 ]  # its entry point has the same name: an installed package registers it once
 
+# Clients need frameworks that are in an environment of their own: `scripts/clients.sh` runs them, and says so here.
+collect_ignore = [] if os.environ.get("TPCOMPILE_CLIENTS") else ["clients"]
+
 # Inductor compiles and loads a probe for each vector instruction set, once per cache; torch 2.11 imports torch in a new
 # process for each. Every rank with a cache of its own would wait for that. Read when Inductor is imported.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")

@@ -43,6 +43,8 @@ ELSEWHERE = {
     "srun --ntasks 2 --kill-on-bad-exit tpcompile gate --target my_model:build": "Slurm; tests/gate/test_srun.py",
     "TORCH_TRACE=/shared/trace torchrun ... train.py": "any job of a user's; tests/evidence/logs has such traces",
     "tpcompile fusion record my_model:build --nproc 8 --arch sm_90 -o manifest.json": "tests/fusion/test_no_gpu.py",
+    "scripts/clients.sh": "makes an environment of 5 GB; tests/test_clients.py has what needs none",
+    "scripts/clients.sh -k megatron --clients-out clients.json": "likewise",
     "tpcompile certify head_norm --import my_kernels": "tests/fastpath/test_documented.py runs it",
 }
 """Line -> why it is not run here."""
