@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import linecache
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +16,20 @@ from tests.evidence.timeline.programs import BROKEN, HEALTHY, Case
 from tpcompile.evidence.records.findings import Parted
 from tpcompile.evidence.timeline import part
 from tpcompile.evidence.timeline.detours import detours
-from tpcompile.evidence.timeline.flow import Flow
+from tpcompile.evidence.timeline.flow import Code, Flow
 from tpcompile.evidence.timeline.part import parted
 from tpcompile.recording.flow import FlowRecorder
+
+ISSUING = tuple(
+    Code(file=programs.__file__, function="", line=number)
+    for number, line in enumerate(Path(programs.__file__).read_text().splitlines(), start=1)
+    if line.strip().startswith("collective(")
+)
+"""Lines at which the programs issue collectives, which torch's flight recorder would know."""
+
+
+def source_line(number: int) -> str:
+    return linecache.getline(programs.__file__, number)
 
 
 def flow_of(program: Callable[[int], Any], rank: int) -> Flow:
@@ -30,7 +43,7 @@ def flow_of(program: Callable[[int], Any], rank: int) -> Flow:
     finally:
         recorder.stop()
     assert flow is not None
-    return flow
+    return flow.model_copy(update={"issuing": ISSUING})
 
 
 def found_of(program: Callable[[int], Any], num_ranks: int) -> Parted | None:
@@ -81,6 +94,15 @@ def test_without_habits_a_rank_that_logs_would_be_named(monkeypatch: pytest.Monk
     """The negative control of the test above."""
     monkeypatch.setattr(part, "_is_habit", lambda *_: False)
     assert found_of(programs.rank_0_logs, 2) is not None
+
+
+def test_the_later_branch_that_it_decides_is_told_too() -> None:
+    found = found_of(programs.a_flag_is_set_long_before, 2)
+    assert found is not None and found.led_to is not None
+    (extra,) = [code.line for code in ISSUING if 'collective("extra")' in source_line(code.line)]
+    assert found.led_to.line == extra - 1
+    at_once = found_of(programs.idle_rank_runs_a_dummy, 2)
+    assert at_once is not None and at_once.led_to is None
 
 
 def test_what_each_rank_did_is_told_by_function() -> None:

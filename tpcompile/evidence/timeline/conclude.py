@@ -92,11 +92,17 @@ def _lead(before: Lead, found: Parted) -> Lead:
     if before.cause not in _CONSEQUENCES:
         return before.model_copy(update=update)
     consequence = leading.cause_text(before)
-    says = f"{'; '.join(map(side_text, found.sides))}; so {consequence}"
+    says = f"{'; '.join(map(side_text, found.sides))}{led_to_text(found)}; so {consequence}"
     advice = Cause.PARTED.advice
     return before.model_copy(
         update={**update, "cause": Cause.PARTED, "says": says, "consequence": consequence, "do_first": advice}
     )
+
+
+def led_to_text(found: Parted) -> str:
+    """`; this decides trainer.py:60 in run`; empty for a branch that decided no other one."""
+    line = found.led_to
+    return f"; this decides {PurePath(line.file).name}:{line.line} in {line.function}" if line is not None else ""
 
 
 def side_text(side: Went) -> str:
@@ -117,7 +123,8 @@ def side_text(side: Went) -> str:
 
 def _with_code(found: Parted, readable: Collection[str]) -> Parted:
     sides = tuple(side.model_copy(update={"line": _coded(side.line, readable)}) for side in found.sides)
-    return found.model_copy(update={"line": _coded(found.line, readable), "sides": sides})
+    lines = {"line": _coded(found.line, readable), "led_to": _coded(found.led_to, readable)}
+    return found.model_copy(update={**lines, "sides": sides})
 
 
 def _coded(line: UserLine | None, readable: Collection[str]) -> UserLine | None:

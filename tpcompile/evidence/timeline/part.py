@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.records.base import UserLine
@@ -40,21 +41,35 @@ def parted(flows: Mapping[int, Flow], readable: Collection[str] = ()) -> Parted 
     base, *others = usable
     walks = numbered.without_numbers()
     found: dict[int, list[Fork]] = {}
-    uneven: list[Fork] = []
-    even: list[Fork] = []
+    uneven: list[_Counts] = []
+    even: list[_Counts] = []
     for rank in others:
         begin = common_start(numbered.steps[base], numbered.steps[rank], are_whole=are_whole)
         if begin is None:
             continue
         found[rank] = list(forks(walks.steps[base], walks.steps[rank], begin))
-        fork, is_uneven = _Pair(walks, base, rank, frozenset(readable)).fork_that_counts(found[rank])
-        if fork is not None:
-            (uneven if is_uneven else even).append(fork)
-    earliest = min(uneven or even, key=lambda fork: fork.starts[0], default=None)
+        counts = _Pair(walks, base, rank, frozenset(readable)).fork_that_counts(found[rank])
+        if counts is not None:
+            (uneven if counts.is_uneven else even).append(counts)
+    earliest = min(uneven or even, key=lambda counts: counts.origin.starts[0], default=None)
     if earliest is None:
         return None
-    here = {rank: first(fork for fork in own if fork.starts[0] == earliest.starts[0]) for rank, own in found.items()}
-    return _parted(walks, base, earliest, {rank: fork for rank, fork in here.items() if fork is not None})
+    start = earliest.origin.starts[0]
+    here = {rank: first(fork for fork in own if fork.starts[0] == start) for rank, own in found.items()}
+    known = _parted(walks, base, earliest.origin, {rank: fork for rank, fork in here.items() if fork is not None})
+    if earliest.origin.branch == earliest.last.branch:
+        return known
+    return known.model_copy(update={"led_to": _user_line(walks, *earliest.last.branch)})
+
+
+class _Counts(NamedTuple):
+    """The fork between two ranks that counts."""
+
+    origin: Fork
+    last: Fork
+    """The fork that depends on it; often itself."""
+    is_uneven: bool
+    """Only one of the ranks issued a collective after it."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +81,8 @@ class _Pair:
     rank: int
     readable: frozenset[str]
 
-    def fork_that_counts(self, found: Sequence[Fork]) -> tuple[Fork | None, bool]:
-        """The fork from which the difference of the ranks comes, and whether it led to other collectives."""
+    def fork_that_counts(self, found: Sequence[Fork]) -> _Counts | None:
+        """The fork from which the difference of the ranks comes; `found` are all of them."""
         passes = _passes(self.walks.steps[self.base])
         habits = {fork: _is_habit(fork, found, passes.get(fork.branch, ())) for fork in found}
         uneven = [fork for fork in found if self._is_uneven(fork) or (fork.is_final and not habits[fork])]
@@ -78,8 +93,9 @@ class _Pair:
         known_to_differ = frozenset(name for fork in before if habits[fork] for name in self._changed(fork))
         if last is None:
             is_clear = once and not known_to_differ
-            return (self._origin(once[-1], once[:-1], known_to_differ) if is_clear else None), False
-        return self._origin(last, [fork for fork in before if not habits[fork]], known_to_differ), True
+            return _Counts(self._origin(once[-1], once[:-1], known_to_differ), once[-1], False) if is_clear else None
+        earlier = [fork for fork in before if not habits[fork]]
+        return _Counts(self._origin(last, earlier, known_to_differ), last, True)
 
     def _is_uneven(self, fork: Fork) -> bool:
         mine, theirs = self._ways(fork)
