@@ -189,4 +189,4 @@ class Parted(Frozen):
     odd: tuple[Rank, ...] = ()
     """The ranks outside of a majority, or that left what they did before; empty where neither is known."""
     led_to: UserLine | None = None
-    """The branch that it decided later, after which the ranks issued different collectives; None where it is the same."""
+    """The branch that it decided later, after which the ranks issued different collectives; None for itself."""
