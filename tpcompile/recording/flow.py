@@ -11,6 +11,7 @@ import dis
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
@@ -68,6 +69,7 @@ class FlowRecorder:
             return str(error)
         begin = self._monitor if IS_POSSIBLE else self._trace
         begin(self._ring, sys._getframe(1))
+        _RECORDING.add(self)
         return ""
 
     def _monitor(self, ring: Ring, frame: FrameType) -> None:
@@ -123,6 +125,7 @@ class FlowRecorder:
         self._release()
         self._ring.close()
         self._ring = None
+        _RECORDING.discard(self)
 
     def forget(self) -> None:
         """Stop in a forked child: the ring is the parent's."""
@@ -187,6 +190,19 @@ class FlowRecorder:
             return True
         started = {thread.ident: thread for thread in threading.enumerate()}.get(ident)
         return started is None or isinstance(started, threading._DummyThread)
+
+
+_RECORDING: weakref.WeakSet[FlowRecorder] = weakref.WeakSet()
+
+
+def _in_a_forked_child() -> None:
+    """A worker of a data loader is no rank: what it executes is not what its parent does."""
+    for recorder in list(_RECORDING):
+        recorder.forget()
+    _RECORDING.clear()
+
+
+os.register_at_fork(after_in_child=_in_a_forked_child)
 
 
 def _why_taken(*, by_settrace: bool) -> str:

@@ -36,10 +36,6 @@ class Executed:
         """End the recording."""
         self._recorder.stop()
 
-    def forget(self) -> None:
-        """Stop in a forked child: the ring is the parent's."""
-        self._recorder.forget()
-
     def flow_of(self, rank: int) -> Flow | None:
         """What this rank has executed, or what a rank of its domain has left that has ended."""
         log = self._log

@@ -258,7 +258,6 @@ class Sentinel:
     def forget(self) -> None:
         """Stop in a forked child: connections, threads and the signal pipe belong to the parent."""
         self._progress.is_active = False
-        self.executed.forget()
         self._timer.signals.forget()
 
     # Events to the protocol, and its actions.
