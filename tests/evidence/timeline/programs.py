@@ -113,6 +113,23 @@ def a_flag_is_set_long_before(rank: int) -> None:
             collective("extra")
 
 
+def save(rank: int, step: int) -> None:
+    if rank == 1:  # parts
+        gathered = [step]
+        log.append(gathered)
+        collective("weights")
+
+
+def one_rank_saves_with_a_collective(rank: int) -> None:
+    """At a branch that none had passed before: the rank that comes to new lines is odd, not the one that goes on."""
+    for step in range(12):
+        collective("forward", step)
+        log.append(step)
+        if step == 8:
+            save(rank, step)
+        log.append(-step)
+
+
 def rank_0_logs(rank: int) -> None:
     for step in range(12):
         collective("forward", step)
@@ -161,5 +178,6 @@ BROKEN = (
     Case(data_ends_early, (1,)),
     Case(a_bad_record_is_skipped, (1,)),
     Case(a_flag_is_set_long_before, (1,)),
+    Case(one_rank_saves_with_a_collective, (1,)),
 )
 HEALTHY = (rank_0_logs, rank_0_evaluates_now_and_then, experts_without_tokens, same_on_all)

@@ -54,7 +54,8 @@ def marked_lines(program: Callable[[int], Any]) -> set[int]:
     """Lines of the module with `# parts` that belong to the program: in it, or in the function that it alone uses."""
     lines, _ = inspect.getsourcelines(programs)
     numbers = {number for number, line in enumerate(lines, start=1) if line.rstrip().endswith(" parts")}
-    used = {"data_ends_early": programs.batches, "a_bad_record_is_skipped": programs.parsed}
+    used = {"data_ends_early": programs.batches, "a_bad_record_is_skipped": programs.parsed,
+            "one_rank_saves_with_a_collective": programs.save}  # fmt: skip
     own, first = inspect.getsourcelines(used.get(program.__name__, program))
     return numbers & set(range(first, first + len(own)))
 

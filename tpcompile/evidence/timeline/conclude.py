@@ -54,7 +54,9 @@ def with_branch_of(live: Verdict, verdict: Verdict) -> Verdict:
 
 def with_branch(verdict: Verdict, flows: Mapping[int, Flow], readable: Collection[str]) -> Verdict:
     """The verdict, led by the branch where one is known. `readable` are the files that may be opened here."""
-    if verdict.lead is None:
+    ranks = verdict.lead.ranks if verdict.lead is not None else ()
+    is_elsewhere = bool(ranks) and flows.keys().isdisjoint(ranks)
+    if verdict.lead is None or is_elsewhere:  # the rank to blame is of a different domain, or left nothing
         return verdict
     try:
         found = parted(flows, readable)
@@ -84,8 +86,10 @@ def _check(lead: Lead) -> Check:
 
 
 def _lead(before: Lead, found: Parted) -> Lead:
-    if before.cause is Cause.RAISED and before.line is not None and before.line.line == found.line.line:
-        return before  # nothing parted before the line that raised
+    decided = found.led_to or found.line
+    raised_at = before.line if before.cause is Cause.RAISED else None
+    if raised_at is not None and (raised_at.file, raised_at.function) == (decided.file, _name(decided)):
+        return before  # the ranks parted because this one raised
     ranks = found.odd or (before.ranks if before.is_rank_known else ())
     everyone = tuple(sorted(rank for side in found.sides for rank in side.ranks))
     update = {"ranks": ranks or everyone, "is_rank_known": bool(ranks), "line": found.line, "parted": found}
@@ -97,6 +101,11 @@ def _lead(before: Lead, found: Parted) -> Lead:
     return before.model_copy(
         update={**update, "cause": Cause.PARTED, "says": says, "consequence": consequence, "do_first": advice}
     )
+
+
+def _name(line: UserLine) -> str:
+    """The function without its class, as in a traceback."""
+    return line.function.rpartition(".")[2]
 
 
 def led_to_text(found: Parted) -> str:

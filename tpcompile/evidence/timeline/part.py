@@ -23,6 +23,8 @@ from tpcompile.evidence.timeline.walk import Fork, Place, Step, Walks, common_st
 
 _SHOWN = 4
 """Functions that are named of the way of a rank."""
+_AHEAD, _KNOWN = 12, 0.7
+"""Steps after a fork that say whether a rank came to new lines, and how many of them must have been executed before."""
 _NEAR = 6000
 """Steps before a fork that are looked at for what it depends on."""
 
@@ -188,25 +190,45 @@ def _parted(walks: Walks, base: int, fork: Fork, there: Mapping[int, Fork]) -> P
     after = steps[fork.ends[0] : fork.ends[0] + 1]
     firsts = {rank: first([*way, *after]) for rank, way in ways.items()}
     sides = grouped(firsts, lambda rank: firsts[rank])
+    known = set(steps[: fork.starts[0]])
+    onward = {step: _known_share(ways[ranks[0]] or steps[fork.ends[0] :], known) for step, ranks in sides.items()}
     code, line = fork.branch
     return Parted(
         line=_user_line(walks, code, line),
         times=max(0, sum(is_line(step) and place_of(step) == fork.branch for step in steps[: fork.starts[0]]) - 1),
         sides=tuple(_went(walks, ranks, firsts[ranks[0]], ways[ranks[0]], fork) for ranks in sides.values()),
-        odd=_odd(sides, fork, steps),
+        odd=_odd(sides, onward, _ways_before(fork, steps)),
     )
 
 
-def _odd(sides: Mapping[Step | None, Sequence[int]], fork: Fork, steps: Sequence[Step]) -> tuple[int, ...]:
-    """The ranks outside of a majority; of two sides of one size, that which the common past does not make likely."""
+def _odd(
+    sides: Mapping[Step | None, Sequence[int]], onward: Mapping[Step | None, float], before: Sequence[Step]
+) -> tuple[int, ...]:
+    """The ranks outside of a majority; else those that went another way than the common past makes likely.
+
+    Where two ranks had not passed the branch before, one that goes on in lines that both know is the usual one, and one
+    that comes to new lines is odd. `onward` is how much of what each side did next is known, `before` the ways
+    that both went at the branch.
+    """
     largest = max(sides.values(), key=len)
     usual: Sequence[int] | None = largest
-    if 2 * len(largest) <= sum(map(len, sides.values())):
-        due = _successor(_ways_before(fork, steps))
+    num_ranks = sum(map(len, sides.values()))
+    if 2 * len(largest) <= num_ranks:
+        due = _successor(before)
         usual = sides.get(due) if due is not None else None
+        best = max(onward, key=lambda step: onward[step])
+        are_new = all(share <= 1 - _KNOWN for step, share in onward.items() if step != best)
+        if num_ranks == 2 and due is None and are_new and onward[best] >= _KNOWN:
+            usual = sides[best]
     if usual is None:
         return ()
     return tuple(sorted(rank for ranks in sides.values() if ranks is not usual for rank in ranks))
+
+
+def _known_share(way: Sequence[Step], known: Collection[Step]) -> float:
+    """How many of the first lines of a way had been executed before: 0 to 1."""
+    lines = [step for step in way[:_AHEAD] if is_line(step)]
+    return sum(step in known for step in lines) / len(lines) if lines else 0.0
 
 
 def _ways_before(fork: Fork, steps: Sequence[Step]) -> list[Step]:

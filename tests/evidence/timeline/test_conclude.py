@@ -1,0 +1,77 @@
+"""evidence/timeline/conclude: a verdict and what the ranks executed -> what it leads with, and what it keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.evidence.timeline import programs
+from tests.evidence.timeline.test_part import flow_of
+from tpcompile.evidence.records import CheckId, Lead, Status, UserLine, Verdict
+from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.timeline.conclude import NOT_RECORDED, with_branch, with_branch_of, without_branch
+from tpcompile.evidence.timeline.flow import Flow
+
+READABLE = {programs.__file__}
+
+
+@pytest.fixture(scope="module")
+def flows() -> dict[int, Flow]:
+    return {rank: flow_of(programs.idle_rank_runs_a_dummy, rank) for rank in (0, 1)}
+
+
+def verdict(cause: Cause, ranks: tuple[int, ...] = (0,), **lead: Any) -> Verdict:
+    found = Lead(cause=cause, says="as it was", ranks=ranks, **lead)
+    return Verdict(status=Status.FAIL, exit_code=1, world_size=2, summary="as it was", lead=found)
+
+
+def test_a_stuck_collective_is_the_consequence_of_the_branch(flows: dict[int, Flow]) -> None:
+    found = with_branch(verdict(Cause.STUCK_COLLECTIVE), flows, READABLE)
+    assert found.lead is not None and found.lead.line is not None
+    assert (found.lead.cause, found.lead.ranks, found.lead.consequence) == (
+        Cause.PARTED, (1,), "stuck in a collective: as it was"
+    )  # fmt: skip
+    assert "execute_dummy(step)" in found.lead.line.code
+    assert [check.id for check in found.checks] == [CheckId.SAME_BRANCHES]
+
+
+def test_of_content_that_differs_the_branch_gives_the_line_and_the_rank(flows: dict[int, Flow]) -> None:
+    found = with_branch(verdict(Cause.AUTOCAST, is_rank_known=False), flows, READABLE)
+    assert found.lead is not None and found.lead.line is not None
+    assert (found.lead.cause, found.lead.says, found.lead.ranks) == (Cause.AUTOCAST, "as it was", (1,))
+    assert found.lead.line.function == "idle_rank_runs_a_dummy"
+    assert found.checks == ()
+
+
+def test_a_rank_whose_lines_are_not_known_stays_to_blame(flows: dict[int, Flow]) -> None:
+    """One of a different domain: a branch between ranks 0 and 1 does not explain it."""
+    before = verdict(Cause.STUCK_COLLECTIVE, (3,))
+    assert with_branch(before, flows, READABLE) == before
+
+
+def test_a_rank_that_raised_in_that_function_parted_because_it_raised(flows: dict[int, Flow]) -> None:
+    raised = UserLine(file=programs.__file__, line=1, function="idle_rank_runs_a_dummy")
+    before = verdict(Cause.RAISED, line=raised)
+    assert with_branch(before, flows, READABLE).lead == before.lead
+    elsewhere = with_branch(verdict(Cause.RAISED, line=raised.model_copy(update={"function": "send"})), flows, READABLE)
+    assert elsewhere.lead is not None and elsewhere.lead.cause is Cause.PARTED
+
+
+def test_code_of_other_files_is_not_read(flows: dict[int, Flow]) -> None:
+    found = with_branch(verdict(Cause.STUCK_COLLECTIVE), flows, set())
+    assert found.lead is not None and found.lead.line is not None
+    assert found.lead.line.code == ""
+
+
+def test_without_lines_it_is_said_how_to_have_them_where_a_branch_may_be_the_reason() -> None:
+    assert NOT_RECORDED in without_branch(verdict(Cause.STUCK_COLLECTIVE)).checks
+    assert without_branch(verdict(Cause.AUTOCAST)).checks == ()
+
+
+def test_a_replay_keeps_what_the_live_verdict_knew(flows: dict[int, Flow]) -> None:
+    before = verdict(Cause.STUCK_COLLECTIVE)
+    live = with_branch(before, flows, READABLE)
+    assert with_branch_of(live, before).lead == live.lead
+    assert with_branch_of(before, before) == before
+    assert with_branch_of(without_branch(before), before) == without_branch(before)
