@@ -23,6 +23,8 @@ _PROCESS = {
 }  # fmt: skip
 _BEYOND_RANKS = {Cause.FUSION_REGRESSED}
 """Between commits: tests/gate/test_fusion.py."""
+_EXECUTED = {Cause.PARTED}
+"""What executed lines show, before the cause of a case: tests/sentinel/test_executed.py."""
 _CONSEQUENCES = {Cause.COMMUNICATION}
 """What a rank sees of a fault of a different one: tests/gate/test_failure.py."""
 load("planted", "healthy")
@@ -54,7 +56,7 @@ def test_the_cases_are_many_and_cover_every_cause_a_program_can_have() -> None:
     assert len([case for case in ALL.values() if case.cause]) >= 40
     named = {case.cause for case in ALL.values()}
     generated = {Cause[name.upper()] for operator in OPERATORS.values() for name in operator.causes & _NAMES}
-    assert set(Cause) - named - generated <= _GREEN_OR_UNKNOWN | _PROCESS | _BEYOND_RANKS | _CONSEQUENCES
+    assert set(Cause) - named - generated <= _GREEN_OR_UNKNOWN | _PROCESS | _BEYOND_RANKS | _CONSEQUENCES | _EXECUTED
 
 
 def test_names_are_looked_up_and_unknown_ones_refused() -> None:

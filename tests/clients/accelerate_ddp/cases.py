@@ -15,14 +15,14 @@ CLIENT = Client(
             says="a metric is gathered by the main process only",
             reports=("huggingface/accelerate#2785",),
             rank=0,
-            causes=frozenset({Cause.EXTRA_COLLECTIVE}),
+            causes=frozenset({Cause.EXTRA_COLLECTIVE, Cause.PARTED}),
         ),
         Fault(
             name="local_early_stop",
             says="each rank stops early by the loss of its own part of the evaluation set; rank 1 does",
             reports=("IBM/ado#41",),
             rank=1,
-            causes=frozenset({Cause.CALL_COUNT, Cause.EXTRA_COLLECTIVE}),
+            causes=frozenset({Cause.CALL_COUNT, Cause.EXTRA_COLLECTIVE, Cause.PARTED}),
         ),
     ),
 )

@@ -16,14 +16,14 @@ CLIENT = Client(
             says="the file of rank 1 is two batches shorter, so its loop ends early",
             reports=("pytorch/pytorch#85775", "meta-pytorch/torchrec#4158"),
             rank=1,
-            causes=frozenset({Cause.CALL_COUNT, Cause.EXTRA_COLLECTIVE}),
+            causes=frozenset({Cause.CALL_COUNT, Cause.EXTRA_COLLECTIVE, Cause.PARTED}),
         ),
         Fault(
             name="invalid_batch",
             says="rank 1 skips the backward of a batch whose loss is not finite there",
             reports=("NVIDIA-NeMo/Automodel#2468", "Lightning-AI/pytorch-lightning#5359"),
             rank=1,
-            causes=frozenset({Cause.CALL_COUNT, Cause.EXTRA_COLLECTIVE}),
+            causes=frozenset({Cause.CALL_COUNT, Cause.EXTRA_COLLECTIVE, Cause.PARTED}),
         ),
     ),
 )

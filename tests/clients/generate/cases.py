@@ -15,14 +15,14 @@ CLIENT = Client(
             says="ranks sample with seeds of their own, so their sequences differ and end at different tokens",
             reports=("huggingface/transformers#36634", "deepspeedai/DeepSpeed#8262"),
             rank=1,
-            causes=frozenset({Cause.INPUT_VALUES, Cause.CALL_COUNT}),
+            causes=frozenset({Cause.INPUT_VALUES, Cause.CALL_COUNT, Cause.PARTED}),
         ),
         Fault(
             name="local_disconnect",
             says="a stopping criterion knows on rank 0 only that the client has gone",
             reports=("NVIDIA/TensorRT-LLM#1767",),
             rank=0,
-            causes=frozenset({Cause.CALL_COUNT, Cause.EXTRA_COLLECTIVE}),
+            causes=frozenset({Cause.CALL_COUNT, Cause.EXTRA_COLLECTIVE, Cause.PARTED}),
         ),
     ),
 )

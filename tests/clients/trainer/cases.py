@@ -15,7 +15,7 @@ CLIENT = Client(
             says="a callback sets should_training_stop on the rank whose machine gets a notice",
             reports=("IBM/ado#41", "Red-Hat-AI-Innovation-Team/training_hub#145"),
             rank=1,
-            causes=frozenset({Cause.CALL_COUNT, Cause.EXTRA_COLLECTIVE}),
+            causes=frozenset({Cause.CALL_COUNT, Cause.EXTRA_COLLECTIVE, Cause.PARTED}),
         ),
         Fault(
             name="rank_seeded_crop",
