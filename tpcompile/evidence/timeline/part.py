@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -86,18 +86,27 @@ class _Pair:
     def fork_that_counts(self, found: Sequence[Fork]) -> _Counts | None:
         """The fork from which the difference of the ranks comes; `found` are all of them."""
         passes = _passes(self.walks.steps[self.base])
-        habits = {fork: _is_habit(fork, found, passes.get(fork.branch, ())) for fork in found}
-        uneven = [fork for fork in found if self._is_uneven(fork) or (fork.is_final and not habits[fork])]
-        once = [fork for fork in found if not habits[fork]]
+        habits: list[Fork] = []
+        once: list[Fork] = []
+        uneven: list[Fork] = []
+        for fork in found:
+            is_habit = _is_habit(fork, found, passes.get(fork.branch, ()))
+            (habits if is_habit else once).append(fork)
+            if self._is_uneven(fork) or (fork.is_final and not is_habit):
+                uneven.append(fork)
         # The first collective that only one rank issues: all that comes later is shifted.
-        last = first(fork for fork in uneven if not habits[fork]) or first(uneven)
-        before = [fork for fork in found if last is None or fork.starts[0] < last.starts[0]]
-        known_to_differ = frozenset(name for fork in before if habits[fork] for name in self._changed(fork))
+        last = first(fork for fork in uneven if fork in once) or first(uneven)
         if last is None:
-            is_clear = once and not known_to_differ
-            return _Counts(self._origin(once[-1], once[:-1], known_to_differ), once[-1], False) if is_clear else None
-        earlier = [fork for fork in before if not habits[fork]]
-        return _Counts(self._origin(last, earlier, known_to_differ), last, True)
+            differing = self._changed_by(habits)
+            is_clear = once and not differing
+            return _Counts(self._origin(once[-1], once[:-1], differing), once[-1], False) if is_clear else None
+        differing = self._changed_by(fork for fork in habits if fork.starts[0] < last.starts[0])
+        earlier = [fork for fork in once if fork.starts[0] < last.starts[0]]
+        return _Counts(self._origin(last, earlier, differing), last, True)
+
+    def _changed_by(self, habits: Iterable[Fork]) -> frozenset[str]:
+        """Names whose values differ between the ranks without harm."""
+        return frozenset[str]().union(*map(self._changed, habits))
 
     def _is_uneven(self, fork: Fork) -> bool:
         mine, theirs = self._ways(fork)
