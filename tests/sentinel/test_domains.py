@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.forked import ROOT, torchrun
+from tpcompile.evidence.records import CheckId
 from tpcompile.evidence.records.causes import Cause
 
 
@@ -24,6 +25,8 @@ def test_a_rank_that_is_out_of_step_with_its_data_parallel_peer_is_named(
     verdicts = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/verdict.json")]
     red = [check for verdict in verdicts for check in verdict["checks"] if check["status"] == "fail"]
     assert red, done.stderr
+    assert all(check["ranks"] == [rank] for check in red)
     for check in red:
-        assert (check["cause"], check["ranks"]) == (Cause.STUCK_COLLECTIVE.value, [rank])
-        assert check["line"]["code"].startswith(code)
+        if check["id"] != CheckId.SAME_BRANCHES.value:  # where lines are recorded, the branch that led there
+            assert check["cause"] == Cause.STUCK_COLLECTIVE.value
+            assert check["line"]["code"].startswith(code)
