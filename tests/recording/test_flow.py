@@ -159,7 +159,7 @@ def test_a_hot_loop_is_silenced_said_so_and_heard_again_a_second_later(
         hot()
 
     found = lines(recorded(program, name), "hot")
-    assert 1000 < len(found) < 4000
+    assert 1000 < len(found) < 20_000  # of 200,000; a new second may begin in between
     silenced = [index for index, (kind, _) in enumerate(found) if kind is Kind.MARK]
     assert silenced and any(kind is Kind.LINE for kind, _ in found[silenced[0] + 3 :])
 

@@ -57,9 +57,9 @@ def forward(x: torch.Tensor) -> torch.Tensor:
 def main() -> None:
     dist.init_process_group("gloo")
     optimizer = Optimizer(torch.ones(24))
-    if FORM == "killed":
-        threading.Timer(1.0, kill).start()
     with Sentinel(flow=FORM != "off", hang_after_s=1.0):
+        if FORM == "killed":
+            threading.Timer(1.0, kill).start()
         for step in range(10):
             loss = forward(torch.ones(4))
             if FORM == "killed":
