@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import signal
@@ -218,6 +219,20 @@ def test_a_debugger_is_not_replaced(name: str) -> None:
 def test_settrace_is_used_only_where_it_is_asked_for(name: str) -> None:
     assert "3.12" in FlowRecorder().start(name)
     assert sys.gettrace() is None
+
+
+def test_without_room_for_the_ring_nothing_is_recorded_and_nothing_is_left(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mapped file without room would end the process with SIGBUS at its first write."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert "No space left" in FlowRecorder().start(name, by_settrace=True)
+    assert not ring._path(name).exists()
+    assert FlowRecorder().start("", by_settrace=True)
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 63, b"\xff" * 64, (5).to_bytes(8, "little") * 8, bytes(64)])

@@ -60,7 +60,7 @@ class FlowRecorder:
 
         Before Python 3.12 there is `sys.settrace` alone, which makes the user's code several times slower.
         """
-        why_not = _why_taken(by_settrace=by_settrace)
+        why_not = _why_taken(by_settrace=by_settrace) if name else "there is no private folder"
         if why_not:
             return why_not
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -28,8 +29,13 @@ class Ring:
         _remove_old(self.path.parent)
         size = HEADER.size + _CAPACITY * ENTRY.size + _TABLE_BYTES
         with self.path.open("x+b") as file:
-            file.truncate(size)
-            self.map = mmap.mmap(file.fileno(), size)
+            try:
+                # Room for all of it now: a write into a mapped file that has none ends the process with SIGBUS.
+                os.posix_fallocate(file.fileno(), 0, size)
+                self.map = mmap.mmap(file.fileno(), size)
+            except OSError:
+                self.path.unlink()
+                raise
         self._table_bytes, self._num_codes = 0, 0
         self.map[: HEADER.size] = HEADER.pack(0, _CAPACITY, 0)
 

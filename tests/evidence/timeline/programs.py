@@ -130,6 +130,15 @@ def one_rank_saves_with_a_collective(rank: int) -> None:
         log.append(-step)
 
 
+def one_rank_reads_again_once(rank: int) -> None:
+    """Without harm: no collective comes of it."""
+    for step in range(12):
+        collective("forward", step)
+        if rank == 1 and step == 3:
+            log.append("again")
+        collective("backward", step)
+
+
 def rank_0_logs(rank: int) -> None:
     for step in range(12):
         collective("forward", step)

@@ -36,6 +36,16 @@ def test_a_stuck_collective_is_the_consequence_of_the_branch(flows: dict[int, Fl
     assert [check.id for check in found.checks] == [CheckId.SAME_BRANCHES]
 
 
+@pytest.mark.parametrize("cause", [Cause.KILLED, Cause.STOPPED_RESPONDING, Cause.STUCK_COLLECTIVE])
+def test_a_branch_after_which_all_issue_the_same_collectives_stops_no_rank(cause: Cause) -> None:
+    """It may have led to other data: of content that differs, it has the line."""
+    flows = {rank: flow_of(programs.one_rank_reads_again_once, rank) for rank in (0, 1)}
+    assert with_branch(verdict(cause), flows, READABLE) == verdict(cause)
+    found = with_branch(verdict(Cause.DTYPE), flows, READABLE)
+    assert found.lead is not None and found.lead.line is not None
+    assert found.lead.line.code == "if rank == 1 and step == 3:"
+
+
 def test_of_content_that_differs_the_branch_gives_the_line_and_the_rank(flows: dict[int, Flow]) -> None:
     found = with_branch(verdict(Cause.AUTOCAST, is_rank_known=False), flows, READABLE)
     assert found.lead is not None and found.lead.line is not None

@@ -188,5 +188,7 @@ class Parted(Frozen):
     sides: tuple[Went, ...]
     odd: tuple[Rank, ...] = ()
     """The ranks outside of a majority, or that left what they did before; empty where neither is known."""
+    is_uneven: bool = True
+    """Other collectives came of it; False where the ranks issued the same ones, and only data may differ."""
     led_to: UserLine | None = None
     """The branch that it decided later, after which the ranks issued different collectives; None for itself."""

@@ -27,6 +27,8 @@ _CONSEQUENCES = frozenset({
 """What becomes of a job whose ranks took different branches before."""
 
 
+_OF_COLLECTIVES = _CONSEQUENCES - {Cause.COLLECTIVE_SIZES, Cause.UNKNOWN}
+"""Of these, those that data alone does not bring about: where all ranks issued the same, no branch explains them."""
 NOT_RECORDED = Check(
     name="executed lines",
     status=Status.INFO,
@@ -62,7 +64,7 @@ def with_branch(verdict: Verdict, flows: Mapping[int, Flow], readable: Collectio
         found = parted(flows, readable)
     except ValueError:  # a peer sent what is no flow: the verdict stands without it
         return verdict
-    if found is None:
+    if found is None or (verdict.lead.cause in _OF_COLLECTIVES and not found.is_uneven):
         return verdict
     lead = _lead(verdict.lead, _with_code(found, readable))
     checks = verdict.checks

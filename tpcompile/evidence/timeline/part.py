@@ -59,9 +59,9 @@ def parted(flows: Mapping[int, Flow], readable: Collection[str] = ()) -> Parted 
     start = earliest.origin.starts[0]
     here = {rank: first(fork for fork in own if fork.starts[0] == start) for rank, own in found.items()}
     known = _parted(walks, base, earliest.origin, {rank: fork for rank, fork in here.items() if fork is not None})
-    if earliest.origin.branch == earliest.last.branch:
-        return known
-    return known.model_copy(update={"led_to": _user_line(walks, *earliest.last.branch)})
+    is_same = earliest.origin.branch == earliest.last.branch
+    led_to = None if is_same else _user_line(walks, *earliest.last.branch)
+    return known.model_copy(update={"led_to": led_to, "is_uneven": earliest.is_uneven})
 
 
 class _Counts(NamedTuple):

@@ -24,7 +24,7 @@ def assigned(file: str, line: int) -> frozenset[str]:
 def _names(file: str) -> dict[int, tuple[frozenset[str], frozenset[str]]]:
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError):  # the finding stands without its names
         return {}
     found: dict[int, tuple[frozenset[str], frozenset[str]]] = {}
     everywhere = frozenset({*_imported(tree), "self", "cls"})
