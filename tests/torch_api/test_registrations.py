@@ -152,18 +152,20 @@ def test_a_registration_is_found_by_the_next_look(library: Any) -> None:
     assert ("aten::special_i1", "CPU") in found()
 
 
-def test_kernels_of_a_library_in_cpp_are_found_by_a_thorough_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading it adds no op and no name in Python; the dispatcher has the file of its source."""
+def looks_around_a_library_in_cpp() -> tuple[bool, bool, list[str]]:
+    """Whether the kernel is found before and after it is registered, and where; the last look stays in the cache."""
     library = torch._C._dispatch_library("IMPL", "aten", "CPU", "/build/fused/csrc/norm.cpp", 42)
-    try:
-        assert ("aten::special_i1e", "CPU") not in found(thorough=True)
-        library.impl("special_i1e", "CPU", triple)
-        monkeypatch.setattr(registrations, "_num_loads", lambda: 10**6)  # as after it was loaded
-        assert ("aten::special_i1e", "CPU") in found(thorough=True)
-        ((_, place),) = registrations.replaced_kernels("aten::special_i1e")
-        assert str(place) == "/build/fused/csrc/norm.cpp:42"
-    finally:
-        library.reset()
+    op = ("aten::special_i1e", "CPU")
+    before = op in found(thorough=True)
+    library.impl("special_i1e", "CPU", triple)
+    registrations._num_loads = lambda: 10**6  # as after it was loaded
+    return before, op in found(thorough=True), [str(place) for _, place in registrations.replaced_kernels(op[0])]
+
+
+def test_kernels_of_a_library_in_cpp_are_found_by_a_thorough_look() -> None:
+    """Loading it adds no op and no name in Python; the dispatcher has the file of its source."""
+    (looks,) = run_on_ranks(looks_around_a_library_in_cpp, world_size=1)
+    assert looks == (False, True, ["/build/fused/csrc/norm.cpp:42"])
 
 
 def test_loaded_libraries_are_counted(tmp_path: Path) -> None:
