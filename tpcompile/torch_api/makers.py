@@ -6,7 +6,6 @@ needs, Python itself and this package count as torch; what a wrapper of theirs h
 
 from __future__ import annotations
 
-import re
 import sys
 import sysconfig
 from collections import deque
@@ -18,6 +17,8 @@ from typing import Any
 
 import torch
 
+from tpcompile.evidence.text.lines import installed_in
+
 _SITE = Path(torch.__file__).parents[1]
 _PACKAGE = Path(__file__).parents[1]
 _NEEDED = ("torch", "torchgen", "functorch", "triton", "sympy", "mpmath", "networkx", "typing_extensions.py")
@@ -26,8 +27,6 @@ _TORCHS = tuple(str(_SITE / name) + ("" if name.endswith(".py") else "/") for na
 _PROGRAMS = f"{_PACKAGE / 'gate' / 'faults'}/"
 """Programs of ours that stand for a user's."""
 _STANDARD = f"{sysconfig.get_path('stdlib')}/"
-_INSTALLED = re.compile("/(site|dist)-packages/")
-"""These folders may be inside of that of Python's own modules."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, ModuleType)
 _OPS = (torch._ops.OperatorBase, torch._ops.OpOverloadPacket)
 """Who made an op is known by its registration, not by its object."""
@@ -42,8 +41,7 @@ def is_torchs_file(file: str) -> bool:
     """True for a Python file of torch and what it needs, of Python, or of this package."""
     if is_ours(file) or file.startswith(_TORCHS):
         return True
-    is_installed = _INSTALLED.search(file) is not None
-    return file.startswith(_STANDARD) and not is_installed
+    return file.startswith(_STANDARD) and not installed_in(file)  # which may be inside of the folder of Python's own
 
 
 def is_ours(file: str) -> bool:

@@ -73,6 +73,21 @@ def test_a_path_that_torch_cut_is_completed_from_its_code() -> None:
     assert not is_library(cut.model_copy(update={"code": "y = self.head(x)"}))
 
 
+def test_a_folder_that_an_installer_filled_holds_packages_and_may_hold_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pip install --target`: its records list what is a package."""
+    record = tmp_path / "fused-1.0.dist-info" / "RECORD"
+    record.parent.mkdir()
+    record.write_text("fused/__init__.py,sha256=x,1\nfused/ops/norm.py,,\nsingle.py,,\n../../bin/fused,,\n")
+    package, module, program = (str(tmp_path / name) for name in ("fused/ops/norm.py", "single.py", "train.py"))
+    assert not lines.is_packaged(package)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    assert lines.is_packaged(package) and lines.is_packaged(module) and not lines.is_packaged(program)
+    assert lines.in_package(package) == "fused/ops/norm.py"
+    assert lines.is_installed(UserLine(file=package, line=1))
+
+
 WRAPPER = UserLine(file="/v/lib/python3.11/site-packages/torch/_dynamo/external_utils.py", line=67, function="inner")
 
 

@@ -7,9 +7,11 @@ import itertools
 import linecache
 import os
 import re
+import sys
 import sysconfig
 import traceback
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
@@ -64,17 +66,47 @@ def is_library_file(file: str) -> bool:
 
 def is_packaged(file: str) -> bool:
     """True for a file of torch or of an installed package: what happens there the user can only call or not."""
-    return _PACKAGES.search(file) is not None or _TORCH.search(file) is not None
+    return bool(installed_in(file)) or _TORCH.search(file) is not None
 
 
 def in_package(file: str) -> str:
     """The path of such a file from its package on: `torch/optim/optimizer.py`."""
-    return _PACKAGES.split(file)[-1]
+    return file.removeprefix(installed_in(file))
 
 
 def is_installed(line: UserLine) -> bool:
     """True for a line of any installed package, torch among them: the program that uses it is elsewhere."""
-    return "/site-packages/" in line.file or "/dist-packages/" in line.file
+    return bool(installed_in(line.file))
+
+
+def installed_in(file: str) -> str:
+    """The folder that an installer put the file's package into, with a slash at its end; empty for a user's file."""
+    site = _PACKAGES.match(file)
+    if site is not None:
+        return site[0]
+    for folder, tops in _targets(tuple(sys.path)).items():
+        if file.startswith(folder) and file.removeprefix(folder).partition("/")[0] in tops:
+            return folder
+    return ""
+
+
+@functools.cache
+def _targets(paths: tuple[str, ...]) -> dict[str, frozenset[str]]:
+    """Folders of this process that `pip install --target` has filled -> the names in them that it installed.
+
+    A program may lie in the same folder: only what the installer's records list is a package.
+    """
+    found = {}
+    for path in paths:
+        if _PACKAGES.match(f"{path}/"):
+            continue
+        names = set()
+        for record in Path(path).glob("*.dist-info/RECORD"):
+            with suppress(OSError, UnicodeDecodeError):
+                names |= {row.partition("/")[0].partition(",")[0] for row in record.read_text().splitlines()}
+        if names:
+            found[f"{Path(path).absolute()}/"] = frozenset(names - {"..", ""})
+    return found
 
 
 def in_program(line: UserLine | None, frame: UserLine | None) -> str:

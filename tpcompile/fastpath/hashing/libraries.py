@@ -7,16 +7,16 @@ import inspect
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from importlib import metadata
 from operator import attrgetter
 from pathlib import Path
 from types import FunctionType, ModuleType
 
+from tpcompile.evidence.text.lines import installed_in
+
 _ALWAYS = frozenset({"torch", "triton", "numpy", "functorch", "torchgen", "tpcompile"})
 """Libraries wherever they are installed from: a source checkout of them is one too."""
 STANDARD = frozenset({*sys.stdlib_module_names, "builtins", "__builtin__"})
-_INSTALLED = ("/site-packages/", "/dist-packages/")
 _MADE_BY_A_CALL = 1 << 9
 """The flag of a class that does not exist from the start: Python's Py_TPFLAGS_HEAPTYPE."""
 PLATFORM = frozenset({"torch", "triton", "functorch", "torchgen"})
@@ -45,9 +45,7 @@ class Libraries:
         if top in _ALWAYS | STANDARD:
             return True
         known = module if module in sys.modules else top
-        place = _place(known)
-        is_in_site = any(folder in place for folder in _INSTALLED)
-        return is_in_site or _is_installed(top)
+        return bool(installed_in(_place(known)))
 
     def have_class(self, kind: type) -> bool:
         """True for a class of a library: its module has it, or its methods are of one.
@@ -67,16 +65,6 @@ class Libraries:
             if not method.__code__.co_filename.startswith("<"):
                 modules.add(method.__globals__.get("__name__"))
         return exists_from_the_start or (bool(modules) and all(map(self.have, modules)))
-
-
-@cache
-def _is_installed(top: str) -> bool:
-    """True for a package whose files an installer has put anywhere, as `pip install --target` does; not for a link."""
-    try:
-        files = metadata.files(top) or []
-    except metadata.PackageNotFoundError:
-        return False
-    return any(file.parts[0] in (top, f"{top}.py") for file in files)
 
 
 def _place(module: str) -> str:
