@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.forked import ROOT
 from tpcompile.evidence.text.lines import is_packaged
-from tpcompile.evidence.timeline.flow import Flow, Kind
+from tpcompile.evidence.timeline.flow import EXACT, LINE_BITS, LINE_MASK, VALUE_BITS, Flow, Kind
 from tpcompile.recording import flow as module
 from tpcompile.recording import flow_callbacks, ring
+from tpcompile.recording.assigned import RETURNED
 from tpcompile.recording.flow import IS_POSSIBLE, FlowRecorder
 from tpcompile.recording.ring import flow_left, forget_ring
 
@@ -60,7 +62,9 @@ def lines(flow: Flow, function: str) -> list[tuple[Kind, int]]:
     """Steps of a function, lines counted from its first."""
     codes = {number: code for number, code in enumerate(flow.codes) if code.function.endswith(function)}
     steps = [
-        (codes[number], Kind(packed >> 30), packed & 0x3FFFFFFF) for number, packed in flow.steps() if number in codes
+        (codes[number], Kind(packed >> LINE_BITS), packed & LINE_MASK)
+        for number, packed in flow.steps()
+        if number in codes and packed >> LINE_BITS != Kind.VALUE
     ]
     return [(kind, line - code.line if kind in (Kind.LINE, Kind.START) else line) for code, kind, line in steps]
 
@@ -84,6 +88,68 @@ def test_each_line_start_and_return_of_a_function_is_a_step(name: str) -> None:
         (Kind.START, 0), (Kind.LINE, 1), (Kind.LINE, 3), (Kind.RETURN, 0),
     ]  # fmt: skip
     assert flow.num_before == 0
+
+
+def values(flow: Flow, function: str) -> list[tuple[str, int | bytes]]:
+    """(name, small int or the bits of a hash) of what a function assigned and returned, in order."""
+    (number,) = (number for number, code in enumerate(flow.codes) if code.function.endswith(function))
+    found: list[tuple[str, int | bytes]] = []
+    for code, packed in flow.steps():
+        if code == number and packed >> LINE_BITS == Kind.VALUE:
+            index, value = (packed & LINE_MASK) >> VALUE_BITS, packed & (1 << VALUE_BITS) - 1
+            name = "returned" if index == RETURNED else flow.codes[code].names[index]
+            found.append((name, value & EXACT - 1 if value & EXACT else value.to_bytes(3, "little")))
+    return found
+
+
+class Holder:
+    size = property(lambda _: pytest.fail("it is computed"), lambda *_: None)
+
+
+def assigning(width: int, holder: Any) -> Any:
+    size = width * 2
+    for index in range(2):
+        size += index
+    holder.scale = size
+    holder.size = 3
+    shape, flags = torch.ones(2, size), (True, None, "a", 0.5, -1, {"a": 1})
+    return shape, flags
+
+
+@pytest.mark.usefixtures("callbacks")
+def test_values_that_lines_set_are_steps_too(name: str) -> None:
+    """An object whose class computes an attribute is not asked for it; an object says nothing as a value."""
+    found = values(recorded(lambda _: assigning(2, Holder()), name), "assigning")
+    assert found[:7] == [
+        ("width", 2), ("size", 4), ("index", 0), ("size", 4), ("index", 1), ("size", 5), ("index", 1),
+    ]  # fmt: skip
+    assert found[7] == ("holder.scale", 5), "the loop's line ends the loop as well"
+    assert sorted(name for name, _ in found[8:]) == ["flags", "returned", "shape"]
+    assert all(isinstance(value, bytes) for _, value in found[8:])
+
+
+@pytest.mark.skipif(not IS_POSSIBLE, reason="before Python 3.12")
+def test_values_have_the_same_hash_in_c_and_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one(number: int) -> list[tuple[str, int | bytes]]:
+        return values(
+            recorded(lambda _: [varied(value) for value in VARIED], f"{secrets.token_hex(8)}{number}"), "varied"
+        )
+
+    in_c = one(0)
+    monkeypatch.setattr(module, "compiled", lambda: None)
+    assert one(1) == in_c
+    assert len(set(in_c)) == len(VARIED), "what differs has another hash"
+
+
+VARIED = (
+    None, True, False, 0, 7, -7, 1 << 20, 1 << 40, -(1 << 62), 0.5, -0.5, float("inf"), "", "a", "b" * 70, "é",
+    (), (1,), [1, 2], (1, (2, 3)), (1, (2, 4)), {}, {"a": 1}, torch.ones(2), torch.ones(3), torch.ones(2).half(),
+    torch.ones(2, requires_grad=True),
+)  # fmt: skip
+
+
+def varied(value: Any) -> None:
+    del value
 
 
 @pytest.mark.usefixtures("callbacks")
@@ -135,7 +201,7 @@ def test_other_threads_are_not_followed(name: str) -> None:
 def test_the_newest_steps_are_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring, "_CAPACITY", 64)
     flow = recorded(lambda _: [chosen(number % 2 == 0) for number in range(200)], name)
-    assert len(flow.steps()) == 64 and flow.num_before > 700
+    assert len(flow.steps()) == 64 and flow.num_before > 1000
     assert set(lines(flow, "chosen")) == {
         (Kind.START, 0), (Kind.LINE, 1), (Kind.LINE, 2), (Kind.LINE, 3), (Kind.RETURN, 0)
     }  # fmt: skip
@@ -251,8 +317,8 @@ def test_rings_of_jobs_that_were_killed_a_day_ago_are_removed(name: str) -> None
     assert isinstance(old, Path)
 
 
+@pytest.mark.usefixtures("callbacks")
 def test_what_is_compiled_is_the_same_with_and_without(name: str) -> None:
-    import torch
     from torch._dynamo.utils import counters
 
     def program(x: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,11 @@
 #define START 1u
 #define RETURN 2u
 #define MARK 3u
+#define VALUE 4u
+#define KIND_BIT 29
+#define RETURNED 255u
+#define EXACT (1u << 20)
+#define ITEMS 8                          /* of a container that are read */
 
 typedef struct { uint64_t head, capacity; } Head;
 typedef struct { uint64_t ns; uint32_t code, line; } Entry;
@@ -21,13 +26,19 @@ typedef struct { uint64_t ns; uint32_t code, line; } Entry;
 static Py_buffer mapped;
 static Head *head;
 static Entry *entries;
-static struct { PyObject *code; uint32_t id; } codes[SLOTS];
+static struct {
+    PyObject *code, *by_line, *arguments;  /* (number, variable, attribute or None), by line from the first one on */
+    uint32_t id;
+    int line, last, is_global;             /* first line; the one whose values are due, 0 for none */
+} codes[SLOTS];
 static uint32_t num_codes;
 static uint16_t times[SLOTS];            /* of a location in the current second */
 static uint64_t second, in_second;
 static uint64_t budget;                  /* events a second, above which frequent locations are silenced */
 static uint16_t often;
-static PyObject *disable, *restart, *is_followed, *first_start;
+static PyObject *disable, *restart, *is_followed, *first_start, *num_modes;
+static PyObject *tensor, *parameter;     /* types */
+static PyObject *shape, *dtype, *requires_grad;
 static int is_paused, num_disabled;
 static struct { unsigned long ident; int followed; } threads[64];
 
@@ -52,7 +63,7 @@ static int follows_thread(void) {
 
 static void append(uint64_t ns, uint32_t code, uint32_t kind, uint32_t line) {
     Entry *entry = &entries[head->head % head->capacity];
-    *entry = (Entry){ns, code, kind << 30 | (line & 0x3fffffffu)};
+    *entry = (Entry){ns, code, kind << KIND_BIT | (line & ((1u << KIND_BIT) - 1))};
     __atomic_store_n(&head->head, head->head + 1, __ATOMIC_RELEASE);
 }
 
@@ -62,7 +73,128 @@ static uint64_t now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
-static PyObject *on_event(PyObject *code, uint32_t kind, uint32_t line) {
+static uint64_t mixed(uint64_t hash, const void *data, size_t size) {  /* FNV-1a */
+    for (size_t at = 0; at < size; ++at) hash = (hash ^ ((const uint8_t *)data)[at]) * 0x100000001b3ull;
+    return hash;
+}
+
+static uint64_t tagged(uint64_t hash, char tag, uint64_t number) {
+    return mixed(mixed(hash, &tag, 1), &number, sizeof number);
+}
+
+/* The hash of a value, as `InPython` computes it; 0 for what says nothing about it. */
+static uint64_t hashed(uint64_t hash, PyObject *value, int depth) {
+    if (value == Py_None) return tagged(hash, 'N', 0);
+    if (PyBool_Check(value)) return tagged(hash, 'B', value == Py_True);
+    if (PyLong_Check(value)) {
+        int overflows;
+        long long number = PyLong_AsLongLongAndOverflow(value, &overflows);
+        return tagged(hash, 'I', overflows ? 0 : (uint64_t)number);
+    }
+    if (PyFloat_Check(value)) {
+        double number = PyFloat_AS_DOUBLE(value);
+        uint64_t bits;
+        memcpy(&bits, &number, sizeof bits);
+        return tagged(hash, 'F', bits);
+    }
+    if (PyUnicode_Check(value)) {
+        Py_ssize_t size;
+        const char *text = PyUnicode_AsUTF8AndSize(value, &size);
+        if (text == NULL) return PyErr_Clear(), 0;
+        return mixed(tagged(hash, 'S', (uint64_t)size), text, size < 64 ? size : 64);
+    }
+    if ((PyTuple_Check(value) || PyList_Check(value)) && depth < 2) {
+        Py_ssize_t size = PySequence_Fast_GET_SIZE(value);
+        hash = tagged(hash, 'C', (uint64_t)size);
+        for (Py_ssize_t at = 0; at < size && at < ITEMS; ++at) {
+            uint64_t item = hashed(hash, PySequence_Fast_GET_ITEM(value, at), depth + 1);
+            if (item != 0) hash = item;
+        }
+        return hash;
+    }
+    if (PyDict_Check(value) || PyAnySet_Check(value)) {
+        Py_ssize_t size = PyDict_Check(value) ? PyDict_Size(value) : PySet_Size(value);
+        return tagged(hash, 'D', (uint64_t)size);
+    }
+    if ((PyObject *)Py_TYPE(value) != tensor && (PyObject *)Py_TYPE(value) != parameter) return 0;
+    PyObject *modes = PyObject_CallNoArgs(num_modes);  /* a mode would see the access */
+    int has_modes = modes == NULL || PyObject_IsTrue(modes);
+    Py_XDECREF(modes);
+    if (has_modes) return PyErr_Clear(), 0;
+    PyObject *parts[] = {PyObject_GetAttr(value, shape), PyObject_GetAttr(value, dtype),
+                         PyObject_GetAttr(value, requires_grad)};
+    PyObject *name = parts[1] == NULL ? NULL : PyObject_Str(parts[1]);
+    hash = tagged(hash, 'T', 0);
+    if (parts[0] == NULL || parts[2] == NULL || name == NULL) hash = 0;
+    else hash = hashed(hashed(hashed(hash, parts[0], 1), name, 1), parts[2], 1);
+    PyErr_Clear();
+    for (int at = 0; at < 3; ++at) Py_XDECREF(parts[at]);
+    Py_XDECREF(name);
+    return hash;
+}
+
+static void append_value(uint64_t ns, uint32_t code, uint32_t number, PyObject *value) {
+    uint32_t known;
+    long small = -1;
+    if (PyLong_CheckExact(value)) {
+        int overflows;
+        small = PyLong_AsLongAndOverflow(value, &overflows);
+    }
+    if (small >= 0 && small < (long)EXACT) {
+        known = EXACT | (uint32_t)small;
+    } else {
+        uint64_t hash = hashed(0xcbf29ce484222325ull, value, 0);
+        if (hash == 0) return;
+        known = (uint32_t)(hash ^ hash >> 20 ^ hash >> 40) & (EXACT - 1);
+    }
+    append(ns, code, VALUE, number << 21 | known);
+    ++in_second;
+}
+
+/* A new reference to what a variable holds, or an attribute of it that its object itself has; NULL without one. */
+static PyObject *held(PyFrameObject *frame, PyObject *name, PyObject *attribute, int is_global) {
+    PyObject *value;
+    if (is_global) {
+        PyObject *globals = PyFrame_GetGlobals(frame);
+        value = Py_XNewRef(PyDict_GetItemWithError(globals, name));
+        Py_DECREF(globals);
+    } else {
+        value = PyFrame_GetVar(frame, name);
+    }
+    if (value != NULL && attribute != Py_None) {
+        PyObject *holder = value;
+        int is_computed = _PyType_Lookup(Py_TYPE(holder), attribute) != NULL;  /* a property, a slot */
+        value = is_computed ? NULL : PyObject_GenericGetAttr(holder, attribute);
+        Py_DECREF(holder);
+    }
+    if (value == NULL) PyErr_Clear();
+    return value;
+}
+
+static void append_values(size_t slot, PyObject *specs, uint64_t ns) {
+    PyFrameObject *frame = PyEval_GetFrame();
+    if (frame == NULL) return;
+    for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(specs); ++at) {
+        PyObject *spec = PyTuple_GET_ITEM(specs, at);
+        PyObject *value =
+            held(frame, PyTuple_GET_ITEM(spec, 1), PyTuple_GET_ITEM(spec, 2), codes[slot].is_global);
+        if (value == NULL) continue;
+        append_value(ns, codes[slot].id, (uint32_t)PyLong_AsLong(PyTuple_GET_ITEM(spec, 0)), value);
+        Py_DECREF(value);
+    }
+}
+
+/* What the last line of this code gave a value, now that the frame goes on. */
+static void append_due(size_t slot, uint64_t ns) {
+    Py_ssize_t offset = codes[slot].last - codes[slot].line;
+    int is_due = codes[slot].last != 0;
+    codes[slot].last = 0;
+    if (!is_due || offset < 0 || offset >= PyTuple_GET_SIZE(codes[slot].by_line)) return;
+    PyObject *specs = PyTuple_GET_ITEM(codes[slot].by_line, offset);
+    if (specs != Py_None) append_values(slot, specs, ns);
+}
+
+static PyObject *on_event(PyObject *code, uint32_t kind, uint32_t line, PyObject *returned) {
     if (head == NULL || is_paused) Py_RETURN_NONE;
     int followed = follows_thread();
     if (followed < 0) return NULL;
@@ -80,7 +212,11 @@ static PyObject *on_event(PyObject *code, uint32_t kind, uint32_t line) {
             Py_DECREF(done);
         }
     }
+    if (kind == LINE || kind == RETURN) append_due(slot, ns);
+    if (returned != NULL && returned != Py_None) append_value(ns, codes[slot].id, RETURNED, returned);
     append(ns, codes[slot].id, kind, line);
+    if (kind == START) append_values(slot, codes[slot].arguments, ns);
+    codes[slot].last = kind == LINE ? (int)line : 0;
     uint16_t *count = &times[(codes[slot].id * 0x9E3779B1u + line * 4 + kind) >> 8 & (SLOTS - 1)];
     if (*count < UINT16_MAX) ++*count;
     if (++in_second > budget && *count > often) {
@@ -92,7 +228,7 @@ static PyObject *on_event(PyObject *code, uint32_t kind, uint32_t line) {
 }
 
 static PyObject *on_line(PyObject *self, PyObject *const *args, Py_ssize_t n) {
-    return on_event(args[0], LINE, (uint32_t)PyLong_AsLong(args[1]));
+    return on_event(args[0], LINE, (uint32_t)PyLong_AsLong(args[1]), NULL);
 }
 static PyObject *on_start(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     if (head == NULL) Py_RETURN_NONE;
@@ -101,20 +237,28 @@ static PyObject *on_start(PyObject *self, PyObject *const *args, Py_ssize_t n) {
         if (found == NULL || found == disable) return found;
         Py_DECREF(found);
     }
-    return on_event(args[0], START, (uint32_t)((PyCodeObject *)args[0])->co_firstlineno);
+    return on_event(args[0], START, (uint32_t)((PyCodeObject *)args[0])->co_firstlineno, NULL);
 }
 static PyObject *on_return(PyObject *self, PyObject *const *args, Py_ssize_t n) {
-    return on_event(args[0], RETURN, 0);
+    return on_event(args[0], RETURN, 0, n > 2 ? args[2] : NULL);
 }
 
 static PyObject *add(PyObject *self, PyObject *args) {
-    PyObject *code;
+    PyObject *code, *by_line, *arguments;
     unsigned int id;
-    if (!PyArg_ParseTuple(args, "O!I", &PyCode_Type, &code, &id)) return NULL;
+    int is_global;
+    if (!PyArg_ParseTuple(args, "O!IO!O!p", &PyCode_Type, &code, &id, &PyTuple_Type, &by_line, &PyTuple_Type,
+                          &arguments, &is_global))
+        return NULL;
     size_t slot = slot_of(code);
     if (codes[slot].code == NULL && num_codes < SLOTS / 2) {
         codes[slot].code = Py_NewRef(code);  /* kept, so that no other code gets its address */
+        codes[slot].by_line = Py_NewRef(by_line);
+        codes[slot].arguments = Py_NewRef(arguments);
         codes[slot].id = id;
+        codes[slot].line = ((PyCodeObject *)code)->co_firstlineno;
+        codes[slot].last = 0;
+        codes[slot].is_global = is_global;
         ++num_codes;
     }
     Py_RETURN_NONE;
@@ -137,22 +281,29 @@ static PyObject *detach(PyObject *self, PyObject *none) {
         head = NULL;
         PyBuffer_Release(&mapped);
     }
-    for (size_t slot = 0; slot < SLOTS; ++slot) Py_CLEAR(codes[slot].code);
+    for (size_t slot = 0; slot < SLOTS; ++slot) {
+        Py_CLEAR(codes[slot].code);
+        Py_CLEAR(codes[slot].by_line);
+        Py_CLEAR(codes[slot].arguments);
+    }
     num_codes = 0;
     memset(threads, 0, sizeof threads);
     Py_CLEAR(disable);
     Py_CLEAR(restart);
     Py_CLEAR(is_followed);
     Py_CLEAR(first_start);
+    Py_CLEAR(num_modes);
+    Py_CLEAR(tensor);
+    Py_CLEAR(parameter);
     Py_RETURN_NONE;
 }
 
 static PyObject *attach(PyObject *self, PyObject *args) {
-    PyObject *buffer, *disable_, *restart_, *is_followed_, *first_start_;
+    PyObject *buffer, *disable_, *restart_, *is_followed_, *first_start_, *tensor_, *parameter_, *num_modes_;
     unsigned long long budget_;
     unsigned short often_;
-    if (!PyArg_ParseTuple(args, "OOOOOKH", &buffer, &disable_, &restart_, &is_followed_, &first_start_, &budget_,
-                          &often_))
+    if (!PyArg_ParseTuple(args, "OOOOOKHOOO", &buffer, &disable_, &restart_, &is_followed_, &first_start_, &budget_,
+                          &often_, &tensor_, &parameter_, &num_modes_))
         return NULL;
     Py_XDECREF(detach(self, NULL));
     if (PyObject_GetBuffer(buffer, &mapped, PyBUF_WRITABLE) < 0) return NULL;
@@ -166,6 +317,9 @@ static PyObject *attach(PyObject *self, PyObject *args) {
     restart = Py_NewRef(restart_);
     is_followed = Py_NewRef(is_followed_);
     first_start = Py_NewRef(first_start_);
+    tensor = Py_NewRef(tensor_);
+    parameter = Py_NewRef(parameter_);
+    num_modes = Py_NewRef(num_modes_);
     budget = budget_;
     often = often_;
     second = in_second = 0;
@@ -176,9 +330,9 @@ static PyObject *attach(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef methods[] = {
-    {"attach", attach, METH_VARARGS, "(buffer, DISABLE, restart, is_followed, first_start, budget, often)"},
+    {"attach", attach, METH_VARARGS, "(buffer, DISABLE, restart, is_followed, first_start, budget, often, *tensors)"},
     {"detach", detach, METH_NOARGS, ""},
-    {"add", add, METH_VARARGS, "(code, id)"},
+    {"add", add, METH_VARARGS, "(code, id, by_line, arguments, is_global)"},
     {"mark", mark, METH_VARARGS, "(id, number)"},
     {"pause", pause_, METH_VARARGS, "(is_paused)"},
     {"on_line", (PyCFunction)(void *)on_line, METH_FASTCALL, ""},
@@ -187,4 +341,9 @@ static PyMethodDef methods[] = {
     {0},
 };
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "tpcompile_flow", 0, -1, methods};
-PyMODINIT_FUNC PyInit_tpcompile_flow(void) { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit_tpcompile_flow(void) {
+    shape = PyUnicode_InternFromString("shape");
+    dtype = PyUnicode_InternFromString("dtype");
+    requires_grad = PyUnicode_InternFromString("requires_grad");
+    return shape == NULL || dtype == NULL || requires_grad == NULL ? NULL : PyModule_Create(&module);
+}

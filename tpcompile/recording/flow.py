@@ -1,4 +1,4 @@
-"""Records the lines of user code that this process executes into a ring, through `sys.monitoring`.
+"""Records the lines of user code that this process executes, and the values they set, through `sys.monitoring`.
 
 Code of torch, of the standard library and of installed packages is looked at once, when it first starts, and costs
 nothing after that. The callbacks are in C (flow.c, built once into a private folder); without a compiler they are in
@@ -17,11 +17,15 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+import torch
+
 from tpcompile.errors import PreflightError
 from tpcompile.evidence.text.lines import is_library_file, is_packaged
-from tpcompile.evidence.timeline.flow import Flow
+from tpcompile.evidence.timeline.flow import LINE_MASK, Flow
+from tpcompile.recording.assigned import assigned
 from tpcompile.recording.flow_callbacks import InPython, compiled
 from tpcompile.recording.ring import Ring
+from tpcompile.torch_api.flags import num_function_modes
 
 _PACKAGE = f"{Path(__file__).parents[1]}/"
 _FAULTS = f"{_PACKAGE}gate/faults/"
@@ -32,6 +36,8 @@ _BUDGET, _BUDGET_IN_PYTHON = 60_000, 4_000
 """Events a second before frequent locations are silenced until the next second: 0.5 % of a core at 0.08 us each."""
 _OFTEN = 200
 _UNFOLLOWED = object()
+_TENSORS = (torch.Tensor, torch.nn.Parameter, num_function_modes)
+"""Whose shape, dtype and need of a gradient are values; the last one tells whether a mode would see that."""
 _YIELD, _RESUME = dis.opmap["YIELD_VALUE"], dis.opmap["RESUME"]
 _MONITORING: Any = getattr(sys, "monitoring", None)
 IS_POSSIBLE = _MONITORING is not None
@@ -74,10 +80,10 @@ class FlowRecorder:
 
     def _monitor(self, ring: Ring, frame: FrameType) -> None:
         monitoring, in_c = _MONITORING, compiled()
-        callbacks = self._callbacks = in_c or InPython()
+        callbacks = self._callbacks = in_c or _untraced(InPython())
         callbacks.attach(
             ring.map, monitoring.DISABLE, monitoring.restart_events, self._follows_thread, self._first_start,
-            _BUDGET if in_c else _BUDGET_IN_PYTHON, _OFTEN,
+            _BUDGET if in_c else _BUDGET_IN_PYTHON, _OFTEN, *_TENSORS,
         )  # fmt: skip
         monitoring.use_tool_id(_TOOL, "tpcompile")
         events = monitoring.events
@@ -97,19 +103,23 @@ class FlowRecorder:
 
     def _trace(self, ring: Ring, frame: FrameType) -> None:
         callbacks = self._callbacks = InPython()
-        callbacks.attach(ring.map, _UNFOLLOWED, lambda: None, self._follows_thread, self._first_start, 1 << 60, _OFTEN)
+        callbacks.attach(
+            ring.map, _UNFOLLOWED, lambda: None, self._follows_thread, self._first_start, 1 << 60, _OFTEN, *_TENSORS
+        )
 
+        @torch.compiler.disable  # Dynamo looks at what a compiled frame calls, a trace function too
         def starts(frame: FrameType, _event: str, _value: Any) -> Any:
             code = frame.f_code
             if _is_suspended(frame):  # a generator that goes on
                 return goes_on if callbacks.knows(code) else None
             return goes_on if callbacks.on_start(code, 0) is not _UNFOLLOWED else None
 
-        def goes_on(frame: FrameType, event: str, _value: Any) -> Any:
+        @torch.compiler.disable
+        def goes_on(frame: FrameType, event: str, value: Any) -> Any:
             if event == "line":
                 callbacks.on_line(frame.f_code, frame.f_lineno)
             elif event == "return" and not _is_suspended(frame):
-                callbacks.on_return(frame.f_code, 0, None)
+                callbacks.on_return(frame.f_code, 0, value)
             return goes_on
 
         for running in _stack(frame):
@@ -147,7 +157,7 @@ class FlowRecorder:
             if new is None:
                 return
             number = self._numbers[region] = new
-        self._callbacks.mark(number, call & 0x3FFFFFFF)
+        self._callbacks.mark(number, call & LINE_MASK)
 
     @property
     def num_recorded(self) -> int:
@@ -169,10 +179,11 @@ class FlowRecorder:
         unfollowed = _MONITORING.DISABLE if IS_POSSIBLE else _UNFOLLOWED
         if callbacks is None or ring is None or not self._is_followed(code.co_filename):
             return unfollowed
-        number = ring.number_of(code.co_filename, code.co_qualname, code.co_firstlineno)
+        names = assigned(code)
+        number = ring.number_of(code.co_filename, code.co_qualname, code.co_firstlineno, names.names)
         if number is None:
             return unfollowed
-        callbacks.add(code, number)
+        callbacks.add(code, number, *names[1:])
         if IS_POSSIBLE:
             events = _MONITORING.events
             _MONITORING.set_local_events(_TOOL, code, events.PY_START | events.LINE | events.PY_RETURN)
@@ -213,6 +224,13 @@ def _why_taken(*, by_settrace: bool) -> str:
     if not by_settrace:
         return f"{version} has no sys.monitoring (3.12 has)"
     return "a debugger or coverage uses sys.settrace" if sys.gettrace() is not None else ""
+
+
+def _untraced(callbacks: InPython) -> InPython:
+    """Callbacks that Dynamo does not look at where a compiled frame calls them."""
+    for name in ("on_start", "on_line", "on_return"):
+        setattr(callbacks, name, torch.compiler.disable(getattr(callbacks, name)))
+    return callbacks
 
 
 def _is_suspended(frame: FrameType) -> bool:

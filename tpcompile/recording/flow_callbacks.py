@@ -4,35 +4,44 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import inspect
 import os
+import struct
 import subprocess
 import sys
 import sysconfig
 import threading
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from tpcompile.errors import PreflightError
-from tpcompile.evidence.timeline.flow import ENTRY, HEADER, Kind
+from tpcompile.evidence.timeline.flow import ENTRY, EXACT, HEADER, LINE_BITS, VALUE_BITS, Kind, shortened
 from tpcompile.private_folder import cache_folder
+from tpcompile.recording.assigned import RETURNED, Spec
 
 _SOURCE = Path(__file__).with_name("flow.c")
+_ITEMS = 8
+"""Of a container that are read."""
 
 
 class InPython:
     """What flow.c does, for machines without a compiler."""
 
     def attach(
-        self, buffer: Any, disable: Any, restart: Any, is_followed: Any, first_start: Any, budget: int, often: int
-    ) -> None:
+        self, buffer: Any, disable: Any, restart: Any, is_followed: Any, first_start: Any, budget: int, often: int,
+        *tensors: Any,
+    ) -> None:  # fmt: skip
         self._map, self._disable, self._restart = buffer, disable, restart
         self._is_followed, self._first_start = is_followed, first_start
         self._budget, self._often = budget, often
-        self._codes: dict[int, tuple[CodeType, int]] = {}
+        self._tensors = tensors
+        self._codes: dict[int, _Followed] = {}
         self._head, self._capacity = HEADER.unpack_from(buffer)[:2]
         self._is_paused = False
         self._second, self._in_second, self._has_disabled = 0, 0, False
@@ -41,8 +50,8 @@ class InPython:
     def detach(self) -> None:
         self._codes, self._is_paused = {}, True
 
-    def add(self, code: CodeType, number: int) -> None:
-        self._codes.setdefault(id(code), (code, number))
+    def add(self, code: CodeType, number: int, *names: Any) -> None:
+        self._codes.setdefault(id(code), _Followed(code, number, *names))
 
     def knows(self, code: CodeType) -> bool:
         return id(code) in self._codes
@@ -62,10 +71,10 @@ class InPython:
     def on_line(self, code: CodeType, line: int) -> Any:
         return self._on_event(code, Kind.LINE, line)
 
-    def on_return(self, code: CodeType, _offset: int, _value: Any) -> Any:
-        return self._on_event(code, Kind.RETURN, 0)
+    def on_return(self, code: CodeType, _offset: int, value: Any) -> Any:
+        return self._on_event(code, Kind.RETURN, 0, value)
 
-    def _on_event(self, code: CodeType, kind: Kind, line: int) -> Any:
+    def _on_event(self, code: CodeType, kind: Kind, line: int, returned: Any = None) -> Any:
         found = self._codes.get(id(code))
         if self._is_paused or found is None or not self._is_followed(threading.get_ident()):
             return None
@@ -76,20 +85,103 @@ class InPython:
             if self._has_disabled:
                 self._has_disabled = False
                 self._restart()
-        self._append(ns, found[1], kind, line)
-        times = self._times[found[1], line] = self._times.get((found[1], line), 0) + 1
+        if found.last and kind in (Kind.LINE, Kind.RETURN):
+            self._append_values(ns, found, found.specs_at(found.last))
+        if returned is not None:
+            self._append_value(ns, found.number, RETURNED, returned)
+        self._append(ns, found.number, kind, line)
+        if kind is Kind.START:
+            self._append_values(ns, found, found.arguments)
+        found.last = line if kind is Kind.LINE else 0
+        times = self._times[found.number, line] = self._times.get((found.number, line), 0) + 1
         self._in_second += 1
         if self._in_second > self._budget and times > self._often:
             self._has_disabled = True
-            self._append(ns, found[1], Kind.MARK, 0)
+            self._append(ns, found.number, Kind.MARK, 0)
             return self._disable
         return None
 
+    def _append_values(self, ns: int, found: _Followed, specs: Iterable[Spec]) -> None:
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code is not found.code:
+            frame = frame.f_back
+        variables = frame.f_locals if frame is not None else {}
+        for number, name, attribute in specs:
+            value = variables.get(name)
+            if attribute is not None:  # what the object itself has, without running its code
+                is_computed = inspect.getattr_static(type(value), attribute, None) is not None
+                value = None if is_computed else getattr(value, "__dict__", {}).get(attribute)
+            if attribute is None or value is not None:
+                self._append_value(ns, found.number, number, value)
+
+    def _append_value(self, ns: int, code: int, number: int, value: Any) -> None:
+        is_small = type(value) is int and 0 <= value < EXACT
+        known = EXACT | value if is_small else shortened(_hashed(_SEED, value, 0, self._tensors))
+        if known is not None:
+            self._append(ns, code, Kind.VALUE, number << VALUE_BITS | known)
+            self._in_second += 1
+
     def _append(self, ns: int, number: int, kind: Kind, line: int) -> None:
         at = HEADER.size + self._head % self._capacity * ENTRY.size
-        ENTRY.pack_into(self._map, at, ns, number, kind << 30 | line)
+        ENTRY.pack_into(self._map, at, ns, number, kind << LINE_BITS | line)
         self._head += 1
         self._map[:8] = self._head.to_bytes(8, "little")
+
+
+@dataclass
+class _Followed:
+    code: CodeType
+    number: int
+    by_line: tuple[tuple[Spec, ...] | None, ...] = ()
+    arguments: tuple[Spec, ...] = ()
+    is_global: bool = False
+    last: int = 0
+    """The line whose values are due; 0 for none."""
+
+    def specs_at(self, line: int) -> tuple[Spec, ...]:
+        offset = line - self.code.co_firstlineno
+        return (self.by_line[offset] or ()) if 0 <= offset < len(self.by_line) else ()
+
+
+_SEED, _PRIME = 0xCBF29CE484222325, 0x100000001B3
+
+
+def _mixed(number: int, data: bytes) -> int:
+    for byte in data:  # FNV-1a, as in flow.c
+        number = (number ^ byte) * _PRIME & 0xFFFFFFFFFFFFFFFF
+    return number
+
+
+def _tagged(number: int, tag: bytes, value: int) -> int:
+    return _mixed(number, tag + (value & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little"))
+
+
+def _hashed(number: int, value: Any, depth: int, tensors: tuple[Any, ...]) -> int:
+    """The same hash as in flow.c; 0 for what says nothing about a value."""
+    if value is None:
+        return _tagged(number, b"N", 0)
+    if isinstance(value, bool):
+        return _tagged(number, b"B", value)
+    if isinstance(value, int):
+        return _tagged(number, b"I", value if -(1 << 63) <= value < 1 << 63 else 0)
+    if isinstance(value, float):
+        return _tagged(number, b"F", int.from_bytes(struct.pack("<d", value), "little"))
+    if isinstance(value, str):
+        text = value.encode(errors="surrogatepass")
+        return _mixed(_tagged(number, b"S", len(text)), text[:64])
+    if isinstance(value, tuple | list) and depth < 2:
+        number = _tagged(number, b"C", len(value))
+        for item in value[:_ITEMS]:
+            number = _hashed(number, item, depth + 1, tensors) or number
+        return number
+    if isinstance(value, dict | set | frozenset):
+        return _tagged(number, b"D", len(value))
+    if not tensors or type(value) not in tensors[:2] or tensors[2]():
+        return 0
+    number = _tagged(number, b"T", 0)
+    for part in (tuple(value.shape), str(value.dtype), value.requires_grad):
+        number = _hashed(number, part, 1, tensors)
+    return number
 
 
 @cache

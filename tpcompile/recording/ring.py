@@ -9,6 +9,7 @@ import json
 import mmap
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,9 +40,9 @@ class Ring:
         self._table_bytes, self._num_codes = 0, 0
         self.map[: HEADER.size] = HEADER.pack(0, _CAPACITY, 0)
 
-    def number_of(self, file: str, function: str, line: int) -> int | None:
+    def number_of(self, file: str, function: str, line: int, names: Sequence[str] = ()) -> int | None:
         """The number of a code that is not in the table yet; None when the table is full."""
-        row = json.dumps([file, function, line]).encode() + b"\n"
+        row = json.dumps([file, function, line, *names]).encode() + b"\n"
         if self._table_bytes + len(row) > _TABLE_BYTES:
             return None
         start = HEADER.size + _CAPACITY * ENTRY.size + self._table_bytes

@@ -50,3 +50,7 @@ def _matmul_precision() -> str:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
         return "set per backend"
+
+
+num_function_modes = torch._C._len_torch_function_stack
+"""How many modes would see an access to an attribute of a tensor (torch 2.11 to 2.13)."""

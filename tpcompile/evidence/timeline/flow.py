@@ -23,9 +23,13 @@ from tpcompile.evidence.records.bounds import Number
 HEADER = struct.Struct("<QQQ40x")
 """head, capacity, bytes of the table of codes."""
 ENTRY = struct.Struct("<QII")
-"""ns (Unix time), number of the code, kind << 30 | line."""
-LINE_BITS = 30
-_MAX_SENT = 24_000
+"""ns (Unix time), number of the code, kind << LINE_BITS | line."""
+LINE_BITS = 29
+LINE_MASK = (1 << LINE_BITS) - 1
+VALUE_BITS = 21
+EXACT = 1 << 20
+"""Marks the value of a small int; without it the value is a hash."""
+_MAX_SENT = 40_000
 """Entries in a message: about 100 KB of text; the ring file of a rank on the same host has all."""
 _PACKED = struct.Struct("<II")
 
@@ -42,6 +46,8 @@ class Kind(IntEnum):
 
     Of a function: it ran so often that some of its steps are missing.
     """
+    VALUE = 4
+    """What the last line of the function gave a variable: `line` is number of the name << VALUE_BITS | value."""
 
 
 class Code(Frozen):
@@ -51,6 +57,8 @@ class Code(Frozen):
     function: str
     line: Number
     """First line; 0 for a region."""
+    names: tuple[str, ...] = ()
+    """Variables that it assigns, `size` or `self.scale`, by the number that a value has."""
 
 
 class Flow(Frozen):
@@ -58,14 +66,14 @@ class Flow(Frozen):
 
     codes: tuple[Code, ...] = ()
     packed: Annotated[str, Field(max_length=4_000_000)] = ""
-    """The steps, oldest first: base64 of zlib of pairs (number of the code, kind << 30 | line)."""
+    """The steps, oldest first: base64 of zlib of pairs (number of the code, kind << LINE_BITS | line)."""
     num_before: Number = 0
     """Steps that are no longer known."""
     issuing: tuple[Code, ...] = ()
     """Lines that issued a collective on this rank, as far as torch remembers; and regions, with an empty file."""
 
     def steps(self) -> list[tuple[int, int]]:
-        """(number of the code, kind << 30 | line). Raises ValueError where they cannot be read: of a broken peer."""
+        """(number of the code, kind << LINE_BITS | line). Raises ValueError for what cannot be read, of a broken peer."""
         limit = _PACKED.size * (1 << 18)
         decoder = zlib.decompressobj()
         try:
@@ -78,6 +86,11 @@ class Flow(Frozen):
         if any(number >= len(self.codes) for number, _ in steps):
             raise ValueError("a step of a rank names a code that is not in its table")
         return steps
+
+
+def shortened(hashed: int) -> int | None:
+    """The bits of a hash that a step has room for; None for 0, which says nothing."""
+    return (hashed ^ hashed >> 20 ^ hashed >> 40) & (EXACT - 1) if hashed else None
 
 
 def flow_of(ring: bytes | mmap.mmap, *, limit: int = _MAX_SENT) -> Flow | None:
@@ -111,6 +124,8 @@ def _table(data: bytes) -> tuple[Code, ...] | None:
     """The codes by number: one JSON list (file, function, line) a line."""
     try:
         rows = [json.loads(row) for row in data.splitlines()]
-        return tuple(Code(file=file, function=function, line=line) for file, function, line in rows)
+        return tuple(
+            Code(file=file, function=function, line=line, names=names) for file, function, line, *names in rows
+        )
     except (ValueError, TypeError):
         return None

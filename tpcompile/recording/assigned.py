@@ -1,0 +1,74 @@
+"""Code -> the names that each of its lines gives a value, and its arguments: what `flow.c` looks at while it runs."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from types import CodeType
+from typing import NamedTuple
+
+RETURNED = 255
+"""The number of the value that a function returns."""
+_MAX_LINES = 4096
+Spec = tuple[int, str, str | None]
+"""(number of the name, variable, attribute of it or None)."""
+
+
+class Assigned(NamedTuple):
+    """The names of one code."""
+
+    names: tuple[str, ...]
+    """`size`, or `self.scale`, by number."""
+    by_line: tuple[tuple[Spec, ...] | None, ...]
+    """By line, from the first of the code on."""
+    arguments: tuple[Spec, ...]
+    is_global: bool
+    """The variables are those of a module."""
+
+
+def assigned(code: CodeType) -> Assigned:
+    """What its bytecode stores into variables, and into attributes of variables."""
+    numbers: dict[str, int] = {}
+    lines: dict[int, dict[Spec, None]] = {}
+
+    def spec(name: str, attribute: str | None = None) -> Spec | None:
+        text = f"{name}.{attribute}" if attribute else name
+        number = numbers.setdefault(text, len(numbers))
+        return (number, name, attribute) if number < RETURNED else None
+
+    arguments = [found for name in _arguments(code) if (found := spec(name))]
+    line, before = code.co_firstlineno, None
+    for one in dis.get_instructions(code):
+        line = (one.positions and one.positions.lineno) or line
+        found = [spec(name) for name in _stored(one)]
+        holder = _loaded(before) if one.opname == "STORE_ATTR" else None
+        if holder is not None:
+            found.append(spec(holder, one.argval))
+        lines.setdefault(line, {}).update({each: None for each in found if each is not None})
+        before = one
+    num_lines = min(max(lines, default=code.co_firstlineno) - code.co_firstlineno + 1, _MAX_LINES)
+    stored = [tuple(lines.get(code.co_firstlineno + offset, ())) or None for offset in range(max(num_lines, 0))]
+    is_global = not code.co_flags & inspect.CO_NEWLOCALS
+    return Assigned(tuple(numbers)[:RETURNED], tuple(stored), tuple(arguments), is_global)
+
+
+def _arguments(code: CodeType) -> tuple[str, ...]:
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return tuple(name for name in names if name not in ("self", "cls") and not name.startswith("."))
+
+
+def _stored(one: dis.Instruction) -> tuple[str, ...]:
+    """Variables that an instruction stores: from Python 3.13 on one of them may store two, or load the second."""
+    if one.opname in ("STORE_NAME", "STORE_GLOBAL", "STORE_DEREF"):
+        return (one.argval,)
+    if not one.opname.startswith("STORE_FAST"):
+        return ()
+    names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+    return names if one.opname == "STORE_FAST_STORE_FAST" else names[:1]
+
+
+def _loaded(one: dis.Instruction | None) -> str | None:
+    """The variable that an instruction loads last."""
+    if one is None or not one.opname.startswith(("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF")):
+        return None
+    return one.argval[-1] if isinstance(one.argval, tuple) else str(one.argval)
