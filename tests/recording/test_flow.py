@@ -19,10 +19,9 @@ import torch
 
 from tests.forked import ROOT
 from tpcompile.evidence.text.lines import is_packaged
-from tpcompile.evidence.timeline.flow import EXACT, LINE_BITS, LINE_MASK, VALUE_BITS, Flow, Kind
+from tpcompile.evidence.timeline.flow import EXACT, LINE_BITS, LINE_MASK, RETURNED, VALUE_BITS, Flow, Kind
 from tpcompile.recording import flow as module
 from tpcompile.recording import flow_callbacks, ring
-from tpcompile.recording.assigned import RETURNED
 from tpcompile.recording.flow import IS_POSSIBLE, FlowRecorder
 from tpcompile.recording.ring import flow_left, forget_ring
 

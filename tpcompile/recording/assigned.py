@@ -7,8 +7,8 @@ import inspect
 from types import CodeType
 from typing import NamedTuple
 
-RETURNED = 255
-"""The number of the value that a function returns."""
+from tpcompile.evidence.timeline.flow import RETURNED
+
 _MAX_LINES = 4096
 Spec = tuple[int, str, str | None]
 """(number of the name, variable, attribute of it or None)."""
@@ -37,19 +37,20 @@ def assigned(code: CodeType) -> Assigned:
         return (number, name, attribute) if number < RETURNED else None
 
     arguments = [found for name in _arguments(code) if (found := spec(name))]
-    line, before = code.co_firstlineno, None
+    line = code.co_firstlineno
+    before: dis.Instruction | None = None
     for one in dis.get_instructions(code):
         line = (one.positions and one.positions.lineno) or line
-        found = [spec(name) for name in _stored(one)]
+        stored = [spec(name) for name in _stored(one)]
         holder = _loaded(before) if one.opname == "STORE_ATTR" else None
         if holder is not None:
-            found.append(spec(holder, one.argval))
-        lines.setdefault(line, {}).update({each: None for each in found if each is not None})
+            stored.append(spec(holder, one.argval))
+        lines.setdefault(line, {}).update({each: None for each in stored if each is not None})
         before = one
     num_lines = min(max(lines, default=code.co_firstlineno) - code.co_firstlineno + 1, _MAX_LINES)
-    stored = [tuple(lines.get(code.co_firstlineno + offset, ())) or None for offset in range(max(num_lines, 0))]
+    by_line = [tuple(lines.get(code.co_firstlineno + offset, ())) or None for offset in range(max(num_lines, 0))]
     is_global = not code.co_flags & inspect.CO_NEWLOCALS
-    return Assigned(tuple(numbers)[:RETURNED], tuple(stored), tuple(arguments), is_global)
+    return Assigned(tuple(numbers)[:RETURNED], tuple(by_line), tuple(arguments), is_global)
 
 
 def _arguments(code: CodeType) -> tuple[str, ...]:

@@ -21,9 +21,21 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from tpcompile.errors import PreflightError
-from tpcompile.evidence.timeline.flow import ENTRY, EXACT, HEADER, LINE_BITS, VALUE_BITS, Kind, shortened
+from tpcompile.evidence.timeline.flow import (
+    ENTRY,
+    EXACT,
+    HEADER,
+    LINE_BITS,
+    RETURNED,
+    SEED,
+    VALUE_BITS,
+    Kind,
+    mixed,
+    shortened,
+    tagged,
+)
 from tpcompile.private_folder import cache_folder
-from tpcompile.recording.assigned import RETURNED, Spec
+from tpcompile.recording.assigned import Spec
 
 _SOURCE = Path(__file__).with_name("flow.c")
 _ITEMS = 8
@@ -116,7 +128,7 @@ class InPython:
 
     def _append_value(self, ns: int, code: int, number: int, value: Any) -> None:
         is_small = type(value) is int and 0 <= value < EXACT
-        known = EXACT | value if is_small else shortened(_hashed(_SEED, value, 0, self._tensors))
+        known = EXACT | value if is_small else shortened(_hashed(SEED, value, 0, self._tensors))
         if known is not None:
             self._append(ns, code, Kind.VALUE, number << VALUE_BITS | known)
             self._in_second += 1
@@ -143,42 +155,29 @@ class _Followed:
         return (self.by_line[offset] or ()) if 0 <= offset < len(self.by_line) else ()
 
 
-_SEED, _PRIME = 0xCBF29CE484222325, 0x100000001B3
-
-
-def _mixed(number: int, data: bytes) -> int:
-    for byte in data:  # FNV-1a, as in flow.c
-        number = (number ^ byte) * _PRIME & 0xFFFFFFFFFFFFFFFF
-    return number
-
-
-def _tagged(number: int, tag: bytes, value: int) -> int:
-    return _mixed(number, tag + (value & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little"))
-
-
 def _hashed(number: int, value: Any, depth: int, tensors: tuple[Any, ...]) -> int:
     """The same hash as in flow.c; 0 for what says nothing about a value."""
     if value is None:
-        return _tagged(number, b"N", 0)
+        return tagged(number, b"N", 0)
     if isinstance(value, bool):
-        return _tagged(number, b"B", value)
+        return tagged(number, b"B", value)
     if isinstance(value, int):
-        return _tagged(number, b"I", value if -(1 << 63) <= value < 1 << 63 else 0)
+        return tagged(number, b"I", value if -(1 << 63) <= value < 1 << 63 else 0)
     if isinstance(value, float):
-        return _tagged(number, b"F", int.from_bytes(struct.pack("<d", value), "little"))
+        return tagged(number, b"F", int.from_bytes(struct.pack("<d", value), "little"))
     if isinstance(value, str):
         text = value.encode(errors="surrogatepass")
-        return _mixed(_tagged(number, b"S", len(text)), text[:64])
+        return mixed(tagged(number, b"S", len(text)), text[:64])
     if isinstance(value, tuple | list) and depth < 2:
-        number = _tagged(number, b"C", len(value))
+        number = tagged(number, b"C", len(value))
         for item in value[:_ITEMS]:
             number = _hashed(number, item, depth + 1, tensors) or number
         return number
     if isinstance(value, dict | set | frozenset):
-        return _tagged(number, b"D", len(value))
+        return tagged(number, b"D", len(value))
     if not tensors or type(value) not in tensors[:2] or tensors[2]():
         return 0
-    number = _tagged(number, b"T", 0)
+    number = tagged(number, b"T", 0)
     for part in (tuple(value.shape), str(value.dtype), value.requires_grad):
         number = _hashed(number, part, 1, tensors)
     return number

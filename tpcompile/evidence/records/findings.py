@@ -172,11 +172,14 @@ class Went(Frozen):
     """What some ranks did after a branch."""
 
     ranks: tuple[Rank, ...]
-    how: Literal["line", "enters", "returns", "region", "ends"] = "line"
-    """Executed the line, entered the function that begins there, returned to it, called a compiled region, or ended."""
+    how: Literal["line", "enters", "returns", "region", "ends", "value"] = "line"
+    """Executed the line, entered the function that begins there, returned to it, called a compiled region, ended, or
+    gave a variable a different value in that line."""
     line: UserLine | None = None
     calls: tuple[str, ...] = ()
     """Functions of the user that they entered until the ranks were together again, in order: `draft x3`."""
+    value: str = ""
+    """`slots = 8`."""
 
 
 class Parted(Frozen):

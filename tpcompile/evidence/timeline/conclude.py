@@ -7,6 +7,7 @@ headline; the branch says which line made it differ.
 from __future__ import annotations
 
 import linecache
+import re
 from collections.abc import Collection, Mapping
 from pathlib import PurePath
 
@@ -25,7 +26,7 @@ _CONSEQUENCES = frozenset({
     Cause.EXTRA_COMPILE, Cause.RAISED, Cause.UNKNOWN,
 })  # fmt: skip
 """What becomes of a job whose ranks took different branches before."""
-
+_WORD = re.compile(r"[A-Za-z_]\w*")
 
 _OF_COLLECTIVES = _CONSEQUENCES - {Cause.COLLECTIVE_SIZES, Cause.UNKNOWN}
 """Of these, those that data alone does not bring about: where all ranks issued the same, no branch explains them."""
@@ -61,7 +62,7 @@ def with_branch(verdict: Verdict, flows: Mapping[int, Flow], readable: Collectio
     if verdict.lead is None or is_elsewhere:  # the rank to blame is of a different domain, or left nothing
         return verdict
     try:
-        found = parted(flows, readable)
+        found = parted(flows, readable, _WORD.findall(verdict.lead.says))
     except ValueError:  # a peer sent what is no flow: the verdict stands without it
         return verdict
     if found is None or (verdict.lead.cause in _OF_COLLECTIVES and not found.is_uneven):
@@ -95,7 +96,8 @@ def _lead(before: Lead, found: Parted) -> Lead:
     ranks = found.odd or (before.ranks if before.is_rank_known else ())
     everyone = tuple(sorted(rank for side in found.sides for rank in side.ranks))
     update = {"ranks": ranks or everyone, "is_rank_known": bool(ranks), "line": found.line, "parted": found}
-    if before.cause not in _CONSEQUENCES:
+    is_data = found.led_to is None and any(side.how == "value" for side in found.sides)
+    if before.cause not in _CONSEQUENCES or is_data:
         return before.model_copy(update=update)
     consequence = leading.cause_text(before)
     says = f"{'; '.join(map(side_text, found.sides))}{led_to_text(found)}; so {consequence}"
@@ -127,6 +129,7 @@ def side_text(side: Went) -> str:
         "returns": f"returns to {name} ({place})",
         "region": f"calls the compiled {name}",
         "ends": "ends there",
+        "value": f"sets {side.value} ({place})",
     }[side.how]
     then = f", then {', '.join(side.calls)}" if side.calls else ""
     return f"{named_ranks(side.ranks)} {does}{then}"

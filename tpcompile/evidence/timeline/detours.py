@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 _SAME = 10
-"""Equal values in a row that end the search: the sequences are together again."""
 _SAME_AT_END = 3
 """The same where a sequence ends with them."""
 _FEW, _MANY = 24, 150
@@ -27,22 +26,31 @@ class _Way(NamedTuple):
     """(where the value stands, the same of earlier ones)."""
 
 
-def detours(mine: Sequence[int], theirs: Sequence[int], begin: Ends) -> list[Detour]:
-    """At least one; the last one reaches the end of a sequence where they are never equal again."""
+def detours(mine: Sequence[int], theirs: Sequence[int], begin: Ends, *, same: int = _SAME) -> list[Detour]:
+    """At least one; the last one reaches the end of a sequence where they are never equal again.
+
+    `same` equal values in a row end the search.
+    """
     ends = len(mine), len(theirs)
     return (
-        _fewest(mine, theirs, begin, _FEW)
+        _fewest(mine, theirs, begin, _FEW, same)
         or _far(mine, theirs, begin)
-        or _fewest(mine, theirs, begin, _MANY)
+        or _fewest(mine, theirs, begin, _MANY, same)
         or [(begin, ends)]
     )
 
 
-def _fewest(mine: Sequence[int], theirs: Sequence[int], begin: Ends, limit: int) -> list[Detour]:
-    """Myers' greedy search for the shortest script of edits, up to the first long run of equal values; else nothing."""
+def _fewest(mine: Sequence[int], theirs: Sequence[int], begin: Ends, limit: int, same: int) -> list[Detour]:
+    """Myers' greedy search for the shortest script of edits, up to the first long run of equal values; else nothing.
+
+    Of two scripts the better one leaves out about as much on both sides: in a loop, an element of each and no pass.
+    """
     ends = len(mine), len(theirs)
     ways = {0: _Way(begin, None)}
+    best: tuple[int, object] = limit + 1, None
     for num_edits in range(1, limit + 1):
+        if num_edits >= best[0]:
+            break
         further: dict[int, _Way] = {}
         for diagonal in range(-num_edits, num_edits + 1, 2):
             left, right = ways.get(diagonal - 1), ways.get(diagonal + 1)
@@ -57,11 +65,11 @@ def _fewest(mine: Sequence[int], theirs: Sequence[int], begin: Ends, limit: int)
             while i < ends[0] and j < ends[1] and mine[i] == theirs[j]:
                 i, j = i + 1, j + 1
             is_end = i == ends[0] or j == ends[1]
-            if i - start >= (_SAME_AT_END if is_end else _SAME):
-                return _joined(left_out)
+            if i - start >= (min(same, _SAME_AT_END) if is_end else same):
+                best = min(best, (num_edits + abs(diagonal), left_out), key=lambda one: one[0])
             further[diagonal] = _Way((i, j), left_out)
         ways = further
-    return []
+    return _joined(best[1])
 
 
 def _joined(left_out: object) -> list[Detour]:

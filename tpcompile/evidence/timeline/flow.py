@@ -50,6 +50,10 @@ class Kind(IntEnum):
     """What the last line of the function gave a variable: `line` is number of the name << VALUE_BITS | value."""
 
 
+RETURNED = 255
+"""The number of the value that a function returns, which has no name."""
+
+
 class Code(Frozen):
     """A function of the user, or a compiled region."""
 
@@ -73,7 +77,7 @@ class Flow(Frozen):
     """Lines that issued a collective on this rank, as far as torch remembers; and regions, with an empty file."""
 
     def steps(self) -> list[tuple[int, int]]:
-        """(number of the code, kind << LINE_BITS | line). Raises ValueError for what cannot be read, of a broken peer."""
+        """(number of the code, kind << LINE_BITS | line). Raises ValueError for what no recorder writes."""
         limit = _PACKED.size * (1 << 18)
         decoder = zlib.decompressobj()
         try:
@@ -88,9 +92,35 @@ class Flow(Frozen):
         return steps
 
 
+SEED, _PRIME = 0xCBF29CE484222325, 0x100000001B3
+
+
+def mixed(number: int, data: bytes) -> int:
+    """FNV-1a, as in flow.c."""
+    for byte in data:
+        number = (number ^ byte) * _PRIME & 0xFFFFFFFFFFFFFFFF
+    return number
+
+
+def tagged(number: int, tag: bytes, value: int) -> int:
+    """The hash after the kind of a value, and a number of 64 bits."""
+    return mixed(number, tag + (value & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little"))
+
+
+def value_text(known: int) -> str:
+    """A value that its bits tell: a small int, None, True or False; empty for others."""
+    return str(known & EXACT - 1) if known & EXACT else _CONSTANTS.get(known, "")
+
+
 def shortened(hashed: int) -> int | None:
     """The bits of a hash that a step has room for; None for 0, which says nothing."""
     return (hashed ^ hashed >> 20 ^ hashed >> 40) & (EXACT - 1) if hashed else None
+
+
+_CONSTANTS = {
+    shortened(tagged(SEED, tag, value)): text
+    for text, tag, value in (("None", b"N", 0), ("True", b"B", 1), ("False", b"B", 0))
+}
 
 
 def flow_of(ring: bytes | mmap.mmap, *, limit: int = _MAX_SENT) -> Flow | None:

@@ -17,8 +17,10 @@ from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.records.base import UserLine
 from tpcompile.evidence.records.findings import Parted, Went
 from tpcompile.evidence.timeline import source
+from tpcompile.evidence.timeline.depends import Dependence, Frames
 from tpcompile.evidence.timeline.expect import contexts_before
-from tpcompile.evidence.timeline.flow import Flow, Kind
+from tpcompile.evidence.timeline.flow import Flow, Kind, value_text
+from tpcompile.evidence.timeline.values import Compared, Unlike, compared, variable
 from tpcompile.evidence.timeline.walk import Fork, Place, Step, Walks, common_start, forks, is_line, kind_of, place_of
 
 _SHOWN = 4
@@ -29,10 +31,11 @@ _NEAR = 6000
 """Steps before a fork that are looked at for what it depends on."""
 
 
-def parted(flows: Mapping[int, Flow], readable: Collection[str] = ()) -> Parted | None:
-    """The branch at which the ranks parted; None when none counts, or not enough is known.
+def parted(flows: Mapping[int, Flow], readable: Collection[str] = (), named: Collection[str] = ()) -> Parted | None:
+    """The branch at which the ranks parted, or the line that set a value apart; None when none counts.
 
     `readable` are the files that may be opened: those that this process runs itself, as a peer could name any other.
+    `named` are the words of what is known already: a guard names a variable.
     Raises ValueError for a flow that cannot be read.
     """
     usable = {rank: flow for rank, flow in sorted(flows.items()) if flow.packed}
@@ -42,36 +45,48 @@ def parted(flows: Mapping[int, Flow], readable: Collection[str] = ()) -> Parted 
     are_whole = all(flow.num_before == 0 for flow in usable.values())
     base, *others = usable
     walks = numbered.without_numbers()
-    found: dict[int, list[Fork]] = {}
-    uneven: list[_Counts] = []
-    even: list[_Counts] = []
+    pairs: list[_Pair] = []
     for rank in others:
         begin = common_start(numbered.steps[base], numbered.steps[rank], are_whole=are_whole)
-        if begin is None:
-            continue
-        found[rank] = list(forks(walks.steps[base], walks.steps[rank], begin))
-        counts = _Pair(walks, base, rank, frozenset(readable)).fork_that_counts(found[rank])
-        if counts is not None:
-            (uneven if counts.is_uneven else even).append(counts)
-    earliest = min(uneven or even, key=lambda counts: counts.origin.starts[0], default=None)
+        if begin is not None:
+            found = list(forks(walks.steps[base], walks.steps[rank], begin))
+            pairs.append(_Pair(walks, base, rank, frozenset(readable), found, compared(walks, base, rank, found)))
+    counting = [counts for pair in pairs if (counts := pair.that_counts(named)) is not None]
+    uneven = [counts for counts in counting if counts.is_uneven]
+    earliest = min(uneven or counting, key=lambda counts: counts.start, default=None)
     if earliest is None:
         return None
-    start = earliest.origin.starts[0]
-    here = {rank: first(fork for fork in own if fork.starts[0] == start) for rank, own in found.items()}
-    known = _parted(walks, base, earliest.origin, {rank: fork for rank, fork in here.items() if fork is not None})
-    is_same = earliest.origin.branch == earliest.last.branch
-    led_to = None if is_same else _user_line(walks, *earliest.last.branch)
+    origin, last = earliest.origin, earliest.last
+    if isinstance(origin, Unlike):
+        known = _set_apart(walks, base, origin, pairs)
+    else:
+        here = {pair.rank: first(fork for fork in pair.forks if fork.starts[0] == origin.starts[0]) for pair in pairs}
+        there = {rank: fork for rank, fork in here.items() if fork is not None}
+        earlier = [fork for pair in pairs for fork in pair.forks if fork.branch == origin.branch]
+        known = _parted(walks, base, origin, there, earlier)
+    led_to = None if last is None or last is origin else _user_line(walks, *last.branch)
+    if led_to is not None and (led_to.file, led_to.line) == (known.line.file, known.line.line):
+        led_to = None
     return known.model_copy(update={"led_to": led_to, "is_uneven": earliest.is_uneven})
 
 
 class _Counts(NamedTuple):
-    """The fork between two ranks that counts."""
+    """What parted two ranks."""
 
-    origin: Fork
-    last: Fork
+    origin: Fork | Unlike
+    last: Fork | None
     """The fork that depends on it; often itself."""
     is_uneven: bool
     """Only one of the ranks issued a collective after it."""
+
+    @property
+    def start(self) -> int:
+        """Index of its first step on the first rank."""
+        return _start(self.origin)
+
+
+def _start(origin: Fork | Unlike) -> int:
+    return origin.set_at if isinstance(origin, Unlike) else origin.starts[0]
 
 
 @dataclass(frozen=True)
@@ -83,26 +98,40 @@ class _Pair:
     rank: int
     readable: frozenset[str]
 
-    def fork_that_counts(self, found: Sequence[Fork]) -> _Counts | None:
-        """The fork from which the difference of the ranks comes; `found` are all of them."""
+    forks: Sequence[Fork]
+    """All places at which they part."""
+    values: Compared
+
+    def that_counts(self, named: Collection[str]) -> _Counts | None:
+        """What the difference of the ranks comes from."""
         passes = _passes(self.walks.steps[self.base])
         habits: list[Fork] = []
         once: list[Fork] = []
         uneven: list[Fork] = []
-        for fork in found:
-            is_habit = _is_habit(fork, found, passes.get(fork.branch, ()))
+        for fork in self.forks:
+            is_habit = _is_habit(fork, self.forks, passes.get(fork.branch, ()))
             (habits if is_habit else once).append(fork)
             if self._is_uneven(fork) or (fork.is_final and not is_habit):
                 uneven.append(fork)
         # The first collective that only one rank issues: all that comes later is shifted.
         last = first(fork for fork in uneven if fork in once) or first(uneven)
         if last is None:
-            differing = self._changed_by(habits)
-            is_clear = once and not differing
-            return _Counts(self._origin(once[-1], once[:-1], differing), once[-1], False) if is_clear else None
+            return self._of_content(once, self._changed_by(habits), named)
         differing = self._changed_by(fork for fork in habits if fork.starts[0] < last.starts[0])
         earlier = [fork for fork in once if fork.starts[0] < last.starts[0]]
         return _Counts(self._origin(last, earlier, differing), last, True)
+
+    def _of_content(self, once: Sequence[Fork], differing: frozenset[str], named: Collection[str]) -> _Counts | None:
+        """Where all ranks issued the same collectives: the value that what they were doing last depends on."""
+        steps = self.walks.steps[self.base]
+        end = 1 + max((index for index, step in enumerate(steps) if kind_of(step) is Kind.MARK), default=len(steps) - 1)
+        frames = Frames.of(steps[:end])
+        seeds = frozenset(named).union(*(self._read(steps[index]) for index in frames.lines))
+        found = self._reason(self._dependence(seeds, end, differing), once)
+        if found is not None:
+            return _Counts(found, None, False)
+        is_clear = once and not differing
+        return _Counts(self._origin(once[-1], once[:-1], differing), once[-1], False) if is_clear else None
 
     def _changed_by(self, habits: Iterable[Fork]) -> frozenset[str]:
         """Names whose values differ between the ranks without harm."""
@@ -132,12 +161,29 @@ class _Pair:
         if inside is not None:  # a function that this line called returned or raised
             before = [fork for fork in earlier if fork.starts[0] <= decided_at]
             return self._origin(inside, before, known_to_differ)
-        begin = max(0, last.starts[0] - _NEAR)
-        wanted = self._reads_at(last) - known_to_differ
-        for step in reversed(mine[begin : last.starts[0]]):
-            if is_line(step) and self._assigned(step) & wanted:
-                wanted = (wanted | self._read(step)) - known_to_differ
-        return first(fork for fork in earlier if fork.starts[0] >= begin and self._changed(fork) & wanted) or last
+        depends = self._dependence(self._reads_at(last), last.starts[0], known_to_differ)
+        return self._changing(depends, earlier) or last
+
+    def _dependence(self, names: Collection[str], end: int, known_to_differ: frozenset[str]) -> Dependence:
+        steps = self.walks.steps[self.base][:end]
+        found = Dependence(steps, self._read, self._assigned, self._function, self.values, known_to_differ)
+        found.follow(names, max(0, end - _NEAR), Frames.of(steps).callers)
+        return found
+
+    def _changing(self, depends: Dependence, earlier: Sequence[Fork]) -> Fork | None:
+        begin = max(0, len(depends.steps) - _NEAR)
+        return first(one for one in earlier if one.starts[0] >= begin and self._changed(one) & depends.wanted)
+
+    def _reason(self, depends: Dependence, earlier: Sequence[Fork]) -> Fork | Unlike | None:
+        """The earliest fork or value; a value that was set only once counts where there is no other reason."""
+        fork = self._changing(depends, earlier)
+        lines = [one for one in depends.reasons if is_line(depends.steps[one.set_at])]
+        new = [one for one in lines if (one.set_at, variable(one.name)) in self.values.new]
+        reasons = [one for one in (fork, *new) if one is not None] or lines
+        return min(reasons, key=_start, default=None)
+
+    def _function(self, step: Step) -> str:
+        return self.walks.codes[place_of(step)[0]].function.rpartition(".")[2]
 
     def _reads_at(self, fork: Fork) -> frozenset[str]:
         """Names that the branch reads: in its line, and in the functions that this line called."""
@@ -189,7 +235,8 @@ def _is_habit(fork: Fork, found: Sequence[Fork], passes: Sequence[int]) -> bool:
     return agrees_between or not had_agreed
 
 
-def _parted(walks: Walks, base: int, fork: Fork, there: Mapping[int, Fork]) -> Parted:
+def _parted(walks: Walks, base: int, fork: Fork, there: Mapping[int, Fork], earlier: Collection[Fork]) -> Parted:
+    """Of `earlier` forks at the same branch."""
     steps = walks.steps[base]
     own_way = steps[fork.starts[0] : fork.ends[0]]
     ways = dict.fromkeys(walks.steps, own_way)
@@ -199,14 +246,46 @@ def _parted(walks: Walks, base: int, fork: Fork, there: Mapping[int, Fork]) -> P
     after = steps[fork.ends[0] : fork.ends[0] + 1]
     firsts = {rank: first([*way, *after]) for rank, way in ways.items()}
     sides = grouped(firsts, lambda rank: firsts[rank])
-    known = set(steps[: fork.starts[0]])
-    onward = {step: _known_share(ways[ranks[0]] or steps[fork.ends[0] :], known) for step, ranks in sides.items()}
+    onward = {}
+    for step, ranks in sides.items():
+        own = walks.steps[ranks[0]]
+        starts = there[ranks[0]].starts[1] if ranks[0] in there else fork.starts[0]
+        onward[step] = _known_share(ways[ranks[0]] or steps[fork.ends[0] :], set(own[:starts]))
     code, line = fork.branch
     return Parted(
         line=_user_line(walks, code, line),
         times=max(0, sum(is_line(step) and place_of(step) == fork.branch for step in steps[: fork.starts[0]]) - 1),
         sides=tuple(_went(walks, ranks, firsts[ranks[0]], ways[ranks[0]], fork) for ranks in sides.values()),
-        odd=_odd(sides, onward, _ways_before(fork, steps)),
+        odd=_odd(sides, onward, _ways_before(fork, steps, {one.starts[0] for one in earlier})),
+    )
+
+
+def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[_Pair]) -> Parted:
+    """The line that gave the ranks different values."""
+    key = origin.set_at, variable(origin.name)
+    values = {base: origin.mine}
+    for pair in pairs:
+        if key in pair.values.found:
+            unlike = pair.values.found[key]
+            values[pair.rank] = origin.mine if unlike is None else unlike.theirs
+    sides = grouped(values, lambda rank: values[rank])
+    largest = max(sides.values(), key=len)
+    before = {one.known for one in walks.values[base] if one[1:3] == origin[1:3] and one.set_at < origin.set_at}
+    known = [value for value in sides if value in before]
+    usual: Sequence[int] | None = sides[known[0]] if len(known) == 1 else None
+    if 2 * len(largest) > len(values):
+        usual = largest
+    line = _user_line(walks, *origin.place)
+    odd = [rank for ranks in sides.values() if usual is not None and ranks is not usual for rank in ranks]
+    return Parted(
+        line=line,
+        times=sum(one[1:3] == origin[1:3] and one.set_at < origin.set_at for one in walks.values[base]),
+        sides=tuple(
+            Went(ranks=tuple(ranks), how="value", line=line, value=f"{origin.name or 'what it returns'} = {text}")
+            for value, ranks in sides.items()
+            for text in [value_text(value) or "another value"]
+        ),
+        odd=tuple(sorted(odd)),
     )
 
 
@@ -240,13 +319,14 @@ def _known_share(way: Sequence[Step], known: Collection[Step]) -> float:
     return sum(step in known for step in lines) / len(lines) if lines else 0.0
 
 
-def _ways_before(fork: Fork, steps: Sequence[Step]) -> list[Step]:
-    """The way that both ranks went each time that they passed the branch before."""
+def _ways_before(fork: Fork, steps: Sequence[Step], parted_at: Collection[int]) -> list[Step]:
+    """The way that all ranks went each time that they passed the branch before, and did not part there."""
     here = _last_pass(steps[: fork.starts[0]], fork.branch)
     num_calls = len(_in_frame(steps[here + 1 : fork.starts[0]], fork.branch[0]))
     found: list[Step] = []
-    for index, step in enumerate(steps[:here]):
-        if is_line(step) and place_of(step) == fork.branch:
+    passes = [index for index, step in enumerate(steps[:here]) if is_line(step) and place_of(step) == fork.branch]
+    for index, following in pairwise([*passes, here]):
+        if not any(index < start <= following for start in parted_at):
             own = _in_frame(steps[index + 1 : here], fork.branch[0])
             found += own[num_calls : num_calls + 1] or own[-1:]
     return found

@@ -7,32 +7,49 @@ for from which both go the same way.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from tpcompile.evidence.timeline.detours import detours
-from tpcompile.evidence.timeline.flow import LINE_BITS, Code, Flow, Kind
+from tpcompile.evidence.timeline.flow import LINE_BITS, LINE_MASK, RETURNED, VALUE_BITS, Code, Flow, Kind
 
 _MAX_FORKS = 4000
+_SAME = 3
+"""Equal steps of a frame in a row by which two ranks are together again in it."""
+_WINDOW = 2000
+"""Steps after a fork in which the ranks are looked for together again at first."""
 Step = int
-"""Code << 32 | kind << 30 | line; codes are numbered alike for all ranks, so equal steps are equal numbers."""
+"""Code << 32 | kind << LINE_BITS | line; codes are numbered alike for all ranks, so equal steps are equal numbers."""
 Place = tuple[int, int]
 """(code, line)."""
-_LINE_MASK = (1 << LINE_BITS) - 1
+_KIND_MASK = 7
 
 
 def kind_of(step: Step) -> Kind:
     """What the step is."""
-    return Kind(step >> LINE_BITS & 3)
+    return Kind(step >> LINE_BITS & _KIND_MASK)
 
 
 def place_of(step: Step) -> Place:
     """Where it is."""
-    return step >> 32, step & _LINE_MASK
+    return step >> 32, step & LINE_MASK
 
 
 def is_line(step: Step) -> bool:
     """True for a line that was executed."""
-    return not step >> LINE_BITS & 3
+    return not step >> LINE_BITS & _KIND_MASK
+
+
+class Value(NamedTuple):
+    """What a line gave a variable, a call its argument, or a function its caller."""
+
+    set_at: int
+    """Index of the step that set it."""
+    place: Place
+    name: str
+    """`size` or `self.scale`; empty for what is returned."""
+    known: int
+    """The value, see `flow.EXACT`."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +60,7 @@ class Walks:
     steps: Mapping[int, Sequence[Step]]
     issuing: Collection[Code]
     """Lines and regions that issue collectives, on any rank."""
+    values: Mapping[int, Sequence[Value]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, flows: Mapping[int, Flow]) -> Walks:
@@ -51,24 +69,30 @@ class Walks:
         Raises ValueError for a flow that cannot be read.
         """
         numbers: dict[Code, int] = {}
+        read = {rank: flow.steps() for rank, flow in flows.items()}
+        own = {rank: [numbers.setdefault(code, len(numbers)) for code in flow.codes] for rank, flow in flows.items()}
+        cut = {
+            own[rank][number]
+            for rank, steps in read.items()
+            for number, packed in steps
+            if packed >> LINE_BITS == Kind.MARK and flows[rank].codes[number].file
+        }
+        codes = list(numbers)
         steps: dict[int, list[Step]] = {}
-        cut: set[int] = set()
-        for rank, flow in flows.items():
-            own = [numbers.setdefault(code, len(numbers)) << 32 for code in flow.codes]
-            functions = {number for number, code in enumerate(flow.codes) if code.file}
-            steps[rank] = [own[number] | packed for number, packed in flow.steps()]
-            cut |= {own[number] for number, packed in flow.steps() if number in functions and packed >> LINE_BITS == 3}
-        kept = {rank: [step for step in own if step >> 32 << 32 not in cut] for rank, own in steps.items()}
+        values: dict[int, list[Value]] = {}
+        for rank, packed_steps in read.items():
+            kept = [(own[rank][number], packed) for number, packed in packed_steps if own[rank][number] not in cut]
+            steps[rank], values[rank] = _apart(kept, codes)
         issuing = {code.model_copy(update={"function": ""}) if code.file else code for code in _issuing(flows)}
-        return cls(list(numbers), kept if cut else steps, issuing)
+        return cls(codes, steps, issuing, values)
 
     def without_numbers(self) -> Walks:
         """The steps with calls of a region that are all alike: a rank may call a region more often, and rightly so."""
         steps = {
-            rank: [step & ~_LINE_MASK if kind_of(step) is Kind.MARK else step for step in own]
+            rank: [step & ~LINE_MASK if kind_of(step) is Kind.MARK else step for step in own]
             for rank, own in self.steps.items()
         }
-        return Walks(self.codes, steps, self.issuing)
+        return replace(self, steps=steps)
 
     def issued(self, way: Iterable[Step]) -> list[Place]:
         """The places of a way at which collectives are issued, in order."""
@@ -80,6 +104,25 @@ class Walks:
         if kind is Kind.LINE:
             return Code(file=found.file, function="", line=line) in self.issuing
         return kind is Kind.MARK and found in self.issuing
+
+
+def _apart(read: Iterable[tuple[int, int]], codes: Sequence[Code]) -> tuple[list[Step], list[Value]]:
+    """The steps, and the values: each belongs to the last line or start of its function before it."""
+    steps: list[Step] = []
+    values: list[Value] = []
+    last: dict[int, int] = {}
+    for code, packed in read:
+        if packed >> LINE_BITS != Kind.VALUE:
+            if packed >> LINE_BITS in (Kind.LINE, Kind.START):
+                last[code] = len(steps)
+            steps.append(code << 32 | packed)
+        elif code in last:
+            number, known = divmod(packed & LINE_MASK, 1 << VALUE_BITS)
+            names = codes[code].names
+            if number < len(names) or number == RETURNED:
+                name = names[number] if number < len(names) else ""
+                values.append(Value(last[code], place_of(steps[last[code]]), name, known))
+    return steps, values
 
 
 def _issuing(flows: Mapping[int, Flow]) -> Iterator[Code]:
@@ -119,15 +162,48 @@ def forks(mine: Sequence[Step], theirs: Sequence[Step], begin: tuple[int, int]) 
             i, j = i + 1, j + 1
         if i == len(mine) or j == len(theirs):
             return
-        for starts, ends in detours(mine, theirs, (i, j)):
-            for step in mine[i : starts[0]]:
-                follow(frames, step)
-            if frames:
-                is_final = ends[0] == len(mine) or ends[1] == len(theirs)
-                yield Fork(starts, ends, tuple(frames), is_final)
-            for step in mine[starts[0] : ends[0]]:
-                follow(frames, step)
-            i, j = ends
+        ends = _together_again(mine, theirs, (i, j), frames)
+        if frames:
+            is_final = ends[0] == len(mine) or ends[1] == len(theirs)
+            yield Fork((i, j), ends, tuple(frames), is_final)
+        for step in mine[i : ends[0]]:
+            follow(frames, step)
+        i, j = ends
+
+
+def _together_again(
+    mine: Sequence[Step], theirs: Sequence[Step], begin: tuple[int, int], frames: Sequence[Place]
+) -> tuple[int, int]:
+    """Indices at which two ranks that part in the innermost frame go the same way again, in this frame or outside.
+
+    What the functions did that only one of them called has no part in that: a long call is one step of its frame.
+    """
+    sides = mine, theirs
+    for window in (_WINDOW, max(map(len, sides))):
+        own = [_outside_of_calls(steps, at, at + window, frames) for steps, at in zip(sides, begin, strict=True)]
+        ways = [[steps[index] for index in indices] for steps, indices in zip(sides, own, strict=True)]
+        is_at_once = all(ways) and ways[0][0] == ways[1][0]
+        found = (0, 0) if is_at_once else detours(ways[0], ways[1], (0, 0), same=_SAME)[0][1]
+        ends = [
+            indices[at] if at < len(indices) else len(steps)
+            for indices, at, steps in zip(own, found, sides, strict=True)
+        ]
+        if all(end < len(steps) for end, steps in zip(ends, sides, strict=True)):
+            break
+    return ends[0], ends[1]
+
+
+def _outside_of_calls(steps: Sequence[Step], begin: int, end: int, frames: Sequence[Place]) -> list[int]:
+    """Indices of the steps of the innermost frame and of those outside of it."""
+    running = list(frames)
+    found: list[int] = []
+    for index in range(begin, min(end, len(steps))):
+        num_before = len(running)
+        follow(running, steps[index])
+        level = num_before if kind_of(steps[index]) is Kind.RETURN else len(running)
+        if level <= len(frames) or not frames:
+            found.append(index)
+    return found
 
 
 def follow(frames: list[Place], step: Step) -> None:

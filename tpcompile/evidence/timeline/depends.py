@@ -1,0 +1,102 @@
+"""What a rank executed before a place -> the names that the place depends on, and the values that made it differ.
+
+Names are variables or attributes without their objects; calls lead from what a function returns to the lines that made
+it, and from its arguments to the line of its caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tpcompile.evidence.timeline.flow import Kind
+from tpcompile.evidence.timeline.values import Compared, Unlike
+from tpcompile.evidence.timeline.walk import Step, is_line, kind_of, place_of
+
+Names = Callable[[Step], frozenset[str]]
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The functions that are running, as the steps of one rank show them."""
+
+    callers: Mapping[int, int]
+    """Index of a start -> that of the line that called the function."""
+    lines: Sequence[int]
+    """Indices of the lines that are being executed at the end, outermost first."""
+
+    @classmethod
+    def of(cls, steps: Sequence[Step]) -> Frames:
+        """A frame that an exception has left is gone when a frame below it comes to its next line."""
+        callers: dict[int, int] = {}
+        running: list[tuple[int, int]] = []  # (code, index of its line, or of its start)
+        for index, step in enumerate(steps):
+            kind, (code, _) = kind_of(step), place_of(step)
+            if kind is Kind.START:
+                if running:
+                    callers[index] = running[-1][1]
+                running.append((code, index))
+                continue
+            depth = next((depth for depth in reversed(range(len(running))) if running[depth][0] == code), None)
+            if kind is Kind.MARK or (depth is None and kind is Kind.RETURN):
+                continue
+            if depth is not None:
+                del running[depth:]
+            if kind is Kind.LINE:
+                running.append((code, index))
+        return cls(callers, [index for _, index in running if is_line(steps[index])])
+
+
+@dataclass
+class Dependence:
+    """What the values of some names at the end of the steps depend on."""
+
+    steps: Sequence[Step]
+    read: Names
+    """Names that a line reads."""
+    assigned: Names
+    """Names that it gives a value."""
+    function: Callable[[Step], str]
+    """Name of the function of a step."""
+    compared: Compared
+    ignored: Collection[str]
+    """Names that differ without harm."""
+    wanted: set[str] = field(default_factory=set)
+    reasons: list[Unlike] = field(default_factory=list)
+    """Values that differ for the first time, newest first."""
+
+    def follow(self, names: Iterable[str], begin: int, callers: Mapping[int, int]) -> None:
+        """Go back through the steps to index `begin`."""
+        self.wanted |= set(names).difference(self.ignored)
+        returning: set[int] = set()
+        calling: set[int] = set()
+        for index in range(len(self.steps) - 1, begin - 1, -1):
+            step = self.steps[index]
+            kind, (code, _) = kind_of(step), place_of(step)
+            if kind is Kind.RETURN and self.function(step) in self.wanted:
+                returning.add(code)
+            elif kind is Kind.START:
+                returning.discard(code)
+                is_given = any(self._is_pursued((index, name)) for name in self.wanted if (index, name) in self._known)
+                if is_given and index in callers:
+                    calling.add(callers[index])
+            elif kind is Kind.LINE:
+                keys = [(index, name) for name in self.assigned(step) & self.wanted]
+                if code in returning:
+                    returning.discard(code)
+                    keys.append((index, ""))
+                is_pursued = [self._is_pursued(key) for key in keys]
+                if any(is_pursued) or index in calling:
+                    self.wanted |= self.read(step).difference(self.ignored)
+
+    @property
+    def _known(self) -> Mapping[tuple[int, str], Unlike | None]:
+        return self.compared.found
+
+    def _is_pursued(self, key: tuple[int, str]) -> bool:
+        """False where the value is equal on both ranks, or differs by habit: what it was made of is no reason."""
+        is_reason = self.compared.is_reason(key)
+        unlike = self._known.get(key)
+        if is_reason and unlike is not None:
+            self.reasons.append(unlike)
+        return is_reason is not False

@@ -1,0 +1,80 @@
+"""Two ranks that execute the same steps -> the values that they set, and which of these differ as never before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tpcompile.evidence.timeline.walk import Fork, Place, Value, Walks
+
+Key = tuple[int, str]
+"""(index of a step, variable or attribute that it sets)."""
+
+
+class Unlike(NamedTuple):
+    """A value that differs between two ranks."""
+
+    set_at: int
+    """Index of the step that set it, among those of the first rank."""
+    place: Place
+    name: str
+    mine: int
+    theirs: int
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The values that both ranks set in the same step."""
+
+    found: Mapping[Key, Unlike | None]
+    """None where they are equal."""
+    new: frozenset[Key]
+    """Those that differ after they had been equal there, and did not go on to be equal and different by turns."""
+    once: frozenset[Key]
+    """Those that differ where they were set a single time."""
+
+    def is_reason(self, key: Key) -> bool | None:
+        """False for a value that is equal, or differs by habit; None for one that is not known."""
+        return key in self.new or key in self.once if key in self.found else None
+
+
+def variable(name: str) -> str:
+    """`scale` of `self.scale`: what lines that read it are known by."""
+    return name.rpartition(".")[2]
+
+
+def compared(walks: Walks, base: int, rank: int, forks: Sequence[Fork]) -> Compared:
+    """The values of `rank` beside those of `base`; `forks` are all places at which the two part."""
+    theirs = {(value.set_at, value.name): value for value in walks.values.get(rank, ())}
+    found: dict[Key, Unlike | None] = {}
+    history: dict[tuple[Place, str], list[Key]] = {}
+    for value, at in _together(sorted(walks.values.get(base, ())), forks):
+        other = theirs.get((at, value.name))
+        if other is None or other.place != value.place:
+            continue
+        key = value.set_at, variable(value.name)
+        is_same = value.known == other.known
+        found[key] = None if is_same else Unlike(value.set_at, value.place, value.name, value.known, other.known)
+        history.setdefault((value.place, value.name), []).append(key)
+    new: set[Key] = set()
+    once: set[Key] = set()
+    for keys in history.values():
+        differ = [number for number, key in enumerate(keys) if found[key] is not None]
+        if len(keys) == 1:
+            once.update(keys[number] for number in differ)
+        elif differ and differ[0] > 0 and differ[-1] - differ[0] == len(differ) - 1:
+            new.update(keys[number] for number in differ)
+    return Compared(found, frozenset(new), frozenset(once))
+
+
+def _together(values: Sequence[Value], forks: Sequence[Fork]) -> Iterator[tuple[Value, int]]:
+    """The values of the first rank, in order, that it set while both were together; and the other one's index then."""
+    ahead = iter(forks)
+    fork, offset = next(ahead, None), 0
+    for value in values:
+        while fork is not None and value.set_at >= fork.ends[0]:
+            offset = fork.ends[1] - fork.ends[0]
+            fork = next(ahead, None)
+        if fork is None or value.set_at < fork.starts[0]:
+            yield value, value.set_at + offset
