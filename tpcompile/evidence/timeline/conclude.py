@@ -96,7 +96,7 @@ def _lead(before: Lead, found: Parted) -> Lead:
     ranks = found.odd or (before.ranks if before.is_rank_known else ())
     everyone = tuple(sorted(rank for side in found.sides for rank in side.ranks))
     update = {"ranks": ranks or everyone, "is_rank_known": bool(ranks), "line": found.line, "parted": found}
-    is_data = found.led_to is None and any(side.how == "value" for side in found.sides)
+    is_data = any(side.how == "value" for side in found.sides)
     if before.cause not in _CONSEQUENCES or is_data:
         return before.model_copy(update=update)
     consequence = leading.cause_text(before)

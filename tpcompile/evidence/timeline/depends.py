@@ -21,7 +21,7 @@ class Frames:
     """The functions that are running, as the steps of one rank show them."""
 
     callers: Mapping[int, int]
-    """Index of a start -> that of the line that called the function."""
+    """Index of the start or the return of a function -> that of the line that called it."""
     lines: Sequence[int]
     """Indices of the lines that are being executed at the end, outermost first."""
 
@@ -42,6 +42,8 @@ class Frames:
                 continue
             if depth is not None:
                 del running[depth:]
+            if kind is Kind.RETURN and running:
+                callers[index] = running[-1][1]
             if kind is Kind.LINE:
                 running.append((code, index))
         return cls(callers, [index for _, index in running if is_line(steps[index])])
@@ -56,8 +58,6 @@ class Dependence:
     """Names that a line reads."""
     assigned: Names
     """Names that it gives a value."""
-    function: Callable[[Step], str]
-    """Name of the function of a step."""
     compared: Compared
     ignored: Collection[str]
     """Names that differ without harm."""
@@ -73,8 +73,11 @@ class Dependence:
         for index in range(len(self.steps) - 1, begin - 1, -1):
             step = self.steps[index]
             kind, (code, _) = kind_of(step), place_of(step)
-            if kind is Kind.RETURN and self.function(step) in self.wanted:
-                returning.add(code)
+            if kind is Kind.RETURN and index in callers:
+                line = callers[index]
+                given = [(line, name) for name in self.assigned(self.steps[line]) & self.wanted]
+                if line in calling or any([self._is_pursued(key) for key in given]):
+                    returning.add(code)
             elif kind is Kind.START:
                 returning.discard(code)
                 is_given = any(self._is_pursued((index, name)) for name in self.wanted if (index, name) in self._known)
@@ -85,8 +88,7 @@ class Dependence:
                 if code in returning:
                     returning.discard(code)
                     keys.append((index, ""))
-                is_pursued = [self._is_pursued(key) for key in keys]
-                if any(is_pursued) or index in calling:
+                if any([self._is_pursued(key) for key in keys]) or index in calling:
                     self.wanted |= self.read(step).difference(self.ignored)
 
     @property

@@ -64,8 +64,8 @@ def parted(flows: Mapping[int, Flow], readable: Collection[str] = (), named: Col
         there = {rank: fork for rank, fork in here.items() if fork is not None}
         earlier = [fork for pair in pairs for fork in pair.forks if fork.branch == origin.branch]
         known = _parted(walks, base, origin, there, earlier)
-    led_to = None if last is None or last is origin else _user_line(walks, *last.branch)
-    if led_to is not None and (led_to.file, led_to.line) == (known.line.file, known.line.line):
+    led_to = None if last is None else _user_line(walks, *(last.place if isinstance(last, Unlike) else last.branch))
+    if led_to == known.line:
         led_to = None
     return known.model_copy(update={"led_to": led_to, "is_uneven": earliest.is_uneven})
 
@@ -74,8 +74,8 @@ class _Counts(NamedTuple):
     """What parted two ranks."""
 
     origin: Fork | Unlike
-    last: Fork | None
-    """The fork that depends on it; often itself."""
+    last: Fork | Unlike | None
+    """The fork, or the last value, that depends on it; often itself."""
     is_uneven: bool
     """Only one of the ranks issued a collective after it."""
 
@@ -124,12 +124,14 @@ class _Pair:
     def _of_content(self, once: Sequence[Fork], differing: frozenset[str], named: Collection[str]) -> _Counts | None:
         """Where all ranks issued the same collectives: the value that what they were doing last depends on."""
         steps = self.walks.steps[self.base]
-        end = 1 + max((index for index, step in enumerate(steps) if kind_of(step) is Kind.MARK), default=len(steps) - 1)
-        frames = Frames.of(steps[:end])
-        seeds = frozenset(named).union(*(self._read(steps[index]) for index in frames.lines))
-        found = self._reason(self._dependence(seeds, end, differing), once)
+        call = 1 + max((index for index, step in enumerate(steps) if kind_of(step) is Kind.MARK), default=-1)
+        running = {line for end in (call, len(steps)) for line in Frames.of(steps[:end]).lines}
+        seeds = frozenset(named).union(*(self._read(steps[index]) for index in running))
+        depends = self._dependence(seeds, len(steps), differing)
+        found = self._reason(depends, once)
         if found is not None:
-            return _Counts(found, None, False)
+            last = max((one for one in depends.reasons if is_line(steps[one.set_at])), default=None)
+            return _Counts(found, last if isinstance(found, Unlike) else None, False)
         is_clear = once and not differing
         return _Counts(self._origin(once[-1], once[:-1], differing), once[-1], False) if is_clear else None
 
@@ -166,7 +168,7 @@ class _Pair:
 
     def _dependence(self, names: Collection[str], end: int, known_to_differ: frozenset[str]) -> Dependence:
         steps = self.walks.steps[self.base][:end]
-        found = Dependence(steps, self._read, self._assigned, self._function, self.values, known_to_differ)
+        found = Dependence(steps, self._read, self._assigned, self.values, known_to_differ)
         found.follow(names, max(0, end - _NEAR), Frames.of(steps).callers)
         return found
 
@@ -181,9 +183,6 @@ class _Pair:
         new = [one for one in lines if (one.set_at, variable(one.name)) in self.values.new]
         reasons = [one for one in (fork, *new) if one is not None] or lines
         return min(reasons, key=_start, default=None)
-
-    def _function(self, step: Step) -> str:
-        return self.walks.codes[place_of(step)[0]].function.rpartition(".")[2]
 
     def _reads_at(self, fork: Fork) -> frozenset[str]:
         """Names that the branch reads: in its line, and in the functions that this line called."""
