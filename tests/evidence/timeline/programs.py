@@ -169,6 +169,59 @@ def same_on_all(rank: int) -> None:
         collective(step)
 
 
+# The line that sets a value apart has `# sets`; all ranks execute the same lines.
+
+
+class Packing:
+    """Sizes that follow from one number, over two calls and an attribute."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.ratio = 2
+
+    def slots(self, tokens: int) -> int:
+        return tokens * self.ratio
+
+    def count(self, tokens: int) -> None:
+        self.seen += tokens
+
+
+def tokens_of(rank: int, step: int) -> int:
+    return 23 if (rank, step) == (1, 7) else 32  # sets
+
+
+def a_size_differs_once(rank: int) -> None:
+    packing = Packing()
+    for step in range(8):
+        tokens = tokens_of(rank, step)
+        slots = packing.slots(tokens)
+        collective(slots)
+
+
+def a_counter_runs_ahead(rank: int) -> None:
+    """What is counted differs by turns; the sum differs from then on."""
+    packing = Packing()
+    for step in range(9):
+        rows = 4 if rank == 1 and step in (3, 5) else 8
+        packing.count(rows)
+        total = packing.seen  # sets
+        collective(total)
+
+
+def a_setting_is_read_once(rank: int) -> None:
+    width = 16 if rank == 1 else 8  # sets
+    for _ in range(5):
+        collective(width)
+
+
+def lengths_differ_all_the_time(rank: int) -> None:
+    """And are padded alike."""
+    for step in range(8):
+        length = (rank * 3 + step * 5) % 7
+        padded = max(length, 8)
+        collective(padded)
+
+
 @dataclass(frozen=True)
 class Case:
     """A program, and what must be found of it."""

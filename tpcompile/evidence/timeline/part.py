@@ -86,7 +86,7 @@ class _Counts(NamedTuple):
 
 
 def _start(origin: Fork | Unlike) -> int:
-    return origin.set_at if isinstance(origin, Unlike) else origin.starts[0]
+    return origin.known_at if isinstance(origin, Unlike) else origin.starts[0]
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,10 @@ class _Pair:
     def _of_content(self, once: Sequence[Fork], differing: frozenset[str], named: Collection[str]) -> _Counts | None:
         """Where all ranks issued the same collectives: the value that what they were doing last depends on."""
         steps = self.walks.steps[self.base]
-        call = 1 + max((index for index, step in enumerate(steps) if kind_of(step) is Kind.MARK), default=-1)
-        running = {line for end in (call, len(steps)) for line in Frames.of(steps[:end]).lines}
+        calls = [index for index, step in enumerate(steps) if kind_of(step) is Kind.MARK]
+        issued = [index for index, step in enumerate(steps) if self.walks.issued([step])]
+        ends = {len(steps), *(1 + index for index in (*calls[-1:], *issued[-1:]))}
+        running = {line for end in ends for line in Frames.of(steps[:end]).lines}
         seeds = frozenset(named).union(*(self._read(steps[index]) for index in running))
         depends = self._dependence(seeds, len(steps), differing)
         found = self._reason(depends, once)
@@ -269,7 +271,12 @@ def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[_Pair]) 
             values[pair.rank] = origin.mine if unlike is None else unlike.theirs
     sides = grouped(values, lambda rank: values[rank])
     largest = max(sides.values(), key=len)
-    before = {one.known for one in walks.values[base] if one[1:3] == origin[1:3] and one.set_at < origin.set_at}
+    earlier = [
+        one
+        for one in walks.values[base]
+        if (one.place, one.name) == (origin.place, origin.name) and one.set_at < origin.set_at
+    ]
+    before = {one.known for one in earlier}
     known = [value for value in sides if value in before]
     usual: Sequence[int] | None = sides[known[0]] if len(known) == 1 else None
     if 2 * len(largest) > len(values):
@@ -278,7 +285,7 @@ def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[_Pair]) 
     odd = [rank for ranks in sides.values() if usual is not None and ranks is not usual for rank in ranks]
     return Parted(
         line=line,
-        times=sum(one[1:3] == origin[1:3] and one.set_at < origin.set_at for one in walks.values[base]),
+        times=len(earlier),
         sides=tuple(
             Went(ranks=tuple(ranks), how="value", line=line, value=f"{origin.name or 'what it returns'} = {text}")
             for value, ranks in sides.items()

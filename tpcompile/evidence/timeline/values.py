@@ -15,8 +15,10 @@ Key = tuple[int, str]
 class Unlike(NamedTuple):
     """A value that differs between two ranks."""
 
+    known_at: int
+    """How many steps the first rank had made when it was known."""
     set_at: int
-    """Index of the step that set it, among those of the first rank."""
+    """Index of its step that set it."""
     place: Place
     name: str
     mine: int
@@ -55,7 +57,7 @@ def compared(walks: Walks, base: int, rank: int, forks: Sequence[Fork]) -> Compa
             continue
         key = value.set_at, variable(value.name)
         is_same = value.known == other.known
-        found[key] = None if is_same else Unlike(value.set_at, value.place, value.name, value.known, other.known)
+        found[key] = None if is_same else Unlike(value.known_at, value.set_at, *value[2:], other.known)
         history.setdefault((value.place, value.name), []).append(key)
     new: set[Key] = set()
     once: set[Key] = set()

@@ -45,6 +45,8 @@ class Value(NamedTuple):
 
     set_at: int
     """Index of the step that set it."""
+    known_at: int
+    """How many steps there were when it was known: those of the functions that the line called came before."""
     place: Place
     name: str
     """`size` or `self.scale`; empty for what is returned."""
@@ -121,7 +123,7 @@ def _apart(read: Iterable[tuple[int, int]], codes: Sequence[Code]) -> tuple[list
             names = codes[code].names
             if number < len(names) or number == RETURNED:
                 name = names[number] if number < len(names) else ""
-                values.append(Value(last[code], place_of(steps[last[code]]), name, known))
+                values.append(Value(last[code], len(steps), place_of(steps[last[code]]), name, known))
     return steps, values
 
 

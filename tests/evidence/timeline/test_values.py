@@ -1,0 +1,161 @@
+"""evidence/timeline: values that ranks set in the same lines -> the line that set them apart, and on which rank."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evidence.timeline import programs
+from tests.evidence.timeline.test_part import flow_of, found_of, source_line
+from tpcompile.evidence.records import Lead, Status, Verdict
+from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.records.findings import Parted
+from tpcompile.evidence.timeline import part
+from tpcompile.evidence.timeline.conclude import side_text, with_branch
+from tpcompile.evidence.timeline.flow import Flow, Kind
+from tpcompile.evidence.timeline.values import Compared, compared
+from tpcompile.evidence.timeline.walk import Walks, forks, kind_of
+
+SET_APART = {
+    programs.a_size_differs_once: (programs.tokens_of, ("what it returns = 32", "what it returns = 23")),
+    programs.a_counter_runs_ahead: (programs.a_counter_runs_ahead, ("total = 32", "total = 28")),
+    programs.a_setting_is_read_once: (programs.a_setting_is_read_once, ("width = 8", "width = 16")),
+}
+Program = Callable[[int], Any]
+
+
+def marked(function: Program) -> int:
+    lines, first = inspect.getsourcelines(function)
+    return next(number for number, line in enumerate(lines, start=first) if line.rstrip().endswith("# sets"))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("program", SET_APART)
+def test_the_line_that_sets_a_value_apart_is_found_with_the_values(program: Program, num_ranks: int) -> None:
+    found = found_of(program, num_ranks)
+    assert found is not None
+    function, values = SET_APART[program]
+    assert (found.line.line, found.is_uneven) == (marked(function), False)
+    assert tuple(side.value for side in found.sides) == values
+    assert {side.how for side in found.sides} == {"value"}
+
+
+@pytest.mark.parametrize("program", [programs.lengths_differ_all_the_time, programs.same_on_all])
+def test_what_differs_by_habit_is_no_reason(program: Program) -> None:
+    assert found_of(program, 2) is None
+
+
+def test_without_habits_data_would_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control of the test above."""
+
+    monkeypatch.setattr(Compared, "is_reason", lambda self, key: self.found.get(key) is not None or None)
+    monkeypatch.setattr(part, "compared", lambda *args: _all_new(compared(*args)))
+    assert found_of(programs.lengths_differ_all_the_time, 2) is not None
+
+
+def _all_new(known: Compared) -> Compared:
+    return Compared(known.found, frozenset(key for key, unlike in known.found.items() if unlike), known.once)
+
+
+def test_a_majority_is_right_and_of_two_ranks_the_one_with_a_value_of_the_past() -> None:
+    assert odd_of(programs.a_size_differs_once, (0, 1)) == (1,)
+    assert odd_of(programs.a_size_differs_once, (1, 0)) == (0,)
+    assert odd_of(programs.a_counter_runs_ahead, (0, 1)) == ()
+    assert odd_of(programs.a_counter_runs_ahead, (0, 1, 2)) == (1,)
+
+
+def odd_of(program: Program, order: tuple[int, ...]) -> tuple[int, ...]:
+    found = parted_in(order, program)
+    assert found is not None
+    return found.odd
+
+
+def parted_in(order: tuple[int, ...], program: Program) -> Parted | None:
+    return part.parted(flows_of(program, order), {programs.__file__})
+
+
+def flows_of(program: Program, order: tuple[int, ...] = (0, 1)) -> dict[int, Flow]:
+    return {rank: flow_of(program, played) for rank, played in enumerate(order)}
+
+
+def test_the_last_value_that_follows_from_it_is_told_too() -> None:
+    found = found_of(programs.a_size_differs_once, 2)
+    assert found is not None and found.led_to is not None
+    assert source_line(found.led_to.line).strip() == "slots = packing.slots(tokens)"
+
+
+def test_a_word_of_the_finding_leads_to_the_value_that_it_names() -> None:
+    """What the lines of the end do not read: an attribute that compiled code reads, say."""
+
+    def program(rank: int) -> None:
+        for step in range(4):
+            programs.tokens_of(rank, step + 4)
+        programs.collective("done")
+
+    flows = flows_of(program)
+    assert part.parted(flows, {programs.__file__, __file__}) is None
+    assert part.parted(flows, {programs.__file__, __file__}, ["tokens_of"]) is None, "it names a function, and no value"
+
+    def setting(rank: int) -> None:
+        packing = programs.Packing()
+        for step in range(8):
+            packing.ratio = 3 if (rank, step) == (1, 6) else 2
+            programs.collective("step")
+
+    found = part.parted(flows_of(setting), {programs.__file__, __file__}, ["packing", "ratio"])
+    assert found is not None and found.odd == (1,)
+    assert tuple(side.value for side in found.sides) == ("packing.ratio = 2", "packing.ratio = 3")
+
+
+def test_content_that_differs_keeps_its_cause_and_has_the_line_and_the_rank() -> None:
+    flows = flows_of(programs.a_size_differs_once)
+    lead = Lead(cause=Cause.COLLECTIVE_SIZES, says="sizes differ", ranks=(0, 1), is_rank_known=False)
+    verdict = Verdict(status=Status.FAIL, exit_code=1, world_size=2, summary="", lead=lead)
+    found = with_branch(verdict, flows, {programs.__file__}).lead
+    assert found is not None and found.line is not None and found.parted is not None
+    assert (found.cause, found.ranks, found.is_rank_known) == (Cause.COLLECTIVE_SIZES, (1,), True)
+    assert found.line.line == marked(programs.tokens_of)
+    assert "what it returns = 23" in side_text(found.parted.sides[1])
+
+
+def test_a_long_call_of_one_rank_is_one_step_of_its_frame() -> None:
+    """By the lines alone, the next pass of the loop would be nearer."""
+
+    def program(rank: int) -> None:
+        for step in range(6):
+            if rank == 1 and step == 2:
+                evaluates(30)
+            programs.collective("step", step)
+
+    def evaluates(times: int) -> None:
+        for number in range(times):
+            programs.log.append(number)
+
+    walks = Walks.of(flows_of(program))
+    (fork,) = forks(walks.steps[0], walks.steps[1], (0, 0))
+    assert fork.ends[0] == fork.starts[0] and not fork.is_final
+    assert kind_of(walks.steps[1][fork.starts[1]]) is Kind.LINE
+
+
+def test_in_a_loop_a_pass_is_not_left_out_where_an_element_of_each_explains_it() -> None:
+    def program(rank: int) -> None:
+        for index in range(12):
+            if (index * 5 + rank * 2) % 7 < 3:
+                continue
+            programs.collective("block", index)
+
+    walks = Walks.of(flows_of(program))
+    for fork in forks(walks.steps[0], walks.steps[1], (0, 0)):
+        lines = [
+            sum(kind_of(step) is Kind.LINE for step in walks.steps[rank][fork.starts[rank] : fork.ends[rank]])
+            for rank in (0, 1)
+        ]
+        assert abs(lines[0] - lines[1]) <= 2, "both make the pass"
+
+
+def test_the_programs_are_marked() -> None:
+    assert Path(programs.__file__).read_text().count("# sets\n") == len(SET_APART)
