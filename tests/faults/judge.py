@@ -229,12 +229,16 @@ def described(judged: Judged) -> str:
 
 
 def first_finding(verdict: Verdict) -> Found | None:
-    """The finding that a reader sees first; an environment difference comes last. None for a green verdict."""
+    """The finding that a reader sees first; an environment difference comes last. None for a green verdict.
+
+    A branch is left out, which leads where lines were recorded: a case says what came of it.
+    """
     red = [divergence for divergence in verdict.divergences if divergence.is_red]
     of_program = find(red, lambda divergence: divergence.layer != Layer.ENVIRONMENT)
     if of_program is not None:
         return _of_divergence(of_program)
     failed = [check for check in verdict.checks if check.status == Status.FAIL]
+    failed = [check for check in failed if check.id != CheckId.SAME_BRANCHES] or failed
     if failed:
         check = min(failed, key=lambda check: check.cause == Cause.UNKNOWN)
         text = f"{check.name}: {check.observed}"

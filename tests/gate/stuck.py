@@ -26,14 +26,14 @@ def step(ctx: TargetContext) -> tpcompile.Target:
         calls += 1
         is_odd = ctx.rank == 1 and calls == {"leaves out": 1, "leaves out the last": _NUM_CALLS}.get(how, 3)
         y = program(*inputs)
-        if is_odd and how == "sleeps":
+        if is_odd and how == "sleeps":  # may sleep
             time.sleep(1000)  # sleeps
         leaves_out = is_odd and how not in ("sleeps", "aborts in the next call")
-        if not leaves_out:
+        if not leaves_out:  # may leave out
             dist.all_reduce(y)  # summed
         if how.startswith("aborts"):
             dist.all_reduce(y.new_ones(1000))  # larger
-        if how == "aborts in the next call" and not is_odd:
+        if how == "aborts in the next call" and not is_odd:  # may repeat
             dist.all_reduce(y)  # again
         return y
 

@@ -90,7 +90,7 @@ def _check(lead: Lead) -> Check:
 
 def _lead(before: Lead, found: Parted) -> Lead:
     decided = found.led_to or found.line
-    raised_at = before.line if before.cause is Cause.RAISED else None
+    raised_at = before.line if before.cause in (Cause.RAISED, Cause.UNKNOWN) else None  # the gate's has no cause
     if raised_at is not None and (raised_at.file, raised_at.function) == (decided.file, _name(decided)):
         return before  # the ranks parted because this one raised
     ranks = found.odd or (before.ranks if before.is_rank_known else ())
