@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import dis
 import inspect
+from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import NamedTuple
 
 from tpcompile.evidence.timeline.flow import RETURNED
 
 _MAX_LINES = 4096
+_ANY = 1 << 30
 Spec = tuple[int, str, str | None]
 """(number of the name, variable, attribute of it or None)."""
+
+
+class Line(NamedTuple):
+    """What a line stores, where it is followed by a line from `first` to `last`: the end of a loop stores nothing."""
+
+    first: int
+    last: int
+    specs: tuple[Spec, ...]
 
 
 class Assigned(NamedTuple):
@@ -19,7 +29,7 @@ class Assigned(NamedTuple):
 
     names: tuple[str, ...]
     """`size`, or `self.scale`, by number."""
-    by_line: tuple[tuple[Spec, ...] | None, ...]
+    by_line: tuple[Line | None, ...]
     """By line, from the first of the code on."""
     arguments: tuple[Spec, ...]
     is_global: bool
@@ -39,7 +49,8 @@ def assigned(code: CodeType) -> Assigned:
     arguments = [found for name in _arguments(code) if (found := spec(name))]
     line = code.co_firstlineno
     before: dis.Instruction | None = None
-    for one in dis.get_instructions(code):
+    instructions = list(dis.get_instructions(code))
+    for one in instructions:
         line = (one.positions and one.positions.lineno) or line
         stored = [spec(name) for name in _stored(one)]
         holder = _loaded(before) if one.opname == "STORE_ATTR" else None
@@ -48,9 +59,24 @@ def assigned(code: CodeType) -> Assigned:
         lines.setdefault(line, {}).update({each: None for each in stored if each is not None})
         before = one
     num_lines = min(max(lines, default=code.co_firstlineno) - code.co_firstlineno + 1, _MAX_LINES)
-    by_line = [tuple(lines.get(code.co_firstlineno + offset, ())) or None for offset in range(max(num_lines, 0))]
+    bodies = dict(_bodies(instructions))
+    by_line: list[Line | None] = []
+    for at in range(code.co_firstlineno, code.co_firstlineno + max(num_lines, 0)):
+        specs = tuple(lines.get(at, ()))
+        by_line.append(Line(*bodies.get(at, (0, _ANY)), specs) if specs else None)
     is_global = not code.co_flags & inspect.CO_NEWLOCALS
     return Assigned(tuple(numbers)[:RETURNED], tuple(by_line), tuple(arguments), is_global)
+
+
+def _bodies(instructions: Sequence[dis.Instruction]) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Line of a loop -> first and last line of its body."""
+    for number, one in enumerate(instructions):
+        if one.opname == "FOR_ITER" and one.positions and one.positions.lineno:
+            inside = [each for each in instructions[number + 1 :] if each.offset < one.argval]
+            numbers = [each.positions.lineno for each in inside if each.positions and each.positions.lineno]
+            body = [line for line in numbers if line != one.positions.lineno]
+            if body:
+                yield one.positions.lineno, (min(body), max(body))
 
 
 def _arguments(code: CodeType) -> tuple[str, ...]:

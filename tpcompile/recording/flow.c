@@ -27,7 +27,7 @@ static Py_buffer mapped;
 static Head *head;
 static Entry *entries;
 static struct {
-    PyObject *code, *by_line, *arguments;  /* (number, variable, attribute or None), by line from the first one on */
+    PyObject *code, *by_line, *arguments;  /* see assigned.py */
     uint32_t id;
     int line, last, is_global;             /* first line; the one whose values are due, 0 for none */
 } codes[SLOTS];
@@ -184,14 +184,16 @@ static void append_values(size_t slot, PyObject *specs, uint64_t ns) {
     }
 }
 
-/* What the last line of this code gave a value, now that the frame goes on. */
-static void append_due(size_t slot, uint64_t ns) {
+/* What the last line of this code gave a value, now that the frame goes on at `line`; 0 where it returns. */
+static void append_due(size_t slot, uint64_t ns, long line) {
     Py_ssize_t offset = codes[slot].last - codes[slot].line;
     int is_due = codes[slot].last != 0;
     codes[slot].last = 0;
     if (!is_due || offset < 0 || offset >= PyTuple_GET_SIZE(codes[slot].by_line)) return;
-    PyObject *specs = PyTuple_GET_ITEM(codes[slot].by_line, offset);
-    if (specs != Py_None) append_values(slot, specs, ns);
+    PyObject *stored = PyTuple_GET_ITEM(codes[slot].by_line, offset);
+    if (stored == Py_None) return;
+    int is_stored = PyLong_AsLong(PyTuple_GET_ITEM(stored, 0)) <= line && line <= PyLong_AsLong(PyTuple_GET_ITEM(stored, 1));
+    if (is_stored) append_values(slot, PyTuple_GET_ITEM(stored, 2), ns);
 }
 
 static PyObject *on_event(PyObject *code, uint32_t kind, uint32_t line, PyObject *returned) {
@@ -212,7 +214,7 @@ static PyObject *on_event(PyObject *code, uint32_t kind, uint32_t line, PyObject
             Py_DECREF(done);
         }
     }
-    if (kind == LINE || kind == RETURN) append_due(slot, ns);
+    if (kind == LINE || kind == RETURN) append_due(slot, ns, (long)line);
     if (returned != NULL && returned != Py_None) append_value(ns, codes[slot].id, RETURNED, returned);
     append(ns, codes[slot].id, kind, line);
     if (kind == START) append_values(slot, codes[slot].arguments, ns);

@@ -35,7 +35,7 @@ from tpcompile.evidence.timeline.flow import (
     tagged,
 )
 from tpcompile.private_folder import cache_folder
-from tpcompile.recording.assigned import Spec
+from tpcompile.recording.assigned import Line, Spec
 
 _SOURCE = Path(__file__).with_name("flow.c")
 _ITEMS = 8
@@ -98,7 +98,7 @@ class InPython:
                 self._has_disabled = False
                 self._restart()
         if found.last and kind in (Kind.LINE, Kind.RETURN):
-            self._append_values(ns, found, found.specs_at(found.last))
+            self._append_values(ns, found, found.stored(found.last, line))
         if returned is not None:
             self._append_value(ns, found.number, RETURNED, returned)
         self._append(ns, found.number, kind, line)
@@ -144,15 +144,17 @@ class InPython:
 class _Followed:
     code: CodeType
     number: int
-    by_line: tuple[tuple[Spec, ...] | None, ...] = ()
+    by_line: tuple[Line | None, ...] = ()
     arguments: tuple[Spec, ...] = ()
     is_global: bool = False
     last: int = 0
     """The line whose values are due; 0 for none."""
 
-    def specs_at(self, line: int) -> tuple[Spec, ...]:
-        offset = line - self.code.co_firstlineno
-        return (self.by_line[offset] or ()) if 0 <= offset < len(self.by_line) else ()
+    def stored(self, last: int, following: int) -> tuple[Spec, ...]:
+        """What the last line has stored, when the frame goes on at the following one; 0 where it returns."""
+        offset = last - self.code.co_firstlineno
+        line = self.by_line[offset] if 0 <= offset < len(self.by_line) else None
+        return line.specs if line is not None and line.first <= following <= line.last else ()
 
 
 def _hashed(number: int, value: Any, depth: int, tensors: tuple[Any, ...]) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tpcompile.evidence.timeline.flow import Kind
 from tpcompile.evidence.timeline.values import Compared, Unlike
@@ -21,7 +22,10 @@ class Frames:
     """The functions that are running, as the steps of one rank show them."""
 
     callers: Mapping[int, int]
-    """Index of the start or the return of a function -> that of the line that called it."""
+    """Index of the start or the return of a function -> that of the line that called it.
+
+    Of the lines of a generator that goes on, too: what one of them yields is given to that line.
+    """
     lines: Sequence[int]
     """Indices of the lines that are being executed at the end, outermost first."""
 
@@ -29,24 +33,36 @@ class Frames:
     def of(cls, steps: Sequence[Step]) -> Frames:
         """A frame that an exception has left is gone when a frame below it comes to its next line."""
         callers: dict[int, int] = {}
-        running: list[tuple[int, int]] = []  # (code, index of its line, or of its start)
+        running: list[_Frame] = []
         for index, step in enumerate(steps):
             kind, (code, _) = kind_of(step), place_of(step)
             if kind is Kind.START:
                 if running:
-                    callers[index] = running[-1][1]
-                running.append((code, index))
+                    callers[index] = running[-1].at
+                running.append(_Frame(code, index, None))
                 continue
-            depth = next((depth for depth in reversed(range(len(running))) if running[depth][0] == code), None)
+            depth = next((depth for depth in reversed(range(len(running))) if running[depth].code == code), None)
             if kind is Kind.MARK or (depth is None and kind is Kind.RETURN):
                 continue
+            resumed_by = running[-1].at if depth is None and running else None
             if depth is not None:
+                resumed_by = running[depth].resumed_by
                 del running[depth:]
-            if kind is Kind.RETURN and running:
-                callers[index] = running[-1][1]
             if kind is Kind.LINE:
-                running.append((code, index))
-        return cls(callers, [index for _, index in running if is_line(steps[index])])
+                running.append(_Frame(code, index, resumed_by))
+                if resumed_by is not None:
+                    callers[index] = resumed_by
+            elif running:
+                callers[index] = running[-1].at
+        return cls(callers, [frame.at for frame in running if is_line(steps[frame.at])])
+
+
+class _Frame(NamedTuple):
+    code: int
+    at: int
+    """Index of its line, or of its start."""
+    resumed_by: int | None
+    """Of a generator that goes on, index of the line that took its next value."""
 
 
 @dataclass
@@ -70,14 +86,13 @@ class Dependence:
         self.wanted |= set(names).difference(self.ignored)
         returning: set[int] = set()
         calling: set[int] = set()
+        yielding: set[tuple[int, int]] = set()
         for index in range(len(self.steps) - 1, begin - 1, -1):
             step = self.steps[index]
             kind, (code, _) = kind_of(step), place_of(step)
-            if kind is Kind.RETURN and index in callers:
-                line = callers[index]
-                given = [(line, name) for name in self.assigned(self.steps[line]) & self.wanted]
-                if line in calling or any([self._is_pursued(key) for key in given]):
-                    returning.add(code)
+            line = callers.get(index)
+            if kind is Kind.RETURN and line is not None and self._takes(line, calling):
+                returning.add(code)
             elif kind is Kind.START:
                 returning.discard(code)
                 is_given = any(self._is_pursued((index, name)) for name in self.wanted if (index, name) in self._known)
@@ -85,11 +100,20 @@ class Dependence:
                     calling.add(callers[index])
             elif kind is Kind.LINE:
                 keys = [(index, name) for name in self.assigned(step) & self.wanted]
+                if line is not None and (line, code) not in yielding:  # the last line before the generator's value
+                    yielding.add((line, code))
+                    if self._takes(line, calling):
+                        returning.add(code)
                 if code in returning:
                     returning.discard(code)
                     keys.append((index, ""))
                 if any([self._is_pursued(key) for key in keys]) or index in calling:
                     self.wanted |= self.read(step).difference(self.ignored)
+
+    def _takes(self, line: int, calling: Collection[int]) -> bool:
+        """True for a line whose value is looked for: what the functions that it called return is a part of it."""
+        given = [(line, name) for name in self.assigned(self.steps[line]) & self.wanted]
+        return line in calling or any([self._is_pursued(key) for key in given])
 
     @property
     def _known(self) -> Mapping[tuple[int, str], Unlike | None]:

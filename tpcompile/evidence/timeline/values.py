@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from tpcompile.evidence.timeline.walk import Fork, Place, Value, Walks
 
+_EQUAL = 3
+"""Equal values before one that differs, or as many as differ: of data, one is equal by chance."""
 Key = tuple[int, str]
 """(index of a step, variable or attribute that it sets)."""
 
@@ -65,7 +67,7 @@ def compared(walks: Walks, base: int, rank: int, forks: Sequence[Fork]) -> Compa
         differ = [number for number, key in enumerate(keys) if found[key] is not None]
         if len(keys) == 1:
             once.update(keys[number] for number in differ)
-        elif differ and differ[0] > 0 and differ[-1] - differ[0] == len(differ) - 1:
+        elif differ and differ[0] >= min(_EQUAL, len(differ)) and differ[-1] - differ[0] == len(differ) - 1:
             new.update(keys[number] for number in differ)
     return Compared(found, frozenset(new), frozenset(once))
 
