@@ -129,7 +129,7 @@ def check(run: Capture, *, timeout_s: float = 300.0) -> ReportedVerdict:
     side = (
         record_side(record, rules)
         if sentinel is None
-        else record_side(record, rules, flow_of=sentinel.executed.flow_of)
+        else record_side(record, rules, flow_of=sentinel.executed.flow_of, domain=sentinel.log.members)
     )
     exchange = Exchange(client, range(client.world_size), others=_NoStatus(), timeout_s=timeout_s)
     verdict = exchange.verdict(side)

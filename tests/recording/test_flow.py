@@ -10,7 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import torch
 
 from tests.forked import ROOT
 from tpcompile.evidence.text.lines import is_packaged
-from tpcompile.evidence.timeline.flow import EXACT, LINE_BITS, LINE_MASK, RETURNED, VALUE_BITS, Flow, Kind
+from tpcompile.evidence.timeline.flow import EXACT, LINE_BITS, LINE_MASK, RETURNED, VALUE_BITS, Flow, Kind, until
 from tpcompile.recording import flow as module
 from tpcompile.recording import flow_callbacks, ring
 from tpcompile.recording.flow import IS_POSSIBLE, FlowRecorder
@@ -148,6 +150,37 @@ VARIED = (
 
 def varied(value: Any) -> None:
     del value
+
+
+def raising(steps: int) -> None:
+    for step in range(steps):
+        if step == 2:
+            int("not a number")
+
+
+def cleaning_up() -> None:
+    try:
+        raising(4)
+    finally:
+        chosen(True)
+
+
+def test_what_is_executed_on_the_way_out_of_an_exception_is_left_out(name: str) -> None:
+    flow = recorded(lambda _: suppressed(cleaning_up), name)
+    assert lines(flow, "chosen")
+    with pytest.raises(ValueError) as error:
+        cleaning_up()
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.value.__traceback__)][::-1]
+    kept = until(flow, places)
+    assert not lines(kept, "chosen")
+    assert lines(kept, "raising")[-1] == (Kind.LINE, 3)
+    assert len(lines(kept, "raising")) >= len(lines(flow, "raising")) - 1, "sys.settrace calls leaving it a return"
+    assert until(flow, [("/elsewhere.py", 3)]) == flow
+
+
+def suppressed(program: Callable[[], None]) -> None:
+    with suppress(ValueError):
+        program()
 
 
 @pytest.mark.usefixtures("callbacks")

@@ -24,10 +24,10 @@ HOW, VICTIM, FOREIGN = sys.argv[1:]
 def forge() -> None:
     """As a client of its own, which any process that reaches the store can be."""
     client = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    store = dist.PrefixStore("world 0-1/0", dist.PrefixStore("tpcompile/sentinel", client))
+    shared = dist.PrefixStore("tpcompile/sentinel", client)
     here = {"pid": os.getpid(), "host": this_host(), "black_box": VICTIM, "main_thread": 1}
-    store.set("here/1", json.dumps(here))
-    store.set("run_dir", json.dumps(FOREIGN))
+    dist.PrefixStore("waiting/0", shared).set("here/1", json.dumps(here))
+    dist.PrefixStore("world 0-1/0", shared).set("run_dir", json.dumps(FOREIGN))
 
 
 def main() -> None:

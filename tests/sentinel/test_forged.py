@@ -64,9 +64,13 @@ def log(shared: dist.Store) -> StoreLog:
 
 @pytest.fixture
 def forge(shared: dist.Store) -> Any:
-    """What a client writes at a key of the domain."""
-    domain = dist.PrefixStore("tp 0-1/0", shared)
-    return lambda key, value: domain.set(key, value if isinstance(value, str) else json.dumps(value))
+    """What a client writes at a key of the domain, or of all domains: their processes."""
+
+    def forged(key: str, value: Any) -> None:
+        store = dist.PrefixStore("waiting/0" if key.startswith("here/") else "tp 0-1/0", shared)
+        store.set(key, value if isinstance(value, str) else json.dumps(value))
+
+    return forged
 
 
 @pytest.mark.parametrize("name", ["../victim", "/victim", "victim", "0123456789abcde", "0123456789abcdef\n", 7, ["x"]])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 from tpcompile.evidence.digests.digest import digest_rank, environment_items, layer_items
@@ -39,11 +39,13 @@ def record_side(
     problems: Sequence[Check] = (),
     kind: Any = RankDigest,
     flow_of: Callable[[int], Flow | None] = _nothing,
+    domain: Collection[int] | None = None,
 ) -> Side:
     """Side of an exchange made from a captured record.
 
     `problems` are checks that have already failed, `kind` is the type of a digest where its facts have one, `flow_of`
-    gives what this rank has executed, and what another one has left that does not take part.
+    gives what this rank has executed, and what another one has left that does not take part. `domain` are the ranks
+    that must agree; None: all.
     """
 
     def judge(found: dict[int, RankDigest], absent: dict[int, str], ask: Fetch) -> Verdict:
@@ -65,7 +67,7 @@ def record_side(
         elsewhere = set(range(record.world_size)) - found.keys()  # they have ended, or are of a different domain
         flows = {record.rank: own, **others, **{rank: flow_of(rank) for rank in elsewhere}}
         known = {rank: flow for rank, flow in flows.items() if flow is not None}
-        return with_branch(verdict, known, {code.file for code in own.codes})
+        return with_branch(verdict, known, {code.file for code in own.codes}, domain)
 
     def answer(question: _Question | _FlowQuestion) -> Any:
         if isinstance(question, _FlowQuestion):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable
 
-from tpcompile.evidence.timeline.flow import Flow
+from tpcompile.evidence.timeline.flow import Flow, until
 from tpcompile.recording.flow import FlowRecorder
 from tpcompile.recording.ring import flow_left
 from tpcompile.sentinel import flight
@@ -20,11 +21,18 @@ class Executed:
         self._recorder = FlowRecorder(follow)
         self._is_wanted, self._by_settrace = flow is not False, flow is True
         self._left: Flow | None = None
+        self._raised_at: list[tuple[str, int]] = []
 
     def open(self, name: str) -> None:
         """Begin to record, into the ring of that name."""
         if self._is_wanted and not self._recorder.start(name, by_settrace=self._by_settrace):
             self._progress.mark, self._progress.pause_flow = self._recorder.mark, self._recorder.pause
+
+    def raised(self, error: BaseException) -> None:
+        """An exception ends the block: what is executed from where it was raised on is no way of the program."""
+        self._recorder.pause(True)
+        frames = traceback.walk_tb(error.__traceback__)
+        self._raised_at = [(frame.f_code.co_filename, line) for frame, line in frames][::-1]
 
     def keep(self) -> None:
         """Publish what was recorded, before this rank leaves: the others may find that it parted from them."""
@@ -37,12 +45,10 @@ class Executed:
         self._recorder.stop()
 
     def flow_of(self, rank: int) -> Flow | None:
-        """What this rank has executed, or what a rank of its domain has left that has ended."""
+        """What this rank has executed, or what another one of this host has, or has left."""
         log = self._log
         if rank == log.rank:
             found = self._left or self._recorder.flow()
             issuing = flight.issuing_places(self._progress.calls_begun())
-            return found and found.model_copy(update={"issuing": issuing})
-        if rank not in log.members:
-            return None
+            return found and until(found, self._raised_at).model_copy(update={"issuing": issuing})
         return log.kept_flow(rank) or flow_left(log.process_of(rank).black_box)

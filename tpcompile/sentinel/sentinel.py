@@ -210,6 +210,8 @@ class Sentinel:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         unseen = peers.failure() if error is None else None
         failure = unseen or (None if is_exit(error) else error)
+        if error is not None:
+            self.executed.raised(error)
         if self.is_active:
             self._ends(failure)
         self.close(FINISHED if failure is None else f"{type(failure).__name__}: {failure}")

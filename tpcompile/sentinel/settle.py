@@ -109,7 +109,7 @@ class Settlement:
         record = self.record(alarm.position, alarm.num_issued)
         store = self._log.store(f"alarm/{alarm.key}")
         problems = [alarm.problem] if alarm.problem else []
-        side = record_side(record, self._rules, problems=problems, flow_of=self._flow_of)
+        side = record_side(record, self._rules, problems=problems, flow_of=self._flow_of, domain=self._log.members)
         exchange = Exchange(store, present, others=self, timeout_s=_EXCHANGE_S)
         verdict = exchange.verdict(side)
         self._timeline.note(TimelineEvent.VERDICT)

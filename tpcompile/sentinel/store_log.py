@@ -78,19 +78,20 @@ class StoreLog:
     def say_here(self, *, black_box: str) -> None:
         """Publish this rank's process, and the name of the file of its last stack."""
         here = Process(pid=os.getpid(), host=this_host(), black_box=black_box, main_thread=threading.get_ident())
-        self._count(1).put(f"here/{self.rank}", here.model_dump(mode="json"))
+        self._shared(1).put(f"here/{self.rank}", here.model_dump(mode="json"))
 
     def process_of(self, rank: int) -> Process:
-        """The process that a rank published."""
-        return self._count(1).peek(f"here/{rank}", Process) or Process()
+        """The process that a rank of any domain published."""
+        return self._shared(1).peek(f"here/{rank}", Process) or Process()
 
     def keep_flow(self, flow: Flow) -> None:
         """Publish what this rank has executed, before it leaves: its ring ends with it."""
-        self._count(1).put(f"flow/{self.rank}", flow.model_dump(mode="json"))
+        self._shared(1).put(f"flow/{self.rank}", flow.model_dump(mode="json"))
 
     def kept_flow(self, rank: int) -> Flow | None:
-        """What a rank has published that has left."""
-        return self._count(1).peek(f"flow/{rank}", Flow)
+        """What a rank of any domain has published that has left."""
+        found: Flow | None = self._shared(1).peek(f"flow/{rank}", Flow)
+        return found
 
     def append(self, kind: type[E], **fields: Any) -> None:
         """Append an entry to the log, which wakes every listener."""

@@ -55,8 +55,21 @@ def with_branch_of(live: Verdict, verdict: Verdict) -> Verdict:
     return verdict.model_copy(update={"lead": live.lead, "summary": live.summary})
 
 
-def with_branch(verdict: Verdict, flows: Mapping[int, Flow], readable: Collection[str]) -> Verdict:
-    """The verdict, led by the branch where one is known. `readable` are the files that may be opened here."""
+def with_branch(
+    verdict: Verdict, flows: Mapping[int, Flow], readable: Collection[str], domain: Collection[int] | None = None
+) -> Verdict:
+    """The verdict, led by the branch where one is known. `readable` are the files that may be opened here.
+
+    Ranks of a domain do the same, so they are compared first; where they did, all ranks are: what those of different
+    domains do differently all the time is no branch that counts.
+    """
+    within = {rank: flow for rank, flow in flows.items() if domain is None or rank in domain}
+    found = _with_branch(verdict, within, readable)
+    is_alone = found is not verdict or len(within) == len(flows)
+    return found if is_alone else _with_branch(verdict, flows, readable)
+
+
+def _with_branch(verdict: Verdict, flows: Mapping[int, Flow], readable: Collection[str]) -> Verdict:
     ranks = verdict.lead.ranks if verdict.lead is not None else ()
     is_elsewhere = bool(ranks) and flows.keys().isdisjoint(ranks)
     if verdict.lead is None or is_elsewhere:  # the rank to blame is of a different domain, or left nothing

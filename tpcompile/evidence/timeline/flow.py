@@ -11,7 +11,7 @@ import json
 import mmap
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Annotated
 
@@ -112,6 +112,26 @@ def value_text(known: int) -> str:
     return str(known & EXACT - 1) if known & EXACT else _CONSTANTS.get(known, "")
 
 
+def until(flow: Flow, raised_at: Sequence[tuple[str, int]]) -> Flow:
+    """The steps before an exception: what a rank executes on its way out, it does because it waits no longer.
+
+    `raised_at` are (file, line) of the traceback, innermost first; the first one of them that was executed counts.
+    """
+    steps = flow.steps()
+    for file, line in raised_at:
+        codes = {number for number, code in enumerate(flow.codes) if code.file == file}
+        own = [
+            index for index, (code, packed) in enumerate(steps) if packed == line and code in codes
+        ]  # kind LINE is 0
+        if own:
+            return flow.model_copy(update={"packed": _packed(steps[: own[-1] + 1])})
+    return flow
+
+
+def _packed(steps: Sequence[tuple[int, int]]) -> str:
+    return base64.b64encode(zlib.compress(b"".join(_PACKED.pack(*step) for step in steps), 1)).decode()
+
+
 def shortened(hashed: int) -> int | None:
     """The bits of a hash that a step has room for; None for 0, which says nothing."""
     return (hashed ^ hashed >> 20 ^ hashed >> 40) & (EXACT - 1) if hashed else None
@@ -137,12 +157,7 @@ def flow_of(ring: bytes | mmap.mmap, *, limit: int = _MAX_SENT) -> Flow | None:
     kept = min(head, capacity, limit)
     entries = list(_entries(ring, head - kept, head, capacity))
     known = [(number, packed) for _, number, packed in entries if number < len(codes)]
-    data = b"".join(_PACKED.pack(*pair) for pair in known)
-    return Flow(
-        codes=codes,
-        packed=base64.b64encode(zlib.compress(data, 1)).decode(),
-        num_before=head - len(known),
-    )
+    return Flow(codes=codes, packed=_packed(known), num_before=head - len(known))
 
 
 def _entries(ring: bytes | mmap.mmap, start: int, end: int, capacity: int) -> Iterator[tuple[int, int, int]]:
