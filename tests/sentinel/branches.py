@@ -7,9 +7,11 @@ import signal
 import sys
 import threading
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from tpcompile import Sentinel
 
@@ -57,13 +59,18 @@ def forward(x: torch.Tensor) -> torch.Tensor:
 def main() -> None:
     dist.init_process_group("gloo")
     optimizer = Optimizer(torch.ones(24))
-    with Sentinel(flow=FORM != "off", hang_after_s=1.0):
+    domains: dict[str, Any] = {}
+    if FORM == "domains":  # data parallel: each rank is a domain of its own
+        domains = {"mesh": init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp")), "axis": "tp"}
+    with Sentinel(flow=FORM != "off", hang_after_s=1.0, **domains):
         if FORM == "killed":
             threading.Timer(1.0, kill).start()
         for step in range(10):
             loss = forward(torch.ones(4))
             if FORM == "killed":
                 time.sleep(0.3)
+            if FORM == "domains" and dist.get_rank() == 1 and step == 5:
+                continue
             gathered(step)
             if not must_skip(step):
                 optimizer.step()

@@ -70,6 +70,15 @@ def test_the_branch_that_made_later_collectives_differ_is_the_finding_and_they_a
 
 @pytest.mark.slow
 @pytest.mark.ranks
+def test_ranks_of_different_domains_are_compared_where_none_of_a_domain_parted(tmp_path: Path) -> None:
+    done, lead = job("domains", tmp_path)
+    assert done.returncode == 1
+    assert lead is not None and lead.line is not None
+    assert (lead.cause, lead.ranks, lead.line.line) == (Cause.PARTED, (1,), line_with('if FORM == "domains" and'))
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
 def test_a_branch_that_all_ranks_decide_from_an_agreed_value_is_green(tmp_path: Path) -> None:
     done, lead = job("agrees", tmp_path)
     assert (done.returncode, lead) == (0, None), done.stderr

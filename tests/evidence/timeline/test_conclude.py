@@ -60,6 +60,14 @@ def test_a_rank_whose_lines_are_not_known_stays_to_blame(flows: dict[int, Flow])
     assert with_branch(before, flows, READABLE) == before
 
 
+def test_ranks_of_a_domain_are_compared_first_and_then_all(flows: dict[int, Flow]) -> None:
+    alone = with_branch(verdict(Cause.STUCK_COLLECTIVE), flows, READABLE, domain=[0])
+    assert alone == with_branch(verdict(Cause.STUCK_COLLECTIVE), flows, READABLE)
+    stage = {rank + 2: flow_of(programs.scaler_skips_a_step, rank) for rank in (0, 1)}
+    within = with_branch(verdict(Cause.STUCK_COLLECTIVE), flows | stage, READABLE, domain=flows.keys())
+    assert within.lead == alone.lead, "what a different stage does is no matter"
+
+
 def test_a_rank_that_raised_in_that_function_parted_because_it_raised(flows: dict[int, Flow]) -> None:
     raised = UserLine(file=programs.__file__, line=1, function="idle_rank_runs_a_dummy")
     before = verdict(Cause.RAISED, line=raised)
