@@ -183,7 +183,7 @@ class Went(Frozen):
 
 
 class Parted(Frozen):
-    """A branch at which the ranks of a domain parted, as their executed lines show."""
+    """A branch at which ranks parted, or a line that gave them different values, as what they executed shows."""
 
     line: UserLine
     times: int
@@ -194,4 +194,5 @@ class Parted(Frozen):
     is_uneven: bool = True
     """Other collectives came of it; False where the ranks issued the same ones, and only data may differ."""
     led_to: UserLine | None = None
-    """The branch that it decided later, after which the ranks issued different collectives; None for itself."""
+    """The branch that it decided later, after which the ranks issued different collectives; of a value, the last one
+    that followed from it. None for itself."""
