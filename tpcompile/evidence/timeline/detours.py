@@ -26,10 +26,12 @@ class _Way(NamedTuple):
     """(where the value stands, the same of earlier ones)."""
 
 
-def detours(mine: Sequence[int], theirs: Sequence[int], begin: Ends, *, same: int = _SAME) -> list[Detour]:
+def detours(
+    mine: Sequence[int], theirs: Sequence[int], begin: Ends, *, same: Ends = (_SAME, _SAME_AT_END)
+) -> list[Detour]:
     """At least one; the last one reaches the end of a sequence where they are never equal again.
 
-    `same` equal values in a row end the search.
+    `same` equal values in a row end the search, the second number of them at the end of a sequence.
     """
     ends = len(mine), len(theirs)
     return (
@@ -40,7 +42,7 @@ def detours(mine: Sequence[int], theirs: Sequence[int], begin: Ends, *, same: in
     )
 
 
-def _fewest(mine: Sequence[int], theirs: Sequence[int], begin: Ends, limit: int, same: int) -> list[Detour]:
+def _fewest(mine: Sequence[int], theirs: Sequence[int], begin: Ends, limit: int, same: Ends) -> list[Detour]:
     """Myers' greedy search for the shortest script of edits, up to the first long run of equal values; else nothing.
 
     Of two scripts the better one leaves out about as much on both sides: in a loop, an element of each and no pass.
@@ -65,7 +67,7 @@ def _fewest(mine: Sequence[int], theirs: Sequence[int], begin: Ends, limit: int,
             while i < ends[0] and j < ends[1] and mine[i] == theirs[j]:
                 i, j = i + 1, j + 1
             is_end = i == ends[0] or j == ends[1]
-            if i - start >= (min(same, _SAME_AT_END) if is_end else same):
+            if i - start >= same[is_end]:
                 best = min(best, (num_edits + abs(diagonal), left_out), key=lambda one: one[0])
             further[diagonal] = _Way((i, j), left_out)
         ways = further

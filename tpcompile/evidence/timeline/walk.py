@@ -14,8 +14,8 @@ from tpcompile.evidence.timeline.detours import detours
 from tpcompile.evidence.timeline.flow import LINE_BITS, LINE_MASK, RETURNED, VALUE_BITS, Code, Flow, Kind
 
 _MAX_FORKS = 4000
-_SAME = 3
-"""Equal steps of a frame in a row by which two ranks are together again in it."""
+_SAME = 3, 1
+"""Equal steps of a frame in a row by which two ranks are together again in it; the same where one of them ends."""
 _WINDOW = 2000
 """Steps after a fork in which the ranks are looked for together again at first."""
 Step = int
