@@ -77,9 +77,9 @@ class Agreeing(Ranks):
         torch.manual_seed(self.rank)
         expert = torch.compile(lambda x: x.relu() * 2, backend="eager", dynamic=False)
         with self.sentinel() as sentinel:
-            expert = sentinel.watch(expert, name="expert", uneven="tokens are routed")
-            for size in (3, 4, 5):
-                expert(torch.ones(size + 3 * self.rank))
+            watched = sentinel.watch(expert, name="expert", uneven="tokens are routed")
+            for number, size in enumerate((3, 4, 5, 6)):
+                (expert if number % 2 else watched)(torch.ones(size + 3 * self.rank))
                 step(torch.ones(3))
         return self.summary(sentinel)
 

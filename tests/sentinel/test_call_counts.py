@@ -96,6 +96,29 @@ def test_collectives_are_a_clock_where_no_loop_is_seen() -> None:
     assert "collectives of 0 default_pg is 11 on rank 0 and 12 on rank 1" in found[1]
 
 
+def numbers(*, evaluates: bool) -> list[int]:
+    """Collectives so far at each call of a rank that sums four gradients a step and meets the others every sixth step.
+
+    It may evaluate alone before, with three calls.
+    """
+    found, num_issued = [], 0
+    for step in range(1, 40):
+        found.append(num_issued)
+        num_issued += 4
+        if step % 6 == 0:
+            found += [num_issued] * 3 * evaluates
+            num_issued += 1
+    return found
+
+
+def test_a_rank_that_evaluates_alone_comes_to_the_same_barrier_some_calls_later() -> None:
+    ranks = [numbers(evaluates=True), numbers(evaluates=False)]
+    for newest in range(5, 40):
+        calls = range(1, newest + 1)
+        pair = [counted(lambda call, own=own: own[call - 1], calls=calls, name=GROUP) for own in ranks]
+        assert compare(*pair) is None, newest
+
+
 @pytest.mark.parametrize("per_step", [2, 3, 4, 6])
 def test_one_of_several_calls_of_an_iteration_left_out_is_seen(per_step: int) -> None:
     calls = range(1, 80)

@@ -86,7 +86,8 @@ def _by_counter(pair: ByRank[Counted], counter: str) -> Finding | None:
     change = _first_change(readings)
     if change is None:
         return None
-    is_fault = pair.first.has_collectives or _is_fault_without_collectives(change)
+    is_of_collectives = counter.startswith(COLLECTIVES)
+    is_fault = pair.first.has_collectives or _is_fault_without_collectives(change, is_of_collectives=is_of_collectives)
     return _describe(pair, counter, change) if is_fault else None
 
 
@@ -136,13 +137,15 @@ def _rate(readings: Sequence[_Reading]) -> Fraction | None:
     return rates.pop() if len(rates) == 1 else None
 
 
-def _is_fault_without_collectives(change: _Change) -> bool:
+def _is_fault_without_collectives(change: _Change, *, is_of_collectives: bool) -> bool:
     """True when one rank skipped a region that it calls once per iteration.
 
     Additional calls on one rank may be an evaluation; of several calls per iteration one may depend on the data, e.g.
-    that of an expert without tokens.
+    that of an expert without tokens. A rank that has evaluated alone comes to each later barrier at a call with a
+    different number, so that the two say nothing of each other any more.
     """
-    return change.is_left_out and abs(change.rate) >= 1
+    is_clock_shared = not is_of_collectives or change.before.difference == 0
+    return change.is_left_out and abs(change.rate) >= 1 and is_clock_shared
 
 
 def _describe(pair: ByRank[Counted], counter: str, change: _Change) -> Finding:

@@ -250,7 +250,10 @@ class Sentinel:
         """
         region = self._progress.region(name or region_name(target))
         region.reason_uneven = uneven
-        return self._hooks.watched(target, region)
+        watched = self._hooks.watched(target, region)
+        if watched is not target:  # a function can still be called by its own name
+            self._progress.region(region_name(target)).reason_uneven = uneven
+        return watched
 
     def wait_for_finding(self, known: int) -> None:
         """Give the ranks time to settle an alarm before this process ends; it had `known` findings before."""

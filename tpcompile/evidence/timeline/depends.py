@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tpcompile.evidence.timeline.flow import Kind
 from tpcompile.evidence.timeline.values import Compared, Unlike
-from tpcompile.evidence.timeline.walk import Step, is_line, kind_of, place_of
+from tpcompile.evidence.timeline.walk import Fork, Step, is_line, kind_of, line_step, place_of
 
 Names = Callable[[Step], frozenset[str]]
 
@@ -77,9 +77,13 @@ class Dependence:
     compared: Compared
     ignored: Collection[str]
     """Names that differ without harm."""
+    forks: Sequence[Fork]
+    """Where the other rank went a different way, and not by habit."""
     wanted: set[str] = field(default_factory=set)
     reasons: list[Unlike] = field(default_factory=list)
     """Values that differ for the first time, newest first."""
+    decided: list[Fork] = field(default_factory=list)
+    """Forks on whose way a line lies that is a part of it."""
 
     def follow(self, names: Iterable[str], begin: int, callers: Mapping[int, int]) -> None:
         """Go back through the steps to index `begin`."""
@@ -109,6 +113,9 @@ class Dependence:
                     keys.append((index, ""))
                 if any([self._is_pursued(key) for key in keys]) or index in calling:
                     self.wanted |= self.read(step).difference(self.ignored)
+                    self.decided += [fork for fork in self.forks if fork.starts[0] <= index < fork.ends[0]]
+            branches = [fork for fork in self.decided if fork.starts[0] == index]
+            self.wanted |= {name for fork in branches for name in self.read(line_step(fork.branch))} - set(self.ignored)
 
     def _takes(self, line: int, calling: Collection[int]) -> bool:
         """True for a line whose value is looked for: what the functions that it called return is a part of it."""

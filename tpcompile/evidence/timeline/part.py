@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from tpcompile.evidence.timeline import source
 from tpcompile.evidence.timeline.depends import Dependence, Frames
 from tpcompile.evidence.timeline.expect import contexts_before
 from tpcompile.evidence.timeline.flow import Flow, Kind, value_text
-from tpcompile.evidence.timeline.values import Compared, Unlike, compared, variable
+from tpcompile.evidence.timeline.values import Compared, Scopes, Unlike, compared
 from tpcompile.evidence.timeline.walk import Fork, Place, Step, Walks, common_start, forks, is_line, kind_of, place_of
 
 _SHOWN = 4
@@ -45,12 +45,14 @@ def parted(flows: Mapping[int, Flow], readable: Collection[str] = (), named: Col
     are_whole = all(flow.num_before == 0 for flow in usable.values())
     base, *others = usable
     walks = numbered.without_numbers()
+    scopes = Scopes(walks.codes)
     pairs: list[_Pair] = []
     for rank in others:
         begin = common_start(numbered.steps[base], numbered.steps[rank], are_whole=are_whole)
         if begin is not None:
             found = list(forks(walks.steps[base], walks.steps[rank], begin))
-            pairs.append(_Pair(walks, base, rank, frozenset(readable), found, compared(walks, base, rank, found)))
+            values = compared(walks, scopes, base, rank, found)
+            pairs.append(_Pair(walks, scopes, base, rank, frozenset(readable), found, values))
     counting = [counts for pair in pairs if (counts := pair.that_counts(named)) is not None]
     uneven = [counts for counts in counting if counts.is_uneven]
     earliest = min(uneven or counting, key=lambda counts: counts.start, default=None)
@@ -94,6 +96,7 @@ class _Pair:
     """Two ranks."""
 
     walks: Walks
+    scopes: Scopes
     base: int
     rank: int
     readable: frozenset[str]
@@ -128,8 +131,9 @@ class _Pair:
         issued = [index for index, step in enumerate(steps) if self.walks.issued([step])]
         ends = {len(steps), *(1 + index for index in (*calls[-1:], *issued[-1:]))}
         running = {line for end in ends for line in Frames.of(steps[:end]).lines}
-        seeds = frozenset(named).union(*(self._read(steps[index]) for index in running))
-        depends = self._dependence(seeds, len(steps), differing)
+        words = (name for word in named for name in self.scopes.everywhere(word))
+        seeds = frozenset(words).union(*(self._read(steps[index]) for index in running))
+        depends = self._dependence(seeds, len(steps), differing, once)
         found = self._reason(depends, once)
         if found is not None:
             last = max((one for one in depends.reasons if is_line(steps[one.set_at])), default=None)
@@ -165,24 +169,30 @@ class _Pair:
         if inside is not None:  # a function that this line called returned or raised
             before = [fork for fork in earlier if fork.starts[0] <= decided_at]
             return self._origin(inside, before, known_to_differ)
-        depends = self._dependence(self._reads_at(last), last.starts[0], known_to_differ)
+        depends = self._dependence(self._reads_at(last), last.starts[0], known_to_differ, earlier)
         return self._changing(depends, earlier) or last
 
-    def _dependence(self, names: Collection[str], end: int, known_to_differ: frozenset[str]) -> Dependence:
+    def _dependence(
+        self, names: Collection[str], end: int, known_to_differ: frozenset[str], earlier: Sequence[Fork]
+    ) -> Dependence:
         steps = self.walks.steps[self.base][:end]
-        found = Dependence(steps, self._read, self._assigned, self.values, known_to_differ)
+        found = Dependence(steps, self._read, self._assigned, self.values, known_to_differ, earlier)
         found.follow(names, max(0, end - _NEAR), Frames.of(steps).callers)
         return found
 
     def _changing(self, depends: Dependence, earlier: Sequence[Fork]) -> Fork | None:
         begin = max(0, len(depends.steps) - _NEAR)
-        return first(one for one in earlier if one.starts[0] >= begin and self._changed(one) & depends.wanted)
+        return first(
+            one
+            for one in earlier
+            if one in depends.decided or (one.starts[0] >= begin and self._changed(one) & depends.wanted)
+        )
 
     def _reason(self, depends: Dependence, earlier: Sequence[Fork]) -> Fork | Unlike | None:
         """The earliest fork or value; a value that was set only once counts where there is no other reason."""
         fork = self._changing(depends, earlier)
         lines = [one for one in depends.reasons if is_line(depends.steps[one.set_at])]
-        new = [one for one in lines if (one.set_at, variable(one.name)) in self.values.new]
+        new = [one for one in lines if one.key in self.values.new]
         reasons = [one for one in (fork, *new) if one is not None] or lines
         return min(reasons, key=_start, default=None)
 
@@ -193,16 +203,16 @@ class _Pair:
         return frozenset[str]().union(*map(self._read, lines))
 
     def _read(self, step: Step) -> frozenset[str]:
-        file, line = self._source_of(step)
-        return source.read(file, line) if file in self.readable else frozenset()
+        return self._names(step, source.read)
 
     def _assigned(self, step: Step) -> frozenset[str]:
-        file, line = self._source_of(step)
-        return source.assigned(file, line) if file in self.readable else frozenset()
+        return self._names(step, source.assigned)
 
-    def _source_of(self, step: Step) -> tuple[str, int]:
+    def _names(self, step: Step, of_line: Callable[[str, int], Iterable[str]]) -> frozenset[str]:
         code, line = place_of(step)
-        return self.walks.codes[code].file, line
+        file = self.walks.codes[code].file
+        names = of_line(file, line) if file in self.readable else ()
+        return frozenset(self.scopes.of(code, name) for name in names)
 
 
 def _last_pass(steps: Sequence[Step], branch: Place) -> int:
@@ -263,11 +273,10 @@ def _parted(walks: Walks, base: int, fork: Fork, there: Mapping[int, Fork], earl
 
 def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[_Pair]) -> Parted:
     """The line that gave the ranks different values."""
-    key = origin.set_at, variable(origin.name)
     values = {base: origin.mine}
     for pair in pairs:
-        if key in pair.values.found:
-            unlike = pair.values.found[key]
+        if origin.key in pair.values.found:
+            unlike = pair.values.found[origin.key]
             values[pair.rank] = origin.mine if unlike is None else unlike.theirs
     sides = grouped(values, lambda rank: values[rank])
     largest = max(sides.values(), key=len)

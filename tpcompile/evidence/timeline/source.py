@@ -1,4 +1,4 @@
-"""A line of source -> the names that it reads and those that it gives a value; a name is a variable or an attribute."""
+"""A line of source -> the names that it reads, and those that it gives a value: `size`; of an attribute, `.scale`."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def _loaded(part: ast.AST) -> Iterator[str]:
     if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load):
         yield part.id
     elif isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Load):
-        yield part.attr
+        yield f".{part.attr}"
 
 
 def _stored(part: ast.AST) -> Iterator[str]:
     if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
         yield part.id
     elif isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store):
-        yield part.attr
+        yield f".{part.attr}"
     elif isinstance(part, ast.Subscript) and isinstance(part.ctx, ast.Store):
         yield from _loaded(part.value)
     elif isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute):

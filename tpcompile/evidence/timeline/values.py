@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tpcompile.evidence.timeline.flow import Code
 from tpcompile.evidence.timeline.walk import Fork, Place, Value, Walks
 
 _EQUAL = 3
 """Equal values before one that differs, or as many as differ: of data, one is equal by chance."""
 Key = tuple[int, str]
-"""(index of a step, variable or attribute that it sets)."""
+"""(index of a step, name that it sets, as `Scopes` has it)."""
 
 
 class Unlike(NamedTuple):
@@ -25,6 +27,7 @@ class Unlike(NamedTuple):
     name: str
     mine: int
     theirs: int
+    key: Key = (0, "")
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,32 @@ class Compared:
         return key in self.new or key in self.once if key in self.found else None
 
 
-def variable(name: str) -> str:
-    """`scale` of `self.scale`: what lines that read it are known by."""
-    return name.rpartition(".")[2]
+class Scopes:
+    """Names as they are known in the whole program: a variable by its function, an attribute without its object."""
+
+    def __init__(self, codes: Sequence[Code]) -> None:
+        self._codes = codes
+        self._numbers = {(code.file, code.function): number for number, code in enumerate(codes)}
+
+    def of(self, code: int, name: str) -> str:
+        """Name in a function: `.scale` of `self.scale`; of a variable of a function around it, that function's."""
+        if "." in name:
+            return f".{name.rpartition('.')[2]}"
+        found, function = self._codes[code], self._codes[code].function
+        around = [function, *(function[: at.start()] for at in re.finditer(r"\.<locals>\.", function)), "<module>"]
+        for each in around:
+            number = self._numbers.get((found.file, each))
+            if number is not None and name in self._codes[number].names:
+                return f"{number} {name}"
+        return name
+
+    def everywhere(self, word: str) -> Iterator[str]:
+        """All that a word may mean."""
+        yield from (word, f".{word}")
+        yield from (f"{number} {word}" for number, code in enumerate(self._codes) if word in code.names)
 
 
-def compared(walks: Walks, base: int, rank: int, forks: Sequence[Fork]) -> Compared:
+def compared(walks: Walks, scopes: Scopes, base: int, rank: int, forks: Sequence[Fork]) -> Compared:
     """The values of `rank` beside those of `base`; `forks` are all places at which the two part."""
     theirs = {(value.set_at, value.name): value for value in walks.values.get(rank, ())}
     found: dict[Key, Unlike | None] = {}
@@ -57,9 +80,9 @@ def compared(walks: Walks, base: int, rank: int, forks: Sequence[Fork]) -> Compa
         other = theirs.get((at, value.name))
         if other is None or other.place != value.place:
             continue
-        key = value.set_at, variable(value.name)
+        key = value.set_at, value.name and scopes.of(value.place[0], value.name)
         is_same = value.known == other.known
-        found[key] = None if is_same else Unlike(value.known_at, value.set_at, *value[2:], other.known)
+        found[key] = None if is_same else Unlike(value.known_at, value.set_at, *value[2:], other.known, key)
         history.setdefault((value.place, value.name), []).append(key)
     new: set[Key] = set()
     once: set[Key] = set()

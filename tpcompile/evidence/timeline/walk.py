@@ -35,6 +35,11 @@ def place_of(step: Step) -> Place:
     return step >> 32, step & LINE_MASK
 
 
+def line_step(place: Place) -> Step:
+    """The step of executing the line there."""
+    return place[0] << 32 | Kind.LINE << LINE_BITS | place[1]
+
+
 def is_line(step: Step) -> bool:
     """True for a line that was executed."""
     return not step >> LINE_BITS & _KIND_MASK
