@@ -30,6 +30,8 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 _OF_COLLECTIVES = _CONSEQUENCES - {Cause.COLLECTIVE_SIZES, Cause.UNKNOWN}
 """Of these, those that data alone does not bring about: where all ranks issued the same, no branch explains them."""
+_OF_SIZES = frozenset({Cause.STUCK_COLLECTIVE, Cause.COMMUNICATION})
+"""What sizes that differ may end as: gloo ends one of the ranks, and another one waits in the next collective."""
 NOT_RECORDED = Check(
     name="executed lines",
     status=Status.INFO,
@@ -78,7 +80,10 @@ def _with_branch(verdict: Verdict, flows: Mapping[int, Flow], readable: Collecti
         found = parted(flows, readable, _WORD.findall(verdict.lead.says))
     except ValueError:  # a peer sent what is no flow: the verdict stands without it
         return verdict
-    if found is None or (verdict.lead.cause in _OF_COLLECTIVES and not found.is_uneven):
+    if found is None:
+        return verdict
+    is_of_sizes = _is_data(found) and verdict.lead.cause in _OF_SIZES
+    if verdict.lead.cause in _OF_COLLECTIVES and not (found.is_uneven or is_of_sizes):
         return verdict
     lead = _lead(verdict.lead, _with_code(found, readable))
     checks = verdict.checks
@@ -109,8 +114,7 @@ def _lead(before: Lead, found: Parted) -> Lead:
     ranks = found.odd or (before.ranks if before.is_rank_known else ())
     everyone = tuple(sorted(rank for side in found.sides for rank in side.ranks))
     update = {"ranks": ranks or everyone, "is_rank_known": bool(ranks), "line": found.line, "parted": found}
-    is_data = any(side.how == "value" for side in found.sides)
-    if before.cause not in _CONSEQUENCES or is_data:
+    if before.cause not in _CONSEQUENCES or _is_data(found):
         return before.model_copy(update=update)
     consequence = leading.cause_text(before)
     says = f"{'; '.join(map(side_text, found.sides))}{led_to_text(found)}; so {consequence}"
@@ -118,6 +122,11 @@ def _lead(before: Lead, found: Parted) -> Lead:
     return before.model_copy(
         update={**update, "cause": Cause.PARTED, "says": says, "consequence": consequence, "do_first": advice}
     )
+
+
+def _is_data(found: Parted) -> bool:
+    """True where the ranks executed the same lines with different values."""
+    return any(side.how == "value" for side in found.sides)
 
 
 def _name(line: UserLine) -> str:

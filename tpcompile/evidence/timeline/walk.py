@@ -163,19 +163,33 @@ def forks(mine: Sequence[Step], theirs: Sequence[Step], begin: tuple[int, int]) 
     """
     i, j = begin
     frames: list[Place] = []
+    ways: dict[Place, tuple[Sequence[Step], Sequence[Step]]] = {}
     for _ in range(_MAX_FORKS):
         while i < len(mine) and j < len(theirs) and mine[i] == theirs[j]:
             follow(frames, mine[i])
             i, j = i + 1, j + 1
         if i == len(mine) or j == len(theirs):
             return
-        ends = _together_again(mine, theirs, (i, j), frames)
+        as_before = ways.get(frames[-1]) if frames else None
+        ends = as_before and _after(mine, theirs, (i, j), as_before)
+        ends = ends or _together_again(mine, theirs, (i, j), frames)
         if frames:
+            ways[frames[-1]] = mine[i : ends[0]], theirs[j : ends[1]]
             is_final = ends[0] == len(mine) or ends[1] == len(theirs)
             yield Fork((i, j), ends, tuple(frames), is_final)
         for step in mine[i : ends[0]]:
             follow(frames, step)
         i, j = ends
+
+
+def _after(
+    mine: Sequence[Step], theirs: Sequence[Step], begin: tuple[int, int], ways: tuple[Sequence[Step], Sequence[Step]]
+) -> tuple[int, int] | None:
+    """Where two ranks are together again that go the ways which they went at the same branch before."""
+    i, j = begin[0] + len(ways[0]), begin[1] + len(ways[1])
+    is_inside = i < len(mine) and j < len(theirs)
+    is_same = is_inside and mine[begin[0] : i] == ways[0] and theirs[begin[1] : j] == ways[1]
+    return (i, j) if is_same and mine[i] == theirs[j] else None
 
 
 def _together_again(
