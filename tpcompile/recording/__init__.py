@@ -5,8 +5,9 @@ regions.py         how many compiled regions each call of a compiled callable en
 rank_reads.py      reads of the rank in traced code
 foreign.py         custom ops and Triton kernels in compiled graphs
 additions.py       passes, backends and replaced kernels, which no graph names
-flow.py            the lines of user code that this process executes, into a ring
+flow.py            the lines of user code that this process executes, and the values they set, into a ring
 flow_callbacks.py  the callbacks for it: flow.c, or Python without a compiler
+assigned.py        code -> the names that each of its lines gives a value
 ring.py            a mapped file that outlives the process
 launches.py        names of Triton kernels in graphs that torch prints with numbers
 """

@@ -38,6 +38,7 @@ static uint64_t budget;                  /* events a second, above which frequen
 static uint16_t often;
 static PyObject *disable, *restart, *is_followed, *first_start, *num_modes;
 static PyObject *tensor, *parameter;     /* types */
+static PyObject *dtype_type, *device_type;
 static PyObject *shape, *dtype, *requires_grad;
 static int is_paused, num_disabled;
 static struct { unsigned long ident; int followed; } threads[64];
@@ -115,6 +116,13 @@ static uint64_t hashed(uint64_t hash, PyObject *value, int depth) {
     if (PyDict_Check(value) || PyAnySet_Check(value)) {
         Py_ssize_t size = PyDict_Check(value) ? PyDict_Size(value) : PySet_Size(value);
         return tagged(hash, 'D', (uint64_t)size);
+    }
+    if ((PyObject *)Py_TYPE(value) == dtype_type || (PyObject *)Py_TYPE(value) == device_type) {
+        PyObject *text = PyObject_Str(value);
+        hash = text == NULL ? 0 : hashed(hash, text, depth);
+        PyErr_Clear();
+        Py_XDECREF(text);
+        return hash;
     }
     if ((PyObject *)Py_TYPE(value) != tensor && (PyObject *)Py_TYPE(value) != parameter) return 0;
     PyObject *modes = PyObject_CallNoArgs(num_modes);  /* a mode would see the access */
@@ -297,15 +305,18 @@ static PyObject *detach(PyObject *self, PyObject *none) {
     Py_CLEAR(num_modes);
     Py_CLEAR(tensor);
     Py_CLEAR(parameter);
+    Py_CLEAR(dtype_type);
+    Py_CLEAR(device_type);
     Py_RETURN_NONE;
 }
 
 static PyObject *attach(PyObject *self, PyObject *args) {
     PyObject *buffer, *disable_, *restart_, *is_followed_, *first_start_, *tensor_, *parameter_, *num_modes_;
+    PyObject *dtype_, *device_;
     unsigned long long budget_;
     unsigned short often_;
-    if (!PyArg_ParseTuple(args, "OOOOOKHOOO", &buffer, &disable_, &restart_, &is_followed_, &first_start_, &budget_,
-                          &often_, &tensor_, &parameter_, &num_modes_))
+    if (!PyArg_ParseTuple(args, "OOOOOKHOOOOO", &buffer, &disable_, &restart_, &is_followed_, &first_start_, &budget_,
+                          &often_, &tensor_, &parameter_, &num_modes_, &dtype_, &device_))
         return NULL;
     Py_XDECREF(detach(self, NULL));
     if (PyObject_GetBuffer(buffer, &mapped, PyBUF_WRITABLE) < 0) return NULL;
@@ -322,6 +333,8 @@ static PyObject *attach(PyObject *self, PyObject *args) {
     tensor = Py_NewRef(tensor_);
     parameter = Py_NewRef(parameter_);
     num_modes = Py_NewRef(num_modes_);
+    dtype_type = Py_NewRef(dtype_);
+    device_type = Py_NewRef(device_);
     budget = budget_;
     often = often_;
     second = in_second = 0;

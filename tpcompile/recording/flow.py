@@ -36,8 +36,8 @@ _BUDGET, _BUDGET_IN_PYTHON = 60_000, 4_000
 """Events a second before frequent locations are silenced until the next second: 0.5 % of a core at 0.08 us each."""
 _OFTEN = 200
 _UNFOLLOWED = object()
-_TENSORS = (torch.Tensor, torch.nn.Parameter, num_function_modes)
-"""Whose shape, dtype and need of a gradient are values; the last one tells whether a mode would see that."""
+_TENSORS = (torch.Tensor, torch.nn.Parameter, num_function_modes, torch.dtype, torch.device)
+"""Tensors, whose shape, dtype and need of a gradient are values, and whether a mode would see that; values by text."""
 _YIELD, _RESUME = dis.opmap["YIELD_VALUE"], dis.opmap["RESUME"]
 _MONITORING: Any = getattr(sys, "monitoring", None)
 IS_POSSIBLE = _MONITORING is not None

@@ -177,6 +177,8 @@ def _hashed(number: int, value: Any, depth: int, tensors: tuple[Any, ...]) -> in
         return number
     if isinstance(value, dict | set | frozenset):
         return tagged(number, b"D", len(value))
+    if type(value) in tensors[3:]:
+        return _hashed(number, str(value), depth, tensors)
     if not tensors or type(value) not in tensors[:2] or tensors[2]():
         return 0
     number = tagged(number, b"T", 0)

@@ -2,11 +2,13 @@
 
 From the lines that each rank executed, where they were recorded:
 
-flow.py          bytes of a ring -> the lines of user code that one rank executed
+flow.py          bytes of a ring -> the lines of user code that one rank executed, and the values that they set
 walk.py          the lines of two ranks side by side -> the forks at which they part
 detours.py       two sequences that differ -> the fewest detours to where they are equal again
 source.py        a line of source -> the names that it reads and sets
-part.py          the forks -> the branch that counts, what each rank did there, and the odd ranks
+values.py        values that two ranks set in the same steps -> those that differ as never before
+depends.py       what was executed before a place -> the names and values that it depends on
+part.py          the forks -> the branch or the value that counts, what each rank did there, and the odd ranks
 conclude.py      a verdict and that branch -> the verdict that leads with it
 
 From events alone (in shadow: the sentinel's rules still name what no branch explains):

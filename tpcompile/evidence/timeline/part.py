@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from tpcompile.evidence.iterables import first, grouped
@@ -19,7 +19,7 @@ from tpcompile.evidence.records.findings import Parted, Went
 from tpcompile.evidence.timeline import source
 from tpcompile.evidence.timeline.depends import Dependence, Frames
 from tpcompile.evidence.timeline.expect import contexts_before
-from tpcompile.evidence.timeline.flow import Flow, Kind, value_text
+from tpcompile.evidence.timeline.flow import Code, Flow, Kind, value_text
 from tpcompile.evidence.timeline.values import Compared, Scopes, Unlike, compared
 from tpcompile.evidence.timeline.walk import Fork, Place, Step, Walks, common_start, forks, is_line, kind_of, place_of
 
@@ -170,7 +170,8 @@ class _Pair:
             before = [fork for fork in earlier if fork.starts[0] <= decided_at]
             return self._origin(inside, before, known_to_differ)
         depends = self._dependence(self._reads_at(last), last.starts[0], known_to_differ, earlier)
-        return self._changing(depends, earlier) or last
+        reasons = [fork for fork in (self._changing(depends, earlier), self._making(last, earlier)) if fork is not None]
+        return min(reasons, key=_start, default=last)
 
     def _dependence(
         self, names: Collection[str], end: int, known_to_differ: frozenset[str], earlier: Sequence[Fork]
@@ -187,6 +188,24 @@ class _Pair:
             for one in earlier
             if one in depends.decided or (one.starts[0] >= begin and self._changed(one) & depends.wanted)
         )
+
+    def _making(self, last: Fork, earlier: Sequence[Fork]) -> Fork | None:
+        """Where one rank alone came by the function that only this rank enters at `last`: a hook, a callback."""
+        entered = [way[0] for way in self._ways(last) if way and kind_of(way[0]) is Kind.START]
+        if len(entered) != 1:
+            return None
+        code = self._code(entered[0])
+        maker = code.function.rpartition(".<locals>.")[0] or code.function.rpartition(".")[0]
+
+        def makes(step: Step) -> bool:
+            found = self._code(step)
+            is_maker = maker in (found.function, found.function.rpartition(".")[0])
+            return kind_of(step) is Kind.START and found.file == code.file and is_maker
+
+        return first(fork for fork in earlier if maker and any(map(makes, chain(*self._ways(fork)))))
+
+    def _code(self, step: Step) -> Code:
+        return self.walks.codes[place_of(step)[0]]
 
     def _reason(self, depends: Dependence, earlier: Sequence[Fork]) -> Fork | Unlike | None:
         """The earliest fork or value; a value that was set only once counts where there is no other reason."""
