@@ -2,7 +2,7 @@
 
 Code of torch, of the standard library and of installed packages is looked at once, when it first starts, and costs
 nothing after that. The callbacks are in C (flow.c, built once into a private folder); without a compiler they are in
-Python, which costs 1 us an event instead of 0.08 (scripts/bench_flow.py). A process has one recording.
+Python, which costs 2 us an event instead of 0.13 (scripts/bench_flow.py). A process has one recording.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _FAULTS = f"{_PACKAGE}gate/faults/"
 """They stand for a user's program."""
 _TOOL = 3
 """A number of sys.monitoring that no debugger, profiler or coverage tool has by convention."""
-_BUDGET, _BUDGET_IN_PYTHON = 60_000, 4_000
-"""Events a second before frequent locations are silenced until the next second: 0.5 % of a core at 0.08 us each."""
+_BUDGET, _BUDGET_IN_PYTHON = 40_000, 4_000
+"""Events a second before frequent locations are silenced until the next second: 0.5 % of a core at 0.13 us each."""
 _OFTEN = 200
 _UNFOLLOWED = object()
 _TENSORS = (torch.Tensor, torch.nn.Parameter, num_function_modes, torch.dtype, torch.device)
