@@ -55,7 +55,8 @@ def parted(flows: Mapping[int, Flow], readable: Collection[str] = (), named: Col
             pairs.append(_Pair(walks, scopes, base, rank, frozenset(readable), found, values))
     counting = [counts for pair in pairs if (counts := pair.that_counts(named)) is not None]
     uneven = [counts for counts in counting if counts.is_uneven]
-    earliest = min(uneven or counting, key=lambda counts: counts.start, default=None)
+    linked = [counts for counts in counting if counts.is_linked]
+    earliest = min(uneven or linked or counting, key=lambda counts: counts.start, default=None)
     if earliest is None:
         return None
     origin, last = earliest.origin, earliest.last
@@ -80,6 +81,8 @@ class _Counts(NamedTuple):
     """The fork, or the last value, that depends on it; often itself."""
     is_uneven: bool
     """Only one of the ranks issued a collective after it."""
+    is_linked: bool = True
+    """What differs depends on it; False for the last thing that the ranks did differently, which may be the reason."""
 
     @property
     def start(self) -> int:
@@ -139,7 +142,7 @@ class _Pair:
             last = max((one for one in depends.reasons if is_line(steps[one.set_at])), default=None)
             return _Counts(found, last if isinstance(found, Unlike) else None, False)
         is_clear = once and not differing
-        return _Counts(self._origin(once[-1], once[:-1], differing), once[-1], False) if is_clear else None
+        return _Counts(self._origin(once[-1], once[:-1], differing), once[-1], False, False) if is_clear else None
 
     def _changed_by(self, habits: Iterable[Fork]) -> frozenset[str]:
         """Names whose values differ between the ranks without harm."""
