@@ -14,7 +14,7 @@ import pytest
 from tests.evidence.timeline import programs
 from tests.evidence.timeline.programs import BROKEN, HEALTHY, Case
 from tpcompile.evidence.records.findings import Parted
-from tpcompile.evidence.timeline import part
+from tpcompile.evidence.timeline import pair
 from tpcompile.evidence.timeline.detours import detours
 from tpcompile.evidence.timeline.flow import Code, Flow
 from tpcompile.evidence.timeline.part import parted
@@ -93,7 +93,7 @@ def test_ranks_that_part_by_habit_have_not_parted(program: Callable[[int], Any],
 
 def test_without_habits_a_rank_that_logs_would_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control of the test above."""
-    monkeypatch.setattr(part, "_is_habit", lambda *_: False)
+    monkeypatch.setattr(pair, "_is_habit", lambda *_: False)
     assert found_of(programs.rank_0_logs, 2) is not None
 
 
@@ -144,8 +144,8 @@ def test_a_flow_of_a_broken_peer_is_refused() -> None:
 
 def test_files_that_this_process_does_not_run_are_never_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    monkeypatch.setattr(part.source, "read", lambda file, _line: opened.append(file) or frozenset())
-    monkeypatch.setattr(part.source, "assigned", lambda file, _line: opened.append(file) or frozenset())
+    monkeypatch.setattr(pair.source, "read", lambda file, _line: opened.append(file) or frozenset())
+    monkeypatch.setattr(pair.source, "assigned", lambda file, _line: opened.append(file) or frozenset())
     flows = {rank: flow_of(programs.scaler_skips_a_step, rank) for rank in (0, 1)}
     assert parted(flows, set()) is not None
     assert opened == []

@@ -8,7 +8,8 @@ detours.py       two sequences that differ -> the fewest detours to where they a
 source.py        a line of source -> the names that it reads and sets
 values.py        values that two ranks set in the same steps -> those that differ as never before
 depends.py       what was executed before a place -> the names and values that it depends on
-part.py          the forks -> the branch or the value that counts, what each rank did there, and the odd ranks
+pair.py          two ranks -> the fork or the value that their difference comes from
+part.py          all ranks -> the one that counts, what each rank did there, and the odd ranks
 conclude.py      a verdict and that branch -> the verdict that leads with it
 
 From events alone (in shadow: the sentinel's rules still name what no branch explains):

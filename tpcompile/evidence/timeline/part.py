@@ -1,34 +1,24 @@
-"""What each rank executed -> the branch at which the ranks parted, what each did there, and who left the common way.
-
-Ranks part all the time without harm: rank 0 logs. A fork counts when the ranks went the same way there before, or when
-they never come together again; and of two forks the earlier one counts when it changed what the later one depends on.
-"""
+"""What each rank executed -> the branch at which the ranks parted, what each did there, and who left the common way."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain, pairwise
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 
 from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.records.base import UserLine
 from tpcompile.evidence.records.findings import Parted, Went
-from tpcompile.evidence.timeline import source
-from tpcompile.evidence.timeline.depends import Dependence, Frames
 from tpcompile.evidence.timeline.expect import contexts_before
-from tpcompile.evidence.timeline.flow import Code, Flow, Kind, value_text
-from tpcompile.evidence.timeline.values import Compared, Scopes, Unlike, compared
-from tpcompile.evidence.timeline.walk import Fork, Place, Step, Walks, common_start, forks, is_line, kind_of, place_of
+from tpcompile.evidence.timeline.flow import Flow, Kind, value_text
+from tpcompile.evidence.timeline.pair import Pair, last_pass
+from tpcompile.evidence.timeline.values import Scopes, Unlike, compared
+from tpcompile.evidence.timeline.walk import Fork, Step, Walks, common_start, forks, is_line, kind_of, place_of
 
 _SHOWN = 4
 """Functions that are named of the way of a rank."""
 _AHEAD, _KNOWN = 12, 0.7
 """Steps after a fork that say whether a rank came to new lines, and how many of them must have been executed before."""
-_NEAR = 6000
-"""Steps before a fork that are looked at for what it depends on."""
 
 
 def parted(flows: Mapping[int, Flow], readable: Collection[str] = (), named: Collection[str] = ()) -> Parted | None:
@@ -46,13 +36,13 @@ def parted(flows: Mapping[int, Flow], readable: Collection[str] = (), named: Col
     base, *others = usable
     walks = numbered.without_numbers()
     scopes = Scopes(walks.codes)
-    pairs: list[_Pair] = []
+    pairs: list[Pair] = []
     for rank in others:
         begin = common_start(numbered.steps[base], numbered.steps[rank], are_whole=are_whole)
         if begin is not None:
             found = list(forks(walks.steps[base], walks.steps[rank], begin))
             values = compared(walks, scopes, base, rank, found)
-            pairs.append(_Pair(walks, scopes, base, rank, frozenset(readable), found, values))
+            pairs.append(Pair(walks, scopes, base, rank, frozenset(readable), found, values))
     counting = [counts for pair in pairs if (counts := pair.that_counts(named)) is not None]
     uneven = [counts for counts in counting if counts.is_uneven]
     linked = [counts for counts in counting if counts.is_linked]
@@ -71,201 +61,6 @@ def parted(flows: Mapping[int, Flow], readable: Collection[str] = (), named: Col
     if led_to == known.line:
         led_to = None
     return known.model_copy(update={"led_to": led_to, "is_uneven": earliest.is_uneven})
-
-
-class _Counts(NamedTuple):
-    """What parted two ranks."""
-
-    origin: Fork | Unlike
-    last: Fork | Unlike | None
-    """The fork, or the last value, that depends on it; often itself."""
-    is_uneven: bool
-    """Only one of the ranks issued a collective after it."""
-    is_linked: bool = True
-    """What differs depends on it; False for the last thing that the ranks did differently, which may be the reason."""
-
-    @property
-    def start(self) -> int:
-        """Index of its first step on the first rank."""
-        return _start(self.origin)
-
-
-def _start(origin: Fork | Unlike) -> int:
-    return origin.known_at if isinstance(origin, Unlike) else origin.starts[0]
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """Two ranks."""
-
-    walks: Walks
-    scopes: Scopes
-    base: int
-    rank: int
-    readable: frozenset[str]
-
-    forks: Sequence[Fork]
-    """All places at which they part."""
-    values: Compared
-
-    def that_counts(self, named: Collection[str]) -> _Counts | None:
-        """What the difference of the ranks comes from."""
-        passes = _passes(self.walks.steps[self.base])
-        habits: list[Fork] = []
-        once: list[Fork] = []
-        uneven: list[Fork] = []
-        for fork in self.forks:
-            is_habit = _is_habit(fork, self.forks, passes.get(fork.branch, ()))
-            (habits if is_habit else once).append(fork)
-            if self._is_uneven(fork) or (fork.is_final and not is_habit):
-                uneven.append(fork)
-        # The first collective that only one rank issues: all that comes later is shifted.
-        last = first(fork for fork in uneven if fork in once) or first(uneven)
-        if last is None:
-            return self._of_content(once, self._changed_by(habits), named)
-        differing = self._changed_by(fork for fork in habits if fork.starts[0] < last.starts[0])
-        earlier = [fork for fork in once if fork.starts[0] < last.starts[0]]
-        return _Counts(self._origin(last, earlier, differing), last, True)
-
-    def _of_content(self, once: Sequence[Fork], differing: frozenset[str], named: Collection[str]) -> _Counts | None:
-        """Where all ranks issued the same collectives: the value that what they were doing last depends on."""
-        steps = self.walks.steps[self.base]
-        calls = [index for index, step in enumerate(steps) if kind_of(step) is Kind.MARK]
-        issued = [index for index, step in enumerate(steps) if self.walks.issued([step])]
-        ends = {len(steps), *(1 + index for index in (*calls[-1:], *issued[-1:]))}
-        running = {line for end in ends for line in Frames.of(steps[:end]).lines}
-        words = (name for word in named for name in self.scopes.everywhere(word))
-        seeds = frozenset(words).union(*(self._read(steps[index]) for index in running))
-        depends = self._dependence(seeds, len(steps), differing, once)
-        found = self._reason(depends, once)
-        if found is not None:
-            last = max((one for one in depends.reasons if is_line(steps[one.set_at])), default=None)
-            return _Counts(found, last if isinstance(found, Unlike) else None, False)
-        is_clear = once and not differing
-        return _Counts(self._origin(once[-1], once[:-1], differing), once[-1], False, False) if is_clear else None
-
-    def _changed_by(self, habits: Iterable[Fork]) -> frozenset[str]:
-        """Names whose values differ between the ranks without harm."""
-        return frozenset[str]().union(*map(self._changed, habits))
-
-    def _is_uneven(self, fork: Fork) -> bool:
-        mine, theirs = self._ways(fork)
-        return self.walks.issued(mine) != self.walks.issued(theirs)
-
-    def _ways(self, fork: Fork) -> tuple[Sequence[Step], Sequence[Step]]:
-        mine, theirs = self.walks.steps[self.base], self.walks.steps[self.rank]
-        return mine[fork.starts[0] : fork.ends[0]], theirs[fork.starts[1] : fork.ends[1]]
-
-    def _changed(self, fork: Fork) -> set[str]:
-        """Names to which only one of the ranks gave a value."""
-        mine, theirs = self._ways(fork)
-        return {name for step in (*mine, *theirs) if is_line(step) for name in self._assigned(step)}
-
-    def _origin(self, last: Fork, earlier: Sequence[Fork], known_to_differ: frozenset[str]) -> Fork:
-        """The earliest fork that changed what `last` depends on: what its line called, or assigns and reads.
-
-        What differs again and again, the data of a rank, is no evidence.
-        """
-        mine = self.walks.steps[self.base]
-        decided_at = _last_pass(mine[: last.starts[0]], last.branch)
-        inside = first(fork for fork in earlier if fork.starts[0] > decided_at)
-        if inside is not None:  # a function that this line called returned or raised
-            before = [fork for fork in earlier if fork.starts[0] <= decided_at]
-            return self._origin(inside, before, known_to_differ)
-        depends = self._dependence(self._reads_at(last), last.starts[0], known_to_differ, earlier)
-        reasons = [fork for fork in (self._changing(depends, earlier), self._making(last, earlier)) if fork is not None]
-        return min(reasons, key=_start, default=last)
-
-    def _dependence(
-        self, names: Collection[str], end: int, known_to_differ: frozenset[str], earlier: Sequence[Fork]
-    ) -> Dependence:
-        steps = self.walks.steps[self.base][:end]
-        found = Dependence(steps, self._read, self._assigned, self.values, known_to_differ, earlier)
-        found.follow(names, max(0, end - _NEAR), Frames.of(steps).callers)
-        return found
-
-    def _changing(self, depends: Dependence, earlier: Sequence[Fork]) -> Fork | None:
-        begin = max(0, len(depends.steps) - _NEAR)
-        return first(
-            one
-            for one in earlier
-            if one in depends.decided or (one.starts[0] >= begin and self._changed(one) & depends.wanted)
-        )
-
-    def _making(self, last: Fork, earlier: Sequence[Fork]) -> Fork | None:
-        """Where one rank alone came by the function that only this rank enters at `last`: a hook, a callback."""
-        entered = [way[0] for way in self._ways(last) if way and kind_of(way[0]) is Kind.START]
-        if len(entered) != 1:
-            return None
-        code = self._code(entered[0])
-        maker = code.function.rpartition(".<locals>.")[0] or code.function.rpartition(".")[0]
-
-        def makes(step: Step) -> bool:
-            found = self._code(step)
-            is_maker = maker in (found.function, found.function.rpartition(".")[0])
-            return kind_of(step) is Kind.START and found.file == code.file and is_maker
-
-        return first(fork for fork in earlier if maker and any(map(makes, chain(*self._ways(fork)))))
-
-    def _code(self, step: Step) -> Code:
-        return self.walks.codes[place_of(step)[0]]
-
-    def _reason(self, depends: Dependence, earlier: Sequence[Fork]) -> Fork | Unlike | None:
-        """The earliest fork or value; a value that was set only once counts where there is no other reason."""
-        fork = self._changing(depends, earlier)
-        lines = [one for one in depends.reasons if is_line(depends.steps[one.set_at])]
-        new = [one for one in lines if one.key in self.values.new]
-        reasons = [one for one in (fork, *new) if one is not None] or lines
-        return min(reasons, key=_start, default=None)
-
-    def _reads_at(self, fork: Fork) -> frozenset[str]:
-        """Names that the branch reads: in its line, and in the functions that this line called."""
-        steps = self.walks.steps[self.base][: fork.starts[0]]
-        lines = filter(is_line, steps[_last_pass(steps, fork.branch) :])
-        return frozenset[str]().union(*map(self._read, lines))
-
-    def _read(self, step: Step) -> frozenset[str]:
-        return self._names(step, source.read)
-
-    def _assigned(self, step: Step) -> frozenset[str]:
-        return self._names(step, source.assigned)
-
-    def _names(self, step: Step, of_line: Callable[[str, int], Iterable[str]]) -> frozenset[str]:
-        code, line = place_of(step)
-        file = self.walks.codes[code].file
-        names = of_line(file, line) if file in self.readable else ()
-        return frozenset(self.scopes.of(code, name) for name in names)
-
-
-def _last_pass(steps: Sequence[Step], branch: Place) -> int:
-    """Index at which the branch was entered last; 0 where that is no longer known."""
-    backwards = range(len(steps) - 1, -1, -1)
-    return next((index for index in backwards if is_line(steps[index]) and place_of(steps[index]) == branch), 0)
-
-
-def _passes(steps: Sequence[Step]) -> dict[Place, list[int]]:
-    """Place -> the indices at which the rank was there."""
-    places: dict[Place, list[int]] = {}
-    for index, step in enumerate(steps):
-        if is_line(step):
-            places.setdefault(place_of(step), []).append(index)
-    return places
-
-
-def _is_habit(fork: Fork, found: Sequence[Fork], passes: Sequence[int]) -> bool:
-    """True for a branch at which the ranks part again and again: always, or now and then.
-
-    A rank that goes wrong in each iteration since its first fault went the same way as the others before that one.
-    """
-    alike = [one for one in found if one.branch == fork.branch]
-    if len(alike) < 2:
-        return False
-    had_agreed = bisect_left(passes, alike[0].starts[0]) > 1
-    agrees_between = any(
-        bisect_left(passes, later.starts[0]) - bisect_left(passes, earlier.ends[0]) > 1
-        for earlier, later in pairwise(alike)
-    )
-    return agrees_between or not had_agreed
 
 
 def _parted(walks: Walks, base: int, fork: Fork, there: Mapping[int, Fork], earlier: Collection[Fork]) -> Parted:
@@ -293,7 +88,7 @@ def _parted(walks: Walks, base: int, fork: Fork, there: Mapping[int, Fork], earl
     )
 
 
-def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[_Pair]) -> Parted:
+def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[Pair]) -> Parted:
     """The line that gave the ranks different values."""
     values = {base: origin.mine}
     for pair in pairs:
@@ -358,7 +153,7 @@ def _known_share(way: Sequence[Step], known: Collection[Step]) -> float:
 
 def _ways_before(fork: Fork, steps: Sequence[Step], parted_at: Collection[int]) -> list[Step]:
     """The way that all ranks went each time that they passed the branch before, and did not part there."""
-    here = _last_pass(steps[: fork.starts[0]], fork.branch)
+    here = last_pass(steps[: fork.starts[0]], fork.branch)
     num_calls = len(_in_frame(steps[here + 1 : fork.starts[0]], fork.branch[0]))
     found: list[Step] = []
     passes = [index for index, step in enumerate(steps[:here]) if is_line(step) and place_of(step) == fork.branch]

@@ -1,0 +1,218 @@
+"""Two ranks side by side -> the fork or the value that their difference comes from.
+
+Ranks part all the time without harm: rank 0 logs. A fork counts when the ranks went the same way there before, or when
+they never come together again; and of two forks the earlier one counts when it changed what the later one depends on.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import NamedTuple
+
+from tpcompile.evidence.iterables import first
+from tpcompile.evidence.timeline import source
+from tpcompile.evidence.timeline.depends import Dependence, Frames
+from tpcompile.evidence.timeline.flow import Code, Kind
+from tpcompile.evidence.timeline.values import Compared, Scopes, Unlike
+from tpcompile.evidence.timeline.walk import Fork, Place, Step, Walks, is_line, kind_of, place_of
+
+_NEAR = 6000
+"""Steps before a fork that are looked at for what it depends on."""
+
+
+class Counts(NamedTuple):
+    """What parted two ranks."""
+
+    origin: Fork | Unlike
+    last: Fork | Unlike | None
+    """The fork, or the last value, that depends on it; often itself."""
+    is_uneven: bool
+    """Only one of the ranks issued a collective after it."""
+    is_linked: bool = True
+    """What differs depends on it; False for the last thing that the ranks did differently, which may be the reason."""
+
+    @property
+    def start(self) -> int:
+        """Index of its first step on the first rank."""
+        return start_of(self.origin)
+
+
+def start_of(origin: Fork | Unlike) -> int:
+    return origin.known_at if isinstance(origin, Unlike) else origin.starts[0]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two ranks."""
+
+    walks: Walks
+    scopes: Scopes
+    base: int
+    rank: int
+    readable: frozenset[str]
+
+    forks: Sequence[Fork]
+    """All places at which they part."""
+    values: Compared
+
+    def that_counts(self, named: Collection[str]) -> Counts | None:
+        """What the difference of the ranks comes from."""
+        passes = _passes(self.walks.steps[self.base])
+        habits: list[Fork] = []
+        once: list[Fork] = []
+        uneven: list[Fork] = []
+        for fork in self.forks:
+            is_habit = _is_habit(fork, self.forks, passes.get(fork.branch, ()))
+            (habits if is_habit else once).append(fork)
+            if self._is_uneven(fork) or (fork.is_final and not is_habit):
+                uneven.append(fork)
+        # The first collective that only one rank issues: all that comes later is shifted.
+        last = first(fork for fork in uneven if fork in once) or first(uneven)
+        if last is None:
+            return self._of_content(once, self._changed_by(habits), named)
+        differing = self._changed_by(fork for fork in habits if fork.starts[0] < last.starts[0])
+        earlier = [fork for fork in once if fork.starts[0] < last.starts[0]]
+        return Counts(self._origin(last, earlier, differing), last, True)
+
+    def _of_content(self, once: Sequence[Fork], differing: frozenset[str], named: Collection[str]) -> Counts | None:
+        """Where all ranks issued the same collectives: the value that what they were doing last depends on."""
+        steps = self.walks.steps[self.base]
+        calls = [index for index, step in enumerate(steps) if kind_of(step) is Kind.MARK]
+        issued = [index for index, step in enumerate(steps) if self.walks.issued([step])]
+        ends = {len(steps), *(1 + index for index in (*calls[-1:], *issued[-1:]))}
+        running = {line for end in ends for line in Frames.of(steps[:end]).lines}
+        words = (name for word in named for name in self.scopes.everywhere(word))
+        seeds = frozenset(words).union(*(self._read(steps[index]) for index in running))
+        depends = self._dependence(seeds, len(steps), differing, once)
+        found = self._reason(depends, once)
+        if found is not None:
+            last = max((one for one in depends.reasons if is_line(steps[one.set_at])), default=None)
+            return Counts(found, last if isinstance(found, Unlike) else None, False)
+        is_clear = once and not differing
+        return Counts(self._origin(once[-1], once[:-1], differing), once[-1], False, False) if is_clear else None
+
+    def _changed_by(self, habits: Iterable[Fork]) -> frozenset[str]:
+        """Names whose values differ between the ranks without harm."""
+        return frozenset[str]().union(*map(self._changed, habits))
+
+    def _is_uneven(self, fork: Fork) -> bool:
+        mine, theirs = self._ways(fork)
+        return self.walks.issued(mine) != self.walks.issued(theirs)
+
+    def _ways(self, fork: Fork) -> tuple[Sequence[Step], Sequence[Step]]:
+        mine, theirs = self.walks.steps[self.base], self.walks.steps[self.rank]
+        return mine[fork.starts[0] : fork.ends[0]], theirs[fork.starts[1] : fork.ends[1]]
+
+    def _changed(self, fork: Fork) -> set[str]:
+        """Names to which only one of the ranks gave a value."""
+        mine, theirs = self._ways(fork)
+        return {name for step in (*mine, *theirs) if is_line(step) for name in self._assigned(step)}
+
+    def _origin(self, last: Fork, earlier: Sequence[Fork], known_to_differ: frozenset[str]) -> Fork:
+        """The earliest fork that changed what `last` depends on: what its line called, or assigns and reads.
+
+        What differs again and again, the data of a rank, is no evidence.
+        """
+        mine = self.walks.steps[self.base]
+        decided_at = last_pass(mine[: last.starts[0]], last.branch)
+        inside = first(fork for fork in earlier if fork.starts[0] > decided_at)
+        if inside is not None:  # a function that this line called returned or raised
+            before = [fork for fork in earlier if fork.starts[0] <= decided_at]
+            return self._origin(inside, before, known_to_differ)
+        depends = self._dependence(self._reads_at(last), last.starts[0], known_to_differ, earlier)
+        reasons = [fork for fork in (self._changing(depends, earlier), self._making(last, earlier)) if fork is not None]
+        return min(reasons, key=start_of, default=last)
+
+    def _dependence(
+        self, names: Collection[str], end: int, known_to_differ: frozenset[str], earlier: Sequence[Fork]
+    ) -> Dependence:
+        steps = self.walks.steps[self.base][:end]
+        found = Dependence(steps, self._read, self._assigned, self.values, known_to_differ, earlier)
+        found.follow(names, max(0, end - _NEAR), Frames.of(steps).callers)
+        return found
+
+    def _changing(self, depends: Dependence, earlier: Sequence[Fork]) -> Fork | None:
+        begin = max(0, len(depends.steps) - _NEAR)
+        return first(
+            one
+            for one in earlier
+            if one in depends.decided or (one.starts[0] >= begin and self._changed(one) & depends.wanted)
+        )
+
+    def _making(self, last: Fork, earlier: Sequence[Fork]) -> Fork | None:
+        """Where one rank alone came by the function that only this rank enters at `last`: a hook, a callback."""
+        entered = [way[0] for way in self._ways(last) if way and kind_of(way[0]) is Kind.START]
+        if len(entered) != 1:
+            return None
+        code = self._code(entered[0])
+        maker = code.function.rpartition(".<locals>.")[0] or code.function.rpartition(".")[0]
+
+        def makes(step: Step) -> bool:
+            found = self._code(step)
+            is_maker = maker in (found.function, found.function.rpartition(".")[0])
+            return kind_of(step) is Kind.START and found.file == code.file and is_maker
+
+        return first(fork for fork in earlier if maker and any(map(makes, chain(*self._ways(fork)))))
+
+    def _code(self, step: Step) -> Code:
+        return self.walks.codes[place_of(step)[0]]
+
+    def _reason(self, depends: Dependence, earlier: Sequence[Fork]) -> Fork | Unlike | None:
+        """The earliest fork or value; a value that was set only once counts where there is no other reason."""
+        fork = self._changing(depends, earlier)
+        lines = [one for one in depends.reasons if is_line(depends.steps[one.set_at])]
+        new = [one for one in lines if one.key in self.values.new]
+        reasons = [one for one in (fork, *new) if one is not None] or lines
+        return min(reasons, key=start_of, default=None)
+
+    def _reads_at(self, fork: Fork) -> frozenset[str]:
+        """Names that the branch reads: in its line, and in the functions that this line called."""
+        steps = self.walks.steps[self.base][: fork.starts[0]]
+        lines = filter(is_line, steps[last_pass(steps, fork.branch) :])
+        return frozenset[str]().union(*map(self._read, lines))
+
+    def _read(self, step: Step) -> frozenset[str]:
+        return self._names(step, source.read)
+
+    def _assigned(self, step: Step) -> frozenset[str]:
+        return self._names(step, source.assigned)
+
+    def _names(self, step: Step, of_line: Callable[[str, int], Iterable[str]]) -> frozenset[str]:
+        code, line = place_of(step)
+        file = self.walks.codes[code].file
+        names = of_line(file, line) if file in self.readable else ()
+        return frozenset(self.scopes.of(code, name) for name in names)
+
+
+def last_pass(steps: Sequence[Step], branch: Place) -> int:
+    """Index at which the branch was entered last; 0 where that is no longer known."""
+    backwards = range(len(steps) - 1, -1, -1)
+    return next((index for index in backwards if is_line(steps[index]) and place_of(steps[index]) == branch), 0)
+
+
+def _passes(steps: Sequence[Step]) -> dict[Place, list[int]]:
+    """Place -> the indices at which the rank was there."""
+    places: dict[Place, list[int]] = {}
+    for index, step in enumerate(steps):
+        if is_line(step):
+            places.setdefault(place_of(step), []).append(index)
+    return places
+
+
+def _is_habit(fork: Fork, found: Sequence[Fork], passes: Sequence[int]) -> bool:
+    """True for a branch at which the ranks part again and again: always, or now and then.
+
+    A rank that goes wrong in each iteration since its first fault went the same way as the others before that one.
+    """
+    alike = [one for one in found if one.branch == fork.branch]
+    if len(alike) < 2:
+        return False
+    had_agreed = bisect_left(passes, alike[0].starts[0]) > 1
+    agrees_between = any(
+        bisect_left(passes, later.starts[0]) - bisect_left(passes, earlier.ends[0]) > 1
+        for earlier, later in pairwise(alike)
+    )
+    return agrees_between or not had_agreed
