@@ -68,16 +68,18 @@ def with_branch(
     within = {rank: flow for rank, flow in flows.items() if domain is None or rank in domain}
     found = _with_branch(verdict, within, readable)
     is_alone = found is not verdict or len(within) == len(flows)
-    return found if is_alone else _with_branch(verdict, flows, readable)
+    return found if is_alone else _with_branch(verdict, flows, readable, is_same_program=False)
 
 
-def _with_branch(verdict: Verdict, flows: Mapping[int, Flow], readable: Collection[str]) -> Verdict:
+def _with_branch(
+    verdict: Verdict, flows: Mapping[int, Flow], readable: Collection[str], *, is_same_program: bool = True
+) -> Verdict:
     ranks = verdict.lead.ranks if verdict.lead is not None else ()
     is_elsewhere = bool(ranks) and flows.keys().isdisjoint(ranks)
     if verdict.lead is None or is_elsewhere:  # the rank to blame is of a different domain, or left nothing
         return verdict
     try:
-        found = parted(flows, readable, _WORD.findall(verdict.lead.says))
+        found = parted(flows, readable, _WORD.findall(verdict.lead.says), is_same_program=is_same_program)
     except ValueError:  # a peer sent what is no flow: the verdict stands without it
         return verdict
     if found is None:

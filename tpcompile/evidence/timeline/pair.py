@@ -57,6 +57,8 @@ class Pair:
     forks: Sequence[Fork]
     """All places at which they part."""
     values: Compared
+    is_same_program: bool = True
+    """False for ranks of different domains: what they do differently all the time, they do by their role."""
 
     def that_counts(self, named: Collection[str]) -> Counts | None:
         """What the difference of the ranks comes from."""
@@ -70,7 +72,7 @@ class Pair:
             if self._is_uneven(fork) or (fork.is_final and not is_habit):
                 uneven.append(fork)
         # The first collective that only one rank issues: all that comes later is shifted.
-        last = first(fork for fork in uneven if fork in once) or first(uneven)
+        last = first(fork for fork in uneven if fork in once) or (first(uneven) if self.is_same_program else None)
         if last is None:
             return self._of_content(once, self._changed_by(habits), named)
         differing = self._changed_by(fork for fork in habits if fork.starts[0] < last.starts[0])

@@ -21,11 +21,18 @@ _AHEAD, _KNOWN = 12, 0.7
 """Steps after a fork that say whether a rank came to new lines, and how many of them must have been executed before."""
 
 
-def parted(flows: Mapping[int, Flow], readable: Collection[str] = (), named: Collection[str] = ()) -> Parted | None:
+def parted(
+    flows: Mapping[int, Flow],
+    readable: Collection[str] = (),
+    named: Collection[str] = (),
+    *,
+    is_same_program: bool = True,
+) -> Parted | None:
     """The branch at which the ranks parted, or the line that set a value apart; None when none counts.
 
     `readable` are the files that may be opened: those that this process runs itself, as a peer could name any other.
-    `named` are the words of what is known already: a guard names a variable.
+    `named` are the words of what is known already: a guard names a variable. Ranks of different domains need not run
+    the same program.
     Raises ValueError for a flow that cannot be read.
     """
     usable = {rank: flow for rank, flow in sorted(flows.items()) if flow.packed}
@@ -42,7 +49,7 @@ def parted(flows: Mapping[int, Flow], readable: Collection[str] = (), named: Col
         if begin is not None:
             found = list(forks(walks.steps[base], walks.steps[rank], begin))
             values = compared(walks, scopes, base, rank, found)
-            pairs.append(Pair(walks, scopes, base, rank, frozenset(readable), found, values))
+            pairs.append(Pair(walks, scopes, base, rank, frozenset(readable), found, values, is_same_program))
     counting = [counts for pair in pairs if (counts := pair.that_counts(named)) is not None]
     uneven = [counts for counts in counting if counts.is_uneven]
     linked = [counts for counts in counting if counts.is_linked]

@@ -210,19 +210,34 @@ def _together_again(
             for indices, at, steps in zip(own, found, sides, strict=True)
         ]
         if all(end < len(steps) for end, steps in zip(ends, sides, strict=True)):
-            break
-    return ends[0], ends[1]
+            return ends[0], ends[1]
+    return _after_returns(mine, theirs, begin, frames) or (ends[0], ends[1])
 
 
-def _outside_of_calls(steps: Sequence[Step], begin: int, end: int, frames: Sequence[Place]) -> list[int]:
-    """Indices of the steps of the innermost frame and of those outside of it."""
+def _after_returns(
+    mine: Sequence[Step], theirs: Sequence[Step], begin: tuple[int, int], frames: Sequence[Place]
+) -> tuple[int, int] | None:
+    """Where both have left the frame in which they parted, or one outside of it, and go on in the same line."""
+    for depth in range(len(frames) - 1, 0, -1):
+        mine_after = _outside_of_calls(mine, begin[0], len(mine), frames, depth)
+        theirs_after = _outside_of_calls(theirs, begin[1], len(theirs), frames, depth)
+        if mine_after and theirs_after and mine[mine_after[0]] == theirs[theirs_after[0]]:
+            return mine_after[0], theirs_after[0]
+    return None
+
+
+def _outside_of_calls(
+    steps: Sequence[Step], begin: int, end: int, frames: Sequence[Place], depth: int | None = None
+) -> list[int]:
+    """Indices of the steps of the innermost frame, or of that at this depth, and of those outside of it."""
+    limit = len(frames) if depth is None else depth
     running = list(frames)
     found: list[int] = []
     for index in range(begin, min(end, len(steps))):
         num_before = len(running)
         follow(running, steps[index])
         level = num_before if kind_of(steps[index]) is Kind.RETURN else len(running)
-        if level <= len(frames) or not frames:
+        if level <= limit or not frames:
             found.append(index)
     return found
 
