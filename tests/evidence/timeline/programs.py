@@ -169,6 +169,70 @@ def same_on_all(rank: int) -> None:
         collective(step)
 
 
+def data_ends_early_where_one_rank_logs(rank: int) -> None:
+    """The end follows at once on the line at which they part by habit."""
+    for step in shard(rank):
+        collective("gradients", step)
+        if rank == 0:
+            log.append(step)
+
+
+def shard(rank: int) -> Iterator[int]:
+    step = 0
+    while step < 9 - 2 * (rank == 1):  # parts
+        yield step
+        step += 1
+
+
+class Monitor:
+    """Calls back what was attached to it."""
+
+    def __init__(self) -> None:
+        self.hooks: list[Callable[[int], None]] = []
+
+    def attach(self) -> None:
+        def hook(step: int) -> None:
+            if step % 3 == 2:
+                collective("statistics")
+
+        self.hooks.append(hook)
+
+    def fire(self, step: int) -> None:
+        for hook in self.hooks:
+            hook(step)
+
+
+def one_rank_attaches_a_hook(rank: int) -> None:
+    monitor = Monitor()
+    for step in range(7):
+        if rank == 1 and step == 1:  # parts
+            monitor.attach()
+        collective("forward", step)
+        monitor.fire(step)
+
+
+def stages(rank: int) -> None:
+    """A pipeline: each rank has a role, and rank 1 leaves out one sum."""
+    for step in range(9):
+        if rank == 0:
+            first_stage(step)
+        else:
+            last_stage(step)
+        if rank == 0 or step != 6:  # parts
+            collective("tied", step)
+
+
+def first_stage(step: int) -> None:
+    for _ in range(3):
+        collective("send", step)
+
+
+def last_stage(step: int) -> None:
+    collective("receive", step)
+    if step == 6:
+        log.append("frozen")
+
+
 # The line that sets a value apart has `# sets`; all ranks execute the same lines.
 
 
@@ -241,5 +305,7 @@ BROKEN = (
     Case(a_bad_record_is_skipped, (1,)),
     Case(a_flag_is_set_long_before, (1,)),
     Case(one_rank_saves_with_a_collective, (1,)),
+    Case(data_ends_early_where_one_rank_logs, (1,)),
+    Case(one_rank_attaches_a_hook, (1,)),
 )
 HEALTHY = (rank_0_logs, rank_0_evaluates_now_and_then, experts_without_tokens, same_on_all)

@@ -55,7 +55,8 @@ def marked_lines(program: Callable[[int], Any]) -> set[int]:
     lines, _ = inspect.getsourcelines(programs)
     numbers = {number for number, line in enumerate(lines, start=1) if line.rstrip().endswith(" parts")}
     used = {"data_ends_early": programs.batches, "a_bad_record_is_skipped": programs.parsed,
-            "one_rank_saves_with_a_collective": programs.save}  # fmt: skip
+            "one_rank_saves_with_a_collective": programs.save,
+            "data_ends_early_where_one_rank_logs": programs.shard}  # fmt: skip
     own, first = inspect.getsourcelines(used.get(program.__name__, program))
     return numbers & set(range(first, first + len(own)))
 
@@ -95,6 +96,14 @@ def test_without_habits_a_rank_that_logs_would_be_named(monkeypatch: pytest.Monk
     """The negative control of the test above."""
     monkeypatch.setattr(pair, "_is_habit", lambda *_: False)
     assert found_of(programs.rank_0_logs, 2) is not None
+
+
+def test_ranks_of_different_domains_have_roles() -> None:
+    """In the program of one domain, what the stages do differently from the start would be the branch."""
+    flows = {rank: flow_of(programs.stages, rank) for rank in (0, 1)}
+    across = parted(flows, {programs.__file__}, is_same_program=False)
+    assert across is not None
+    assert {across.line.line} == marked_lines(programs.stages)
 
 
 def test_the_later_branch_that_it_decides_is_told_too() -> None:
