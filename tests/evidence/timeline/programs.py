@@ -184,36 +184,29 @@ def shard(rank: int) -> Iterator[int]:
         step += 1
 
 
-class Monitor:
-    """Calls back what was attached to it."""
+def attached(target: list[Callable[[int], None]]) -> None:
+    """Under a different name, as torch's modules keep hooks where no line of the user reads them."""
 
-    def __init__(self) -> None:
-        self.hooks: list[Callable[[int], None]] = []
+    def hook(step: int) -> None:
+        if step % 3 == 2:
+            collective("statistics")
 
-    def attach(self) -> None:
-        def hook(step: int) -> None:
-            if step % 3 == 2:
-                collective("statistics")
-
-        self.hooks.append(hook)
-
-    def fire(self, step: int) -> None:
-        for hook in self.hooks:
-            hook(step)
+    target.append(hook)
 
 
 def one_rank_attaches_a_hook(rank: int) -> None:
-    monitor = Monitor()
+    callbacks: list[Callable[[int], None]] = []
     for step in range(7):
         if rank == 1 and step == 1:  # parts
-            monitor.attach()
+            attached(callbacks)
         collective("forward", step)
-        monitor.fire(step)
+        for call in callbacks:
+            call(step)
 
 
-def stages(rank: int) -> None:
+def stages(rank: int, num_steps: int = 9) -> None:
     """A pipeline: each rank has a role, and rank 1 leaves out one sum."""
-    for step in range(9):
+    for step in range(num_steps):
         if rank == 0:
             first_stage(step)
         else:
@@ -276,6 +269,56 @@ def a_setting_is_read_once(rank: int) -> None:
     width = 16 if rank == 1 else 8  # sets
     for _ in range(5):
         collective(width)
+
+
+class Wide:
+    """A mode, which says nothing as a value."""
+
+
+class Policy:
+    """Doubles its sizes in one mode."""
+
+    def __init__(self) -> None:
+        self.mode: object = object()
+
+    def size(self) -> int:
+        if isinstance(self.mode, Wide):  # sets
+            return 4
+        return 2
+
+
+def a_mode_changes_on_one_rank(rank: int) -> None:
+    policy = Policy()
+    for step in range(8):
+        policy.mode = Wide() if rank == 1 and step > 5 else object()
+        size = policy.size()
+        collective(size)
+
+
+def equal_by_chance_at_first(rank: int) -> None:
+    for step in range(6):
+        length = 5 + rank * min(step, 2)
+        padded = length + rank if step == 5 else 8  # sets
+        collective(padded)
+
+
+def batches_of(rank: int) -> Iterator[int]:
+    for step in range(6):
+        rows = 3 if (rank, step) == (1, 4) else 4  # sets
+        yield rows * 2
+
+
+def a_loader_yields_a_short_batch(rank: int) -> None:
+    for size in batches_of(rank):
+        collective(size)
+
+
+def one_rank_logs_once_and_another_has_a_short_batch(rank: int) -> None:
+    for step in range(6):
+        if rank == 0 and step == 2:
+            log.append(step)
+        rows = 3 if (rank, step) == (1, 4) else 4  # sets
+        collective(rows)
 
 
 def lengths_differ_all_the_time(rank: int) -> None:

@@ -16,8 +16,9 @@ from tests.evidence.timeline.programs import BROKEN, HEALTHY, Case
 from tpcompile.evidence.records.findings import Parted
 from tpcompile.evidence.timeline import pair
 from tpcompile.evidence.timeline.detours import detours
-from tpcompile.evidence.timeline.flow import Code, Flow
+from tpcompile.evidence.timeline.flow import LINE_BITS, Code, Flow, Kind
 from tpcompile.evidence.timeline.part import parted
+from tpcompile.evidence.timeline.walk import forks
 from tpcompile.recording.flow import FlowRecorder
 
 ISSUING = tuple(
@@ -104,6 +105,37 @@ def test_ranks_of_different_domains_have_roles() -> None:
     across = parted(flows, {programs.__file__}, is_same_program=False)
     assert across is not None
     assert {across.line.line} == marked_lines(programs.stages)
+    healthy = {rank: flow_of(lambda played: programs.stages(played, num_steps=5), rank) for rank in (0, 1)}
+    assert parted(healthy, {programs.__file__}, is_same_program=False) is None
+    assert parted(healthy, {programs.__file__}) is not None, "the negative control"
+
+
+def steps(text: str) -> list[int]:
+    """`m1` line 1 of function m, `+f` its start, `-f` its return."""
+    kinds = {"+": Kind.START, "-": Kind.RETURN}
+    found = []
+    for token in text.split():
+        kind = kinds.get(token[0], Kind.LINE)
+        name, line = (token[1], 0) if token[0] in kinds else (token[0], int(token[1:]))
+        found.append(ord(name) << 32 | kind << LINE_BITS | line)
+    return found
+
+
+def branches(mine: str, theirs: str) -> list[tuple[str, int, bool]]:
+    """(function, line, whether they stay apart) of each fork."""
+    found = forks(steps(mine), steps(theirs), (0, 0))
+    return [(chr(fork.branch[0]), fork.branch[1], fork.is_final) for fork in found]
+
+
+def test_ranks_that_part_as_before_are_together_as_before() -> None:
+    """Else the end of one of them, right after it, would be put down to the line at which rank 0 logs."""
+    passes = "m1 m4 m5 m2 m3 " * 4, "m1 m4 m5 m2 " * 4
+    assert branches(f"{passes[0]} m1 m7 m8 m7 m8 m7", f"{passes[1]} m1 m9 m5 m6 m5 m6")[-1] == ("m", 1, True)
+
+
+def test_ranks_that_have_left_a_frame_are_together_in_the_line_of_their_caller() -> None:
+    mine, theirs = "+m m1 +f f2 f3 f4 -f m5 m6 m8", "+m m1 +f f2 f7 f8 -f m5 m9 m7"
+    assert branches(mine, theirs) == [("f", 2, False), ("m", 5, True)]
 
 
 def test_the_later_branch_that_it_decides_is_told_too() -> None:

@@ -146,8 +146,10 @@ class Pair:
 
     def _making(self, last: Fork, earlier: Sequence[Fork]) -> Fork | None:
         """Where one rank alone came by the function that only this rank enters at `last`: a hook, a callback."""
-        entered = [way[0] for way in self._ways(last) if way and kind_of(way[0]) is Kind.START]
-        if len(entered) != 1:
+        starts = [{step for step in way if kind_of(step) is Kind.START} for way in self._ways(last)]
+        alone = starts[0] ^ starts[1]
+        entered = [step for step in chain(*self._ways(last)) if step in alone]
+        if not entered:
             return None
         code = self._code(entered[0])
         maker = code.function.rpartition(".<locals>.")[0] or code.function.rpartition(".")[0]
