@@ -51,7 +51,7 @@ def assigned(code: CodeType) -> Assigned:
     before: dis.Instruction | None = None
     instructions = list(dis.get_instructions(code))
     for one in instructions:
-        line = (one.positions and one.positions.lineno) or line
+        line = _line_of(one) or line
         stored = [spec(name) for name in _stored(one)]
         holder = _loaded(before) if one.opname == "STORE_ATTR" else None
         if holder is not None:
@@ -71,12 +71,17 @@ def assigned(code: CodeType) -> Assigned:
 def _bodies(instructions: Sequence[dis.Instruction]) -> Iterator[tuple[int, tuple[int, int]]]:
     """Line of a loop -> first and last line of its body."""
     for number, one in enumerate(instructions):
-        if one.opname == "FOR_ITER" and one.positions and one.positions.lineno:
-            inside = [each for each in instructions[number + 1 :] if each.offset < one.argval]
-            numbers = [each.positions.lineno for each in inside if each.positions and each.positions.lineno]
-            body = [line for line in numbers if line != one.positions.lineno]
-            if body:
-                yield one.positions.lineno, (min(body), max(body))
+        if one.opname == "FOR_ITER":
+            following = instructions[number + 1 :]
+            line = _line_of(one)
+            body = {_line_of(each) for each in following if each.offset < one.argval} - {line, 0}
+            if line and body:
+                yield line, (min(body), max(body))
+
+
+def _line_of(one: dis.Instruction) -> int:
+    """0 where the compiler noted none."""
+    return (one.positions and one.positions.lineno) or 0
 
 
 def _arguments(code: CodeType) -> tuple[str, ...]:
