@@ -148,6 +148,37 @@ VARIED = (
 )  # fmt: skip
 
 
+class Odd:
+    """Code of the user's that must not run for a value."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class OddList(list[int]):
+    def __len__(self) -> int:
+        raise RuntimeError
+
+
+def odd_values() -> None:
+    values = Odd(), OddList([1]), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "\ud800"
+    for value in values:
+        varied(value)
+    holder = values[0]
+
+    class Held:
+        held = 3
+
+    del holder, Held
+
+
+@pytest.mark.usefixtures("callbacks")
+def test_no_code_of_the_users_runs_for_a_value_and_none_of_a_class_is_one(name: str) -> None:
+    flow = recorded(lambda _: odd_values(), name)
+    assert [value for value, _ in values(flow, "varied")] == ["value"] * 2  # the list and the text
+    assert all(code.names == () for code in flow.codes if code.function.endswith(".Held"))
+
+
 def varied(value: Any) -> None:
     del value
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from tpcompile.evidence.digests.digest import digest_rank, environment_items, layer_items
@@ -11,6 +11,13 @@ from tpcompile.evidence.records import Check, Frozen, Item, Layer, RankDigest, R
 from tpcompile.evidence.timeline.conclude import with_branch, without_branch
 from tpcompile.evidence.timeline.flow import Flow
 from tpcompile.ranks.exchange import Fetch, Side
+
+_MAX_ELSEWHERE = 16
+"""Ranks of different domains that are looked at, the nearest ones: each costs a read, and a walk."""
+
+
+def _known(flows: Mapping[int, Flow | None]) -> dict[int, Flow]:
+    return {rank: flow for rank, flow in flows.items() if flow is not None}
 
 
 def _nothing(_rank: int) -> None:
@@ -64,10 +71,15 @@ def record_side(
         if own is None:
             return verdict if flow_of is _nothing else without_branch(verdict)
         others = {rank: ask(rank, {"flow": True}, Flow) for rank in found if rank != record.rank}
-        elsewhere = set(range(record.world_size)) - found.keys()  # they have ended, or are of a different domain
-        flows = {record.rank: own, **others, **{rank: flow_of(rank) for rank in elsewhere}}
-        known = {rank: flow for rank, flow in flows.items() if flow is not None}
-        return with_branch(verdict, known, {code.file for code in own.codes}, domain)
+        members = set(range(record.world_size) if domain is None else domain)
+        ended = {rank: flow_of(rank) for rank in members - found.keys()}
+
+        def elsewhere() -> dict[int, Flow]:
+            ranks = sorted(set(range(record.world_size)) - members, key=lambda rank: abs(rank - record.rank))
+            return _known({rank: flow_of(rank) for rank in ranks[:_MAX_ELSEWHERE]})
+
+        flows = _known({record.rank: own, **others, **ended})
+        return with_branch(verdict, flows, {code.file for code in own.codes}, elsewhere)
 
     def answer(question: _Question | _FlowQuestion) -> Any:
         if isinstance(question, _FlowQuestion):

@@ -36,8 +36,14 @@ class Assigned(NamedTuple):
     """The variables are those of a module."""
 
 
+NOTHING = Assigned((), (), (), False)
+
+
 def assigned(code: CodeType) -> Assigned:
     """What its bytecode stores into variables, and into attributes of variables."""
+    is_module = code.co_name == "<module>"
+    if not (is_module or code.co_flags & inspect.CO_OPTIMIZED):  # the body of a class has variables of its own kind
+        return NOTHING
     numbers: dict[str, int] = {}
     lines: dict[int, dict[Spec, None]] = {}
 
@@ -64,8 +70,7 @@ def assigned(code: CodeType) -> Assigned:
     for at in range(code.co_firstlineno, code.co_firstlineno + max(num_lines, 0)):
         specs = tuple(lines.get(at, ()))
         by_line.append(Line(*bodies.get(at, (0, _ANY)), specs) if specs else None)
-    is_global = not code.co_flags & inspect.CO_NEWLOCALS
-    return Assigned(tuple(numbers)[:RETURNED], tuple(by_line), tuple(arguments), is_global)
+    return Assigned(tuple(numbers)[:RETURNED], tuple(by_line), tuple(arguments), is_module)
 
 
 def _bodies(instructions: Sequence[dis.Instruction]) -> Iterator[tuple[int, tuple[int, int]]]:

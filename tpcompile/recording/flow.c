@@ -85,6 +85,7 @@ static uint64_t tagged(uint64_t hash, char tag, uint64_t number) {
 
 /* The hash of a value, as `InPython` computes it; 0 for what says nothing about it. */
 static uint64_t hashed(uint64_t hash, PyObject *value, int depth) {
+    ++in_second;                         /* what is read counts as events do */
     if (value == Py_None) return tagged(hash, 'N', 0);
     if (PyBool_Check(value)) return tagged(hash, 'B', value == Py_True);
     if (PyLong_Check(value)) {
@@ -99,10 +100,13 @@ static uint64_t hashed(uint64_t hash, PyObject *value, int depth) {
         return tagged(hash, 'F', bits);
     }
     if (PyUnicode_Check(value)) {
-        Py_ssize_t size;
-        const char *text = PyUnicode_AsUTF8AndSize(value, &size);
-        if (text == NULL) return PyErr_Clear(), 0;
-        return mixed(tagged(hash, 'S', (uint64_t)size), text, size < 64 ? size : 64);
+        Py_ssize_t size = PyUnicode_GET_LENGTH(value);
+        hash = tagged(hash, 'S', (uint64_t)size);
+        for (Py_ssize_t at = 0; at < size && at < 64; ++at) {
+            uint32_t letter = PyUnicode_READ_CHAR(value, at);
+            hash = mixed(hash, &letter, sizeof letter);
+        }
+        return hash;
     }
     if ((PyTuple_Check(value) || PyList_Check(value)) && depth < 2) {
         Py_ssize_t size = PySequence_Fast_GET_SIZE(value);
@@ -125,12 +129,14 @@ static uint64_t hashed(uint64_t hash, PyObject *value, int depth) {
         return hash;
     }
     if ((PyObject *)Py_TYPE(value) != tensor && (PyObject *)Py_TYPE(value) != parameter) return 0;
+    in_second += 8;
     PyObject *modes = PyObject_CallNoArgs(num_modes);  /* a mode would see the access */
     int has_modes = modes == NULL || PyObject_IsTrue(modes);
     Py_XDECREF(modes);
     if (has_modes) return PyErr_Clear(), 0;
     PyObject *parts[] = {PyObject_GetAttr(value, shape), PyObject_GetAttr(value, dtype),
                          PyObject_GetAttr(value, requires_grad)};
+    PyErr_Clear();
     PyObject *name = parts[1] == NULL ? NULL : PyObject_Str(parts[1]);
     hash = tagged(hash, 'T', 0);
     if (parts[0] == NULL || parts[2] == NULL || name == NULL) hash = 0;
@@ -156,7 +162,6 @@ static void append_value(uint64_t ns, uint32_t code, uint32_t number, PyObject *
         known = (uint32_t)(hash ^ hash >> 20 ^ hash >> 40) & (EXACT - 1);
     }
     append(ns, code, VALUE, number << 21 | known);
-    ++in_second;
 }
 
 /* A new reference to what a variable holds, or an attribute of it that its object itself has; NULL without one. */
@@ -183,6 +188,7 @@ static void append_values(size_t slot, PyObject *specs, uint64_t ns) {
     PyFrameObject *frame = PyEval_GetFrame();
     if (frame == NULL) return;
     for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(specs); ++at) {
+        ++in_second;
         PyObject *spec = PyTuple_GET_ITEM(specs, at);
         PyObject *value =
             held(frame, PyTuple_GET_ITEM(spec, 1), PyTuple_GET_ITEM(spec, 2), codes[slot].is_global);

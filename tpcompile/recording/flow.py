@@ -18,11 +18,12 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from loguru import logger
 
 from tpcompile.errors import PreflightError
 from tpcompile.evidence.text.lines import is_library_file, is_packaged
 from tpcompile.evidence.timeline.flow import LINE_MASK, Flow
-from tpcompile.recording.assigned import assigned
+from tpcompile.recording.assigned import NOTHING, assigned
 from tpcompile.recording.flow_callbacks import InPython, compiled
 from tpcompile.recording.ring import Ring
 from tpcompile.torch_api.flags import num_function_modes
@@ -179,7 +180,11 @@ class FlowRecorder:
         unfollowed = _MONITORING.DISABLE if IS_POSSIBLE else _UNFOLLOWED
         if callbacks is None or ring is None or not self._is_followed(code.co_filename):
             return unfollowed
-        names = assigned(code)
+        try:
+            names = assigned(code)
+        except Exception as error:  # the user's function runs on, whatever is odd about its code
+            logger.debug("the values of {} are not recorded: {}", code.co_qualname, error)
+            names = NOTHING
         number = ring.number_of(code.co_filename, code.co_qualname, code.co_firstlineno, names.names)
         if number is None:
             return unfollowed

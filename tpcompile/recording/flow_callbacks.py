@@ -12,7 +12,8 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -100,7 +101,8 @@ class InPython:
         if found.last and kind in (Kind.LINE, Kind.RETURN):
             self._append_values(ns, found, found.stored(found.last, line))
         if returned is not None:
-            self._append_value(ns, found.number, RETURNED, returned)
+            with suppress(Exception):
+                self._append_value(ns, found.number, RETURNED, returned)
         self._append(ns, found.number, kind, line)
         if kind is Kind.START:
             self._append_values(ns, found, found.arguments)
@@ -113,25 +115,24 @@ class InPython:
             return self._disable
         return None
 
-    def _append_values(self, ns: int, found: _Followed, specs: Iterable[Spec]) -> None:
+    def _append_values(self, ns: int, found: _Followed, specs: Collection[Spec]) -> None:
+        if not specs:
+            return
+        self._in_second += len(specs)
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and frame.f_code is not found.code:
             frame = frame.f_back
         variables = frame.f_locals if frame is not None else {}
         for number, name, attribute in specs:
-            value = variables.get(name)
-            if attribute is not None:  # what the object itself has, without running its code
-                is_computed = inspect.getattr_static(type(value), attribute, None) is not None
-                value = None if is_computed else getattr(value, "__dict__", {}).get(attribute)
-            if attribute is None or value is not None:
-                self._append_value(ns, found.number, number, value)
+            with suppress(Exception):  # an object of the user's may be odd in any way
+                self._append_value(ns, found.number, number, _held(variables[name], attribute))
 
     def _append_value(self, ns: int, code: int, number: int, value: Any) -> None:
         is_small = type(value) is int and 0 <= value < EXACT
         known = EXACT | value if is_small else shortened(_hashed(SEED, value, 0, self._tensors))
+        self._in_second += 1
         if known is not None:
             self._append(ns, code, Kind.VALUE, number << VALUE_BITS | known)
-            self._in_second += 1
 
     def _append(self, ns: int, number: int, kind: Kind, line: int) -> None:
         at = HEADER.size + self._head % self._capacity * ENTRY.size
@@ -157,29 +158,44 @@ class _Followed:
         return line.specs if line is not None and line.first <= following <= line.last else ()
 
 
+def _held(holder: Any, attribute: str | None) -> Any:
+    """The variable's value, or an attribute that the object itself has; raises where there is none."""
+    if attribute is None:
+        return holder
+    if inspect.getattr_static(type(holder), attribute, None) is not None:  # a property, a slot
+        raise AttributeError(attribute)
+    return object.__getattribute__(holder, "__dict__")[attribute]
+
+
 def _hashed(number: int, value: Any, depth: int, tensors: tuple[Any, ...]) -> int:
-    """The same hash as in flow.c; 0 for what says nothing about a value."""
+    """The same hash as in flow.c, without running code of the value's class; 0 for what says nothing about it."""
+    kind = type(value)
     if value is None:
         return tagged(number, b"N", 0)
-    if isinstance(value, bool):
+    if kind is bool:
         return tagged(number, b"B", value)
-    if isinstance(value, int):
-        return tagged(number, b"I", value if -(1 << 63) <= value < 1 << 63 else 0)
-    if isinstance(value, float):
-        return tagged(number, b"F", int.from_bytes(struct.pack("<d", value), "little"))
-    if isinstance(value, str):
-        text = value.encode(errors="surrogatepass")
-        return mixed(tagged(number, b"S", len(text)), text[:64])
-    if isinstance(value, tuple | list) and depth < 2:
-        number = tagged(number, b"C", len(value))
-        for item in value[:_ITEMS]:
-            number = _hashed(number, item, depth + 1, tensors) or number
+    if issubclass(kind, int):
+        exact = int.__index__(value)
+        return tagged(number, b"I", exact if -(1 << 63) <= exact < 1 << 63 else 0)
+    if issubclass(kind, float):
+        return tagged(number, b"F", int.from_bytes(struct.pack("<d", float.__pos__(value)), "little"))
+    if issubclass(kind, str):
+        number = tagged(number, b"S", str.__len__(value))
+        for letter in str.__getitem__(value, slice(64)):
+            number = mixed(number, ord(letter).to_bytes(4, "little"))
         return number
-    if isinstance(value, dict | set | frozenset):
-        return tagged(number, b"D", len(value))
-    if type(value) in tensors[3:]:
+    for base in (tuple, list):
+        if issubclass(kind, base) and depth < 2:
+            number = tagged(number, b"C", base.__len__(value))
+            for item in base.__getitem__(value, slice(_ITEMS)):
+                number = _hashed(number, item, depth + 1, tensors) or number
+            return number
+    for sized in (dict, set, frozenset):
+        if issubclass(kind, sized):
+            return tagged(number, b"D", sized.__len__(value))
+    if kind in tensors[3:]:
         return _hashed(number, str(value), depth, tensors)
-    if not tensors or type(value) not in tensors[:2] or tensors[2]():
+    if not tensors or kind not in tensors[:2] or tensors[2]():
         return 0
     number = tagged(number, b"T", 0)
     for part in (tuple(value.shape), str(value.dtype), value.requires_grad):

@@ -88,6 +88,17 @@ def test_a_folder_that_an_installer_filled_holds_packages_and_may_hold_the_progr
     assert lines.is_installed(UserLine(file=package, line=1))
 
 
+def test_a_folder_that_cannot_be_read_has_no_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The question is asked while the user's function starts."""
+
+    def denied(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(sys, "path", [*sys.path, "/not/for/us", b"/of/bytes"])
+    monkeypatch.setattr(lines.Path, "glob", denied)
+    assert lines.installed_in("/not/for/us/model.py") == ""
+
+
 WRAPPER = UserLine(file="/v/lib/python3.11/site-packages/torch/_dynamo/external_utils.py", line=67, function="inner")
 
 

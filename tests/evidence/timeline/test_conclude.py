@@ -61,11 +61,13 @@ def test_a_rank_whose_lines_are_not_known_stays_to_blame(flows: dict[int, Flow])
 
 
 def test_ranks_of_a_domain_are_compared_first_and_then_all(flows: dict[int, Flow]) -> None:
-    alone = with_branch(verdict(Cause.STUCK_COLLECTIVE), flows, READABLE, domain=[0])
-    assert alone == with_branch(verdict(Cause.STUCK_COLLECTIVE), flows, READABLE)
-    stage = {rank + 2: flow_of(programs.scaler_skips_a_step, rank) for rank in (0, 1)}
-    within = with_branch(verdict(Cause.STUCK_COLLECTIVE), flows | stage, READABLE, domain=flows.keys())
-    assert within.lead == alone.lead, "what a different stage does is no matter"
+    before = verdict(Cause.STUCK_COLLECTIVE)
+    both = with_branch(before, flows, READABLE)
+    assert with_branch(before, {0: flows[0]}, READABLE, lambda: {1: flows[1]}) == both
+    assert with_branch(before, {0: flows[0]}, READABLE) == before, "the negative control"
+    asked: list[int] = []
+    assert with_branch(before, flows, READABLE, lambda: asked.append(1) or {}) == both
+    assert not asked, "what a different stage does is no matter"
 
 
 def test_a_rank_that_raised_in_that_function_parted_because_it_raised(flows: dict[int, Flow]) -> None:

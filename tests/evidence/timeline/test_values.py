@@ -16,9 +16,9 @@ from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.records.findings import Parted
 from tpcompile.evidence.timeline import part
 from tpcompile.evidence.timeline.conclude import side_text, with_branch
-from tpcompile.evidence.timeline.flow import Flow, Kind
-from tpcompile.evidence.timeline.values import Compared, compared
-from tpcompile.evidence.timeline.walk import Walks, forks, kind_of
+from tpcompile.evidence.timeline.flow import EXACT, Code, Flow, Kind
+from tpcompile.evidence.timeline.values import Compared, Scopes, compared
+from tpcompile.evidence.timeline.walk import Value, Walks, forks, kind_of
 
 SET_APART = {
     programs.a_size_differs_once: (programs.tokens_of, ("what it returns = 32", "what it returns = 23")),
@@ -177,6 +177,19 @@ def test_in_a_loop_a_pass_is_not_left_out_where_an_element_of_each_explains_it()
             for rank in (0, 1)
         ]
         assert abs(lines[0] - lines[1]) <= 2, "both make the pass"
+
+
+def test_values_are_compared_where_the_ranks_are_together() -> None:
+    """The rings of a long job keep its newest steps, and not from the same step on."""
+    code = Code(file="train.py", function="main", line=1, names=("x",))
+
+    def own(start: int) -> list[Value]:
+        return [Value(start + step, start + step + 1, (0, 5), "x", EXACT | step) for step in range(4)]
+
+    walks = Walks([code], {0: [], 1: []}, (), {0: own(2), 1: own(0)})
+    found = compared(walks, Scopes(walks.codes), 0, 1, [], (2, 0)).found
+    assert len(found) == 4 and set(found.values()) == {None}
+    assert any(compared(walks, Scopes(walks.codes), 0, 1, []).found.values()), "the negative control"
 
 
 def test_the_programs_are_marked() -> None:

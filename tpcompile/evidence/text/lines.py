@@ -98,11 +98,11 @@ def _targets(paths: tuple[str, ...]) -> dict[str, frozenset[str]]:
     """
     found = {}
     for path in paths:
-        if _PACKAGES.match(f"{path}/"):
+        if not isinstance(path, str) or _PACKAGES.match(f"{path}/"):
             continue
         names = set()
-        for record in Path(path).glob("*.dist-info/RECORD"):
-            with suppress(OSError, UnicodeDecodeError):
+        with suppress(OSError, TypeError, ValueError):  # a folder that this user may not read, a path of bytes
+            for record in sorted(Path(path).glob("*.dist-info/RECORD")):
                 names |= {row.partition("/")[0].partition(",")[0] for row in record.read_text().splitlines()}
         if names:
             found[f"{Path(path).absolute()}/"] = frozenset(names - {"..", ""})

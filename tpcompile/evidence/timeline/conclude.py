@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import PurePath
 
 from tpcompile.evidence.judgement import leading
@@ -58,17 +58,19 @@ def with_branch_of(live: Verdict, verdict: Verdict) -> Verdict:
 
 
 def with_branch(
-    verdict: Verdict, flows: Mapping[int, Flow], readable: Collection[str], domain: Collection[int] | None = None
+    verdict: Verdict,
+    flows: Mapping[int, Flow],
+    readable: Collection[str],
+    elsewhere: Callable[[], Mapping[int, Flow]] = dict,
 ) -> Verdict:
     """The verdict, led by the branch where one is known. `readable` are the files that may be opened here.
 
-    Ranks of a domain do the same, so they are compared first; where they did, all ranks are: what those of different
-    domains do differently all the time is no branch that counts.
+    Ranks of a domain do the same, so they are compared first; where they did, those `elsewhere` are as well: what ranks
+    of different domains do differently all the time is no branch that counts.
     """
-    within = {rank: flow for rank, flow in flows.items() if domain is None or rank in domain}
-    found = _with_branch(verdict, within, readable)
-    is_alone = found is not verdict or len(within) == len(flows)
-    return found if is_alone else _with_branch(verdict, flows, readable, is_same_program=False)
+    found = _with_branch(verdict, flows, readable)
+    others = {} if found is not verdict else elsewhere()
+    return _with_branch(verdict, {**flows, **others}, readable, is_same_program=False) if others else found
 
 
 def _with_branch(

@@ -6,8 +6,10 @@ it, and from its arguments to the line of its caller.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from tpcompile.evidence.timeline.flow import Kind
@@ -113,9 +115,15 @@ class Dependence:
                     keys.append((index, ""))
                 if any([self._is_pursued(key) for key in keys]) or index in calling:
                     self.wanted |= self.read(step).difference(self.ignored)
-                    self.decided += [fork for fork in self.forks if fork.starts[0] <= index < fork.ends[0]]
-            branches = [fork for fork in self.decided if fork.starts[0] == index]
+                    at = bisect_right(self.forks, index, key=lambda fork: fork.starts[0]) - 1
+                    if at >= 0 and index < self.forks[at].ends[0] and self.forks[at] not in self.decided[-1:]:
+                        self.decided.append(self.forks[at])
+            branches = [fork for fork in self.decided if fork.starts[0] == index] if index in self._starts else ()
             self.wanted |= {name for fork in branches for name in self.read(line_step(fork.branch))} - set(self.ignored)
+
+    @cached_property
+    def _starts(self) -> frozenset[int]:
+        return frozenset(fork.starts[0] for fork in self.forks)
 
     def _takes(self, line: int, calling: Collection[int]) -> bool:
         """True for a line whose value is looked for: what the functions that it called return is a part of it."""

@@ -87,7 +87,7 @@ class Flow(Frozen):
         if len(data) % _PACKED.size or decoder.unconsumed_tail:
             raise ValueError("the steps of a rank are cut, or too many")
         steps = list(_PACKED.iter_unpack(data))
-        if any(number >= len(self.codes) for number, _ in steps):
+        if any(number >= len(self.codes) or packed >> LINE_BITS > max(Kind) for number, packed in steps):
             raise ValueError("a step of a rank names a code that is not in its table")
         return steps
 
@@ -115,17 +115,13 @@ def value_text(known: int) -> str:
 def until(flow: Flow, raised_at: Sequence[tuple[str, int]]) -> Flow:
     """The steps before an exception: what a rank executes on its way out, it does because it waits no longer.
 
-    `raised_at` are (file, line) of the traceback, innermost first; the first one of them that was executed counts.
+    `raised_at` are (file, line) of the traceback; the one that was executed last counts: the innermost, unless it ran
+    so often that it was left out.
     """
     steps = flow.steps()
-    for file, line in raised_at:
-        codes = {number for number, code in enumerate(flow.codes) if code.file == file}
-        own = [
-            index for index, (code, packed) in enumerate(steps) if packed == line and code in codes
-        ]  # kind LINE is 0
-        if own:
-            return flow.model_copy(update={"packed": _packed(steps[: own[-1] + 1])})
-    return flow
+    lines = {(number, line) for number, code in enumerate(flow.codes) for file, line in raised_at if code.file == file}
+    last = max((index for index, step in enumerate(steps) if step in lines), default=None)  # the kind LINE is 0
+    return flow if last is None else flow.model_copy(update={"packed": _packed(steps[: last + 1])})
 
 
 def _packed(steps: Sequence[tuple[int, int]]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import NamedTuple
 
-from tpcompile.evidence.iterables import first
+from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.timeline import source
 from tpcompile.evidence.timeline.depends import Dependence, Frames
 from tpcompile.evidence.timeline.flow import Code, Kind
@@ -63,11 +63,13 @@ class Pair:
     def that_counts(self, named: Collection[str]) -> Counts | None:
         """What the difference of the ranks comes from."""
         passes = _passes(self.walks.steps[self.base])
+        by_branch = grouped(self.forks, lambda fork: fork.branch)
+        usual = {branch for branch, alike in by_branch.items() if _is_habit(alike, passes.get(branch, ()))}
         habits: list[Fork] = []
         once: list[Fork] = []
         uneven: list[Fork] = []
         for fork in self.forks:
-            is_habit = _is_habit(fork, self.forks, passes.get(fork.branch, ()))
+            is_habit = fork.branch in usual
             (habits if is_habit else once).append(fork)
             if self._is_uneven(fork) or (fork.is_final and not is_habit):
                 uneven.append(fork)
@@ -138,10 +140,11 @@ class Pair:
 
     def _changing(self, depends: Dependence, earlier: Sequence[Fork]) -> Fork | None:
         begin = max(0, len(depends.steps) - _NEAR)
+        decided = {one.starts for one in depends.decided}
         return first(
             one
             for one in earlier
-            if one in depends.decided or (one.starts[0] >= begin and self._changed(one) & depends.wanted)
+            if one.starts in decided or (one.starts[0] >= begin and self._changed(one) & depends.wanted)
         )
 
     def _making(self, last: Fork, earlier: Sequence[Fork]) -> Fork | None:
@@ -206,12 +209,11 @@ def _passes(steps: Sequence[Step]) -> dict[Place, list[int]]:
     return places
 
 
-def _is_habit(fork: Fork, found: Sequence[Fork], passes: Sequence[int]) -> bool:
+def _is_habit(alike: Sequence[Fork], passes: Sequence[int]) -> bool:
     """True for a branch at which the ranks part again and again: always, or now and then.
 
     A rank that goes wrong in each iteration since its first fault went the same way as the others before that one.
     """
-    alike = [one for one in found if one.branch == fork.branch]
     if len(alike) < 2:
         return False
     had_agreed = bisect_left(passes, alike[0].starts[0]) > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
@@ -17,6 +18,8 @@ from tpcompile.evidence.timeline.walk import Fork, Step, Walks, common_start, fo
 
 _SHOWN = 4
 """Functions that are named of the way of a rank."""
+_MAX_S = 6.0
+"""Of walking all ranks beside the first one: the ones looked at until then are compared."""
 _AHEAD, _KNOWN = 12, 0.7
 """Steps after a fork that say whether a rank came to new lines, and how many of them must have been executed before."""
 
@@ -44,11 +47,14 @@ def parted(
     walks = numbered.without_numbers()
     scopes = Scopes(walks.codes)
     pairs: list[Pair] = []
+    ends_s = time.monotonic() + _MAX_S
     for rank in others:
+        if time.monotonic() > ends_s:
+            break
         begin = common_start(numbered.steps[base], numbered.steps[rank], are_whole=are_whole)
         if begin is not None:
             found = list(forks(walks.steps[base], walks.steps[rank], begin))
-            values = compared(walks, scopes, base, rank, found)
+            values = compared(walks, scopes, base, rank, found, begin)
             pairs.append(Pair(walks, scopes, base, rank, frozenset(readable), found, values, is_same_program))
     counting = [counts for pair in pairs if (counts := pair.that_counts(named)) is not None]
     uneven = [counts for counts in counting if counts.is_uneven]

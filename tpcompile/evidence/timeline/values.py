@@ -71,12 +71,14 @@ class Scopes:
         yield from (f"{number} {word}" for number, code in enumerate(self._codes) if word in code.names)
 
 
-def compared(walks: Walks, scopes: Scopes, base: int, rank: int, forks: Sequence[Fork]) -> Compared:
-    """The values of `rank` beside those of `base`; `forks` are all places at which the two part."""
+def compared(
+    walks: Walks, scopes: Scopes, base: int, rank: int, forks: Sequence[Fork], begin: tuple[int, int] = (0, 0)
+) -> Compared:
+    """The values of `rank` beside those of `base`, from `begin` on; `forks` are all places at which the two part."""
     theirs = {(value.set_at, value.name): value for value in walks.values.get(rank, ())}
     found: dict[Key, Unlike | None] = {}
     history: dict[tuple[Place, str], list[Key]] = {}
-    for value, at in _together(sorted(walks.values.get(base, ())), forks):
+    for value, at in _together(sorted(walks.values.get(base, ())), forks, begin):
         other = theirs.get((at, value.name))
         if other is None or other.place != value.place:
             continue
@@ -95,11 +97,13 @@ def compared(walks: Walks, scopes: Scopes, base: int, rank: int, forks: Sequence
     return Compared(found, frozenset(new), frozenset(once))
 
 
-def _together(values: Sequence[Value], forks: Sequence[Fork]) -> Iterator[tuple[Value, int]]:
+def _together(values: Sequence[Value], forks: Sequence[Fork], begin: tuple[int, int]) -> Iterator[tuple[Value, int]]:
     """The values of the first rank, in order, that it set while both were together; and the other one's index then."""
     ahead = iter(forks)
-    fork, offset = next(ahead, None), 0
+    fork, offset = next(ahead, None), begin[1] - begin[0]
     for value in values:
+        if value.set_at < begin[0]:
+            continue
         while fork is not None and value.set_at >= fork.ends[0]:
             offset = fork.ends[1] - fork.ends[0]
             fork = next(ahead, None)

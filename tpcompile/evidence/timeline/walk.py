@@ -6,6 +6,7 @@ for from which both go the same way.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -14,20 +15,23 @@ from tpcompile.evidence.timeline.detours import detours
 from tpcompile.evidence.timeline.flow import LINE_BITS, LINE_MASK, RETURNED, VALUE_BITS, Code, Flow, Kind
 
 _MAX_FORKS = 4000
+_MAX_S = 2.0
+"""Of walking two ranks: those that wait for the verdict wait for this."""
 _SAME = 3, 1
 """Equal steps of a frame in a row by which two ranks are together again in it; the same where one of them ends."""
-_WINDOW = 2000
-"""Steps after a fork in which the ranks are looked for together again at first."""
+_WINDOWS = 64, 512, 4096
+"""Steps after a fork in which the ranks are looked for together again, before all are looked at."""
 Step = int
 """Code << 32 | kind << LINE_BITS | line; codes are numbered alike for all ranks, so equal steps are equal numbers."""
 Place = tuple[int, int]
 """(code, line)."""
 _KIND_MASK = 7
+_KINDS = tuple(Kind)
 
 
 def kind_of(step: Step) -> Kind:
     """What the step is."""
-    return Kind(step >> LINE_BITS & _KIND_MASK)
+    return _KINDS[step >> LINE_BITS & _KIND_MASK]
 
 
 def place_of(step: Step) -> Place:
@@ -162,13 +166,14 @@ def forks(mine: Sequence[Step], theirs: Sequence[Step], begin: tuple[int, int]) 
     What is missing at the end of one rank is no fork: it has not come so far yet.
     """
     i, j = begin
+    ends_s = time.monotonic() + _MAX_S
     frames: list[Place] = []
     ways: dict[Place, tuple[Sequence[Step], Sequence[Step]]] = {}
     for _ in range(_MAX_FORKS):
         while i < len(mine) and j < len(theirs) and mine[i] == theirs[j]:
             follow(frames, mine[i])
             i, j = i + 1, j + 1
-        if i == len(mine) or j == len(theirs):
+        if i == len(mine) or j == len(theirs) or time.monotonic() > ends_s:
             return
         as_before = ways.get(frames[-1]) if frames else None
         ends = as_before and _after(mine, theirs, (i, j), as_before)
@@ -200,7 +205,7 @@ def _together_again(
     What the functions did that only one of them called has no part in that: a long call is one step of its frame.
     """
     sides = mine, theirs
-    for window in (_WINDOW, max(map(len, sides))):
+    for window in (*_WINDOWS, max(map(len, sides))):
         own = [_outside_of_calls(steps, at, at + window, frames) for steps, at in zip(sides, begin, strict=True)]
         ways = [[steps[index] for index in indices] for steps, indices in zip(sides, own, strict=True)]
         is_at_once = all(ways) and ways[0][0] == ways[1][0]
