@@ -1,11 +1,12 @@
 """What recording executed lines costs: CPU time of a step with it over that without, interleaved rounds in one run.
 
-    python scripts/bench_flow.py [--rounds 15] [--out FILE]        # Python 3.12, transformers installed
+    python scripts/bench_flow.py [--follow] [--python] [--rounds 15] [--out FILE]    # Python 3.12, transformers
 
 Two loops that users write around a small Llama of transformers, in eager: `train` (forward, backward, clipping, AdamW)
-and `decode` (greedy, with a cache, one token a step). Each round runs every mode once: off, the user's file, and the
-user's file with all of transformers (`follow=["transformers"]`). CPU time of the process, since the lines are recorded
-on the CPU; on a GPU that hides it, the cost is smaller.
+and `decode` (greedy, with a cache, one token a step). Each round runs both modes once: off, and the user's file, with
+--follow all of transformers as well. Code that was once followed is slower for a while after it, so each mode has a
+process of its own. CPU time of the process, since the lines are recorded on the CPU; on a GPU that hides it, the cost
+is smaller.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tpcompile.recording import flow
 from tpcompile.recording.flow import FlowRecorder
-from tpcompile.recording.flow_callbacks import compiled
 
 _STEPS = {"train": 8, "decode": 24}
 """Steps of one round: a round takes about 0.1 s."""
-MODES = {"off": None, "user's file": (), "and transformers": ("transformers",)}
+Modes = dict[str, tuple[str, ...] | None]
 
 
 def model() -> LlamaForCausalLM:
@@ -94,13 +95,13 @@ def round_of(step: Callable[[], None], num_steps: int, follow: tuple[str, ...] |
     return ms, num_recorded
 
 
-def measured(name: str, step: Callable[[], None], rounds: int) -> dict[str, dict[str, float]]:
+def measured(name: str, step: Callable[[], None], rounds: int, modes: Modes) -> dict[str, dict[str, float]]:
     for _ in range(3):
         step()
-    times: dict[str, list[float]] = {mode: [] for mode in MODES}
+    times: dict[str, list[float]] = {mode: [] for mode in modes}
     counts: dict[str, float] = {}
     for _ in range(rounds):
-        for mode, follow in MODES.items():
+        for mode, follow in modes.items():
             ms, counts[mode] = round_of(step, _STEPS[name], follow)
             times[mode].append(ms)
     found = {}
@@ -116,11 +117,17 @@ def measured(name: str, step: Callable[[], None], rounds: int) -> dict[str, dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--follow", action="store_true", help="record transformers' lines as well")
+    parser.add_argument("--python", action="store_true", help="the callbacks without a compiler")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
+    if asked.python:
+        flow.compiled = lambda: None
+        flow._BUDGET_IN_PYTHON = 1 << 40  # what an event costs, and not what is left of it
+    modes: Modes = {"off": None, **({"and transformers": ("transformers",)} if asked.follow else {"user's file": ()})}
     torch.set_num_threads(1)
     loops = {"train": training(), "decode": decoding()}
-    found = {name: measured(name, step, asked.rounds) for name, step in loops.items()}
+    found = {name: measured(name, step, asked.rounds, modes) for name, step in loops.items()}
     for name, modes in found.items():
         for mode, row in modes.items():
             low, high = row["quartiles"]
@@ -130,7 +137,7 @@ def main() -> None:
         about = {
             "command": f"python scripts/bench_flow.py {' '.join(sys.argv[1:])}", "python": platform.python_version(),
             "torch": torch.__version__, "transformers": transformers.__version__, "machine": platform.machine(),
-            "in_c": compiled() is not None,
+            "in_c": flow.compiled() is not None,
         }  # fmt: skip
         asked.out.write_text(json.dumps({"about": about, "loops": found}, indent=1) + "\n")
 

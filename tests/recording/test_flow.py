@@ -21,30 +21,13 @@ import torch
 
 from tests.forked import ROOT
 from tpcompile.evidence.text.lines import is_packaged
-from tpcompile.evidence.timeline.flow import EXACT, LINE_BITS, LINE_MASK, RETURNED, VALUE_BITS, Flow, Kind, until
+from tpcompile.evidence.timeline.flow import LINE_BITS, LINE_MASK, Flow, Kind, until
 from tpcompile.recording import flow as module
-from tpcompile.recording import flow_callbacks, ring
+from tpcompile.recording import ring
 from tpcompile.recording.flow import IS_POSSIBLE, FlowRecorder
-from tpcompile.recording.ring import flow_left, forget_ring
+from tpcompile.recording.ring import flow_left
 
 needs_monitoring = pytest.mark.skipif(not IS_POSSIBLE, reason="Python 3.12 has sys.monitoring")
-
-
-@pytest.fixture
-def name() -> Iterator[str]:
-    made = secrets.token_hex(8)
-    yield made
-    forget_ring(made)
-
-
-@pytest.fixture(params=["in C", "in Python"])
-def callbacks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both forms; before Python 3.12 there is one, and both are that one."""
-    if request.param == "in Python":
-        monkeypatch.setattr(module, "compiled", lambda: None)
-    elif IS_POSSIBLE:
-        assert flow_callbacks.compiled() is not None
-    return str(request.param)
 
 
 def recorded(program: Callable[[FlowRecorder], Any], name: str, **settings: Any) -> Flow:
@@ -89,98 +72,6 @@ def test_each_line_start_and_return_of_a_function_is_a_step(name: str) -> None:
         (Kind.START, 0), (Kind.LINE, 1), (Kind.LINE, 3), (Kind.RETURN, 0),
     ]  # fmt: skip
     assert flow.num_before == 0
-
-
-def values(flow: Flow, function: str) -> list[tuple[str, int | bytes]]:
-    """(name, small int or the bits of a hash) of what a function assigned and returned, in order."""
-    (number,) = (number for number, code in enumerate(flow.codes) if code.function.endswith(function))
-    found: list[tuple[str, int | bytes]] = []
-    for code, packed in flow.steps():
-        if code == number and packed >> LINE_BITS == Kind.VALUE:
-            index, value = (packed & LINE_MASK) >> VALUE_BITS, packed & (1 << VALUE_BITS) - 1
-            name = "returned" if index == RETURNED else flow.codes[code].names[index]
-            found.append((name, value & EXACT - 1 if value & EXACT else value.to_bytes(3, "little")))
-    return found
-
-
-class Holder:
-    size = property(lambda _: pytest.fail("it is computed"), lambda *_: None)
-
-
-def assigning(width: int, holder: Any) -> Any:
-    size = width * 2
-    for index in range(2):
-        size += index
-    holder.scale = size
-    holder.size = 3
-    shape, flags = torch.ones(2, size), (True, None, "a", 0.5, -1, {"a": 1})
-    return shape, flags
-
-
-@pytest.mark.usefixtures("callbacks")
-def test_values_that_lines_set_are_steps_too(name: str) -> None:
-    """An object whose class computes an attribute is not asked for it; an object says nothing as a value."""
-    found = values(recorded(lambda _: assigning(2, Holder()), name), "assigning")
-    assert found[:7] == [
-        ("width", 2), ("size", 4), ("index", 0), ("size", 4), ("index", 1), ("size", 5), ("holder.scale", 5),
-    ]  # fmt: skip
-    assert sorted(name for name, _ in found[7:]) == ["flags", "returned", "shape"]
-    assert all(isinstance(value, bytes) for _, value in found[7:])
-
-
-@pytest.mark.skipif(not IS_POSSIBLE, reason="before Python 3.12")
-def test_values_have_the_same_hash_in_c_and_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one(number: int) -> list[tuple[str, int | bytes]]:
-        return values(
-            recorded(lambda _: [varied(value) for value in VARIED], f"{secrets.token_hex(8)}{number}"), "varied"
-        )
-
-    in_c = one(0)
-    monkeypatch.setattr(module, "compiled", lambda: None)
-    assert one(1) == in_c
-    assert len(set(in_c)) == len(VARIED), "what differs has another hash"
-
-
-VARIED = (
-    None, True, False, 0, 7, -7, 1 << 20, 1 << 40, -(1 << 62), 0.5, -0.5, float("inf"), "", "a", "b" * 70, "é",
-    (), (1,), [1, 2], (1, (2, 3)), (1, (2, 4)), {}, {"a": 1}, torch.ones(2), torch.ones(3), torch.ones(2).half(),
-    torch.ones(2, requires_grad=True), torch.bfloat16, torch.float32, torch.device("cpu"),
-)  # fmt: skip
-
-
-class Odd:
-    """Code of the user's that must not run for a value."""
-
-    def __getattribute__(self, name: str) -> Any:
-        raise RuntimeError(name)
-
-
-class OddList(list[int]):
-    def __len__(self) -> int:
-        raise RuntimeError
-
-
-def odd_values() -> None:
-    values = Odd(), OddList([1]), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "\ud800"
-    for value in values:
-        varied(value)
-    holder = values[0]
-
-    class Held:
-        held = 3
-
-    del holder, Held
-
-
-@pytest.mark.usefixtures("callbacks")
-def test_no_code_of_the_users_runs_for_a_value_and_none_of_a_class_is_one(name: str) -> None:
-    flow = recorded(lambda _: odd_values(), name)
-    assert [value for value, _ in values(flow, "varied")] == ["value"] * 2  # the list and the text
-    assert all(code.names == () for code in flow.codes if code.function.endswith(".Held"))
-
-
-def varied(value: Any) -> None:
-    del value
 
 
 def raising(steps: int) -> None:

@@ -70,15 +70,6 @@ def test_the_branch_that_made_later_collectives_differ_is_the_finding_and_they_a
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_ranks_of_different_domains_are_compared_where_none_of_a_domain_parted(tmp_path: Path) -> None:
-    done, lead = job("domains", tmp_path)
-    assert done.returncode == 1
-    assert lead is not None and lead.line is not None
-    assert (lead.cause, lead.ranks, lead.line.line) == (Cause.PARTED, (1,), line_with('if FORM == "domains" and'))
-
-
-@pytest.mark.slow
-@pytest.mark.ranks
 def test_a_branch_that_all_ranks_decide_from_an_agreed_value_is_green(tmp_path: Path) -> None:
     done, lead = job("agrees", tmp_path)
     assert (done.returncode, lead) == (0, None), done.stderr
@@ -86,11 +77,16 @@ def test_a_branch_that_all_ranks_decide_from_an_agreed_value_is_green(tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_of_a_rank_that_gloo_aborted_the_ring_has_the_branch(tmp_path: Path) -> None:
-    done, lead = job("aborts", tmp_path)
+@pytest.mark.parametrize(
+    ("form", "ranks", "branch"),
+    [("aborts", None, "if rows == 2:"), ("domains", (1,), 'if FORM == "domains" and')],
+)
+def test_the_branch_is_found_in_rings(form: str, ranks: tuple[int, ...] | None, branch: str, tmp_path: Path) -> None:
+    """Of a rank that gloo aborted, which may be either; and of a rank of a different domain, which is not asked."""
+    done, lead = job(form, tmp_path)
     assert done.returncode == 1
     assert lead is not None and lead.line is not None
-    assert (lead.cause, lead.line.line) == (Cause.PARTED, line_with("if rows == 2:"))
+    assert (lead.cause, lead.ranks, lead.line.line) == (Cause.PARTED, ranks or lead.ranks, line_with(branch))
 
 
 @pytest.mark.slow

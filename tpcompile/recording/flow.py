@@ -2,7 +2,7 @@
 
 Code of torch, of the standard library and of installed packages is looked at once, when it first starts, and costs
 nothing after that. The callbacks are in C (flow.c, built once into a private folder); without a compiler they are in
-Python, which costs 2 us an event instead of 0.13 (scripts/bench_flow.py). A process has one recording.
+Python, which costs 5 us an event instead of 0.24 (scripts/bench_flow.py). A process has one recording.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FAULTS = f"{_PACKAGE}gate/faults/"
 _TOOL = 3
 """A number of sys.monitoring that no debugger, profiler or coverage tool has by convention."""
 _BUDGET, _BUDGET_IN_PYTHON = 40_000, 4_000
-"""Events a second before frequent locations are silenced until the next second: 0.5 % of a core at 0.13 us each."""
+"""Events a second before frequent locations are silenced until the next second: 1 % of a core at 0.24 us each."""
 _OFTEN = 200
 _UNFOLLOWED = object()
 _TENSORS = (torch.Tensor, torch.nn.Parameter, num_function_modes, torch.dtype, torch.device)
@@ -57,6 +57,7 @@ class FlowRecorder:
         self._callbacks: Any = None
         """`InPython`, or the module in C; None while nothing is recorded."""
         self._ends: Callable[[], None] = lambda: None
+        self._followed: list[CodeType] = []
         self._numbers: dict[str, int] = {}
         """Name of a region -> its number."""
         self._main_thread = threading.get_ident()
@@ -98,6 +99,9 @@ class FlowRecorder:
 
         def end() -> None:
             monitoring.set_events(_TOOL, 0)
+            for code in self._followed:  # else Python 3.12 goes on to call back for it in a later recording
+                monitoring.set_local_events(_TOOL, code, 0)
+            self._followed.clear()
             monitoring.free_tool_id(_TOOL)
 
         self._ends = end
@@ -192,6 +196,7 @@ class FlowRecorder:
         if IS_POSSIBLE:
             events = _MONITORING.events
             _MONITORING.set_local_events(_TOOL, code, events.PY_START | events.LINE | events.PY_RETURN)
+            self._followed.append(code)
         return None
 
     def _is_followed(self, file: str) -> bool:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import CodeType, FrameType, ModuleType
@@ -129,10 +129,42 @@ class InPython:
 
     def _append_value(self, ns: int, code: int, number: int, value: Any) -> None:
         is_small = type(value) is int and 0 <= value < EXACT
-        known = EXACT | value if is_small else shortened(_hashed(SEED, value, 0, self._tensors))
+        known = EXACT | value if is_small else shortened(self._hashed(SEED, value, 0))
         self._in_second += 1
         if known is not None:
             self._append(ns, code, Kind.VALUE, number << VALUE_BITS | known)
+
+    def _hashed(self, number: int, value: Any, depth: int) -> int:
+        """The same hash as in flow.c, without running code of the value's class; 0 for what says nothing about it."""
+        kind = type(value)
+        if value is None:
+            return tagged(number, b"N", 0)
+        if kind is bool:
+            return tagged(number, b"B", value)
+        if issubclass(kind, int):
+            exact = int.__index__(value)
+            return tagged(number, b"I", exact if -(1 << 63) <= exact < 1 << 63 else 0)
+        if issubclass(kind, float):
+            return tagged(number, b"F", int.from_bytes(struct.pack("<d", float.__pos__(value)), "little"))
+        if issubclass(kind, str):
+            return _hashed_text(number, value)
+        for base in (tuple, list):
+            if issubclass(kind, base) and depth < 2:
+                number = tagged(number, b"C", base.__len__(value))
+                for item in base.__getitem__(value, slice(_ITEMS)):
+                    self._in_second += 1
+                    number = self._hashed(number, item, depth + 1) or number
+                return number
+        for sized in (dict, set, frozenset):
+            if issubclass(kind, sized):
+                return tagged(number, b"D", sized.__len__(value))
+        if kind in self._tensors[3:]:
+            return tagged(number, b"Y", _hashed_name(value))
+        if not self._tensors or kind not in self._tensors[:2] or self._tensors[2]():
+            return 0
+        self._in_second += 2
+        number = self._hashed(tagged(number, b"T", 0), tuple(value.shape), 1)
+        return self._hashed(tagged(number, b"Y", _hashed_name(value.dtype)), value.requires_grad, 1)
 
     def _append(self, ns: int, number: int, kind: Kind, line: int) -> None:
         at = HEADER.size + self._head % self._capacity * ENTRY.size
@@ -167,39 +199,16 @@ def _held(holder: Any, attribute: str | None) -> Any:
     return object.__getattribute__(holder, "__dict__")[attribute]
 
 
-def _hashed(number: int, value: Any, depth: int, tensors: tuple[Any, ...]) -> int:
-    """The same hash as in flow.c, without running code of the value's class; 0 for what says nothing about it."""
-    kind = type(value)
-    if value is None:
-        return tagged(number, b"N", 0)
-    if kind is bool:
-        return tagged(number, b"B", value)
-    if issubclass(kind, int):
-        exact = int.__index__(value)
-        return tagged(number, b"I", exact if -(1 << 63) <= exact < 1 << 63 else 0)
-    if issubclass(kind, float):
-        return tagged(number, b"F", int.from_bytes(struct.pack("<d", float.__pos__(value)), "little"))
-    if issubclass(kind, str):
-        number = tagged(number, b"S", str.__len__(value))
-        for letter in str.__getitem__(value, slice(64)):
-            number = mixed(number, ord(letter).to_bytes(4, "little"))
-        return number
-    for base in (tuple, list):
-        if issubclass(kind, base) and depth < 2:
-            number = tagged(number, b"C", base.__len__(value))
-            for item in base.__getitem__(value, slice(_ITEMS)):
-                number = _hashed(number, item, depth + 1, tensors) or number
-            return number
-    for sized in (dict, set, frozenset):
-        if issubclass(kind, sized):
-            return tagged(number, b"D", sized.__len__(value))
-    if kind in tensors[3:]:
-        return _hashed(number, str(value), depth, tensors)
-    if not tensors or kind not in tensors[:2] or tensors[2]():
-        return 0
-    number = tagged(number, b"T", 0)
-    for part in (tuple(value.shape), str(value.dtype), value.requires_grad):
-        number = _hashed(number, part, 1, tensors)
+@lru_cache(maxsize=64)
+def _hashed_name(value: Any) -> int:
+    """Of a dtype or a device."""
+    return _hashed_text(SEED, str(value))
+
+
+def _hashed_text(number: int, text: str) -> int:
+    number = tagged(number, b"S", str.__len__(text))
+    for letter in str.__getitem__(text, slice(64)):
+        number = mixed(number, ord(letter).to_bytes(4, "little"))
     return number
 
 

@@ -28,11 +28,13 @@ class Executed:
         if self._is_wanted and not self._recorder.start(name, by_settrace=self._by_settrace):
             self._progress.mark, self._progress.pause_flow = self._recorder.mark, self._recorder.pause
 
-    def raised(self, error: BaseException) -> None:
+    def raised(self, error: BaseException | None) -> None:
         """An exception ends the block: what is executed from where it was raised on is no way of the program."""
+        if error is None:
+            return
         self._recorder.pause(True)
         frames = traceback.walk_tb(error.__traceback__)
-        self._raised_at = [(frame.f_code.co_filename, line) for frame, line in frames][::-1]
+        self._raised_at = [(frame.f_code.co_filename, line) for frame, line in frames]
 
     def keep(self) -> None:
         """Publish what was recorded, before this rank leaves: the others may find that it parted from them."""

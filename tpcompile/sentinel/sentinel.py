@@ -210,8 +210,7 @@ class Sentinel:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         unseen = peers.failure() if error is None else None
         failure = unseen or (None if is_exit(error) else error)
-        if error is not None:
-            self.executed.raised(error)
+        self.executed.raised(error)
         if self.is_active:
             self._ends(failure)
         self.close(FINISHED if failure is None else f"{type(failure).__name__}: {failure}")
@@ -244,14 +243,14 @@ class Sentinel:
     def watch(self, target: Any, *, name: str = "", uneven: str = "") -> Any:
         """`target`, a compiled callable or a module, as a region of its own; a module is changed in place and returned.
 
-        All regions are watched anyway. A region made here has a name, its calls are counted even if it is never
-        compiled, and it may be declared `uneven`: its content may then differ between ranks for the given reason (e.g.
-        the tokens of an expert), its collectives may not.
+        All regions are watched anyway. One made here has a name, counts even if never compiled, and may be `uneven`:
+        its content may differ between ranks for that reason (the tokens of an expert), its collectives may not. So may
+        that of other calls of a function's code.
         """
         region = self._progress.region(name or region_name(target))
         region.reason_uneven = uneven
         watched = self._hooks.watched(target, region)
-        if watched is not target:  # a function can still be called by its own name
+        if uneven and watched is not target:  # it can still be called by its own name
             self._progress.region(region_name(target)).reason_uneven = uneven
         return watched
 

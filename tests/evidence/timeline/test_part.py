@@ -14,7 +14,7 @@ import pytest
 from tests.evidence.timeline import programs
 from tests.evidence.timeline.programs import BROKEN, HEALTHY, Case
 from tpcompile.evidence.records.findings import Parted
-from tpcompile.evidence.timeline import pair
+from tpcompile.evidence.timeline import pair, part, walk
 from tpcompile.evidence.timeline.detours import detours
 from tpcompile.evidence.timeline.flow import LINE_BITS, Code, Flow, Kind
 from tpcompile.evidence.timeline.part import parted
@@ -131,6 +131,18 @@ def test_ranks_that_part_as_before_are_together_as_before() -> None:
     """Else the end of one of them, right after it, would be put down to the line at which rank 0 logs."""
     passes = "m1 m4 m5 m2 m3 " * 4, "m1 m4 m5 m2 " * 4
     assert branches(f"{passes[0]} m1 m7 m8 m7 m8 m7", f"{passes[1]} m1 m9 m5 m6 m5 m6")[-1] == ("m", 1, True)
+
+
+def test_the_walk_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(branches("m1 m2 m3 " * 9, "m1 m2 " * 9)) > 1
+    monkeypatch.setattr(walk, "_MAX_S", -1.0)
+    assert branches("m1 m2 m3 " * 9, "m1 m2 " * 9) == []
+
+
+def test_of_many_ranks_those_are_compared_for_which_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found_of(programs.idle_rank_runs_a_dummy, 3) is not None
+    monkeypatch.setattr(part, "_MAX_S", -1.0)
+    assert found_of(programs.idle_rank_runs_a_dummy, 3) is None
 
 
 def test_ranks_that_have_left_a_frame_are_together_in_the_line_of_their_caller() -> None:

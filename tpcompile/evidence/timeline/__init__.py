@@ -1,4 +1,4 @@
-"""What each rank did, in order -> where the ranks parted and which of them left the common program: pure, torch-free.
+"""What each rank did, in order -> where the ranks parted and which of them left the common program: torch-free.
 
 From the lines that each rank executed, where they were recorded:
 

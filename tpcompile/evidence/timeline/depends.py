@@ -9,12 +9,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 from tpcompile.evidence.timeline.flow import Kind
 from tpcompile.evidence.timeline.values import Compared, Unlike
-from tpcompile.evidence.timeline.walk import Fork, Step, is_line, kind_of, line_step, place_of
+from tpcompile.evidence.timeline.walk import Fork, Step, depth_in, is_line, kind_of, line_step, place_of
 
 Names = Callable[[Step], frozenset[str]]
 
@@ -43,7 +42,7 @@ class Frames:
                     callers[index] = running[-1].at
                 running.append(_Frame(code, index, None))
                 continue
-            depth = next((depth for depth in reversed(range(len(running))) if running[depth].code == code), None)
+            depth = depth_in(running, code)
             if kind is Kind.MARK or (depth is None and kind is Kind.RETURN):
                 continue
             resumed_by = running[-1].at if depth is None and running else None
@@ -84,8 +83,8 @@ class Dependence:
     wanted: set[str] = field(default_factory=set)
     reasons: list[Unlike] = field(default_factory=list)
     """Values that differ for the first time, newest first."""
-    decided: list[Fork] = field(default_factory=list)
-    """Forks on whose way a line lies that is a part of it."""
+    decided: dict[int, Fork] = field(default_factory=dict)
+    """Forks on whose way a line lies that is a part of it, by the index of their first step."""
 
     def follow(self, names: Iterable[str], begin: int, callers: Mapping[int, int]) -> None:
         """Go back through the steps to index `begin`."""
@@ -115,15 +114,14 @@ class Dependence:
                     keys.append((index, ""))
                 if any([self._is_pursued(key) for key in keys]) or index in calling:
                     self.wanted |= self.read(step).difference(self.ignored)
-                    at = bisect_right(self.forks, index, key=lambda fork: fork.starts[0]) - 1
-                    if at >= 0 and index < self.forks[at].ends[0] and self.forks[at] not in self.decided[-1:]:
-                        self.decided.append(self.forks[at])
-            branches = [fork for fork in self.decided if fork.starts[0] == index] if index in self._starts else ()
-            self.wanted |= {name for fork in branches for name in self.read(line_step(fork.branch))} - set(self.ignored)
+                    self.decided |= self._way_of(index)
+            if index in self.decided:
+                self.wanted |= self.read(line_step(self.decided[index].branch)).difference(self.ignored)
 
-    @cached_property
-    def _starts(self) -> frozenset[int]:
-        return frozenset(fork.starts[0] for fork in self.forks)
+    def _way_of(self, index: int) -> dict[int, Fork]:
+        """The fork after which only this rank came to the step, by its start; none where both did."""
+        at = bisect_right(self.forks, index, key=lambda fork: fork.starts[0])
+        return {fork.starts[0]: fork for fork in self.forks[at - 1 : at] if index < fork.ends[0]}
 
     def _takes(self, line: int, calling: Collection[int]) -> bool:
         """True for a line whose value is looked for: what the functions that it called return is a part of it."""

@@ -53,7 +53,6 @@ class Pair:
     base: int
     rank: int
     readable: frozenset[str]
-
     forks: Sequence[Fork]
     """All places at which they part."""
     values: Compared
@@ -140,11 +139,10 @@ class Pair:
 
     def _changing(self, depends: Dependence, earlier: Sequence[Fork]) -> Fork | None:
         begin = max(0, len(depends.steps) - _NEAR)
-        decided = {one.starts for one in depends.decided}
         return first(
             one
             for one in earlier
-            if one.starts in decided or (one.starts[0] >= begin and self._changed(one) & depends.wanted)
+            if one.starts[0] in depends.decided or (one.starts[0] >= begin and self._changed(one) & depends.wanted)
         )
 
     def _making(self, last: Fork, earlier: Sequence[Fork]) -> Fork | None:

@@ -27,7 +27,7 @@ class Unlike(NamedTuple):
     name: str
     mine: int
     theirs: int
-    key: Key = (0, "")
+    key: Key
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ def compared(
             continue
         key = value.set_at, value.name and scopes.of(value.place[0], value.name)
         is_same = value.known == other.known
-        found[key] = None if is_same else Unlike(value.known_at, value.set_at, *value[2:], other.known, key)
+        unlike = Unlike(value.known_at, value.set_at, value.place, value.name, value.known, other.known, key)
+        found[key] = None if is_same else unlike
         history.setdefault((value.place, value.name), []).append(key)
     new: set[Key] = set()
     once: set[Key] = set()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tpcompile.evidence.timeline.detours import detours
 from tpcompile.evidence.timeline.flow import LINE_BITS, LINE_MASK, RETURNED, VALUE_BITS, Code, Flow, Kind
@@ -256,13 +256,18 @@ def follow(frames: list[Place], step: Step) -> None:
     if kind is Kind.START:
         frames.append((code, line))
         return
-    depth = next((depth for depth in reversed(range(len(frames))) if frames[depth][0] == code), None)
+    depth = depth_in(frames, code)
     if kind is Kind.MARK or (kind is Kind.RETURN and depth is None):
         return
     if depth is not None:
         del frames[depth:]
     if kind is Kind.LINE:
         frames.append((code, line))
+
+
+def depth_in(frames: Sequence[tuple[Any, ...]], code: int) -> int | None:
+    """Depth of the innermost frame of a function; the first element of a frame is its code."""
+    return next((depth for depth in reversed(range(len(frames))) if frames[depth][0] == code), None)
 
 
 def common_start(mine: Sequence[Step], theirs: Sequence[Step], *, are_whole: bool) -> tuple[int, int] | None:

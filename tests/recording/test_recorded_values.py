@@ -1,0 +1,165 @@
+"""recording/flow: what the recorded lines give their variables, without a look at what the user's code would do."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from tests.recording.test_flow import chosen, recorded
+from tpcompile.evidence.timeline.flow import EXACT, LINE_BITS, LINE_MASK, RETURNED, VALUE_BITS, Flow, Kind
+from tpcompile.recording import flow as module
+from tpcompile.recording.flow import IS_POSSIBLE, FlowRecorder
+
+
+def values(flow: Flow, function: str) -> list[tuple[str, int | bytes]]:
+    """(name, small int or the bits of a hash) of what a function assigned and returned, in order."""
+    (number,) = (number for number, code in enumerate(flow.codes) if code.function.endswith(function))
+    found: list[tuple[str, int | bytes]] = []
+    for code, packed in flow.steps():
+        if code == number and packed >> LINE_BITS == Kind.VALUE:
+            index, value = (packed & LINE_MASK) >> VALUE_BITS, packed & (1 << VALUE_BITS) - 1
+            name = "returned" if index == RETURNED else flow.codes[code].names[index]
+            found.append((name, value & EXACT - 1 if value & EXACT else value.to_bytes(3, "little")))
+    return found
+
+
+class Holder:
+    size = property(lambda _: pytest.fail("it is computed"), lambda *_: None)
+
+
+def assigning(width: int, holder: Any) -> Any:
+    size = width * 2
+    for index in range(2):
+        size += index
+    holder.scale = size
+    holder.size = 3
+    shape, flags = torch.ones(2, size), (True, None, "a", 0.5, -1, {"a": 1})
+    return shape, flags
+
+
+@pytest.mark.usefixtures("callbacks")
+def test_values_that_lines_set_are_steps_too(name: str) -> None:
+    """An object whose class computes an attribute is not asked for it; an object says nothing as a value."""
+    found = values(recorded(lambda _: assigning(2, Holder()), name), "assigning")
+    assert found[:7] == [
+        ("width", 2), ("size", 4), ("index", 0), ("size", 4), ("index", 1), ("size", 5), ("holder.scale", 5),
+    ]  # fmt: skip
+    assert sorted(name for name, _ in found[7:]) == ["flags", "returned", "shape"]
+    assert all(isinstance(value, bytes) for _, value in found[7:])
+
+
+@pytest.mark.skipif(not IS_POSSIBLE, reason="before Python 3.12")
+def test_values_have_the_same_hash_in_c_and_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one(number: int) -> list[tuple[str, int | bytes]]:
+        return values(
+            recorded(lambda _: [varied(value) for value in VARIED], f"{secrets.token_hex(8)}{number}"), "varied"
+        )
+
+    in_c = one(0)
+    monkeypatch.setattr(module, "compiled", lambda: None)
+    assert one(1) == in_c
+    assert len(set(in_c)) == len(VARIED), "what differs has another hash"
+
+
+VARIED = (
+    None, True, False, 0, 7, -7, 1 << 20, 1 << 40, -(1 << 62), 0.5, -0.5, float("inf"), "", "a", "b" * 70, "é",
+    (), (1,), [1, 2], (1, (2, 3)), (1, (2, 4)), {}, {"a": 1}, torch.ones(2), torch.ones(3), torch.ones(2).half(),
+    torch.ones(2, requires_grad=True), torch.bfloat16, torch.float32, torch.device("cpu"),
+)  # fmt: skip
+
+
+class Odd:
+    """Code of the user's that must not run for a value."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class OddList(list[int]):
+    def __len__(self) -> int:
+        raise RuntimeError
+
+
+def odd_values() -> None:
+    values = Odd(), OddList([1]), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "\ud800"
+    for value in values:
+        varied(value)
+    holder = values[0]
+
+    class Held:
+        held = 3
+
+    del holder, Held
+
+
+@pytest.mark.usefixtures("callbacks")
+def test_no_code_of_the_users_runs_for_a_value_and_none_of_a_class_is_one(name: str) -> None:
+    flow = recorded(lambda _: odd_values(), name)
+    assert [value for value, _ in values(flow, "varied")] == ["value"] * 2  # the list and the text
+    assert all(code.names == () for code in flow.codes if code.function.endswith(".Held"))
+
+
+def varied(value: Any) -> None:
+    del value
+
+
+class Counting(TorchFunctionMode):
+    """Sees each access to an attribute of a tensor."""
+
+    num_seen = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num_seen += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("callbacks")
+def test_a_mode_of_the_users_does_not_see_that_a_tensor_is_looked_at(name: str) -> None:
+    tensor, mode = torch.ones(2), Counting()
+
+    def program(_: FlowRecorder) -> None:
+        with mode:
+            varied(tensor)
+        varied(tensor)
+
+    found = values(recorded(program, name), "varied")
+    assert (mode.num_seen, len(found)) == (0, 1), "outside of the mode it is a value"
+
+
+@pytest.mark.usefixtures("callbacks")
+def test_what_a_value_holds_counts_as_events_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BUDGET", 4000)
+    monkeypatch.setattr(module, "_BUDGET_IN_PYTHON", 4000)
+    monkeypatch.setattr(module, "_OFTEN", 10)
+
+    def is_left_out(value: Any, own: str) -> bool:
+        flow = recorded(lambda _: [varied(value) for _ in range(400)], own)
+        (code,) = (number for number, found in enumerate(flow.codes) if found.function == "varied")
+        return any(number == code and packed >> LINE_BITS == Kind.MARK for number, packed in flow.steps())
+
+    assert not is_left_out(1, name)
+    assert is_left_out([torch.ones(2)] * 8, secrets.token_hex(8)) or not IS_POSSIBLE  # sys.settrace has no limit
+
+
+def test_code_whose_names_cannot_be_told_runs_and_is_followed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def odd(_code: object) -> None:
+        raise ValueError("an odd code")
+
+    monkeypatch.setattr(module, "assigned", odd)
+    flow = recorded(lambda _: chosen(True), name)
+    assert [code.names for code in flow.codes if code.function == "chosen"] == [()]
+
+
+@pytest.mark.skipif(not IS_POSSIBLE, reason="Python 3.12 has sys.monitoring")
+def test_code_that_was_followed_is_not_called_back_for_later(name: str) -> None:
+    recorded(lambda _: chosen(True), name)
+    monitoring = module._MONITORING
+    monitoring.use_tool_id(module._TOOL, "a later recording")
+    try:
+        assert monitoring.get_local_events(module._TOOL, chosen.__code__) == 0
+    finally:
+        monitoring.free_tool_id(module._TOOL)
