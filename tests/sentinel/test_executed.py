@@ -14,6 +14,7 @@ from tpcompile.evidence.records import CheckId, Lead, Verdict
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.timeline.conclude import NOT_RECORDED
+from tpcompile.evidence.timeline.flow import LINE_BITS, Kind
 from tpcompile.gate.replay import replay
 from tpcompile.sentinel import Sentinel
 from tpcompile.testing import run_on_ranks
@@ -109,6 +110,28 @@ def test_without_executed_lines_the_collectives_alone_are_compared(tmp_path: Pat
     assert done.returncode == 1
     assert lead is not None and lead.parted is None
     assert lead.cause is not Cause.PARTED
+
+
+def raises_inside() -> tuple[int, int]:
+    """Lines of this function: the last one that was kept, and the one that raised."""
+    sentinel = Sentinel(flow=True)
+    try:
+        with sentinel:
+            raise ValueError
+    except ValueError as error:
+        raised_at = error.__traceback__.tb_lineno if error.__traceback__ else 0
+    flow = sentinel.executed.flow_of(0)
+    assert flow is not None
+    here = {number for number, code in enumerate(flow.codes) if code.function == "raises_inside"}
+    lines = [packed for number, packed in flow.steps() if number in here and packed >> LINE_BITS == Kind.LINE]
+    return lines[-1], raised_at
+
+
+@pytest.mark.ranks
+def test_what_leaving_by_an_exception_executes_is_not_kept() -> None:
+    """The `with` itself, which is the last line when the block is left."""
+    ((last, raised_at),) = run_on_ranks(raises_inside, world_size=1)
+    assert last == raised_at
 
 
 def enters_twice() -> str:

