@@ -34,7 +34,7 @@ _FAULTS = f"{_PACKAGE}gate/faults/"
 _TOOL = 3
 """A number of sys.monitoring that no debugger, profiler or coverage tool has by convention."""
 _BUDGET, _BUDGET_IN_PYTHON = 40_000, 4_000
-"""Events a second before frequent locations are silenced until the next second: 1 % of a core at 0.19 us each."""
+"""Events a second before frequent locations are silenced until the next second: 0.8 % of a core at 0.19 us each."""
 _OFTEN = 200
 _UNFOLLOWED = object()
 _TENSORS = (torch.Tensor, torch.nn.Parameter, num_function_modes, torch.dtype, torch.device)
