@@ -325,6 +325,7 @@ class Rank:
             issued=tuple(self.issued),
             calls=progress.calls(),
             groups=(GROUP,),
+            members={GROUP: tuple(range(self.job.num_ranks))},
         )
 
 

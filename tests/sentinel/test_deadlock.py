@@ -14,10 +14,11 @@ from tpcompile.sentinel.deadlock import Deadlock, Seen, ring_of, waits_among
 from tpcompile.sentinel.events import Answers
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import COMPILING, RUNNING, WAITING, Issued, PointToPoint, Position, RankState
-from tpcompile.sentinel.order import left_the_order
+from tpcompile.sentinel.parted import parted
 from tpcompile.sentinel.progress import Progress
 
 WORLD = "0 default_pg"
+DOMAINS = ((0, 1), (2, 3))
 DP = {0: "1 mesh_dp", 1: "2 mesh_dp", 2: "1 mesh_dp", 3: "2 mesh_dp"}
 TP = {0: "3 mesh_tp", 1: "3 mesh_tp", 2: "4 mesh_tp", 3: "4 mesh_tp"}
 MEMBERS = {
@@ -274,21 +275,26 @@ def four_of_which(odd: Sequence[int], other: Issued, *more: Issued) -> dict[int,
 
 
 def test_one_of_four_ranks_that_waits_in_a_different_collective_left_the_order() -> None:
-    finding = left_the_order(four_of_which([3], waits_in(WORLD, op="barrier", at=60)))
+    finding = parted(four_of_which([3], waits_in(WORLD, op="barrier", at=60)), domains=DOMAINS)
     assert finding is not None and (finding.ranks, finding.line) == ((3,), line(60))
 
 
 def test_half_of_the_ranks_are_no_majority() -> None:
-    assert left_the_order(four_of_which([2, 3], waits_in(WORLD, op="barrier", at=60))) is None
+    finding = parted(four_of_which([2, 3], waits_in(WORLD, op="barrier", at=60)), domains=DOMAINS)
+    assert finding is not None and not finding.is_rank_known
 
 
 def test_a_rank_that_continued_after_the_difference_did_not_leave_the_order() -> None:
     """As a stage of a pipeline that runs a program of its own."""
-    other = done_in(WORLD, op="all_gather", at=60)
-    assert left_the_order(four_of_which([3], other, waits_in(WORLD, 2))) is None
-
-
-def test_groups_without_a_description_have_no_common_role() -> None:
-    states = [rank_at(rank, waits_in("9 undefined" if rank == 3 else "8 undefined")) for rank in range(4)]
-    finding = left_the_order({one.rank: one for one in states})
+    ops = ("all_reduce", "all_reduce", "all_reduce", "all_gather")
+    stages = [
+        rank_at(rank, done_in(f"{rank + 5} mesh_tp", op=op), waits_in(WORLD, at=60)).model_copy(
+            update={"members": {WORLD: MEMBERS[WORLD], f"{rank + 5} mesh_tp": (rank,)}}
+        )
+        for rank, op in enumerate(ops)
+    ]
+    each_alone = [(rank,) for rank in range(4)]
+    assert parted({one.rank: one for one in stages}, domains=each_alone) is None
+    stopped = [*stages[:3], stages[3].model_copy(update={"issued": (waits_in("8 mesh_tp", op="all_gather", at=61),)})]
+    finding = parted({one.rank: one for one in stopped}, domains=each_alone)
     assert finding is not None and finding.ranks == (3,)

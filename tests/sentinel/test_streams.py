@@ -89,11 +89,12 @@ def test_a_rank_that_aborted_is_in_the_collective_in_which_the_others_wait() -> 
     assert parting.line == line(11)
 
 
-def test_a_rank_that_aborted_at_the_same_line_had_different_content() -> None:
+def test_a_rank_that_aborted_at_the_same_line_had_content_that_does_not_fit() -> None:
     waiting = state(0, *steps(issued(7, 11, 4.0, done=False)))
     parting = align(streams_of({0: waiting}, {1: died(1, 5, 11)}))
     assert parting is not None
-    assert (parting.edit, parting.line) == (Edit.CONTENT, line(11))
+    assert (parting.edit, parting.odd, parting.line) == (Edit.UNDECIDED, (), line(11))
+    assert parting.fields == ("sizes, dtypes or split sizes",)
 
 
 def test_a_rank_that_left_earlier_is_known_by_its_own_past() -> None:

@@ -9,7 +9,7 @@ from tpcompile.sentinel.asking import Limits
 from tpcompile.sentinel.counter_samples import COLLECTIVES, Counted
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import RankState
-from tpcompile.sentinel.parting import parting
+from tpcompile.sentinel.parted import parted
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.protocol import Protocol
 
@@ -64,5 +64,5 @@ def test_a_rank_that_leaves_does_not_ask_first() -> None:
 
 
 def test_where_all_that_ranks_kept_differs_they_parted_before() -> None:
-    assert parting(by_rank(steps(0, first=9), steps(1, at=40, first=9))) is None
-    assert parting(by_rank(steps(0), steps(1, at=40))) is not None
+    assert parted(by_rank(steps(0, first=9), steps(1, at=40, first=9))) is None
+    assert parted(by_rank(steps(0), steps(1, at=40))) is not None

@@ -6,7 +6,7 @@ only once every rank in it has answered two later questions without having moved
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from tpcompile.evidence.groups.by_rank import ByRank
@@ -16,10 +16,9 @@ from tpcompile.evidence.records.base import known
 from tpcompile.evidence.records.bounds import Number, Rank
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel.describe import describe
-from tpcompile.sentinel.finding import Finding, first_finding
+from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import RankState, place_of
-from tpcompile.sentinel.order import left_the_order
-from tpcompile.sentinel.parting import parting_by_evidence
+from tpcompile.sentinel.parted import parted
 from tpcompile.sentinel.situation import Lost, Situation
 from tpcompile.sentinel.waits import Wait, waits_of_rank
 
@@ -153,22 +152,11 @@ def _finding(ring: tuple[Wait, ...], seen: ByRank[Seen]) -> Finding:
     ranks = tuple(sorted({wait.rank for wait in ring}))
     states = seen.map(_state)
     details = tuple(map(describe, states.values()))
-    domains = [states.among(ranks) for ranks in seen.groups(lambda one: one.domain)]
-    explained = _who_deviated(domains, ranks)
+    explained = parted(states, domains=seen.map(lambda one: one.domain).groups())
     if explained is not None:
         return replace(explained, observed=f"{explained.observed}; {says}", details=details)
     observed = f"each rank waits for the next one: {says}"
     return Finding(Cause.STUCK_COLLECTIVE, observed, ranks, _line(states.among(ranks)), details)
-
-
-def _who_deviated(domains: Sequence[ByRank[RankState]], ranks: Collection[int]) -> Finding | None:
-    """The finding that blames some of `ranks`, or a rank of their domains; None where nothing tells them apart.
-
-    Ranks of one domain run the same program, so the numbers and lines of their collectives are compared.
-    """
-    everyone = ByRank({rank: state for domain in domains for rank, state in domain.items()})
-    here = [domain for domain in domains if not domain.keys().isdisjoint(ranks)]
-    return left_the_order(everyone) or first_finding(parting_by_evidence, here)
 
 
 def _state(one: Seen) -> RankState:

@@ -25,6 +25,8 @@ class Finding:
     details: tuple[str, ...] = ()
     gone: tuple[int, ...] = ()
     """Ranks whose process has ended or does not answer."""
+    is_rank_known: bool = True
+    """False where nothing tells which of `ranks` left the common program."""
     is_by_number: bool = False
     """Only the number of collectives is known to differ; which collective, the ranks' flight recorders show."""
 
@@ -32,11 +34,6 @@ class Finding:
     def is_loss(self) -> bool:
         """True for a process that has ended or does not answer."""
         return self.cause in (Cause.KILLED, Cause.STOPPED_RESPONDING)
-
-
-def call_or_collective(is_call: object) -> Cause:
-    """Cause of an additional or missing call of compiled code, or else of a collective."""
-    return Cause.CALL_COUNT if is_call else Cause.STUCK_COLLECTIVE
 
 
 def fewer_of(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:

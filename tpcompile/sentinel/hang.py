@@ -7,7 +7,9 @@ collective under the same number, or it waits for a rank that waits for it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
 from tpcompile.evidence.groups.by_rank import ByRank
@@ -17,13 +19,10 @@ from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.describe import describe
 from tpcompile.sentinel.exited_ranks import waits_for_exited
 from tpcompile.sentinel.finding import Finding, first_finding
-from tpcompile.sentinel.history import History
 from tpcompile.sentinel.lost_ranks import lost_ranks
 from tpcompile.sentinel.messages import Issued, RankState
 from tpcompile.sentinel.one_sided_compile import Pair, one_sided_compile
-from tpcompile.sentinel.order import left_the_order
-from tpcompile.sentinel.own_sequence import surprise
-from tpcompile.sentinel.parting import parting, parting_in
+from tpcompile.sentinel.parted import parted
 from tpcompile.sentinel.situation import Finder, Situation
 from tpcompile.sentinel.waits import Wait, mutual_waits
 from tpcompile.sentinel.wrong_group import unlike_members, wrong_group
@@ -38,21 +37,31 @@ def why_stuck(situation: Situation) -> Finding | None:
 
 def calls_parted(here: RankState, theirs: RankState) -> Finding | None:
     """The call that only one of two ranks made before one of them compiled alone."""
-    found = parting({here.rank: here, theirs.rank: theirs})
+    found = parted({here.rank: here, theirs.rank: theirs})
     return found if found is not None and found.cause == Cause.CALL_COUNT else None
 
 
 def mismatch(situation: Situation) -> Finding | None:
     """Ranks issued different collectives under one number of a group, and a rank is stuck at or after it."""
-    known = {**situation.other_domains, **situation.now}
-    groups = sorted({issued.group for issued in situation.stuck.values()})
-    return first_finding(lambda group: _mismatch_in(History(known, group)), groups)
+    known = ByRank({**situation.other_domains, **situation.now})
+    unlike = first(filter(None, (_unlike_in(known, group) for group in sorted(_groups_of_wait(situation)))))
+    return (parted(known, domains=situation.domains) or _unlike(unlike)) if unlike is not None else None
 
 
-def _mismatch_in(history: History) -> Finding | None:
-    meetings = map(history.under, history.numbers)
-    here = first(here for here in meetings if here.differ(_what))
-    return (parting_in(history) or _unlike(here)) if here is not None else None
+def _groups_of_wait(situation: Situation) -> set[str]:
+    return {issued.group for issued in situation.stuck.values()}
+
+
+def _unlike_in(states: ByRank[RankState], group: str) -> ByRank[Issued] | None:
+    """The collectives of the ranks under the first number of a group under which they are not the same."""
+    numbered = states.map(lambda state: {one.seq: one for one in state.issued_in(group)})
+    numbers = sorted(set[int]().union(*numbered.values()))
+    met = (numbered.found(partial(_under, number)) for number in numbers)
+    return first(here for here in met if here.differ(_what))
+
+
+def _under(number: int, issued: Mapping[int, Issued]) -> Issued | None:
+    return issued.get(number)
 
 
 def _unlike(here: ByRank[Issued]) -> Finding:
@@ -77,22 +86,14 @@ def _of_pair(situation: Situation, wait: Wait, back: Wait) -> Finding | None:
         if compiled_at is not None:
             return one_sided_compile(Pair(states, states[mine.rank], compiled_at, states[theirs.rank], theirs.what))
     says = f"rank {wait.rank} waits {wait.what}; rank {back.rank} waits {back.what}"
+    explained = parted({**situation.other_domains, **states}, domains=situation.domains)
+    if explained is not None:
+        return replace(explained, observed=f"{explained.observed}; {says}")
     p2p = states[wait.rank].p2p or states[back.rank].p2p
     if p2p is not None:
         return Finding(Cause.STUCK_COLLECTIVE, says, (p2p.peer,), p2p.line)
-    pair = states.among([wait.rank, back.rank])
-    odd = pair.some(_deviates) or pair.ranks
-    explained = left_the_order({**situation.other_domains, **states})
-    if explained is not None:
-        return replace(explained, observed=f"{explained.observed}; {says}")
-    return parting(states) or Finding(Cause.STUCK_COLLECTIVE, says, odd, states[odd[0]].line)
-
-
-def _deviates(state: RankState) -> bool:
-    """True when a different collective, of any group, followed the same predecessors before."""
-    in_order = sorted(state.issued, key=lambda issued: issued.age_s, reverse=True)
-    until = in_order.index(state.latest) if state.latest else 0
-    return until > 0 and surprise([issued.key for issued in in_order], until, range(until)) > 0
+    ranks = states.among([wait.rank, back.rank]).ranks
+    return Finding(Cause.STUCK_COLLECTIVE, says, ranks, states[ranks[0]].line, is_rank_known=False)
 
 
 def crossed(situation: Situation) -> Finding | None:

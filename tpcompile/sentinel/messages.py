@@ -162,6 +162,11 @@ class Issued(Frozen):
         return place_of(reversed(self.stack))
 
     @property
+    def is_at_first_line(self) -> bool:
+        """True for the first line of its region's function, where compiled code stands whatever line issues it."""
+        return self.line is not None and self.region.endswith(f":{self.line.line}")
+
+    @property
     def has_own_sizes(self) -> bool:
         """True when sizes may differ between ranks; it completes on a rank once that rank's sizes match."""
         return self.op not in _EVEN

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tpcompile.sentinel.asking import Asking, Limits
@@ -54,7 +55,7 @@ from tpcompile.sentinel.events import (
 )
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import Announcement, CompilePost, Position, RankState
-from tpcompile.sentinel.parting import parting
+from tpcompile.sentinel.parted import parted
 from tpcompile.sentinel.progress import Progress, Region
 from tpcompile.sentinel.split import parts_alone, split_alone
 from tpcompile.sentinel.variants import wrong_variant
@@ -246,7 +247,10 @@ class Protocol:
 
     def _of_suspected(self, states: Mapping[int, RankState]) -> Finding | None:
         suspected, self._suspected = self._suspected, None
-        return suspected and (parting(states) or suspected)
+        found = parted(states) if suspected is not None else None
+        if suspected is None or found is None or found.is_rank_known:
+            return found or suspected
+        return replace(found, ranks=suspected.ranks, is_rank_known=True)  # the counters show whose it is
 
     def _asked(self, event: Asked) -> list[Action]:
         if event.rank != self.rank:

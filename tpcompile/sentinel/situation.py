@@ -73,6 +73,11 @@ class Situation:
     other_domains: Mapping[int, RankState] = field(default_factory=dict)
     """Waiting ranks of other domains; only their collectives in groups shared with this domain count."""
 
+    @property
+    def domains(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks that run the same program; each rank of another domain for itself, as its peers may not wait."""
+        return (self.now.ranks, *((rank,) for rank in self.other_domains)) if self.other_domains else ()
+
     @cached_property
     def stuck(self) -> ByRank[Issued]:
         """Rank -> the collective in which it is stuck."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import chain
 
 from tpcompile.evidence.iterables import find, first
 from tpcompile.evidence.timeline.stream import Event, How, Kind, Stream
-from tpcompile.sentinel.messages import FINISHED, Issued, PointToPoint, RankState
+from tpcompile.sentinel.messages import FINISHED, Issued, PointToPoint, RankState, place_of
 from tpcompile.sentinel.situation import Lost
 
 _P2P = {"send": Kind.SEND, "recv": Kind.RECEIVE}
@@ -19,38 +19,66 @@ def streams_of(states: Mapping[int, RankState], lost: Mapping[int, Lost]) -> dic
     Of a rank that answers, its flight recorder and what it waits in. Of one that aborted, the stack at which it did: it
     was in the collective in which the others wait for it.
     """
-    known = {rank: stream_of(state) for rank, state in states.items()}
-    gone = {rank: _of_lost(one, states) for rank, one in lost.items()}
+    compiled = {one.region for state in states.values() for one in state.issued if one.is_at_first_line}
+    known = {rank: stream_of(state, compiled) for rank, state in states.items()}
+    gone = {rank: _of_lost(one, states, compiled) for rank, one in lost.items()}
     return known | {rank: stream for rank, stream in gone.items() if stream is not None}
 
 
-def stream_of(state: RankState) -> Stream:
-    """The collectives of one rank in the order in which it issued them, of all groups, and how it stands."""
+def by_role(streams: Mapping[int, Stream]) -> dict[int, Stream]:
+    """The same with groups by their role: ranks of different domains then issue the same, with sizes of their own."""
+    return {rank: _by_role(stream) for rank, stream in streams.items()}
+
+
+def _by_role(stream: Stream) -> Stream:
+    events = [
+        event.model_copy(update={"group": _role(event.group), "content": {}, "own": {**event.own, **event.content}})
+        for event in stream.events
+    ]
+    groups = {_role(name): members for name, members in stream.groups.items()}
+    return stream.model_copy(update={"events": tuple(events), "groups": groups})
+
+
+def _role(group: str) -> str:
+    """`mesh_tp` of `3 mesh_tp`; a group without a description has a role of its own."""
+    _, _, description = group.partition(" ")
+    return group if description in ("", "undefined") else description
+
+
+def stream_of(state: RankState, compiled: Collection[str] = ()) -> Stream:
+    """The collectives of one rank in the order in which it issued them, of all groups, and how it stands.
+
+    Compiled code stands at the first line of its function, whatever line of it issues a collective: of regions that are
+    `compiled` on some rank the lines inside count on none.
+    """
     groups = {one.group: one for one in reversed(state.issued)}  # the oldest of each group
     cut = [oldest.age_s for oldest in groups.values() if oldest.seq > 1]
     # Before the oldest one that is known of a group it may have issued others, so that the order is not known.
     known = [one for one in state.issued if one.age_s <= min(cut, default=one.age_s)]
     in_order = sorted(known, key=lambda one: -one.age_s)  # stable: collectives of one group are sorted by number
-    events = list(chain.from_iterable(map(_with_call, in_order, [None, *in_order])))
+    of_rank = [event_of(one, compiled) for one in in_order]
+    events = list(chain.from_iterable(map(_with_call, of_rank, [None, *of_rank])))
     if state.p2p is not None:
         events.append(_point_to_point(state.p2p))
     return Stream(rank=state.rank, events=tuple(events), is_whole=not cut, how=_how(state), groups=state.members)
 
 
-def _with_call(issued: Issued, before: Issued | None) -> list[Event]:
+def _with_call(issued: Event, before: Event | None) -> list[Event]:
     """A collective, after the call of the region that issued it if it is the first one of that call."""
     is_first = before is None or (before.region, before.call) != (issued.region, issued.call)
     if not issued.region or not is_first:
-        return [event_of(issued)]
-    stack = tuple(reversed(issued.stack))
-    depth = stack.index(issued.call_line) + 1 if issued.call_line in stack else len(stack)
-    call = Event(kind=Kind.CALL, name=issued.region, number=issued.call, stack=stack[:depth])
-    return [call, event_of(issued)]
+        return [issued]
+    call = Event(kind=Kind.CALL, name=issued.region, number=issued.call, stack=issued.stack[: issued.call_depth])
+    return [call, issued]
 
 
-def event_of(issued: Issued) -> Event:
+def event_of(issued: Issued, compiled: Collection[str] = ()) -> Event:
     """A collective as an event."""
     sizes = {"sizes": issued.sizes}
+    stack = tuple(reversed(issued.stack))
+    depth = 0
+    if issued.region or issued.call_line:
+        depth = stack.index(issued.call_line) + 1 if issued.call_line in stack else len(stack)
     return Event(
         kind=Kind.COLLECTIVE,
         name=issued.op,
@@ -60,7 +88,8 @@ def event_of(issued: Issued) -> Event:
         number=issued.seq,
         region=issued.region,
         call=issued.call,
-        stack=tuple(reversed(issued.stack)),
+        call_depth=depth,
+        stack=stack[:depth] if issued.region in compiled else stack,
         is_done=issued.is_done,
     )
 
@@ -78,7 +107,7 @@ def _how(state: RankState) -> How:
     return How.WAITING if state.waits else How.RUNNING
 
 
-def _of_lost(lost: Lost, states: Mapping[int, RankState]) -> Stream | None:
+def _of_lost(lost: Lost, states: Mapping[int, RankState], compiled: Collection[str]) -> Stream | None:
     """The stream of a rank that died; None where no rank waits for it, or it may live.
 
     It took part in what has ended on the ranks that wait for it.
@@ -88,27 +117,68 @@ def _of_lost(lost: Lost, states: Mapping[int, RankState]) -> Stream | None:
         return None
     groups = {name: members for name, members in waiting.members.items() if lost.rank in members}
     fields = {"rank": lost.rank, "groups": groups}
-    if lost.aborted and lost.stack and waiting.blocked_in:
-        event = _aborted_in(lost, waiting.blocked_in, states)
+    if lost.aborted and lost.stack:
+        event = _aborted_in(lost, waiting, states, compiled)
         return Stream(events=(event,), is_whole=False, how=How.ABORTED, **fields)
-    known = stream_of(waiting)
+    known = stream_of(waiting, compiled)
     done = [event for event in known.events if event.group in groups and event.is_done]
     return Stream(events=tuple(done), is_whole=known.is_whole, how=How.KILLED, **fields)
 
 
-def _aborted_in(lost: Lost, met: Issued, states: Mapping[int, RankState]) -> Event:
+def _aborted_in(lost: Lost, waiting: RankState, states: Mapping[int, RankState], compiled: Collection[str]) -> Event:
     """The collective in which a rank aborted, under the number at which the others wait for it.
 
-    Its op and content are those that another rank issued from the same lines before. Where that is the one in which the
-    others wait, its content is not known, but that it is a different one: it aborted there.
+    Its op and content are those that another rank issued from the same lines before, or else from the same innermost
+    line. Where the others are in the same one its content is not known, but that it does not fit: it aborted there.
     """
-    all_issued = [one for state in states.values() for one in state.issued if one.id != met.id]
-    like = find(all_issued, lambda one: one.place == lost.place) or met
-    event = event_of(like).model_copy(update={"group": met.group, "number": met.seq, "stack": lost.stack})
-    is_same_place = met.place == lost.place
-    return event.model_copy(update={"is_done": False, "content": {} if is_same_place else event.content})
+    met = _met_by(lost, waiting)
+    is_same = _is_at(lost, met) or lost.place == place_of(waiting.stack)
+    earlier = [one for state in states.values() for one in state.issued if one.id != met.id]
+    like = (
+        None
+        if is_same
+        else find(earlier, lambda one: _is_at(lost, one)) or find(earlier, lambda one: _ends_as(lost, one))
+    )
+    event = event_of(like or met, compiled)
+    stack = event.stack if is_same or (like and _is_at(lost, like)) else lost.stack
+    inside = {"region": event.region, "call_depth": event.call_depth} if is_same or like else {}
+    return Event(
+        kind=event.kind,
+        name=event.name,
+        group=met.group,
+        number=met.seq,
+        content=event.content,
+        own=event.own,
+        stack=stack,
+        is_done=False,
+        is_unlike=is_same,
+        **inside,
+    )
+
+
+def _ends_as(lost: Lost, issued: Issued) -> bool:
+    """True where the innermost line is the same: compiled code that is called from elsewhere."""
+    return bool(issued.region) and lost.place[-1:] == issued.place[-1:]
+
+
+def _met_by(lost: Lost, waiting: RankState) -> Issued:
+    """What the waiting rank had issued for the collective in which the other one aborted.
+
+    One with sizes of each rank's own completes on a rank once its own sizes match; then it waits in the next one.
+    """
+    newest, before = waiting.latest, waiting.before_latest
+    assert newest is not None, "it waits"
+    is_through = before is not None and before.has_own_sizes and _is_at(lost, before) and not _is_at(lost, newest)
+    return before if before is not None and is_through else newest
+
+
+def _is_at(lost: Lost, issued: Issued) -> bool:
+    """True when the dead rank was at the lines of this collective, as far as both stacks reach."""
+    reach = min(len(lost.place), len(issued.place))
+    return reach > 0 and (lost.place[:reach], lost.place[-1]) == (issued.place[:reach], issued.place[-1])
 
 
 def _waits_for(state: RankState, rank: int) -> bool:
-    waits_in = state.blocked_in
-    return waits_in is not None and rank in state.members.get(waits_in.group, ())
+    """True for a rank that waits for the other one, or did: what it was in has failed with the other one's end."""
+    latest = state.latest
+    return latest is not None and rank in state.members.get(latest.group, ())

@@ -137,7 +137,13 @@ CASES = (
         (CONTENT, (1,), PAST, 25),
         domains=((0,), (1,)),
     ),
+    Case(
+        "ranks with a line of their own in each step, and one leaves something out",
+        ("(i5 a10 a12 a13)x3 i5 a10 a12 a13*", "(i5 a11 a12 a13)x3 i5 a11 a13*"),
+        (OUT, (1,), PAST, 12),
+    ),
     # healthy ones
+    Case("a branch with a line of its own on each rank", ("(i5 a10 a12)x3 i5 a10*", "(i5 a11 a12)x3 i5 a11*"), None),
     Case("a rank that is behind", ("i5 a10 a11", "i5 a10*"), None),
     Case("all ended", ("i5 a10", "i5 a10"), None, {0: How.FINISHED, 1: How.FINISHED}),
     Case("some ranks have a collective of their own", ("a10 s11 a10*", "a10 s11 a10*", "a10 a10*"), None),

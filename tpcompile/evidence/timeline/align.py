@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tpcompile.evidence.iterables import last
 from tpcompile.evidence.timeline.edit import AHEAD, due_steps, edit_of
-from tpcompile.evidence.timeline.expect import replayed
+from tpcompile.evidence.timeline.expect import due_after, replayed
 from tpcompile.evidence.timeline.parting import Edit, Parting, Side, Why
 from tpcompile.evidence.timeline.stream import Stream
 from tpcompile.evidence.timeline.tracks import (
@@ -24,7 +24,7 @@ from tpcompile.evidence.timeline.tracks import (
     parted_earlier,
 )
 from tpcompile.evidence.timeline.usual import majority, usual_way
-from tpcompile.evidence.timeline.ways import Way, ways_at
+from tpcompile.evidence.timeline.ways import Way, common_past, ways_at
 
 
 def align(streams: Mapping[int, Stream], domains: Sequence[Collection[int]] = ()) -> Parting | None:
@@ -86,14 +86,14 @@ def _parting_at(position: int, tracks: Sequence[Track]) -> Parting:
     if earlier is not None:
         if usual is None:
             return earlier
-        usual, why = None, Why.NONE  # one rank goes on as before, and may have left the program before that
-    past = usual.past if usual else ways[0].past
-    return _parting(ways, usual, due_steps(past, usual), why)
+        if usual.ranks == earlier.odd:
+            usual, why = None, Why.NONE  # it goes on as before, and may have left the program before that
+    return _parting(ways, usual, due_steps(common_past(ways), usual), why)
 
 
 def _parting(ways: Sequence[Way], usual: Way | None, due: Sequence[Step], why: Why) -> Parting:
     others = [way for way in ways if way is not usual]
-    past = usual.past if usual and usual.past else others[0].past
+    past = common_past(ways)
     return Parting(
         before=past[-1].event if past else None,
         sides=tuple(way.side for way in ways),
@@ -120,7 +120,7 @@ def _left_earlier(ways: Sequence[Way]) -> Parting | None:
     for left in range(met - 1, max(0, met - AHEAD), -1):
         due = replayed(programs[:left], met - left + 1)
         leads_there = due and programs[due[-1]] == usual.first.program
-        if leads_there and programs[due[0]] != programs[left]:
+        if leads_there and due_after(programs[:left]) == {programs[due[0]]} != {programs[left]}:
             start = did[left].index
             side = Side(odd.ranks, odd.stream.events[start:], (start,))
             way = replace(odd, steps=tuple(did[left:]), past=tuple(did[:left]), side=side)

@@ -87,9 +87,12 @@ class Parting:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Fields that differ where the ranks did the same event."""
-        if self.edit != Edit.CONTENT:
+        """Fields that differ where the ranks did the same event; empty where they did different ones."""
+        events = [side.event for side in self.sides]
+        if differ((event.kind, event.name, event.group, event.place, event.peer) for event in events):
             return ()
+        if any(event.is_unlike for event in events):
+            return ("sizes, dtypes or split sizes",)
         contents = [side.event.content for side in self.sides]
         names = sorted(set[str]().union(*contents))
         return tuple(name for name in names if differ(content.get(name) for content in contents))

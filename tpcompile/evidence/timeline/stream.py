@@ -66,10 +66,14 @@ class Event(Frozen):
     """The compiled region whose call issued it; empty outside of compiled code."""
     call: Number = 0
     """Number of that call."""
+    call_depth: Number = 0
+    """How many frames of the stack lead to that call; 0 outside of compiled code."""
     stack: tuple[UserLine, ...] = ()
     """The user's frames, outermost first."""
     is_done: bool = True
     """False for a collective, send or receive that has not ended."""
+    is_unlike: bool = False
+    """The rank aborted in it, as its content does not fit that of the others; what it was is not known."""
 
     @property
     def place(self) -> Place:

@@ -129,7 +129,7 @@ def _step(index: int, event: Event, rank: int, *, is_one_program: bool) -> Step:
     if event.peer is not None:
         ends = (rank, event.peer) if event.kind == Kind.SEND else (event.peer, rank)
         program = Kind.SEND, ends  # the two ends of one message are at different lines
-    return Step(event, index, program, (program, tuple(sorted(event.content.items()))))
+    return Step(event, index, program, (program, tuple(sorted(event.content.items())), event.is_unlike))
 
 
 def first_difference(tracks: Sequence[Track]) -> int | None:
@@ -137,13 +137,36 @@ def first_difference(tracks: Sequence[Track]) -> int | None:
     position, end = 0, max((track.end for track in tracks), default=0)
     while position < end:
         if differ(step.key for step in at(tracks, position).values()):
-            num_reordered = _num_reordered(tracks, position)
-            if not num_reordered:
+            num_alike = _num_reordered(tracks, position) or int(_is_habit(tracks, position))
+            if not num_alike:
                 return position
-            position += num_reordered
+            position += num_alike
         else:
             position += 1
     return None
+
+
+def _is_habit(tracks: Sequence[Track], position: int) -> bool:
+    """True where the ranks come to one collective from lines of their own, and together go on: a branch may do that."""
+    here = at(tracks, position)
+    if differ(_without_place(step) for step in here.values()):
+        return False
+    ends = range(max(track.end for track in tracks))
+    times = [other for other in ends if _is_alike(at(tracks, other), here)]
+    return len(times) > 1 and any(_are_together(at(tracks, other + 1), here) for other in times)
+
+
+def _is_alike(there: Mapping[int, Step], here: Mapping[int, Step]) -> bool:
+    return there.keys() == here.keys() and all(there[rank].key == step.key for rank, step in here.items())
+
+
+def _are_together(there: Mapping[int, Step], here: Mapping[int, Step]) -> bool:
+    return there.keys() == here.keys() and not differ(step.key for step in there.values())
+
+
+def _without_place(step: Step) -> Hashable:
+    event = step.event
+    return event.name, event.sequence, event.number, tuple(sorted(event.content.items()))
 
 
 def first_content(tracks: Sequence[Track]) -> int | None:

@@ -14,21 +14,27 @@ from tpcompile.evidence.timeline.parting import Why
 from tpcompile.evidence.timeline.source_order import depth_of_loop, function_of
 from tpcompile.evidence.timeline.stream import Event, How
 from tpcompile.evidence.timeline.tracks import Step
-from tpcompile.evidence.timeline.ways import Way
+from tpcompile.evidence.timeline.ways import Way, common_past
 
 
 def usual_way(ways: Sequence[Way]) -> tuple[Way | None, Why]:
     """The way of the ranks that stayed in the common program; None where nothing tells which it is."""
-    most = majority(ways)
-    if most is not None:
-        return most, Why.MAJORITY
     is_same_event = not differ(way.first.program for way in ways)
+    is_open = is_same_event and any(way.first.event.is_unlike for way in ways)
+    most = None if is_open and not _has_common_sizes(ways) else majority(ways)
+    if most is not None or is_open:
+        return most, Why.MAJORITY if most else Why.NONE
     expected = _as_before(ways, _key if is_same_event else _program)
     if expected is not None and not _may_be_over(expected, ways):
         return expected, Why.OWN_PAST
     # a rank that left a loop may have met others in what followed it, before it ended
     going_on = [way for way in ways if way.stream.end is None]
     return (going_on[0], Why.END) if len(going_on) == 1 else (None, Why.NONE)
+
+
+def _has_common_sizes(ways: Sequence[Way]) -> bool:
+    """False where each rank has sizes of its own: that most ranks fit says nothing about the one that does not."""
+    return not any(way.first.event.own for way in ways)
 
 
 def majority(ways: Sequence[Way]) -> Way | None:
@@ -38,8 +44,9 @@ def majority(ways: Sequence[Way]) -> Way | None:
 
 
 def _as_before(ways: Sequence[Way], what: Callable[[Step], Hashable]) -> Way | None:
-    """The one way that goes on as its past did, or else the only one that ranks ever went before."""
-    due = [way for way in ways if what(way.first) in due_after(list(map(what, way.past)))]
+    """The one way that goes on as the past did, or else the only one that ranks ever went before."""
+    past = list(map(what, common_past(ways)))
+    due = [way for way in ways if what(way.first) in due_after(past)]
     if due:
         return due[0] if len(due) == 1 else None
     known = [way for way in ways if what(way.first) in map(what, way.past)]
@@ -59,16 +66,17 @@ def _may_be_over(usual: Way, ways: Sequence[Way]) -> bool:
 
     The past of a loop says nothing about how often it goes round before it ends for the first time.
     """
-    again, before = usual.first, usual.past[-1].event
+    past = common_past(ways)
+    again, before = usual.first, past[-1].event
     depth = depth_of_loop(again.event, before)
     if depth is None:
         return False
-    ends = [step.event for step, following in pairwise(usual.past) if following.program == again.program]
+    ends = [step.event for step, following in pairwise(past) if following.program == again.program]
     last = max(event.stack[depth].line for event in (*ends, before) if len(event.stack) > depth)
     # an outer loop that goes round again begins with what was done before, if all that was done is known
     first = 0 if usual.knows_start else again.event.stack[depth].line
     lines = range(first, last + 1)
-    seen = {step.program for step in usual.past}
+    seen = {step.program for step in past}
     others = [way.first for way in ways if way is not usual]
     return all(step.program not in seen and _is_outside(step.event, again.event, depth, lines) for step in others)
 

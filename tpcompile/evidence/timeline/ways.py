@@ -43,6 +43,11 @@ class Way:
         return tuple(step for step in self.steps if step.event.kind != Kind.END)
 
 
+def common_past(ways: Sequence[Way]) -> tuple[Step, ...]:
+    """What all did before: of a rank that aborted only the last event is known, so its past is that of the others."""
+    return max((way.past for way in ways), key=len)
+
+
 def ways_at(tracks: Sequence[Track], position: int) -> list[Way]:
     """The ways at a position, that of most ranks first; ranks that have not come there are in none."""
     here = at(tracks, position)

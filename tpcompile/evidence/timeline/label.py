@@ -1,0 +1,136 @@
+"""Where ranks parted -> the cause, one sentence, the ranks and the line: one row for each kind of parting. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tpcompile.evidence.iterables import first
+from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.text.ranks import named_ranks
+from tpcompile.evidence.timeline.parting import Edit, Parting, Side, Why
+from tpcompile.evidence.timeline.stream import Event, How, Kind
+
+
+class _Row(NamedTuple):
+    """What is said of one kind of parting."""
+
+    cause: Cause
+    of_call: Cause
+    """The same where ranks parted at a call of compiled code."""
+    says: str
+    """`{odd}` are the ranks to blame, `{did}` what they did; `{others}` and `{usual}` the other ranks, and theirs."""
+
+
+_STUCK, _CALLS, _SIZES, _VARIANT = (
+    Cause.STUCK_COLLECTIVE, Cause.CALL_COUNT, Cause.COLLECTIVE_SIZES, Cause.WRONG_VARIANT,
+)  # fmt: skip
+LABELS: dict[Edit, _Row] = {
+    Edit.LEFT_OUT: _Row(_STUCK, _CALLS, "{odd} left out {usual}{like}; {odd} {did}"),
+    Edit.ADDED: _Row(_STUCK, _CALLS, "{odd} {did}{alone}; {others} {usual_did}"),
+    Edit.INSTEAD: _Row(_STUCK, _CALLS, "{odd} {did}, where {others} {usual_did}"),
+    Edit.ENDED: _Row(_STUCK, _CALLS, "{odd} {did}, before {usual}{like}"),
+    Edit.CONTENT: _Row(_SIZES, _VARIANT, "{fields} differ: {odd} {did}; {others} {usual_did}"),
+    Edit.UNDECIDED: _Row(_STUCK, _CALLS, "{sides}"),
+}
+_VERBS = {
+    Kind.ITERATION: "began the iteration",
+    Kind.CALL: "made",
+    Kind.COMPILE: "compiled",
+    Kind.COLLECTIVE: "issued",
+    Kind.SEND: "is in",
+    Kind.RECEIVE: "is in",
+    Kind.BREAK: "broke its graph",
+}
+
+
+@dataclass(frozen=True)
+class Label:
+    """A parting in the words of a finding."""
+
+    cause: Cause
+    says: str
+    ranks: tuple[int, ...]
+    """Ranks to blame; all that parted where nobody is."""
+    line: UserLine | None
+
+
+def label(parting: Parting) -> Label:
+    """The row for a parting, filled in."""
+    is_same_event = bool(parting.fields)
+    row = LABELS[Edit.CONTENT if is_same_event and not parting.odd else parting.edit]
+    everyone = tuple(sorted(parting.starts))
+    odd_side = parting.odd_side
+    usual = _usual(parting)
+    is_shared_line = parting.line is not None and parting.line in usual.stack
+    text = row.says.format(
+        odd=named_ranks(parting.odd or odd_side.ranks),
+        did=did(odd_side.event),
+        others=named_ranks(_others(parting)) if _others(parting) else "the other ranks",
+        usual=event_text(usual),
+        usual_did=did(usual),
+        like=_reason(parting),
+        alone="" if is_shared_line or parting.line is None else f", from {parting.line}",
+        fields=" and ".join(parting.fields) or "contents",
+        sides="; ".join(map(_side_text, parting.sides)),
+    )
+    cause = row.of_call if _is_of_call(parting) else row.cause
+    return Label(cause, text, parting.odd or everyone, parting.line)
+
+
+def did(event: Event) -> str:
+    """What a rank did, as the end of `rank 1 ...`."""
+    if event.kind == Kind.END:
+        return f"has {event.name}" if event.name in ("finished", "raised", "exited", "aborted") else "was killed"
+    return f"{_VERBS[event.kind]} {event_text(event)}"
+
+
+def event_text(event: Event) -> str:
+    """`all_reduce #9 4x4 of group '0 default_pg' at train.py:12 in step`."""
+    at = f" at {event.stack[-1]}" if event.stack else ""
+    number = f" #{event.number}" if event.number else ""
+    if event.kind == Kind.CALL:
+        return f"call {event.number} of {event.name}{at}"
+    if event.peer is not None:
+        return f"{event.kind} {'to' if event.kind == Kind.SEND else 'from'} rank {event.peer}{at}"
+    if event.kind == Kind.COLLECTIVE:
+        content = {**event.content, **event.own}
+        sizes = f" {content['sizes']}" if content.get("sizes") else ""
+        in_call = f" in call {event.call} of {event.region}" if event.call else ""
+        return f"{event.name}{number}{sizes} of group {event.group!r}{at}{in_call}"
+    return f"{event.name}{number}{at}".strip()
+
+
+def _usual(parting: Parting) -> Event:
+    """What the other ranks did there, or what was due."""
+    usual = parting.usual_side
+    return usual.event if usual else first(parting.due) or parting.sides[0].event
+
+
+def _others(parting: Parting) -> tuple[int, ...]:
+    odd = parting.odd or parting.odd_side.ranks
+    return tuple(sorted(rank for rank in parting.starts if rank not in odd))
+
+
+def _reason(parting: Parting) -> str:
+    """Why that was due, where no rank is seen to do it."""
+    usual = parting.usual_side
+    if usual is not None:
+        return f", which {named_ranks(usual.ranks)} {did(usual.event).split(' ', 1)[0]}"
+    return ", as in earlier steps" if parting.why == Why.OWN_PAST else ""
+
+
+def _is_of_call(parting: Parting) -> bool:
+    """True where the ranks parted at a call of compiled code, or above one: the collectives in it are equal."""
+    if parting.edit == Edit.ENDED and parting.odd_side.event.name != How.FINISHED:
+        return False  # not for a call: it raised, or was killed
+    lacks_it = parting.edit in (Edit.LEFT_OUT, Edit.ENDED)
+    event = _usual(parting) if lacks_it else parting.odd_side.event
+    if event.kind == Kind.CALL:
+        return True
+    return parting.line in event.stack[: event.call_depth]
+
+
+def _side_text(side: Side) -> str:
+    return f"{named_ranks(side.ranks)} {did(side.event)}"
