@@ -8,6 +8,8 @@ additions.py       passes, backends and replaced kernels, which no graph names
 flow.py            the lines of user code that this process executes, and the values they set, into a ring
 flow_callbacks.py  the callbacks for it: flow.c, or Python without a compiler
 assigned.py        code -> the names that each of its lines gives a value
+before.py          what the program had set when the recording began
+variables.py       the variables of a frame, without keeping what they hold alive
 ring.py            a mapped file that outlives the process
 launches.py        names of Triton kernels in graphs that torch prints with numbers
 """

@@ -24,6 +24,7 @@ from tpcompile.errors import PreflightError
 from tpcompile.evidence.text.lines import is_library_file, is_packaged
 from tpcompile.evidence.timeline.flow import LINE_MASK, Flow
 from tpcompile.recording.assigned import NOTHING, assigned
+from tpcompile.recording.before import set_before
 from tpcompile.recording.flow_callbacks import InPython, compiled
 from tpcompile.recording.ring import Ring
 from tpcompile.torch_api.flags import num_function_modes
@@ -75,6 +76,10 @@ class FlowRecorder:
             self._ring = Ring(name)
         except (OSError, PreflightError) as error:
             return str(error)
+        try:
+            self._ring.keep_before(set_before(sys._getframe(1), self._is_followed))
+        except Exception as error:  # an object of the user's may be odd in any way
+            logger.debug("what was set before is not recorded: {}", error)
         begin = self._monitor if IS_POSSIBLE else self._trace
         begin(self._ring, sys._getframe(1))
         _RECORDING.add(self)

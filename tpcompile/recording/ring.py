@@ -14,11 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from tpcompile.errors import PreflightError
-from tpcompile.evidence.timeline.flow import ENTRY, HEADER, Flow, flow_of
+from tpcompile.evidence.timeline.flow import ENTRY, HEADER, TABLE_BYTES, Flow, Set, flow_of
 from tpcompile.private_folder import shared_folder
 
 _CAPACITY = 1 << 17
-_TABLE_BYTES = 1 << 20
+_BEFORE_BYTES = 1 << 18
 _OLD_S = 24 * 3600.0
 
 
@@ -28,7 +28,7 @@ class Ring:
     def __init__(self, name: str) -> None:
         self.path = _path(name)
         _remove_old(self.path.parent)
-        size = HEADER.size + _CAPACITY * ENTRY.size + _TABLE_BYTES
+        size = _size()
         with self.path.open("x+b") as file:
             try:
                 # Room for all of it now: a write into a mapped file that has none ends the process with SIGBUS.
@@ -38,12 +38,12 @@ class Ring:
                 self.path.unlink()
                 raise
         self._table_bytes, self._num_codes = 0, 0
-        self.map[: HEADER.size] = HEADER.pack(0, _CAPACITY, 0)
+        self.map[: HEADER.size] = HEADER.pack(0, _CAPACITY, 0, 0)
 
     def number_of(self, file: str, function: str, line: int, names: Sequence[str] = ()) -> int | None:
         """The number of a code that is not in the table yet; None when the table is full."""
         row = json.dumps([file, function, line, *names]).encode() + b"\n"
-        if self._table_bytes + len(row) > _TABLE_BYTES:
+        if self._table_bytes + len(row) > TABLE_BYTES:
             return None
         start = HEADER.size + _CAPACITY * ENTRY.size + self._table_bytes
         self.map[start : start + len(row)] = row
@@ -51,6 +51,18 @@ class Ring:
         self.map[16:24] = self._table_bytes.to_bytes(8, "little")  # last: a reader finds whole rows
         self._num_codes += 1
         return self._num_codes - 1
+
+    def keep_before(self, rows: Sequence[Set]) -> None:
+        """Keep what was set before, as far as there is room."""
+        data = b""
+        for row in rows:
+            line = json.dumps([row.file, row.function, row.line, row.name, row.value]).encode() + b"\n"
+            if len(data) + len(line) > _BEFORE_BYTES:
+                break
+            data += line
+        start = _size() - _BEFORE_BYTES
+        self.map[start : start + len(data)] = data
+        self.map[24:32] = len(data).to_bytes(8, "little")
 
     @property
     def num_recorded(self) -> int:
@@ -74,7 +86,7 @@ def flow_left(name: str) -> Flow | None:
         return None
     try:
         with _path(name).open("rb") as file:
-            return flow_of(file.read(HEADER.size + _CAPACITY * ENTRY.size + _TABLE_BYTES))
+            return flow_of(file.read(_size()))
     except (OSError, PreflightError):
         return None
 
@@ -84,6 +96,10 @@ def forget_ring(name: str) -> None:
     if name:
         with suppress(OSError, PreflightError):
             _path(name).unlink()
+
+
+def _size() -> int:
+    return HEADER.size + _CAPACITY * ENTRY.size + TABLE_BYTES + _BEFORE_BYTES
 
 
 def _path(name: str) -> Path:

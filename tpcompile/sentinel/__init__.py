@@ -18,12 +18,11 @@ blackbox.py         the stack that a process leaves when it aborts
 process.py          whether a rank's process is alive
 situation.py        the answers of all ranks, now and in the previous round
 streams.py          the answers of all ranks -> streams that evidence.timeline aligns
-history.py          the collectives of all ranks in one group, by number
-hang.py             a situation -> why the ranks do not progress: the first finding of its rules, which are in
-                    lost_ranks.py, exited_ranks.py, parting.py, wrong_group.py and one_sided_compile.py
-                    over waits.py, own_sequence.py and region_lines.py
-aborted_rank.py     the stack of a rank that gloo aborted -> who is to blame, over parted_stacks.py and repeated.py
-deadlock.py         ranks of all domains -> a ring of ranks that wait for each other; over order.py: who left the order
+parted.py           states of ranks -> where they parted: the one place that decides who left the common program
+hang.py             a situation -> why the ranks do not progress: the first reason for a wait without an end, of
+                    lost_ranks.py, exited_ranks.py, wrong_group.py and one_sided_compile.py over waits.py and
+                    region_lines.py; who parted, where all of them were on their way, parted.py says
+deadlock.py         ranks of all domains -> a ring of ranks that wait for each other
 comparison.py       what ran on the ranks -> findings without a stuck rank, in split.py, variants.py and call_counts.py
 loop_counters.py    the counters around a call; counter_samples.py keeps them
 refused_kernels.py  custom ops, kernels, passes and backends that may not run on a shard -> a finding each

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import dis
 import functools
-import inspect
-import sys
 from collections.abc import Sequence
 from types import CodeType, FrameType
 
+from tpcompile.recording.variables import variables_of
 from tpcompile.sentinel import flight
 from tpcompile.sentinel.counter_samples import COLLECTIVES
 from tpcompile.torch_api import watching
 
 _STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF", "STORE_FAST_STORE_FAST", "STORE_FAST_LOAD_FAST")
-_REFERENCES = 3
-"""References to a copy of variables that only its frame, `_integers` and `sys.getrefcount` hold."""
 _UNPACKS = ("UNPACK_SEQUENCE", "UNPACK_EX", "EXTENDED_ARG", "CACHE")
 
 
@@ -32,20 +29,12 @@ def counters(frame: FrameType | None, members: Sequence[int]) -> dict[str, int]:
 
 
 def _integers(frame: FrameType) -> dict[str, int]:
-    """Loop variables of the frame whose current value is an integer.
-
-    Up to Python 3.12 a frame keeps the copy of its variables that `f_locals` makes, and with it tensors that the
-    program has released: the copy is cleared, unless the program holds it as its `locals()`.
-    """
+    """Loop variables of the frame whose current value is an integer."""
     names = loop_variables(frame.f_code)
     if not names:
         return {}
-    values = frame.f_locals
-    found = {name: values[name] for name in names if type(values.get(name)) is int}
-    is_copy = frame.f_code.co_flags & inspect.CO_OPTIMIZED and isinstance(values, dict)
-    if is_copy and sys.getrefcount(values) <= _REFERENCES:
-        values.clear()
-    return found
+    with variables_of(frame) as values:
+        return {name: values[name] for name in names if type(values.get(name)) is int}
 
 
 @functools.lru_cache(maxsize=1024)

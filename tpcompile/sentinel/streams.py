@@ -74,7 +74,7 @@ def _with_call(issued: Event, before: Event | None) -> list[Event]:
 
 def event_of(issued: Issued, compiled: Collection[str] = ()) -> Event:
     """A collective as an event."""
-    sizes = {"sizes": issued.sizes}
+    content = {"dtypes": issued.dtypes, "sizes": issued.sizes}
     stack = tuple(reversed(issued.stack))
     depth = 0
     if issued.region or issued.call_line:
@@ -83,8 +83,8 @@ def event_of(issued: Issued, compiled: Collection[str] = ()) -> Event:
         kind=Kind.COLLECTIVE,
         name=issued.op,
         group=issued.group,
-        content={"dtypes": issued.dtypes} | ({} if issued.has_own_sizes else sizes),
-        own=sizes if issued.has_own_sizes else {},
+        content={} if issued.has_own_sizes else content,
+        own=content if issued.has_own_sizes else {},
         number=issued.seq,
         region=issued.region,
         call=issued.call,

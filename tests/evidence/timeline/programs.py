@@ -271,6 +271,11 @@ def a_setting_is_read_once(rank: int) -> None:
         collective(width)
 
 
+def a_width_is_used(width: int) -> None:
+    for _ in range(5):
+        collective(width)
+
+
 class Wide:
     """A mode, which says nothing as a value."""
 

@@ -7,12 +7,13 @@ walk.py          the lines of two ranks side by side -> the forks at which they 
 detours.py       two sequences that differ -> the fewest detours to where they are equal again
 source.py        a line of source -> the names that it reads and sets
 values.py        values that two ranks set in the same steps -> those that differ as never before
+before.py        what ranks had set differently before the first step, if it is no part of their roles
 depends.py       what was executed before a place -> the names and values that it depends on
 pair.py          two ranks -> the fork or the value that their difference comes from
 part.py          all ranks -> the one that counts, what each rank did there, and the odd ranks
 conclude.py      a verdict and that branch -> the verdict that leads with it
 
-From events alone (in shadow: the sentinel's rules still name what no branch explains):
+From events alone (the sentinel's only way to say who parted, where no lines were recorded):
 
 stream.py        what one rank did: events, oldest first
 tracks.py        streams -> what ranks have in common to compare, side by side, and the first difference
@@ -22,5 +23,6 @@ ways.py          the ways that ranks went at a difference
 usual.py         ways -> which is the common program, and why: the one place that decides who left it
 edit.py          the common program and an odd way -> left out, added, instead, ended or content
 parting.py       the result, and the line without executed lines: where stacks part
+label.py         a parting -> cause and sentence, one row for each kind
 align.py         streams -> the first parting
 """

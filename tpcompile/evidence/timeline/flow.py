@@ -20,10 +20,12 @@ from pydantic import Field
 from tpcompile.evidence.records import Frozen
 from tpcompile.evidence.records.bounds import Number
 
-HEADER = struct.Struct("<QQQ40x")
-"""head, capacity, bytes of the table of codes."""
+HEADER = struct.Struct("<QQQQ32x")
+"""head, capacity, bytes of the table of codes, bytes of what was set before; these two follow the entries."""
 ENTRY = struct.Struct("<QII")
 """ns (Unix time), number of the code, kind << LINE_BITS | line."""
+TABLE_BYTES = 1 << 20
+"""Room for the table of codes."""
 LINE_BITS = 29
 LINE_MASK = (1 << LINE_BITS) - 1
 VALUE_BITS = 21
@@ -65,6 +67,19 @@ class Code(Frozen):
     """Variables that it assigns, `size` or `self.scale`, by the number that a value has."""
 
 
+class Set(Frozen):
+    """What the program had set when the recording began."""
+
+    file: str
+    function: str
+    line: Number
+    """The last line above the one that ran which sets the variable."""
+    name: str
+    """`size`, or `config.width` of the object that the line sets."""
+    value: str
+    """As text, the same on ranks that agree."""
+
+
 class Flow(Frozen):
     """The newest steps of one rank."""
 
@@ -73,6 +88,8 @@ class Flow(Frozen):
     """The steps, oldest first: base64 of zlib of pairs (number of the code, kind << LINE_BITS | line)."""
     num_before: Number = 0
     """Steps that are no longer known."""
+    before: tuple[Set, ...] = ()
+    """What was set before the first step."""
     issuing: tuple[Code, ...] = ()
     """Lines that issued a collective on this rank, as far as torch remembers; and regions, with an empty file."""
 
@@ -143,22 +160,34 @@ def flow_of(ring: bytes | mmap.mmap, *, limit: int = _MAX_SENT) -> Flow | None:
     """The newest `limit` steps in a ring; None for bytes that are none."""
     if len(ring) < HEADER.size:
         return None
-    head, capacity, table_bytes = HEADER.unpack_from(ring)
+    head, capacity, table_bytes, before_bytes = HEADER.unpack_from(ring)
     end = HEADER.size + capacity * ENTRY.size
-    if not 0 < capacity <= 1 << 24 or len(ring) < end + table_bytes:
+    if not 0 < capacity <= 1 << 24 or len(ring) < end + TABLE_BYTES + before_bytes or table_bytes > TABLE_BYTES:
         return None
     codes = _table(bytes(ring[end : end + table_bytes]))
-    if codes is None:
+    before = _before(bytes(ring[end + TABLE_BYTES : end + TABLE_BYTES + before_bytes]))
+    if codes is None or before is None:
         return None
     kept = min(head, capacity, limit)
     entries = list(_entries(ring, head - kept, head, capacity))
     known = [(number, packed) for _, number, packed in entries if number < len(codes)]
-    return Flow(codes=codes, packed=_packed(known), num_before=head - len(known))
+    return Flow(codes=codes, packed=_packed(known), num_before=head - len(known), before=before)
 
 
 def _entries(ring: bytes | mmap.mmap, start: int, end: int, capacity: int) -> Iterator[tuple[int, int, int]]:
     for number in range(start, end):
         yield ENTRY.unpack_from(ring, HEADER.size + number % capacity * ENTRY.size)
+
+
+def _before(data: bytes) -> tuple[Set, ...] | None:
+    """What was set before, one JSON list a line."""
+    try:
+        rows = [json.loads(row) for row in data.splitlines()]
+        return tuple(
+            Set(file=file, function=code, line=at, name=name, value=value) for file, code, at, name, value in rows
+        )
+    except (ValueError, TypeError):
+        return None
 
 
 def _table(data: bytes) -> tuple[Code, ...] | None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.timeline import source
+from tpcompile.evidence.timeline.before import UnlikeBefore
 from tpcompile.evidence.timeline.depends import Dependence, Frames
 from tpcompile.evidence.timeline.flow import Code, Kind
 from tpcompile.evidence.timeline.values import Compared, Scopes, Unlike
@@ -23,10 +24,13 @@ _NEAR = 6000
 """Steps before a fork that are looked at for what it depends on."""
 
 
+Origin = Fork | Unlike | UnlikeBefore
+
+
 class Counts(NamedTuple):
     """What parted two ranks."""
 
-    origin: Fork | Unlike
+    origin: Origin
     last: Fork | Unlike | None
     """The fork, or the last value, that depends on it; often itself."""
     is_uneven: bool
@@ -40,7 +44,9 @@ class Counts(NamedTuple):
         return start_of(self.origin)
 
 
-def start_of(origin: Fork | Unlike) -> int:
+def start_of(origin: Origin) -> int:
+    if isinstance(origin, UnlikeBefore):
+        return -1
     return origin.known_at if isinstance(origin, Unlike) else origin.starts[0]
 
 
@@ -56,6 +62,8 @@ class Pair:
     forks: Sequence[Fork]
     """All places at which they part."""
     values: Compared
+    before: Sequence[UnlikeBefore] = ()
+    """What the two had set differently before their first step."""
     is_same_program: bool = True
     """False for ranks of different domains: what they do differently all the time, they do by their role."""
 
@@ -91,6 +99,10 @@ class Pair:
         seeds = frozenset(words).union(*(self._read(steps[index]) for index in running))
         depends = self._dependence(seeds, len(steps), differing, once)
         found = self._reason(depends, once)
+        is_known = isinstance(found, Fork) or (found is not None and found.key in self.values.new)
+        set_before = None if is_known else first(one for one in self.before if one.names & depends.wanted)
+        if set_before is not None:
+            return Counts(set_before, found if isinstance(found, Unlike) else None, False)
         if found is not None:
             last = max((one for one in depends.reasons if is_line(steps[one.set_at])), default=None)
             return Counts(found, last if isinstance(found, Unlike) else None, False)

@@ -10,6 +10,7 @@ from itertools import pairwise
 from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.records.base import UserLine
 from tpcompile.evidence.records.findings import Parted, Went
+from tpcompile.evidence.timeline.before import UnlikeBefore, unlike_before
 from tpcompile.evidence.timeline.expect import contexts_before
 from tpcompile.evidence.timeline.flow import Flow, Kind, value_text
 from tpcompile.evidence.timeline.pair import Pair, last_pass
@@ -46,6 +47,7 @@ def parted(
     base, *others = usable
     walks = numbered.without_numbers()
     scopes = Scopes(walks.codes)
+    set_before = unlike_before(usable, walks.codes)
     pairs: list[Pair] = []
     ends_s = time.monotonic() + _MAX_S
     for rank in others:
@@ -55,7 +57,8 @@ def parted(
         if begin is not None:
             found = list(forks(walks.steps[base], walks.steps[rank], begin))
             values = compared(walks, scopes, base, rank, found, begin)
-            pairs.append(Pair(walks, scopes, base, rank, frozenset(readable), found, values, is_same_program))
+            before = [one for one in set_before if one.by_rank[base] != one.by_rank[rank]]
+            pairs.append(Pair(walks, scopes, base, rank, frozenset(readable), found, values, before, is_same_program))
     counting = [counts for pair in pairs if (counts := pair.that_counts(named)) is not None]
     uneven = [counts for counts in counting if counts.is_uneven]
     linked = [counts for counts in counting if counts.is_linked]
@@ -63,7 +66,9 @@ def parted(
     if earliest is None:
         return None
     origin, last = earliest.origin, earliest.last
-    if isinstance(origin, Unlike):
+    if isinstance(origin, UnlikeBefore):
+        known = _set_before(origin)
+    elif isinstance(origin, Unlike):
         known = _set_apart(walks, base, origin, pairs)
     else:
         here = {pair.rank: first(fork for fork in pair.forks if fork.starts[0] == origin.starts[0]) for pair in pairs}
@@ -98,6 +103,24 @@ def _parted(walks: Walks, base: int, fork: Fork, there: Mapping[int, Fork], earl
         times=max(0, sum(is_line(step) and place_of(step) == fork.branch for step in steps[: fork.starts[0]]) - 1),
         sides=tuple(_went(walks, ranks, firsts[ranks[0]], ways[ranks[0]], fork) for ranks in sides.values()),
         odd=_odd(sides, onward, _ways_before(fork, steps, {one.starts[0] for one in earlier})),
+    )
+
+
+def _set_before(origin: UnlikeBefore) -> Parted:
+    """The line that gave a variable different values, before the recording began."""
+    here, values = origin.here, origin.by_rank
+    line = UserLine(file=here.file, line=here.line, function=here.function)
+    sides = grouped(values, lambda rank: values[rank])
+    largest = max(sides.values(), key=len)
+    has_majority = 2 * len(largest) > len(values)
+    return Parted(
+        line=line,
+        times=0,
+        sides=tuple(
+            Went(ranks=tuple(ranks), how="value", line=line, value=f"{here.name} = {value}")
+            for value, ranks in sides.items()
+        ),
+        odd=tuple(sorted(values.keys() - largest)) if has_majority else (),
     )
 
 

@@ -112,7 +112,10 @@ class Parting:
 
 
 def own_frame(event: Event, others: Iterable[Event]) -> UserLine | None:
-    """The outermost frame of an event that no stack of the others shares; the innermost where one shares all."""
-    shared = max((num_equal(event.place, other.place) for other in others), default=0)
+    """The outermost frame of an event that no stack of the others shares; the innermost where one shares all.
+
+    The innermost, too, where there is no stack to compare it with.
+    """
+    shared = max((num_equal(event.place, other.place) for other in others if other.stack), default=len(event.stack))
     own = event.stack[shared:] or event.stack[-1:]
     return first(own)

@@ -1,0 +1,104 @@
+"""recording/before: what the program had set when a recording begins, with the lines that set it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from tpcompile.recording.before import set_before
+
+CHUNK = 6  # of the module
+
+
+@dataclass
+class Config:
+    width: int = 8
+    names: tuple[str, ...] = ("a", "b")
+    inner: Any = field(default_factory=lambda: SimpleNamespace(dtype=torch.float16))
+
+
+class Odd:
+    """Whatever is asked of it fails, and is noted."""
+
+    asked: ClassVar[list[str]] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        Odd.asked.append(name)
+        raise RuntimeError(name)
+
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+def is_followed(file: str) -> bool:
+    return file == __file__
+
+
+def found_here(name: str) -> tuple[int, str]:
+    (found,) = ((one.line, one.value) for one in set_before(sys._getframe(1), is_followed) if one.name == name)
+    return found
+
+
+def line_with(text: str) -> int:
+    return next(at for at, line in enumerate(Path(__file__).read_text().splitlines(), start=1) if text in line)
+
+
+def test_a_variable_has_the_value_and_the_last_line_that_set_it() -> None:
+    width = 4
+    width = 2 * width  # the last one
+    assert found_here("width") == (line_with("# the last one"), "8")
+    assert width == 8
+    width = 99
+
+
+def test_variables_of_a_module_and_attributes_of_objects_are_known() -> None:
+    config = Config()  # made here
+    assert found_here("CHUNK") == (line_with("# of the module"), "6")
+    assert found_here("config.width") == (line_with("# made here"), "8")
+    assert found_here("config.inner.dtype") == (line_with("# made here"), "torch.float16")
+    assert config.width == 8
+
+
+def test_arguments_are_set_in_the_first_line() -> None:
+    def inner(flag: bool) -> tuple[int, str]:
+        assert flag
+        return found_here("flag")
+
+    assert inner(True)[1] == "True"
+
+
+def test_tensors_are_shapes_and_texts_are_hashes() -> None:
+    weight, secret = torch.nn.Parameter(torch.ones(2, 3)), "password"
+    assert found_here("weight")[1] == "torch.float32 [2, 3], requires_grad"
+    assert "password" not in found_here("secret")[1]
+    assert (weight.requires_grad, secret) == (True, "password")
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_the_number_of_the_rank_in_a_text_is_its_role(monkeypatch: pytest.MonkeyPatch, rank: str) -> None:
+    monkeypatch.setenv("RANK", rank)
+    path, device = f"shard_{rank}_of_8.pt", torch.device("cuda", int(rank))
+    assert found_here("path")[1] == "text 91a6aaa1"
+    assert found_here("device")[1] == "cuda"
+    assert (path, device.type) == (f"shard_{rank}_of_8.pt", "cuda")
+
+
+def test_no_code_of_an_object_runs() -> None:
+    odd, more = Odd(), [Odd()]
+    Odd.asked.clear()
+    names = {one.name for one in set_before(sys._getframe(), is_followed)}
+    assert not {"odd", "more"} & names
+    assert Odd.asked == []
+    assert odd is not more
+
+
+def test_much_is_cut() -> None:
+    everything = {str(number): Config() for number in range(5000)}
+    assert len(set_before(sys._getframe(), is_followed)) <= 2000
+    assert len(everything) == 5000
