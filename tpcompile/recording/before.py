@@ -6,6 +6,7 @@ Nothing is kept but small values: numbers, flags, dtypes, shapes, and hashes of 
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import inspect
 import linecache
@@ -15,8 +16,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
-from types import CodeType, FrameType, ModuleType
-from typing import Any
+from types import CodeType, FrameType, FunctionType, ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,25 +36,60 @@ _NUMBER = re.compile(r"\d+")
 
 def set_before(frame: FrameType | None, is_followed: Callable[[str], bool]) -> tuple[Set, ...]:
     """Of the modules that are followed, then of the functions that run, the outermost first: what each has set."""
-    return tuple(islice(_rows(frame, is_followed), _MAX_ROWS))
+    return tuple(islice(_Program(is_followed).rows(frame), _MAX_ROWS))
 
 
-def _rows(frame: FrameType | None, is_followed: Callable[[str], bool]) -> Iterator[Set]:
-    running = [one for one in _stack(frame) if is_followed(one.f_code.co_filename)][::-1]
-    of_frames = {one.f_code.co_filename for one in running if one.f_code.co_name == "<module>"}
-    modules = [(vars(module).get("__file__"), module) for module in sys.modules.values() if type(module) is ModuleType]
-    own = [(file, module) for file, module in modules if type(file) is str and is_followed(file)]
-    for file, module in own[:_MAX_MODULES]:
-        if file not in of_frames:
-            yield from _of_code(file, "<module>", _lines_of_module(file), vars(module))
-    for one in running:
-        code = one.f_code
-        with variables_of(one) as variables:
-            yield from _of_code(code.co_filename, code.co_qualname, _lines(code, one.f_lineno), variables)
+class _Program:
+    """The code that is followed, and the values in it."""
+
+    def __init__(self, is_followed: Callable[[str], bool]) -> None:
+        self._is_followed = is_followed
+
+    def rows(self, frame: FrameType | None) -> Iterator[Set]:
+        running = [one for one in _stack(frame) if self._is_followed(one.f_code.co_filename)][::-1]
+        of_frames = {one.f_code.co_filename for one in running if one.f_code.co_name == "<module>"}
+        known = [one for one in sys.modules.values() if type(one) is ModuleType]
+        own = [(file, module) for module in known if (file := self._file_of(module)) and file not in of_frames]
+        for file, module in own[:_MAX_MODULES]:
+            yield from self._variables(_lines_of_module(file), vars(module))
+        for one in running:
+            with variables_of(one) as variables:
+                yield from self._variables(_lines(one.f_code, one.f_lineno), variables)
+
+    def _file_of(self, module: ModuleType | None) -> str:
+        """The file of a module that is followed; empty for others."""
+        file = vars(module).get("__file__") if module is not None else None
+        return file if type(file) is str and self._is_followed(file) else ""
+
+    def _variables(self, lines: Mapping[str, _Place], variables: Mapping[str, Any]) -> Iterator[Set]:
+        for name, place in lines.items():
+            if name in variables and not name.startswith("__"):
+                yield from self._values(name, variables[name], place, 1)
+
+    def _values(self, path: str, value: Any, place: _Place, depth: int) -> Iterator[Set]:
+        """A value as text, or those of its attributes; nothing for what has no text that is the same on all ranks."""
+        text = _text(value)
+        if text is not None:
+            yield Set(file=place.file, function=place.function, line=place.line, name=path, value=text)
+            return
+        kind = type(value)
+        is_own = bool(self._file_of(sys.modules.get(kind.__module__)))
+        lines = {name: at for name, at in _lines_of_class(kind).items() if self._is_followed(at.file)} if is_own else {}
+        for name, one in _held(value, is_own=is_own) if depth <= _MAX_DEPTH else ():
+            is_part = issubclass(type(one), torch.nn.Module)  # of a model, however deep
+            yield from self._values(f"{path}.{name}", one, lines.get(name, place), depth + (not is_part))
+
+
+class _Place(NamedTuple):
+    """Where a variable is set."""
+
+    file: str
+    function: str
+    line: int
 
 
 @lru_cache(maxsize=256)
-def _lines_of_module(file: str) -> Mapping[str, int]:
+def _lines_of_module(file: str) -> Mapping[str, _Place]:
     try:
         code = compile("".join(linecache.getlines(file)), file, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError):
@@ -61,42 +97,51 @@ def _lines_of_module(file: str) -> Mapping[str, int]:
     return _lines(code, 1 << 30)
 
 
-def _lines(code: CodeType, until: int) -> Mapping[str, int]:
-    """Name -> the last line above `until` that sets it; of an argument, the first line."""
+@lru_cache(maxsize=256)
+def _lines_of_class(kind: Any) -> Mapping[str, _Place]:
+    """Attribute -> the line of a method that sets it first, of the class itself before those that it inherits from."""
+    found: dict[str, _Place] = {}
+    for holder in type.mro(kind):
+        functions = [one for one in vars(holder).values() if type(one) is FunctionType]
+        for function in functions:
+            for name, place in _lines(function.__code__, 1 << 30, of_self=True).items():
+                found.setdefault(name, place)
+    return found
+
+
+def _lines(code: CodeType, until: int, *, of_self: bool = False) -> Mapping[str, _Place]:
+    """Name -> the last line above `until` that sets it; of an argument, the first line. Or attributes of `self`."""
     found = assigned(code)
-    lines = {name: code.co_firstlineno for _, name, _ in found.arguments}
+    numbers = {} if of_self else {name: code.co_firstlineno for _, name, _ in found.arguments}
+    own = code.co_varnames[0] if of_self and code.co_argcount else None
     for at, line in enumerate(found.by_line, start=code.co_firstlineno):
-        if line is not None and at < until:
-            lines |= {name: at for _, name, attribute in line.specs if attribute is None}
-    return lines
+        for _, name, attribute in line.specs if line is not None and at < until else ():
+            if attribute is None and not of_self:
+                numbers[name] = at
+            elif attribute is not None and name == own:
+                numbers[attribute] = at
+    return {name: _Place(code.co_filename, code.co_qualname, at) for name, at in numbers.items()}
 
 
-def _of_code(file: str, function: str, lines: Mapping[str, int], variables: Mapping[str, Any]) -> Iterator[Set]:
-    for name, at in lines.items():
-        if name in variables and not name.startswith("__"):
-            for path, text in _texts(name, variables[name], 1):
-                yield Set(file=file, function=function, line=at, name=path, value=text)
-
-
-def _texts(path: str, value: Any, depth: int) -> Iterator[tuple[str, str]]:
-    """A value as text, or those of its attributes; nothing for what has no text that is the same on all ranks."""
-    text = _text(value)
-    if text is not None:
-        yield path, text
-        return
-    for name, one in _held(value) if depth <= _MAX_DEPTH else ():
-        yield from _texts(f"{path}.{name}", one, depth + 1)
-
-
-def _held(value: Any) -> Iterator[tuple[str, Any]]:
+def _held(value: Any, *, is_own: bool) -> Iterator[tuple[str, Any]]:
     """Attributes of an object, or entries of a dict, by name; no code of the value's class runs."""
-    if issubclass(type(value), (type, ModuleType)):
+    kind = type(value)
+    has_attributes = is_own or kind in (SimpleNamespace, argparse.Namespace) or issubclass(kind, torch.nn.Module)
+    if kind is not dict and (not has_attributes or issubclass(kind, (type, ModuleType))):
         return
-    is_dict = type(value) is dict
-    has_attributes = inspect.getattr_static(value, "__dict__", None) is not None
-    held = value if is_dict else object.__getattribute__(value, "__dict__") if has_attributes else None
+    if kind is not dict and inspect.getattr_static(value, "__dict__", None) is None:
+        return
+    held = value if kind is dict else object.__getattribute__(value, "__dict__")
+    if issubclass(kind, torch.nn.Module):
+        parts = [held.get(name) or {} for name in ("_parameters", "_buffers", "_modules")]
+        held = {name: one for part in parts for name, one in part.items()} | (_attributes(held) if is_own else {})
     if type(held) is dict:
         yield from ((name, one) for name, one in list(held.items())[:_MAX_ITEMS] if type(name) is str)
+
+
+def _attributes(held: dict[str, Any]) -> dict[str, Any]:
+    """Those of a module that its class sets, not torch."""
+    return {name: one for name, one in held.items() if not name.startswith("_")}
 
 
 def _text(value: Any) -> str | None:

@@ -99,8 +99,8 @@ class Pair:
         seeds = frozenset(words).union(*(self._read(steps[index]) for index in running))
         depends = self._dependence(seeds, len(steps), differing, once)
         found = self._reason(depends, once)
-        is_known = isinstance(found, Fork) or (found is not None and found.key in self.values.new)
-        set_before = None if is_known else first(one for one in self.before if one.names & depends.wanted)
+        differing_before = (one for one in self.before if one.names & depends.wanted)
+        set_before = None if isinstance(found, Fork) else first(differing_before)
         if set_before is not None:
             return Counts(set_before, found if isinstance(found, Unlike) else None, False)
         if found is not None:
