@@ -26,10 +26,20 @@ from tests.evidence.samples import compiled
 from tests.gate.test_checks import failed, healthy
 print(failed("C", healthy(0), healthy(1, compiles=[compiled()] * 9)))
 """,
+    "label": """
+from tests.evidence.timeline.test_label import labelled
+print(labelled("(a10 >1@11)x3 a10 a10*", "(a10 <0@21)x3 a10 <0@21*").says)
+""",
     "cli": "import sys; from tpcompile.cli import app; app(['causes'], standalone_mode=False)",
 }
 """What is added -> a program that prints `SHOWN` if it is there."""
-SHOWN = {"layer": "callers", "fault": "mode_string", "check": "'few compiles'>: (1,)", "cli": "graph break: "}
+SHOWN = {
+    "layer": "callers",
+    "fault": "mode_string",
+    "check": "'few compiles'>: (1,)",
+    "label": "never sent",
+    "cli": "graph break: ",
+}
 
 pytestmark = [
     pytest.mark.slow,

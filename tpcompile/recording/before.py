@@ -24,6 +24,7 @@ import torch
 from tpcompile.evidence.timeline.flow import Set
 from tpcompile.recording.assigned import assigned
 from tpcompile.recording.variables import variables_of
+from tpcompile.torch_api.flags import num_function_modes
 
 _MAX_ROWS, _MAX_MODULES = 2000, 64
 _MAX_DEPTH = 3
@@ -44,11 +45,12 @@ class _Program:
 
     def __init__(self, is_followed: Callable[[str], bool]) -> None:
         self._is_followed = is_followed
+        self._classes: dict[int, Mapping[str, _Place]] = {}
 
     def rows(self, frame: FrameType | None) -> Iterator[Set]:
         running = [one for one in _stack(frame) if self._is_followed(one.f_code.co_filename)][::-1]
         of_frames = {one.f_code.co_filename for one in running if one.f_code.co_name == "<module>"}
-        known = [one for one in sys.modules.values() if type(one) is ModuleType]
+        known = [one for one in list(sys.modules.values()) if type(one) is ModuleType]
         own = [(file, module) for module in known if (file := self._file_of(module)) and file not in of_frames]
         for file, module in own[:_MAX_MODULES]:
             yield from self._variables(_lines_of_module(file), vars(module))
@@ -72,12 +74,22 @@ class _Program:
         if text is not None:
             yield Set(file=place.file, function=place.function, line=place.line, name=path, value=text)
             return
-        kind = type(value)
+        kind: Any = type(value)
         is_own = bool(self._file_of(sys.modules.get(kind.__module__)))
-        lines = {name: at for name, at in _lines_of_class(kind).items() if self._is_followed(at.file)} if is_own else {}
+        lines = self._lines_of_class(kind) if is_own else {}
         for name, one in _held(value, is_own=is_own) if depth <= _MAX_DEPTH else ():
             is_part = issubclass(type(one), torch.nn.Module)  # of a model, however deep
             yield from self._values(f"{path}.{name}", one, lines.get(name, place), depth + (not is_part))
+
+    def _lines_of_class(self, kind: type) -> Mapping[str, _Place]:
+        """Attribute -> the line of a method that sets it, of the class itself before those that it inherits from."""
+        found = self._classes.get(id(kind))
+        if found is None:
+            functions = [one for holder in type.mro(kind) for one in vars(holder).values() if type(one) is FunctionType]
+            own = [one.__code__ for one in functions if self._is_followed(one.__code__.co_filename)]
+            tables = [_lines(code, 1 << 30, of_self=True) for code in own]
+            found = self._classes[id(kind)] = {name: at for table in tables[::-1] for name, at in table.items()}
+        return found
 
 
 class _Place(NamedTuple):
@@ -95,18 +107,6 @@ def _lines_of_module(file: str) -> Mapping[str, _Place]:
     except (SyntaxError, ValueError, RecursionError):
         return {}
     return _lines(code, 1 << 30)
-
-
-@lru_cache(maxsize=256)
-def _lines_of_class(kind: Any) -> Mapping[str, _Place]:
-    """Attribute -> the line of a method that sets it first, of the class itself before those that it inherits from."""
-    found: dict[str, _Place] = {}
-    for holder in type.mro(kind):
-        functions = [one for one in vars(holder).values() if type(one) is FunctionType]
-        for function in functions:
-            for name, place in _lines(function.__code__, 1 << 30, of_self=True).items():
-                found.setdefault(name, place)
-    return found
 
 
 def _lines(code: CodeType, until: int, *, of_self: bool = False) -> Mapping[str, _Place]:
@@ -152,7 +152,7 @@ def _text(value: Any) -> str | None:
         return str(value.type)  # of a rank's own device the index is its role
     if kind is str:
         return f"text {hashlib.sha256(_without_rank(value).encode()).hexdigest()[:8]}"
-    if kind in (torch.Tensor, torch.nn.Parameter):
+    if kind in (torch.Tensor, torch.nn.Parameter) and not num_function_modes():  # a mode would see it
         grad = ", requires_grad" if value.requires_grad else ""
         return f"{value.dtype} {list(value.shape)}{grad}"
     if kind in (list, tuple, torch.Size):

@@ -13,35 +13,43 @@ from tpcompile.evidence.timeline.parting import Edit, Parting, Side, Why
 from tpcompile.evidence.timeline.stream import Event, How, Kind
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
     """What is said of one kind of parting."""
 
+    edit: Edit
+    kind: Kind | None
+    """Kind of the event at which the ranks parted, CALL also for a collective that the call issues; None for any."""
     cause: Cause
-    of_call: Cause
-    """The same where ranks parted at a call of compiled code."""
     says: str
     """`{odd}` are the ranks to blame, `{did}` what they did; `{others}` and `{usual}` the other ranks, and theirs."""
 
 
-_STUCK, _CALLS, _SIZES, _VARIANT = (
-    Cause.STUCK_COLLECTIVE, Cause.CALL_COUNT, Cause.COLLECTIVE_SIZES, Cause.WRONG_VARIANT,
-)  # fmt: skip
-LABELS: dict[Edit, _Row] = {
-    Edit.LEFT_OUT: _Row(_STUCK, _CALLS, "{odd} left out {usual}{like}; {odd} {did}"),
-    Edit.ADDED: _Row(_STUCK, _CALLS, "{odd} {did}{alone}; {others} {usual_did}"),
-    Edit.INSTEAD: _Row(_STUCK, _CALLS, "{odd} {did}, where {others} {usual_did}"),
-    Edit.ENDED: _Row(_STUCK, _CALLS, "{odd} {did}, before {usual}{like}"),
-    Edit.CONTENT: _Row(_SIZES, _VARIANT, "{fields} differ: {odd} {did}; {others} {usual_did}"),
-    Edit.UNDECIDED: _Row(_STUCK, _CALLS, "{sides}"),
-}
+_LEFT_OUT, _ADDED = "{odd} left out {usual}{like}; {odd} {did}", "{odd} {did}{alone}; {others} {usual_did}"
+_INSTEAD, _ENDED = "{odd} {did}, where {others} {usual_did}", "{odd} {did}, before {usual}{like}"
+_CONTENT, _SIDES = "{fields} differ: {odd} {did}; {others} {usual_did}", "{sides}"
+ROWS = (
+    Row(Edit.LEFT_OUT, Kind.CALL, Cause.CALL_COUNT, _LEFT_OUT),
+    Row(Edit.LEFT_OUT, None, Cause.STUCK_COLLECTIVE, _LEFT_OUT),
+    Row(Edit.ADDED, Kind.CALL, Cause.CALL_COUNT, _ADDED),
+    Row(Edit.ADDED, None, Cause.STUCK_COLLECTIVE, _ADDED),
+    Row(Edit.INSTEAD, Kind.CALL, Cause.CALL_COUNT, _INSTEAD),
+    Row(Edit.INSTEAD, None, Cause.STUCK_COLLECTIVE, _INSTEAD),
+    Row(Edit.ENDED, Kind.CALL, Cause.CALL_COUNT, _ENDED),
+    Row(Edit.ENDED, None, Cause.STUCK_COLLECTIVE, _ENDED),
+    Row(Edit.CONTENT, Kind.CALL, Cause.WRONG_VARIANT, _CONTENT),
+    Row(Edit.CONTENT, None, Cause.COLLECTIVE_SIZES, _CONTENT),
+    Row(Edit.UNDECIDED, Kind.CALL, Cause.CALL_COUNT, _SIDES),
+    Row(Edit.UNDECIDED, None, Cause.STUCK_COLLECTIVE, _SIDES),
+)
+"""The first row that fits counts."""
 _VERBS = {
-    Kind.ITERATION: "began the iteration",
+    Kind.ITERATION: "began",
     Kind.CALL: "made",
     Kind.COMPILE: "compiled",
     Kind.COLLECTIVE: "issued",
     Kind.SEND: "is in",
     Kind.RECEIVE: "is in",
-    Kind.BREAK: "broke its graph",
+    Kind.BREAK: "had",
 }
 
 
@@ -58,8 +66,9 @@ class Label:
 
 def label(parting: Parting) -> Label:
     """The row for a parting, filled in."""
-    is_same_event = bool(parting.fields)
-    row = LABELS[Edit.CONTENT if is_same_event and not parting.odd else parting.edit]
+    edit = Edit.CONTENT if parting.fields and not parting.odd else parting.edit
+    kind = _kind(parting)
+    row = next(row for row in ROWS if row.edit == edit and row.kind in (kind, None))
     everyone = tuple(sorted(parting.starts))
     odd_side = parting.odd_side
     usual = _usual(parting)
@@ -75,8 +84,7 @@ def label(parting: Parting) -> Label:
         fields=" and ".join(parting.fields) or "contents",
         sides="; ".join(map(_side_text, parting.sides)),
     )
-    cause = row.of_call if _is_of_call(parting) else row.cause
-    return Label(cause, text, parting.odd or everyone, parting.line)
+    return Label(row.cause, text, parting.odd or everyone, parting.line)
 
 
 def did(event: Event) -> str:
@@ -99,7 +107,7 @@ def event_text(event: Event) -> str:
         sizes = f" {content['sizes']}" if content.get("sizes") else ""
         in_call = f" in call {event.call} of {event.region}" if event.call else ""
         return f"{event.name}{number}{sizes} of group {event.group!r}{at}{in_call}"
-    return f"{event.name}{number}{at}".strip()
+    return f"{event.name or event.kind}{number}{at}"
 
 
 def _usual(parting: Parting) -> Event:
@@ -121,15 +129,15 @@ def _reason(parting: Parting) -> str:
     return ", as in earlier steps" if parting.why == Why.OWN_PAST else ""
 
 
-def _is_of_call(parting: Parting) -> bool:
-    """True where the ranks parted at a call of compiled code, or above one: the collectives in it are equal."""
-    if parting.edit == Edit.ENDED and parting.odd_side.event.name != How.FINISHED:
-        return False  # not for a call: it raised, or was killed
+def _kind(parting: Parting) -> Kind:
+    """Kind of the event at which the ranks parted: CALL where they did at a call of compiled code, or above one."""
     lacks_it = parting.edit in (Edit.LEFT_OUT, Edit.ENDED)
     event = _usual(parting) if lacks_it else parting.odd_side.event
-    if event.kind == Kind.CALL:
-        return True
-    return parting.line in event.stack[: event.call_depth]
+    has_failed = parting.edit == Edit.ENDED and parting.odd_side.event.name != How.FINISHED
+    is_in_call = parting.line in event.stack[: event.call_depth] and not parting.fields
+    if has_failed:  # it did not leave the call out: it raised, or was killed
+        return Kind.END
+    return Kind.CALL if is_in_call else event.kind
 
 
 def _side_text(side: Side) -> str:
