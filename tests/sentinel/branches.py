@@ -51,22 +51,31 @@ def kill() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Settings:
+    """Read before the block; those of one host are not up to date."""
+
+    def __init__(self) -> None:
+        is_old = FORM == "setting" and dist.get_rank() == 1
+        self.scale = 2.0 if is_old else 1.0
+
+
 @torch.compile(backend="eager")
-def forward(x: torch.Tensor) -> torch.Tensor:
-    return x.sin()
+def forward(x: torch.Tensor, settings: Settings) -> torch.Tensor:
+    return x.sin() * settings.scale
 
 
 def main() -> None:
     dist.init_process_group("gloo")
-    optimizer = Optimizer(torch.ones(24))
+    optimizer, settings = Optimizer(torch.ones(24)), Settings()
     domains: dict[str, Any] = {}
     if FORM == "domains":  # data parallel: each rank is a domain of its own
         domains = {"mesh": init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp")), "axis": "tp"}
-    with Sentinel(flow=FORM != "off", hang_after_s=1.0, **domains):
+    flow = {"off": False, "setting": None}.get(FORM, True)
+    with Sentinel(flow=flow, hang_after_s=1.0, **domains):
         if FORM == "killed":
             threading.Timer(1.0, kill).start()
         for step in range(10):
-            loss = forward(torch.ones(4))
+            loss = forward(torch.ones(4), settings)
             if FORM == "killed":
                 time.sleep(0.3)
             if FORM == "domains" and dist.get_rank() == 1 and step == 5:

@@ -104,6 +104,20 @@ def test_a_rank_that_was_killed_has_taken_no_other_branch(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.ranks
+def test_what_was_set_before_the_block_is_known_without_executed_lines_too(tmp_path: Path) -> None:
+    """Before Python 3.12 no lines are recorded here."""
+    done, lead = job("setting", tmp_path)
+    assert done.returncode == 1
+    assert lead is not None and lead.line is not None and lead.parted is not None
+    assert (Path(lead.line.file).name, lead.line.line) == ("branches.py", line_with("self.scale = 2.0 if is_old"))
+    assert {side.ranks: side.value for side in lead.parted.sides} == {
+        (0,): "settings.scale = 1.0",
+        (1,): "settings.scale = 2.0",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
 def test_without_executed_lines_the_collectives_alone_are_compared(tmp_path: Path) -> None:
     """The negative control of the first test."""
     done, lead = job("off", tmp_path)

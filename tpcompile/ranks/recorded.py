@@ -79,7 +79,9 @@ def record_side(
             return _known({rank: flow_of(rank) for rank in ranks[:_MAX_ELSEWHERE]})
 
         flows = _known({record.rank: own, **others, **ended})
-        return with_branch(verdict, flows, {code.file for code in own.codes}, elsewhere)
+        readable = {code.file for code in own.codes} | {one.file for one in own.before}
+        named = with_branch(verdict, flows, readable, elsewhere)
+        return named if own.packed or named is not verdict else without_branch(verdict)
 
     def answer(question: _Question | _FlowQuestion) -> Any:
         if isinstance(question, _FlowQuestion):

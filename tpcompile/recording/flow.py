@@ -67,11 +67,9 @@ class FlowRecorder:
     def start(self, name: str, *, by_settrace: bool = False) -> str:
         """Begin to record into the ring of that name; returns why it does not, empty when it does.
 
-        Before Python 3.12 there is `sys.settrace` alone, which makes the user's code several times slower.
+        Before Python 3.12 there is `sys.settrace` alone, which makes the user's code several times slower. What was set
+        before is known without either.
         """
-        why_not = _why_taken(by_settrace=by_settrace) if name else "there is no private folder"
-        if why_not:
-            return why_not
         try:
             self._ring = Ring(name)
         except (OSError, PreflightError) as error:
@@ -80,6 +78,9 @@ class FlowRecorder:
             self._ring.keep_before(set_before(sys._getframe(1), self._is_followed))
         except Exception as error:  # an object of the user's may be odd in any way
             logger.debug("what was set before is not recorded: {}", error)
+        why_not = _why_taken(by_settrace=by_settrace)
+        if why_not:
+            return why_not
         begin = self._monitor if IS_POSSIBLE else self._trace
         begin(self._ring, sys._getframe(1))
         _RECORDING.add(self)
@@ -140,9 +141,10 @@ class FlowRecorder:
 
     def stop(self) -> None:
         """End the recording and remove the ring."""
-        if self._callbacks is None or self._ring is None or os.getpid() != self._pid:
+        if self._ring is None or os.getpid() != self._pid:
             return
-        self._release()
+        if self._callbacks is not None:
+            self._release()
         self._ring.close()
         self._ring = None
         _RECORDING.discard(self)

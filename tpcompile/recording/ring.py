@@ -26,6 +26,8 @@ class Ring:
     """The ring of this process. Raises PreflightError or OSError without a private folder, or room for it."""
 
     def __init__(self, name: str) -> None:
+        if not name:
+            raise PreflightError("there is no private folder")
         self.path = _path(name)
         _remove_old(self.path.parent)
         size = _size()

@@ -63,4 +63,15 @@ def test_names_are_those_of_the_program() -> None:
     assert unlike("4", "6") == [{"0 width"}]
     assert unlike("4", "6", name="config.width") == [{".width"}]
     assert unlike("4", "6", function="<module>") == [{"width", ".width"}]
-    assert unlike("4", "6", function="unseen") == [frozenset()]
+    assert unlike("4", "6", function="unseen") == [{"width"}]
+
+
+def test_without_steps_a_name_that_a_guard_has_is_found() -> None:
+    flows = {
+        rank: Flow(before=(Set(file="m.py", function="Net.__init__", line=3, name="net.scale", value=value),))
+        for rank, value in enumerate(("1.0", "1.5", "1.0"))
+    }
+    found = parted(flows, (), ["self", "scale"])
+    assert found is not None
+    assert (found.line.line, found.odd, found.is_uneven) == (3, (1,), False)
+    assert parted(flows, (), ["self", "bias"]) is None

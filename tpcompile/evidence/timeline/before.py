@@ -44,5 +44,5 @@ def _names(here: Set, numbers: Mapping[tuple[str, str], int]) -> frozenset[str]:
     if name != here.name:
         return frozenset({f".{name}"})
     number = numbers.get((here.file, here.function))
-    known = {f"{number} {name}"} if number is not None else set[str]()
+    known = {name if number is None else f"{number} {name}"}
     return frozenset(known | ({name, f".{name}"} if here.function == "<module>" else set[str]()))

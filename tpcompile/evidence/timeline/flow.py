@@ -171,7 +171,7 @@ def flow_of(ring: bytes | mmap.mmap, *, limit: int = _MAX_SENT) -> Flow | None:
     kept = min(head, capacity, limit)
     entries = list(_entries(ring, head - kept, head, capacity))
     known = [(number, packed) for _, number, packed in entries if number < len(codes)]
-    return Flow(codes=codes, packed=_packed(known), num_before=head - len(known), before=before)
+    return Flow(codes=codes, packed=_packed(known) if known else "", num_before=head - len(known), before=before)
 
 
 def _entries(ring: bytes | mmap.mmap, start: int, end: int, capacity: int) -> Iterator[tuple[int, int, int]]:

@@ -41,7 +41,7 @@ def parted(
     """
     usable = {rank: flow for rank, flow in sorted(flows.items()) if flow.packed}
     if len(usable) < 2:
-        return None
+        return _named_before(flows, named)
     numbered = Walks.of(usable)
     are_whole = all(flow.num_before == 0 for flow in usable.values())
     base, *others = usable
@@ -104,6 +104,14 @@ def _parted(walks: Walks, base: int, fork: Fork, there: Mapping[int, Fork], earl
         sides=tuple(_went(walks, ranks, firsts[ranks[0]], ways[ranks[0]], fork) for ranks in sides.values()),
         odd=_odd(sides, onward, _ways_before(fork, steps, {one.starts[0] for one in earlier})),
     )
+
+
+def _named_before(flows: Mapping[int, Flow], named: Collection[str]) -> Parted | None:
+    """Where no steps were recorded: of what was set before, the first variable whose name is known already."""
+    wanted = {name for word in named for name in (word, f".{word}")}
+    unlike = unlike_before(flows, ()) if len(flows) > 1 else []
+    found = first(one for one in unlike if one.names & wanted)
+    return _set_before(found).model_copy(update={"is_uneven": False}) if found is not None else None
 
 
 def _set_before(origin: UnlikeBefore) -> Parted:
