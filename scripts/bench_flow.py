@@ -4,9 +4,8 @@
 
 Two loops that users write around a small Llama of transformers, in eager: `train` (forward, backward, clipping, AdamW)
 and `decode` (greedy, with a cache, one token a step). Each round runs both modes once: off, and the user's file, with
---follow all of transformers as well. Code that was once followed is slower for a while after it, so each mode has a
-process of its own. CPU time of the process, since the lines are recorded on the CPU; on a GPU that hides it, the cost
-is smaller.
+--follow all of transformers as well. CPU time of the process, since the lines are recorded on the CPU; on a GPU that
+hides it, the cost is smaller.
 """
 
 from __future__ import annotations
@@ -28,8 +27,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tpcompile.recording import flow
 from tpcompile.recording.flow import FlowRecorder
 
-_STEPS = {"train": 8, "decode": 24}
-"""Steps of one round: a round takes about 0.1 s."""
+_STEPS = {"train": 24, "decode": 120}
+"""Steps of one round that are measured."""
+_WARM = {"train": 60, "decode": 300}
+"""Steps before them: the interpreter specialises code anew after what is recorded of it has changed, once in a job."""
 Modes = dict[str, tuple[str, ...] | None]
 
 
@@ -77,14 +78,15 @@ def decoding() -> Callable[[], None]:
     return step
 
 
-def round_of(step: Callable[[], None], num_steps: int, follow: tuple[str, ...] | None) -> tuple[float, float]:
+def round_of(step: Callable[[], None], num_warm: int, num_steps: int, follow: tuple[str, ...] | None) -> tuple[float, float]:
     """(CPU ms a step, recorded steps of the program a step)."""
     recorder = FlowRecorder(follow or ())
     if follow is not None:
         why_not = recorder.start(secrets.token_hex(8))
         if why_not:
             raise SystemExit(f"error: {why_not}")
-    step()  # looks at all code once
+    for _ in range(num_warm):
+        step()
     before = recorder.num_recorded
     start_s = time.process_time()
     for _ in range(num_steps):
@@ -102,7 +104,7 @@ def measured(name: str, step: Callable[[], None], rounds: int, modes: Modes) -> 
     counts: dict[str, float] = {}
     for _ in range(rounds):
         for mode, follow in modes.items():
-            ms, counts[mode] = round_of(step, _STEPS[name], follow)
+            ms, counts[mode] = round_of(step, _WARM[name], _STEPS[name], follow)
             times[mode].append(ms)
     found = {}
     for mode, own in times.items():

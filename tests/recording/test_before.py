@@ -73,9 +73,9 @@ def test_arguments_are_set_in_the_first_line() -> None:
     assert inner(True)[1] == "True"
 
 
-def test_tensors_are_shapes_and_texts_are_hashes() -> None:
+def test_tensors_are_types_and_texts_are_hashes() -> None:
     weight, secret = torch.nn.Parameter(torch.ones(2, 3)), "password"
-    assert found_here("weight")[1] == "torch.float32 [2, 3], requires_grad"
+    assert found_here("weight")[1] == "torch.float32, 2 dimensions, requires_grad"
     assert "password" not in found_here("secret")[1]
     assert (weight.requires_grad, secret) == (True, "password")
 

@@ -26,14 +26,14 @@ OPEN = (0, 1)
 STUCK, SIZES, CALL = Cause.STUCK_COLLECTIVE, Cause.COLLECTIVE_SIZES, Cause.CALL_COUNT
 STEP = (10, 10, 40, 40, 30)  # two of a forward, two of its backward, one of the clipping
 SITUATIONS = {
-    "two ranks in different collectives, nothing before": ([(10,)], 30, (STUCK, OPEN, 30)),
+    "two ranks in different collectives, nothing before": ([(10,)], 30, (SIZES, OPEN, 30)),
     "the others did alike, and this one not": ([(10, 20), (10, 20)], 30, (STUCK, (1,), 20)),
     "most ranks are elsewhere": ([(30,), (40,), (40,), (40,)], 30, (STUCK, (0, 1), 30)),
     "a line of its own, where the others repeat theirs": ([(10, 20, 10, 20, 10)] * 2, 30, (STUCK, (1,), 30)),
-    "everybody in a different one": ([(10, 20, 10, 20, 10), (10, 20, 10, 20, 77)], 30, (STUCK, (0, 1, 2), 77)),
+    "everybody in a different one": ([(10, 20, 10, 20, 10), (10, 20, 10, 20, 77)], 30, (SIZES, (0, 1, 2), 77)),
     "the same line, two ranks": ([(30, 30)], 30, (SIZES, OPEN, 30)),
     "the same line, three ranks": ([(30,), (30,)], 30, (SIZES, (1,), 30)),
-    "a loop goes on, or has ended": ([(30, 30, 88)], 30, (STUCK, OPEN, 30)),
+    "a loop goes on, or has ended": ([(30, 30, 88)], 30, (SIZES, OPEN, 30)),
     "what was due": ([(*STEP, *STEP, 10, 10, 40, 10)], 40, (STUCK, (0,), 40)),
     "it came early to what was due later": ([(*STEP, *STEP, 10, 10, 40)], 30, (STUCK, (1,), 40)),
     "a step left out by the one that lives": ([(*STEP, *STEP, 10, 10, 10)], 40, (STUCK, (0,), 10)),
@@ -86,6 +86,16 @@ def called_from(seq: int, *lines: int, done: bool = True) -> Issued:
     return issued(seq, done=done).model_copy(update=more)
 
 
+def test_in_compiled_code_too_a_rank_that_aborted_where_the_others_are_brought_other_sizes() -> None:
+    """Compiled code stands at the first line of its function."""
+    compiled = {"region": "f train.py:42"}
+    steps = [called_from(number, 90, 67, 42).model_copy(update=compiled) for number in (1, 2, 3)]
+    here = state(0, *steps[:2], steps[2].model_copy(update={"is_done": False}))
+    found = stuck(by_rank(here), aborted_at(90, 67, 42), before={})
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.COLLECTIVE_SIZES, (0, 1), line(67))
+
+
 @pytest.mark.parametrize("num_steps", [1, 2, 3])
 def test_a_call_from_a_new_line_may_follow_a_loop_that_ended(num_steps: int) -> None:
     """Rank 1 tried again in halves, or its loop has ended."""
@@ -93,7 +103,7 @@ def test_a_call_from_a_new_line_may_follow_a_loop_that_ended(num_steps: int) -> 
     here = state(0, *earlier, called_from(num_steps + 1, 76, 52, 29, done=False))
     found = stuck(by_rank(here), aborted_at(83, 52, 29), before={})
     assert found is not None
-    assert (found.cause, found.ranks, found.line) == (Cause.CALL_COUNT, (0, 1), line(83))
+    assert (found.cause, found.ranks, found.line) == (Cause.COLLECTIVE_SIZES, (0, 1), line(83))
 
 
 def test_what_every_step_had_and_the_last_one_not_was_left_out_by_the_remaining_rank() -> None:

@@ -154,7 +154,7 @@ def _text(value: Any) -> str | None:
         return f"text {hashlib.sha256(_without_rank(value).encode()).hexdigest()[:8]}"
     if kind in (torch.Tensor, torch.nn.Parameter) and not num_function_modes():  # a mode would see it
         grad = ", requires_grad" if value.requires_grad else ""
-        return f"{value.dtype} {list(value.shape)}{grad}"
+        return f"{value.dtype}, {value.dim()} dimensions{grad}"  # sizes are those of the rank's own shard
     if kind in (list, tuple, torch.Size):
         parts = [_text(item) for item in value[:_MAX_ITEMS]]
         return _joined(kind, parts, len(value)) if any(parts) or not value else None

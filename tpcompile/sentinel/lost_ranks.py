@@ -35,7 +35,8 @@ def _found(dead: ByRank[Lost], states: ByRank[RankState]) -> Finding:
         # gloo aborts the rank that receives more bytes than it expects, which may be the rank that is right
         found = parted(states, aborted)
         if found is not None:
-            return replace(found, observed=f"{says}; {found.observed}")
+            cause = found.cause if found.is_rank_known else Cause.COLLECTIVE_SIZES  # what gloo aborts for
+            return replace(found, cause=cause, observed=f"{says}; {found.observed}")
         if any(state.latest for state in states.values()):
             says += "; it aborted in a collective with ranks of other domains, which are not compared here"
     lines = [*dead.found(_line).values(), *waiting.found(_line).values()]

@@ -122,7 +122,7 @@ def _left_earlier(ways: Sequence[Way]) -> Parting | None:
         leads_there = due and programs[due[-1]] == usual.first.program
         if leads_there and due_after(programs[:left]) == {programs[due[0]]} != {programs[left]}:
             start = did[left].index
-            side = Side(odd.ranks, odd.stream.events[start:], (start,))
+            side = Side(odd.ranks, odd.stream.events[start:], (start,), did[left].event)
             way = replace(odd, steps=tuple(did[left:]), past=tuple(did[:left]), side=side)
             return _parting([way, usual], usual, [did[index] for index in due], Why.OWN_PAST)
     return None

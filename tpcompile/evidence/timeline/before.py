@@ -18,6 +18,11 @@ class UnlikeBefore(NamedTuple):
     names: frozenset[str]
     """As `Scopes` knows it."""
 
+    @property
+    def is_plain(self) -> bool:
+        """False for a container, which may have been filled in a different line than the one that sets the variable."""
+        return " of " not in self.here.value
+
 
 def unlike_before(flows: Mapping[int, Flow], codes: Sequence[Code]) -> list[UnlikeBefore]:
     """The variables that all ranks had set, and not alike, in the order in which they were set."""

@@ -71,11 +71,12 @@ def label(parting: Parting) -> Label:
     row = next(row for row in ROWS if row.edit == edit and row.kind in (kind, None))
     everyone = tuple(sorted(parting.starts))
     odd_side = parting.odd_side
-    usual = _usual(parting)
+    is_content = edit == Edit.CONTENT
+    usual = _usual(parting, is_content=is_content)
     is_shared_line = parting.line is not None and parting.line in usual.stack
     text = row.says.format(
         odd=named_ranks(parting.odd or odd_side.ranks),
-        did=did(odd_side.event),
+        did=did(odd_side.compared if is_content else odd_side.event),
         others=named_ranks(_others(parting)) if _others(parting) else "the other ranks",
         usual=event_text(usual),
         usual_did=did(usual),
@@ -110,9 +111,11 @@ def event_text(event: Event) -> str:
     return f"{event.name or event.kind}{number}{at}"
 
 
-def _usual(parting: Parting) -> Event:
+def _usual(parting: Parting, *, is_content: bool = False) -> Event:
     """What the other ranks did there, or what was due."""
     usual = parting.usual_side
+    if usual is not None and is_content:
+        return usual.compared
     return usual.event if usual else first(parting.due) or parting.sides[0].event
 
 

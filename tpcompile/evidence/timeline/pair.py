@@ -99,8 +99,7 @@ class Pair:
         seeds = frozenset(words).union(*(self._read(steps[index]) for index in running))
         depends = self._dependence(seeds, len(steps), differing, once)
         found = self._reason(depends, once)
-        differing_before = (one for one in self.before if one.names & depends.wanted)
-        set_before = None if isinstance(found, Fork) else first(differing_before)
+        set_before = None if isinstance(found, Fork) else self._set_before(depends.wanted, is_sure=found is None)
         if set_before is not None:
             return Counts(set_before, found if isinstance(found, Unlike) else None, False)
         if found is not None:
@@ -108,6 +107,10 @@ class Pair:
             return Counts(found, last if isinstance(found, Unlike) else None, False)
         is_clear = once and not differing
         return Counts(self._origin(once[-1], once[:-1], differing), once[-1], False, False) if is_clear else None
+
+    def _set_before(self, wanted: set[str], *, is_sure: bool) -> UnlikeBefore | None:
+        """What was set differently before the block; a container only where nothing else is known to be the reason."""
+        return first(one for one in self.before if one.names & wanted and (one.is_plain or is_sure))
 
     def _changed_by(self, habits: Iterable[Fork]) -> frozenset[str]:
         """Names whose values differ between the ranks without harm."""

@@ -49,6 +49,8 @@ class Side:
     """What the first of them did from the parting on; the first event is where they went."""
     starts: tuple[int, ...]
     """For each rank the index of that event in its stream; of an end that is no event, the number of events."""
+    compared: Event
+    """What differs from the other sides: of a call that issued it, the collective."""
 
     @property
     def event(self) -> Event:
@@ -88,12 +90,12 @@ class Parting:
     @property
     def fields(self) -> tuple[str, ...]:
         """Fields that differ where the ranks did the same event; empty where they did different ones."""
-        events = [side.event for side in self.sides]
+        events = [side.compared for side in self.sides]
         if differ((event.kind, event.name, event.group, event.place, event.peer) for event in events):
             return ()
         if any(event.is_unlike for event in events):
             return ("sizes, dtypes or split sizes",)
-        contents = [side.event.content for side in self.sides]
+        contents = [event.content for event in events]
         names = sorted(set[str]().union(*contents))
         return tuple(name for name in names if differ(content.get(name) for content in contents))
 

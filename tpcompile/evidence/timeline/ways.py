@@ -79,7 +79,7 @@ def _side(tracks: Sequence[Track], position: int) -> Side:
     starts = tuple(_start(track, position) for track in tracks)
     events = tracks[0].stream.events[starts[0] :]
     end = tracks[0].steps[-1].event  # it need not be an event of the stream
-    return Side(ranks, events or (end,), starts)
+    return Side(ranks, events or (end,), starts, tracks[0].steps[position - tracks[0].offset].event)
 
 
 def _start(track: Track, position: int) -> int:
