@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-_REFERENCES = 3
-"""References to a copy of variables that only its frame, `variables_of` and `sys.getrefcount` hold."""
+_REFERENCES = 4
+"""References to a copy of variables that only its frame, `variables_of`, its caller and `sys.getrefcount` hold."""
 
 
 @contextmanager
