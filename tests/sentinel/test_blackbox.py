@@ -8,7 +8,7 @@ from tests.forked import run_python
 from tpcompile.sentinel.blackbox import _path, forget, has_aborted, last_stack
 
 ABORTS = """
-import faulthandler, os, sys, threading
+import ctypes, faulthandler, os, sys, threading, time
 from tpcompile.sentinel.blackbox import BlackBox
 
 def innermost():
@@ -36,14 +36,24 @@ def innermost(name: str, ident: int) -> list[str]:
 
 def test_a_crash_is_told_from_an_abort(tmp_path: Path) -> None:
     name, ident = left_by(ABORTS.replace("os.abort()", "faulthandler._sigsegv()"), tmp_path)
-    assert not has_aborted(name)
+    assert not has_aborted(name, ident)
+    assert innermost(name, ident) == ["<module>", "innermost"]
+    forget(name)
+
+
+def test_a_program_that_calls_abort_is_told_from_one_that_a_thread_of_gloo_ends(tmp_path: Path) -> None:
+    name, ident = left_by(ABORTS, tmp_path)
+    assert not has_aborted(name, ident)
+    forget(name)
+    by_thread = "threading.Thread(target=ctypes.CDLL(None).abort).start(); time.sleep(60)"
+    name, ident = left_by(ABORTS.replace("os.abort()", by_thread), tmp_path)
+    assert has_aborted(name, ident)
     assert innermost(name, ident) == ["<module>", "innermost"]
     forget(name)
 
 
 def test_an_aborted_process_leaves_the_users_frames_of_its_main_thread(tmp_path: Path) -> None:
     name, ident = left_by(ABORTS, tmp_path)
-    assert has_aborted(name)
     stack = last_stack(name, ident)
     assert innermost(name, ident) == ["<module>", "innermost"]
     assert stack[-1].code == "os.abort()  # here"
@@ -55,7 +65,7 @@ def test_an_aborted_process_leaves_the_users_frames_of_its_main_thread(tmp_path:
 def test_faulthandler_that_the_program_enabled_writes_there_too_and_stays_enabled(tmp_path: Path) -> None:
     """torchrun's `record` decorator enables it."""
     name, ident = left_by(f"import faulthandler\nfaulthandler.enable()\n{ABORTS}", tmp_path)
-    assert has_aborted(name) and innermost(name, ident) == ["<module>", "innermost"]
+    assert innermost(name, ident) == ["<module>", "innermost"]
     forget(name)
     for was_enabled in (True, False):
         first = "faulthandler.enable()\n" if was_enabled else ""
@@ -68,5 +78,5 @@ def test_faulthandler_that_the_program_enabled_writes_there_too_and_stays_enable
 
 
 def test_a_process_that_was_killed_leaves_nothing() -> None:
-    assert last_stack("", 1) == () and not has_aborted("")
+    assert last_stack("", 1) == () and not has_aborted("", 1)
     assert last_stack("0123456789abcdef", 1) == ()

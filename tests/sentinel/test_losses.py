@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.sentinel.test_hang import issued, line, state
+from tests.sentinel.test_hang import GROUP, issued, line, state
 from tpcompile.evidence.records import Check
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel import exception_cause
@@ -37,7 +37,7 @@ def finding(monkeypatch: pytest.MonkeyPatch, *others: RankState, here: RankState
         return {rank: answers[rank] for rank in ranks if rank in answers}
 
     monkeypatch.setattr(exception_cause, "absences", absences)
-    log: Any = SimpleNamespace(members=(0, 1, 2), rank=1, ask=ask)
+    log: Any = SimpleNamespace(members=(0, 1, 2), rank=1, world_size=3, ask=ask)
     asking = Asking(1, Limits(), Progress(lambda _: None))
     protocol: Any = SimpleNamespace(left={}, asking=asking)
     snapshot: Any = SimpleNamespace(state=lambda: here)
@@ -62,6 +62,31 @@ def test_a_rank_that_raised_is_compared_where_it_raised(monkeypatch: pytest.Monk
     here = state(1, issued(1, at=55), issued(2, at=55, done=False), stack=(line(999),))
     found = finding(monkeypatch, here=here, at=57)
     assert (found.cause, found.ranks, found.line) == (Cause.COLLECTIVE_SIZES, (1, 2), line(55))
+
+
+@pytest.mark.parametrize("is_aborted", [True, False])
+def test_a_rank_of_another_domain_that_communication_ended_is_found_and_no_other_one(
+    monkeypatch: pytest.MonkeyPatch, is_aborted: bool
+) -> None:
+    """As a stage of one rank, of which nobody else is left to say so; torchrun ends ranks without a fault as well."""
+
+    def absences(_: Any, ranks: Collection[int]) -> dict[int, Absence]:
+        dead = Absence("dead", (line(30),), aborted=is_aborted)
+        return {rank: dead if rank == 2 else Absence("running") for rank in sorted(ranks)}
+
+    monkeypatch.setattr(exception_cause, "absences", absences)
+    monkeypatch.setattr(exception_cause, "_LOSS_S", 0.0)
+    log: Any = SimpleNamespace(members=(1,), rank=1, world_size=3, ask=lambda ranks, *, timeout_s: {})
+    protocol: Any = SimpleNamespace(left={}, asking=Asking(1, Limits(), Progress(lambda _: None)))
+    here = HERE.model_copy(update={"members": {GROUP: (1,)}})
+    snapshot: Any = SimpleNamespace(state=lambda: here)
+    error = RuntimeError("Connection closed by peer")
+    found = exception_cause.Losses(log, protocol, snapshot).behind(error, line(69))
+    if is_aborted:
+        assert found is not None
+        assert (found.cause, found.line, found.gone) == (Cause.COLLECTIVE_SIZES, line(30), (2,))
+    else:
+        assert found is None
 
 
 @pytest.mark.parametrize(
@@ -91,7 +116,7 @@ def at_sigterm(
     monkeypatch.setattr(exception_cause, "_LOSS_S", 0.0)
     monkeypatch.setattr(exception_cause.time, "time", lambda: 100.0)
     log: Any = SimpleNamespace(
-        members=(0, 1, 2), rank=1, ask=lambda ranks, *, timeout_s: {}, say_terminated=lambda at_s: None,
+        members=(0, 1, 2), rank=1, world_size=3, ask=lambda ranks, *, timeout_s: {}, say_terminated=lambda at_s: None,
         terminated_at=lambda rank: theirs_s, first_problem=lambda: problem,
     )  # fmt: skip
     protocol: Any = SimpleNamespace(left={}, asking=Asking(1, Limits(), Progress(lambda _: None)))

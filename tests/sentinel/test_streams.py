@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.timeline.align import align
 from tpcompile.evidence.timeline.parting import Edit, Why
@@ -116,3 +120,34 @@ def test_a_killed_rank_took_part_in_what_has_ended() -> None:
 def test_a_rank_that_may_live_has_no_stream() -> None:
     waiting = state(0, *steps(issued(7, 11, 4.0, done=False)))
     assert set(streams_of({0: waiting}, {1: Lost(1, "stopped")})) == {0}
+
+
+def program() -> None:
+    for _ in range(9):
+        print("step")  # again
+        print("more")  # inside
+    print("end")  # after
+
+
+def own_line(text: str) -> UserLine:
+    lines = Path(__file__).read_text().splitlines()
+    number = next(at for at, one in enumerate(lines, start=1) if one.endswith(f"# {text}"))
+    return UserLine(file=__file__, line=number, function="program")
+
+
+@pytest.mark.parametrize(("other", "odd"), [("inside", (1,)), ("after", ())])
+def test_a_line_in_the_body_of_the_loop_is_no_end_of_it(other: str, odd: tuple[int, ...]) -> None:
+    """The source of what this process has imported shows where a loop ends; steps alone do not."""
+    again = {"stack": (own_line("again"),)}
+    steps = [issued(number, 1, 20.0 - number, **again) for number in (1, 2, 3)]
+    ways = [issued(4, 1, 4.0, done=False, **again), issued(4, 1, 4.0, done=False, stack=(own_line(other),))]
+    parting = align(streams_of({rank: state(rank, *steps, way) for rank, way in enumerate(ways)}, {}))
+    assert parting is not None
+    assert parting.odd == odd
+
+
+def test_a_file_that_only_a_peer_names_is_not_read() -> None:
+    (event,) = stream_of(state(0, issued(1, 10, 9.0))).events
+    assert event.loops == ()
+    (event,) = stream_of(state(0, issued(1, 1, 9.0, stack=(own_line("again"),)))).events
+    assert event.loops == ((own_line("again").line - 1, own_line("inside").line),)

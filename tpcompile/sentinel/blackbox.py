@@ -29,6 +29,7 @@ from tpcompile.sentinel.store_log import StoreLog
 
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x(?P<ident>[0-9a-f]+)")
+_CURRENT = re.compile(r"^Current thread 0x(?P<ident>[0-9a-f]+)", re.MULTILINE)
 _MAX_BYTES = 1 << 20
 """faulthandler writes 100 frames of 100 threads at most."""
 
@@ -80,7 +81,7 @@ def absence_of(process: Process) -> Absence:
     if how != "dead":
         return Absence(how)
     name = process.black_box
-    return Absence(how, last_stack(name, process.main_thread), has_aborted(name))
+    return Absence(how, last_stack(name, process.main_thread), has_aborted(name, process.main_thread))
 
 
 def forget(name: str) -> None:
@@ -91,9 +92,11 @@ def forget(name: str) -> None:
             _path(name).unlink()
 
 
-def has_aborted(name: str) -> bool:
-    """True when the process that left this file ended by SIGABRT, not by a segmentation fault or a different crash."""
-    return _text(name).startswith("Fatal Python error: Aborted")
+def has_aborted(name: str, ident: int) -> bool:
+    """True when a thread of gloo or NCCL ended the process by SIGABRT: no crash, and not abort() in thread `ident`."""
+    text = _text(name)
+    is_by_program = any(int(one["ident"], 16) == ident for one in _CURRENT.finditer(text))
+    return text.startswith("Fatal Python error: Aborted") and not is_by_program
 
 
 def last_stack(name: str, ident: int) -> tuple[UserLine, ...]:

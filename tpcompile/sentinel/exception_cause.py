@@ -61,7 +61,8 @@ class Losses:
         if not is_of_communication(error):
             return None
         raised_at = stack_of(error) or ((line,) if line else ())
-        return _for_a_moment(lambda: self._dead(raised_at) or self._exited(raised_at))
+        found = _for_a_moment(lambda: self._dead(raised_at) or self._exited(raised_at))
+        return found or self._aborted_elsewhere(raised_at)
 
     def at_sigterm(self) -> tuple[Check, tuple[int, ...]] | None:
         """Why this rank has received SIGTERM: a problem of other ranks, or ranks that died before.
@@ -75,6 +76,7 @@ class Losses:
         if elsewhere is not None:
             return elsewhere, ()
         found = _for_a_moment(lambda: self._dead(is_no_cause=lambda rank: self._received_same_sigterm(rank, at_s)))
+        found = found or self._aborted_elsewhere()
         return (finding_check(found), found.gone) if found is not None else None
 
     def _received_same_sigterm(self, rank: int, at_s: float) -> bool:
@@ -88,6 +90,14 @@ class Losses:
     def _state_at(self, stack: tuple[UserLine, ...]) -> RankState:
         """The state of this rank where it raised: its main thread has left the program meanwhile."""
         return self._snapshot.state().model_copy(update={"stack": stack})
+
+    def _aborted_elsewhere(self, raised_at: tuple[UserLine, ...] = ()) -> Finding | None:
+        """A rank of a different domain that aborted: of a stage of one rank nobody else is left to say so."""
+        elsewhere = set(range(self._log.world_size)) - set(self._log.members)
+        aborted = {rank: found for rank, found in absences(self._log, elsewhere).items() if found.aborted}
+        here = self._state_at(raised_at) if raised_at else self._snapshot.state()
+        lost = self._protocol.asking.lost(aborted)
+        return why_stuck(Situation(ByRank({here.rank: here}), before={}, lost=lost)) if lost else None
 
     def _dead(
         self, raised_at: tuple[UserLine, ...] = (), *, is_no_cause: Callable[[int], bool] = lambda _: False

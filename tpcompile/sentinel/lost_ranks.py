@@ -37,8 +37,9 @@ def _found(dead: ByRank[Lost], states: ByRank[RankState]) -> Finding:
         if found is not None:
             cause = found.cause if found.is_rank_known else Cause.COLLECTIVE_SIZES  # what gloo aborts for
             return replace(found, cause=cause, observed=f"{says}; {found.observed}")
-        if any(state.latest for state in states.values()):
-            says += "; it aborted in a collective with ranks of other domains, which are not compared here"
+        says += "; communication ended it, with ranks that are not compared here: sizes do not fit"
+        everyone = tuple(sorted({*dead, *states}))
+        return Finding(Cause.COLLECTIVE_SIZES, says, everyone, aborted.first.line, is_rank_known=False)
     lines = [*dead.found(_line).values(), *waiting.found(_line).values()]
     return Finding(cause, says, dead.ranks, first(lines))
 

@@ -57,7 +57,7 @@ class StoreLog:
         self._lock = threading.Lock()
         self.num_operations = 0
         """Store operations of this rank so far."""
-        self.rank = self._client().rank
+        self.rank, self.world_size = self._client().rank, self._client().world_size
 
     def _client(self) -> RankStore:
         client: RankStore | None = getattr(self._clients, "store", None)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
+from types import FrameType, ModuleType
 
 from tpcompile.evidence.iterables import find, first
+from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.timeline.source import loop_around
 from tpcompile.evidence.timeline.stream import Event, How, Kind, Stream
 from tpcompile.sentinel.messages import FINISHED, Issued, PointToPoint, RankState, place_of
 from tpcompile.sentinel.situation import Lost
@@ -90,8 +95,33 @@ def event_of(issued: Issued, compiled: Collection[str] = ()) -> Event:
         call=issued.call,
         call_depth=depth,
         stack=stack[:depth] if issued.region in compiled else stack,
+        loops=_loops(stack),
         is_done=issued.is_done,
     )
+
+
+def _loops(stack: Sequence[UserLine]) -> tuple[tuple[int, int], ...]:
+    """The loops around each frame; none where this process does not run one of the files: a peer may name any file."""
+    is_own = {frame.file for frame in stack} <= _own_files()
+    return tuple(loop_around(frame.file, frame.line) for frame in stack) if is_own else ()
+
+
+def _own_files() -> frozenset[str]:
+    """Files of what this process has imported, and of what it runs."""
+    running = {frame.f_code.co_filename for top in sys._current_frames().values() for frame in _callers(top)}
+    return _imported_files() | running
+
+
+@lru_cache(maxsize=1)
+def _imported_files() -> frozenset[str]:
+    modules = [module for module in list(sys.modules.values()) if type(module) is ModuleType]
+    return frozenset(str(vars(module).get("__file__")) for module in modules)
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def _point_to_point(p2p: PointToPoint) -> Event:
@@ -132,16 +162,13 @@ def _aborted_in(lost: Lost, waiting: RankState, states: Mapping[int, RankState],
     line. Where the others are in the same one its content is not known, but that it does not fit: it aborted there.
     """
     met = _met_by(lost, waiting)
-    is_same = _is_at(lost, met) or lost.place == place_of(waiting.stack)
-    earlier = [one for state in states.values() for one in state.issued if one.id != met.id]
-    like = (
-        None
-        if is_same
-        else find(earlier, lambda one: _is_at(lost, one)) or find(earlier, lambda one: _ends_as(lost, one))
-    )
+    is_same = all(_is_beside(lost, state) for state in states.values() if _waits_for(state, lost.rank))
+    issued = [one for state in states.values() for one in state.issued]
+    at_its_lines = met if is_same else find(issued, lambda one: _is_at(lost, one))
+    like = at_its_lines or find(issued, lambda one: _ends_as(lost, one))
     event = event_of(like or met, compiled)
-    stack = event.stack if is_same or (like and _is_at(lost, like)) else lost.stack
-    inside = {"region": event.region, "call_depth": event.call_depth} if is_same or like else {}
+    stack = event.stack if at_its_lines else lost.stack
+    inside = {"region": event.region, "call_depth": event.call_depth} if like else {}
     return Event(
         kind=event.kind,
         name=event.name,
@@ -150,10 +177,16 @@ def _aborted_in(lost: Lost, waiting: RankState, states: Mapping[int, RankState],
         content=event.content,
         own=event.own,
         stack=stack,
+        loops=_loops(stack),
         is_done=False,
         is_unlike=is_same,
         **inside,
     )
+
+
+def _is_beside(lost: Lost, waiting: RankState) -> bool:
+    """True for a rank in the collective in which the other one aborted, or in the line that waits for it."""
+    return _is_at(lost, _met_by(lost, waiting)) or lost.place == place_of(waiting.stack)
 
 
 def _ends_as(lost: Lost, issued: Issued) -> bool:

@@ -38,6 +38,11 @@ def test_a_setting_of_one_rank_is_the_reason(widths: tuple[int, ...], odd: tuple
     assert "width = 16" in side_text(found.sides[1])
 
 
+def test_ranks_of_different_domains_have_settings_of_their_own() -> None:
+    files = {programs.__file__, __file__}
+    assert parted(flows_of({0: 8, 1: 16}), files, ["width"], is_same_program=False) is None
+
+
 def test_a_setting_that_is_equal_is_none() -> None:
     assert parted(flows_of({0: 8, 1: 8}), {programs.__file__, __file__}, ["width"]) is None
 

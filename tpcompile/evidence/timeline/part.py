@@ -47,7 +47,7 @@ def parted(
     base, *others = usable
     walks = numbered.without_numbers()
     scopes = Scopes(walks.codes)
-    set_before = unlike_before(usable, walks.codes)
+    set_before = unlike_before(usable, walks.codes) if is_same_program else []  # else they differ by their roles
     pairs: list[Pair] = []
     ends_s = time.monotonic() + _MAX_S
     for rank in others:

@@ -20,12 +20,29 @@ def assigned(file: str, line: int) -> frozenset[str]:
     return _names(file).get(line, (_NOTHING, _NOTHING))[1]
 
 
+def loop_around(file: str, line: int) -> tuple[int, int]:
+    """First and last line of the innermost loop that contains a line; 0, 0 where it is in none."""
+    around = [lines for lines in _loops(file) if line in lines]
+    innermost = min(around, key=len, default=None)
+    return (innermost[0], innermost[-1]) if innermost is not None else (0, 0)
+
+
+@lru_cache(maxsize=256)
+def _loops(file: str) -> tuple[range, ...]:
+    loops = [node for node in ast.walk(_tree(file)) if isinstance(node, ast.For | ast.AsyncFor | ast.While)]
+    return tuple(range(node.lineno, (node.end_lineno or node.lineno) + 1) for node in loops)
+
+
+def _tree(file: str) -> ast.Module:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError, RecursionError):  # the finding stands without its names
+        return ast.Module([], [])
+
+
 @lru_cache(maxsize=256)
 def _names(file: str) -> dict[int, tuple[frozenset[str], frozenset[str]]]:
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError, RecursionError):  # the finding stands without its names
-        return {}
+    tree = _tree(file)
     found: dict[int, tuple[frozenset[str], frozenset[str]]] = {}
     everywhere = frozenset({*_imported(tree), "self", "cls"})
     for node in ast.walk(tree):

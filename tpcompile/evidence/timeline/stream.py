@@ -70,6 +70,8 @@ class Event(Frozen):
     """How many frames of the stack lead to that call; 0 outside of compiled code."""
     stack: tuple[UserLine, ...] = ()
     """The user's frames, outermost first."""
+    loops: tuple[tuple[int, int], ...] = ()
+    """For each frame the first and last line of the innermost loop around it; 0, 0 without one. Empty if unknown."""
     is_done: bool = True
     """False for a collective, send or receive that has not ended."""
     is_unlike: bool = False

@@ -49,7 +49,7 @@ def _as_before(ways: Sequence[Way], what: Callable[[Step], Hashable]) -> Way | N
     due = [way for way in ways if what(way.first) in due_after(past)]
     if due:
         return due[0] if len(due) == 1 else None
-    known = [way for way in ways if what(way.first) in map(what, way.past)]
+    known = [way for way in ways if what(way.first) in past]
     return known[0] if len(known) == 1 else None
 
 
@@ -71,11 +71,18 @@ def _may_be_over(usual: Way, ways: Sequence[Way]) -> bool:
     depth = depth_of_loop(again.event, before)
     if depth is None:
         return False
-    ends = [step.event for step, following in pairwise(past) if following.program == again.program]
-    last = max(event.stack[depth].line for event in (*ends, before) if len(event.stack) > depth)
-    # an outer loop that goes round again begins with what was done before, if all that was done is known
-    first = 0 if usual.knows_start else again.event.stack[depth].line
-    lines = range(first, last + 1)
+    loops = again.event.loops[: depth + 1]
+    if loops:
+        inside = [number for number, (first, _) in enumerate(loops) if first]
+        if not inside:
+            return False
+        depth = inside[-1]
+        lines = range(loops[depth][0], loops[depth][1] + 1)
+    else:
+        ends = [step.event for step, following in pairwise(past) if following.program == again.program]
+        last = max(event.stack[depth].line for event in (*ends, before) if len(event.stack) > depth)
+        # an outer loop that goes round again begins with what was done before, if all that was done is known
+        lines = range(0 if usual.knows_start else again.event.stack[depth].line, last + 1)
     seen = {step.program for step in past}
     others = [way.first for way in ways if way is not usual]
     return all(step.program not in seen and _is_outside(step.event, again.event, depth, lines) for step in others)
