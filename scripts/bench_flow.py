@@ -78,7 +78,9 @@ def decoding() -> Callable[[], None]:
     return step
 
 
-def round_of(step: Callable[[], None], num_warm: int, num_steps: int, follow: tuple[str, ...] | None) -> tuple[float, float]:
+def round_of(
+    step: Callable[[], None], num_warm: int, num_steps: int, follow: tuple[str, ...] | None
+) -> tuple[float, float]:
     """(CPU ms a step, recorded steps of the program a step)."""
     recorder = FlowRecorder(follow or ())
     if follow is not None:
