@@ -106,6 +106,15 @@ def test_a_call_from_a_new_line_may_follow_a_loop_that_ended(num_steps: int) -> 
     assert (found.cause, found.ranks, found.line) == (Cause.COLLECTIVE_SIZES, (0, 1), line(83))
 
 
+def test_a_call_of_the_same_function_from_elsewhere_is_known_as_one() -> None:
+    """The innermost line is the same, so that what one of three ranks added is a call of that region."""
+    first, second = called_from(1, 76, 52, 29), issued(2, at=20)
+    usual = [state(rank, first, second, called_from(3, 76, 52, 29), issued(4, at=20, done=False)) for rank in (0, 2)]
+    found = stuck(by_rank(*usual), aborted_at(83, 52, 29), before={})
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.CALL_COUNT, (1,), line(83))
+
+
 def test_what_every_step_had_and_the_last_one_not_was_left_out_by_the_remaining_rank() -> None:
     steps = [called_from(1, 110, 74), issued(2, at=111), issued(3, at=116)]
     again = [one.model_copy(update={"seq": one.seq + 3, "call": one.call + 3}) for one in steps]

@@ -1,7 +1,7 @@
 """What the program had set when a recording began: variables of its running functions and of its modules.
 
 A rank that read other settings before the recording executes the same lines as its peers, and computes something else.
-Nothing is kept but small values: numbers, flags, dtypes, shapes, and hashes of texts, which may be secret.
+Nothing is kept but small values: numbers, flags, dtypes, and hashes of texts, which may be secret.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 from tpcompile.evidence.timeline.flow import Set
 from tpcompile.recording.assigned import assigned
 from tpcompile.recording.variables import variables_of
+from tpcompile.torch_api import watching
 from tpcompile.torch_api.flags import num_function_modes
 
 _MAX_ROWS, _MAX_MODULES = 2000, 64
@@ -48,7 +49,7 @@ class _Program:
         self._classes: dict[int, Mapping[str, _Place]] = {}
 
     def rows(self, frame: FrameType | None) -> Iterator[Set]:
-        running = [one for one in _stack(frame) if self._is_followed(one.f_code.co_filename)][::-1]
+        running = [one for one in watching.frames_from(frame) if self._is_followed(one.f_code.co_filename)][::-1]
         of_frames = {one.f_code.co_filename for one in running if one.f_code.co_name == "<module>"}
         known = [one for one in list(sys.modules.values()) if type(one) is ModuleType]
         own = [(file, module) for module in known if (file := self._file_of(module)) and file not in of_frames]
@@ -174,9 +175,3 @@ def _joined(kind: type, texts: Sequence[str | None], length: int) -> str:
     parts = ", ".join(text or "?" for text in texts)
     short = parts if len(parts) <= 60 else hashlib.sha256(parts.encode()).hexdigest()[:8]
     return f"{kind.__name__} of {length}: {short}"
-
-
-def _stack(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

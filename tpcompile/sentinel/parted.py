@@ -1,4 +1,4 @@
-"""States of ranks, of which some are lost -> the finding for where they parted, by their collectives: pure.
+"""States of ranks, of which some are lost -> the finding for where they parted, by their collectives.
 
 The one place in which the sentinel decides who left the common program. Which lines a rank executed is known to the
 verdict only, which leads with the branch where they were recorded.

@@ -1,12 +1,15 @@
-"""States of ranks, and of those that are lost -> what each rank did, as streams that can be aligned: pure."""
+"""States of ranks, and of those that are lost -> what each rank did, as streams that can be aligned.
+
+Pure but for the source of files that this process runs, which shows where a loop ends.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from types import FrameType, ModuleType
+from types import ModuleType
 
 from tpcompile.evidence.iterables import find, first
 from tpcompile.evidence.records import UserLine
@@ -14,6 +17,7 @@ from tpcompile.evidence.timeline.source import loop_around
 from tpcompile.evidence.timeline.stream import Event, How, Kind, Stream
 from tpcompile.sentinel.messages import FINISHED, Issued, PointToPoint, RankState, place_of
 from tpcompile.sentinel.situation import Lost
+from tpcompile.torch_api import watching
 
 _P2P = {"send": Kind.SEND, "recv": Kind.RECEIVE}
 
@@ -108,7 +112,9 @@ def _loops(stack: Sequence[UserLine]) -> tuple[tuple[int, int], ...]:
 
 def _own_files() -> frozenset[str]:
     """Files of what this process has imported, and of what it runs."""
-    running = {frame.f_code.co_filename for top in sys._current_frames().values() for frame in _callers(top)}
+    running = {
+        frame.f_code.co_filename for top in sys._current_frames().values() for frame in watching.frames_from(top)
+    }
     return _imported_files() | running
 
 
@@ -116,12 +122,6 @@ def _own_files() -> frozenset[str]:
 def _imported_files() -> frozenset[str]:
     modules = [module for module in list(sys.modules.values()) if type(module) is ModuleType]
     return frozenset(str(vars(module).get("__file__")) for module in modules)
-
-
-def _callers(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _point_to_point(p2p: PointToPoint) -> Event:
