@@ -110,3 +110,43 @@ def test_so_does_what_is_registered_for_fake_tensors_and_devices_and_the_plain_c
     found.append(with_reference.sha256)
     assert len(set(found)) == 4
     assert kernels.plain not in with_reference.functions  # what a launcher does not run is not mutated
+
+
+class Pair:
+    """An object that refers to others, as configurations and models do."""
+
+    def __init__(self, left: Any, right: Any) -> None:
+        self.left, self.right = left, right
+
+
+def _helper() -> int:
+    return 1
+
+
+def _keeps(value: Any) -> Callable[..., Any]:
+    def backend(module: Any, inputs: Any) -> Any:
+        return value
+
+    return backend
+
+
+def _reached_in_many_ways(depth: int) -> Any:
+    value = Pair(_helper, 1)
+    for _ in range(depth):
+        value = Pair(value, value)
+    return value
+
+
+def _far_down(depth: int) -> Any:
+    value = Pair(_helper, 1)
+    for _ in range(depth):
+        value = Pair(value, 1)
+    return value
+
+
+@pytest.mark.parametrize("value", [_reached_in_many_ways(60), _far_down(3000)], ids=["in many ways", "far down"])
+def test_all_that_a_closure_reaches_is_followed_once(value: Any) -> None:
+    """Read anew for each way to it, 60 objects have no end."""
+    found = source_of(_keeps(value))
+    assert _helper in found.functions
+    assert found.refused

@@ -27,6 +27,10 @@ from tpcompile.fastpath.hashing.values import UntoldError
 from tpcompile.torch_api import kernels as torch_kernels
 
 
+_MOST_PARTS = 5_000
+"""Of one value: objects that refer to each other are read once for each way to them, which may be without end."""
+
+
 class Walk:
     """What was reached from a launcher.
 
@@ -53,6 +57,10 @@ class Walk:
         """Why parts of the value that is read now do not count as they are."""
         self._known: dict[int, tuple[str, Any]] = {}
         """Id of a function, class or container on the way -> its text, and itself: the id must remain its own."""
+        self._followed: dict[int, Any] = {}
+        """Id -> value whose code was followed; many objects of a program are reached in many ways."""
+        self._num_parts = 0
+        """Parts of the value that is read now that were read so far."""
         self._later: list[tuple[str, Any]] = []
         """What is registered with an op, under the key of its reference."""
         self._roots: set[str] = set()
@@ -108,14 +116,15 @@ class Walk:
 
     def _told(self, key: str, named: Named) -> str:
         """The text of a value; where it has none, or a part of it has none, of its definition."""
-        around, self._left, told = self._left, [], ""
+        around, self._left, told = (self._left, self._num_parts), [], ""
+        self._num_parts = 0
         try:
             told = self.text(named.value)
         except UntoldError as error:
             self._left.append(str(error))
         except Exception as error:  # whatever an object raises when it is looked at
             self._left.append(f"it raises {type(error).__name__}")
-        left, self._left = self._left, around
+        left, (self._left, self._num_parts) = self._left, around
         if not left:
             return told
         return f"{told} {self._defined(key, named, next(filter(None, left), ''))}".strip()
@@ -152,16 +161,18 @@ class Walk:
 
         A function that was made inside of another is told by that one, and by the variables that it has from there.
         """
-        if id(value) in self._known:
-            return
-        made = value if isinstance(value, FunctionType | type) else definitions.inner_of(value)
-        if isinstance(made, FunctionType | type) and "<locals>" not in made.__qualname__:
-            with contextlib.suppress(UntoldError):
-                self.text(value)
-            return
-        with self._inside(value, "value"):
-            for each in values.held(value):
-                self._follow(each)
+        left = [value]
+        while left:
+            value = left.pop()
+            if id(value) in self._known or id(value) in self._followed:
+                continue
+            self._followed[id(value)] = value
+            made = value if isinstance(value, FunctionType | type) else definitions.inner_of(value)
+            if isinstance(made, FunctionType | type) and "<locals>" not in made.__qualname__:
+                with contextlib.suppress(UntoldError):
+                    self.text(value)
+            else:
+                left += reversed(list(values.held(value)))
 
     # Values
 
@@ -172,6 +183,9 @@ class Walk:
             return plain
         if id(value) in self._known:
             return self._known[id(value)][0]
+        self._num_parts += 1
+        if self._num_parts > _MOST_PARTS:
+            raise UntoldError(f"it holds more than {_MOST_PARTS:,} objects")
         match value:
             case Enum():
                 told = f"{self.text(type(value))}.{value.name}"
