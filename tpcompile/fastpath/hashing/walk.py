@@ -26,7 +26,6 @@ from tpcompile.fastpath.hashing.trees import body_of, definition_of, function_te
 from tpcompile.fastpath.hashing.values import UntoldError
 from tpcompile.torch_api import kernels as torch_kernels
 
-
 _MOST_PARTS = 5_000
 """Of one value: objects that refer to each other are read once for each way to them, which may be without end."""
 
