@@ -11,13 +11,16 @@ from tpcompile.recording.ring import flow_left
 from tpcompile.sentinel import flight
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.store_log import StoreLog
+from tpcompile.torch_api.point_to_point import Messages
 
 
 class Executed:
     """Recorded from `open` to `close`; what was recorded stays known after that."""
 
-    def __init__(self, log: StoreLog, progress: Progress, *, flow: bool | None, follow: Iterable[str]) -> None:
-        self._log, self._progress = log, progress
+    def __init__(
+        self, log: StoreLog, progress: Progress, messages: Messages, *, flow: bool | None, follow: Iterable[str]
+    ) -> None:
+        self._log, self._progress, self._messages = log, progress, messages
         self._recorder = FlowRecorder(follow)
         self._is_wanted, self._by_settrace = flow is not False, flow is True
         self._left: Flow | None = None
@@ -51,6 +54,6 @@ class Executed:
         log = self._log
         if rank == log.rank:
             found = self._left or self._recorder.flow()
-            issuing = flight.issuing_places(self._progress.calls_begun())
+            issuing = flight.issuing_places(self._progress.calls_begun(), self._messages.posted())
             return found and until(found, self._raised_at).model_copy(update={"issuing": issuing})
         return log.kept_flow(rank) or flow_left(log.process_of(rank).black_box)

@@ -21,8 +21,9 @@ from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.text.lines import of_program
 from tpcompile.evidence.timeline.flow import Code
-from tpcompile.sentinel.messages import Issued, PointToPoint
+from tpcompile.sentinel.messages import Issued, Message, PointToPoint
 from tpcompile.torch_api import watching
+from tpcompile.torch_api.point_to_point import Posted
 
 _KEPT_PER_GROUP = 120
 _PACKAGE = str(Path(__file__).parents[1])
@@ -54,28 +55,69 @@ def recorded(*, begun: Sequence[Begun] = ()) -> tuple[Issued, ...]:
     return issued_collectives(watching.recorded_collectives(), now_ns=time.time_ns(), begun=begun)
 
 
-def issuing_places(begun: Sequence[Begun]) -> tuple[Code, ...]:
-    """Lines that issued a collective, as far as torch remembers; for compiled code the region, with an empty file."""
-    found: dict[Code, None] = {}
-    for issued in recorded(begun=begun):
-        if issued.region:
-            found[Code(file="", function=issued.region, line=0)] = None
-        else:  # a package may wrap torch's function; what it executes is not recorded
-            line = of_program(issued.stack[::-1]) or issued.line
-            if line is not None:
-                found[Code(file=line.file, function="", line=line.line)] = None
-    return tuple(found)
+def issuing_places(begun: Sequence[Begun], posted: Iterable[Posted] = ()) -> tuple[Code, ...]:
+    """Lines that issued a collective or a message, as far as they are remembered.
+
+    For compiled code the region, with an empty file.
+    """
+    issued = recorded(begun=begun)
+    stacks = [one.stack[::-1] for one in issued if not one.region] + [_posted_at(one) for one in posted]
+    # a package may wrap torch's function; what it executes is not recorded
+    lines = known(of_program(stack) or last(stack) for stack in stacks)
+    found = [Code(file="", function=one.region, line=0) for one in issued if one.region]
+    found += [Code(file=line.file, function="", line=line.line) for line in lines]
+    return tuple(dict.fromkeys(found))
 
 
-def point_to_point(frame: FrameType | None) -> PointToPoint | None:
-    """The send or receive this process waits in: from the main thread's frame (gloo) or the recorder (NCCL)."""
+def messages(posted: Iterable[Posted]) -> tuple[Message, ...]:
+    """What this process has posted, as records; oldest first."""
+    now_ns = time.time_ns()
+    return tuple(
+        Message(
+            op=one.op,
+            peer=one.peer,
+            number=one.number,
+            content={"elements": str(one.num_elements), "dtypes": one.dtypes},
+            age_s=max(0.0, (now_ns - one.at_ns) / 1e9),
+            stack=_posted_at(one),
+        )
+        for one in posted
+    )
+
+
+def _posted_at(posted: Posted) -> tuple[UserLine, ...]:
+    """The user's frames of a message, outermost first."""
+    lines = known(user_line(code.co_filename, line, code.co_name) for code, line in posted.stack)
+    return tuple(reversed(lines))
+
+
+def point_to_point(frame: FrameType | None, posted: Iterable[Posted] = ()) -> PointToPoint | None:
+    """The send or receive this process waits in.
+
+    Of gloo what the main thread has posted and waits for, or has called; of NCCL what the recorder has in flight.
+    """
     called = watching.point_to_point(frame)
+    waited = [one for one in posted if not one.has_ended]
     if called is not None:
-        return PointToPoint(op=called[0], peer=called[1], line=last(user_stack(frame)))
+        number = first(one.number for one in waited if (one.op, one.peer) == called) or 0
+        return PointToPoint(op=called[0], peer=called[1], line=last(user_stack(frame)), number=number)
     if not is_blocked(frame):
         return None  # the program continues while it is in flight
+    if waited and watching.waits_for_work(frame):
+        oldest = waited[0]
+        return PointToPoint(op=oldest.op, peer=oldest.peer, line=last(_posted_at(oldest)), number=oldest.number)
     entries = watching.recorded_collectives().get("entries", ())
-    return first(filter(None, map(_p2p_in_flight, entries)))
+    in_flight = known(map(_p2p_in_flight, entries))
+    return _numbered(in_flight, posted) if in_flight else None
+
+
+def _numbered(in_flight: Sequence[PointToPoint], posted: Iterable[Posted]) -> PointToPoint:
+    """The first one with its number, counted back from the last one that was posted."""
+    oldest = in_flight[0]
+    numbers = [one.number for one in posted if (one.op, one.peer) == (oldest.op, oldest.peer)]
+    num_in_flight = sum((one.op, one.peer) == (oldest.op, oldest.peer) for one in in_flight)
+    number = max(numbers, default=0) - num_in_flight + 1
+    return oldest.model_copy(update={"number": max(0, number) if numbers else 0})
 
 
 def _p2p_in_flight(entry: Mapping[str, Any]) -> PointToPoint | None:
@@ -190,7 +232,9 @@ def _line_of(frame: FrameType) -> UserLine | None:
 
 
 def is_blocked(frame: FrameType | None) -> bool:
-    """True when a thread's innermost frames are in torch's own code for communication or for waiting."""
+    """True when a thread waits for what it has issued, or is in torch's own code for communication or for waiting."""
+    if watching.waits_for_work(frame):
+        return True
     innermost = islice(watching.frames_from(frame), 4)
     return any(map(_waits, takewhile(_may_wait, innermost)))
 

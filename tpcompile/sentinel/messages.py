@@ -185,6 +185,21 @@ class Issued(Frozen):
         return f"{self.op} #{self.seq} {self.sizes} of group {self.group!r}{at(self.line)}"
 
 
+class Message(Frozen):
+    """A send or receive that this rank posted."""
+
+    op: Literal["send", "recv"]
+    peer: Rank
+    """Global rank."""
+    number: Number
+    """Among the messages of this op with this peer, from 1."""
+    content: dict[str, str] = {}
+    """Elements and dtypes, equal on both ends."""
+    age_s: Seconds = 0.0
+    stack: tuple[UserLine, ...] = ()
+    """The user's frames, outermost first."""
+
+
 class PointToPoint(Frozen):
     """A send or receive in flight."""
 
@@ -192,6 +207,8 @@ class PointToPoint(Frozen):
     peer: Rank
     """Global rank."""
     line: UserLine | None = None
+    number: Number = 0
+    """That of the message, where it was recorded."""
 
     def __str__(self) -> str:
         return f"{self.op} {_TOWARDS[self.op]} rank {self.peer}{at(self.line)}"
@@ -220,6 +237,8 @@ class RankState(Frozen):
     """The last collectives of every group, oldest first."""
     calling: str = ""
     """Group of the collective call in which the main thread is, whether issued or not."""
+    messages: tuple[Message, ...] = ()
+    """The last sends and receives, oldest first."""
     p2p: PointToPoint | None = None
     """The send or receive in which the rank waits."""
     calls: dict[str, Number] = {}

@@ -51,6 +51,7 @@ from tpcompile.sentinel.store_log import StoreLog
 from tpcompile.sentinel.timeline import Timeline
 from tpcompile.sentinel.timer import Timer
 from tpcompile.torch_api import watching
+from tpcompile.torch_api.point_to_point import Messages
 
 _NUMBERS: dict[str, itertools.count[int]] = {}
 _LIVE: weakref.WeakSet[Sentinel] = weakref.WeakSet()
@@ -125,9 +126,10 @@ class Sentinel:
         )
         self.protocol = Protocol(self.rank, domain.members, self._progress, self._limits)
         self._timeline, self._black_box = Timeline(), BlackBox()
-        self.executed = Executed(self.log, self._progress, flow=flow, follow=follow)
+        self._messages = Messages()
+        self.executed = Executed(self.log, self._progress, self._messages, flow=flow, follow=follow)
         self.shutdown = Shutdown(last_act=self._black_box.close)
-        self._snapshot = Snapshot(self.protocol, main_thread=threading.get_ident())
+        self._snapshot = Snapshot(self.protocol, self._messages, main_thread=threading.get_ident())
         self._settlement = Settlement(
             self.log, session=self.session, progress=self._progress, shutdown=self.shutdown, timeline=self._timeline,
             policy=policy, allow=allow, kernels=kernels, run_dir=run_dir, flow_of=self.executed.flow_of,
@@ -200,6 +202,7 @@ class Sentinel:
         self._black_box.open()
         self.log.say_here(black_box=self._black_box.name)
         self._hooks.install()
+        self._messages.install()
         self.executed.open(self._black_box.name)
         self._progress.is_active = True
         _LIVE.add(self)
@@ -225,6 +228,7 @@ class Sentinel:
         if not self.listener.has_started or os.getpid() != self._pid:
             return  # a forked child owns none of this
         self._hooks.remove()
+        self._messages.remove()
         if was_active:
             self._say_left(why)
         self._timer.close()

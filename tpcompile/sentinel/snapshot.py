@@ -11,13 +11,15 @@ from tpcompile.sentinel import flight
 from tpcompile.sentinel.messages import RankState
 from tpcompile.sentinel.protocol import Protocol
 from tpcompile.torch_api import watching
+from tpcompile.torch_api.point_to_point import Messages, Posted
 
 
 class Snapshot:
     """Reads the state of this process."""
 
-    def __init__(self, protocol: Protocol, *, main_thread: int) -> None:
+    def __init__(self, protocol: Protocol, messages: Messages, *, main_thread: int) -> None:
         self._protocol, self._progress, self._main_thread = protocol, protocol.progress, main_thread
+        self._messages = messages
 
     def state(self) -> RankState:
         """Current state of this rank."""
@@ -25,6 +27,7 @@ class Snapshot:
         return state_of(
             self._main_frame(),
             begun=progress.calls_begun(),
+            posted=self._messages.posted(),
             rank=self._protocol.rank,
             activity=progress.activity,
             since_s=time.monotonic() - progress.since,
@@ -45,7 +48,9 @@ class Snapshot:
         return watching.main_thread_frame(self._main_thread)
 
 
-def state_of(frame: FrameType | None, *, begun: Sequence[flight.Begun] = (), **known: Any) -> RankState:
+def state_of(
+    frame: FrameType | None, *, begun: Sequence[flight.Begun] = (), posted: Sequence[Posted] = (), **known: Any
+) -> RankState:
     """State of this process: `frame` is the innermost of its main thread, `known` what neither that nor torch knows."""
     members = watching.group_members()
     seen = {
@@ -54,7 +59,8 @@ def state_of(frame: FrameType | None, *, begun: Sequence[flight.Begun] = (), **k
         "stack": flight.user_stack(frame),
         "issued": flight.recorded(begun=begun),
         "calling": watching.group_waited_in(frame),
-        "p2p": flight.point_to_point(frame),
+        "messages": flight.messages(posted),
+        "p2p": flight.point_to_point(frame, posted),
         "groups": tuple(sorted(members)),
         "members": members,
     }

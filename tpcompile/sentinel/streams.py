@@ -15,7 +15,7 @@ from tpcompile.evidence.iterables import find, first
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.timeline.source import loop_around
 from tpcompile.evidence.timeline.stream import Event, How, Kind, Stream
-from tpcompile.sentinel.messages import FINISHED, Issued, PointToPoint, RankState, place_of
+from tpcompile.sentinel.messages import FINISHED, Issued, Message, PointToPoint, RankState, place_of
 from tpcompile.sentinel.situation import Lost
 from tpcompile.torch_api import watching
 
@@ -60,14 +60,20 @@ def stream_of(state: RankState, compiled: Collection[str] = ()) -> Stream:
     Compiled code stands at the first line of its function, whatever line of it issues a collective: of regions that are
     `compiled` on some rank the lines inside count on none.
     """
-    groups = {one.group: one for one in reversed(state.issued)}  # the oldest of each group
-    cut = [oldest.age_s for oldest in groups.values() if oldest.seq > 1]
-    # Before the oldest one that is known of a group it may have issued others, so that the order is not known.
-    known = [one for one in state.issued if one.age_s <= min(cut, default=one.age_s)]
-    in_order = sorted(known, key=lambda one: -one.age_s)  # stable: collectives of one group are sorted by number
-    of_rank = [event_of(one, compiled) for one in in_order]
+    done: list[tuple[float, tuple[str, ...], Event]] = []
+    for issued in state.issued:
+        done.append((issued.age_s, ("", issued.group), event_of(issued, compiled)))
+    for message in state.messages:
+        event = _message(message, is_done=not _is_in(state, message))
+        done.append((message.age_s, event.sequence, event))
+    oldest = {counted: (age_s, event) for age_s, counted, event in reversed(done)}
+    cut = [age_s for age_s, event in oldest.values() if event.number > 1]
+    # Before the oldest one that is known of a group or peer it may have done others, so that the order is not known.
+    known = [one for one in done if one[0] <= min(cut, default=one[0])]
+    in_order = sorted(known, key=lambda one: -one[0])  # stable: those of one group are sorted by number
+    of_rank = [event for _, _, event in in_order]
     events = list(chain.from_iterable(map(_with_call, of_rank, [None, *of_rank])))
-    if state.p2p is not None:
+    if state.p2p is not None and not state.p2p.number:
         events.append(_point_to_point(state.p2p))
     return Stream(rank=state.rank, events=tuple(events), is_whole=not cut, how=_how(state), groups=state.members)
 
@@ -122,6 +128,24 @@ def _own_files() -> frozenset[str]:
 def _imported_files() -> frozenset[str]:
     modules = [module for module in list(sys.modules.values()) if type(module) is ModuleType]
     return frozenset(str(vars(module).get("__file__")) for module in modules)
+
+
+def _message(message: Message, *, is_done: bool) -> Event:
+    return Event(
+        kind=_P2P[message.op],
+        peer=message.peer,
+        number=message.number,
+        content=message.content,
+        stack=message.stack,
+        loops=_loops(message.stack),
+        is_done=is_done,
+    )
+
+
+def _is_in(state: RankState, message: Message) -> bool:
+    """True for the message that the rank waits in, and those after it of the same op with the same peer."""
+    p2p = state.p2p
+    return p2p is not None and (p2p.op, p2p.peer) == (message.op, message.peer) and 0 < p2p.number <= message.number
 
 
 def _point_to_point(p2p: PointToPoint) -> Event:

@@ -15,9 +15,12 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import inspect
 import pickle
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import dropwhile, islice, takewhile
@@ -53,6 +56,8 @@ _HERE = tuple(f"{_PACKAGE}/{name}/" for name in ("sentinel", "recording", "torch
 """Folders of ours whose frames are between Dynamo and the program."""
 _BETWEEN = ("contextlib.py", "_utils_internal.py", "/logging/__init__.py", "/torch/_logging/_internal.py")  # fmt: skip
 """Files of frames between a callback or log handler of ours and Dynamo."""
+_LOADED_BEFORE = 6
+"""Instructions before a call within which its function was loaded: what is between them loads the arguments."""
 
 
 def frames_from(frame: FrameType | None) -> Iterator[FrameType]:
@@ -270,6 +275,21 @@ def point_to_point(frame: FrameType | None) -> tuple[str, int] | None:
     code = call.f_code
     peer = _peer(call.f_locals, _PEERS[code])
     return (code.co_name, peer) if peer is not None else None
+
+
+def waits_for_work(frame: FrameType | None) -> bool:
+    """True when the thread is in `wait()` of an object of torch: it has no Python frame of its own."""
+    return frame is not None and _calls_wait(frame.f_code, frame.f_lasti)
+
+
+@functools.lru_cache(maxsize=256)
+def _calls_wait(code: CodeType, at: int) -> bool:
+    """True where the instruction at an offset calls what was loaded as `.wait` before it."""
+    before = deque((one for one in dis.get_instructions(code) if one.offset <= at), maxlen=_LOADED_BEFORE)
+    if not before or "CALL" not in before[-1].opname:
+        return False
+    loaded = [one.argval for one in before if one.opname in ("LOAD_ATTR", "LOAD_METHOD")]
+    return loaded[-1:] == ["wait"]
 
 
 def _peer(values: Mapping[str, Any], name: str) -> int | None:

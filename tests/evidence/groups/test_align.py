@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.evidence.samples import call, compiled, record
 from tpcompile.evidence.digests.digest import digest_rank
 from tpcompile.evidence.groups.align import Slot, align
-from tpcompile.evidence.records import CompileRecord
+from tpcompile.evidence.records import CompileRecord, UserLine
 
 
 def slots(*per_rank: list[CompileRecord]) -> list[Slot]:
@@ -58,6 +58,16 @@ def test_the_same_call_twice_fills_two_slots() -> None:
     assert labels(slots([one(), one(label="1/0")], [one(), one(label="1/0")])) == [
         {0: "0/0", 1: "0/0"}, {0: "1/0", 1: "1/0"},
     ]  # fmt: skip
+
+
+def test_a_compile_that_the_limit_prevented_meets_the_one_that_another_rank_made_there() -> None:
+    """torch logs no caller of it; an unknown caller is none of the rank's own."""
+    at = (UserLine(file="/home/me/train.py", line=7, function="main"),)
+    made = [one(2, "0/0", called_from=at), one(3, "0/1", called_from=at)]
+    prevented = compiled(compile_id="0/1", limit_reached=True, called_from=())
+    assert labels(slots(made, [one(2, "0/0", called_from=at), prevented]))[1:] == [{0: "0/1", 1: "0/1"}]
+    of_its_own = one(5, "0/1", called_from=(UserLine(file="/home/me/train.py", line=90, function="main"),))
+    assert labels(slots(made, [one(2, "0/0", called_from=at), of_its_own]))[1:] == [{0: "0/1"}, {1: "0/1"}]
 
 
 def test_a_slot_is_named_by_phase_labels_and_frame() -> None:

@@ -63,7 +63,7 @@ SAID = {
         labelled("(a10 >1@11)x3 a10 a10*", "(a10 <0@21)x3 a10 <0@21*"),
         STUCK,
         (0,),
-        "rank 0 left out receive from rank 0 at /home/me/train.py:21 in main, which rank 1 is",
+        "rank 0 left out send to rank 1 at /home/me/train.py:11 in main, while rank 1 is in receive from rank 0",
     ),
 }
 """Name -> what is said of it, its cause, its ranks, and how the sentence begins."""

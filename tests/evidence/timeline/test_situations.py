@@ -130,7 +130,18 @@ CASES = (
         (OPEN, (0,), MOST, None),
         first={0: {"world": 101, "i": 41}, 1: {"world": 101, "i": 40}, 2: {"world": 101, "i": 40}},
     ),
-    Case("a message that is not sent", ("(a10 >1@11)x3 a10 a10*", "(a10 <0@21)x3 a10 <0@21*"), (OUT, (0,), PAST, 21)),
+    Case("a message that is not sent", ("(a10 >1@11)x3 a10 a10*", "(a10 <0@21)x3 a10 <0@21*"), (OUT, (0,), PAST, 11)),
+    Case("one that is not received", ("(a10 >1@11)x3 a10 >1@11*", "(a10 <0@21)x3 a10 a10*"), (OUT, (1,), PAST, 21)),
+    Case(
+        "a message of another size",
+        ("(>1@11:16 a10)x3 >1@11:16 a10*", "(<0@21:16 a10)x3 <0@21:8*"),
+        (CONTENT, (1,), PAST, 21),
+    ),
+    Case(
+        "messages in both directions, in opposite orders, and one rank leaves out both",
+        ("(>1@11 <1@12 a10)x3 >1@11* <1@12*", "(<0@22 >0@21 a10)x3 a10*"),
+        (OUT, (1,), PAST, 22),
+    ),
     Case(
         "stages of a pipeline that meet in different collectives",
         ("(>1@11 a15)x3 >1@11 a15*", "(<0@21 a25)x3 <0@21 a25:8*"),
@@ -150,6 +161,7 @@ CASES = (
     Case("rank 0 calls compiled code for itself", ("i5 c8=f:0 c9=f:0 a10", "i5 c8=f:0 a10"), None),
     Case("two groups in the opposite order, ended", ("a10 t11 a10", "t11 a10 a10"), None),
     Case("stages of a pipeline", ("(>1@11 a15)x3", "(<0@21 a25)x3"), None, domains=((0,), (1,))),
+    Case("messages in both directions, in opposite orders", ("(>1@11 <1@12 a10)x3 a10*", "(<0@22 >0@21 a10)x3"), None),
     Case("one stage is behind", (">1@11 a15 >1@11*", "<0@21 a15"), None),
 )
 

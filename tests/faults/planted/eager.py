@@ -149,7 +149,7 @@ def eager_split_sizes(context: Context) -> None:
 @fault(
     Cause.STUCK_COLLECTIVE,
     "pytorch#189454, torchcomms#3095: send and recv in a different order hang every night",
-    marker="# blamed: the send that no rank receives",
+    marker="# blamed: what it does not receive",
     step=2,
     on_gpus=False,
 )
@@ -159,9 +159,49 @@ def missing_receive(context: Context) -> None:
     for step in range(context.num_steps):
         y_BD = layer(context.randn(8, 16))
         if context.rank == 0:
-            dist.send(y_BD, 1, group=context.group)  # blamed: the send that no rank receives
+            dist.send(y_BD, 1, group=context.group)
         elif not context.faulty(step):
-            dist.recv(y_BD, 0, group=context.group)
+            dist.recv(y_BD, 0, group=context.group)  # blamed: what it does not receive
+
+
+def _swap(context: Context, x_BD: Tensor) -> Tensor:
+    """What the other rank has; each rank begins with what it sends or with what it receives."""
+    other, received_BD = 1 - context.rank, torch.empty_like(x_BD)
+    ops = [
+        dist.P2POp(dist.isend, x_BD, other, group=context.group),
+        dist.P2POp(dist.irecv, received_BD, other, group=context.group),
+    ]
+    if context.rank:
+        ops.reverse()
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    return received_BD
+
+
+@fault(
+    Cause.STUCK_COLLECTIVE,
+    "NVIDIA/Megatron-LM: one stage has fewer micro-batches, the next waits for activations",
+    marker="# blamed: what it does not swap",
+    step=2,
+    on_gpus=False,
+)
+def missing_swap(context: Context) -> None:
+    """Rank 1 does not take part in the batched sends and receives at step 2."""
+    layer = _layer(context)
+    for step in range(context.num_steps):
+        y_BD = layer(context.randn(8, 16))
+        if not context.faulty(step):
+            y_BD = _swap(context, y_BD)  # blamed: what it does not swap
+        _ = y_BD.sum().item()
+
+
+@healthy(_LATE)
+def swaps(context: Context) -> None:
+    """Healthy: ranks send and receive in opposite orders, and rank 1 is 9 s late."""
+    layer = _layer(context)
+    for step in range(context.num_steps):
+        _ = _swap(context, layer(context.randn(8, 16))).sum().item()
+        _sleep_at(context, step)
 
 
 def _sleep_at(context: Context, step: int) -> None:

@@ -89,7 +89,8 @@ _Keyed = tuple[CompileDigest, list[Hashable]]
 def _passes(ranks: Sequence[RankDigest]) -> tuple[_Key, ...]:
     """What must be equal, best match first.
 
-    A call that all ranks make from one line is never that of a rank which calls the function from a line of its own.
+    A call that all ranks make from one line is never that of a rank which calls the function from a line of its own; of
+    a compile that the recompile limit prevented, torch logs no caller.
     """
     calls = [{(c.frame, c.call_path) for c in digest.compiles} for digest in ranks]
     common = set[tuple[str, CallPath]]()
@@ -97,7 +98,7 @@ def _passes(ranks: Sequence[RankDigest]) -> tuple[_Key, ...]:
         common = set.intersection(*calls)
 
     def is_common(compile_: CompileDigest) -> bool:
-        return (compile_.frame, compile_.call_path) in common
+        return not compile_.call_path or (compile_.frame, compile_.call_path) in common
 
     return (
         lambda c: (content(c), c.phase, c.frame, c.step),

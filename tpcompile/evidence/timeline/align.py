@@ -13,7 +13,7 @@ from tpcompile.evidence.iterables import last
 from tpcompile.evidence.timeline.edit import AHEAD, due_steps, edit_of
 from tpcompile.evidence.timeline.expect import due_after, replayed
 from tpcompile.evidence.timeline.parting import Edit, Parting, Side, Why
-from tpcompile.evidence.timeline.stream import Stream
+from tpcompile.evidence.timeline.stream import Event, Kind, Stream, ends_of
 from tpcompile.evidence.timeline.tracks import (
     Step,
     Track,
@@ -97,11 +97,20 @@ def _parting(ways: Sequence[Way], usual: Way | None, due: Sequence[Step], why: W
     return Parting(
         before=past[-1].event if past else None,
         sides=tuple(way.side for way in ways),
-        due=tuple(step.event for step in due),
+        due=tuple(_end_of(others[0], step) for step in due),
         edit=edit_of(others[0], due, past) if usual else Edit.UNDECIDED,
         odd=tuple(sorted(rank for way in others for rank in way.ranks)) if usual else (),
         why=why,
     )
+
+
+def _end_of(odd: Way, due: Step) -> Event:
+    """What was due, of a message the odd rank's own end, as it did it before."""
+    if due.event.peer is None:
+        return due.event
+    before = odd.stream.events[: odd.first.index]
+    own = [event for event in before if due.program == (Kind.SEND, ends_of(event, odd.ranks[0]))]
+    return last(own) or due.event
 
 
 def _left_earlier(ways: Sequence[Way]) -> Parting | None:

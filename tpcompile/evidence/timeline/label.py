@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
@@ -113,10 +112,10 @@ def event_text(event: Event) -> str:
 
 def _usual(parting: Parting, *, is_content: bool = False) -> Event:
     """What the other ranks did there, or what was due."""
-    usual = parting.usual_side
-    if usual is not None and is_content:
-        return usual.compared
-    return usual.event if usual else first(parting.due) or parting.sides[0].event
+    side = parting.usual_side
+    if side is not None and is_content:
+        return side.compared
+    return parting.usual or parting.sides[0].event
 
 
 def _others(parting: Parting) -> tuple[int, ...]:
@@ -127,6 +126,8 @@ def _others(parting: Parting) -> tuple[int, ...]:
 def _reason(parting: Parting) -> str:
     """Why that was due, where no rank is seen to do it."""
     usual = parting.usual_side
+    if usual is not None and usual.event.peer is not None:
+        return f", while {named_ranks(usual.ranks)} {did(usual.event)}"
     if usual is not None:
         return f", which {named_ranks(usual.ranks)} {did(usual.event).split(' ', 1)[0]}"
     return ", as in earlier steps" if parting.why == Why.OWN_PAST else ""

@@ -9,7 +9,7 @@ from enum import StrEnum
 from tpcompile.evidence.iterables import differ, first
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.timeline.expect import num_equal
-from tpcompile.evidence.timeline.stream import Event
+from tpcompile.evidence.timeline.stream import Event, ends_of
 
 
 class Edit(StrEnum):
@@ -88,10 +88,20 @@ class Parting:
         return first(side for side in self.sides if side is not self.odd_side and side.ranks[0] not in self.odd)
 
     @property
+    def usual(self) -> Event | None:
+        """What the other ranks did there, or what was due; of a message the end of the odd rank."""
+        due, side = first(self.due), self.usual_side
+        is_message = due is not None and due.peer is not None
+        return side.event if side is not None and not is_message else due
+
+    @property
     def fields(self) -> tuple[str, ...]:
         """Fields that differ where the ranks did the same event; empty where they did different ones."""
         events = [side.compared for side in self.sides]
-        if differ((event.kind, event.name, event.group, event.place, event.peer) for event in events):
+        messages = [ends_of(side.compared, side.ranks[0]) for side in self.sides]
+        if differ(messages):
+            return ()
+        if None in messages and differ((event.kind, event.name, event.group, event.place) for event in events):
             return ()
         if any(event.is_unlike for event in events):
             return ("sizes, dtypes or split sizes",)
@@ -105,8 +115,7 @@ class Parting:
         mine = self.odd_side.event
         if self.edit == Edit.ENDED and mine.stack:
             return mine.stack[-1]  # where it raised or left, not a call on the way there
-        usual = self.usual_side
-        theirs = usual.event if usual else first(self.due)
+        theirs = self.usual
         lacks_it = self.edit in (Edit.LEFT_OUT, Edit.ENDED)
         if lacks_it and theirs is not None:
             mine, theirs = theirs, mine

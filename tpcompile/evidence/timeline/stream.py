@@ -94,6 +94,13 @@ class Event(Frozen):
         return self.kind, self.name
 
 
+def ends_of(event: Event, rank: int) -> tuple[int, int] | None:
+    """(From, to) of what a rank sends or receives: one message on both of them; None for what is no message."""
+    if event.peer is None:
+        return None
+    return (rank, event.peer) if event.kind == Kind.SEND else (event.peer, rank)
+
+
 class Stream(Frozen):
     """What one rank did, as far as it is known."""
 

@@ -6,10 +6,12 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tpcompile.evidence.iterables import differ
-from tpcompile.evidence.timeline.stream import Event, Kind, Stream
+from tpcompile.evidence.timeline.stream import Event, Kind, Stream, ends_of
 
 Counted = tuple[str, ...]
 """What numbers count, see `Event.sequence`."""
+_MEETING = (Kind.COLLECTIVE, Kind.SEND, Kind.RECEIVE)
+"""What ranks do together."""
 _REORDERED = 8
 """Events within which ranks may do the same in different orders: two threads may issue collectives."""
 
@@ -127,8 +129,7 @@ def _with_end(track: Track) -> Track:
 def _step(index: int, event: Event, rank: int, *, is_one_program: bool) -> Step:
     program: Hashable = event.kind, event.name, event.group, event.place if is_one_program else ()
     if event.peer is not None:
-        ends = (rank, event.peer) if event.kind == Kind.SEND else (event.peer, rank)
-        program = Kind.SEND, ends  # the two ends of one message are at different lines
+        program = Kind.SEND, ends_of(event, rank)  # the two ends of one message are at different lines
     return Step(event, index, program, (program, tuple(sorted(event.content.items())), event.is_unlike))
 
 
@@ -189,7 +190,8 @@ def at(tracks: Sequence[Track], position: int) -> dict[int, Step]:
 def _num_reordered(tracks: Sequence[Track], position: int) -> int:
     """The number of steps after which all ranks have done the same in different orders; 0 if they have not.
 
-    Collectives alone, that have ended: all ranks took part in them, so no rank waits for one that goes a different way.
+    Collectives and messages alone, that have ended: all ranks took part in them, so that none waits for one that went a
+    different way.
     """
     here = [track for track in tracks if track.at(position)]
     for length in range(2, _REORDERED + 1):
@@ -201,11 +203,11 @@ def _num_reordered(tracks: Sequence[Track], position: int) -> int:
 
 
 def _are_over(steps: Sequence[Step | None]) -> bool:
-    return all(step and step.event.is_done and step.event.kind == Kind.COLLECTIVE for step in steps)
+    return all(step and step.event.is_done and step.event.kind in _MEETING for step in steps)
 
 
 def _numbered(step: Step | None) -> Hashable:
-    return step and (step.key, step.event.sequence, step.event.number)
+    return step and (step.key, step.event.number)
 
 
 def parted_earlier(tracks: Sequence[Track], position: int) -> bool:

@@ -1,0 +1,87 @@
+"""Sends and receives are recorded on real gloo ranks; red when torch moves a name that this needs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tpcompile.sentinel import flight
+from tpcompile.testing import run_on_ranks
+from tpcompile.torch_api.point_to_point import Messages
+from tpcompile.torch_api.watching import main_thread_frame
+
+
+def _swap(other: int, *, is_reversed: bool = False) -> None:
+    ops = [dist.P2POp(dist.isend, torch.ones(3), other), dist.P2POp(dist.irecv, torch.ones(3), other)]
+    for work in dist.batch_isend_irecv(ops[::-1] if is_reversed else ops):
+        work.wait()
+
+
+def _posts() -> dict[str, Any]:
+    rank = dist.get_rank()
+    other, messages = 1 - rank, Messages()
+    _swap(other)
+    messages.install()
+    _swap(other)
+    with torch.inference_mode():
+        _swap(other, is_reversed=rank == 1)
+    group = dist.new_group([0, 1])
+    if rank == 0:
+        dist.send(torch.ones(2, 2, dtype=torch.float64), 1, group=group)
+    else:
+        dist.recv(torch.ones(4, dtype=torch.float64), 0, group=group)
+    ended = [one.has_ended for one in messages.posted()]
+    messages.remove()
+    messages.remove()
+    _swap(other)
+    told = [(one.op, one.peer, one.number, dict(one.content)) for one in flight.messages(messages.posted())]
+    functions = [one.stack[-1].function for one in flight.messages(messages.posted())]
+    return {"told": told, "ended": ended, "functions": functions}
+
+
+def test_messages_are_recorded_with_number_content_and_stack_until_they_are_removed() -> None:
+    sender, receiver = run_on_ranks(_posts, timeout_s=60)
+    three, four = {"elements": "3", "dtypes": "float32"}, {"elements": "4", "dtypes": "float64"}
+    assert sender["told"] == [
+        ("send", 1, 1, three), ("recv", 1, 1, three), ("send", 1, 2, three), ("recv", 1, 2, three), ("send", 1, 3, four)
+    ]  # fmt: skip
+    assert receiver["told"] == [
+        ("send", 0, 1, three), ("recv", 0, 1, three), ("recv", 0, 2, three), ("send", 0, 2, three), ("recv", 0, 3, four)
+    ]  # fmt: skip
+    assert sender["ended"] == receiver["ended"] == [True] * 5
+    assert sender["functions"] == ["_swap"] * 4 + ["_posts"]
+
+
+def _waits() -> list[str]:
+    """What is seen from another thread of a receive for which nothing was sent, and of one that the program leaves."""
+    messages, seen = Messages(), []
+    messages.install()
+    main = threading.get_ident()
+
+    def look() -> None:
+        for _ in range(2):
+            time.sleep(1)
+            seen.append(str(flight.point_to_point(main_thread_frame(main), messages.posted())))
+            time.sleep(0.5)
+            if dist.get_rank() == 0:
+                dist.send(torch.ones(1), 1)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    if dist.get_rank() == 1:
+        work = dist.irecv(torch.ones(1), 0)
+        work.wait()  # 1.5 s
+        dist.irecv(torch.ones(1), 0)
+        time.sleep(2)
+    watcher.join()
+    messages.remove()
+    return [text.partition(" at ")[0] for text in seen]
+
+
+def test_a_receive_that_is_waited_for_is_seen_and_one_that_is_left_alone_is_not() -> None:
+    _, receiver = run_on_ranks(_waits, timeout_s=60)
+    assert receiver == ["recv from rank 0", "None"]
