@@ -107,7 +107,7 @@ def point_to_point(frame: FrameType | None, posted: Iterable[Posted] = ()) -> Po
         oldest = waited[0]
         return PointToPoint(op=oldest.op, peer=oldest.peer, line=last(_posted_at(oldest)), number=oldest.number)
     entries = watching.recorded_collectives().get("entries", ())
-    in_flight = known(map(_p2p_in_flight, entries))
+    in_flight = list(filter(None, map(_p2p_in_flight, entries)))
     return _numbered(in_flight, posted) if in_flight else None
 
 
