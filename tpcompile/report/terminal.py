@@ -21,7 +21,7 @@ from tpcompile.evidence.judgement.leading import cause_text, lead_ranks_text
 from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, RankGroup, Status, UserLine, Verdict
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.text.ranks import named_ranks
-from tpcompile.evidence.timeline.conclude import led_to_text, side_text
+from tpcompile.evidence.timeline.conclude import led_to_text, side_text, usual_text
 from tpcompile.report import findings
 from tpcompile.report.wording import (
     MAX_PLACES,
@@ -134,7 +134,7 @@ def lead_text(lead: Lead) -> Group:
     advice = [_indented(text) for text in _do_first(lead)]
     if lead.parted is None:
         return Group(cause, *ranks, *_source(lead.line), *advice)
-    sides = [_indented(line(side_text(side))) for side in lead.parted.sides]
+    sides = [_indented(line(f"{side_text(side)}{usual_text(lead.parted)}")) for side in lead.parted.sides]
     sides += [_indented(line(led_to_text(lead.parted).removeprefix("; ")))] if lead.parted.led_to else []
     if not lead.consequence:  # content differs, and these lines made it differ
         return Group(cause, *ranks, *_source(lead.line), *sides, *advice)

@@ -152,7 +152,7 @@ def _finding(ring: tuple[Wait, ...], seen: ByRank[Seen]) -> Finding:
     ranks = tuple(sorted({wait.rank for wait in ring}))
     states = seen.map(_state)
     details = tuple(map(describe, states.values()))
-    explained = parted(states, domains=seen.map(lambda one: one.domain).groups())
+    explained = parted(states, domains=seen.map(lambda one: one.domain).groups(), are_stuck=True)
     if explained is not None:
         return replace(explained, observed=f"{explained.observed}; {says}", details=details)
     observed = f"each rank waits for the next one: {says}"

@@ -86,7 +86,7 @@ def _of_pair(situation: Situation, wait: Wait, back: Wait) -> Finding | None:
         if compiled_at is not None:
             return one_sided_compile(Pair(states, states[mine.rank], compiled_at, states[theirs.rank], theirs.what))
     says = f"rank {wait.rank} waits {wait.what}; rank {back.rank} waits {back.what}"
-    explained = parted({**situation.other_domains, **states}, domains=situation.domains)
+    explained = parted({**situation.other_domains, **states}, domains=situation.domains, are_stuck=True)
     if explained is not None:
         return replace(explained, observed=f"{explained.observed}; {says}")
     p2p = states[wait.rank].p2p or states[back.rank].p2p

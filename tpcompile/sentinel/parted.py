@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from tpcompile.evidence.timeline.align import align
+from tpcompile.evidence.timeline.align import align, left_out_alone
 from tpcompile.evidence.timeline.label import label
 from tpcompile.evidence.timeline.parting import Edit, Parting, Why
 from tpcompile.evidence.timeline.stream import How, Stream
@@ -22,11 +22,19 @@ Domains = Sequence[Collection[int]]
 
 
 def parted(
-    states: Mapping[int, RankState], lost: Mapping[int, Lost] | None = None, domains: Domains = ()
+    states: Mapping[int, RankState],
+    lost: Mapping[int, Lost] | None = None,
+    domains: Domains = (),
+    *,
+    are_stuck: bool = False,
 ) -> Finding | None:
-    """The finding for the first place at which these ranks parted; None where they did the same as far as is known."""
+    """The finding for the first place at which these ranks parted; None where they did the same as far as is known.
+
+    Of ranks that `are_stuck` one may also have left out what another one waits for, though they have nothing in common
+    that could be compared.
+    """
     streams = streams_of(states, lost or {})
-    parting = align(streams, domains)
+    parting = align(streams, domains) or (left_out_alone(streams) if are_stuck else None)
     if parting is None or (len(domains) > 1 and not parting.odd):
         across = align(by_role(streams), domains) if domains else None
         parting = across if across is not None and _is_outvoted(across) else parting

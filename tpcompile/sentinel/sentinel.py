@@ -132,7 +132,7 @@ class Sentinel:
         self._snapshot = Snapshot(self.protocol, self._messages, main_thread=threading.get_ident())
         self._settlement = Settlement(
             self.log, session=self.session, progress=self._progress, shutdown=self.shutdown, timeline=self._timeline,
-            policy=policy, allow=allow, kernels=kernels, run_dir=run_dir, flow_of=self.executed.flow_of,
+            policy=policy, allow=allow, kernels=kernels, run_dir=run_dir, executed=self.executed,
             place=(self.world_size, self.domain, domain.coordinate),
         )  # fmt: skip
         refused = RefusedKernels(

@@ -15,7 +15,6 @@ from tpcompile.evidence.judgement.verdict import SENTINEL, agree_rules
 from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, RankRecord, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text.ranks import named_ranks
-from tpcompile.evidence.timeline.flow import Flow
 from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.recorded import record_side
 from tpcompile.ranks.store import RankStore
@@ -24,6 +23,7 @@ from tpcompile.report import console, show
 from tpcompile.report.publish import publish
 from tpcompile.sentinel.blackbox import forget
 from tpcompile.sentinel.events import Alarm
+from tpcompile.sentinel.executed import Executed
 from tpcompile.sentinel.messages import Position
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.shutdown import Shutdown, stay_until_gone
@@ -80,7 +80,7 @@ class Settlement:
         allow: Allowed,
         kernels: Kernels,
         run_dir: Path | str | None,
-        flow_of: Callable[[int], Flow | None],
+        executed: Executed,
         place: tuple[int, str, int],
     ) -> None:
         self._log, self._session, self._progress, self._shutdown = log, session, progress, shutdown
@@ -88,7 +88,7 @@ class Settlement:
         self._rules = agree_rules(timeout_s=_EXCHANGE_S, allowed=allow)
         self._kernels: Kernels = kernels
         self._run_dir = run_dir
-        self._flow_of = flow_of
+        self._executed = executed
         self._world_size, self._domain, self._coordinate = place
         self.findings: list[Verdict] = []
         """Red verdicts so far; more than one only with a policy that continues."""
@@ -109,7 +109,9 @@ class Settlement:
         record = self.record(alarm.position, alarm.num_issued)
         store = self._log.store(f"alarm/{alarm.key}")
         problems = [alarm.problem] if alarm.problem else []
-        side = record_side(record, self._rules, problems=problems, flow_of=self._flow_of, domain=self._log.members)
+        side = record_side(
+            record, self._rules, problems=problems, flow_of=self._executed.flow_of, domain=self._log.members
+        )
         exchange = Exchange(store, present, others=self, timeout_s=_EXCHANGE_S)
         verdict = exchange.verdict(side)
         self._timeline.note(TimelineEvent.VERDICT)
@@ -173,6 +175,8 @@ class Settlement:
 
     def _stop(self, settled: _Settled) -> None:
         """Write the report and end the process; returns when an exception ends it already."""
+        if len(self._log.members) < self._world_size:  # another domain may judge later
+            self._executed.keep()
         try:
             self._report(settled.record, settled.to_tell)
         except TpCompileError as error:

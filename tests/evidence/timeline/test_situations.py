@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.evidence.timeline.written import stream
-from tpcompile.evidence.timeline.align import align
+from tpcompile.evidence.timeline.align import align, left_out_alone
 from tpcompile.evidence.timeline.parting import Edit, Parting, Why
 from tpcompile.evidence.timeline.stream import How
 
@@ -182,3 +182,23 @@ def said(parting: Parting | None) -> tuple[Edit, tuple[int, ...], Why, int | Non
         return None
     line = parting.line.line if parting.line and parting.before else None
     return parting.edit, parting.odd, parting.why, line
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        # a ring of three: the embedding of the first stage is shared with the last one, which leaves out its sum
+        (("(>1@11 s15)x4 >1@11 s15*", "(<0@21 >2@22)x5 <0@21*", "(<1@31 s35)x4 <1@31 <1@31*"), (2, 35)),
+        # each may be on its way
+        (("(>1@11 s15)x4 >1@11 s15*", "(<0@21 >2@22)x4 <0@21", "(<1@31 s35)x4 <1@31*"), None),
+    ],
+)
+def test_of_ranks_that_are_stuck_one_left_out_what_another_waits_for(
+    ranks: tuple[str, ...], expected: tuple[int, int] | None
+) -> None:
+    groups = {"world": (0, 1, 2), "some": (0, 2)}
+    streams = {rank: stream(rank, text, groups) for rank, text in enumerate(ranks)}
+    parting = left_out_alone(streams)
+    assert align(streams, [(0,), (1,), (2,)]) is None
+    found = parting and parting.line and (*parting.odd, parting.line.line)
+    assert found == expected

@@ -189,6 +189,8 @@ class Parted(Frozen):
     times: int
     """How often they had executed that line before, as far as that is known."""
     sides: tuple[Went, ...]
+    usual: Went | None = None
+    """Where the rank went there before, of one that is compared with nobody else."""
     odd: tuple[Rank, ...] = ()
     """The ranks outside of a majority, or that left what they did before; empty where neither is known."""
     is_uneven: bool = True

@@ -42,6 +42,54 @@ def align(streams: Mapping[int, Stream], domains: Sequence[Collection[int]] = ()
     return found
 
 
+def left_out_alone(streams: Mapping[int, Stream]) -> Parting | None:
+    """Where one rank waits for what another one was due to do, and did not: the own past of that one shows it.
+
+    For ranks that are stuck and have nothing else in common, as stages of a pipeline. None where several ranks may be
+    the one.
+    """
+    found = []
+    for waiting in streams.values():
+        awaited = last([event for event in waiting.events if not event.is_done])
+        for stream in streams.values() if awaited is not None else ():
+            if awaited is not None and stream is not waiting and _is_due_from(stream, awaited, waiting):
+                found += [parting for parting in [_left_out(stream, awaited, waiting)] if parting is not None]
+    return found[0] if len({parting.odd for parting in found}) == 1 else None
+
+
+def _is_due_from(stream: Stream, awaited: Event, waiting: Stream) -> bool:
+    """True for a rank without which that event does not end, and that has not come to it."""
+    if awaited.peer is not None and awaited.peer != stream.rank:
+        return False
+    members = waiting.groups.get(awaited.group, ()) if awaited.peer is None else (awaited.peer,)
+    met = max((event.number for event in stream.events if _is_same(event, stream, awaited, waiting)), default=0)
+    return stream.rank in members and met < awaited.number
+
+
+def _is_same(event: Event, stream: Stream, awaited: Event, waiting: Stream) -> bool:
+    ends = ends_of(awaited, waiting.rank)
+    return event.sequence == awaited.sequence if ends is None else ends_of(event, stream.rank) == ends
+
+
+def _left_out(stream: Stream, awaited: Event, waiting: Stream) -> Parting | None:
+    """The last place at which the own past of a rank leads to that event, and it did something else."""
+    events = stream.events
+    programs = [(event.kind, event.name, event.group, event.peer, event.place) for event in events]
+    wanted = {what for what, event in zip(programs, events, strict=True) if _is_same(event, stream, awaited, waiting)}
+    for at in range(len(events) - 1, max(0, len(events) - AHEAD), -1):
+        due = due_after(programs[:at])
+        if due and due <= wanted and programs[at] not in wanted:
+            own = last([event for event, what in zip(events[:at], programs, strict=False) if what in due])
+            index = waiting.events.index(awaited)
+            sides = (
+                Side((waiting.rank,), waiting.events[index:], (index,), awaited),
+                Side((stream.rank,), events[at:], (at,), events[at]),
+            )
+            due_here = (own,) if own is not None else ()
+            return Parting(events[at - 1], sides, due_here, Edit.LEFT_OUT, (stream.rank,), Why.OWN_PAST)
+    return None
+
+
 def _partings(streams: Sequence[Stream], *, is_one_program: bool) -> Iterator[Parting]:
     """Where these ranks part in what they do together, and where content differs of what each does for itself."""
     together = in_step(streams, is_one_program=is_one_program)

@@ -18,7 +18,7 @@ from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.records.findings import Parted, Went
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.evidence.timeline.flow import Flow
-from tpcompile.evidence.timeline.part import parted
+from tpcompile.evidence.timeline.part import left_own_way, parted
 
 _CONSEQUENCES = frozenset({
     Cause.STUCK_COLLECTIVE, Cause.CALL_COUNT, Cause.EXTRA_COLLECTIVE, Cause.COLLECTIVE_SIZES, Cause.COMMUNICATION,
@@ -30,6 +30,25 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 _OF_COLLECTIVES = _CONSEQUENCES - {Cause.COLLECTIVE_SIZES, Cause.UNKNOWN}
 """Of these, those that data alone does not bring about: where all ranks issued the same, no branch explains them."""
+_DOES = {
+    "line": "goes on at {place} in {name}",
+    "enters": "enters {name} ({place})",
+    "returns": "returns to {name} ({place})",
+    "region": "calls the compiled {name}",
+    "ends": "ends there",
+    "value": "sets {value} ({place})",
+}
+"""What ranks do after a branch."""
+_DID = {
+    "line": "went on at {place} in {name}",
+    "enters": "entered {name} ({place})",
+    "returns": "returned to {name} ({place})",
+    "region": "called the compiled {name}",
+    "ends": "ended there",
+    "value": "set {value} ({place})",
+}
+_LEFT_OUT = frozenset({Cause.STUCK_COLLECTIVE, Cause.CALL_COUNT})
+"""What a rank that leaves something out brings about."""
 _OF_SIZES = frozenset({Cause.STUCK_COLLECTIVE, Cause.COMMUNICATION})
 """What sizes that differ may end as: gloo ends one of the ranks, and another one waits in the next collective."""
 NOT_RECORDED = Check(
@@ -69,8 +88,26 @@ def with_branch(
     of different domains do differently all the time is no branch that counts.
     """
     found = _with_branch(verdict, flows, readable)
-    others = {} if found is not verdict else elsewhere()
-    return _with_branch(verdict, {**flows, **others}, readable, is_same_program=False) if others else found
+    if found is not verdict:
+        return found
+    others = elsewhere()
+    found = _with_own_branch(verdict, {**flows, **others}, readable)
+    if found is not verdict or not others:
+        return found
+    return _with_branch(verdict, {**flows, **others}, readable, is_same_program=False)
+
+
+def _with_own_branch(verdict: Verdict, flows: Mapping[int, Flow], readable: Collection[str]) -> Verdict:
+    """Where one rank is known to have left something out: the branch at which it went another way than before."""
+    lead = verdict.lead
+    is_one = lead is not None and lead.is_rank_known and len(lead.ranks) == 1 and lead.cause in _LEFT_OUT
+    if lead is None or lead.line is None or not is_one or lead.ranks[0] not in flows:
+        return verdict
+    try:
+        found = left_own_way(flows[lead.ranks[0]], lead.ranks[0], lead.line)
+    except ValueError:
+        return verdict
+    return verdict if found is None else _led_by(verdict, lead, found, readable)
 
 
 def _with_branch(
@@ -89,7 +126,11 @@ def _with_branch(
     is_of_sizes = _is_data(found) and verdict.lead.cause in _OF_SIZES
     if verdict.lead.cause in _OF_COLLECTIVES and not (found.is_uneven or is_of_sizes):
         return verdict
-    lead = _lead(verdict.lead, _with_code(found, readable))
+    return _led_by(verdict, verdict.lead, found, readable)
+
+
+def _led_by(verdict: Verdict, before: Lead, found: Parted, readable: Collection[str]) -> Verdict:
+    lead = _lead(before, _with_code(found, readable))
     checks = verdict.checks
     if lead.cause is Cause.PARTED:
         follows = {"is_consequence": True}
@@ -121,7 +162,7 @@ def _lead(before: Lead, found: Parted) -> Lead:
     if before.cause not in _CONSEQUENCES or _is_data(found):
         return before.model_copy(update=update)
     consequence = leading.cause_text(before)
-    says = f"{'; '.join(map(side_text, found.sides))}{led_to_text(found)}; so {consequence}"
+    says = f"{'; '.join(map(side_text, found.sides))}{usual_text(found)}{led_to_text(found)}; so {consequence}"
     advice = Cause.PARTED.advice
     return before.model_copy(
         update={**update, "cause": Cause.PARTED, "says": says, "consequence": consequence, "do_first": advice}
@@ -138,6 +179,12 @@ def _name(line: UserLine) -> str:
     return line.function.rpartition(".")[2]
 
 
+def usual_text(found: Parted) -> str:
+    """`, where it went on at stages.py:46 in run before`; empty where ranks are compared with each other."""
+    usual = found.usual
+    return f", where it {_way_text(usual, _DID)} before" if usual is not None else ""
+
+
 def led_to_text(found: Parted) -> str:
     """`; this decides trainer.py:60 in run`; empty for a branch that decided no other one."""
     line = found.led_to
@@ -146,24 +193,22 @@ def led_to_text(found: Parted) -> str:
 
 def side_text(side: Went) -> str:
     """`rank 0 enters execute_batch (engine.py:34), then draft x3`."""
+    return f"{named_ranks(side.ranks)} {_way_text(side, _DOES)}"
+
+
+def _way_text(side: Went, verbs: Mapping[str, str]) -> str:
     line = side.line
     place = f"{PurePath(line.file).name}:{line.line}" if line is not None else ""
     name = line.function if line is not None else ""
-    does = {
-        "line": f"goes on at {place} in {name}",
-        "enters": f"enters {name} ({place})",
-        "returns": f"returns to {name} ({place})",
-        "region": f"calls the compiled {name}",
-        "ends": "ends there",
-        "value": f"sets {side.value} ({place})",
-    }[side.how]
+    does = verbs[side.how].format(place=place, name=name, value=side.value)
     then = f", then {', '.join(side.calls)}" if side.calls else ""
-    return f"{named_ranks(side.ranks)} {does}{then}"
+    return f"{does}{then}"
 
 
 def _with_code(found: Parted, readable: Collection[str]) -> Parted:
     sides = tuple(side.model_copy(update={"line": _coded(side.line, readable)}) for side in found.sides)
-    lines = {"line": _coded(found.line, readable), "led_to": _coded(found.led_to, readable)}
+    usual = found.usual and found.usual.model_copy(update={"line": _coded(found.usual.line, readable)})
+    lines = {"line": _coded(found.line, readable), "led_to": _coded(found.led_to, readable), "usual": usual}
     return found.model_copy(update={**lines, "sides": sides})
 
 

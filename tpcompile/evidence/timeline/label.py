@@ -72,13 +72,15 @@ def label(parting: Parting) -> Label:
     odd_side = parting.odd_side
     is_content = edit == Edit.CONTENT
     usual = _usual(parting, is_content=is_content)
+    side = parting.usual_side
+    theirs = usual if is_content or side is None else side.event
     is_shared_line = parting.line is not None and parting.line in usual.stack
     text = row.says.format(
         odd=named_ranks(parting.odd or odd_side.ranks),
         did=did(odd_side.compared if is_content else odd_side.event),
         others=named_ranks(_others(parting)) if _others(parting) else "the other ranks",
         usual=event_text(usual),
-        usual_did=did(usual),
+        usual_did=did(theirs),
         like=_reason(parting),
         alone="" if is_shared_line or parting.line is None else f", from {parting.line}",
         fields=" and ".join(parting.fields) or "contents",

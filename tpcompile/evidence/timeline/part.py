@@ -13,6 +13,7 @@ from tpcompile.evidence.records.findings import Parted, Went
 from tpcompile.evidence.timeline.before import UnlikeBefore, unlike_before
 from tpcompile.evidence.timeline.expect import contexts_before
 from tpcompile.evidence.timeline.flow import Flow, Kind, value_text
+from tpcompile.evidence.timeline.own_way import own_fork
 from tpcompile.evidence.timeline.pair import Pair, last_pass
 from tpcompile.evidence.timeline.values import Scopes, Unlike, compared
 from tpcompile.evidence.timeline.walk import Fork, Step, Walks, common_start, forks, is_line, kind_of, place_of
@@ -71,22 +72,56 @@ def parted(
     elif isinstance(origin, Unlike):
         known = _set_apart(walks, base, origin, pairs)
     else:
-        here = {pair.rank: first(fork for fork in pair.forks if fork.starts[0] == origin.starts[0]) for pair in pairs}
+        at_branch = {pair.rank: [fork for fork in pair.forks if fork.branch == origin.branch] for pair in pairs}
+        here = {
+            rank: first(fork for fork in alike if fork.starts[0] == origin.starts[0])
+            for rank, alike in at_branch.items()
+        }
+        # a rank that went another way there before has a part of its own in the program, and no vote
+        apart = {rank for rank, fork in here.items() if fork is not None and fork is not at_branch[rank][0]}
         there = {rank: fork for rank, fork in here.items() if fork is not None}
-        earlier = [fork for pair in pairs for fork in pair.forks if fork.branch == origin.branch]
-        known = _parted(walks, base, origin, there, earlier)
+        earlier = [fork for rank, alike in at_branch.items() if rank not in apart for fork in alike]
+        known = _parted(walks, base, origin, there, earlier, without=apart if apart < there.keys() else ())
     led_to = None if last is None else _user_line(walks, *(last.place if isinstance(last, Unlike) else last.branch))
     if led_to == known.line:
         led_to = None
     return known.model_copy(update={"led_to": led_to, "is_uneven": earliest.is_uneven})
 
 
-def _parted(walks: Walks, base: int, fork: Fork, there: Mapping[int, Fork], earlier: Collection[Fork]) -> Parted:
-    """Of `earlier` forks at the same branch."""
+def left_own_way(flow: Flow, rank: int, left_out: UserLine) -> Parted | None:
+    """The branch at which a rank went another way than it did before, past a line that it executed then.
+
+    None where it did as before, or that is not known. Raises ValueError for a flow that cannot be read.
+    """
+    walks = Walks.of({rank: flow}).without_numbers()
+    found = own_fork(walks, rank, left_out)
+    if found is None:
+        return None
+    fork = found.fork
+    ways = found.usual[fork.starts[0] : fork.ends[0]], found.now[fork.starts[1] : fork.ends[1]]
+    usual, now = (_went(walks, [rank], first(way), way, fork) for way in ways)
+    steps = walks.steps[rank]
+    num_passes = sum(is_line(step) and place_of(step) == fork.branch for step in steps)
+    line = _user_line(walks, *fork.branch)
+    return Parted(line=line, times=max(0, num_passes - 1), sides=(now,), usual=usual, odd=(rank,))
+
+
+def _parted(
+    walks: Walks,
+    base: int,
+    fork: Fork,
+    there: Mapping[int, Fork],
+    earlier: Collection[Fork],
+    *,
+    without: Collection[int] = (),
+) -> Parted:
+    """The ways of all ranks but some at a branch; `earlier` are forks at the same one."""
     steps = walks.steps[base]
     own_way = steps[fork.starts[0] : fork.ends[0]]
-    ways = dict.fromkeys(walks.steps, own_way)
+    ways = {rank: own_way for rank in walks.steps if rank not in without}
     for rank, one in there.items():
+        if rank in without:
+            continue
         ways[rank] = walks.steps[rank][one.starts[1] : one.ends[1]]
     # A rank that makes no step of its own left out what the other one did: it goes on where they are together again.
     after = steps[fork.ends[0] : fork.ends[0] + 1]

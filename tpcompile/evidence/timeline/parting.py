@@ -89,10 +89,10 @@ class Parting:
 
     @property
     def usual(self) -> Event | None:
-        """What the other ranks did there, or what was due; of a message the end of the odd rank."""
+        """What the other ranks did there, or what was due, at the odd rank's own line where that is known."""
         due, side = first(self.due), self.usual_side
-        is_message = due is not None and due.peer is not None
-        return side.event if side is not None and not is_message else due
+        has_own_line = due is not None and side is not None and due.place != side.compared.place
+        return side.event if side is not None and not has_own_line else due
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -160,14 +160,16 @@ class Fork:
         return self.frames[-1]
 
 
-def forks(mine: Sequence[Step], theirs: Sequence[Step], begin: tuple[int, int]) -> Iterator[Fork]:
-    """The places at which two ranks part, from two indices on at which they are together.
+def forks(
+    mine: Sequence[Step], theirs: Sequence[Step], begin: tuple[int, int], inside: Sequence[Place] = ()
+) -> Iterator[Fork]:
+    """The places at which two ranks part, from two indices on at which they are together, `inside` these frames.
 
     What is missing at the end of one rank is no fork: it has not come so far yet.
     """
     i, j = begin
     ends_s = time.monotonic() + _MAX_S
-    frames: list[Place] = []
+    frames = list(inside)
     ways: dict[Place, tuple[Sequence[Step], Sequence[Step]]] = {}
     for _ in range(_MAX_FORKS):
         while i < len(mine) and j < len(theirs) and mine[i] == theirs[j]:
