@@ -334,6 +334,34 @@ def lengths_differ_all_the_time(rank: int) -> None:
         collective(padded)
 
 
+def stage(_rank: int) -> None:
+    """A stage of a pipeline, which in the sixth step does not pass on what it got."""
+    for step in range(6):
+        for part in range(2 + step % 2):
+            received(step, part)
+            if step == 5 and part:  # parts
+                continue
+            send(part)
+
+
+def slow_stage(look: Callable[[], Any]) -> Any:
+    """The same on its way to what it has yet to pass on, where it is looked at."""
+    for step in range(6):
+        for part in range(2 + step % 2):
+            received(step, part)
+            seen = look()
+            send(part)
+    return seen
+
+
+def received(_step: int, _part: int) -> None:
+    collective("receive")
+
+
+def send(_part: int) -> None:
+    collective("send")  # sends
+
+
 @dataclass(frozen=True)
 class Case:
     """A program, and what must be found of it."""

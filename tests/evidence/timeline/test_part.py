@@ -13,11 +13,12 @@ import pytest
 
 from tests.evidence.timeline import programs
 from tests.evidence.timeline.programs import BROKEN, HEALTHY, Case
+from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.findings import Parted
 from tpcompile.evidence.timeline import pair, part, walk
 from tpcompile.evidence.timeline.detours import detours
 from tpcompile.evidence.timeline.flow import LINE_BITS, Code, Flow, Kind
-from tpcompile.evidence.timeline.part import parted
+from tpcompile.evidence.timeline.part import left_own_way, parted
 from tpcompile.evidence.timeline.walk import forks
 from tpcompile.recording.flow import FlowRecorder
 
@@ -220,3 +221,30 @@ def test_the_fewest_detours_are_taken(mine: str, theirs: str, expected: object) 
 def test_a_long_detour_is_found() -> None:
     common = [*range(1000, 1100)]
     assert detours([*range(500), *common], common, (0, 0)) == [((0, 0), (500, 0))]
+
+
+def sent() -> UserLine:
+    """The line that sends, in the function that the stages call."""
+    lines, first = inspect.getsourcelines(programs.send)
+    at = next(first + number for number, line in enumerate(lines) if line.rstrip().endswith("# sends"))
+    return UserLine(file=programs.__file__, line=at, function="send")
+
+
+def test_a_rank_without_peers_is_compared_with_its_own_past() -> None:
+    found = left_own_way(flow_of(programs.stage, 0), 3, sent())
+    assert found is not None and found.usual is not None
+    assert ({found.line.line}, found.odd) == (marked_lines(programs.stage), (3,))
+    went, usual = found.sides[0].line, found.usual.line
+    assert went is not None and source_line(went.line).strip() == "continue"
+    assert usual is not None and source_line(usual.line).strip() == "send(part)"
+    assert found.usual.calls == ("send",)
+
+
+def test_a_rank_that_goes_on_as_before_or_never_came_there_has_left_no_way() -> None:
+    recorder = FlowRecorder()
+    why_not = recorder.start(secrets.token_hex(8), by_settrace=True)
+    assert not why_not
+    on_its_way = programs.slow_stage(recorder.flow)
+    recorder.stop()
+    assert left_own_way(on_its_way, 0, sent()) is None
+    assert left_own_way(flow_of(programs.same_on_all, 0), 0, sent()) is None
