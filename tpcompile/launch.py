@@ -20,7 +20,7 @@ from rich.console import Console
 from tpcompile import srun
 from tpcompile.choices import Device, phases_of
 from tpcompile.config import JobConfig, RunConfig
-from tpcompile.errors import ConfigError, DirectoryTakenError, ExitCode, PreflightError
+from tpcompile.errors import ConfigError, ExitCode, PreflightError
 from tpcompile.evidence.records import Check, CheckId, Status, Verdict
 from tpcompile.evidence.rundir import RankStatus, RunDir, new_name
 from tpcompile.evidence.text.ranks import named_ranks
@@ -66,7 +66,7 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
         environ["CXX"] = cxx_compiler(environ)  # Inductor by default takes g++ alone, on macOS clang++
     environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // nproc)))
     run_dir = request.run_dir or Path(new_name(f"{resolved.label}-tp{nproc}"))
-    _new_run_dir(run_dir).write_config(resolved.model_dump_json(indent=1))
+    RunDir.create_new(run_dir).write_config(resolved.model_dump_json(indent=1))
     return Plan(
         command=tuple(torchrun(nproc, ["-m", "tpcompile.gate", str(run_dir)])),
         environ=environ,
@@ -319,13 +319,6 @@ def _check_fault(request: GateRequest, nproc: int) -> None:
         found = subprocess.run(command, capture_output=True, text=True, check=False)
         if found.returncode == ExitCode.USAGE:
             raise ConfigError(found.stderr.splitlines()[-1].removeprefix("error: "))
-
-
-def _new_run_dir(run_dir: Path) -> RunDir:
-    """Make the run directory. Raises DirectoryTakenError when it holds a run, whose verdict would be taken for ours."""
-    if RunDir(run_dir).holds_run():
-        raise DirectoryTakenError(run_dir)
-    return RunDir.create(run_dir)
 
 
 def _num_visible(visible: str) -> int:

@@ -56,12 +56,14 @@ def run_tree(
     command: Sequence[str],
     *,
     environ: Mapping[str, str],
-    timeout_s: float,
+    timeout_s: float | None,
     grace_s: float | None = None,
     stdout: TextIO | None = None,
     on_line: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Run a command, its output streamed; end it and all processes that it started at timeout, SIGINT or SIGTERM.
+
+    Without a `timeout_s` it may run for ever.
 
     Its stdout goes to `stdout`, by default that of this process; with `on_line`, every line that it and its children
     write to stderr goes there instead, on a thread.

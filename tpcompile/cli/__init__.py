@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from tpcompile.cli import bench, compare, diagnose, ending, gate, passed_on, presets, version
+from tpcompile.cli import bench, compare, diagnose, ending, gate, passed_on, presets, run, version
 
 app = typer.Typer(
     name="tpcompile",
@@ -20,6 +20,7 @@ app = typer.Typer(
 app.callback()(version.option)
 _PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
 """Settings of commands whose arguments go to a process that imports torch."""
+app.command("run")(run.run)
 app.command("bench", add_help_option=False, context_settings=_PASSED_ON)(bench.bench)
 app.command("certify", add_help_option=False, context_settings=_PASSED_ON)(passed_on.certify)
 app.command("gate")(gate.gate)

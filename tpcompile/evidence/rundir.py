@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 
 from tpcompile import config
 from tpcompile.config import JobConfig
-from tpcompile.errors import ConfigError, PreflightError
+from tpcompile.errors import ConfigError, DirectoryTakenError, PreflightError
 from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.records import SCHEMA_VERSION, Frozen, RankRecord, Verdict
 from tpcompile.evidence.records.bounds import Rank, WorldSize
@@ -96,6 +96,13 @@ class RunDir:
             raise run._unusable(error) from None
         run.check_writable()
         return run
+
+    @classmethod
+    def create_new(cls, path: Path | str) -> RunDir:
+        """The same. Raises DirectoryTakenError when it holds a run, whose verdict would be taken for this one's."""
+        if cls(path).holds_run():
+            raise DirectoryTakenError(path)
+        return cls.create(path)
 
     def check_writable(self) -> None:
         """Raise PreflightError when the directory cannot take the files of a small run."""

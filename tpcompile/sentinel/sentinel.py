@@ -83,6 +83,7 @@ class Sentinel:
     flow: record the lines of user code that this rank executes, so that a report begins with the branch at which the
     ranks parted. By default where it costs less than 0.5 % of the time, from Python 3.12 on; True also before that,
     where user code then runs several times slower. follow: installed packages whose lines are recorded as well.
+    prints: print a red verdict, on the rank that judges; it is written to the run directory in any case.
     hang_after_s: seconds in a collective after which a rank asks the other ranks for their state.
     stopped_s: seconds after which a rank is given up whose process is stopped (SIGSTOP), by a debugger for instance.
     unresponsive_s: seconds without an answer after which any other rank is given up, e.g. in a paused container.
@@ -105,6 +106,7 @@ class Sentinel:
         session: CaptureSession | None = None,
         flow: bool | None = None,
         follow: Iterable[str] = (),
+        prints: bool = True,
         hang_after_s: float = 3.0,
         stopped_s: float = 60.0,
         unresponsive_s: float = 60.0,
@@ -132,7 +134,7 @@ class Sentinel:
         self._snapshot = Snapshot(self.protocol, self._messages, main_thread=threading.get_ident())
         self._settlement = Settlement(
             self.log, session=self.session, progress=self._progress, shutdown=self.shutdown, timeline=self._timeline,
-            policy=policy, allow=allow, kernels=kernels, run_dir=run_dir, executed=self.executed,
+            policy=policy, allow=allow, kernels=kernels, run_dir=run_dir, executed=self.executed, prints=prints,
             place=(self.world_size, self.domain, domain.coordinate),
         )  # fmt: skip
         refused = RefusedKernels(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tpcompile.errors import ExitCode, TpCompileError
+from tpcompile.errors import DivergenceError, ExitCode, TpCompileError
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.judgement.verdict import SENTINEL, agree_rules
 from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, RankRecord, Verdict
@@ -81,6 +81,7 @@ class Settlement:
         kernels: Kernels,
         run_dir: Path | str | None,
         executed: Executed,
+        prints: bool,
         place: tuple[int, str, int],
     ) -> None:
         self._log, self._session, self._progress, self._shutdown = log, session, progress, shutdown
@@ -88,7 +89,7 @@ class Settlement:
         self._rules = agree_rules(timeout_s=_EXCHANGE_S, allowed=allow)
         self._kernels: Kernels = kernels
         self._run_dir = run_dir
-        self._executed = executed
+        self._executed, self._prints = executed, prints
         self._world_size, self._domain, self._coordinate = place
         self.findings: list[Verdict] = []
         """Red verdicts so far; more than one only with a policy that continues."""
@@ -187,6 +188,8 @@ class Settlement:
             settled.store.put("published", True)
         else:
             settled.store.wait("published", timeout_s=_PUBLISH_S)
+        if settled.verdict is not None:
+            self._shutdown.tell_launcher(DivergenceError(settled.verdict.summary))
         ended = map(self._log.process_of, filter(self.is_gone, settled.alarm.gone))
         for process in ended:
             forget(process.black_box)
@@ -206,13 +209,16 @@ class Settlement:
     def _publish(self, verdict: Verdict, directory: RunDir) -> None:
         """Write and print it; print it alone where a different job was faster."""
         if not directory.write_verdict(verdict):
+            if not self._prints:
+                return
             logger.warning("{} has the verdict of a different job; this one is printed only", directory.path)
             show.show(verdict, console.stderr(), run=None, command="sentinel")
             return
         rules = self._rules
         facts = {"kind": SENTINEL, "domain": self._domain, "timeout_s": rules.timeout_s, "allowed": rules.allowed}
         directory.write_run(facts)
-        publish(verdict, directory, console.stderr(), os.environ, command="sentinel")
+        if self._prints:
+            publish(verdict, directory, console.stderr(), os.environ, command="sentinel")
 
     def _directory(self) -> RunDir:
         """Directory of all ranks' reports, of this job alone. Raises PreflightError when it cannot be written."""

@@ -57,9 +57,14 @@ class Shutdown:
 
     @staticmethod
     def tell_launcher(error: BaseException) -> None:
-        """Write torchrun's error file as its `record` decorator does, so that its root cause has the traceback."""
-        with suppress(OSError):
-            get_error_handler().record_exception(error)
+        """Write torchrun's error file as its `record` decorator does, so that its root cause has this error."""
+        tb = error.__traceback__
+        try:
+            raise error  # torch writes the exception that is being handled
+        except BaseException:
+            error.__traceback__ = tb
+            with suppress(OSError):
+                get_error_handler().record_exception(error)
 
     def leave(self, code: int) -> None:
         """End the process, whose main thread may be stuck in a collective; not while an exception ends it."""

@@ -1,0 +1,1 @@
+"""The sentinel in a program that does not mention it: `tpcompile run -- COMMAND` starts it in every rank."""

@@ -1,0 +1,66 @@
+"""A rank with its process group -> watched until its group is destroyed, or its program ends."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import torch.distributed as dist
+
+from tpcompile.errors import TpCompileError
+from tpcompile.sentinel import Sentinel
+from tpcompile.sentinel.sink import logger
+from tpcompile.watched import SETTINGS, Settings, watched_file
+
+_SENTINELS: list[Sentinel] = []
+"""That of this process, while it is watched."""
+
+
+def start() -> None:
+    """Watch this rank, if it has others; a job that cannot be watched goes on without."""
+    settings = Settings.from_json(os.environ[SETTINGS])
+    if _SENTINELS or dist.get_world_size() < 2:
+        return
+    try:
+        sentinel = Sentinel(
+            policy=settings.policy, run_dir=settings.run_dir, follow=settings.follow, flow=settings.flow, prints=False
+        )
+        sentinel.__enter__()
+    except (TpCompileError, RuntimeError) as error:
+        logger.warning("this rank is not watched: {}", error)
+        return
+    _SENTINELS.append(sentinel)
+    _note(sentinel, has_ended=False)
+    before = sys.excepthook
+
+    def raised(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+        end(error)
+        before(kind, error, tb)
+
+    sys.excepthook = raised
+    atexit.register(end)
+
+
+def end(error: BaseException | None = None) -> None:
+    """Stop watching; ranks that leave compare what they compiled."""
+    while _SENTINELS:
+        sentinel = _SENTINELS.pop()
+        tb = error.__traceback__ if error is not None else None
+        try:
+            sentinel.__exit__(type(error) if error is not None else None, error, tb)
+        finally:
+            _note(sentinel, has_ended=True)
+
+
+def _note(sentinel: Sentinel, *, has_ended: bool) -> None:
+    """Write what was watched of this rank, for what the launcher says last."""
+    facts = {"compiles": sentinel.stats["compiles"], "world_size": sentinel.world_size, "has_ended": has_ended}
+    with suppress(OSError):
+        file = watched_file(Path(Settings.from_json(os.environ[SETTINGS]).run_dir), sentinel.rank)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(facts))

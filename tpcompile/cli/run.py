@@ -1,0 +1,44 @@
+"""`tpcompile run -- COMMAND`: a job, unedited and watched; its own output and exit code, a verdict last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def run(
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="COMMAND...", help="What starts the job: torchrun, accelerate, srun, python -m ..."),
+    ],
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Directory for verdict and logs; default: runs/<utc time>-run-<id>.")
+    ] = None,
+    policy: Annotated[
+        Literal["stop", "warn"], typer.Option(help="stop: a rank divergence ends the job. warn: it is reported only.")
+    ] = "stop",
+    follow: Annotated[
+        list[str] | None,
+        typer.Option("--follow", metavar="PACKAGE", help="An installed package to record the lines of; repeatable."),
+    ] = None,
+    flow: Annotated[
+        bool | None,
+        typer.Option("--flow/--no-flow", help="Record executed lines; default: where it costs less than 0.5 %."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the last lines of the verdict only.")] = False,
+) -> None:
+    """Run a distributed job without editing it; a verdict at the end names rank, cause and line.
+
+    Example: tpcompile run -- torchrun --nproc-per-node 8 train.py
+
+    The exit code is that of the job.
+    """
+    from tpcompile.evidence.rundir import RunDir, new_name
+    from tpcompile.report import console
+    from tpcompile.watched import Settings, run_watched
+
+    directory = RunDir.create_new(run_dir or Path(new_name("run")))
+    settings = Settings(run_dir=str(directory.path.resolve()), policy=policy, follow=tuple(follow or ()), flow=flow)
+    raise typer.Exit(run_watched(command, settings, console.stderr(), is_quiet=quiet))

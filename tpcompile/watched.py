@@ -1,0 +1,129 @@
+"""`tpcompile run -- COMMAND`: the command's own output and exit code, and a verdict at the end. Starts without torch.
+
+Every Python of the job finds `autostart/site` first on its path, and starts the sentinel with its first process group.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ValidationError
+from rich.console import Console
+
+from tpcompile.errors import ConfigError, ExitCode, TpCompileError
+from tpcompile.evidence.logs.diagnose import Question, diagnose
+from tpcompile.evidence.records import Verdict
+from tpcompile.evidence.rundir import RunDir
+from tpcompile.evidence.text.ranks import named_ranks
+from tpcompile.process_tree import Outcome, run_tree
+from tpcompile.report import show
+from tpcompile.report.publish import write
+from tpcompile.report.stdout import forgiving
+
+WATCH = "TPCOMPILE_WATCH"
+"""Set in every process of a watched job."""
+SETTINGS = "TPCOMPILE_WATCH_SETTINGS"
+_TRACE = "TORCH_TRACE"
+_SITE = Path(__file__).parent / "autostart" / "site"
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+"""Exit codes of a shell for a command that is not there, and for one that cannot be run."""
+
+
+class Settings(BaseModel):
+    """How the ranks of a job are watched; in their environment as JSON."""
+
+    run_dir: str
+    policy: Literal["stop", "warn"] = "stop"
+    follow: tuple[str, ...] = ()
+    flow: bool | None = None
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        """The settings of this process."""
+        return cls.model_validate_json(text)
+
+
+class Watched(BaseModel):
+    """What a rank wrote about itself."""
+
+    compiles: int
+    world_size: int
+    has_ended: bool
+
+
+def watched_file(run_dir: Path, rank: int) -> Path:
+    """Where a rank writes that it is watched."""
+    return run_dir / "watched" / f"rank_{rank}.json"
+
+
+def environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the job: its path, settings, and a folder for torch's logs unless it has one."""
+    path = os.pathsep.join(filter(None, [str(_SITE), environ.get("PYTHONPATH", "")]))
+    logs = environ.get(_TRACE) or str(Path(settings.run_dir) / "trace")
+    return {**environ, "PYTHONPATH": path, WATCH: "1", SETTINGS: settings.model_dump_json(), _TRACE: logs}
+
+
+def run_watched(command: Sequence[str], settings: Settings, console: Console, *, is_quiet: bool) -> int:
+    """Run a job, print its verdict to `console` and return the job's own exit code, 130 after Ctrl-C.
+
+    Raises ConfigError for a command that cannot be started.
+    """
+    run_dir = Path(settings.run_dir)
+    environ = environment(settings, os.environ)
+    try:
+        outcome = run_tree(command, environ=environ, timeout_s=None)
+    except OSError as error:
+        raise ConfigError(f"cannot run {command[0]}: {error.strerror}") from None
+    with forgiving():
+        _say(outcome, RunDir(run_dir), Path(environ[_TRACE]), console, is_quiet=is_quiet)
+    return 128 + outcome.signal if outcome.signal else outcome.exit_code
+
+
+def _say(outcome: Outcome, run_dir: RunDir, logs: Path, console: Console, *, is_quiet: bool) -> None:
+    """The verdict of the sentinel, or of the logs where it came to none and the job ended badly."""
+    verdict, run = run_dir.read_verdict(), run_dir.path
+    ended_badly = bool(outcome.exit_code or outcome.signal)
+    if verdict is None and ended_badly:
+        verdict, run = _diagnosed(logs), None
+    if verdict is not None:
+        show.show(verdict, console, run=run, command="run", amount="last" if is_quiet else "all")
+        write(verdict, run_dir, console, os.environ)
+        return
+    console.print(f"tpcompile run: {_watched_text(run_dir.path)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _diagnosed(logs: Path) -> Verdict | None:
+    """What torch's logs show of a job that ended badly; None where they show nothing."""
+    try:
+        verdict = diagnose([logs], Question(ended_badly=True))
+    except TpCompileError:
+        return None
+    return None if verdict.exit_code == ExitCode.NOTHING_COMPILED else verdict
+
+
+def _watched_text(run_dir: Path) -> str:
+    """What was watched of a job without a finding."""
+    ranks = dict(sorted(_ranks(run_dir).items()))
+    if not ranks:
+        return "no rank was watched: none made a process group of two or more ranks"
+    world_size = max(one.world_size for one in ranks.values())
+    compiles = sorted({one.compiles for one in ranks.values()})
+    left = tuple(rank for rank, one in ranks.items() if not one.has_ended)
+    counts = f"{compiles[0]}" if len(compiles) == 1 else f"{compiles[0]} to {compiles[-1]}"
+    text = f"{len(ranks)} of {world_size} ranks watched, {counts} compiles on each: nothing differs that was compared"
+    if left:
+        text += f"; {named_ranks(left)} ended without a last comparison"
+    return f"{text}; numbers: not compared"
+
+
+def _ranks(run_dir: Path) -> dict[int, Watched]:
+    found = {}
+    for file in (run_dir / "watched").glob("rank_*.json"):
+        try:
+            found[int(file.stem.partition("_")[2])] = Watched.model_validate_json(file.read_text())
+        except (OSError, ValueError, ValidationError):  # it ended while it wrote this
+            continue
+    return found
