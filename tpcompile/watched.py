@@ -52,6 +52,8 @@ class Watched(BaseModel):
     compiles: int
     world_size: int
     has_ended: bool
+    gave_way: bool = False
+    """The program has a sentinel of its own."""
 
 
 def watched_file(run_dir: Path, rank: int) -> Path:
@@ -84,15 +86,18 @@ def run_watched(command: Sequence[str], settings: Settings, console: Console, *,
 
 def _say(outcome: Outcome, run_dir: RunDir, logs: Path, console: Console, *, is_quiet: bool) -> None:
     """The verdict of the sentinel, or of the logs where it came to none and the job ended badly."""
-    verdict, run = run_dir.read_verdict(), run_dir.path
+    run: Path | None = run_dir.path
+    verdict, ranks = run_dir.read_verdict(), _ranks(run_dir.path)
+    has_own = any(one.gave_way for one in ranks.values())
     ended_badly = bool(outcome.exit_code or outcome.signal)
-    if verdict is None and ended_badly:
+    if verdict is None and ended_badly and not has_own:
         verdict, run = _diagnosed(logs), None
     if verdict is not None:
         show.show(verdict, console, run=run, command="run", amount="last" if is_quiet else "all")
         write(verdict, run_dir, console, os.environ)
         return
-    console.print(f"tpcompile run: {_watched_text(run_dir.path)}", markup=False, highlight=False, soft_wrap=True)
+    text = "the program has a sentinel of its own" if has_own else _watched_text(ranks)
+    console.print(f"tpcompile run: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _diagnosed(logs: Path) -> Verdict | None:
@@ -104,14 +109,13 @@ def _diagnosed(logs: Path) -> Verdict | None:
     return None if verdict.exit_code == ExitCode.NOTHING_COMPILED else verdict
 
 
-def _watched_text(run_dir: Path) -> str:
+def _watched_text(ranks: Mapping[int, Watched]) -> str:
     """What was watched of a job without a finding."""
-    ranks = dict(sorted(_ranks(run_dir).items()))
     if not ranks:
         return "no rank was watched: none made a process group of two or more ranks"
     world_size = max(one.world_size for one in ranks.values())
     compiles = sorted({one.compiles for one in ranks.values()})
-    left = tuple(rank for rank, one in ranks.items() if not one.has_ended)
+    left = tuple(sorted(rank for rank, one in ranks.items() if not one.has_ended))
     counts = f"{compiles[0]}" if len(compiles) == 1 else f"{compiles[0]} to {compiles[-1]}"
     text = f"{len(ranks)} of {world_size} ranks watched, {counts} compiles on each: nothing differs that was compared"
     if left:

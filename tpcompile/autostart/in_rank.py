@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import sys
 from contextlib import suppress
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from tpcompile.errors import TpCompileError
 from tpcompile.sentinel import Sentinel
 from tpcompile.sentinel.sink import logger
-from tpcompile.watched import SETTINGS, Settings, watched_file
+from tpcompile.watched import SETTINGS, Settings, Watched, watched_file
 
 _SENTINELS: list[Sentinel] = []
 """That of this process, while it is watched."""
@@ -35,7 +34,8 @@ def start() -> None:
         logger.warning("this rank is not watched: {}", error)
         return
     _SENTINELS.append(sentinel)
-    _note(sentinel, has_ended=False)
+    sentinel.gives_way = _give_way
+    _note(sentinel)
     before = sys.excepthook
 
     def raised(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
@@ -57,10 +57,19 @@ def end(error: BaseException | None = None) -> None:
             _note(sentinel, has_ended=True)
 
 
-def _note(sentinel: Sentinel, *, has_ended: bool) -> None:
+def _give_way() -> None:
+    """End before the program starts a sentinel of its own, on all ranks at the same place."""
+    for sentinel in list(_SENTINELS):
+        end()
+        _note(sentinel, has_ended=True, gave_way=True)
+
+
+def _note(sentinel: Sentinel, *, has_ended: bool = False, gave_way: bool = False) -> None:
     """Write what was watched of this rank, for what the launcher says last."""
-    facts = {"compiles": sentinel.stats["compiles"], "world_size": sentinel.world_size, "has_ended": has_ended}
+    facts = Watched(
+        compiles=sentinel.stats["compiles"], world_size=sentinel.world_size, has_ended=has_ended, gave_way=gave_way
+    )
     with suppress(OSError):
         file = watched_file(Path(Settings.from_json(os.environ[SETTINGS]).run_dir), sentinel.rank)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(facts))
+        file.write_text(facts.model_dump_json())

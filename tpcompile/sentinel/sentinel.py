@@ -151,6 +151,8 @@ class Sentinel:
         self.listener = Listener(self.log, self._on)
         self._timer = Timer(self._on, terminated=self._terminated, ends=self.log.close_client)
         self._comparison = Comparison(self.log, self._progress, on=self._on)
+        self.gives_way: Callable[[], None] | None = None
+        """Ends this one where the program begins to watch itself; None for a sentinel of the program."""
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._late: list[threading.Timer] = []
@@ -200,6 +202,9 @@ class Sentinel:
     def __enter__(self) -> Sentinel:
         if self.listener.has_started:
             raise ConfigError("a Sentinel watches one block: create another one for the next block, on every rank")
+        for other in list(_LIVE):
+            if other.gives_way is not None:
+                other.gives_way()
         self.session.__enter__()
         self._black_box.open()
         self.log.say_here(black_box=self._black_box.name)

@@ -1,0 +1,42 @@
+"""A plain program of two ranks that has never heard of tpcompile; its argument says what goes wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+WHAT = sys.argv[1]
+
+
+def main() -> None:
+    """Train for some steps."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    layer = torch.compile(torch.nn.Linear(4, 4), backend="eager")
+    own = contextlib.nullcontext()
+    if WHAT == "own sentinel":
+        from tpcompile import Sentinel
+
+        own = Sentinel(run_dir=os.environ["OWN_RUN_DIR"])
+    with own:
+        for step in range(6):
+            loss = layer(torch.ones(2, 4)).sum()
+            if WHAT == "leaves early" and rank == 1 and step == 3:
+                break
+            if WHAT == "raises" and rank == 0 and step == 3:
+                raise ValueError("a bad batch")
+            if WHAT == "hangs" and step == 3:
+                os.kill(int(os.environ["LAUNCHER"]), signal.SIGINT)
+                time.sleep(600)
+            dist.all_reduce(loss.detach())
+    print("the program's own output", flush=True)
+    dist.destroy_process_group()
+
+
+main()
