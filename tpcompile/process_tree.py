@@ -71,7 +71,7 @@ def run_tree(
     grace_s = GRACE_S if grace_s is None else grace_s
     launch_id = uuid.uuid4().hex
     stderr = subprocess.PIPE if on_line else None
-    with _watched(launch_id), _signals_raised():
+    with _watched(launch_id), _signals_raised() as signals:
         process, reader = None, None
         try:
             process = subprocess.Popen(
@@ -83,9 +83,9 @@ def run_tree(
             return Outcome(exit_code=process.wait(timeout_s))
         except subprocess.TimeoutExpired:
             logger.warning("still running after {} s; stopping all ranks", timeout_s)
-            return Outcome(exit_code=_stop(process, signal.SIGTERM, grace_s), timed_out=True)
+            return Outcome(exit_code=_stop(process, signal.SIGTERM, grace_s, signals), timed_out=True)
         except _Signalled as stopped:
-            return Outcome(exit_code=_stop(process, stopped.signum, grace_s), signal=stopped.signum)
+            return Outcome(exit_code=_stop(process, stopped.signum, grace_s, signals), signal=stopped.signum)
         finally:
             for signum in _SIGNALS:
                 signal.signal(signum, signal.SIG_IGN)  # the sweep takes milliseconds and must not be interrupted
@@ -121,26 +121,33 @@ class _Signalled(Exception):
 
 
 @contextmanager
-def _signals_raised() -> Iterator[None]:
-    def raise_signal(signum: int, frame: FrameType | None) -> None:
-        raise _Signalled(signum)
+def _signals_raised() -> Iterator[list[int]]:
+    """Raise the first signal as `_Signalled`; it and all later ones are in the list."""
+    signals: list[int] = []
 
-    before = {signum: signal.signal(signum, raise_signal) for signum in _SIGNALS}
+    def receive(signum: int, frame: FrameType | None) -> None:
+        signals.append(signum)
+        if len(signals) == 1:  # a second one must not interrupt what ends the tree
+            raise _Signalled(signum)
+
+    before = {signum: signal.signal(signum, receive) for signum in _SIGNALS}
     try:
-        yield
+        yield signals
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
 
 
-def _stop(process: subprocess.Popen[bytes] | None, signum: int, grace_s: float) -> int:
-    """Forward a signal, wait `grace_s` (a second signal ends the wait), then SIGKILL."""
+def _stop(process: subprocess.Popen[bytes] | None, signum: int, grace_s: float, signals: list[int]) -> int:
+    """Forward a signal, wait `grace_s` (a further signal ends the wait), then SIGKILL."""
     if process is None:
         return 128 + signum
+    signals[:] = [signum]  # from here on none is raised
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signum)
-    with suppress(subprocess.TimeoutExpired, _Signalled):
-        process.wait(grace_s)
+    ends_s = time.monotonic() + grace_s
+    while process.poll() is None and len(signals) == 1 and time.monotonic() < ends_s:
+        time.sleep(_POLL_S)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     return process.wait()
