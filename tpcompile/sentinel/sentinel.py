@@ -221,7 +221,7 @@ class Sentinel:
         unseen = peers.failure() if error is None else None
         failure = unseen or (None if is_exit(error) else error)
         self.executed.raised(error)
-        if self.is_active:
+        if self.is_active and not isinstance(failure, KeyboardInterrupt):  # somebody ends the job, which is no finding
             self._ends(failure)
         self.close(FINISHED if failure is None else f"{type(failure).__name__}: {failure}")
         if unseen is not None:
