@@ -49,7 +49,7 @@ def line_with(text: str) -> int:
 
 def test_a_healthy_job_keeps_its_output_and_is_told_to_be_watched(tmp_path: Path) -> None:
     done = run(tmp_path, [*TORCHRUN, str(PROGRAM), "nothing"])
-    assert (done.returncode, done.stdout) == (0, "the program's own output\n" * 2)
+    assert (done.returncode, done.stdout.count("the program's own output")) == (0, 2)
     assert done.stderr.splitlines()[-1].startswith("tpcompile run: 2 of 2 ranks watched, 1 compiles on each")
     assert "numbers: not compared" in done.stderr
     assert list((tmp_path / "run" / "trace").iterdir()), "torch's logs, for diagnose"

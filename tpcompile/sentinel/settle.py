@@ -13,6 +13,7 @@ from tpcompile.errors import DivergenceError, ExitCode, TpCompileError
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.judgement.verdict import SENTINEL, agree_rules
 from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, RankRecord, Verdict
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.ranks.exchange import Exchange
@@ -37,6 +38,8 @@ Kernels = Literal["warn", "stop"]
 _EXCHANGE_S = 20.0
 """For the digests of ranks that are alive: on a loaded host one that compiles took more than 4 s to answer."""
 _PUBLISH_S = 5.0
+_OWN_EXCEPTION = (Cause.RAISED, Cause.COMPILE_FAILED)
+"""Causes of which torchrun's report has the traceback."""
 
 
 @dataclass(frozen=True)
@@ -188,14 +191,22 @@ class Settlement:
             settled.store.put("published", True)
         else:
             settled.store.wait("published", timeout_s=_PUBLISH_S)
-        if settled.verdict is not None:
-            self._shutdown.tell_launcher(DivergenceError(settled.verdict.summary))
+        self._tell_launcher(settled)
         ended = map(self._log.process_of, filter(self.is_gone, settled.alarm.gone))
         for process in ended:
             forget(process.black_box)
         self._shutdown.exit_code = settled.exit_code
         self.wait_for_first_failed_rank()
         self._shutdown.leave(self._shutdown.exit_code)
+
+    def _tell_launcher(self, settled: _Settled) -> None:
+        """Have torchrun report the verdict as its root cause, of a rank to blame; its exception is one already."""
+        verdict = settled.verdict
+        if verdict is None or verdict.lead is None or verdict.lead.cause in _OWN_EXCEPTION:
+            return
+        blamed = set(verdict.lead.ranks) & set(settled.present)
+        if self._log.rank in blamed or not blamed:
+            self._shutdown.tell_launcher(DivergenceError(verdict.summary))
 
     def _report(self, record: RankRecord, verdict: Verdict | None) -> None:
         """Write this rank's evidence, and the verdict where this rank judged."""
