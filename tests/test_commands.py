@@ -45,6 +45,8 @@ ELSEWHERE = {
     "tpcompile fusion record my_model:build --nproc 8 --arch sm_90 -o manifest.json": "tests/fusion/test_no_gpu.py",
     "scripts/clients.sh": "makes an environment of 5 GB; tests/test_clients.py has what needs none",
     "scripts/clients.sh -k megatron --clients-out clients.json": "likewise",
+    "tpcompile run -- torchrun --nproc-per-node 2 examples/overflow.py": "tests/test_watched.py runs it",
+    "tpcompile run --follow my_models -- accelerate launch train.py": "tests/test_watched.py runs torchrun's",
     "tpcompile certify head_norm --import my_kernels": "tests/fastpath/test_documented.py runs it",
 }
 """Line -> why it is not run here."""

@@ -71,6 +71,7 @@ def problem(line: str) -> str:
     if re.match(r"tpcompile \w+:", line):  # a line that it prints
         return ""
     words = shlex.split(re.split(r"\s[|>&]|\s\|\||;", line)[0].partition("  #")[0].replace("'", ""))[1:]
+    words = words[: words.index("--")] if "--" in words else words  # the rest is another program's
     words = [word.strip("[]") for word in words]
     if words and words[0].startswith("-"):
         known = {"--help", "-h", "--version", "--install-completion", "--show-completion"}
@@ -137,9 +138,9 @@ def test_links_to_a_heading_name_one() -> None:
                 assert anchor[1:] in known, f"{page.name}: {path}{anchor}"
 
 
-def test_the_readme_fits_on_150_lines_and_links_every_page() -> None:
+def test_the_readme_is_short_and_links_every_page() -> None:
     text = (ROOT / "README.md").read_text()
-    assert text.count("\n") <= 150
+    assert text.count("\n") <= 120 and len(text.split()) <= 900
     linked = {path for path, _ in _LINK.findall(text)}
     assert {str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md")} <= linked
 

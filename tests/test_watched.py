@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked import PYTHONPATH
+from tests.forked import PYTHONPATH, ROOT
 from tests.gate.runs import leftovers
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
@@ -77,6 +77,19 @@ def test_a_fault_is_named_last_and_in_the_report_of_torchrun(
     root_cause = of_torchrun.partition("Root Cause")[2]
     assert verdict.lead.cause in root_cause or "ValueError: a bad batch" in root_cause
     assert (tmp_path / "run" / "junit.xml").exists()
+
+
+def test_the_example_of_the_readme_is_named_as_it_says(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "overflow.py"
+    done = run(tmp_path, [*TORCHRUN, str(example)])
+    lead = RunDir(tmp_path / "run").read_verdict().lead
+    assert (done.returncode, lead.ranks) == (1, (1,))
+    says = f"overflow.py:{lead.line.line} in {lead.line.function}"
+    if sys.version_info >= (3, 12):
+        assert (lead.cause, lead.line.code) == (Cause.PARTED, "if overflowed(loss):")
+        assert f"(rank 1) at {says}" in (ROOT / "README.md").read_text()
+    else:
+        assert (lead.cause, lead.line.function) == (Cause.STUCK_COLLECTIVE, "synchronize")
 
 
 def test_an_interrupted_job_ends_as_a_whole_and_says_what_its_logs_show(tmp_path: Path) -> None:

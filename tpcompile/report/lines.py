@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tpcompile.evidence.judgement.equal_ranks import equal_ranks
-from tpcompile.evidence.judgement.leading import cause_text, lead_ranks_text
+from tpcompile.evidence.judgement.leading import cause_text, lead_ranks_text, short_summary
 from tpcompile.evidence.judgement.rank_taint import value_text
 from tpcompile.evidence.records import Check, Divergence, UserLine, Verdict, items_of
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
@@ -39,14 +39,14 @@ def lines(verdict: Verdict, *, command: str) -> list[str]:
     found += _taints(verdict)
     found += _recompiles(verdict)
     found += [f"accepted difference: {text}" for text in accepted_lines(verdict)]
-    found += last_lines(verdict)
+    found += last_lines(verdict, short_summary(verdict))
     return [plain(text).replace("\n", " | ") for text in found]
 
 
-def last_lines(verdict: Verdict) -> list[str]:
-    """The outcome, and what to do first."""
+def last_lines(verdict: Verdict, summary: str = "") -> list[str]:
+    """The outcome, and what to do first; alone with the whole summary."""
     advice = verdict.lead.do_first if verdict.lead else ""
-    end = [f"{outcome(verdict)}: {verdict.summary}"]
+    end = [f"{outcome(verdict)}: {summary or verdict.summary}"]
     return [*end, f"do first: {advice}"] if advice else end
 
 

@@ -10,6 +10,7 @@ from rich.segment import Segment, Segments
 from rich.text import Text
 
 from tpcompile.errors import PreflightError
+from tpcompile.evidence.judgement.leading import short_summary
 from tpcompile.evidence.records import Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.report import lines, terminal
@@ -51,7 +52,7 @@ def _show(verdict: Verdict, console: Console, run: Path | None, command: str, am
         return
     if amount == "all":
         _print_body(verdict, console, run, command)
-    console.print(Group(*terminal.last_lines(verdict)))
+    console.print(Group(*terminal.last_lines(verdict, short_summary(verdict) if amount == "all" else "")))
     for line in terminal.replay(run):
         console.print(Text(line, style="dim"), soft_wrap=True)
 
@@ -59,7 +60,7 @@ def _show(verdict: Verdict, console: Console, run: Path | None, command: str, am
 def _print_body(verdict: Verdict, console: Console, run: Path | None, command: str) -> None:
     """All but the last lines, cut where it is longer than a reader scrolls."""
     body = console.render_lines(Group(*terminal.body(verdict, command, terminal.USUAL)), pad=False)
-    last = console.render_lines(Group(*terminal.last_lines(verdict)), pad=False)
+    last = console.render_lines(Group(*terminal.last_lines(verdict, short_summary(verdict))), pad=False)
     room = MAX_LINES - len(last) - len(terminal.replay(run))
     is_cut = len(body) > room
     shown = body[: room - 1] if is_cut else body

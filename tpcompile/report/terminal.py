@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tpcompile.evidence.judgement import equal_ranks as equality
-from tpcompile.evidence.judgement.leading import cause_text, lead_ranks_text
+from tpcompile.evidence.judgement.leading import cause_text, lead_ranks_text, short_summary
 from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, RankGroup, Status, UserLine, Verdict
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.text.ranks import named_ranks
@@ -64,6 +64,8 @@ WHOLE = Limits(
 )
 _WIDTH = 120
 """Columns of the report in a file."""
+_SAID, _SHORT = "as said above", 80
+"""In a table, of a finding that stands above it and is longer than that."""
 _STYLES = {Status.PASS: "green", Status.FAIL: "bold red"}
 """Style of a check that has its own row in the table; the others are folded into lines."""
 
@@ -72,7 +74,7 @@ def render(
     verdict: Verdict, console: Console, *, run: Path | None = None, command: str = "gate", limits: Limits = USUAL
 ) -> None:
     """Print the verdict; `run` is its run directory, for the replay command."""
-    console.print(Group(*body(verdict, command, limits), *last_lines(verdict)))
+    console.print(Group(*body(verdict, command, limits), *last_lines(verdict, short_summary(verdict))))
     for text in replay(run):
         console.print(Text(text, style="dim"), soft_wrap=True)
 
@@ -99,7 +101,7 @@ def body(verdict: Verdict, command: str, limits: Limits) -> Iterator[RenderableT
         for check in checks:
             if check.status == Status.INFO:
                 notes += [_indented(line(detail, "dim")) for detail in check.details[: limits.notes]]
-        yield Group("", _table(mode, checks), *folded(checks), *notes)
+        yield Group("", _table(mode, checks, verdict.lead), *folded(checks), *notes)
     times = [f"{mode} {ms:.3g}" for mode, ms in sorted(verdict.timings_ms.items())]
     timings = titled({"median ms per call": times}, separator=", ", style="")
     yield Group("", *equal_ranks(verdict), *timings)
@@ -110,10 +112,10 @@ def body(verdict: Verdict, command: str, limits: Limits) -> Iterator[RenderableT
     yield from _accepted(verdict, limits)
 
 
-def last_lines(verdict: Verdict) -> list[Text]:
-    """The outcome and what to do first."""
+def last_lines(verdict: Verdict, summary: str = "") -> list[Text]:
+    """The outcome and what to do first; alone with the whole summary."""
     style = "bold green" if verdict.exit_code == 0 else "bold red"
-    outcome_line = line(f"{outcome(verdict)}: {verdict.summary}", style)
+    outcome_line = line(f"{outcome(verdict)}: {summary or verdict.summary}", style)
     return [outcome_line, *_do_first(verdict.lead, style)]
 
 
@@ -134,7 +136,10 @@ def lead_text(lead: Lead) -> Group:
     advice = [_indented(text) for text in _do_first(lead)]
     if lead.parted is None:
         return Group(cause, *ranks, *_source(lead.line), *advice)
-    sides = [_indented(line(f"{side_text(side)}{usual_text(lead.parted)}")) for side in lead.parted.sides]
+    sides: list[RenderableType] = []
+    for side in lead.parted.sides:
+        sides.append(_indented(line(f"{side_text(side)}{usual_text(lead.parted)}")))
+        sides += _code(side.line) if side.line != lead.line else []
     sides += [_indented(line(led_to_text(lead.parted).removeprefix("; ")))] if lead.parted.led_to else []
     if not lead.consequence:  # content differs, and these lines made it differ
         return Group(cause, *ranks, *_source(lead.line), *sides, *advice)
@@ -163,8 +168,11 @@ def titled(names: Mapping[str, Sequence[str]], *, separator: str, style: str) ->
     return [line(f"{title}: {separator.join(found)}", style) for title, found in names.items() if found]
 
 
-def _table(mode: str, checks: Sequence[Check]) -> Table:
-    """Table of the checks that passed, and of those that failed not only as a consequence of a different check."""
+def _table(mode: str, checks: Sequence[Check], lead: Lead | None) -> Table:
+    """Table of the checks that passed, and of those that failed not only as a consequence of a different check.
+
+    What the lead says is said once.
+    """
     table = findings.empty_table(mode_title(mode), ("check", "expected", "observed"))
     table.add_column("status", no_wrap=True)
     for check in checks:
@@ -172,7 +180,8 @@ def _table(mode: str, checks: Sequence[Check]) -> Table:
         if not is_folded:
             style = _STYLES[check.status]
             status = Text(check.status.value.upper(), style=style)
-            cells = (check.name, check.expected, check.observed)
+            is_said = lead is not None and check.observed == lead.says and len(lead.says) > _SHORT
+            cells = (check.name, check.expected, _SAID if is_said else check.observed)
             findings.add_row(table, cells, status)
     return table
 
@@ -184,7 +193,8 @@ def equal_ranks(verdict: Verdict) -> list[Text]:
 
 def _failures(verdict: Verdict, limits: Limits) -> Iterator[Group]:
     for check in failed(verdict):
-        has_more = check.details or check.line
+        is_said = verdict.lead is not None and (check.observed == verdict.lead.says or check.is_consequence)
+        has_more = check.details or (check.line and not is_said)
         if has_more and check.id != CheckId.LAYER:  # a layer's difference has a panel
             yield _failure(check, limits)
 
@@ -246,11 +256,13 @@ def _source(source: UserLine | None) -> list[Padding]:
     """A line of source and, where it is known, the code on it."""
     if source is None:
         return []
-    shown = [_indented(line(str(source), "dim"))]
-    code = source.code.strip()
-    if code:
-        shown.append(_indented(line(code), 4))
-    return shown
+    return [_indented(line(str(source), "dim")), *_code(source)]
+
+
+def _code(source: UserLine | None) -> list[Padding]:
+    """The code on a line, where it is known."""
+    code = source.code.strip() if source is not None else ""
+    return [_indented(line(code), 4)] if code else []
 
 
 def _indented(text: Text, by: int = 2) -> Padding:

@@ -18,6 +18,7 @@ launches.py     launches of Triton kernels outside of compiled code, before they
 makers.py       functions and classes that others than torch made, in anything that torch calls
 no_gpu.py       generated code for a GPU on a machine without one
 passes.py       passes over the graphs that Inductor gets
+point_to_point.py  sends and receives of any backend, with their stacks
 profiler.py     what the profiler saw on the GPU, without what is only drawn there
 registrations.py  the files that registered an op and its kernels
 resources.py    registers and shared memory of compiled Triton kernels

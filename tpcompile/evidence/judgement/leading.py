@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from tpcompile.evidence.iterables import find
-from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, RecompileCause, Status
+from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, RecompileCause, Status, Verdict
 from tpcompile.evidence.records.base import at_text
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.lines import is_packaged
 from tpcompile.evidence.text.ranks import named_ranks
 
+_MAX_SAID = 100
+"""Characters of cause and difference that a last line repeats."""
 _WRONG = (
     CheckId.FORWARD, CheckId.GRADIENTS, CheckId.EAGER, CheckId.REPLAYED, CheckId.CLOBBERED, CheckId.TP_AWARE,
 )  # fmt: skip
@@ -121,6 +123,17 @@ def summary(lead: Lead) -> str:
     ranks = lead_ranks_text(lead)
     in_brackets = f" ({ranks})" if ranks else ""
     return f"{cause_text(lead)}{in_brackets}{at_text(lead.line)}"
+
+
+def short_summary(verdict: Verdict) -> str:
+    """The same below a report that has said it at length: a long text, and what follows from it, are left out."""
+    lead = verdict.lead
+    if lead is None or verdict.summary != summary(lead) or len(cause_text(lead)) <= _MAX_SAID:
+        return verdict.summary
+    said = lead.says if lead.cause == Cause.UNKNOWN else lead.cause.value
+    ranks = lead_ranks_text(lead)
+    in_brackets = f" ({ranks})" if ranks else ""
+    return f"{said}{in_brackets}{at_text(lead.line)}"
 
 
 def _first_sentence(advice: str) -> str:
