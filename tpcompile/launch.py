@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from loguru import logger
 from rich.console import Console
 
 from tpcompile import srun
@@ -55,6 +56,9 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
     Raises ConfigError (preset, keys, tp) or PreflightError (GPUs, compiler, run directory).
     """
     num_gpus = 0 if request.device == "cpu" else count_gpus(environ)
+    if request.nproc is None and request.device == "auto" and num_gpus == 1:
+        logger.warning("1 GPU: 2 ranks on CPU, as one rank has none to be compared with; --nproc 1 runs on the GPU")
+        num_gpus = 0
     nproc = request.nproc if request.nproc is not None else num_gpus or 2
     device = chosen_device(request.device, nproc, num_gpus)
     resolved = request.config(device)

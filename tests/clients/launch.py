@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.clients.case import Client
-from tests.clients.watched import ROUTE, RUN_DIR
+from tests.clients.watched import ROUTE, RUN_DIR, UNEDITED
 from tpcompile.evidence.records import Verdict
 from tpcompile.launch import torchrun
 from tpcompile.process_tree import run_tree
@@ -40,6 +41,8 @@ def run(client: Client, fault: str, route: str, folder: Path, *, limit_s: float)
     }  # fmt: skip
     arguments = [fault] if fault else []
     command = torchrun(client.num_ranks, [str(client.program), *arguments])
+    if route == UNEDITED:
+        command = [sys.executable, "-m", "tpcompile", "run", "--run-dir", str(run_dir), "--", *command]
     log = folder / "log.txt"
     began_s = time.monotonic()
     with log.open("w") as out:

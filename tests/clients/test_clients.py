@@ -11,12 +11,18 @@ from tests.clients.case import Client, Fault
 from tests.clients.clients import CLIENTS
 from tests.clients.judge import Row, judged
 from tests.clients.launch import run
-from tests.clients.watched import CHECK, SENTINEL
+from tests.clients.watched import CHECK, SENTINEL, UNEDITED
 
 LIMIT_S = 240.0
 pytestmark = pytest.mark.timeout(LIMIT_S + 60)
 
+OF_RUN = ("titan", "trainer", "ddp")
+"""Clients that `tpcompile run` watches as well."""
 FAULTS = [(client, fault) for client in CLIENTS for fault in client.faults]
+
+
+def _has(client: Client, route: str) -> bool:
+    return route != UNEDITED or client.folder in OF_RUN
 
 
 def played(client: Client, fault: Fault | None, route: str, folder: Path, record: Callable[[Row], None]) -> Row:
@@ -28,16 +34,23 @@ def played(client: Client, fault: Fault | None, route: str, folder: Path, record
     return row
 
 
-@pytest.mark.parametrize("route", [SENTINEL, CHECK])
-@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.folder)
+@pytest.mark.parametrize(
+    ("client", "route"),
+    [(client, route) for client in CLIENTS for route in (SENTINEL, CHECK, UNEDITED) if _has(client, route)],
+    ids=lambda case: getattr(case, "folder", case),
+)
 def test_a_healthy_client_is_quiet(client: Client, route: str, tmp_path: Path, record: Callable[[Row], None]) -> None:
     row = played(client, None, route, tmp_path, record)
     assert (row.exit_code, row.says) == (0, "")
 
 
-@pytest.mark.parametrize(("client", "fault"), FAULTS, ids=lambda case: getattr(case, "folder", None) or case.name)
+@pytest.mark.parametrize(
+    ("client", "fault", "route"),
+    [(*case, route) for case in FAULTS for route in (SENTINEL, UNEDITED) if _has(case[0], route)],
+    ids=lambda case: getattr(case, "folder", None) or getattr(case, "name", case),
+)
 def test_a_fault_of_a_client_stops_its_job(
-    client: Client, fault: Fault, tmp_path: Path, record: Callable[[Row], None]
+    client: Client, fault: Fault, route: str, tmp_path: Path, record: Callable[[Row], None]
 ) -> None:
-    row = played(client, fault, SENTINEL, tmp_path, record)
+    row = played(client, fault, route, tmp_path, record)
     assert row.found, row

@@ -242,10 +242,18 @@ def _exit_code(found: Sequence[Check], *, is_red: bool) -> ExitCode:
     return own_codes[decisive] if decisive else ExitCode.FAIL
 
 
+def _numbers(found: Sequence[Check]) -> str:
+    """With what the numbers were not compared; empty where there was a reference."""
+    judged = {check.id for check in found if check.status in (Status.PASS, Status.FAIL)}
+    if judged & {CheckId.FORWARD, CheckId.GRADIENTS}:
+        return ""
+    return "; numbers: compared with eager alone" if CheckId.EAGER in judged else "; numbers: not compared"
+
+
 def _passed(rules: Rules, digests: Sequence[RankDigest], found: Sequence[Check]) -> str:
     modes = "+".join(rules.modes)
     where = f" in mode {modes}" if modes and modes != TARGET else ""
-    passed = f"{lead.num_passed(found)} checks passed"
+    passed = f"{lead.num_passed(found)} checks passed{_numbers(found)}"
     if len(digests) == 1:
         return f"1 rank passes{where}; {passed}; nothing between ranks was compared"
     return f"{len(digests)} ranks agree{where}; {passed}"

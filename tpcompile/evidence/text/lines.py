@@ -23,6 +23,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 _MAX_PARTS = 64
 """Folders in the path of a library's file, at most."""
 BETWEEN = (
+    "autostart",
     "by_size", "collectives", "evidence", "fastpath", "fusion", "gate", "preflight", "profiles", "pytest_plugin",
     "ranks", "recording", "report", "sentinel", "torch_api",
 )  # fmt: skip
