@@ -196,6 +196,21 @@ def test_on_cpu_the_defaults_are_two_ranks_of_cpu_smoke(
     assert plan.command[6:] == ("-m", "tpcompile.gate", str(plan.run_dir))
 
 
+def test_one_gpu_is_no_job_of_one_rank_unless_that_is_asked_for(tools: Path, tmp_path: Path) -> None:
+    environ = with_gpus(tools, 1)
+    alone = launch.plan(GateRequest(nproc=1, run_dir=tmp_path / "alone"), environ)
+    plan = launch.plan(GateRequest(run_dir=tmp_path / "run"), environ)
+    assert [(one.nproc, one.device) for one in (alone, plan)] == [(1, "cuda"), (2, "cpu")]
+
+
+def test_a_target_whose_module_is_not_here_is_refused_before_the_start(tmp_path: Path) -> None:
+    request = GateRequest(device="cpu", run_dir=tmp_path / "run", target="nowhere_at_all:build")
+    with pytest.raises(ConfigError, match="there is no module nowhere_at_all here"):
+        launch.plan(request)
+    assert not (tmp_path / "run").exists()
+    assert launch.plan(GateRequest(device="cpu", run_dir=tmp_path / "run", target="tests.fake_gate:main")).nproc == 2
+
+
 def test_on_gpus_the_defaults_are_all_of_them_and_wan14b(tools: Path, tmp_path: Path) -> None:
     plan = launch.plan(GateRequest(run_dir=tmp_path / "run"), with_gpus(tools, 8))
     assert (plan.nproc, plan.device, plan.config.preset) == (8, "cuda", "wan14b")

@@ -36,7 +36,9 @@ def main() -> None:
                 time.sleep(600)
             dist.all_reduce(loss.detach())
     print("the program's own output", flush=True)
+
+
+try:
+    main()
+finally:
     dist.destroy_process_group()
-
-
-main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.machinery
 import json
 import os
 import shutil
@@ -65,6 +66,7 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
     check_size(resolved, asked=request.device)
     resolved.check_tp(nproc)
     _check_fault(request, nproc)
+    _check_target(request.target)
     environ = dict(environ)
     if device == "cpu" and resolved.compile.backend == "inductor":
         environ["CXX"] = cxx_compiler(environ)  # Inductor by default takes g++ alone, on macOS clang++
@@ -80,6 +82,18 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
         run_dir=run_dir,
         timeout_s=request.timeout_s,
     )
+
+
+def _check_target(target: str | None) -> None:
+    """Raise ConfigError where no module of that name is here, before ranks start and import torch."""
+    if not target:
+        return
+    top = target.partition(":")[0].partition(".")[0]
+    here = importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path])
+    if here is None and top not in sys.builtin_module_names:
+        raise ConfigError(
+            f"--target {target}: there is no module {top} here, in {os.getcwd()} or where packages are installed"
+        )
 
 
 def is_rank(environ: Mapping[str, str]) -> bool:

@@ -182,6 +182,14 @@ def test_diagnose_prints_only_json_when_asked_to(tpcompile: Run) -> None:
     assert (code, Verdict.model_validate_json(out).status) == (0, Status.PASS)
 
 
+def test_diagnose_takes_the_logs_themselves_and_writes_what_it_is_told_to(tpcompile: Run, tmp_path: Path) -> None:
+    logs = [str(path) for path in sorted((JOBS / "cold_shared").glob("*.log"))]
+    code, out, _ = tpcompile("diagnose", *logs, "--run-dir", str(tmp_path / "rest"))
+    assert (code, Verdict.model_validate_json((tmp_path / "rest/verdict.json").read_text()).exit_code) == (0, 0)
+    assert f"full report: {tmp_path}/rest/report.txt" in out.replace("\n", "")
+    assert tpcompile("diagnose", str(tmp_path / "nothing"))[0] == 2
+
+
 def test_diagnose_of_a_folder_without_logs_is_one_line(tpcompile: Run, tmp_path: Path) -> None:
     code, _, err = tpcompile("diagnose", str(tmp_path))
     assert (code, err.count("\n")) == (2, 1)

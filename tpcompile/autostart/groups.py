@@ -6,6 +6,7 @@ Without imports of torch: it is in the middle of its own.
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 
@@ -26,7 +27,7 @@ def watch(groups: Any) -> None:
         from tpcompile.autostart.in_rank import end
 
         if group is None or group is groups.GroupMember.WORLD:
-            end()
+            end(sys.exc_info()[1])  # in a `finally`, that of the program
         return destroy(group)
 
     groups.init_process_group, groups.destroy_process_group = init_process_group, destroy_process_group

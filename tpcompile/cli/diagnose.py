@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 def diagnose(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Folders of TORCH_TRACE files, searched recursively.")
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Folders of TORCH_TRACE files, searched recursively, or the files."),
     ],
     world_size: Annotated[
         int | None, typer.Option(min=2, max=131_072, help="Ranks of the job; default: as many as the logs show.")
@@ -72,7 +73,9 @@ def diagnose(
     else:
         folder = run_dir or Path(new_name("diagnose"))
         with forgiving():
-            screen.render(verdict, console.stdout(), command="diagnose", folder=folder)
+            screen.render(
+                verdict, console.stdout(), command="diagnose", folder=folder, is_asked_for=run_dir is not None
+            )
     raise typer.Exit(verdict.exit_code)
 
 

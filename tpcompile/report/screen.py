@@ -52,10 +52,10 @@ class Screen:
             self.console.print(Segments([*line, Segment.line()]), end="")
 
 
-def render(verdict: Verdict, console: Console, *, command: str, folder: Path) -> None:
-    """Print the verdict; when it does not fit on the screen, all of it is written to files in `folder`."""
+def render(verdict: Verdict, console: Console, *, command: str, folder: Path, is_asked_for: bool = False) -> None:
+    """Print the verdict; all of it is written to files in `folder` when it does not fit, or they are asked for."""
     if not console.is_terminal:
-        _render_lines(verdict, console, command, folder)
+        _render_lines(verdict, console, command, folder, is_asked_for)
         return
     tail = Screen(console)
     for text in terminal.last_lines(verdict):
@@ -66,19 +66,19 @@ def render(verdict: Verdict, console: Console, *, command: str, folder: Path) ->
     screen.print()
     tail.print()
     is_cut = screen.is_cut or tail.is_cut or _has_more(verdict)
-    if not is_cut:
+    if not is_cut and not is_asked_for:
         return
     for line in _written(verdict, folder, command):
         console.print(Text(line, style="dim"), soft_wrap=True)
 
 
-def _render_lines(verdict: Verdict, console: Console, command: str, folder: Path) -> None:
+def _render_lines(verdict: Verdict, console: Console, command: str, folder: Path, is_asked_for: bool) -> None:
     """The verdict in lines for a pipe, and the same files."""
     found = lines.lines(verdict, command=command)
     is_cut = len(found) > MAX_LINES - len(_files(folder))
     if is_cut:
         found = _cut(found, lines.last_lines(verdict), at_most=MAX_LINES - len(_files(folder)))
-    if is_cut or _has_more(verdict):
+    if is_cut or is_asked_for or _has_more(verdict):
         found += _written(verdict, folder, command)
     console.file.write("".join(f"{line}\n" for line in found))
 

@@ -31,7 +31,7 @@ class LogFiles:
 
 
 def find_logs(folders: Sequence[Path], *, num_ranks: int = 0) -> LogFiles:
-    """The log of every rank, below any of the folders.
+    """The log of every rank, below any of the folders, which may be logs themselves.
 
     Raises ConfigError for fewer than two ranks, unless the job is known to have had more: torch opens no log on a rank
     that compiles nothing. Raises it for two logs of one rank too: two jobs, or one that was restarted.
@@ -54,9 +54,12 @@ def find_logs(folders: Sequence[Path], *, num_ranks: int = 0) -> LogFiles:
 
 def _candidates(folders: Sequence[Path]) -> Iterator[Path]:
     for folder in folders:
-        if not folder.is_dir():
-            raise ConfigError(f"no directory at {printable(folder)}")
-        yield from sorted(folder.rglob(PATTERN))
+        if folder.is_file():
+            yield folder
+        elif folder.is_dir():
+            yield from sorted(folder.rglob(PATTERN))
+        else:
+            raise ConfigError(f"there is no {printable(folder)}")
 
 
 def printable(text: object) -> str:
