@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -233,3 +234,18 @@ def test_hooks_of_a_compiled_callable_are_called_around_each_of_its_calls() -> N
     hooks.append(begins)
     compiled(torch.ones(3))
     assert heard == ["begins", "ends"]
+
+
+def test_what_gloo_recorded_is_known_beside_what_nccl_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with GPUs may run a job on gloo, which has a recorder of its own."""
+    core = torch._C._distributed_c10d
+    dumps = {
+        "_dump_nccl_trace": {"entries": [{"n": 1}], "pg_status": {0: "nccl"}},
+        "_dump_fr_trace": {"entries": [{"n": 2}]},
+    }
+    for name, dump in dumps.items():
+        monkeypatch.setattr(core, name, lambda dump=dump: pickle.dumps(dump), raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert watching.recorded_collectives() == {"entries": [{"n": 1}, {"n": 2}], "pg_status": {0: "nccl"}}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert watching.recorded_collectives() == {"entries": [{"n": 2}]}

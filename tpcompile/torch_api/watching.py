@@ -180,16 +180,18 @@ def _is_machinery(frame: FrameType) -> bool:
 
 
 def recorded_collectives() -> dict[str, Any]:
-    """The flight recorder's dump: `entries`, oldest first, and `pg_status`; `{}` when nothing records."""
-    return dict(pickle.loads(_dump_recorder()))  # from our own process, not from the network
+    """The flight recorders' dump: `entries`, those of a backend oldest first, and `pg_status`; `{}` without any."""
+    dumps = [pickle.loads(dump()) for dump in _recorders()]  # from our own process, not from the network
+    entries = [entry for one in dumps for entry in one.get("entries", ())]
+    return {**{key: value for one in dumps for key, value in one.items()}, "entries": entries} if entries else {}
 
 
-def _dump_recorder() -> bytes:
-    """What the recorder of this torch kept; NCCL's where there are GPUs."""
-    recorders = torch._C._distributed_c10d
-    if torch.cuda.is_available() and hasattr(recorders, "_dump_nccl_trace"):
-        return bytes(recorders._dump_nccl_trace())
-    return bytes(recorders._dump_fr_trace())
+def _recorders() -> list[Callable[[], bytes]]:
+    """What dumps what torch recorded: NCCL has a recorder of its own, beside that of the other backends."""
+    found = [torch._C._distributed_c10d._dump_fr_trace]
+    if torch.cuda.is_available() and hasattr(torch._C._distributed_c10d, "_dump_nccl_trace"):
+        found.insert(0, torch._C._distributed_c10d._dump_nccl_trace)
+    return found
 
 
 class _Group(NamedTuple):

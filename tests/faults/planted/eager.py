@@ -180,7 +180,7 @@ def _swap(context: Context, x_BD: Tensor) -> Tensor:
 
 @fault(
     Cause.STUCK_COLLECTIVE,
-    "NVIDIA/Megatron-LM: one stage has fewer micro-batches, the next waits for activations",
+    "pytorch#189454, torchcomms#3095: send and recv in a different order hang every night",
     marker="# blamed: what it does not swap",
     step=2,
     on_gpus=False,
