@@ -390,3 +390,18 @@ def test_an_error_has_the_message_of_the_operator() -> None:
     text = "RuntimeError when making fake tensor call\n  Explanation: linear(*(x,)): got RuntimeError('no [2] X [3]')"
     error = normalise.error(text)
     assert error.startswith("RuntimeError ") and error.endswith(": no [2] X [3]")
+
+
+def _of_size(size: int, *, is_open: bool, **fields: object) -> CompileRecord:
+    sizes = "None, 8" if is_open else f"{size}, 8"
+    match = f"check_tensor(L['x'], Tensor, DispatchKeySet(CPU), torch.float32, size=[{sizes}], stride=[8, 1])"
+    guards = (guard("TENSOR_MATCH", "L['x']", match),)
+    return compiled(inputs=(tensor(shape=f"[{size}, 8]"),), guards=guards, **fields)
+
+
+def test_a_size_that_the_code_leaves_open_is_each_ranks_own_where_it_issues_no_collective() -> None:
+    """Tokens of an expert, `dynamic=True`: what is compiled is equal."""
+    alone = {"graphs": (graph(call("mul", "%0", "2")),), "collectives": ()}
+    assert between(_of_size(4, is_open=True, **alone), _of_size(7, is_open=True, **alone)) == ()
+    assert only(_of_size(4, is_open=False, **alone), _of_size(7, is_open=False, **alone)).cause == Cause.SHAPE
+    assert only(_of_size(4, is_open=True), _of_size(7, is_open=True)).cause == Cause.SHAPE

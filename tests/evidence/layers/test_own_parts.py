@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.evidence.samples import between, call, compiled, reduce
+from tests.evidence.samples import between, call, compiled, guard, reduce
 from tpcompile.evidence.records import CompileRecord, Layer, Node
 from tpcompile.evidence.records.causes import Cause
 
@@ -103,3 +103,31 @@ def test_a_constant_that_differs_beside_the_part_is_the_finding() -> None:
     ]
     (red,) = [one for one in between(*ranks) if one.is_red]
     assert red.cause == Cause.RANK_CONSTANT and "mul" in red.title
+
+
+def guarded(rank: int, made: CompileRecord, value: int | None = None) -> CompileRecord:
+    """The same with a guard on the rank's own number, as an attribute of a module."""
+    own = guard(source="L['self'].rank", says=f"== {rank if value is None else value}")
+    return made.model_copy(update={"guards": (*made.guards, own)})
+
+
+@pytest.mark.parametrize(("ranks", "place"), [([narrowed(0), narrowed(16)], 1), ([chunked(0), chunked(1)], 1),
+                                              ([narrowed(0), narrowed(16)], 16)])  # fmt: skip
+def test_a_guard_on_the_place_of_the_part_follows_it(ranks: list[CompileRecord], place: int) -> None:
+    found = between(*(guarded(rank, made, place * rank) for rank, made in enumerate(ranks)))
+    assert {one.layer for one in found if one.cause == Cause.RANK_PARAMETRIC} >= {Layer.GRAPH, Layer.GUARDS}
+    assert not any(one.is_red for one in found)
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [program(), program()],
+        [program(call("mul", "%1", "1", value=HALF)), program(call("mul", "%1", "2", value=HALF))],
+        [narrowed(0), program(call("narrow", "%1", "-1", "16", "16", value=HALF), call("add", "%2", "1", value=HALF))],
+        [narrowed(0), narrowed(16), narrowed(16)],
+    ],
+    ids=["nothing takes a part", "a factor", "a branch", "not a part of each rank"],
+)
+def test_any_other_guard_on_the_rank_is_red(ranks: list[CompileRecord]) -> None:
+    assert any(one.is_red for one in between(*(guarded(rank, made) for rank, made in enumerate(ranks))))

@@ -12,7 +12,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
@@ -54,7 +54,30 @@ def in_guards(difference: Difference) -> Followed:
     order = {bound: number for number, bound in enumerate(bounds)}
     starts_first = sorted(shards.left, key=lambda row: order.get(_bound(row), len(order)))
     says = "guards hold the bounds of each rank's shard"
-    return shards.and_then(_followed(starts_first, lambda row: bounds.get(_bound(row), ()), says))
+    bounded = shards.and_then(_followed(starts_first, lambda row: bounds.get(_bound(row), ()), says))
+    if not bounded.left or not _takes_own_parts_alone(difference):
+        return bounded
+    says = "guard(s) hold the place by which the program takes each rank's own part"
+    return bounded.and_then(_followed(bounded.left, lambda row: _place(row, places), says))
+
+
+def _takes_own_parts_alone(difference: Difference) -> bool:
+    """True where the graphs differ in nothing but what takes each rank's own part: `x.narrow(-1, rank * n, n)`.
+
+    A rank that scales data, or chooses between branches, is in other nodes.
+    """
+    items = difference.compile.items(Layer.GRAPH)
+    rows = rows_of(items, is_ordered=True)
+    found = in_program(replace(difference, items=items, rows=tuple(rows)))
+    return bool(found.rows) and not found.left
+
+
+def _place(guard: Row, places: Groups) -> Maps:
+    """The map of the coordinate that gives a guarded integer; empty for any other guard."""
+    bound = _bound(guard)
+    if bound is None or not _is_one_rank_each(places):
+        return ()
+    return _affine_maps([bound.values], [place for (place,) in places])
 
 
 def in_program(difference: Difference) -> Followed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from tpcompile.evidence.groups.by_group import Row
@@ -18,21 +19,34 @@ _CAUSES = {
     "dynamic": Cause.AUTOMATIC_DYNAMIC,
 }
 """Field that differs -> cause, the most telling field first."""
+_SIZES = re.compile(r"\bsize=\[(?P<sizes>[\w, ]*)\]")
+"""In the guard on a tensor; None for a size that may be any."""
 _PARAMETERS = "._parameters["
 """Part of the source of a tensor that is a parameter of a module."""
 
 
 def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
+    open_shapes = {} if compile_.collectives else _open_shapes(compile_)
     for tensor in compile_.inputs:
         fields = {
             "dtype": tensor.dtype,
-            "shape": tensor.shape,
+            "shape": open_shapes.get(tensor.source, tensor.shape),
             "stride": tensor.stride,
             "device": tensor.device,
             "requires_grad": str(tensor.requires_grad),
             "dynamic": tensor.dynamic or "none",
         }
         yield Item(kind=ItemKind.INPUT, about=tensor.source, fields=fields)
+
+
+def _open_shapes(compile_: CompileRecord) -> dict[str, str]:
+    """Source -> shape, with `any` for sizes that the compiled code leaves open: tokens of an expert, for example.
+
+    Only ranks that meet in a collective of that code need equal ones.
+    """
+    guarded = ((guard.source, _SIZES.search(guard.expression)) for guard in compile_.guards)
+    found = {source: match["sizes"] for source, match in guarded if match is not None}
+    return {source: f"[{sizes.replace('None', 'any')}]" for source, sizes in found.items() if "None" in sizes}
 
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
