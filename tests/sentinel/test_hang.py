@@ -374,3 +374,38 @@ def test_communication_that_failed_because_a_rank_left_names_it() -> None:
     assert found is not None
     assert (found.ranks, found.line) == ((1,), line(10))
     assert lost_to_exited({}, here) is None
+
+
+def _broadcasts(*seq: int, cpu_s: float, age_s: float) -> dict[int, RankState]:
+    """Each rank waits in a broadcast of that number, and has used that CPU time."""
+    own = [
+        [issued(number, op="broadcast") for number in range(1, last)] + [issued(last, done=False, op="broadcast")]
+        for last in seq
+    ]
+    aged = [[one.model_copy(update={"age_s": age_s}) for one in each] for each in own]
+    members = {GROUP: tuple(range(len(seq)))}
+    return by_rank(*(state(rank, *each, cpu_s=cpu_s, members=members) for rank, each in enumerate(aged)))
+
+
+def test_ranks_that_all_wait_idle_in_what_all_have_issued_stand_still() -> None:
+    now = _broadcasts(5, 5, 5, 3, cpu_s=1.1, age_s=9.0)
+    before = _broadcasts(5, 5, 5, 3, cpu_s=1.0, age_s=4.0)
+    found = stuck(now, before=before)
+    assert found is not None
+    assert (found.cause, found.ranks, found.is_rank_known) == (Cause.STUCK_COLLECTIVE, (3,), True)
+    together = stuck(_broadcasts(4, 4, cpu_s=1.1, age_s=9.0), before=_broadcasts(4, 4, cpu_s=1.0, age_s=4.0))
+    assert together is not None
+    assert (together.ranks, together.is_rank_known) == ((0, 1), False)
+
+
+@pytest.mark.parametrize(("cpu_s", "why"), [(4.0, "data is on its way"), (6.0, "a GPU may compute: time passes")])
+def test_a_rank_that_uses_cpu_time_may_get_on(cpu_s: float, why: str) -> None:
+    before = _broadcasts(4, 4, cpu_s=1.0, age_s=4.0)
+    assert stuck(_broadcasts(4, 4, cpu_s=cpu_s, age_s=9.0), before=before) is None, why
+
+
+def test_a_rank_outside_of_communication_may_get_the_others_on() -> None:
+    before = _broadcasts(4, 4, cpu_s=1.0, age_s=4.0)
+    now = _broadcasts(4, 4, cpu_s=1.1, age_s=9.0)
+    then, later = (state(1, cpu_s=cpu_s, members={GROUP: (0, 1)}) for cpu_s in (1.0, 1.1))
+    assert stuck({**now, 1: later}, before={**before, 1: then}) is None

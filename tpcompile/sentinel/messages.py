@@ -247,6 +247,8 @@ class RankState(Frozen):
     """`name description` of every process group this rank is in."""
     members: dict[str, tuple[Rank, ...]] = {}
     """The ranks of each group."""
+    cpu_s: Seconds = 0.0
+    """CPU time of its process; where it uses a GPU, which may compute meanwhile, the time that passes."""
     ended: str = ""
     """Why this rank has left: FINISHED, or an exception. Empty before that."""
     phase: str = ""

@@ -16,6 +16,8 @@ from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import Issued, Place, RankState, place_of
 
+_IDLE_S, _IDLE_SHARE = 1.0, 0.25
+"""Seconds between two rounds, and the share of a core that the threads of the sentinel stay below."""
 _BECAME = {
     "died": (Cause.KILLED, "has died"),
     "stopped": (Cause.STOPPED_RESPONDING, "is stopped (SIGSTOP)"),
@@ -92,6 +94,16 @@ class Situation:
     def in_p2p(self) -> ByRank[RankState]:
         """Ranks in the same send or receive since the previous round, whose peer is in `now`."""
         return self.now.where(self._is_in_p2p)
+
+    def is_idle(self, rank: int) -> bool:
+        """True for a rank that waits in a collective and has hardly used CPU time since the previous round."""
+        state, then = self.now[rank], self.before.get(rank)
+        issued = state.blocked_in
+        old = then.blocked_in if then is not None else None
+        if then is None or issued is None or old is None or issued.id != old.id:
+            return False
+        elapsed_s = issued.age_s - old.age_s
+        return elapsed_s >= _IDLE_S and state.cpu_s - then.cpu_s <= _IDLE_SHARE * elapsed_s
 
     def _then(self, state: RankState) -> RankState:
         return self.before.get(state.rank, RankState(rank=state.rank, activity="", since_s=0.0))

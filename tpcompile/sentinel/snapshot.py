@@ -63,5 +63,6 @@ def state_of(
         "p2p": flight.point_to_point(frame, posted),
         "groups": tuple(sorted(members)),
         "members": members,
+        "cpu_s": time.monotonic() if watching.uses_gpu() else time.process_time(),
     }
     return RankState(**{**seen, **known})

@@ -141,6 +141,11 @@ def is_in_dynamo(frame: FrameType | None) -> bool:
     return any(code.co_name == "_compile" and code.co_filename.startswith(_DYNAMO) for code in codes)
 
 
+def uses_gpu() -> bool:
+    """True once this process has used a GPU."""
+    return bool(torch.cuda.is_initialized())
+
+
 def finish_device_work() -> None:
     """Wait for what this process has queued on its GPU."""
     if torch.cuda.is_initialized():
