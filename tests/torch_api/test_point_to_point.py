@@ -56,6 +56,19 @@ def test_messages_are_recorded_with_number_content_and_stack_until_they_are_remo
     assert sender["functions"] == ["_swap"] * 4 + ["_posts"]
 
 
+def _posts_what_cannot_be_read() -> int:
+    messages = Messages()
+    messages._keep = None  # type: ignore[method-assign, assignment]
+    messages.install()
+    _swap(1 - dist.get_rank())
+    messages.remove()
+    return len(messages.posted())
+
+
+def test_a_message_that_cannot_be_recorded_is_sent_all_the_same() -> None:
+    assert run_on_ranks(_posts_what_cannot_be_read, timeout_s=60) == [0, 0]
+
+
 def _waits() -> list[str]:
     """What is seen from another thread of a receive for which nothing was sent, and of one that the program leaves."""
     messages, seen = Messages(), []

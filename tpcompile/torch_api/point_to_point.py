@@ -16,6 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Literal
@@ -85,10 +86,13 @@ class Messages:
         op, below = getattr(torch.ops.c10d, name).default, torch._C._dispatch_keyset_full_after(_KEY)
 
         def post(keyset: Any, tensors: Sequence[Tensor], group: Any, peer: int, *rest: Any) -> Any:
-            posted = self._keep(_OPS[name], tensors, group, peer)  # first: a backend may connect, and wait for that
+            posted = None
+            with suppress(Exception):  # what only watches must not stop a message
+                posted = self._keep(_OPS[name], tensors, group, peer)  # first: a backend may wait for a connection
             work = op.redispatch(keyset & below, tensors, group, peer, *rest)
-            if all(tensor.device.type == "cpu" for tensor in tensors):
-                posted.work = _c10d.Work.unbox(work)
+            with suppress(Exception):
+                if posted is not None and all(tensor.device.type == "cpu" for tensor in tensors):
+                    posted.work = _c10d.Work.unbox(work)
             return work
 
         return post
