@@ -344,6 +344,20 @@ def stage(_rank: int) -> None:
             send(part)
 
 
+def on_the_first_rank(rank: int, step: int) -> None:
+    if rank != 0:  # parts
+        return
+    log.append(step)
+    if step == 6:
+        collective("a norm of sharded gradients")
+
+
+def one_rank_logs_and_once_with_a_collective(rank: int) -> None:
+    for step in range(8):
+        collective(step)
+        on_the_first_rank(rank, step)
+
+
 def slow_stage(look: Callable[[], Any]) -> Any:
     """The same on its way to what it has yet to pass on, where it is looked at."""
     for step in range(6):

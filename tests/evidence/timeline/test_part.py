@@ -58,7 +58,8 @@ def marked_lines(program: Callable[[int], Any]) -> set[int]:
     numbers = {number for number, line in enumerate(lines, start=1) if line.rstrip().endswith(" parts")}
     used = {"data_ends_early": programs.batches, "a_bad_record_is_skipped": programs.parsed,
             "one_rank_saves_with_a_collective": programs.save,
-            "data_ends_early_where_one_rank_logs": programs.shard}  # fmt: skip
+            "data_ends_early_where_one_rank_logs": programs.shard,
+            "one_rank_logs_and_once_with_a_collective": programs.on_the_first_rank}  # fmt: skip
     own, first = inspect.getsourcelines(used.get(program.__name__, program))
     return numbers & set(range(first, first + len(own)))
 
@@ -221,6 +222,16 @@ def test_the_fewest_detours_are_taken(mine: str, theirs: str, expected: object) 
 def test_a_long_detour_is_found() -> None:
     common = [*range(1000, 1100)]
     assert detours([*range(500), *common], common, (0, 0)) == [((0, 0), (500, 0))]
+
+
+@pytest.mark.parametrize(("num_ranks", "odd"), [(2, ()), (3, (0,))])
+def test_at_a_branch_at_which_a_rank_always_parts_its_own_past_blames_nobody(
+    num_ranks: int, odd: tuple[int, ...]
+) -> None:
+    """Rank 0 logs, and once with a collective: that the other rank never did so makes it no odd one."""
+    found = found_of(programs.one_rank_logs_and_once_with_a_collective, num_ranks)
+    assert found is not None
+    assert ({found.line.line}, found.odd) == (marked_lines(programs.one_rank_logs_and_once_with_a_collective), odd)
 
 
 def sent() -> UserLine:

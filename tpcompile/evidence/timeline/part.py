@@ -80,8 +80,9 @@ def parted(
         # a rank that went another way there before has a part of its own in the program, and no vote
         apart = {rank for rank, fork in here.items() if fork is not None and fork is not at_branch[rank][0]}
         there = {rank: fork for rank, fork in here.items() if fork is not None}
-        earlier = [fork for rank, alike in at_branch.items() if rank not in apart for fork in alike]
-        known = _parted(walks, base, origin, there, earlier, without=apart if apart < there.keys() else ())
+        without = apart if apart < there.keys() else set()
+        earlier = [fork for rank, alike in at_branch.items() if rank not in without for fork in alike]
+        known = _parted(walks, base, origin, there, earlier, without=without)
     led_to = None if last is None else _user_line(walks, *(last.place if isinstance(last, Unlike) else last.branch))
     if led_to == known.line:
         led_to = None
