@@ -384,7 +384,8 @@ def _broadcasts(*seq: int, cpu_s: float, age_s: float) -> dict[int, RankState]:
     ]
     aged = [[one.model_copy(update={"age_s": age_s}) for one in each] for each in own]
     members = {GROUP: tuple(range(len(seq)))}
-    return by_rank(*(state(rank, *each, cpu_s=cpu_s, members=members) for rank, each in enumerate(aged)))
+    fields = {"cpu_s": cpu_s, "members": members, "blocked": True}
+    return by_rank(*(state(rank, *each, **fields) for rank, each in enumerate(aged)))
 
 
 def test_ranks_that_all_wait_idle_in_what_all_have_issued_stand_still() -> None:
@@ -402,6 +403,18 @@ def test_ranks_that_all_wait_idle_in_what_all_have_issued_stand_still() -> None:
 def test_a_rank_that_uses_cpu_time_may_get_on(cpu_s: float, why: str) -> None:
     before = _broadcasts(4, 4, cpu_s=1.0, age_s=4.0)
     assert stuck(_broadcasts(4, 4, cpu_s=cpu_s, age_s=9.0), before=before) is None, why
+
+
+@pytest.mark.parametrize(
+    "differs",
+    [{"members": {GROUP: (0, 1, 2)}}, {"blocked": False}],
+    ids=["a rank of a different domain is in the group, and may be late", "its main thread does something else"],
+)
+def test_ranks_that_wait_idle_for_what_may_come_do_not_stand_still(differs: dict[str, Any]) -> None:
+    now, before = _broadcasts(4, 4, cpu_s=1.1, age_s=9.0), _broadcasts(4, 4, cpu_s=1.0, age_s=4.0)
+    now = {rank: one.model_copy(update=differs) for rank, one in now.items()}
+    before = {rank: one.model_copy(update=differs) for rank, one in before.items()}
+    assert stuck(now, before=before) is None
 
 
 def test_a_rank_outside_of_communication_may_get_the_others_on() -> None:

@@ -128,27 +128,23 @@ def _may_be_joined(wanted: Issued, states: ByRank[RankState]) -> bool:
 def standstill(situation: Situation) -> Finding | None:
     """All ranks wait in communication, and none of them does anything: one sends what no other one receives.
 
-    Sources or split sizes may differ in collectives of one number; torch's flight recorder does not have them.
+    Sources or split sizes may differ in collectives of one number; torch's flight recorder does not have them. Nothing
+    is said where a rank that is not among these is in one of the groups: it may be late.
     """
     now, stuck = situation.now, situation.stuck
-    if situation.lost or situation.other_domains or len(now) < 2:
+    awaited = {rank for state in now.values() for rank in state.waits_with}
+    if situation.lost or len(now) < 2 or not awaited <= set(now) or not all(map(situation.is_idle, now)):
         return None
-    if any(rank not in stuck and rank not in situation.in_p2p for rank in now) or not all(map(situation.is_idle, now)):
+    met = stuck.where(lambda issued: not any(state.can_still_join(issued.group, issued.seq) for state in now.values()))
+    if not met:
         return None
-    left = stuck.where(lambda issued: all(state.has_issued(issued) for state in _members(now, issued)))
-    if not left:
-        return None
-    explained = parted(now, are_stuck=True)
-    says = ", ".join(f"{named_ranks([rank])} in {issued}" for rank, issued in left.items())
+    says = ", ".join(f"rank {rank} in {issued}" for rank, issued in met.items())
     observed = f"all ranks wait and none ends; {says}, which all of its ranks have issued: its source or sizes differ"
+    explained = parted(now, are_stuck=True)
     if explained is not None:
         return replace(explained, observed=f"{explained.observed}; {observed}")
-    line, are_few = left[left.ranks[0]].line, 2 * len(left) < len(now)
-    return Finding(Cause.STUCK_COLLECTIVE, observed, left.ranks, line, is_rank_known=are_few)
-
-
-def _members(states: ByRank[RankState], issued: Issued) -> list[RankState]:
-    return [state for state in states.values() if issued.group in state.groups]
+    line, are_few = met[met.ranks[0]].line, 2 * len(met) < len(now)
+    return Finding(Cause.STUCK_COLLECTIVE, observed, met.ranks, line, is_rank_known=are_few)
 
 
 FINDERS: tuple[Finder, ...] = (

@@ -96,13 +96,12 @@ class Situation:
         return self.now.where(self._is_in_p2p)
 
     def is_idle(self, rank: int) -> bool:
-        """True for a rank that waits in a collective and has hardly used CPU time since the previous round."""
-        state, then = self.now[rank], self.before.get(rank)
-        issued = state.blocked_in
-        old = then.blocked_in if then is not None else None
-        if then is None or issued is None or old is None or issued.id != old.id:
+        """True for a rank whose main thread is stuck in a collective, and that has hardly used CPU time meanwhile."""
+        state, issued = self.now[rank], self.stuck.get(rank)
+        then = self._then(state)
+        if issued is None or then.blocked_in is None or not state.blocked:
             return False
-        elapsed_s = issued.age_s - old.age_s
+        elapsed_s = issued.age_s - then.blocked_in.age_s
         return elapsed_s >= _IDLE_S and state.cpu_s - then.cpu_s <= _IDLE_SHARE * elapsed_s
 
     def _then(self, state: RankState) -> RankState:
