@@ -50,7 +50,9 @@ def line_with(text: str) -> int:
 def test_a_healthy_job_keeps_its_output_and_is_told_to_be_watched(tmp_path: Path) -> None:
     done = run(tmp_path, [*TORCHRUN, str(PROGRAM), "nothing"])
     assert (done.returncode, done.stdout.count("the program's own output")) == (0, 2)
-    assert done.stderr.splitlines()[-1].startswith("tpcompile run: 2 of 2 ranks watched, 1 compiles on each")
+    assert done.stderr.splitlines()[-1].startswith(
+        "tpcompile run: 2 of 2 ranks watched, compiles on each: 1; nothing differs"
+    )
     assert "numbers: not compared" in done.stderr
     assert list((tmp_path / "run" / "trace").iterdir()), "torch's logs, for diagnose"
 
@@ -77,6 +79,13 @@ def test_a_fault_is_named_last_and_in_the_report_of_torchrun(
     root_cause = of_torchrun.partition("Root Cause")[2]
     assert verdict.lead.cause in root_cause or "ValueError: a bad batch" in root_cause
     assert (tmp_path / "run" / "junit.xml").exists()
+
+
+def test_a_finding_after_which_the_job_goes_on_is_told_last(tmp_path: Path) -> None:
+    done = run(tmp_path, [*TORCHRUN, str(PROGRAM), "recompiles"], "--policy", "warn")
+    assert (done.returncode, done.stdout.count("the program's own output")) == (0, 2)
+    last = done.stderr.splitlines()[-1]
+    assert "rank divergence: " in last and Cause.SHAPE in last and "nothing differs" not in last
 
 
 def test_the_example_of_the_readme_is_named_as_it_says(tmp_path: Path) -> None:

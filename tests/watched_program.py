@@ -26,7 +26,8 @@ def main() -> None:
         own = Sentinel(run_dir=os.environ["OWN_RUN_DIR"])
     with own:
         for step in range(6):
-            loss = layer(torch.ones(2, 4)).sum()
+            num_rows = 3 if WHAT == "recompiles" and rank == 1 and step == 3 else 2
+            loss = layer(torch.ones(num_rows, 4)).sum()
             if WHAT == "leaves early" and rank == 1 and step == 3:
                 break
             if WHAT == "raises" and rank == 0 and step == 3:

@@ -54,6 +54,8 @@ class Watched(BaseModel):
     has_ended: bool
     gave_way: bool = False
     """The program has a sentinel of its own."""
+    findings: tuple[str, ...] = ()
+    """Red findings after which the job went on, one line each."""
 
 
 def watched_file(run_dir: Path, rank: int) -> Path:
@@ -117,7 +119,9 @@ def _watched_text(ranks: Mapping[int, Watched]) -> str:
     compiles = sorted({one.compiles for one in ranks.values()})
     left = tuple(sorted(rank for rank, one in ranks.items() if not one.has_ended))
     counts = f"{compiles[0]}" if len(compiles) == 1 else f"{compiles[0]} to {compiles[-1]}"
-    text = f"{len(ranks)} of {world_size} ranks watched, {counts} compiles on each: nothing differs that was compared"
+    found = list(dict.fromkeys(text for one in ranks.values() for text in one.findings))
+    differs = f"rank divergence: {' | '.join(found)}" if found else "nothing differs that was compared"
+    text = f"{len(ranks)} of {world_size} ranks watched, compiles on each: {counts}; {differs}"
     if left:
         text += f"; {named_ranks(left)} ended without a last comparison"
     return f"{text}; numbers: not compared"

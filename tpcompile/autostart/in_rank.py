@@ -67,7 +67,11 @@ def _give_way() -> None:
 def _note(sentinel: Sentinel, *, has_ended: bool = False, gave_way: bool = False) -> None:
     """Write what was watched of this rank, for what the launcher says last."""
     facts = Watched(
-        compiles=sentinel.stats["compiles"], world_size=sentinel.world_size, has_ended=has_ended, gave_way=gave_way
+        compiles=sentinel.stats["compiles"],
+        world_size=sentinel.world_size,
+        has_ended=has_ended,
+        gave_way=gave_way,
+        findings=tuple(verdict.summary for verdict in sentinel.findings),
     )
     with suppress(OSError):
         file = watched_file(Path(Settings.from_json(os.environ[SETTINGS]).run_dir), sentinel.rank)
