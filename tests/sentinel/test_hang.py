@@ -14,7 +14,17 @@ from tpcompile.sentinel.describe import describe
 from tpcompile.sentinel.exited_ranks import lost_to_exited
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.hang import why_stuck
-from tpcompile.sentinel.messages import COMPILING, FINISHED, RUNNING, WAITING, Issued, PointToPoint, Position, RankState
+from tpcompile.sentinel.messages import (
+    COMPILING,
+    FINISHED,
+    RUNNING,
+    WAITING,
+    Issued,
+    Message,
+    PointToPoint,
+    Position,
+    RankState,
+)
 from tpcompile.sentinel.parted import parted
 from tpcompile.sentinel.situation import Lost, Situation
 
@@ -422,3 +432,13 @@ def test_a_rank_outside_of_communication_may_get_the_others_on() -> None:
     now = _broadcasts(4, 4, cpu_s=1.1, age_s=9.0)
     then, later = (state(1, cpu_s=cpu_s, members={GROUP: (0, 1)}) for cpu_s in (1.0, 1.1))
     assert stuck({**now, 1: later}, before={**before, 1: then}) is None
+
+
+@pytest.mark.parametrize("num_sent", [2, 3])
+def test_a_message_of_which_both_ends_are_posted_holds_nobody(num_sent: int) -> None:
+    """Rank 0 waits for rank 2, and never for its sends to rank 1, which look open for ever."""
+    received = [Message(op="recv", peer=0, number=number) for number in range(1, num_sent + 1)]
+    first = state(0, p2p=PointToPoint(op="send", peer=1, number=3), blocked=True)
+    second = state(1, p2p=PointToPoint(op="recv", peer=0, number=num_sent + 1), messages=received, blocked=True)
+    found = stuck(by_rank(first, second, state(2)))
+    assert (found is None) == (num_sent == 3)

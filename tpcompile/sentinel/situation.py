@@ -120,7 +120,16 @@ class Situation:
 
     def _is_in_p2p(self, state: RankState) -> bool:
         p2p = state.p2p
-        return p2p is not None and p2p.peer in self.now and p2p == self._then(state).p2p
+        return p2p is not None and p2p.peer in self.now and p2p == self._then(state).p2p and not self._is_met(state)
+
+    def _is_met(self, state: RankState) -> bool:
+        """True where the peer has posted its end: a program need not wait for what it sends, which then seems open."""
+        p2p = state.p2p
+        if p2p is None or p2p.number == 0:
+            return False
+        wanted = ("recv" if p2p.op == "send" else "send", state.rank)
+        posted = [one.number for one in self.now[p2p.peer].messages if (one.op, one.peer) == wanted]
+        return max(posted, default=0) >= p2p.number
 
     def _is_calling(self, state: RankState) -> bool:
         if state.p2p is not None:

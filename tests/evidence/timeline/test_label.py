@@ -59,6 +59,12 @@ SAID = {
         (1,),
         "what differ: rank 1 made call 4 of f",
     ),
+    "a message, both ends of which are at one line": (
+        labelled("(>1@11 <1@11 a15)x3 >1@11* <1@11*", "(<0@11 >0@11 a15)x3 a15*"),
+        STUCK,
+        (1,),
+        "rank 1 left out receive from rank 0 at /home/me/train.py:11 in main, while rank 0 is in send to rank 1",
+    ),
     "a message": (
         labelled("(a10 >1@11)x3 a10 a10*", "(a10 <0@21)x3 a10 <0@21*"),
         STUCK,

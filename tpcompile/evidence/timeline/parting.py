@@ -91,8 +91,10 @@ class Parting:
     def usual(self) -> Event | None:
         """What the other ranks did there, or what was due, at the odd rank's own line where that is known."""
         due, side = first(self.due), self.usual_side
-        has_own_line = due is not None and side is not None and due.place != side.compared.place
-        return side.event if side is not None and not has_own_line else due
+        if due is None or side is None:
+            return side.event if side is not None else due
+        is_own = (due.kind, due.place) != (side.compared.kind, side.compared.place)
+        return due if is_own else side.event
 
     @property
     def fields(self) -> tuple[str, ...]:
