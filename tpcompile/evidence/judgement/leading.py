@@ -120,9 +120,7 @@ def lead_ranks_text(lead: Lead) -> str:
 
 def summary(lead: Lead) -> str:
     """Cause, ranks and line in one line."""
-    ranks = lead_ranks_text(lead)
-    in_brackets = f" ({ranks})" if ranks else ""
-    return f"{cause_text(lead)}{in_brackets}{at_text(lead.line)}"
+    return _with_ranks(lead, cause_text(lead))
 
 
 def short_summary(verdict: Verdict) -> str:
@@ -130,7 +128,10 @@ def short_summary(verdict: Verdict) -> str:
     lead = verdict.lead
     if lead is None or verdict.summary != summary(lead) or len(cause_text(lead)) <= _MAX_SAID:
         return verdict.summary
-    said = lead.says if lead.cause == Cause.UNKNOWN else lead.cause.value
+    return _with_ranks(lead, lead.says if lead.cause == Cause.UNKNOWN else lead.cause.value)
+
+
+def _with_ranks(lead: Lead, said: str) -> str:
     ranks = lead_ranks_text(lead)
     in_brackets = f" ({ranks})" if ranks else ""
     return f"{said}{in_brackets}{at_text(lead.line)}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import permutations
 
 from tpcompile.evidence.iterables import last
 from tpcompile.evidence.timeline.edit import AHEAD, due_steps, edit_of
@@ -48,13 +49,16 @@ def left_out_alone(streams: Mapping[int, Stream]) -> Parting | None:
     For ranks that are stuck and have nothing else in common, as stages of a pipeline. None where several ranks may be
     the one.
     """
-    found = []
-    for waiting in streams.values():
+    found: list[Parting] = []
+    for waiting, stream in permutations(streams.values(), 2):
         awaited = last([event for event in waiting.events if not event.is_done])
-        for stream in streams.values() if awaited is not None else ():
-            if awaited is not None and stream is not waiting and _is_due_from(stream, awaited, waiting):
-                found += [parting for parting in [_left_out(stream, awaited, waiting)] if parting is not None]
-    return found[0] if len({parting.odd for parting in found}) == 1 else None
+        if awaited is None or not _is_due_from(stream, awaited, waiting):
+            continue
+        parting = _left_out(stream, awaited, waiting)
+        if parting is not None:
+            found.append(parting)
+    odd = {parting.odd for parting in found}
+    return found[0] if len(odd) == 1 else None
 
 
 def _is_due_from(stream: Stream, awaited: Event, waiting: Stream) -> bool:

@@ -27,7 +27,7 @@ from tpcompile.fastpath.hashing.values import UntoldError
 from tpcompile.torch_api import kernels as torch_kernels
 
 _MOST_PARTS = 5_000
-"""Of one value: objects that refer to each other are read once for each way to them, which may be without end."""
+"""Objects that are read of one value. An object is read once for each way to it, and the ways may have no end."""
 
 
 class Walk:
@@ -115,8 +115,8 @@ class Walk:
 
     def _told(self, key: str, named: Named) -> str:
         """The text of a value; where it has none, or a part of it has none, of its definition."""
-        around, self._left, told = (self._left, self._num_parts), [], ""
-        self._num_parts = 0
+        around, told = (self._left, self._num_parts), ""
+        self._left, self._num_parts = [], 0
         try:
             told = self.text(named.value)
         except UntoldError as error:
@@ -171,7 +171,7 @@ class Walk:
                 with contextlib.suppress(UntoldError):
                     self.text(value)
             else:
-                left += reversed(list(values.held(value)))
+                left += reversed(values.held(value))
 
     # Values
 
