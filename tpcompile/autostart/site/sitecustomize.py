@@ -1,6 +1,6 @@
 """Imported by every Python of a job that `tpcompile run` starts, before its program: waits for torch's process groups.
 
-A process that makes none costs one look at each import. Another `sitecustomize` on the path runs as well, after this one.
+A process that makes none costs one look at each import. Another `sitecustomize` on the path runs after this one.
 """
 
 import importlib.machinery
