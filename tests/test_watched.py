@@ -48,13 +48,16 @@ def line_with(text: str) -> int:
 
 
 def test_a_healthy_job_keeps_its_output_and_is_told_to_be_watched(tmp_path: Path) -> None:
-    done = run(tmp_path, [*TORCHRUN, str(PROGRAM), "nothing"])
+    done = run(tmp_path, [*TORCHRUN, str(PROGRAM), "nothing"], "--html", str(tmp_path / "page.html"))
     assert (done.returncode, done.stdout.count("the program's own output")) == (0, 2)
     assert done.stderr.splitlines()[-1].startswith(
         "tpcompile run: 2 of 2 ranks watched, compiles on each: 1; nothing differs"
     )
     assert "numbers: not compared" in done.stderr
     assert list((tmp_path / "run" / "trace").iterdir()), "torch's logs, for diagnose"
+    page = (tmp_path / "page.html").read_text()
+    assert "PASS (exit 0)" in page
+    assert all(kind in page for kind in ('["compile",', '["collective",')), "what each rank did, by its sentinel"
 
 
 @pytest.mark.parametrize(
@@ -104,6 +107,7 @@ def test_the_example_of_the_readme_is_named_as_it_says(tmp_path: Path) -> None:
 def test_an_interrupted_job_ends_as_a_whole_and_says_what_its_logs_show(tmp_path: Path) -> None:
     done = run(tmp_path, [*TORCHRUN, str(PROGRAM), "hangs"])
     assert done.returncode == 130
+    assert RunDir(tmp_path / "run").read_verdict() is not None, "for `tpcompile report`"
     assert "INCOMPLETE" in done.stderr.splitlines()[-1]
     assert leftovers(str(PROGRAM)) == []
 

@@ -94,6 +94,8 @@ def _say(outcome: Outcome, run_dir: RunDir, logs: Path, console: Console, *, is_
     ended_badly = bool(outcome.exit_code or outcome.signal)
     if verdict is None and ended_badly and not has_own:
         verdict, run = _diagnosed(logs), None
+        if verdict is not None:
+            run_dir.write_verdict(verdict)
     if verdict is not None:
         show.show(verdict, console, run=run, command="run", amount="last" if is_quiet else "all")
         write(verdict, run_dir, console, os.environ)

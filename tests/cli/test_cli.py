@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from tests.report import samples
 from tpcompile import cli, launch
+from tpcompile.cli.outputs import with_stdout
 from tpcompile.errors import ConfigError, DivergenceError, PreflightError, TpCompileError
 from tpcompile.evidence.records import Status, Verdict
 from tpcompile.evidence.records.causes import Cause
@@ -236,6 +238,7 @@ tpcompile.cli.main()
         (["version"], 0),
         (["gate", "--nproc", "3", "--device", "cpu"], 2),
         (["diagnose", str(JOBS / "stride")], 1),
+        (["report", str(JOBS / "stride"), "--html", "/dev/null"], 0),
     ],
 )
 def test_evidence_report_launch_and_cli_never_import_torch(args: list[str], code: int) -> None:
@@ -263,3 +266,75 @@ def test_an_option_with_a_metavar_is_spelled() -> None:
     files = sorted((Path(cli.__file__).parents[1]).rglob("*.py"))
     assert {str(path): lines for path in files if (lines := options_without_a_spelling(path.read_text()))} == {}
     assert options_without_a_spelling('typer.Option(metavar="ARCH")\ntyper.Option("--a", metavar="A")') == [1]
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("compare run --json", "compare run --json=-"),
+        ("compare --json -q run", "compare --json=- -q run"),
+        ("compare --json file run", "compare --json file run"),
+        ("compare --json - run", "compare --json - run"),
+        ("run --json x -- torchrun train.py --json --lr 1", "run --json x -- torchrun train.py --json --lr 1"),
+        ("", ""),
+    ],
+)
+def test_json_without_a_file_goes_to_stdout(given: str, found: str) -> None:
+    assert with_stdout(given.split()) == found.split()
+
+
+@pytest.mark.parametrize("command", ["compare", "diagnose"])
+def test_every_command_with_a_verdict_writes_the_same_files(
+    command: str, tpcompile: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if command == "compare":
+        monkeypatch.setattr(replay_module, "replay", lambda run_dir: samples.failing())
+        where = str(RunDir.create(tmp_path / "run").path)
+    else:
+        where = str(JOBS / "stride")
+    names = {"--json": "a.json", "--junitxml": "a.xml", "--html": "a.html"}
+    flags = [text for flag, name in names.items() for text in (flag, str(tmp_path / name))]
+    code, out, _ = tpcompile(command, where, "-q", *flags)
+    assert (code, out.count("FAIL (exit 1)")) == (1, 1)
+    assert Verdict.model_validate_json((tmp_path / "a.json").read_text()).exit_code == 1
+    assert "<testsuite" in (tmp_path / "a.xml").read_text()
+    assert "FAIL (exit 1)" in (tmp_path / "a.html").read_text()
+    assert not list(tmp_path.glob(".*"))
+    alone = tpcompile(command, where, "--json")
+    assert (alone[0], Verdict.model_validate_json(alone[1]).exit_code) == (1, 1)
+    assert tpcompile(command, where, "-q", "--html", str(tmp_path / "no" / "a.html"))[0] == PreflightError.exit_code
+
+
+def test_report_writes_a_page_and_a_trace_and_ends_with_0_whatever_the_verdict(tpcompile: Run, tmp_path: Path) -> None:
+    page, trace = tmp_path / "page.html", tmp_path / "trace.json"
+    code, out, _ = tpcompile("report", str(JOBS / "stride"), "--html", str(page), "--perfetto", str(trace))
+    assert (code, "FAIL (exit 1)" in out) == (0, True)
+    assert Cause.STRIDE.value in page.read_text()
+    assert json.loads(trace.read_text())["traceEvents"]
+    code, _, err = tpcompile("report", str(tmp_path / "nothing"))
+    assert (code, err.count("\n")) == (2, 1)
+
+
+def test_a_target_is_an_argument_of_the_gate_too(tpcompile: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[GateRequest] = []
+    monkeypatch.setattr(launch, "plan", lambda request: asked.append(request) or sys.exit(0))
+    assert tpcompile("gate", "tests.gate.own:functional", "--nproc", "2")[0] == 0
+    assert asked[0].target == "tests.gate.own:functional"
+    assert tpcompile("gate", "a:b", "--target", "c:d", "--nproc", "2")[0] == 2
+
+
+@pytest.mark.parametrize("flags", [["--html", "x"], ["--json", "x"], ["--junitxml", "x"]])
+def test_a_rank_of_a_job_writes_no_file_of_the_whole(
+    flags: list[str], tpcompile: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.setenv(name, "1")
+    code, _, err = tpcompile("gate", *flags)
+    assert (code, err.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in cli._COMMANDS])
+def test_no_line_of_the_list_of_commands_is_cut(tpcompile: Run, name: str) -> None:
+    _, out, _ = tpcompile("--help")
+    (line,) = [line for line in out.splitlines() if line.startswith(f"  {name} ")]
+    assert line.endswith(".") and "..." not in line

@@ -12,7 +12,7 @@ from tpcompile.evidence.timeline.parting import Edit, Why
 from tpcompile.evidence.timeline.stream import How, Kind, Stream
 from tpcompile.sentinel.messages import FINISHED, RUNNING, Issued, PointToPoint, RankState
 from tpcompile.sentinel.situation import Lost
-from tpcompile.sentinel.streams import stream_of, streams_of
+from tpcompile.sentinel.streams import stream_of, streams_of, timed_stream
 
 GROUP, OTHER = "0 default_pg", "1 tp"
 
@@ -39,6 +39,12 @@ def test_collectives_of_all_groups_are_in_the_order_in_which_they_were_issued() 
     known = state(0, issued(1, 10, 9.0), issued(2, 12, 7.0), issued(1, 11, 8.0, group=OTHER))
     assert lines(stream_of(known)) == [10, 11, 12]
     assert stream_of(known).is_whole
+
+
+def test_each_event_has_the_time_at_which_it_was_issued() -> None:
+    timed = timed_stream(state(0, issued(1, 5, 3.0), issued(2, 7, 1.0, done=False)), now=100.0)
+    assert list(zip(lines(timed.stream), timed.times, strict=True)) == [(5, 97.0), (7, 99.0)]
+    assert timed.until == 100.0
 
 
 def test_the_order_is_known_from_where_all_groups_are() -> None:

@@ -12,6 +12,7 @@ from types import TracebackType
 import torch.distributed as dist
 
 from tpcompile.errors import TpCompileError
+from tpcompile.evidence.rundir import RunDir
 from tpcompile.sentinel import Sentinel
 from tpcompile.sentinel.sink import logger
 from tpcompile.watched import SETTINGS, Settings, Watched, watched_file
@@ -50,11 +51,19 @@ def end(error: BaseException | None = None) -> None:
     """Stop watching; ranks that leave compare what they compiled."""
     while _SENTINELS:
         sentinel = _SENTINELS.pop()
+        _keep_stream(sentinel)
         tb = error.__traceback__ if error is not None else None
         try:
             sentinel.__exit__(type(error) if error is not None else None, error, tb)
         finally:
             _note(sentinel, has_ended=True)
+
+
+def _keep_stream(sentinel: Sentinel) -> None:
+    """Write what this rank did, for the page of the run: the flight recorder ends with the process."""
+    with suppress(OSError, RuntimeError, TpCompileError):
+        directory = RunDir(Settings.from_json(os.environ[SETTINGS]).run_dir)
+        directory.write_text(f"streams/rank_{sentinel.rank}.json", sentinel.stream().to_json())
 
 
 def _give_way() -> None:

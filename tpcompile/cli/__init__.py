@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from tpcompile.cli import bench, compare, diagnose, ending, gate, passed_on, presets, run, version
+from tpcompile.cli import bench, compare, diagnose, ending, gate, passed_on, presets, report, run, version
 
 app = typer.Typer(
     name="tpcompile",
@@ -19,18 +19,30 @@ app = typer.Typer(
 )
 app.callback()(version.option)
 _PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
-"""Settings of commands whose arguments go to a process that imports torch."""
-app.command("run")(run.run)
-app.command("bench", add_help_option=False, context_settings=_PASSED_ON)(bench.bench)
-app.command("certify", add_help_option=False, context_settings=_PASSED_ON)(passed_on.certify)
-app.command("gate")(gate.gate)
-app.command("compare")(compare.compare)
-app.command("diagnose")(diagnose.diagnose)
-app.command("fusion", add_help_option=False, context_settings=_PASSED_ON)(passed_on.fusion)
-app.command("typecheck", add_help_option=False, context_settings=_PASSED_ON)(passed_on.typecheck)
-app.command("verify-win", add_help_option=False, context_settings=_PASSED_ON)(passed_on.verify_win)
-app.command("presets")(presets.presets)
-app.command("version")(version.version)
+"""Settings of commands whose arguments, `--help` among them, go to a process that imports torch."""
+_COMMANDS = (
+    ("run", run.run, "Run a job without editing it; a verdict at the end."),
+    ("diagnose", diagnose.diagnose, "Compare ranks offline, from TORCH_TRACE logs."),
+    ("gate", gate.gate, "CI: one graph and equal guards on all ranks, or red."),
+    ("report", report.report, "Make one HTML page of a run."),
+    ("compare", compare.compare, "Compare the ranks of a finished run again."),
+    ("typecheck", passed_on.typecheck, "Follow partial and sharded values in a module."),
+    ("fusion", passed_on.fusion, "Show kernels, what did not fuse and why."),
+    ("verify-win", passed_on.verify_win, "Measure eager and each mode of torch.compile."),
+    ("certify", passed_on.certify, "Prove a fused kernel on the shards of TP ranks."),
+    ("bench", bench.bench, "Time compiled tensor-parallel programs."),
+    ("presets", presets.presets, "List the presets with their sizes."),
+    ("version", version.version, "Print the versions to put into a bug report."),
+)
+"""In the order in which users need them; the line of `--help` is short enough not to be cut."""
+for _name, _command, _help in _COMMANDS:
+    _is_passed_on = _command.__module__ == passed_on.__name__ or _command is bench.bench
+    app.command(
+        _name,
+        short_help=_help,
+        add_help_option=not _is_passed_on,
+        context_settings=_PASSED_ON if _is_passed_on else None,
+    )(_command)
 
 
 def main() -> None:

@@ -3,23 +3,47 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tpcompile.cli.outputs import Html, Json, Junit, Quiet
+
+if TYPE_CHECKING:
+    from tpcompile.evidence.records import Verdict
+    from tpcompile.evidence.rundir import RunDir
+
+
+def judge(directory: RunDir) -> Verdict:
+    """The verdict of a run, from the records of its ranks. Raises ConfigError when there are none."""
+    from tpcompile.gate.replay import replay
+
+    return replay(directory)
+
 
 def compare(
-    run: Annotated[Path, typer.Argument(help="Run directory of `tpcompile gate`, or of a sentinel.")],
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the outcome only.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON, and nothing else.")] = False,
+    run: Annotated[Path, typer.Argument(help="Run directory of `tpcompile gate`, of a check, or of a sentinel.")],
+    quiet: Quiet = False,
+    json: Json = None,
+    junitxml: Junit = None,
+    html: Html = None,
 ) -> None:
-    """Compare the ranks of a finished run again, without torch and without GPUs."""
+    """Compare the ranks of a finished run again, without torch and without GPUs.
+
+    Example: tpcompile compare runs/20261128T092011-gate-d64a
+    """
+    from tpcompile.cli import outputs
     from tpcompile.evidence.rundir import RunDir
-    from tpcompile.gate.replay import replay
     from tpcompile.report import console, show
 
     directory = RunDir.open(run)
-    verdict = replay(directory)
+    verdict = judge(directory)
     kind = str(directory.read_run().get("kind", "gate"))
-    show.show(verdict, console.stdout(), run=run, command=kind, amount=show.amount(quiet=quiet, json=as_json))
+    outputs.write(verdict, json=json, junitxml=junitxml)
+    if html is not None:
+        from tpcompile.report.page.of_run import evidence_of_run
+
+        outputs.write_page(evidence_of_run(directory, verdict), html)
+    amount = show.amount(quiet=quiet, json=outputs.is_stdout(json))
+    show.show(verdict, console.stdout(), run=run, command=kind, amount=amount)
     raise typer.Exit(verdict.exit_code)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tpcompile.cli.outputs import Html, Json, Junit, Quiet
+
 if TYPE_CHECKING:
     from tpcompile.evidence.logs.diagnose import Question
 
@@ -47,29 +49,32 @@ def diagnose(
     run_dir: Annotated[
         Path | None, typer.Option(help="Directory for the full report; default: runs/<utc time>-diagnose-<id>.")
     ] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the verdict as JSON; - for stdout.")] = None,
-    junitxml: Annotated[Path | None, typer.Option("--junitxml", help="Write the verdict as JUnit XML.")] = None,
+    quiet: Quiet = False,
+    json: Json = None,
+    junitxml: Junit = None,
+    html: Html = None,
 ) -> None:
-    """Compare the ranks of any job offline, from its TORCH_TRACE logs; exit 0 only when nothing observed differs."""
-    from tpcompile.errors import PreflightError
-    from tpcompile.evidence.logs.diagnose import diagnose as diagnose_logs
+    """Compare the ranks of any job offline, from its TORCH_TRACE logs; exit 0 only when nothing observed differs.
+
+    Example: tpcompile diagnose /shared/trace --ended-badly
+    """
+    from tpcompile.cli import outputs
+    from tpcompile.evidence.logs.diagnose import examined
     from tpcompile.evidence.rundir import new_name
-    from tpcompile.report import console, junit, screen
+    from tpcompile.report import console, screen, show
     from tpcompile.report.stdout import forgiving
 
     question = _question(world_size, mesh, axis, allow or [], uneven or [], ended_badly)
-    verdict = diagnose_logs(folders, question)
-    outputs = [(json, verdict.to_json(indent=1) + "\n"), (junitxml, junit.render(verdict))]
-    for path, text in outputs:
-        if path is None or str(path) == "-":
-            continue
-        try:
-            path.write_text(text)
-        except OSError as error:
-            raise PreflightError(f"cannot write {path}: {error.strerror}") from None
-    if str(json) == "-":
-        with forgiving():
-            print(outputs[0][1], end="")
+    with examined(folders, question) as found:
+        verdict = found.verdict
+        outputs.write(verdict, json=json, junitxml=junitxml)
+        if html is not None:
+            from tpcompile.report.page.of_logs import evidence_of_logs
+
+            outputs.write_page(evidence_of_logs(found, name=", ".join(map(str, folders))), html)
+    if quiet or outputs.is_stdout(json):
+        amount = show.amount(quiet=quiet, json=outputs.is_stdout(json))
+        show.show(verdict, console.stdout(), command="diagnose", amount=amount)
     else:
         folder = run_dir or Path(new_name("diagnose"))
         with forgiving():

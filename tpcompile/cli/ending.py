@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from tpcompile.cli.outputs import with_stdout
 from tpcompile.errors import REFUSED_BY_MACHINE, ExitCode, TargetRaised, TpCompileError
 from tpcompile.report.stdout import forgiving, open_missing
 
@@ -30,7 +31,7 @@ def run(app: typer.Typer, name: str) -> None:
     code = ExitCode.BUG
     open_missing()
     try:
-        app(prog_name=name)
+        app(with_stdout(sys.argv[1:]), prog_name=name)
     except SystemExit as ending:
         cause = ending.__context__
         is_closed_pipe = isinstance(cause, OSError) and cause.errno == errno.EPIPE

@@ -7,11 +7,11 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from tpcompile.cli import passed_on
+from tpcompile.cli import outputs, passed_on
 from tpcompile.errors import ExitCode
 from tpcompile.request import GateRequest, flags_of
 
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from tpcompile.launch import Plan
 
 
-def gate(*, context: typer.Context, quiet: bool, json: bool, config_file: Path | None, **options: Any) -> None:
+def gate(*, context: typer.Context, program: str | None, config_file: Path | None, **options: Any) -> None:
     """Run the gate on N ranks of this machine; exit 0 only when every rank compiled the same one graph.
+
+    Example: tpcompile gate my_model:build --nproc 2
 
     In a job that torchrun or srun has started and without --nproc, this process is one of the ranks.
     """
@@ -29,6 +31,8 @@ def gate(*, context: typer.Context, quiet: bool, json: bool, config_file: Path |
     from tpcompile.report.stdout import say
 
     _ = config_file  # read by `_set_defaults`, before the flags that it has defaults for
+    files = _Outputs(**{name: options.pop(name) for name in _Outputs._fields})
+    _take_target(context, program, options)
     sources = {name: context.get_parameter_source(name) for name in options}
     from_file = {name for name, source in sources.items() if source is not None and source.name == "DEFAULT_MAP"}
     request = GateRequest(**options).without_defaults_of_block(from_file)
@@ -36,18 +40,68 @@ def gate(*, context: typer.Context, quiet: bool, json: bool, config_file: Path |
         passed_on.become("tpcompile.gate.faults", ["list"])
     is_launcher = request.nproc is not None or not launch.is_rank(os.environ)
     _check_performance(request, is_launcher=is_launcher)
+    amount = show.amount(quiet=files.quiet, json=outputs.is_stdout(files.json))
     if not is_launcher:
-        launch.become_rank(request, show.amount(quiet=quiet, json=json))
+        files.refuse_files()
+        launch.become_rank(request, amount)
     logs.setup(rank=0)
     plan = launch.plan(request)
-    if not (quiet or json):
+    if amount == "all":
         say(f"{plan.nproc} ranks on {plan.device}, {plan.config.title}, run directory {plan.run_dir}")
-    code = launch.run(plan, console.stdout(), amount=show.amount(quiet=quiet, json=json))
+    code = launch.run(plan, console.stdout(), amount=amount)
+    files.write(Path(plan.run_dir))
     if request.performance is not None and code == ExitCode.PASS:
         from tpcompile.cli.bench import run_bench
 
-        code = run_bench(_arguments_of_bench(request, plan), stdout=sys.stderr if json else None)
+        code = run_bench(_arguments_of_bench(request, plan), stdout=sys.stderr if amount == "json" else None)
     raise typer.Exit(code)
+
+
+class _Outputs(NamedTuple):
+    """What is printed and written of the verdict."""
+
+    quiet: bool
+    json: Path | None
+    junitxml: Path | None
+    html: Path | None
+
+    def refuse_files(self) -> None:
+        """Raise ConfigError for a file that a rank of a job cannot write: the verdict is of all of them."""
+        from tpcompile.errors import ConfigError
+
+        files = {"--json": self.json, "--junitxml": self.junitxml, "--html": self.html}
+        for name, file in files.items():
+            if file is not None and not outputs.is_stdout(file):
+                raise ConfigError(
+                    f"{name} {file}: in a job its run directory has verdict.json and junit.xml; `tpcompile report` "
+                    "makes the page of it"
+                )
+
+    def write(self, run_dir: Path) -> None:
+        """Write the files of a run that has a verdict."""
+        from tpcompile.evidence.rundir import RunDir
+
+        run = RunDir(run_dir)
+        verdict = run.read_verdict()
+        if verdict is None:
+            return
+        outputs.write(verdict, json=self.json, junitxml=self.junitxml)
+        if self.html is not None:
+            from tpcompile.report.page.of_run import evidence_of_run
+
+            outputs.write_page(evidence_of_run(run, verdict), self.html)
+
+
+def _take_target(context: typer.Context, program: str | None, options: dict[str, Any]) -> None:
+    """Put a target that was given as an argument where --target puts it. Raises ConfigError for two."""
+    from tpcompile.errors import ConfigError
+
+    if program is None:
+        return
+    source = context.get_parameter_source("target")
+    if source is not None and source.name == "COMMANDLINE" and options["target"] != program:
+        raise ConfigError(f"two targets: {program} and --target {options['target']}; give one")
+    options["target"] = program
 
 
 def _check_performance(request: GateRequest, *, is_launcher: bool) -> None:
@@ -94,15 +148,18 @@ def _parameters() -> Iterator[inspect.Parameter]:
     """The fields of a request, as typer reads flags off a signature, and what concerns the output only."""
     keyword = inspect.Parameter.KEYWORD_ONLY
     yield inspect.Parameter("context", keyword, annotation=typer.Context)
+    target = typer.Argument(metavar="TARGET", help="Gate your own program: MODULE:FUNCTION, as --target.")
+    yield inspect.Parameter("program", keyword, default=None, annotation=Annotated[str | None, target])
     for field, kind, flag in flags_of(GateRequest):
         spelling = f"{flag.spelling}/--no-{flag.spelling.removeprefix('--')}" if kind is bool else flag.spelling
         option = typer.Option(spelling, help=flag.help, metavar=flag.metavar, min=flag.minimum)
         value = kind if field.default is not None else kind | None
         yield inspect.Parameter(field.name, keyword, default=field.default, annotation=Annotated[value, option])
-    quiet = typer.Option("-q", "--quiet", help="Print the outcome only, no checks and no progress.")
-    yield inspect.Parameter("quiet", keyword, default=False, annotation=Annotated[bool, quiet])
-    json = typer.Option("--json", help="Print the verdict as JSON on stdout, and nothing else there.")
-    yield inspect.Parameter("json", keyword, default=False, annotation=Annotated[bool, json])
+    for name, annotation, default in (
+        ("quiet", outputs.Quiet, False), ("json", outputs.Json, None), ("junitxml", outputs.Junit, None),
+        ("html", outputs.Html, None),
+    ):  # fmt: skip
+        yield inspect.Parameter(name, keyword, default=default, annotation=annotation)
     config = typer.Option(
         "--config", help="TOML file with defaults of these flags; default: [tool.tpcompile] of pyproject.toml.",
         metavar="FILE", is_eager=True, callback=_set_defaults,

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from tpcompile.cli.outputs import Html, Json, Junit, Quiet
+
 
 def run(
     command: Annotated[
@@ -27,7 +29,10 @@ def run(
         bool | None,
         typer.Option("--flow/--no-flow", help="Record executed lines; default: where it costs less than 0.5 %."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the last lines of the verdict only.")] = False,
+    quiet: Quiet = False,
+    json: Json = None,
+    junitxml: Junit = None,
+    html: Html = None,
 ) -> None:
     """Run a distributed job without editing it; a verdict at the end names rank, cause and line.
 
@@ -35,10 +40,24 @@ def run(
 
     The exit code is that of the job.
     """
+    from tpcompile.cli import outputs
+    from tpcompile.errors import ConfigError
     from tpcompile.evidence.rundir import RunDir, new_name
     from tpcompile.report import console
     from tpcompile.watched import Settings, run_watched
 
+    if outputs.is_stdout(json):
+        raise ConfigError("--json needs a FILE here: stdout is that of the job")
     directory = RunDir.create_new(run_dir or Path(new_name("run")))
     settings = Settings(run_dir=str(directory.path.resolve()), policy=policy, follow=tuple(follow or ()), flow=flow)
-    raise typer.Exit(run_watched(command, settings, console.stderr(), is_quiet=quiet))
+    code = run_watched(command, settings, console.stderr(), is_quiet=quiet)
+    verdict = directory.read_verdict()
+    if verdict is not None:
+        outputs.write(verdict, json=json, junitxml=junitxml)
+    if html is not None:
+        from tpcompile.cli.compare import judge
+        from tpcompile.report.page.gather import gathered
+
+        with gathered(directory.path, judge) as evidence:
+            outputs.write_page(evidence, html)
+    raise typer.Exit(code)

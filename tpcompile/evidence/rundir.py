@@ -79,6 +79,7 @@ class RunDir:
     rank_N/manifest.json  kernels of its graphs, for `tpcompile fusion`, where Inductor made them
     rank_N/status.json    last known activity of rank N
     rank_N/traceback.txt  of the exception that ended rank N, where a sentinel watched
+    streams/rank_N.json   what rank N did, with times, where a sentinel watched
     logs/                 log lines per rank
     """
 
@@ -170,7 +171,7 @@ class RunDir:
         that contradict each other about which ranks must agree.
         """
         found: dict[int, tuple[Path, RankRecord]] = {}
-        for path in self._rank_files("record.json"):
+        for path in self.rank_files("record.json"):
             record = self._read(RankRecord, path)
             _check_whole(record, path)
             if facts is not None:
@@ -189,7 +190,7 @@ class RunDir:
 
     def read_statuses(self) -> list[RankStatus]:
         """Last status of every rank that started, by rank."""
-        return [self._read(RankStatus, path) for path in self._rank_files("status.json")]
+        return [self._read(RankStatus, path) for path in self.rank_files("status.json")]
 
     def write_verdict(self, verdict: Verdict) -> bool:
         """Write the verdict unless there is one already; True when this call wrote it."""
@@ -221,7 +222,7 @@ class RunDir:
 
     def holds_run(self) -> bool:
         """True when a run wrote here before, finished or not."""
-        return (self.path / "verdict.json").exists() or bool(self._rank_files("status.json"))
+        return (self.path / "verdict.json").exists() or bool(self.rank_files("status.json"))
 
     def holds_anything(self) -> bool:
         """True when some file of a run is here, if only half of one. Raises PreflightError when that cannot be seen."""
@@ -230,7 +231,7 @@ class RunDir:
         except OSError as error:
             raise self._unusable(error) from None
 
-    def _rank_files(self, name: str) -> list[Path]:
+    def rank_files(self, name: str) -> list[Path]:
         """The files of that name, by rank; of folders that are named like those of ranks."""
         numbers = {path: _OF_RANK.fullmatch(path.parent.name) for path in self.path.glob(f"rank_*/{name}")}
         by_rank = sorted((int(number[1]), path) for path, number in numbers.items() if number)

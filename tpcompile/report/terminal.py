@@ -7,12 +7,14 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
+from urllib.parse import quote
 
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -253,10 +255,13 @@ def _sides(groups: Sequence[RankGroup], limits: Limits) -> Iterator[RenderableTy
 
 
 def _source(source: UserLine | None) -> list[Padding]:
-    """A line of source and, where it is known, the code on it."""
+    """A line of source, a link to its file in terminals that have links, and the code on it where it is known."""
     if source is None:
         return []
-    return [_indented(line(str(source), "dim")), *_code(source)]
+    place = line(str(source), "dim")
+    if PurePath(source.file).is_absolute():
+        place.stylize(Style(link=f"file://{quote(source.file)}"))
+    return [_indented(place), *_code(source)]
 
 
 def _code(source: UserLine | None) -> list[Padding]:

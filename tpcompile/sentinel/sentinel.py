@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.records import Verdict
+from tpcompile.evidence.timeline.stream import TimedStream
 from tpcompile.fastpath import peers
 from tpcompile.ranks.domain import domain_of
 from tpcompile.ranks.store import RankStore
@@ -48,6 +49,7 @@ from tpcompile.sentinel.shutdown import Shutdown, is_exit
 from tpcompile.sentinel.sink import logger
 from tpcompile.sentinel.snapshot import Snapshot
 from tpcompile.sentinel.store_log import StoreLog
+from tpcompile.sentinel.streams import timed_stream
 from tpcompile.sentinel.timeline import Timeline
 from tpcompile.sentinel.timer import Timer
 from tpcompile.torch_api import watching
@@ -134,8 +136,8 @@ class Sentinel:
         self._snapshot = Snapshot(self.protocol, self._messages, main_thread=threading.get_ident())
         self._settlement = Settlement(
             self.log, session=self.session, progress=self._progress, shutdown=self.shutdown, timeline=self._timeline,
-            policy=policy, allow=allow, kernels=kernels, run_dir=run_dir, executed=self.executed, prints=prints,
-            place=(self.world_size, self.domain, domain.coordinate),
+            policy=policy, allow=allow, kernels=kernels, run_dir=run_dir, executed=self.executed,
+            snapshot=self._snapshot, prints=prints, place=(self.world_size, self.domain, domain.coordinate),
         )  # fmt: skip
         refused = RefusedKernels(
             self.log, self.session, world_size=self.world_size, tp_size=domain.tp_size,
@@ -337,6 +339,10 @@ class Sentinel:
         """Stop watching on all ranks, with one warning; the job continues without a sentinel."""
         logger.warning("rank {}: the sentinel has stopped watching: {}", self.rank, action.why)
         self.log.append(Degraded, why=f"on rank {self.rank}, {action.why}")
+
+    def stream(self) -> TimedStream:
+        """What this rank did so far, as far as torch's flight recorder has it."""
+        return timed_stream(self._snapshot.state(), time.time())
 
     # How the block ends.
 

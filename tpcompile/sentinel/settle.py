@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,9 @@ from tpcompile.sentinel.messages import Position
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.shutdown import Shutdown, stay_until_gone
 from tpcompile.sentinel.sink import logger
+from tpcompile.sentinel.snapshot import Snapshot
 from tpcompile.sentinel.store_log import StoreLog
+from tpcompile.sentinel.streams import timed_stream
 from tpcompile.sentinel.timeline import Timeline, TimelineEvent
 
 Policy = Literal["stop", "warn"] | Callable[[Verdict], None]
@@ -84,6 +87,7 @@ class Settlement:
         kernels: Kernels,
         run_dir: Path | str | None,
         executed: Executed,
+        snapshot: Snapshot,
         prints: bool,
         place: tuple[int, str, int],
     ) -> None:
@@ -92,7 +96,7 @@ class Settlement:
         self._rules = agree_rules(timeout_s=_EXCHANGE_S, allowed=allow)
         self._kernels: Kernels = kernels
         self._run_dir = run_dir
-        self._executed, self._prints = executed, prints
+        self._executed, self._snapshot, self._prints = executed, snapshot, prints
         self._world_size, self._domain, self._coordinate = place
         self.findings: list[Verdict] = []
         """Red verdicts so far; more than one only with a policy that continues."""
@@ -214,6 +218,8 @@ class Settlement:
         directory.write_record(record)
         timeline = json.dumps(self._timeline.entries, indent=1)
         directory.write_text(f"rank_{record.rank}/timeline.json", timeline)
+        stream = timed_stream(self._snapshot.state(), time.time())
+        directory.write_text(f"streams/rank_{record.rank}.json", stream.to_json())
         if verdict is not None:
             self._publish(verdict, directory)
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
 from types import ModuleType
 
 from tpcompile.evidence.iterables import find, first
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.timeline.source import loop_around
-from tpcompile.evidence.timeline.stream import Event, How, Kind, Stream
+from tpcompile.evidence.timeline.stream import Event, How, Kind, Stream, TimedStream
 from tpcompile.sentinel.messages import FINISHED, Issued, Message, PointToPoint, RankState, place_of
 from tpcompile.sentinel.situation import Lost
 from tpcompile.torch_api import watching
@@ -60,6 +59,17 @@ def stream_of(state: RankState, compiled: Collection[str] = ()) -> Stream:
     Compiled code stands at the first line of its function, whatever line of it issues a collective: of regions that are
     `compiled` on some rank the lines inside count on none.
     """
+    stream, _ = _stream_and_ages(state, compiled)
+    return stream
+
+
+def timed_stream(state: RankState, now: float) -> TimedStream:
+    """The same with the Unix time of each event; `now` is that of the state."""
+    stream, ages = _stream_and_ages(state, ())
+    return TimedStream(stream=stream, times=tuple(now - age_s for age_s in ages), until=now)
+
+
+def _stream_and_ages(state: RankState, compiled: Collection[str]) -> tuple[Stream, list[float]]:
     done: list[tuple[float, tuple[str, ...], Event]] = []
     for issued in state.issued:
         done.append((issued.age_s, ("", issued.group), event_of(issued, compiled)))
@@ -71,11 +81,21 @@ def stream_of(state: RankState, compiled: Collection[str] = ()) -> Stream:
     # Before the oldest one that is known of a group or peer it may have done others, so that the order is not known.
     known = [one for one in done if one[0] <= min(cut, default=one[0])]
     in_order = sorted(known, key=lambda one: -one[0])  # stable: those of one group are sorted by number
-    of_rank = [event for _, _, event in in_order]
-    events = list(chain.from_iterable(map(_with_call, of_rank, [None, *of_rank])))
+    events: list[Event] = []
+    ages: list[float] = []
+    before: Event | None = None
+    for age_s, _, event in in_order:
+        added = _with_call(event, before)
+        events += added
+        ages += [age_s] * len(added)
+        before = event
     if state.p2p is not None and not state.p2p.number:
         events.append(_point_to_point(state.p2p))
-    return Stream(rank=state.rank, events=tuple(events), is_whole=not cut, how=_how(state), groups=state.members)
+        ages.append(0.0)
+    stream = Stream(
+        rank=state.rank, events=tuple(events), is_whole=not cut, how=_how(state), groups=state.members
+    )  # fmt: skip
+    return stream, ages
 
 
 def _with_call(issued: Event, before: Event | None) -> list[Event]:

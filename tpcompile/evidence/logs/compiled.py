@@ -69,6 +69,10 @@ class LoggedCompile:
     """Its metrics say whether Inductor generated code, and the rest of the log agrees."""
     damage: Damage | None = None
     """Why it cannot be relied on, and is not compared; None for a compile whose records are whole and agree."""
+    began: bytes = b""
+    """Time of its first record as torch writes it, `MMDD hh:mm:ss.ffffff`."""
+    ended: bytes = b""
+    """Time of its last record."""
     sha: str = ""
     """Hash of the whole text, without what differs by nature and without names of groups."""
 

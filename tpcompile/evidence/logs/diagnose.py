@@ -11,6 +11,7 @@ import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,18 +78,34 @@ class Question:
         return said.world_size or 0
 
 
+@dataclass(frozen=True)
+class Examined:
+    """A job that was judged, and what it was judged by."""
+
+    verdict: Verdict
+    job: Job
+    digest: JobDigest
+
+
 def diagnose(folders: Sequence[Path], question: Question | None = None) -> Verdict:
     """Judge the logs of a job. Raises ConfigError, PreflightError."""
+    with examined(folders, question) as found:
+        return found.verdict
+
+
+@contextmanager
+def examined(folders: Sequence[Path], question: Question | None = None) -> Iterator[Examined]:
+    """Judge the logs of a job; inside the block they can be read further. Raises ConfigError, PreflightError."""
     question = question or Question()
     files = find_logs(folders, num_ranks=question.num_ranks)
     with unpacked(files.paths) as plain:
         logs = _read_all(plain.paths)
         for rank in plain.cut:
             logs[rank].facts.is_cut = True
-        return _judged(logs, question, files.left_out)
+        yield _judged(logs, question, files.left_out)
 
 
-def _judged(logs: ByRank[RankLog], question: Question, left_out: Sequence[str]) -> Verdict:
+def _judged(logs: ByRank[RankLog], question: Question, left_out: Sequence[str]) -> Examined:
     world_size = _world_size(question, max(logs) + 1)
     missing = sorted(set(range(world_size)).difference(logs))
     if question.mesh is not None:
@@ -98,7 +115,9 @@ def _judged(logs: ByRank[RankLog], question: Question, left_out: Sequence[str]) 
     ends = log_ends(logs, missing, domains.domains)
     incomplete = ends.where(lambda end: end.is_partial)
     job = Job(logs, domains, world_size=world_size, incomplete=frozenset(incomplete))
-    return _Diagnosis(job, question, ends, left_out).verdict()
+    diagnosis = _Diagnosis(job, question, ends, left_out)
+    verdict = diagnosis.verdict()
+    return Examined(verdict, job, diagnosis.digest)
 
 
 def _read_all(paths: Mapping[int, Path]) -> ByRank[RankLog]:
@@ -145,6 +164,9 @@ class _Diagnosis:
         self.unconfirmed: list[Divergence] = []
         """Differences that only the descriptions of the inputs have."""
 
+        self.digest: JobDigest
+        """Of the last `conclude`."""
+
     def verdict(self) -> Verdict:
         """Parse the first frames that differ, and more of them only when those are not red."""
         selection = select(self.job)
@@ -162,9 +184,9 @@ class _Diagnosis:
         return _limited(found, limits)
 
     def conclude(self, selection: Selection) -> Verdict:
-        digest = JobDigest(self.job, selection)
+        self.digest = JobDigest(self.job, selection)
         rules = Rules(self.judge, 0.0, preset="trace logs", allowed=tuple(self.question.allowed), revise=self.revised)
-        return conclude(rules, digest.digests(), digest.fetch, world_size=self.job.world_size)
+        return conclude(rules, self.digest.digests(), self.digest.fetch, world_size=self.job.world_size)
 
     def judge(self, digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
         environment, *layers = checks.agreed(digests, divergences)

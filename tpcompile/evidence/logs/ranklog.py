@@ -245,7 +245,9 @@ class _Reader:
         if number == len(self.log.compiles):
             self.log.compiles.append(self.begun(found, number))
             self.soundness.begin(number, record.time)
+            self.log.compiles[number].began = record.time
         compile_ = self.log.compiles[number]
+        compile_.ended = record.time
         if found.name != JOINT_GRAPH:
             compile_.places.append(record.start)
             compile_.size_bytes += len(record.payload)

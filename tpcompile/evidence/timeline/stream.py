@@ -128,3 +128,13 @@ class Stream(Frozen):
         is_consequence = is_inside and self.how in (How.ABORTED, How.RAISED)
         may_go_on = self.how in (How.RUNNING, How.WAITING)
         return None if may_go_on or is_consequence else end
+
+
+class TimedStream(Frozen):
+    """A stream with its clock, for people: times are compared by nobody."""
+
+    stream: Stream
+    times: tuple[float, ...]
+    """Unix time of each event."""
+    until: float
+    """Unix time at which the rank was asked: what is not done went on until then."""

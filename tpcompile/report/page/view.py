@@ -1,0 +1,461 @@
+"""Evidence of a run -> what its page shows, as data: every table is bounded, and says what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tpcompile.evidence.groups.align import Slot, align
+from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.iterables import grouped
+from tpcompile.evidence.judgement.equal_ranks import equal_ranks
+from tpcompile.evidence.judgement.leading import cause_text, lead_ranks_text
+from tpcompile.evidence.records import Check, Divergence, Item, Layer, Lead, RankDigest, UserLine, Verdict
+from tpcompile.evidence.shortened import shortened
+from tpcompile.evidence.text.ranks import named_ranks, ranks_text
+from tpcompile.evidence.timeline.conclude import led_to_text, side_text, usual_text
+from tpcompile.report.page.evidence import Event, Evidence, FusedGraph, Launch, Manifest, since_first
+from tpcompile.report.page.excerpt import Excerpt, excerpt
+from tpcompile.report.page.listing import Listing, listing
+from tpcompile.report.wording import (
+    accepted,
+    by_mode,
+    cause_lines,
+    headline,
+    item_text,
+    mode_title,
+    more_alike,
+    outcome,
+    plain,
+    red_by_kind,
+)
+
+MAX_DIFFERENCES, MAX_ACCEPTED = 20, 20
+MAX_SIDES = 8
+"""Groups of ranks of one difference."""
+MAX_GUARDS = 3_000
+"""Rows of guards over all compiles."""
+MAX_LANES = 64
+"""Rows of the timeline; ranks that did the same share one."""
+MAX_EVENTS = 2_000
+"""Events of one row."""
+MAX_LAUNCHES, MAX_REASONS = 400, 100
+"""Launches, and reasons why nodes were not fused, of one graph."""
+_MAX_CHARS = 300
+
+
+@dataclass(frozen=True)
+class Side:
+    """What some ranks have or did, and the source it comes from."""
+
+    ranks: str
+    says: str
+    source: Excerpt | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One difference between ranks, in full."""
+
+    title: str
+    facts: tuple[str, ...]
+    """Layer, place, cause, guards."""
+    sides: tuple[Side, ...]
+    source: Excerpt | None
+    """The line that all sides have in common; else each side has its own."""
+    listing: Listing | None
+    advice: str
+    more: str
+    """Where else it is."""
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The finding that explains the others."""
+
+    cause: str
+    ranks: str
+    source: Excerpt | None
+    sides: tuple[Side, ...]
+    led_to: str
+    consequence: str
+    do_first: str
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A row of the timeline."""
+
+    ranks: str
+    is_odd: bool
+    """True for ranks that the finding blames."""
+    events: tuple[Event, ...]
+    num_left_out: int
+
+
+@dataclass(frozen=True)
+class GridLayer:
+    """A layer of the rank grid."""
+
+    name: str
+    codes: tuple[int, ...]
+    """For each rank the number of its content, 0 for that of most ranks; -1 where it was not observed."""
+    groups: tuple[str, ...]
+    """The ranks of each content."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """What some ranks have of one thing."""
+
+    ranks: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Values:
+    """One thing, and what the ranks have of it; one value where they agree."""
+
+    about: str
+    values: tuple[Value, ...]
+    place: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """True where ranks have different values."""
+        return len(self.values) > 1
+
+
+@dataclass(frozen=True)
+class Guards:
+    """Guards of one compile on all ranks that made it."""
+
+    where: str
+    rows: tuple[Values, ...]
+
+
+@dataclass(frozen=True)
+class LaunchRow:
+    """One launch of generated code; bytes that it reads and writes."""
+
+    name: str
+    role: str
+    ops: str
+    num_bytes: int
+    place: str
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """Launches of one graph, on ranks with equal manifests."""
+
+    title: str
+    launches: tuple[LaunchRow, ...]
+    num_launches: int
+    num_bytes: int
+    missed: tuple[Value, ...]
+    """Reason -> the nodes that it kept apart (in `ranks`, for want of a better column)."""
+
+
+@dataclass(frozen=True)
+class View:
+    """All that a page shows."""
+
+    outcome: str
+    is_green: bool
+    headline: str
+    command: str
+    name: str
+    summary: str
+    facts: tuple[tuple[str, str], ...]
+    parting: Parting | None
+    differences: tuple[Difference, ...]
+    num_differences: int
+    accepted: tuple[str, ...]
+    checks: tuple[tuple[str, tuple[Check, ...]], ...]
+    equal: tuple[str, ...]
+    world_size: int
+    grid: tuple[GridLayer, ...]
+    lanes: tuple[Lane, ...]
+    has_clock: bool
+    guards: tuple[Guards, ...]
+    num_guards_left_out: int
+    fusion: tuple[Fusion, ...]
+    timings: tuple[tuple[str, str], ...]
+    environment: tuple[Values, ...]
+    notes: tuple[str, ...]
+
+
+def view_of(evidence: Evidence) -> View:
+    """What the page of a run shows."""
+    verdict = evidence.verdict
+    slots = list(_slots(evidence.digests))
+    kinds = red_by_kind(verdict)
+    guards, num_guards_left_out = _guards(evidence, slots)
+    lanes, notes = _lanes(evidence)
+    return View(
+        outcome=outcome(verdict),
+        is_green=verdict.exit_code == 0,
+        headline=headline(verdict),
+        command=evidence.command,
+        name=evidence.name,
+        summary=plain(verdict.summary),
+        facts=tuple((name, plain(text)) for name, text in evidence.facts.items()),
+        parting=_parting(verdict.lead) if verdict.lead else None,
+        differences=tuple(_difference(alike, evidence, slots) for alike in kinds[:MAX_DIFFERENCES]),
+        num_differences=len(kinds),
+        accepted=tuple(_accepted(verdict)),
+        checks=tuple((mode_title(mode), tuple(checks)) for mode, checks in by_mode(verdict).items()),
+        equal=tuple(plain(text) for text, _ in equal_ranks(verdict)),
+        world_size=verdict.world_size,
+        grid=tuple(_grid(evidence, slots)),
+        lanes=lanes,
+        has_clock=evidence.has_clock,
+        guards=guards,
+        num_guards_left_out=num_guards_left_out,
+        fusion=tuple(_fusion(evidence)),
+        timings=tuple((mode, f"{ms:.3g} ms") for mode, ms in sorted(verdict.timings_ms.items())),
+        environment=tuple(_environment(evidence)),
+        notes=tuple(map(plain, (*evidence.notes, *notes))),
+    )
+
+
+def _parting(lead: Lead) -> Parting:
+    parted = lead.parted
+    sides = parted.sides if parted else ()
+    usual = usual_text(parted) if parted else ""
+    return Parting(
+        cause=lead.cause.value if lead.consequence else plain(cause_text(lead)),
+        ranks=lead_ranks_text(lead),
+        source=excerpt(lead.line),
+        sides=tuple(
+            Side(named_ranks(side.ranks), plain(f"{side_text(side)}{usual}"), excerpt(side.line)) for side in sides
+        ),
+        led_to=plain(led_to_text(parted).removeprefix("; ")) if parted and parted.led_to else "",
+        consequence=plain(lead.consequence),
+        do_first=plain(lead.do_first),
+    )
+
+
+def _difference(alike: Sequence[Divergence], evidence: Evidence, slots: Sequence[Slot]) -> Difference:
+    found = alike[0]
+    where = ", ".join(filter(None, (found.where, f"domain {found.domain}" if found.domain else "")))
+    facts = [f"layer {found.layer.value}: {found.cls.value}", f"in {where}" if where else "", *cause_lines(found)]
+    lines = {group.line for group in found.groups}
+    common = next(iter(lines)) if len(lines) == 1 else None
+    sides = [
+        Side(named_ranks(group.ranks), item_text(group.item), None if common else excerpt(group.line))
+        for group in found.groups[:MAX_SIDES]
+    ]
+    return Difference(
+        title=plain(found.title),
+        facts=tuple(filter(None, facts)),
+        sides=tuple(sides),
+        source=excerpt(common),
+        listing=_listing(found, evidence, slots),
+        advice=plain(found.advice),
+        more="; ".join(map(plain, more_alike(alike))),
+    )
+
+
+def _listing(found: Divergence, evidence: Evidence, slots: Sequence[Slot]) -> Listing | None:
+    """The layer of the compile on a rank of the first group, and on one of the last."""
+    if len(found.groups) < 2:
+        return None
+    left, right = found.groups[0].ranks[0], found.groups[-1].ranks[0]
+    titles = (named_ranks(found.groups[0].ranks), named_ranks(found.groups[-1].ranks))
+    if not {left, right} <= {digest.rank for digest in evidence.digests}:
+        return None
+    if not found.where:
+        environments = (evidence.fetch(left, -1, found.layer, ""), evidence.fetch(right, -1, found.layer, ""))
+        return listing(*environments, titles) if found.layer == Layer.ENVIRONMENT else None
+    here = [slot for slot in slots if found.where.startswith(slot.where) and {left, right} <= slot.taken.keys()]
+    for slot in here:
+        parts = [part for layer, part in slot.differing if layer == found.layer]
+        for part in parts:
+            one = evidence.fetch(left, slot.taken[left].index, found.layer, part)
+            two = evidence.fetch(right, slot.taken[right].index, found.layer, part)
+            shown = listing(one, two, titles)
+            if shown is not None:
+                return shown
+    return None
+
+
+def _accepted(verdict: Verdict) -> Iterator[str]:
+    listed = accepted(verdict)
+    for found in listed[:MAX_ACCEPTED]:
+        ranks = " | ".join(ranks_text(group.ranks) for group in found.groups)
+        text = f"{found.cls.value}, {found.layer.value}: {found.title} (ranks {ranks})"
+        yield plain("; ".join(filter(None, (text, found.advice))))
+    if len(listed) > MAX_ACCEPTED:
+        yield f"and {len(listed) - MAX_ACCEPTED} more in verdict.json"
+
+
+# Compiles of all ranks, beside each other.
+
+
+def _slots(digests: Sequence[RankDigest]) -> Iterator[Slot]:
+    """The compiles that correspond, by domain; of ranks with equal digests one stands for all."""
+    for of_domain in grouped(digests, lambda digest: digest.domain).values():
+        alike = grouped(of_domain, _compiles)
+        ranks_like = {ranks[0].rank: [digest.rank for digest in ranks] for ranks in alike.values()}
+        for slot in align([ranks[0] for ranks in alike.values()]):
+            taken = {rank: compile_ for one, compile_ in slot.taken.items() for rank in ranks_like[one]}
+            yield Slot(slot.phase, slot.frame, taken)
+
+
+def _compiles(digest: RankDigest) -> Hashable:
+    return tuple((one.compile_id, one.phase, one.frame, one.step, tuple(one.shas.items())) for one in digest.compiles)
+
+
+def _grid(evidence: Evidence, slots: Sequence[Slot]) -> Iterator[GridLayer]:
+    """For each layer which ranks have equal content; over all of it first."""
+    size = evidence.verdict.world_size
+    apart = dict[int, int]()
+    for groups in evidence.verdict.domains.values():
+        largest_first = sorted(groups, key=lambda ranks: (-len(ranks), ranks))
+        apart |= {rank: number for number, ranks in enumerate(largest_first) for rank in ranks}
+    yield _grid_layer("verdict", apart, size)
+    environments = _numbered({digest.rank: digest.environment for digest in evidence.digests})
+    if environments:
+        yield _grid_layer(Layer.ENVIRONMENT.value, environments, size)
+    for layer in Layer:
+        shas: dict[int, list[object]] = {}
+        for number, slot in enumerate(slots):
+            for rank, compile_ in slot.taken.items():
+                observed = [(number, one.part, one.sha256) for one in compile_.layers if one.layer == layer]
+                if observed:
+                    shas.setdefault(rank, []).append(tuple(observed))
+        if shas:
+            yield _grid_layer(layer.value, _of_domains(evidence, shas), size)
+
+
+def _of_domains(evidence: Evidence, shas: dict[int, list[object]]) -> dict[int, int]:
+    """Numbers of content, counted apart in each domain: ranks of different domains may differ."""
+    found: dict[int, int] = {}
+    for digests in grouped(evidence.digests, lambda digest: digest.domain).values():
+        found |= _numbered({one.rank: tuple(shas[one.rank]) for one in digests if one.rank in shas})
+    return found
+
+
+def _numbered(content: Mapping[int, Hashable]) -> dict[int, int]:
+    """Rank -> number of its group of equal ranks, the largest group first."""
+    groups = ByRank(dict(content)).groups() if content else ()
+    return {rank: number for number, ranks in enumerate(groups) for rank in ranks}
+
+
+def _grid_layer(name: str, number_of: dict[int, int], size: int) -> GridLayer:
+    codes = tuple(number_of.get(rank, -1) for rank in range(size))
+    groups = grouped(range(size), lambda rank: codes[rank])
+    texts = tuple(ranks_text(groups[number]) for number in sorted(groups) if number >= 0)
+    return GridLayer(name, codes, texts)
+
+
+def _guards(evidence: Evidence, slots: Sequence[Slot]) -> tuple[tuple[Guards, ...], int]:
+    """Guards of every compile with the values of the ranks, compiles in which they differ first."""
+    split = [(slot, slot.groups(Layer.GUARDS)) for slot in slots]
+    with_guards = sorted((one for one in split if one[1]), key=lambda one: len(one[1]) == 1)
+    found: list[Guards] = []
+    left, left_out = MAX_GUARDS, 0
+    for slot, groups in with_guards:
+        if left <= 0:
+            left_out += slot.taken[groups[0][0]].num_items(Layer.GUARDS)
+            continue
+        items = {ranks: evidence.fetch(ranks[0], slot.taken[ranks[0]].index, Layer.GUARDS, "") for ranks in groups[:16]}
+        rows = sorted(_values(items), key=lambda row: not row.differs)
+        found.append(Guards(slot.where, tuple(rows[:left])))
+        left_out += max(0, len(rows) - left)
+        left -= len(rows)
+    return tuple(found), left_out
+
+
+def _values(items: dict[tuple[int, ...], Sequence[Item]]) -> Iterator[Values]:
+    """Items of groups of ranks, by what they are about."""
+    tables = {ranks: grouped(found, lambda item: item.about) for ranks, found in items.items()}
+    for about in dict.fromkeys(name for table in tables.values() for name in table):
+        said: dict[str, list[int]] = {}
+        line: UserLine | None = None
+        for ranks, table in tables.items():
+            here = table.get(about, [])
+            line = line or next((item.line for item in here if item.line), None)
+            text = "; ".join(item.says for item in here) if here else "(nothing)"
+            said.setdefault(_short(text), []).extend(ranks)
+        values = tuple(Value(ranks_text(sorted(ranks)), text) for text, ranks in said.items())
+        yield Values(_short(about), values, _place(line))
+
+
+def _environment(evidence: Evidence) -> Iterator[Values]:
+    if not evidence.digests:
+        return
+    groups = ByRank({digest.rank: digest.environment for digest in evidence.digests}).groups()
+    items = {ranks: evidence.fetch(ranks[0], -1, Layer.ENVIRONMENT, "") for ranks in groups[:16]}
+    yield from sorted(_values(items), key=lambda row: not row.differs)
+
+
+# What each rank did.
+
+
+def _lanes(evidence: Evidence) -> tuple[tuple[Lane, ...], list[str]]:
+    """Rows of the timeline: ranks that did the same share one, with the times of the first of them."""
+    lead = evidence.verdict.lead
+    odd = set(lead.ranks) if lead is not None and lead.is_rank_known else set[int]()
+    did = since_first(evidence.events)
+    alike = grouped(did, lambda rank: (rank in odd, _did(did[rank])))
+    groups = sorted(alike.values(), key=lambda ranks: (not odd.issuperset(ranks), ranks[0]))
+    notes = []
+    if evidence.has_clock and any(len(ranks) > 1 for ranks in groups):
+        notes.append("timeline: ranks that did the same share a row, which shows the times of the first of them")
+    if len(groups) > MAX_LANES:
+        left_out = [rank for ranks in groups[MAX_LANES:] for rank in ranks]
+        notes.append(f"timeline: {named_ranks(sorted(left_out))} are left out")
+    lanes = []
+    for ranks in groups[:MAX_LANES]:
+        events = did[ranks[0]]
+        lane = Lane(ranks_text(ranks), odd.issuperset(ranks), tuple(events[:MAX_EVENTS]), len(events[MAX_EVENTS:]))
+        lanes.append(lane)
+    return tuple(lanes), notes
+
+
+def _did(events: Iterable[Event]) -> Hashable:
+    return tuple((event.kind, event.label) for event in events)
+
+
+# Kernels.
+
+
+def _fusion(evidence: Evidence) -> Iterator[Fusion]:
+    alike = grouped(evidence.manifests, lambda rank: id(evidence.manifests[rank]))  # equal files are one object
+    for ranks in alike.values():
+        manifest = evidence.manifests[ranks[0]]
+        for graph in manifest.graphs:
+            yield _fused(graph, manifest, ranks)
+
+
+def _fused(graph: FusedGraph, manifest: Manifest, ranks: Sequence[int]) -> Fusion:
+    launches = [_launch(one) for one in graph.launches if one.role != "wait"]
+    missed: dict[str, list[str]] = {}
+    for pair in graph.decisions.pairs if graph.decisions else ():
+        for reason in pair.refused:
+            missed.setdefault(_short(reason), []).append(f"{pair.first} + {pair.second}")
+    reasons = sorted(missed.items(), key=lambda one: -len(one[1]))
+    return Fusion(
+        title=plain(f"compile {graph.compile_id}, {graph.phase}, on {named_ranks(ranks)} ({manifest.device})"),
+        launches=tuple(launches[:MAX_LAUNCHES]),
+        num_launches=len(launches),
+        num_bytes=sum(one.num_bytes for one in launches),
+        missed=tuple(Value(_short(", ".join(pairs)), text) for text, pairs in reasons[:MAX_REASONS]),
+    )
+
+
+def _launch(launch: Launch) -> LaunchRow:
+    num_bytes = sum(launch.reads.values()) + sum(launch.writes.values())
+    line = launch.lines[0] if launch.lines else None
+    return LaunchRow(_short(launch.name), launch.role, _short(", ".join(launch.ops)), num_bytes, _place(line))
+
+
+def _place(line: UserLine | None) -> str:
+    return plain(str(line)) if line else ""
+
+
+def _short(text: str) -> str:
+    return shortened(plain(text), at_most=_MAX_CHARS)
