@@ -2,8 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.report import samples
 from tpcompile.evidence.records import CheckId, RankGroup, Status, UserLine, Verdict, value_item
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.report import github
 
 WORKSPACE = Path("/repo")
@@ -17,8 +20,21 @@ def red(*, line: UserLine | None = samples.LINE, **fields: object) -> Verdict:
 
 def test_an_annotation_names_file_line_and_title_relative_to_the_workspace() -> None:
     first = github.annotations(samples.failing(), WORKSPACE)[0]
-    title = samples.divergence().title.replace(",", "%2C")
-    assert first.startswith(f"::error file=models/block.py,line=12,title={title}::")
+    assert first.startswith("::error file=models/block.py,line=12,title=graph differs (rank 7)::")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "is_known", "title"),
+    [((7,), True, f"{Cause.RANK_CONSTANT} (rank 7)"), ((0, 1), False, f"{Cause.RANK_CONSTANT} (ranks 0-1 differ)")],
+)
+def test_the_title_of_an_annotation_is_cause_and_ranks(ranks: tuple[int, ...], is_known: bool, title: str) -> None:
+    """One rank of many is outvoted; of two, nobody."""
+    usual = tuple(range(7)) if is_known else (0,)
+    groups = tuple(RankGroup(ranks=side, item=value_item("%4", str(side))) for side in (usual, ranks[-1:]))
+    found = samples.divergence(cause=Cause.RANK_CONSTANT, groups=groups)
+    verdict = samples.failing().model_copy(update={"checks": (), "divergences": (found,)})
+    (line,) = github.annotations(verdict, WORKSPACE)
+    assert f"title={title}::{found.title.replace('%', '%25')}" in line
 
 
 def test_a_check_that_blames_the_line_of_a_divergence_is_not_annotated_twice() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,10 +10,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.report import samples
+from tpcompile.evidence.logs.diagnose import diagnose
 from tpcompile.evidence.records import RankGroup, UserLine, value_item
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import ranks_text
-from tpcompile.report import github, junit, terminal, wording
+from tpcompile.report import github, junit, lines, terminal, wording
+
+JOBS = Path(__file__).parents[1] / "data" / "jobs" / "torch-2.13.0"
 
 
 @pytest.mark.parametrize(
@@ -87,3 +91,14 @@ def test_every_report_has_the_cause() -> None:
     terminal.render(found, console)
     texts = [console.file.getvalue(), junit.render(found), github.summary(found)]  # type: ignore[attr-defined]
     assert all(Cause.STRIDE.value in text for text in texts)
+
+
+def test_the_guard_that_explains_a_collective_stands_beside_the_cause() -> None:
+    verdict = diagnose([JOBS / "reduce_op"])
+    assert wording.guard_line(verdict) == "guard on rank 1: L['op'] == 'max'; on rank 0: L['op'] == 'sum'"
+    assert any(wording.guard_line(verdict) in line for line in lines.lines(verdict, command="diagnose")[:2])
+
+
+@pytest.mark.parametrize("job", ["training_scale", "stride", "cold_shared"])
+def test_a_finding_that_is_a_guard_itself_does_not_say_it_twice(job: str) -> None:
+    assert wording.guard_line(diagnose([JOBS / job])) == ""

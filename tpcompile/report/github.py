@@ -13,6 +13,7 @@ from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.report.wording import (
     accepted_lines,
+    annotation_title,
     by_mode,
     cause_lines,
     failed,
@@ -82,9 +83,13 @@ def annotations(verdict: Verdict, workspace: Path) -> list[str]:
         for found in divergences:
             groups = [f"{named_ranks(group.ranks)}: {item_text(group.item)}" for group in found.groups]
             head = f"layer {found.layer.value}, {found.where}"
-            message = "\n".join([head, *cause_lines(found), *groups, found.advice]).rstrip()
-            errors.append(error(found.line, found.title, message, workspace))
-    errors += [error(check.line, check.name, _check_message(check), workspace) for check in checks]
+            message = "\n".join([found.title, head, *cause_lines(found), *groups, found.advice]).rstrip()
+            ranks, is_known = found.culprits or found.ranks, bool(found.culprits)
+            title = annotation_title(found.cause, ranks, is_known=is_known, otherwise=f"{found.layer.value} differs")
+            errors.append(error(found.line, title, message, workspace))
+    for check in checks:
+        title = annotation_title(check.cause, check.ranks, is_known=True, otherwise=check.name)
+        errors.append(error(check.line, title, _check_message(check), workspace))
     if verdict.exit_code != 0 and not errors:
         errors = [error(None, check.name, _check_message(check), workspace) for check in own[:1]]
         errors = errors or [error(None, "tpcompile gate", verdict.summary, workspace)]

@@ -12,6 +12,7 @@ from tpcompile.evidence.text.ranks import named_ranks, ranks_text
 from tpcompile.report.wording import (
     accepted_lines,
     cause_lines,
+    guard_line,
     headline,
     item_text,
     more_alike,
@@ -31,7 +32,8 @@ def lines(verdict: Verdict, *, command: str) -> list[str]:
     found = [f"tpcompile {command}: {headline(verdict)}"]
     if verdict.lead is not None:
         lead = verdict.lead
-        found.append(f"cause: {_joined(cause_text(lead), lead_ranks_text(lead), _source(lead.line))}")
+        guard = guard_line(verdict)
+        found.append(f"cause: {_joined(cause_text(lead), lead_ranks_text(lead), guard, _source(lead.line))}")
     found += map(_check, verdict.checks)
     found += [text for text, _ in equal_ranks(verdict)]
     found += [f"median ms per call: {mode} {ms:.3g}" for mode, ms in sorted(verdict.timings_ms.items())]

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tpcompile.evidence.records import Divergence, Status, Verdict
 from tpcompile.report import lines, terminal
-from tpcompile.report.wording import accepted, failed, headline, red, red_by_kind
+from tpcompile.report.wording import accepted, failed, guard_line, headline, red, red_by_kind
 
 MAX_LINES = 40
 _BRIEF = 2
@@ -105,7 +105,7 @@ def _head(verdict: Verdict, console: Console, command: str) -> Screen:
     screen = Screen(console)
     screen.add(Text(f"tpcompile {command}: {headline(verdict)}", style="bold"), at_most=_BRIEF)
     if verdict.lead is not None:
-        screen.add(terminal.lead_text(verdict.lead), at_most=_LEAD)
+        screen.add(terminal.lead_text(verdict.lead, guard_line(verdict)), at_most=_LEAD)
     screen.add("", at_most=1)
     for line in _facts(verdict):
         screen.add(line, at_most=min(_BRIEF, _MAX_HEAD - len(screen.lines)))

@@ -32,6 +32,7 @@ from tpcompile.report.wording import (
     cause_lines,
     failed,
     groups_text,
+    guard_line,
     headline,
     item_text,
     mode_title,
@@ -97,7 +98,7 @@ def body(verdict: Verdict, command: str, limits: Limits) -> Iterator[RenderableT
     """All of the report but its last lines."""
     yield line(f"tpcompile {command}: {headline(verdict)}", "bold")
     if verdict.lead is not None:
-        yield lead_text(verdict.lead)
+        yield lead_text(verdict.lead, guard_line(verdict))
     for mode, checks in by_mode(verdict).items():
         notes: list[RenderableType] = []
         for check in checks:
@@ -131,10 +132,11 @@ def line(text: str, style: str = "") -> Text:
     return Text(plain(text), style=style, overflow="fold")
 
 
-def lead_text(lead: Lead) -> Group:
-    """Cause, ranks, the user's line and what to do first, on the first screen."""
+def lead_text(lead: Lead, guard: str = "") -> Group:
+    """Cause, ranks, the guard that explains it, the user's line and what to do first, on the first screen."""
     cause, who = line(cause_text(lead), "bold red"), lead_ranks_text(lead)
     ranks = [_indented(line(who, "bold"))] if who else []
+    ranks += [_indented(line(guard))] if guard else []
     advice = [_indented(text) for text in _do_first(lead)]
     if lead.parted is None:
         return Group(cause, *ranks, *_source(lead.line), *advice)

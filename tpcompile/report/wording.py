@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from tpcompile.choices import TARGET
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.iterables import grouped
-from tpcompile.evidence.records import Check, Divergence, Item, UserLine, Verdict, ranks_of
+from tpcompile.evidence.records import Check, Divergence, Item, ItemKind, UserLine, Verdict, items_of, ranks_of
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.shortened import shortened, with_short_names
 from tpcompile.evidence.text.phrases import listed
@@ -66,6 +66,37 @@ def cause_lines(divergence: Divergence) -> list[str]:
     if held:
         lines.append(f"guard on {usual}: {held}")
     return lines
+
+
+def guard_line(verdict: Verdict) -> str:
+    """The guard that explains the finding, on both sides; empty where there is none, or the finding is a guard itself.
+
+    A collective or an op differs because a value did, which Dynamo has guarded.
+    """
+    lead = verdict.lead
+    if lead is None:
+        return ""
+    for found in red(verdict):
+        is_lead = found.cause == lead.cause and found.title in lead.says
+        kinds = {item.kind for _, item in items_of(found.groups)}
+        if is_lead and found.guard and found.held and kinds <= {ItemKind.NODE, ItemKind.COLLECTIVE}:
+            odd, usual = named_ranks(ranks_of(found.groups[-1:])), named_ranks(ranks_of(found.groups[:-1]))
+            return plain(f"guard on {odd}: {_expression(found.guard)}; on {usual}: {_expression(found.held)}")
+    return ""
+
+
+def _expression(guard: str) -> str:
+    """The guard without the name of its type."""
+    kind, separator, expression = guard.partition(": ")
+    return expression if separator and kind.isupper() else guard
+
+
+def annotation_title(cause: Cause, ranks: Sequence[int], *, is_known: bool, otherwise: str) -> str:
+    """Cause and ranks; of an unknown cause the name of what failed."""
+    what = otherwise if cause == Cause.UNKNOWN else cause.value
+    if not ranks:
+        return what
+    return f"{what} ({named_ranks(ranks)}{'' if is_known else ' differ'})"
 
 
 def red(verdict: Verdict) -> list[Divergence]:

@@ -21,6 +21,7 @@ from tpcompile.report.wording import (
     accepted,
     by_mode,
     cause_lines,
+    guard_line,
     headline,
     item_text,
     mode_title,
@@ -75,6 +76,8 @@ class Parting:
 
     cause: str
     ranks: str
+    guard: str
+    """The guard that explains it, on both sides."""
     source: Excerpt | None
     sides: tuple[Side, ...]
     led_to: str
@@ -201,7 +204,7 @@ def view_of(evidence: Evidence) -> View:
         name=evidence.name,
         summary=plain(verdict.summary),
         facts=tuple((name, plain(text)) for name, text in evidence.facts.items()),
-        parting=_parting(verdict.lead) if verdict.lead else None,
+        parting=_parting(verdict.lead, guard_line(verdict)) if verdict.lead else None,
         differences=tuple(_difference(alike, evidence, slots) for alike in kinds[:MAX_DIFFERENCES]),
         num_differences=len(kinds),
         accepted=tuple(_accepted(verdict)),
@@ -220,13 +223,14 @@ def view_of(evidence: Evidence) -> View:
     )
 
 
-def _parting(lead: Lead) -> Parting:
+def _parting(lead: Lead, guard: str) -> Parting:
     parted = lead.parted
     sides = parted.sides if parted else ()
     usual = usual_text(parted) if parted else ""
     return Parting(
         cause=lead.cause.value if lead.consequence else plain(cause_text(lead)),
         ranks=lead_ranks_text(lead),
+        guard=guard,
         source=excerpt(lead.line),
         sides=tuple(
             Side(named_ranks(side.ranks), plain(f"{side_text(side)}{usual}"), excerpt(side.line)) for side in sides
