@@ -14,14 +14,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
 cd "$ROOT"
 
 # Flow is observed by sys.monitoring, which Python has from 3.12 on.
-if [ -z "${PYTHON:-}" ]; then
-  for name in python3.12 python3.13; do
-    if "$name" -c "" 2>/dev/null; then
-      export PYTHON="$name"
-      break
-    fi
-  done
-fi
+export PYTHON="${PYTHON:-$(python_with_monitoring)}"
 make_venv "$ROOT/.venv-clients" "$DEFAULT_TORCH" clients
 
 export TPCOMPILE_CLIENTS=1

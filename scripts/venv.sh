@@ -17,6 +17,18 @@ fail_environment() {
   exit 4
 }
 
+# The first Python from 3.12 on, whose sys.monitoring shows which lines were executed; python3 where there is none.
+python_with_monitoring() {
+  local candidate
+  for candidate in python3.12 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.12*/bin/python3.12 python3.13; do
+    if "$candidate" -c 'import ensurepip' 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  echo python3
+}
+
 require_cxx() {
   local name
   for name in ${CXX:-g++ c++ clang++}; do

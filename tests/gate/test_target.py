@@ -380,4 +380,5 @@ def test_with_q_such_a_job_prints_the_last_lines_alone(tmp_path: Path) -> None:
     ended = in_job(tmp_path / "run", "-q", "--target", "tests.gate.own:pair", cwd=tmp_path)
     assert RunDir(tmp_path / "run").read_config().model_dump()["settings"] == {}
     assert ended.stdout.splitlines()[0].startswith("PASS (exit 0)")
-    assert ended.stdout.splitlines()[1:] == [f"replay: tpcompile compare {tmp_path / 'run'}"]
+    run = tmp_path / "run"
+    assert ended.stdout.splitlines()[1:] == [f"replay: tpcompile compare {run}", f"page: tpcompile report {run}"]

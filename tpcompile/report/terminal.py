@@ -90,8 +90,11 @@ def whole(verdict: Verdict, command: str) -> str:
 
 
 def replay(run: Path | None) -> list[str]:
-    """The command that judges the run again; empty for one without a directory."""
-    return [] if run is None else [f"replay: tpcompile compare {plain(shlex.quote(str(run)))}"]
+    """The commands that judge the run again, and make a page of it; empty for one without a directory."""
+    if run is None:
+        return []
+    where = plain(shlex.quote(str(run)))
+    return [f"replay: tpcompile compare {where}", f"page: tpcompile report {where}"]
 
 
 def body(verdict: Verdict, command: str, limits: Limits) -> Iterator[RenderableType]:
