@@ -55,8 +55,8 @@ def test_every_difference_has_its_cause_its_sides_and_its_advice_on_lines_of_its
     assert found[3].endswith(divergence.advice)
 
 
-def test_the_report_ends_with_the_outcome_and_the_replay_command() -> None:
-    assert [line.partition(":")[0] for line in piped(samples.failing())[-2:]] == ["FAIL (exit 1)", "replay"]
+def test_the_report_ends_with_the_outcome_and_what_to_do_with_the_run() -> None:
+    assert [line.partition(":")[0] for line in piped(samples.failing())[-3:]] == ["FAIL (exit 1)", "replay", "page"]
 
 
 def test_many_differences_are_counted() -> None:

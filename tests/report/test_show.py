@@ -36,7 +36,7 @@ def test_a_terminal_gets_at_most_200_lines_and_the_name_of_the_file_with_the_res
     assert len(lines) <= MAX_LINES
     (rest,) = [line for line in lines if line.endswith(f"more lines: {run.path / 'report.txt'}")]
     assert lines.index(rest) > MAX_LINES // 2
-    assert lines[-1].endswith(f" compare {run.path}")
+    assert lines[-1].endswith(f" report {run.path}")
     assert (run.path / "report.txt").read_text().count("difference ") >= 3
 
 
@@ -57,7 +57,8 @@ def test_quiet_is_the_last_lines_only(is_terminal: bool) -> None:
     out = io.StringIO()
     console = Console(file=out, width=200, force_terminal=is_terminal, color_system=None)
     show.show(samples.passing(), console, run=Path("x"), amount="last")
-    last, replay = out.getvalue().splitlines()
+    last, replay, page = out.getvalue().splitlines()
+    assert page.endswith(" report x")
     assert last.startswith("PASS ") and last.endswith(samples.passing().summary) and replay.endswith(" compare x")
 
 
