@@ -169,10 +169,10 @@ def test_an_expected_break_does_not_hide_a_code_object_that_is_skipped_since_a_d
 
     compiled, looping = torch.compile(leaves_graph, backend="eager"), torch.compile(loops, backend="eager")
     looping(torch.ones(2), True)
-    with tpcompile.capture(watch=False, num_breaks=None) as run:
+    with tpcompile.capture(watch=False, num_breaks=None, alone=True) as run:
         compiled(torch.ones(2))
     assert tpcompile.check(run).exit_code == ExitCode.PASS
-    with tpcompile.capture(watch=False, num_breaks=1) as run:
+    with tpcompile.capture(watch=False, num_breaks=1, alone=True) as run:
         compiled(torch.ones(3))
         looping(torch.ones(2), False)
     assert tpcompile.check(run).exit_code == ExitCode.FAIL
@@ -280,10 +280,22 @@ def test_a_red_verdict_raises_on_all_ranks_with_its_exit_code(published: tuple[l
 
 
 def test_a_program_without_a_process_group_is_one_rank() -> None:
-    with tpcompile.capture() as run:
+    with tpcompile.capture(alone=True) as run:
         _program(1.5)(torch.ones(2))
     verdict = tpcompile.check(run).raise_for_status()
     assert verdict.world_size == 1 and "between ranks" in verdict.summary
+
+
+def test_one_rank_that_was_not_meant_to_be_alone_is_incomplete_also_when_it_is_judged_again(tmp_path: Path) -> None:
+    """`python train.py` instead of torchrun: nothing was compared."""
+    with tpcompile.capture() as run:
+        _program(1.5)(torch.ones(2))
+    verdict = tpcompile.check(run)
+    assert (verdict.exit_code, verdict.lead) == (ExitCode.INCOMPLETE, None)
+    with pytest.raises(DivergenceError) as raised:
+        verdict.raise_for_status()
+    assert raised.value.exit_code == ExitCode.INCOMPLETE
+    assert replay(RunDir(verdict.publish(tmp_path / "run"))).exit_code == ExitCode.INCOMPLETE
 
 
 def test_a_program_that_compiles_nothing_is_not_green() -> None:

@@ -41,9 +41,10 @@ class Capture:
         allowed: Allowed,
         tp_aware: tuple[str, ...],
         num_breaks: int | None,
+        alone: bool,
     ) -> None:
         self.domain, self.session, self.sentinel = domain, session, sentinel
-        self.allowed, self.tp_aware, self.num_breaks = allowed, tp_aware, num_breaks
+        self.allowed, self.tp_aware, self.num_breaks, self.alone = allowed, tp_aware, num_breaks, alone
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -69,6 +70,7 @@ def capture(
     allowed: Allowed = (),
     tp_aware: Iterable[str] = (),
     num_breaks: int | None = 0,
+    alone: bool = False,
     run_dir: Path | str | None = None,
 ) -> Capture:
     """Record what this rank compiles, for `check`; on every rank, after `init_process_group`.
@@ -78,7 +80,7 @@ def capture(
         verdict = tpcompile.check(run)
 
     Ranks of one group of `axis` must compile the same; without a mesh, all ranks. A program without a process group
-    is recorded as a job of one rank.
+    is recorded as a job of one rank, in which nothing is compared: its verdict is incomplete (exit code 6).
 
     watch: compare the ranks while they run, too (`tpcompile.Sentinel`). A collective that a rank leaves out or adds
         would otherwise hang the job before `check` is reached. With `policy="stop"` such a job ends within seconds:
@@ -87,6 +89,7 @@ def capture(
     tp_aware: custom ops, kernels, passes and backends that are right on a shard.
     num_breaks: places (line and reason) at which the graphs break on each rank by intent, 0 by default; None for any
         number. More or fewer are red.
+    alone: a job of one rank is meant, and passes if all else is right.
 
     Raises ConfigError for a `num_breaks` that is no such number.
     """
@@ -101,8 +104,9 @@ def capture(
             mesh=mesh, axis=axis, policy=policy, allow=allowed, tp_aware=tp_aware, run_dir=run_dir, session=session
         )
     return Capture(
-        domain, session=session, sentinel=sentinel, allowed=allowed, tp_aware=tp_aware, num_breaks=num_breaks
-    )
+        domain, session=session, sentinel=sentinel, allowed=allowed, tp_aware=tp_aware, num_breaks=num_breaks,
+        alone=alone,
+    )  # fmt: skip
 
 
 def check(run: Capture, *, timeout_s: float = 300.0) -> ReportedVerdict:
@@ -124,7 +128,7 @@ def check(run: Capture, *, timeout_s: float = 300.0) -> ReportedVerdict:
         tp_aware=run.tp_aware,
     )
     run_dir = agreed_run_dir(client, "check")
-    rules = capture_rules(timeout_s=timeout_s, allowed=run.allowed, num_breaks=run.num_breaks)
+    rules = capture_rules(timeout_s=timeout_s, allowed=run.allowed, num_breaks=run.num_breaks, alone=run.alone)
     sentinel = run.sentinel
     side = (
         record_side(record, rules)
@@ -139,8 +143,9 @@ def check(run: Capture, *, timeout_s: float = 300.0) -> ReportedVerdict:
             f"rank {client.rank} got no verdict within {timeout_s:g} s; the judging rank stopped responding"
         )
     evidence = Evidence(
-        record=record, run_dir=run_dir, timeout_s=timeout_s, allowed=run.allowed, num_breaks=run.num_breaks
-    )
+        record=record, run_dir=run_dir, timeout_s=timeout_s, allowed=run.allowed, num_breaks=run.num_breaks,
+        alone=run.alone,
+    )  # fmt: skip
     return ReportedVerdict.of(verdict, evidence)
 
 

@@ -42,6 +42,7 @@ class _Judged(BaseModel):
     timeout_s: float
     allowed: tuple[tuple[Layer, str, str], ...]
     num_breaks: Annotated[int, Field(ge=0)] = 0
+    alone: bool = False
 
 
 def gate_rules(config: JobConfig) -> Rules:
@@ -99,4 +100,6 @@ def _rules_of(run_dir: RunDir) -> Rules:
     judged = validated(_Judged, run_dir.read_run(), run_dir.path / "run.json")
     if kind == SENTINEL:
         return agree_rules(timeout_s=judged.timeout_s, allowed=judged.allowed)
-    return capture_rules(timeout_s=judged.timeout_s, allowed=judged.allowed, num_breaks=judged.num_breaks)
+    return capture_rules(
+        timeout_s=judged.timeout_s, allowed=judged.allowed, num_breaks=judged.num_breaks, alone=judged.alone
+    )

@@ -28,6 +28,7 @@ class Evidence(NamedTuple):
     timeout_s: float
     allowed: Sequence[tuple[str, str, str]]
     num_breaks: int | None = 0
+    alone: bool = False
 
 
 class ReportedVerdict(Verdict):
@@ -84,6 +85,7 @@ class ReportedVerdict(Verdict):
                 "timeout_s": evidence.timeout_s,
                 "allowed": list(evidence.allowed),
                 "num_breaks": evidence.num_breaks,
+                "alone": evidence.alone,
             }
             directory.write_run(facts)
             directory.write_verdict(self)

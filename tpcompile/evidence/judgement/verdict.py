@@ -68,6 +68,8 @@ class Rules:
     """Median ms per call, by mode."""
     is_running: bool = False
     """The program continues after the comparison."""
+    needs_peers: bool = False
+    """A run in which no rank has another one to be compared with is incomplete, not green."""
     revise: Callable[[tuple[Divergence, ...]], tuple[Divergence, ...]] = tuple
     """Correction by the source of the digests, from what the digests do not hold: adds or removes divergences."""
 
@@ -80,11 +82,11 @@ CAPTURED = "captured"
 """`kind` in the `run.json` of a verdict that `tpcompile.check` published."""
 
 
-def capture_rules(*, timeout_s: float, allowed: Allowed = (), num_breaks: int | None = 0) -> Rules:
+def capture_rules(*, timeout_s: float, allowed: Allowed = (), num_breaks: int | None = 0, alone: bool = False) -> Rules:
     """Rules for any program: something was compiled, no other graph breaks than expected, the ranks agree, no
-    undeclared custom op."""
+    undeclared custom op. A job of one rank is incomplete unless it is meant to be `alone`."""
     judge = partial(checks.captured, num_breaks=num_breaks)
-    return Rules(judge, timeout_s, allowed, preset="captured program", taint="list")
+    return Rules(judge, timeout_s, allowed, preset="captured program", taint="list", needs_peers=not alone)
 
 
 def agree_rules(*, timeout_s: float, allowed: Allowed = ()) -> Rules:
@@ -125,13 +127,18 @@ def conclude(
     leading = lead.of_run(found, divergences, causes=checks.CAUSES, recompiles=recompiles)
     exit_code = _exit_code(found, is_red=leading is not None)
     domains = {name: [digest.rank for digest in ranks] for name, ranks in by_domain(digests).items()}
+    is_alone = rules.needs_peers and exit_code == ExitCode.PASS and all(len(ranks) == 1 for ranks in domains.values())
+    status = Status.PASS if exit_code == ExitCode.PASS else Status.FAIL
+    summary = lead.summary(leading) if leading else _passed(rules, digests, found)
+    if is_alone:
+        status, exit_code, summary = Status.SKIPPED, ExitCode.INCOMPLETE, _alone(world_size)
     return Verdict(
-        status=Status.PASS if exit_code == ExitCode.PASS else Status.FAIL,
+        status=status,
         exit_code=exit_code,
         world_size=world_size,
         preset=rules.preset,
         modes=rules.modes,
-        summary=lead.summary(leading) if leading else _passed(rules, digests, found),
+        summary=summary,
         lead=leading,
         checks=tuple(found),
         divergences=divergences,
@@ -199,6 +206,15 @@ def _agreed_follows(cause: Cause, found: set[Cause]) -> bool:
         return not found.isdisjoint(_NEVER_COMPILED)
     is_found_itself = cause in found and Cause.GRAPH_BREAK not in found
     return bool(found) and not is_found_itself
+
+
+def _alone(world_size: int) -> str:
+    """What a run says in which no rank had another one to be compared with."""
+    ranks = "1 rank" if world_size == 1 else f"{world_size} ranks, each alone in its group"
+    return (
+        f"{ranks}: nothing was compared; run the program on 2 ranks or more, e.g. torchrun --nproc-per-node 2 "
+        "train.py, or pass alone=True to capture"
+    )
 
 
 def fetch_from(records: Sequence[RankRecord]) -> Fetch:
