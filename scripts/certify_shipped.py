@@ -2,6 +2,8 @@
 
 python scripts/certify_shipped.py add_rms_norm
 python scripts/certify_shipped.py qkv_pack_rmsnorm_rope --tp 1 --check
+
+Certificates that were made before there was this script say `tpcompile certify NAME`.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@
 `--program dtensor:graphed` becomes `--program FILE:dtensor:graphed`, with the file of this folder that has it; the same
 for `--without`. Every other option is passed on. Without `--program`: all programs of `tpcompile bench`, and all peers
 as they are and as CUDA graphs. With `--baseline` its programs are the default, as they are of `tpcompile bench`.
+
+A command in results/ that begins with `tpcompile bench` and names a peer is one of this script today.
 """
 
 from __future__ import annotations
