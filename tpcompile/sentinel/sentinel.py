@@ -82,7 +82,8 @@ class Sentinel:
     session: records into this session, which it enters and exits, instead of one of its own.
     flow: record the lines of user code that this rank executes, so that a report begins with the branch at which the
     ranks parted. By default where it costs less than 0.5 % of the time, from Python 3.12 on; True also before that,
-    where user code then runs several times slower. follow: installed packages whose lines are recorded as well.
+    where user code then runs several times slower.
+    follow: installed packages whose lines are recorded as well.
     prints: print a red verdict, on the rank that judges; it is written to the run directory in any case.
     hang_after_s: seconds in a collective after which a rank asks the other ranks for their state.
     stopped_s: seconds after which a rank is given up whose process is stopped (SIGSTOP), by a debugger for instance.

@@ -1,0 +1,99 @@
+"""The site: pages made from code and from results/ say what these say."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import tpcompile
+from tests.test_references import commands, options
+from tpcompile.evidence.records.causes import Cause
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = ROOT / "scripts" / "docs"
+
+
+def made_by(script: str) -> str:
+    """What a script prints that runs when the site is built."""
+    command = [sys.executable, str(SCRIPTS / script)]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+
+
+def left_out(page: str) -> list[str]:
+    """Commands and options that are not on the page of the commands."""
+    sections = dict(re.findall(r"^#+ tpcompile ([^\n]*)\n\n```text\n(.*?)^```$", page, re.M | re.S))
+    lacking = []
+    for name, command in commands().items():
+        own = options(command) if not getattr(command, "commands", None) else {"--help"}
+        flags = sorted(one for one in own - {"-h"} if one.startswith("-"))
+        lacking += [f"{name} {one}" for one in flags if one not in sections.get(name, "")]
+    return lacking
+
+
+@pytest.mark.slow
+def test_the_page_of_the_commands_has_every_command_with_every_option_and_is_made_without_torch() -> None:
+    page = made_by("cli_page.py")
+    assert left_out(page) == []
+    assert left_out(page.replace("## tpcompile presets", "").replace("--fault-rank", "")) == [
+        "gate --fault-rank",
+        "presets --help",
+    ]
+    program = "import torch_stand_in as it; it.install(executed=()); import torch, tpcompile.sentinel; print(torch.x)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=SCRIPTS, capture_output=True, text=True, check=True)
+    assert done.stdout == "<class 'torch_stand_in.x'>\n"
+
+
+def test_the_page_of_the_causes_has_each_cause_and_links_the_texts_that_exist(tmp_path: Path) -> None:
+    page = runpy.run_path(str(SCRIPTS / "causes_page.py"))["page"]
+    (tmp_path / "stride.md").touch()
+    rows = page(tmp_path).splitlines()
+    assert [cause for cause in Cause if not any(str(cause) in row for row in rows)] == []
+    assert [row for row in rows if "](" in row] == [row for row in rows if "causes/stride.md" in row] != []
+
+
+def undocumented(page: str) -> list[str]:
+    """Public names that the page of the API has no entry for; a module's entry has all of its names."""
+    entries = re.findall(r"^::: tpcompile\.(\S+)$", page, re.M)
+    return [name for name in tpcompile.__all__ if name not in entries]
+
+
+def test_the_page_of_the_api_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    assert undocumented(page) == []
+    assert undocumented(page.replace("::: tpcompile.check\n", "")) == ["check"]
+
+
+def test_what_explains_arguments_becomes_their_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = SimpleNamespace(Extension=object, Function=object, Class=object, Object=object)
+    monkeypatch.setitem(sys.modules, "griffe", stand_in)
+    with_section: Any = runpy.run_path(str(SCRIPTS / "arguments.py"))["with_section"]
+    text = "Sum.\n\nNote: it waits.\n\na, b: numbers\nof one kind.\nc: a name\nRaises ConfigError.\n\nMore."
+    assert with_section(text, {"a", "b", "c"}) == (
+        "Sum.\n\nNote: it waits.\n\nMore.\n\nRaises ConfigError.\n\nArgs:\n"
+        "    a: numbers\n        of one kind.\n    b: numbers\n        of one kind.\n    c: a name"
+    )
+    assert with_section(text, {"a"}) == text
+
+
+def results_page(results: Path) -> str:
+    made: str = runpy.run_path(str(ROOT / "scripts" / "results_page.py"))["page"](results)
+    return made
+
+
+def test_the_page_of_the_results_is_what_their_files_say(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "results.md").read_text()
+    assert results_page(ROOT / "results") == page, "python scripts/results_page.py > docs/results.md"
+    changed = tmp_path / "results"
+    shutil.copytree(ROOT / "results", changed)
+    report = json.loads((changed / "first_verdict_cpu.json").read_text())
+    (changed / "first_verdict_cpu.json").write_text(json.dumps({**report, "first verdict_s": 1.0}))
+    assert results_page(changed) != page
