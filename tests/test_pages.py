@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import tomllib
@@ -155,16 +156,31 @@ def test_a_block_that_its_parser_does_not_read_is_found(block: str) -> None:
     assert unread(f"```{block}\n```\n")
 
 
+_QUOTED = re.compile(r"([\w/]+\.py):(\d+) in ([\w<>]+)[^\n]*\n(?: {4,}(\S[^\n]*))?")
+"""`file.py:12 in f`, with or without that line below it."""
+
+
 def wrong_quotes(text: str) -> list[str]:
-    """`file.py:12 in f` with a line of code below it in what a block prints, where that file has a different line."""
-    found = []
-    for block in [body for language, body in fenced(text) if not language]:
-        for file, line, code in re.findall(r"([\w/]+\.py):(\d+) in [^\n]*\n {4,}(\S[^\n]*)", block):
-            sources = [path for root in ("examples", "tests", "tpcompile") for path in (ROOT / root).rglob(f"{file}")]
-            lines = [path.read_text().splitlines()[int(line) - 1 : int(line)] for path in sources]
-            if sources and [code] not in [[one.strip() for one in own] for own in lines]:
-                found.append(f"{file}:{line}")
-    return found
+    """Places in what a block prints where that file of ours has a different line, or one of a different function."""
+    printed = "".join(body for language, body in fenced(text) if not language)
+    return [f"{one[1]}:{one[2]}" for one in _QUOTED.finditer(printed) if not is_quoted_rightly(*one.groups())]
+
+
+def is_quoted_rightly(file: str, line: str, function: str, code: str | None) -> bool:
+    """True as well where no file of ours has that name."""
+    sources = [path for root in ("examples", "tests", "tpcompile") for path in (ROOT / root).rglob(Path(file).name)]
+    ours = [path.read_text() for path in sources if str(path).endswith(f"/{file}")]
+    return not ours or any(is_line_of(source, int(line), function, code) for source in ours)
+
+
+def is_line_of(source: str, line: int, function: str, code: str | None) -> bool:
+    around = [
+        node.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    is_there = function == "<module>" or function in around
+    return is_there and (code is None or code == source.splitlines()[line - 1].strip())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -176,6 +192,8 @@ def test_a_quoted_line_that_has_moved_is_found() -> None:
     text = (ROOT / "README.md").read_text()
     assert "overflow.py:33 in" in text
     assert wrong_quotes(text.replace("overflow.py:33 in", "overflow.py:30 in")) == ["overflow.py:30"]
+    assert wrong_quotes("```\nat overflow.py:26 in synchronize, which\n```\n") == []
+    assert wrong_quotes("```\nat overflow.py:26 in overflowed, which\n```\n") == ["overflow.py:26"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
