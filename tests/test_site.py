@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import re
 import runpy
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,6 +85,7 @@ def test_what_explains_arguments_becomes_their_section(monkeypatch: pytest.Monke
         "    a: numbers\n        of one kind.\n    b: numbers\n        of one kind.\n    c: a name"
     )
     assert with_section(text, {"a"}) == text
+    assert with_section('Sum.\n\ndst="I": identity.', {"dst"}) == 'Sum.\n\nArgs:\n    dst: with "I", identity.'
 
 
 def results_page(results: Path) -> str:
@@ -97,3 +101,33 @@ def test_the_page_of_the_results_is_what_their_files_say(tmp_path: Path) -> None
     report = json.loads((changed / "first_verdict_cpu.json").read_text())
     (changed / "first_verdict_cpu.json").write_text(json.dumps({**report, "first verdict_s": 1.0}))
     assert results_page(changed) != page
+
+
+def public() -> Iterator[tuple[str, Any]]:
+    """(name, object) of every function and class on the page of the API."""
+    for name in tpcompile.__all__:
+        found = getattr(tpcompile, name)
+        members = getattr(found, "__all__", None) if isinstance(found, ModuleType) else None
+        pairs = [(name, found)] if members is None else [(f"{name}.{one}", getattr(found, one)) for one in members]
+        yield from ((each, one) for each, one in pairs if inspect.isfunction(one) or inspect.isclass(one))
+
+
+def unexplained(found: Any) -> list[str]:
+    """Parameters that the docstring does not name, unless it says where they are explained; fields have their own."""
+    text = inspect.getdoc(found) or ""
+    is_elsewhere = re.search(r"arguments\s+(are\s+those\s+of|as\s+for) `\w+`", text, re.IGNORECASE)
+    if is_elsewhere or dataclasses.is_dataclass(found) or hasattr(found, "model_fields"):
+        return []
+    return [name for name in inspect.signature(found).parameters if not re.search(rf"\b{name}\b", text)]
+
+
+@pytest.mark.slow
+def test_every_argument_of_a_public_name_is_explained() -> None:
+    assert {name: unexplained(found) for name, found in public() if unexplained(found)} == {}
+
+
+def test_an_argument_that_is_not_explained_is_found() -> None:
+    def doubled(x: int, times: int) -> None:
+        """Double `x`."""
+
+    assert unexplained(doubled) == ["times"]

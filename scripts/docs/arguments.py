@@ -9,11 +9,13 @@ from typing import Any
 import griffe
 
 _ENTRY = re.compile(r"^(\w+(?:, \w+)*): ")
+_VALUE = re.compile(r"^(\w+)=(\S+): ", re.MULTILINE)
+"""`dst="I": text` explains one value of an argument."""
 
 
 def with_section(text: str, parameters: Set[str]) -> str:
     """The docstring, with what explains parameters under the heading that mkdocstrings looks for, at its end."""
-    paragraphs = text.split("\n\n")
+    paragraphs = _VALUE.sub(r"\1: with \2, ", text).split("\n\n")
     explaining = [paragraph for paragraph in paragraphs if _explains(paragraph, parameters)]
     if not explaining:
         return text

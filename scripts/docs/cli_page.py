@@ -50,7 +50,8 @@ def _table(commands: dict[str, Any]) -> str:
 
 
 def _sentence(command: Any) -> str:
-    return " ".join(inspect.cleandoc(command.help or "").partition("\n\n")[0].split())
+    sentence = " ".join(inspect.cleandoc(command.help or "").partition("\n\n")[0].split())
+    return sentence.replace("; `--help` says how", "")
 
 
 def _with_options(name: str, command: Any) -> Any:
