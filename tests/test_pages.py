@@ -127,8 +127,11 @@ def is_read(language: str, body: str) -> bool:
             tomllib.loads(body)
     except (yaml.YAMLError, tomllib.TOMLDecodeError):
         return False
-    is_diagram = bool(re.match(r"(flowchart (LR|TB)|sequenceDiagram)\n", body)) and body.count("subgraph") == len(
-        re.findall(r"^\s*end$", body, re.M)
+    ids = re.sub(r'"[^"]*"|\|[^|]*\|', "", body).split()
+    is_diagram = (
+        "graph" not in ids
+        and bool(re.match(r"(flowchart (LR|TB)|sequenceDiagram)\n", body))
+        and body.count("subgraph") == len(re.findall(r"^\s*end$", body, re.M))
     )
     return is_diagram if language == "mermaid" else language in {"", "bash", "diff", "python", "text", "toml", "yaml"}
 
@@ -150,7 +153,14 @@ def test_every_block_of_a_page_is_what_its_language_says(page: Path) -> None:
 
 @pytest.mark.parametrize(
     "block",
-    ["yaml\na: [1", "toml\na = ", "mermaid\nflowchart UP\n  a", "mermaid\nflowchart LR\nsubgraph a", "jsonn\n{}"],
+    [
+        "yaml\na: [1",
+        "toml\na = ",
+        "mermaid\nflowchart UP\n  a",
+        "mermaid\nflowchart LR\nsubgraph a",
+        "mermaid\nflowchart LR\na --> graph",
+        "jsonn\n{}",
+    ],
 )
 def test_a_block_that_its_parser_does_not_read_is_found(block: str) -> None:
     assert unread(f"```{block}\n```\n")
