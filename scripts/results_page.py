@@ -284,10 +284,11 @@ def _single(read: Mapping[str, Any]) -> Iterator[str]:
         "From the end of `pip install` to the first verdict on a small Llama of transformers: "
         f"{first['first verdict_s']:.0f} s (`results/first_verdict_cpu.json`).\n"
     )
-    yield "Single figures, `results/single_figures.json`:\n"
     keys = ("what", "value", "command", "machine", "torch", "python", "commit")
-    rows = ([one.get(key) for key in keys] for one in read["single_figures.json"]["figures"])
-    yield _table(keys, rows)
+    for name, report in read.items():
+        if isinstance(report, dict) and "figures" in report:
+            yield f"`results/{name}`, {report['about']['what']}:\n"
+            yield _table(keys, ([one.get(key) for key in keys] for one in report["figures"]))
 
 
 def _origin(name: str, report: Any) -> Row:
