@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import json
@@ -131,3 +132,43 @@ def test_an_argument_that_is_not_explained_is_found() -> None:
         """Double `x`."""
 
     assert unexplained(doubled) == ["times"]
+
+
+def unknown_keywords(text: str) -> list[str]:
+    """`f(..., keyword=value)` in code spans of a page, where `f` is public and has no such keyword."""
+    known = {name.rpartition(".")[2]: one for name, one in public()} | {"watch": tpcompile.Sentinel.watch}
+    found = []
+    for span in re.findall(r"`([\w.]+\([^`]*\))`", text):
+        try:
+            call = ast.parse(span, mode="eval").body
+        except SyntaxError:
+            continue
+        called = known.get(span.partition("(")[0].rpartition(".")[2])
+        if called is not None and isinstance(call, ast.Call):
+            parameters = inspect.signature(called).parameters
+            takes_any = any(one.kind == one.VAR_KEYWORD for one in parameters.values())
+            unknown = [one.arg for one in call.keywords if one.arg not in parameters]
+            found += [] if takes_any else [f"{span}: {name}" for name in unknown]
+    return found
+
+
+@pytest.mark.slow
+def test_calls_in_the_pages_have_keywords_that_exist() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    assert [one for page in pages for one in unknown_keywords(page.read_text())] == []
+    text = "`capture(mesh, num_break=1)`, `sentinel.watch(x, uneven='')`, `Handshake(..., frozen=True)`"
+    assert unknown_keywords(text) == ["capture(mesh, num_break=1): num_break"]
+
+
+def limits(page: str) -> dict[str, float]:
+    """Name -> seconds of each row of the table of limits."""
+    return {name: float(seconds) for name, seconds in re.findall(r"^\| `(\w+_s)` \| (\d+) s \|", page, re.M)}
+
+
+@pytest.mark.slow
+def test_the_limits_on_the_page_of_the_sentinel_are_its_defaults() -> None:
+    page = (ROOT / "docs" / "sentinel.md").read_text()
+    parameters = inspect.signature(tpcompile.Sentinel).parameters
+    expected = {name: one.default for name, one in parameters.items() if name.endswith("_s")}
+    assert limits(page) == expected
+    assert limits(page.replace("| 60 s |", "| 6 s |")) != expected
