@@ -56,7 +56,7 @@ def test_the_ordinary_suite_leaves_them_out_and_the_script_does_not() -> None:
 def test_the_page_shows_what_was_measured() -> None:
     rows = read(ROOT / "results" / "clients_cpu.json")
     assert {(row.client, row.fault) for row in rows if row.fault} == {(client.name, f.name) for client, f in FAULTS}
-    assert as_page(rows) in (ROOT / "docs" / "adapters.md").read_text()
+    assert as_page(rows) in (ROOT / "docs" / "results.md").read_text()
 
 
 def outcome(exit_code: int = 1, *, timed_out: bool = False, **lead: object) -> Outcome:

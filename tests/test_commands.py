@@ -18,7 +18,7 @@ import pytest
 from tests.forked import PYTHONPATH, ROOT, TORCHRUN, Ended, run_python
 from tpcompile.evidence.records import Verdict
 
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 PROGRAMS = re.compile(
     r"^(\$ )?(\w+=\S+ )?(tpcompile|torchrun|srun|python3?|pip|pytest|git|scripts/\S+) (?!\w+:)[\w./-]"
 )
@@ -41,6 +41,9 @@ ELSEWHERE = {
     "torchrun --standalone --nproc-per-node 8 repro/tp_compile_repro.py --mode C": "8 ranks; tests/gate run it on 2",
     "torchrun --standalone --nproc-per-node 2 -m examples.adapters.transformers_plan Qwen3": "tests/adapters runs it",
     "srun --ntasks 2 --kill-on-bad-exit tpcompile gate --target my_model:build": "Slurm; tests/gate/test_srun.py",
+    "srun --ntasks 8 --kill-on-bad-exit tpcompile gate --target my_model:build --run-dir /shared/gate": "Slurm",
+    "tpcompile run --run-dir /shared/run -- srun --ntasks 8 --kill-on-bad-exit python train.py": "Slurm",
+    "tpcompile run --run-dir /shared/run -- torchrun --nproc-per-node 8 train.py": "8 ranks; tests/test_watched.py",
     "TORCH_TRACE=/shared/trace torchrun ... train.py": "any job of a user's; tests/evidence/logs has such traces",
     "tpcompile fusion record my_model:build --nproc 8 --arch sm_90 -o manifest.json": "tests/fusion/test_no_gpu.py",
     "scripts/clients.sh": "makes an environment of 5 GB; tests/test_clients.py has what needs none",
@@ -68,6 +71,7 @@ INDUCTOR = ("my_model:build", "my_model:build --set compile.backend=inductor")
 
 RUN = {
     "tpcompile gate --json > verdict.json": Run("", smaller=("--json", "--nproc 1 --json")),
+    "tpcompile gate --fault get_rank_constant": Run("mul(%0, 1) / mul(%0, 2)", code=1, is_forked=True),
     "tpcompile gate -q": Run("PASS (exit 0): 2 ranks agree", is_forked=True),
     "tpcompile compare runs/pass --json": Run('"exit_code": 0'),
     "tpcompile gate --fault list | grep rank_constant": Run("rank_constant\tThe rank baked in"),
@@ -76,6 +80,7 @@ RUN = {
     "tpcompile --install-completion": Run("completion installed", smaller=("completion", "completion && true")),
     "python -m tpcompile gate -h": Run("--fault-rank"),
     "tpcompile diagnose /shared/trace": Run("PASS (exit 0)", smaller=("/shared/trace", str(TRACES))),
+    "tpcompile diagnose /shared/trace --ended-badly": Run("exit 6", code=6, smaller=("/shared/trace", str(TRACES))),
     "tpcompile gate --target my_model:build --nproc 2 --set width=128": Run(
         "PASS (exit 0): 2 ranks agree", is_forked=True
     ),

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from tpcompile.preflight import Handshake, InputCheck
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 ELSEWHERE = ("check_numerics", "check_types", "head_norm", "Exchange.of_group", "model.next_tokens")
 """Blocks that tests/numerics/test_documented.py and tests/fastpath/test_documented.py run; the last two need
 GPUs."""

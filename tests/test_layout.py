@@ -49,7 +49,7 @@ def test_a_package_that_lists_its_modules_lists_all_of_them(package: Path) -> No
 
 def test_the_page_lists_all_packages() -> None:
     text = (ROOT / "docs" / "development.md").read_text()
-    rows = re.findall(r"^\| (`[^|]*`) \|", text, re.M)
+    rows = re.findall(r"^- (`[^:]*`): ", text, re.M)
     assert problems({name for row in rows for name in re.findall(r"`(\w+)`", row)}, PACKAGE) == []
 
 

@@ -13,9 +13,9 @@ import pytest
 import typer
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z](?![a-z{-])")
-PAGE = re.compile(r"\bdocs/[\w-]+\.md")
+PAGE = re.compile(r"\bdocs/(?:[\w-]+/)*[\w-]+\.md")
 NAME = re.compile(r"\btpcompile(?:\.[A-Za-z_]\w*)+")
 PASSED_ON = {
     "fusion": "tpcompile.fusion.__main__", "verify-win": "tpcompile.fusion.win.__main__",
@@ -25,7 +25,7 @@ PASSED_ON = {
 """Commands whose arguments go to a module of their own."""
 OF_OTHERS = {
     "--standalone", "--nproc-per-node", "--no-python", "--nnodes", "--max-restarts", "--ntasks", "--kill-on-bad-exit",
-    "--pty", "--pid", "--pdb", "--trace", "--timeout", "--durations", "--fast",
+    "--pty", "--pid", "--pdb", "--trace", "--timeout", "--durations", "--fast", "--gpus-per-task",
 }  # fmt: skip
 """Flags of torchrun, srun, py-spy, pytest and scripts/test.sh."""
 
@@ -78,6 +78,8 @@ def messages(root: Path = ROOT / "tpcompile") -> Iterator[tuple[str, str]]:
 
 def pages() -> Iterator[tuple[str, str]]:
     for page in PAGES:
+        if page.name == "results.md":  # it has commands of earlier commits
+            continue
         for line in page.read_text().splitlines():
             yield page.name, line
 

@@ -79,12 +79,16 @@ def capture(
             train_step(batch)
         verdict = tpcompile.check(run)
 
-    Ranks of one group of `axis` must compile the same; without a mesh, all ranks. A program without a process group
-    is recorded as a job of one rank, in which nothing is compared: its verdict is incomplete (exit code 6).
+    A program without a process group is recorded as a job of one rank, in which nothing is compared: its verdict is
+    incomplete (exit code 6).
 
+    mesh: the mesh of the job; without one, all ranks must compile the same.
+    axis: the axis of the mesh whose ranks must compile the same, group by group.
     watch: compare the ranks while they run, too (`tpcompile.Sentinel`). A collective that a rank leaves out or adds
-        would otherwise hang the job before `check` is reached. With `policy="stop"` such a job ends within seconds:
-        the verdict is printed and written to `run_dir`, and the ranks end with exit code 1.
+        would otherwise hang the job before `check` is reached.
+    policy: what `watch` does with a divergence. "stop": the job ends within seconds, with a printed verdict and exit
+        code 1; "warn": it is logged; or a function that gets the Verdict on every rank.
+    run_dir: where a verdict of `watch` is written, by default runs/<time>-sentinel-<id>.
     allowed: intended differences, (layer, text, reason).
     tp_aware: custom ops, kernels, passes and backends that are right on a shard.
     num_breaks: places (line and reason) at which the graphs break on each rank by intent, 0 by default; None for any
@@ -113,9 +117,12 @@ def check(run: Capture, *, timeout_s: float = 300.0) -> ReportedVerdict:
     """Compare what all ranks captured; every rank calls it, every rank gets the verdict.
 
     Something was compiled, without graph breaks other than those expected, and the ranks of a group agree, layer by
-    layer. Groups are compared apart. Talks through the store of the job; no collective. A rank that does not call
-    within `timeout_s` seconds is a failed check with its number. Raises DivergenceError when the judging rank stops
-    responding.
+    layer. Groups are compared apart. Talks through the store of the job; no collective.
+
+    run: what `capture` returned, after its block.
+    timeout_s: seconds after which a rank that does not call is a failed check with its number.
+
+    Raises DivergenceError when the judging rank stops responding.
     """
     client = _client(f"tpcompile/check/{next(_NUMBERS)}")
     domain = run.domain

@@ -1,6 +1,6 @@
 """Rows of all runs -> a table for the terminal, and JSON for a file.
 
-`python -m tests.clients.table FILE` prints that part of docs/adapters.md from such a file.
+`python -m tests.clients.table FILE` prints that part of docs/results.md from such a file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def as_text(rows: Sequence[Row]) -> str:
 
 
 def as_page(rows: Sequence[Row]) -> str:
-    """What docs/adapters.md shows: the counts, and for each fault what goes wrong and what of the verdict is right."""
+    """What docs/results.md shows: the counts, and for each fault what goes wrong and what of the verdict is right."""
     counts = summary(rows)
     rights = ", ".join(f"{name} {counts[name]}" for name in ("rank right", "cause right", "line right", "all right"))
     says = f"Healthy runs: {counts['healthy']}, stopped {counts['alarms']}. Faults: {counts['faults']}, found "

@@ -84,7 +84,7 @@ def all_reduce(x: Tensor, *, group: GroupLike, dst: Dst = "I", op: str = "sum") 
 
 
 def copy_to_tp(x: Tensor, *, group: GroupLike) -> Tensor:
-    """Enter a tensor-parallel region: identity forward, all-reduce (sum) of the gradient backward.
+    """Enter a tensor-parallel region: identity forward, all-reduce (sum) of the gradient over `group` backward.
 
     Use it once per replicated tensor that sharded work reads: the input of a column-parallel linear, or a replicated
     parameter applied to sharded activations. Returns `x` itself when no gradient is needed.
@@ -176,7 +176,7 @@ def all_to_all_single(
     input_splits: Sequence[int] | None = None,
     output_splits: Sequence[int] | None = None,
 ) -> Tensor:
-    """Send part r of `dim` to rank r of the group and concatenate the received parts along `dim`.
+    """Send part r of `dim` of `x` to rank r of the group and concatenate the received parts along `dim`.
 
     Without splits all parts are equal and the shape is kept. Uneven: `input_splits[r]` of `dim` go to rank r,
     `output_splits[r]` come from it; rank a's output_splits[b] must equal rank b's input_splits[a]. Shapes, and
@@ -226,7 +226,7 @@ def broadcast(x: Tensor, *, src: int, group: GroupLike, dst: Dst = "I") -> Tenso
 
 
 def scatter_single(x: Tensor, *, dim: int, group: GroupLike, src: Dst = "I") -> Tensor:
-    """Copy this rank's part of a replicated `x` along `dim`, without communication.
+    """Copy the part of this rank of `group` of a replicated `x` along `dim`, without communication.
 
     src="I" (replicated gradient): all-gather backward. src="R" (partial gradient): backward puts zeros around this
     rank's part, so that the sum over ranks is the gradient. Raises ConfigError as reduce_scatter_single does.

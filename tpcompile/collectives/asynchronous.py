@@ -66,7 +66,7 @@ class _InFlight(Pending):
 
 
 def all_reduce_start(x: Tensor, *, group: GroupLike, dst: collectives.Dst = "I", op: str = "sum") -> Pending:
-    """Start `all_reduce`. Gradients for sum and avg only."""
+    """Start `all_reduce`; arguments as for `all_reduce`. Gradients for sum and avg only."""
     if not c10d.is_compiling():
         options = plan_of(x, group, "all_reduce_start", dst, op)
         if options is not None and not collectives._needs_grad(x):
@@ -88,7 +88,7 @@ def all_reduce_start(x: Tensor, *, group: GroupLike, dst: collectives.Dst = "I",
 
 
 def all_gather_start(x: Tensor, *, dim: int, group: GroupLike, dst: collectives.Dst = "R") -> Pending:
-    """Start `all_gather_single` of equal shards."""
+    """Start `all_gather_single` of equal shards; arguments as for `all_gather_single`."""
     is_plannable = dim == 0 and not c10d.is_compiling()
     if is_plannable:
         shape = plan_of_shape(x, group, "all_gather_start", dst)
@@ -108,7 +108,7 @@ def all_gather_start(x: Tensor, *, dim: int, group: GroupLike, dst: collectives.
 
 
 def reduce_scatter_start(x: Tensor, *, dim: int, group: GroupLike) -> Pending:
-    """Start `reduce_scatter_single` into equal parts."""
+    """Start `reduce_scatter_single` into equal parts; arguments as for `reduce_scatter_single`."""
     is_plannable = dim == 0 and not c10d.is_compiling()
     if is_plannable:
         shape = plan_of_shape(x, group, "reduce_scatter_start")
@@ -134,7 +134,7 @@ def all_to_all_start(
     input_splits: Sequence[int] | None = None,
     output_splits: Sequence[int] | None = None,
 ) -> Pending:
-    """Start `all_to_all_single`."""
+    """Start `all_to_all_single`; arguments as for `all_to_all_single`."""
     is_equal = input_splits is None and output_splits is None
     is_plannable = dim == 0 and is_equal and not c10d.is_compiling()
     if is_plannable and plan_of_shape(x, group, "all_to_all_start") and not collectives._needs_grad(x):

@@ -80,13 +80,30 @@ def check_numerics(
 ) -> NumericsReport:
     """Compare a tensor-parallel module with itself on one device, in float64; all ranks of the group call it alike.
 
-    `build`, `inputs`, `weights`, `differentiate`, `sharded`, `layouts` as in `Reference`. `programs` are `eager` and
-    backends of torch.compile; each compile begins with torch.compiler.reset(). `strategies` are the ways to issue
-    collectives: mode C, and the modes A and B of `tpcompile.collectives.strategies`, which state no gradient and
-    declare no collectives, so that `backward=None` compares their forward only. `exact` holds names or patterns of
-    tensors that must equal the single-device ones bit for bit: those no cross-rank sum makes, or all (`*`) with
-    values="integers". `declared` is a `Declared`, the collectives themselves, or a function of the module and the dtype
-    that returns either; what eager code sends and what the compiled graphs hold must equal it, in order.
+    build: gets the collectives of the rank and returns the module, its parameters declared by `shard_specs()`.
+    inputs: gets the dtype and returns the positional arguments as a tuple or NamedTuple, equal on all ranks. They are
+        named `input`, then `input.FIELD` or `input.INDEX`; outputs `forward`, then likewise.
+    group: whose ranks hold the shards.
+    dtypes: names of the dtypes in which the module is compared.
+    programs: `eager` and backends of torch.compile; each compile begins with torch.compiler.reset().
+    strategies: ways to issue collectives: mode C, and the modes A and B of `tpcompile.collectives.strategies`, which
+        state no gradient and declare no collectives, so that `backward=None` compares their forward only.
+    backward: compare gradients too; None does where the strategy states them.
+    exact: names or patterns of tensors that must equal the single-device ones bit for bit: those no cross-rank sum
+        makes, or all (`*`) with values="integers".
+    declared: a `Declared`, the collectives themselves, or a function of the module and the dtype that returns either;
+        what eager code sends and what the compiled graphs hold must equal it, in order.
+    limit: largest error, as a multiple of the single-device error in the same dtype.
+    values: of the weights that are drawn: "skewed" by head, "iid", or "integers", whose sums are exact.
+    seed: of torch's generators while inputs and weights are drawn.
+    weights: full tensors to load instead of drawing them.
+    differentiate: names of the inputs that get a gradient, by default all floating ones.
+    sharded: inputs and outputs of which a rank holds a part, by name: a dim for equal parts, or a ShardSpec.
+    layouts: layouts of a module without `shard_specs()`, by pattern: `{"*.up.weight": 0}`, a dim or a ShardSpec; what
+        no pattern fits is replicated.
+    device: where the module runs.
+    dynamic: of torch.compile.
+    name: what the report calls the module.
 
     The report is the same on all ranks and holds all of them. Raises ConfigError for an unknown dtype or name, a shape
     the reference does not have, and inputs or weights that differ between ranks.

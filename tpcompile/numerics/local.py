@@ -44,7 +44,7 @@ def check_numerics_local(
     device: torch.device | str = "cpu",
     name: str = "",
 ) -> NumericsReport:
-    """`check_numerics` of eager code on `tp` ranks that all live in this process; arguments as there.
+    """`check_numerics` of eager code on `tp` ranks that all live in this process; arguments as for `check_numerics`.
 
     The module's `forward` runs once, each op of it once per rank. It must read the rank from `comm.rank_index(device)`
     only: as a Python number the rank is 0 here, and a buffer holds rank 0's values. Raises ConfigError when the process

@@ -21,9 +21,10 @@ _HEADS, _TOKENS = 8, 128
 
 
 def sdpa_backend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> str:
-    """Backend that `scaled_dot_product_attention` selects for [B, H, S, D], e.g. `FLASH_ATTENTION`; computes nothing.
+    """Backend that `scaled_dot_product_attention` selects for `q`, `k`, `v` [B, H, S, D], such as `FLASH_ATTENTION`.
 
     `options` are those of `scaled_dot_product_attention`: attn_mask, dropout_p, is_causal, scale, enable_gqa.
+    Nothing is computed.
     """
     return compat.sdpa_choice(q, k, v, **options)
 

@@ -46,14 +46,19 @@ def check_setup(
 ) -> Verdict:
     """Compare how all ranks are set up; every rank calls it before the first compile, every rank gets the verdict.
 
-    Ranks of one group of `axis` must agree in versions, variables, settings, resolved backends, device, dtypes and
-    replicated weights, and their shards must fit together; the topology must agree on all ranks of the mesh (without
-    one: the world). `resolved` names backends of your own (name -> callable or text), `sharded` says which plain
-    tensors of `module` are shards, `allowed` lists intended differences as (layer, text, reason). Talks through
-    `store`, by default a client of its own at MASTER_ADDR:MASTER_PORT; no collective.
+    Ranks of one group must agree in versions, variables, settings, resolved backends, device, dtypes and replicated
+    weights, and their shards must fit together; the topology must agree on all ranks of the mesh. No collective.
 
-    Raises ConfigError for invalid arguments, DivergenceError when the judging rank stops responding; a rank
-    that does not call within `timeout_s` is a failed check with its number.
+    module: whose weights are compared; None compares none.
+    mesh: the mesh of the job; without one, all ranks are one group.
+    axis: the axis of the mesh whose ranks must agree.
+    store: by default a client of its own at MASTER_ADDR:MASTER_PORT.
+    timeout_s: seconds after which a rank that does not call is a failed check with its number.
+    resolved: backends of your own, name -> callable or text.
+    sharded: which plain tensors of `module` are shards: patterns, a function, or pattern -> full shape.
+    allowed: intended differences, (layer, text, reason).
+
+    Raises ConfigError for invalid arguments, DivergenceError when the judging rank stops responding.
     """
     handshake = Handshake(
         module,
@@ -71,7 +76,9 @@ def check_setup(
 class Handshake:
     """`check_setup` that remembers the weights: `recheck` names those that changed on some of the ranks since.
 
-    `frozen` declares that nothing may write to the weights after `check`, as in inference; all weights are then hashed.
+    Arguments are those of `check_setup`.
+
+    frozen: nothing may write to the weights after `check`, as in inference; all weights are then hashed.
     """
 
     def __init__(

@@ -56,6 +56,7 @@ class InputCheck:
     All arguments must be bit-equal, except sharded DTensors and those whose name matches a pattern of `sharded`: of
     these only class, dtype, number of dims and requires_grad are compared. Names are `args[0]` or the keyword, inside
     containers `batch['tokens']`. Costs a hash of every tensor and a few store operations a call; no collective.
+    `mesh`, `axis`, `store` and `timeout_s` as in `check_setup`.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ def check_device(name: str, x: Tensor, group: dist.ProcessGroup) -> None:
 
 
 def rank_index(group: GroupLike, device: torch.device) -> Tensor:
-    """This rank's index in the group as a tensor [1] int64: data in compiled code, not a Python constant."""
+    """This rank's index in the group as a tensor [1] int64 on `device`: data in compiled code, no Python constant."""
     found = resolve_group(group)
     return rank_index_of("" if found is None else found.group_name, device)
 

@@ -84,9 +84,15 @@ def run_on_ranks(
 ) -> list[Any]:
     """Run `fn(*args)` on `world_size` gloo ranks on this machine and return the results in rank order.
 
-    `fn` must be importable from a different process (top level of a module); results must pickle. The default group
-    exists while it runs; a collective gives up after `collective_timeout_s`, None waits as long as the job. Each rank
-    has one CPU thread, torchrun's variables, and a store at MASTER_ADDR and MASTER_PORT that outlives it.
+    The default group exists while it runs. Each rank has one CPU thread, torchrun's variables, and a store at
+    MASTER_ADDR and MASTER_PORT that outlives it.
+
+    fn: importable from a different process (top level of a module); its results must pickle.
+    args: its positional arguments, equal on all ranks.
+    world_size: number of ranks.
+    timeout_s: seconds after which ranks that still run are killed and named.
+    collective_timeout_s: seconds after which a collective gives up; None waits as long as the job.
+    start_method: "spawn", "forkserver", or None for the best that works here.
 
     In a pytest session with the plugin of this package, ranks are forked from the session's server, which has imported
     torch. Elsewhere, or with `start_method="spawn"`, each rank imports torch itself, which takes about ten seconds: do

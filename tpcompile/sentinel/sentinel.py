@@ -70,9 +70,10 @@ class Sentinel:
             for batch in batches:
                 step(batch)  # compiled, or with compiled parts
 
-    Ranks of one group of `axis` must compile the same; without a mesh, all ranks. Nothing is sent while nothing
-    compiles; new code with collectives runs once all ranks have compiled the same.
+    Nothing is sent while nothing compiles; new code with collectives runs once all ranks have compiled the same.
 
+    mesh: the mesh of the job; without one, all ranks must compile the same.
+    axis: the axis of the mesh whose ranks must compile the same, group by group.
     policy: "stop" (write the report, end the process with exit code 1), "warn" (log it, continue, do not compare that
     region again), or a function that is called with the Verdict on every rank.
     allow: intended differences, (layer, text, reason). `watch(..., uneven=reason)` for a whole region.
@@ -84,12 +85,14 @@ class Sentinel:
     session: records into this session, which it enters and exits, instead of one of its own.
     flow: record the lines of user code that this rank executes, so that a report begins with the branch at which the
     ranks parted. By default where it costs less than 0.5 % of the time, from Python 3.12 on; True also before that,
-    where user code then runs several times slower. follow: installed packages whose lines are recorded as well.
+    where user code then runs several times slower.
+    follow: installed packages whose lines are recorded as well.
     prints: print a red verdict, on the rank that judges; it is written to the run directory in any case.
     hang_after_s: seconds in a collective after which a rank asks the other ranks for their state.
     stopped_s: seconds after which a rank is given up whose process is stopped (SIGSTOP), by a debugger for instance.
     unresponsive_s: seconds without an answer after which any other rank is given up, e.g. in a paused container.
     skew_limit_s: the longest wait for a rank that compiles or runs other code.
+    connect: makes the client of the job's store, for tests.
 
     Raises ConfigError without a process group, for an axis the mesh does not have, and at a second block. The end of
     the block raises FastPathError where a fast path waited in vain for a rank.

@@ -53,10 +53,11 @@ class _Communicated:
 class SpmdTypeMode(TorchDispatchMode):
     """Follows the types of tensors while it is active; after it has ended, `violations` are in program order.
 
-    `module` gives names for the report and the types of parameters: from the `shard_specs()` of its children, or for
-    modules that have none from `parameter_types`, type by name pattern such as `{"*.wo.weight": "V(1)"}`; all other
-    parameters are replicated, all other tensors constants unless `declare`d. Raises ConfigError for a pattern that
-    matches no parameter and for a type that does not fit its parameter. With `train=False` gradients are not followed.
+    `group` is the one whose collectives it follows. `module` gives names for the report and the types of parameters:
+    from the `shard_specs()` of its children, or for modules that have none from `parameter_types`, type by name
+    pattern such as `{"*.wo.weight": "V(1)"}`; all other parameters are replicated, all other tensors constants unless
+    `declare`d. Raises ConfigError for a pattern that matches no parameter and for a type that does not fit its
+    parameter. With `train=False` gradients are not followed.
     """
 
     def __init__(

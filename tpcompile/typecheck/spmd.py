@@ -216,7 +216,10 @@ def varying(dim: int | None = None, *, grad: bool = False) -> SpmdType:
 
 
 def parse_type(text: str, *, ndim: int, grad: bool) -> SpmdType:
-    """`I`, `R`, `V`, `V(-1)`, `P`, `P(max)`, `C` or `U` -> a type; raises ConfigError for any other text."""
+    """`I`, `R`, `V`, `V(-1)`, `P`, `P(max)`, `C` or `U` -> a type of a tensor with `ndim` dims.
+
+    `grad` says whether it requires a gradient. Raises ConfigError for any other text.
+    """
     match = _WRITTEN.match(text)
     if match is None:
         raise ConfigError(f"SPMD type {text!r} is unknown; write one of {', '.join(get_args(Kind))}, V(dim), P(op)")
