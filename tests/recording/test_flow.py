@@ -100,8 +100,33 @@ def test_what_is_executed_on_the_way_out_of_an_exception_is_left_out(name: str) 
     assert until(flow, [("/elsewhere.py", 3)]) == flow
 
 
+def with_callbacks() -> None:
+    """A library calls functions of the program, and then raises: the line of the program is the last of its own."""
+    try:
+        sorted([1, 2, "x"], key=noticed)
+    finally:
+        chosen(True)
+
+
+def noticed(value: object) -> object:
+    if value == "x":
+        return value
+    return 0
+
+
+def test_callbacks_of_the_line_that_raised_are_kept(name: str) -> None:
+    """What decided the fate of a training loop is inside of the one line that runs it."""
+    flow = recorded(lambda _: suppressed(with_callbacks), name)
+    with pytest.raises(TypeError) as error:
+        with_callbacks()
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.value.__traceback__)][::-1]
+    kept = until(flow, places)
+    assert lines(kept, "noticed") == lines(flow, "noticed") != []
+    assert lines(flow, "chosen") and not lines(kept, "chosen")
+
+
 def suppressed(program: Callable[[], None]) -> None:
-    with suppress(ValueError):
+    with suppress(ValueError, TypeError):
         program()
 
 

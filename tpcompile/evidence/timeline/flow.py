@@ -133,12 +133,32 @@ def until(flow: Flow, raised_at: Sequence[tuple[str, int]]) -> Flow:
     """The steps before an exception: what a rank executes on its way out, it does because it waits no longer.
 
     `raised_at` are (file, line) of the traceback; the one that was executed last counts: the innermost, unless it ran
-    so often that it was left out.
+    so often that it was left out. What it called and what returned belongs to it: callbacks that a library calls.
     """
     steps = flow.steps()
     lines = {(number, line) for number, code in enumerate(flow.codes) for file, line in raised_at if code.file == file}
     last = max((index for index, step in enumerate(steps) if step in lines), default=None)  # the kind LINE is 0
-    return flow if last is None else flow.model_copy(update={"packed": _packed(steps[: last + 1])})
+    return flow if last is None else flow.model_copy(update={"packed": _packed(steps[: _end_of(steps, last)])})
+
+
+def _end_of(steps: Sequence[tuple[int, int]], last: int) -> int:
+    """Index of the first step after a line that is not inside of what this line called: its frame is being left."""
+    inside: list[int] = []
+    for index in range(last + 1, len(steps)):
+        number, packed = steps[index]
+        kind = packed >> LINE_BITS
+        if kind in (Kind.MARK, Kind.VALUE):
+            continue
+        if kind == Kind.START:
+            inside.append(number)
+        elif number not in inside:
+            return index
+        else:
+            while inside[-1] != number:  # an exception that was caught further out left these
+                inside.pop()
+            if kind == Kind.RETURN:
+                inside.pop()
+    return len(steps)
 
 
 def _packed(steps: Sequence[tuple[int, int]]) -> str:
