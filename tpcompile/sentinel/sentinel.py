@@ -135,6 +135,7 @@ class Sentinel:
         self._settlement = Settlement(
             self.log, session=self.session, progress=self._progress, shutdown=self.shutdown, timeline=self._timeline,
             policy=policy, allow=allow, kernels=kernels, run_dir=run_dir, executed=self.executed, prints=prints,
+            command="sentinel" if session is None else "check",  # a session is that of `tpcompile.capture`
             place=(self.world_size, self.domain, domain.coordinate),
         )  # fmt: skip
         refused = RefusedKernels(
