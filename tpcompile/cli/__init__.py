@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from tpcompile.cli import bench, compare, diagnose, ending, gate, passed_on, presets, run, version
+from tpcompile.cli import bench, compare, diagnose, docs, ending, gate, passed_on, presets, run, version
 
 app = typer.Typer(
     name="tpcompile",
@@ -29,6 +29,7 @@ app.command("diagnose")(diagnose.diagnose)
 app.command("fusion", add_help_option=False, context_settings=_PASSED_ON)(passed_on.fusion)
 app.command("typecheck", add_help_option=False, context_settings=_PASSED_ON)(passed_on.typecheck)
 app.command("verify-win", add_help_option=False, context_settings=_PASSED_ON)(passed_on.verify_win)
+app.command("docs")(docs.docs)
 app.command("presets")(presets.presets)
 app.command("version")(version.version)
 

@@ -11,12 +11,15 @@ from typing import TextIO
 
 import typer
 
+from tpcompile.cli.passed_on import require_torch
+
 _MOST_S = 6 * 3600.0
 """Each answer of a rank has a limit of its own, `--timeout-s`; this one is for all of them."""
 
 
 def bench(context: typer.Context) -> None:
     """Time compiled tensor-parallel programs, ours and others', side by side; `--help` says how."""
+    require_torch()
     raise typer.Exit(run_bench(context.args))
 
 

@@ -34,6 +34,7 @@ def gate(*, context: typer.Context, quiet: bool, json: bool, config_file: Path |
     request = GateRequest(**options).without_defaults_of_block(from_file)
     if request.fault == "list":
         passed_on.become("tpcompile.gate.faults", ["list"])
+    passed_on.require_torch()
     is_launcher = request.nproc is not None or not launch.is_rank(os.environ)
     _check_performance(request, is_launcher=is_launcher)
     if not is_launcher:

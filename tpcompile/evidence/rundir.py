@@ -8,6 +8,7 @@ import re
 import secrets
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
