@@ -42,7 +42,7 @@ def head_norm(x: Tensor, eps: float) -> Tensor:
     return y
 
 
-head_norm.register_fake(lambda x, eps: torch.empty_like(x))
+head_norm.register_fake(lambda x, eps: torch.empty_like(x))  # type: ignore[attr-defined]  # an op of torch
 
 SAME, FAR = {"launchable(*": "how it is launched"}, {"*.to(tl.int64) -> *": "takes 2^31 elements"}
 """Mutations of the kernel that no case can catch, and why."""

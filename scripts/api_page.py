@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+from pydantic import BaseModel
+
 import tpcompile
 
 _HEAD = """\
@@ -65,7 +67,8 @@ def _signature(name: str, found: Any, *, width: int = 100) -> str:
             parts.append("*")
             has_star = True
         has_star |= parameter.kind == parameter.VAR_POSITIONAL
-        parts.append(_parameter(parameter))
+        written = _fields(found).get(parameter.name, parameter.annotation)
+        parts.append(_parameter(parameter.replace(annotation=written)))
     returns = signature.return_annotation
     end = "" if returns in (inspect.Signature.empty, "None", None) else f" -> {_annotation(returns)}"
     text = f"{name}({', '.join(parts)}){end}"
@@ -73,6 +76,12 @@ def _signature(name: str, found: Any, *, width: int = 100) -> str:
         return text
     lines = "".join(f"    {part},\n" for part in parts)
     return f"{name}(\n{lines}){end}"
+
+
+def _fields(found: Any) -> dict[str, str]:
+    """Annotations of a record as they are written: pydantic's signature has what they stand for."""
+    is_record = inspect.isclass(found) and issubclass(found, BaseModel)
+    return dict(found.__annotations__) if is_record else {}
 
 
 def _parameter(parameter: inspect.Parameter) -> str:

@@ -29,6 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
+from tpcompile.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from tpcompile import collectives, nn, preflight, testing, typecheck
     from tpcompile.checking import capture, check
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from tpcompile.sentinel import Sentinel
     from tpcompile.target import Target
 
-__version__ = "0.1.0"
 __all__ = [
     "DivergenceError", "Sentinel", "Target", "Verdict", "capture", "check", "collectives", "nn", "preflight", "run",
     "testing", "typecheck",

@@ -36,10 +36,7 @@ def require_torch() -> None:
     if importlib.machinery.PathFinder.find_spec("torch") is None:
         from tpcompile.errors import PreflightError
 
-        raise PreflightError(
-            "this command needs torch, which is not installed here: pip install tpcompile. Without torch there are "
-            "compare, diagnose, docs, presets, run and version"
-        )
+        raise PreflightError("this command needs torch, which is not installed here: pip install tpcompile")
 
 
 def become(module: str, arguments: Sequence[str]) -> NoReturn:

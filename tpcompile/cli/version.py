@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from tpcompile import __version__
 from tpcompile.report.stdout import say
+from tpcompile.version import __version__
 
 
 def _print_and_exit(is_asked: bool) -> None:
