@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,10 +35,15 @@ def test_a_loop_whose_ranks_agree_ends_well(name: str, tmp_path: Path) -> None:
     assert ("PASS (exit 0)" in ended.stdout) == (name == "check_loop")
 
 
-@pytest.mark.parametrize(("name", "fault"), [("check_loop", "--rank-constant"), ("sentinel_loop", "--odd-batch")])
-def test_a_loop_with_its_fault_is_red_on_rank_1(name: str, fault: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "fault", "title"),
+    [("check_loop", "--rank-constant", "check"), ("sentinel_loop", "--odd-batch", "sentinel")],
+)
+def test_a_loop_with_its_fault_is_red_on_rank_1(name: str, fault: str, title: str, tmp_path: Path) -> None:
+    """The title is what the program uses, although a sentinel watches it in both."""
     ended = torchrun([EXAMPLES / f"{name}.py", fault], cwd=tmp_path)
     assert ended.returncode == 1
+    assert re.findall(r"^tpcompile (\w+): ", ended.stderr, re.MULTILINE) == [title]
     (verdict,) = verdicts(tmp_path)
     assert verdict.exit_code == 1 and verdict.lead is not None
     assert 1 in verdict.lead.ranks
