@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The wheel in an empty environment, without this checkout: what the README promises works there, and what is broken is red.
+# The wheels in empty environments, without this checkout: what the README promises works there, and what is broken is red;
+# tpcompile-reader (packaging/reader) reads what a job has left in an environment without torch.
 #
 #   scripts/test_wheel.sh
 #
@@ -17,7 +18,13 @@ python="$folder/venv/bin/python"
 install=("$python" -m pip install --quiet --no-compile)
 "${install[@]}" "${TPCOMPILE_TORCH:-$DEFAULT_TORCH}"
 "$python" -m pip wheel --quiet --no-deps --wheel-dir "$folder/wheels" "$ROOT"
-"${install[@]}" "$folder"/wheels/tpcompile-*.whl pytest
+# tpcompile itself takes newer versions of torch than were tested: here pip must not choose one.
+"$python" -c 'from importlib.metadata import version; print("torch==" + version("torch"))' >"$folder/constraints.txt"
+"${install[@]}" --constraint "$folder/constraints.txt" "$folder"/wheels/tpcompile-*.whl pytest
+
+"${PYTHON:-python3}" -m venv "$folder/reader"
+"$folder/reader/bin/python" -m pip wheel --quiet --no-deps --wheel-dir "$folder/wheels" "$ROOT/packaging/reader"
+"$folder/reader/bin/python" -m pip install --quiet --no-compile "$folder"/wheels/tpcompile_reader-*.whl
 
 mkdir "$folder/mine"
 cp "$ROOT/tests/wheel/captured.py" "$folder/mine/"
@@ -47,3 +54,15 @@ expect 1 'scale == 1 / 2' torchrun --nproc-per-node 2 captured.py
 expect 0 'PASS' tpcompile diagnose jobs/training
 expect 1 'order of collectives differs' tpcompile diagnose jobs/order
 expect 1 '1 failed, 1 passed' pytest -q test_on_ranks.py
+expect 0 '/tpcompile/docs/gate.md$' tpcompile docs gate
+
+tpcompile gate --device cpu --nproc 2 --mode C --set compile.backend=aot_eager --run-dir run -q
+export PATH="$folder/reader/bin:$PATH"
+expect 1 'No module named' python -c 'import torch'
+expect 0 'torch not installed' tpcompile version
+expect 0 'PASS' tpcompile diagnose jobs/training
+expect 1 'order of collectives differs' tpcompile diagnose jobs/order
+expect 0 'PASS' tpcompile compare run
+expect 0 '/tpcompile/docs/gate.md$' tpcompile docs gate
+expect 0 '^0$' python -c 'import tpcompile; print(int(tpcompile.Verdict.model_validate_json(open("run/verdict.json").read()).exit_code))'
+expect 4 'needs torch' tpcompile gate

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -318,6 +320,31 @@ def test_a_signal_is_forwarded_and_leaves_nothing_running(tmp_path: Path, signum
     assert (code, verdict.exit_code) == (128 + signum, 128 + signum)
     assert signum.name in verdict.summary
     assert leftovers(tmp_path) == []
+
+
+def test_an_interrupt_while_ranks_start_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Ranks that are interrupted while they import print a traceback each, torchrun its own report."""
+    started = tmp_path / "started"
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + 60
+        while not started.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    plan = a_plan(tmp_path, "hang")
+    code = f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(600)"
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        exit_code, verdict, text = run(dataclasses.replace(plan, command=(sys.executable, "-c", code)))
+    thread.join()
+    assert (exit_code, verdict.exit_code) == (130, 130)
+    (line,) = text.splitlines()
+    assert line.startswith("FAIL (exit 130)")
+    assert "KeyboardInterrupt" not in capfd.readouterr().err
+    assert "KeyboardInterrupt" in (plan.run_dir / "logs" / "torchrun.log").read_text()
 
 
 @pytest.mark.slow

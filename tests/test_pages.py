@@ -15,6 +15,7 @@ import pytest
 import typer
 import yaml
 
+import tpcompile
 from tpcompile import cli
 from tpcompile.cli.defaults import defaults
 from tpcompile.config import GateConfig
@@ -278,7 +279,9 @@ def test_the_package_says_that_it_is_typed() -> None:
     assert (ROOT / "tpcompile" / "py.typed").exists()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert "Typing :: Typed" in project["classifiers"] and project["keywords"]
-    assert (f"\n## {project['version']}\n" in (ROOT / "CHANGELOG.md").read_text()) and project["readme"] == "README.md"
+    assert (f"\n## {tpcompile.__version__}\n" in (ROOT / "CHANGELOG.md").read_text()) and project[
+        "readme"
+    ] == "README.md"
 
 
 def settings(page: str) -> list[tuple[str, str]]:

@@ -9,6 +9,8 @@ collectives      collectives with a stated gradient, equal in eager and compiled
 nn               the tensor-parallel block the gate compiles, and its parts
 typecheck        what is replicated, sharded and partial in a module, without ranks; `tpcompile typecheck`
 testing          a module of your own against itself on one device; ranks for tests
+Verdict          what ranks were compared in, and the cause where they differ; also that of a verdict.json
+DivergenceError  what a red verdict raises
 
     with tpcompile.capture(mesh) as run:  # on every rank, after init_process_group
         train_step(batch)
@@ -27,18 +29,27 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
+from tpcompile.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from tpcompile import collectives, nn, preflight, testing, typecheck
     from tpcompile.checking import capture, check
+    from tpcompile.errors import DivergenceError
+    from tpcompile.evidence.records import Verdict
     from tpcompile.profiles import run
     from tpcompile.sentinel import Sentinel
     from tpcompile.target import Target
 
-__all__ = ["Sentinel", "Target", "capture", "check", "collectives", "nn", "preflight", "run", "testing", "typecheck"]
+__all__ = [
+    "DivergenceError", "Sentinel", "Target", "Verdict", "capture", "check", "collectives", "nn", "preflight", "run",
+    "testing", "typecheck",
+]  # fmt: skip
 
 _HOMES = {
+    "DivergenceError": "tpcompile.errors",
     "Sentinel": "tpcompile.sentinel",
     "Target": "tpcompile.target",
+    "Verdict": "tpcompile.evidence.records",
     "capture": "tpcompile.checking",
     "check": "tpcompile.checking",
     "run": "tpcompile.profiles",
@@ -58,4 +69,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, "__version__"]

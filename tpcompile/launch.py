@@ -29,8 +29,8 @@ from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.process_tree import Outcome, run_tree
 from tpcompile.report import console as consoles
 from tpcompile.report.progress import Progress
-from tpcompile.report.publish import publish
-from tpcompile.report.show import Amount
+from tpcompile.report.publish import publish, write
+from tpcompile.report.show import Amount, show
 from tpcompile.report.torchrun_output import TorchrunLog
 from tpcompile.request import GateRequest, RunRequest
 
@@ -122,16 +122,26 @@ def run(plan: Plan, console: Console, *, amount: Amount = "all") -> int:
     with progress, TorchrunLog(run_dir.logs / "torchrun.log", progress.show) as log:
         stdout = sys.stderr if amount == "json" else None
         outcome = run_tree(
-            plan.command, environ=plan.environ, timeout_s=plan.timeout_s, stdout=stdout, on_line=log.line
+            plan.command,
+            environ=plan.environ,
+            timeout_s=plan.timeout_s,
+            stdout=stdout,
+            on_line=log.line,
+            on_signal=log.mute,  # ranks that are interrupted while they import print a traceback each
         )
         is_cut_short = outcome.timed_out or outcome.signal
         is_reported = run_dir.read_statuses() or run_dir.read_verdict()
         if not is_reported and not is_cut_short:  # the verdict will not have what torchrun reports
             log.show_hidden()
-        elif log.has_hidden and outcome.exit_code and amount == "all":
+        elif log.has_hidden and outcome.exit_code and not outcome.signal and amount == "all":
             progress.show(f"torchrun's own report: {log.path}")
+    is_judged = run_dir.read_verdict() is not None
     verdict = _verdict(run_dir, plan, outcome)
-    publish(verdict, run_dir, console, plan.environ, amount=amount)
+    if outcome.signal and not is_judged and amount != "json":
+        show(verdict, console, amount="last")  # nothing was found: one line
+        write(verdict, run_dir, console, plan.environ)
+    else:
+        publish(verdict, run_dir, console, plan.environ, amount=amount)
     return verdict.exit_code
 
 
@@ -174,7 +184,8 @@ def verdict_without_one(
     ended = ("left the process with code 0 in",) if has_left else ()
     checks = _checks_of_ends(statuses, world_size, timed_out, *ended)
     if timed_out:
-        code, why = ExitCode.TIMEOUT, "no verdict yet"
+        code = ExitCode.TIMEOUT
+        why = "no verdict yet" if statuses else "no rank had started"
     elif not statuses:
         code = ExitCode.BUG if torchrun_exit_code == 0 else ExitCode.ENVIRONMENT
         why = f"no rank reported; torchrun ended with code {torchrun_exit_code}"
@@ -268,7 +279,7 @@ def _with_dead_ranks(verdict: Verdict, statuses: Sequence[RankStatus]) -> Verdic
     texts = [": ".join([check.observed, *check.details]) for check in dead]
     summary = "; ".join([*texts, verdict.summary])
     code = ExitCode.ENVIRONMENT if is_unwritten else ExitCode.FAIL
-    update = {"exit_code": int(code), "summary": summary, "checks": (*dead, *verdict.checks)}
+    update = {"exit_code": code, "summary": summary, "checks": (*dead, *verdict.checks)}
     return verdict.model_copy(update=update)
 
 
@@ -278,16 +289,16 @@ def _unclean(verdict: Verdict, outcome: Outcome) -> Verdict:
     name = "ranks exit cleanly after the verdict"
     check = Check(name=name, status=Status.FAIL, expected="code 0", observed=observed)
     summary = f"every check passed, then the ranks did not exit cleanly: {observed}"
-    update = {"status": Status.FAIL, "exit_code": int(ExitCode.BUG), "summary": summary}
+    update = {"status": Status.FAIL, "exit_code": ExitCode.BUG, "summary": summary}
     return verdict.model_copy(update=update | {"checks": (*verdict.checks, check)})
 
 
 def _cut_short(verdict: Verdict, plan: Plan, outcome: Outcome) -> Verdict:
     """The verdict of a run that this launcher ended: always failed, with the reason first."""
     if outcome.timed_out:
-        code, why = int(ExitCode.TIMEOUT), f"stopped after {plan.timeout_s:g} s (--timeout-s)"
+        code, why = ExitCode.TIMEOUT, f"stopped after {plan.timeout_s:g} s (--timeout-s)"
     elif outcome.signal:
-        code, why = 128 + outcome.signal, f"stopped by {signal.Signals(outcome.signal).name}"
+        code, why = ExitCode(128 + outcome.signal), f"stopped by {signal.Signals(outcome.signal).name}"
     else:
         return verdict
     return verdict.model_copy(update={"status": Status.FAIL, "exit_code": code, "summary": f"{why}: {verdict.summary}"})

@@ -60,13 +60,15 @@ def run_tree(
     grace_s: float | None = None,
     stdout: TextIO | None = None,
     on_line: Callable[[str], None] | None = None,
+    on_signal: Callable[[], None] | None = None,
 ) -> Outcome:
     """Run a command, its output streamed; end it and all processes that it started at timeout, SIGINT or SIGTERM.
 
     Without a `timeout_s` it may run for ever.
 
     Its stdout goes to `stdout`, by default that of this process; with `on_line`, every line that it and its children
-    write to stderr goes there instead, on a thread.
+    write to stderr goes there instead, on a thread. `on_signal` is called before a SIGINT or SIGTERM is forwarded: what
+    is written to stderr from then on is how the processes end.
     """
     grace_s = GRACE_S if grace_s is None else grace_s
     launch_id = uuid.uuid4().hex
@@ -85,6 +87,8 @@ def run_tree(
             logger.warning("still running after {} s; stopping all ranks", timeout_s)
             return Outcome(exit_code=_stop(process, signal.SIGTERM, grace_s, signals), timed_out=True)
         except _Signalled as stopped:
+            if on_signal is not None:
+                on_signal()
             return Outcome(exit_code=_stop(process, stopped.signum, grace_s, signals), signal=stopped.signum)
         finally:
             for signum in _SIGNALS:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import copyreg
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -17,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tpcompile.config import TargetConfig, load_target
 from tpcompile.errors import ConfigError, TargetRaised, TpCompileError
 
+_Copied = TypeVar("_Copied")
 Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
 """One tensor, positional arguments, or keyword arguments."""
 
@@ -171,3 +175,21 @@ def call_target(target: Target, program: Any, inputs: Inputs) -> Any:
     if isinstance(inputs, Mapping):
         return program(**inputs)
     return program(*inputs)
+
+
+_SHARED: tuple[type, ...] = (dist.ProcessGroup, DeviceMesh, torch.Stream, torch.cuda.Stream, torch.cuda.Event)
+"""What a program holds of its process: a copy of the program uses the same."""
+
+
+def copied(value: _Copied, what: str) -> _Copied:
+    """A deep copy of a program or its inputs, which shares process groups, meshes and streams with it.
+
+    Modules in the style of Megatron keep their process group, which cannot be copied. Raises ConfigError, with `what`
+    the value is, where something else cannot be copied.
+    """
+    same = dict.fromkeys(_SHARED, lambda one: "the same")  # a string from a reducer: the object is its own copy
+    try:
+        with mock.patch.dict(copyreg.dispatch_table, same):
+            return copy.deepcopy(value)
+    except (TypeError, RuntimeError, NotImplementedError) as error:
+        raise ConfigError(f"{what} cannot be copied, and several copies are needed: {error}") from error

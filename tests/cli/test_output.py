@@ -6,11 +6,11 @@ import errno
 import os
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+import tpcompile
 from tests.forked import PYTHONPATH, run_python
 from tests.report import samples
 from tpcompile.evidence.rundir import RunDir
@@ -27,11 +27,7 @@ def shell(command: str, *, cwd: Path | None = None, **environ: str) -> subproces
 
 
 def test_version_is_one_line() -> None:
-    try:
-        version = metadata.version("tpcompile")
-    except metadata.PackageNotFoundError:
-        version = "not installed"
-    assert shell("tpcompile --version").stdout == f"tpcompile {version}\n"
+    assert shell("tpcompile --version").stdout == f"tpcompile {tpcompile.__version__}\n"
 
 
 def test_completion_is_offered_for_the_shell() -> None:

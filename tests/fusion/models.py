@@ -43,3 +43,14 @@ def softmax(ctx: TargetContext) -> tpcompile.Target:
     """Settings: rows, of 4096 bfloat16 each."""
     x = torch.empty(ctx.settings.get("rows", 8), 4096, device=ctx.device, dtype=torch.bfloat16)
     return tpcompile.Target(program=lambda x: torch.softmax(x, -1), inputs=(x,))
+
+
+def on_cpu(ctx: TargetContext) -> tpcompile.Target:
+    """It does not use `ctx.device`."""
+    torch.manual_seed(0)
+    return tpcompile.Target(program=nn.Sequential(nn.Linear(24, 24), nn.ReLU()), inputs=(torch.rand(8, 24),))
+
+
+def of_no_tensors(ctx: TargetContext) -> tpcompile.Target:
+    """Neither weights nor inputs say on which device it computes."""
+    return tpcompile.Target(program=lambda: torch.ones(64, 64).sin() + 1, inputs=())

@@ -47,6 +47,13 @@ def test_equal_programs_have_no_difference(base: Manifest, tmp_path: Path) -> No
     assert text(found) == WORDS[Change.NONE]
 
 
+def test_manifests_of_different_devices_are_not_compared(base: Manifest) -> None:
+    of_gpu = base.model_copy(update={"device": "sm_90"})
+    for across_versions in (False, True):
+        with pytest.raises(ConfigError, match="recorded for cpu, the new manifest for sm_90"):
+            diff(base, of_gpu, across_versions=across_versions)
+
+
 def test_a_limit_on_one_rank_is_a_split_with_its_pair_reason_and_knob(base: Manifest, tmp_path: Path) -> None:
     found = diff(base, recorded(changed(max_fusion_size=2), tmp_path))
     assert found.change is Change.FUSION

@@ -38,8 +38,11 @@ def ended(folder: Path) -> dict[str, dict[str, Any]]:
     advised = folder / "advised.py"
     advised.write_text(ADVISED)
     manifest = ("-o", folder / "manifest.json", "--arch", "sm_90", "--resources", "--set", "train=1")
+    on_cpu = ("-o", folder / "on_cpu.json", "--arch", "sm_90")
     commands = {
         "record": ("-m", "tpcompile.fusion", *RECORD, *manifest),
+        "on cpu": ("-m", "tpcompile.fusion", "record", "tests.fusion.models:on_cpu", *on_cpu),
+        "of no tensors": ("-m", "tpcompile.fusion", "record", "tests.fusion.models:of_no_tensors", *on_cpu),
         "program": (program,),
         "walk through": (ROOT / "repro/fusion/walk_through.py", "--json"),
         "advice": (advised,),
@@ -90,6 +93,15 @@ def test_a_sharded_model_has_triton_kernels_forward_and_backward(trained: Manife
     kinds = [one.kind if one.role is Role.KERNEL else str(one.role) for one in forward]
     assert kinds == ["per", "extern", "extern", "poi", "extern", "collective", "per"]
     assert [one.role for one in backward].count(Role.COLLECTIVE) == 2
+
+
+@pytest.mark.parametrize("name", ["on cpu", "of no tensors"])
+def test_a_program_on_the_cpu_is_refused_with_its_device(name: str, ended: dict[str, Any], folder: Path) -> None:
+    found = ended[name]
+    assert found["returncode"] == 2, found["stderr"]
+    line = found["stderr"].splitlines()[-1]
+    assert f":{name.replace(' ', '_')} is on cpu, and cuda was asked for" in line
+    assert not (folder / "on_cpu.json").exists()
 
 
 def test_what_keeps_the_norms_apart_is_the_collective(trained: Manifest) -> None:

@@ -125,6 +125,22 @@ def test_graphs_that_are_never_replayed_see_a_new_shape_in_every_call(
     assert decide([mode(), mode(name, **changed)]).cause is cause
 
 
+NOISY = (0.3, 0.6, 1.2, 2.4) * 2
+"""Milliseconds beside 1.0 of eager: 1.25x in the median, and no gain beyond the noise."""
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "cause"), [(NOISY, Cause.NOISE), ((1.0,) * 8, Cause.UNCHANGED), ((1.3,) * 8, Cause.UNCHANGED)]
+)
+def test_a_gain_within_noise_is_no_matter_of_kernels(step_ms: tuple[float, ...], cause: Cause) -> None:
+    advice = decide([mode(launches=10, step_ms=step_ms)])
+    assert (advice.use, advice.cause) == ("eager", cause)
+
+
+def test_the_noise_stands_beside_the_speed_up_that_is_no_win() -> None:
+    assert "(1.25x +-96% in default)" in decide([mode(step_ms=NOISY)]).says
+
+
 def test_a_mode_that_was_measured_and_did_not_win_is_not_advised() -> None:
     waiting = mode(busy_share=0.3)
     assert "use reduce-overhead" in decide([waiting]).says
@@ -268,6 +284,22 @@ def test_outputs_that_are_wrong_in_a_later_call_are_found_by_the_command() -> No
     found = verify("wrong_later")
     assert found.returncode == 1, found.stderr
     assert found.stdout.splitlines()[-1].startswith(f"eager: {Cause.WRONG}")
+
+
+@pytest.mark.slow
+def test_a_module_that_keeps_its_process_group_is_measured(tmp_path: Path) -> None:
+    found = measured("tests.fusion.wins:in_group", tmp_path)
+    assert (found.num_regions, found.num_breaks) == (1, 0)
+    assert found.error_ratio is not None
+
+
+@pytest.mark.slow
+def test_what_cannot_be_copied_is_a_usage_error_that_names_it(tmp_path: Path) -> None:
+    asked = tmp_path / "request.json"
+    asked.write_text(json.dumps(REQUEST | {"target": "tests.fusion.wins:locked", "out": str(tmp_path / "out.json")}))
+    ended = measuring(asked)
+    assert ended.returncode == 2, ended.stderr
+    assert "_thread.lock" in ended.stderr.splitlines()[-1]
 
 
 @pytest.mark.slow

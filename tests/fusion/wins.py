@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import tpcompile
@@ -33,6 +36,31 @@ class Raising(nn.Module):
         raise NotImplementedError("no such op here")
 
 
+class InGroup(nn.Module):
+    """As layers of Megatron, which keep their process group."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.group = group
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        dist.all_reduce(y, group=self.group)
+        return y
+
+
+class Locked(nn.Module):
+    """It holds something that cannot be copied and is no handle of the process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2.0
+
+
 def _target(module: nn.Module, ctx: TargetContext, *shape: int) -> tpcompile.Target:
     return tpcompile.Target(program=module.to(ctx.device), inputs=(torch.rand(shape, device=ctx.device),))
 
@@ -47,3 +75,11 @@ def wrong_later(ctx: TargetContext) -> tpcompile.Target:
 
 def raising(ctx: TargetContext) -> tpcompile.Target:
     return _target(Raising(), ctx, 8)
+
+
+def in_group(ctx: TargetContext) -> tpcompile.Target:
+    return _target(InGroup(ctx.mesh.get_group("tp")), ctx, 8, 16)
+
+
+def locked(ctx: TargetContext) -> tpcompile.Target:
+    return _target(Locked(), ctx, 8)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import tomllib
 import warnings
 from pathlib import Path
@@ -33,14 +35,23 @@ def test_only_rank_0_warns(monkeypatch: pytest.MonkeyPatch) -> None:
         warn_if_untested("2.14.0")
 
 
-def test_the_package_takes_every_patch_release_of_what_was_tested_and_the_scripts_pin_one() -> None:
+def test_the_warning_is_one_line_and_comes_once() -> None:
+    module = PROJECT / "tpcompile" / "torch_api" / "tested_versions.py"
+    code = f"import runpy; warn = runpy.run_path({str(module)!r})['warn_if_untested']; warn('2.14.0'); warn('2.14.0')"
+    done = subprocess.run([sys.executable, "-c", code], env={"RANK": "0"}, capture_output=True, text=True, check=True)
+    (line,) = done.stderr.splitlines()
+    assert "2.14.0" in line
+
+
+def test_the_package_takes_newer_versions_than_were_tested_and_the_scripts_pin_one() -> None:
     from packaging.requirements import Requirement
 
     wanted = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["dependencies"]
     (of_torch,) = [one for one in wanted if one.startswith("torch")]
     allowed = Requirement(of_torch).specifier
     assert all(f"{TESTED[-1]}.{patch}" in allowed for patch in (0, 1, 9)) and f"{TESTED[0]}.0" in allowed
-    assert "2.14.0" not in allowed and "2.10.0" not in allowed
+    assert "2.14.0" in allowed and "2.10.0" not in allowed
     script = (PROJECT / "scripts" / "venv.sh").read_text()
     assert 'DEFAULT_TORCH="torch==2.13.0"\n' in script
-    assert f'TORCH_RANGE="{of_torch}"\n' in script
+    minor = int(TESTED[-1].partition(".")[2])
+    assert f'TORCH_RANGE="torch>={TESTED[0]},<2.{minor + 1}"\n' in script

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from tpcompile.cli import bench, compare, diagnose, ending, gate, passed_on, presets, report, run, version
+from tpcompile.cli import bench, compare, diagnose, docs, ending, gate, passed_on, presets, report, run, version
 
 app = typer.Typer(
     name="tpcompile",
@@ -31,6 +31,7 @@ _COMMANDS = (
     ("verify-win", passed_on.verify_win, "Measure eager and each mode of torch.compile."),
     ("certify", passed_on.certify, "Prove a fused kernel on the shards of TP ranks."),
     ("bench", bench.bench, "Time compiled tensor-parallel programs."),
+    ("docs", docs.docs, "Print where the pages of the documentation are."),
     ("presets", presets.presets, "List the presets with their sizes."),
     ("version", version.version, "Print the versions to put into a bug report."),
 )

@@ -38,6 +38,7 @@ def gate(*, context: typer.Context, program: str | None, config_file: Path | Non
     request = GateRequest(**options).without_defaults_of_block(from_file)
     if request.fault == "list":
         passed_on.become("tpcompile.gate.faults", ["list"])
+    passed_on.require_torch()
     is_launcher = request.nproc is not None or not launch.is_rank(os.environ)
     _check_performance(request, is_launcher=is_launcher)
     amount = show.amount(quiet=files.quiet, json=outputs.is_stdout(files.json))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import os
 import sys
 from collections.abc import Sequence
@@ -30,6 +31,15 @@ def verify_win(context: typer.Context) -> None:
     become("tpcompile.fusion.win", context.args)
 
 
+def require_torch() -> None:
+    """Raise PreflightError where torch is not installed, as beside `tpcompile-reader`."""
+    if importlib.machinery.PathFinder.find_spec("torch") is None:
+        from tpcompile.errors import PreflightError
+
+        raise PreflightError("this command needs torch, which is not installed here: pip install tpcompile")
+
+
 def become(module: str, arguments: Sequence[str]) -> NoReturn:
-    """Run that module in this process instead of the command."""
+    """Run that module in this process instead of the command. Raises PreflightError without torch."""
+    require_torch()
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])

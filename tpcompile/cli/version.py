@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 
 from tpcompile.report.stdout import say
+from tpcompile.version import __version__
 
 
 def _print_and_exit(is_asked: bool) -> None:
     if is_asked:
-        say(f"tpcompile {_version_of('tpcompile')}")
+        say(f"tpcompile {__version__}")
         raise typer.Exit
 
 
@@ -20,7 +21,7 @@ def _version_of(name: str) -> str:
 
     try:
         return metadata.version(name)
-    except metadata.PackageNotFoundError:  # of tpcompile: a checkout on the path
+    except metadata.PackageNotFoundError:
         return "not installed"
 
 
@@ -37,6 +38,7 @@ def version() -> None:
     """Print the versions of tpcompile, Python, torch and triton (read from metadata, torch is not imported)."""
     import platform
 
-    for name in ("tpcompile", "torch", "triton"):
+    say(f"tpcompile {__version__}")
+    for name in ("torch", "triton"):
         say(f"{name} {_version_of(name)}")
     say(f"python {platform.python_version()}")

@@ -8,6 +8,7 @@ import re
 import secrets
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -187,6 +188,21 @@ class RunDir:
     def write_status(self, status: RankStatus) -> None:
         """Write the activity of a rank."""
         self._write(f"rank_{status.rank}/status.json", status.to_json())
+
+    def write_start(self, rank: int, doing: str) -> None:
+        """Write what a rank does before it has a status: no status, as the directory does not hold a run yet.
+
+        For the progress alone: a directory that cannot be written is reported by what must be there.
+        """
+        with suppress(PreflightError):
+            self.write_text(f"logs/start_{rank}.txt", doing)
+
+    def read_start(self, rank: int) -> str:
+        """What a rank last did before it had a status; empty where its process has not begun."""
+        try:
+            return (self.logs / f"start_{rank}.txt").read_text()
+        except OSError:
+            return ""
 
     def read_statuses(self) -> list[RankStatus]:
         """Last status of every rank that started, by rank."""

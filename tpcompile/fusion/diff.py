@@ -88,8 +88,13 @@ def diff(base: Manifest, new: Manifest, *, across_versions: bool = False) -> Dif
     """Compare graph by graph, in order of phase and compile.
 
     Raises ConfigError for manifests of different versions of torch, whose kernels differ by nature, unless
-    `across_versions`.
+    `across_versions`, and for manifests of different devices.
     """
+    if base.device != new.device:
+        raise ConfigError(
+            f"the base was recorded for {base.device}, the new manifest for {new.device}: their kernels cannot be "
+            "compared. Record both for one device"
+        )
     if base.torch != new.torch and not across_versions:
         raise ConfigError(
             f"the base was recorded with torch {base.torch}, the new manifest with {new.torch}: kernels differ by "

@@ -70,8 +70,7 @@ def logged_manifests() -> AbstractContextManager[None]:
 def manifest_of(events: Iterable[TraceEvent], settings: Mapping[str, str]) -> Manifest:
     """Events of this process, in order -> the manifest of its graphs, whose compiles had these settings."""
     graphs = tuple(map(_graph, events))
-    decisions = [graph.decisions for graph in graphs if graph.decisions]
-    devices = {node.device for each in decisions for node in each.after}
+    devices = devices_of(graphs)
     is_for_gpu = "cuda" in devices if devices else torch.cuda.is_available()
     found = Manifest(
         torch=torch.__version__,
@@ -82,6 +81,12 @@ def manifest_of(events: Iterable[TraceEvent], settings: Mapping[str, str]) -> Ma
         graphs=graphs,
     )
     return resources.with_launched(found)
+
+
+def devices_of(graphs: Iterable[GraphManifest]) -> set[str]:
+    """`cpu`, `cuda`: devices of the launches of which the scheduler's decisions are known."""
+    decisions = [graph.decisions for graph in graphs if graph.decisions]
+    return {node.device for each in decisions for node in each.after if node.device}
 
 
 def sources_of(graphs: Iterable[GraphManifest]) -> dict[str, str]:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from tpcompile.errors import ConfigError
 from tpcompile.fusion import resources
 from tpcompile.fusion.manifest_records import Manifest
-from tpcompile.fusion.recorder import FusionRecorder
+from tpcompile.fusion.recorder import FusionRecorder, devices_of
 from tpcompile.ranks.env import RankEnv, check_cpp_compiler, choose_device
 from tpcompile.target import Target, build, call_target, raised_by
 from tpcompile.torch_api import no_gpu
 from tpcompile.torch_api.generated import generating_backend, static_shapes, uncompiled_kernels, without_caches
-from tpcompile.torch_api.passes import CustomGraphPass
+from tpcompile.torch_api.passes import CustomGraphPass, tree_leaves
 from tpcompile.torch_api.simulated import local_ranks
 
 
@@ -42,7 +43,8 @@ def record(target: str, settings: Sequence[str] = (), *, nproc: int = 1, device:
     """Build the target as rank 0 of `nproc`, compile it and call it once.
 
     Collectives communicate nothing, so the numbers mean nothing; what Inductor generates is what rank 0 of a job gets.
-    Raises ConfigError for a target that cannot be built.
+    Caches of torch.compile are not used: for code from a cache, which a gate may have left there, nothing is known of
+    why it was not fused. Raises ConfigError for a target that cannot be built, or is on a different device.
     """
     place = place_of(device)
     check_cpp_compiler("inductor", place)
@@ -57,7 +59,7 @@ def record_without_gpu(
     `with_resources` compiles the kernels too.
     """
     how = _Compile(torch.device("cuda"), _generating(Variant()), no_gpu.empty_tensors())
-    with without_caches(), resources.generated_codes() as codes:
+    with resources.generated_codes() as codes:
         found = _recorded(target, settings, nproc, how)
     return resources.with_compiled(found, codes) if with_resources else found
 
@@ -74,7 +76,7 @@ def record_variant(
     generating = _generating(variant)
     how = _Compile(place, generating, tensors, variant)
     torch.compiler.reset()
-    with without_caches(), uncompiled_kernels():
+    with uncompiled_kernels():
         return _recorded(target, settings, nproc, how)
 
 
@@ -91,10 +93,34 @@ def _generating(variant: Variant) -> Callable[[Any], Any]:
 def built_on(
     device: torch.device, target: str, settings: Sequence[str], *, nproc: int, building: AbstractContextManager[Any]
 ) -> Target:
-    """The target as rank 0 builds it, inside of `local_ranks(nproc)`. Raises ConfigError where that cannot be."""
+    """The target as rank 0 builds it, inside of `local_ranks(nproc)`.
+
+    Raises ConfigError where that cannot be, or where it is built on a different device.
+    """
     mesh = init_device_mesh(device.type, (nproc,), mesh_dim_names=("tp",))
     with building:
-        return build(target, settings, rank=0, device=device, mesh=mesh)
+        built = build(target, settings, rank=0, device=device, mesh=mesh)
+    _check_device(target, {tensor.device.type for tensor in _tensors(built)}, device)
+    return built
+
+
+def _tensors(built: Target) -> Iterator[torch.Tensor]:
+    """Weights and inputs."""
+    program = built.program
+    if isinstance(program, nn.Module):
+        yield from program.parameters()
+        yield from program.buffers()
+    yield from (leaf for leaf in tree_leaves(built.inputs) if isinstance(leaf, torch.Tensor))
+
+
+def _check_device(target: str, devices: Collection[str], wanted: torch.device) -> None:
+    """Raise ConfigError where a program is on other devices, and none of it on `wanted`."""
+    if devices and wanted.type not in devices:
+        found = " and ".join(sorted(devices))
+        raise ConfigError(
+            f"{target} is on {found}, and {wanted.type} was asked for: in {target.partition(':')[2]}, make weights and "
+            "inputs on ctx.device"
+        )
 
 
 def _recorded(target: str, settings: Sequence[str], nproc: int, how: _Compile) -> Manifest:
@@ -105,6 +131,8 @@ def _recorded(target: str, settings: Sequence[str], nproc: int, how: _Compile) -
         program = built.program if built.is_compiled else how.compiled(built.program)
         is_static = how.variant is not None and how.variant.is_static
         shapes = static_shapes(built.inputs) if is_static else nullcontext()
-        with FusionRecorder() as recorder, how.building, shapes, raised_by(target):
+        with without_caches(), FusionRecorder() as recorder, how.building, shapes, raised_by(target):
             call_target(built, program, built.inputs)
-        return recorder.manifest()
+        found = recorder.manifest()
+        _check_device(target, devices_of(found.graphs), how.device)
+        return found

@@ -7,9 +7,19 @@ import sys
 
 from tpcompile import logs
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.gate.start import run
+
+
+def main() -> int:
+    """Run this rank, and write what it does meanwhile for those who wait for it to start."""
+    rank = int(os.environ.get("RANK", "0"))
+    logs.setup(rank=rank)
+    run_dir = RunDir(sys.argv[1])
+    run_dir.write_start(rank, "imports torch")
+    from tpcompile.gate.start import run
+
+    run_dir.write_start(rank, "waits for the other ranks to join")
+    return run(run_dir.read_config(), run_dir=run_dir.path, quiet=True)
+
 
 if __name__ == "__main__":
-    logs.setup(rank=int(os.environ.get("RANK", "0")))
-    (run_dir,) = sys.argv[1:]
-    sys.exit(run(RunDir(run_dir).read_config(), run_dir=run_dir, quiet=True))
+    sys.exit(main())

@@ -16,7 +16,9 @@ from tpcompile.evidence.rundir import RunDir
 
 def refuse(error: TpCompileError, config: JobConfig, run_dir: Path | str | None, *, rank: int, quiet: bool) -> ExitCode:
     """End a run that cannot start: one line on stderr, and a verdict for the launcher if the directory is writable."""
-    check = Check(id=CheckId.CAN_START, mode=config.modes[0], status=Status.FAIL, expected="yes", observed=str(error))
+    check = Check(
+        id=CheckId.CAN_START, mode=config.modes[0], status=Status.FAIL, expected="no error", observed=str(error)
+    )
     verdict = Verdict(
         status=Status.FAIL, exit_code=error.exit_code, world_size=int(os.environ.get("WORLD_SIZE", "1")),
         preset=config.preset, modes=config.modes, summary=str(error), checks=(check,),

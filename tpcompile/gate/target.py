@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,7 +18,7 @@ from tpcompile.gate.measurements import Declared
 from tpcompile.gate.phases import RESIZED_CALLS, Phases
 from tpcompile.numerics import error_ratio
 from tpcompile.ranks.domain import Domain, domain_of
-from tpcompile.target import Inputs, Target, TargetError, call_target
+from tpcompile.target import Inputs, Target, TargetError, call_target, copied
 
 BUILD = f"{TARGET}/build"
 """The phase in which a target is imported and built."""
@@ -85,7 +84,7 @@ def on_one_device(target: Target) -> tuple[outputs.Outputs, outputs.Outputs]:
     """What the reference of a target returns, in its own dtype and in float64."""
     reference = target.reference
     assert reference is not None, "without a reference nothing is measured"
-    exactly = copy.deepcopy(reference).double()
+    exactly = copied(reference, "the reference").double()
     outputs.forget_gradients(reference, exactly, target.inputs)
     with nullcontext() if target.step else torch.no_grad():
         single = outputs.kept(call_target(target, reference, target.inputs))

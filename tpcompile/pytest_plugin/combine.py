@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from tpcompile.pytest_plugin.ends import RankEnd
 from tpcompile.pytest_plugin.files import RUN_DIR, STREAMS, Job
 
 _PHASES = ("setup", "call", "teardown")
+_VERDICT = re.compile(r"^tpcompile (?:check|sentinel): running program", re.MULTILINE)
+"""Begin of the verdict with which a sentinel ends a rank: that of `tpcompile.capture`, or one of the test itself."""
 _OUTPUT = tuple(f"Captured {stream} " for stream in STREAMS)
 """Beginnings of the names of sections with output; others are logs."""
 
@@ -182,7 +185,7 @@ def _output(phase: Phase, ranks: Collection[int]) -> list[tuple[str, str]]:
 def _unreported(end: RankEnd, phase: Phase) -> Iterator[tuple[str, str]]:
     """Output after the last report of a rank, without the verdict of a sentinel: that is the text of the failure."""
     for stream, text in end.unreported.items():
-        own = text.partition("tpcompile sentinel: ")[0] if phase.stopped_by else text
+        own = _VERDICT.split(text, maxsplit=1)[0] if phase.stopped_by else text
         if own.strip():
             yield f"Captured {stream} {phase.when}", own
 

@@ -1,10 +1,10 @@
-"""Status files of a run directory -> what every rank does: a bar on a terminal, a line every 30 s in a log."""
+"""Status files of a run directory -> what every rank does: a bar on a terminal, a line every 15 s in a log."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -22,7 +22,7 @@ from tpcompile.report.wording import plain
 
 LIVE_EVERY_S = 0.5
 """Seconds between two updates of the bar."""
-LOG_EVERY_S = 30.0
+LOG_EVERY_S = 15.0
 """Seconds between two lines in a log."""
 
 
@@ -88,7 +88,10 @@ class Progress:
         return ()
 
     def _text(self, statuses: Sequence[RankStatus]) -> Text:
-        return Text(plain(progress_line(statuses, self._world_size, time.monotonic() - self._started_s)))
+        started = {status.rank for status in statuses}
+        starting = {rank: self._run_dir.read_start(rank) for rank in range(self._world_size) if rank not in started}
+        after_s = time.monotonic() - self._started_s
+        return Text(plain(progress_line(statuses, self._world_size, after_s, starting=starting)))
 
 
 def num_ended(statuses: Sequence[RankStatus], world_size: int, phases: Sequence[str]) -> int:
@@ -101,9 +104,12 @@ def num_ended(statuses: Sequence[RankStatus], world_size: int, phases: Sequence[
     return min(ended, default=0)
 
 
-def progress_line(statuses: Sequence[RankStatus], world_size: int, after_s: float) -> str:
-    """`12 s: ranks 0-2: C/first, compiling 0/0; rank 3: starting`: ranks that do the same are named together."""
-    doing = dict.fromkeys(range(world_size), "starting")
+def progress_line(
+    statuses: Sequence[RankStatus], world_size: int, after_s: float, *, starting: Mapping[int, str]
+) -> str:
+    """`12 s: ranks 0-2: C/first, compiling 0/0; rank 3: starting, imports torch`; ranks that do the same are named
+    together. `starting` is what ranks without a status were last known to do, "" for nothing."""
+    doing = {rank: f"starting, {starting.get(rank) or 'no process yet'}" for rank in range(world_size)}
     for status in statuses:
         doing[status.rank] = status.phase if status.state == "running" else f"{status.phase}, {status.state}"
     alike = grouped(range(world_size), doing.__getitem__)

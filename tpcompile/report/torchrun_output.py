@@ -76,20 +76,29 @@ class TorchrunLog:
         self._show = show
         self._folded = Folded()
         self._file = LogFile(path)
+        self._is_muted = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         for line in self._folded.rest():
-            self._show(line)
+            self._show_unless_muted(line)
         self._file.close()
+
+    def mute(self) -> None:
+        """Show nothing from now on: lines are still written to the file."""
+        self._is_muted = True
 
     def line(self, text: str) -> None:
         """Take one line, without its newline."""
         self._file.write(f"{text}\n")
         for shown in self._folded.feed(text):
-            self._show(shown)
+            self._show_unless_muted(shown)
+
+    def _show_unless_muted(self, line: str) -> None:
+        if not self._is_muted:
+            self._show(line)
 
     @property
     def has_hidden(self) -> bool:

@@ -141,6 +141,7 @@ class Sentinel:
             self.log, session=self.session, progress=self._progress, shutdown=self.shutdown, timeline=self._timeline,
             policy=policy, allow=allow, kernels=kernels, run_dir=run_dir, executed=self.executed,
             snapshot=self._snapshot, prints=prints, place=(self.world_size, self.domain, domain.coordinate),
+            command="sentinel" if session is None else "check",  # a session is that of `tpcompile.capture`
         )  # fmt: skip
         refused = RefusedKernels(
             self.log, self.session, world_size=self.world_size, tp_size=domain.tp_size,

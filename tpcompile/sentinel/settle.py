@@ -89,6 +89,7 @@ class Settlement:
         executed: Executed,
         snapshot: Snapshot,
         prints: bool,
+        command: str,
         place: tuple[int, str, int],
     ) -> None:
         self._log, self._session, self._progress, self._shutdown = log, session, progress, shutdown
@@ -96,7 +97,7 @@ class Settlement:
         self._rules = agree_rules(timeout_s=_EXCHANGE_S, allowed=allow)
         self._kernels: Kernels = kernels
         self._run_dir = run_dir
-        self._executed, self._snapshot, self._prints = executed, snapshot, prints
+        self._executed, self._snapshot, self._prints, self._command = executed, snapshot, prints, command
         self._world_size, self._domain, self._coordinate = place
         self.findings: list[Verdict] = []
         """Red verdicts so far; more than one only with a policy that continues."""
@@ -229,13 +230,13 @@ class Settlement:
             if not self._prints:
                 return
             logger.warning("{} has the verdict of a different job; this one is printed only", directory.path)
-            show.show(verdict, console.stderr(), run=None, command="sentinel")
+            show.show(verdict, console.stderr(), run=None, command=self._command)
             return
         rules = self._rules
         facts = {"kind": SENTINEL, "domain": self._domain, "timeout_s": rules.timeout_s, "allowed": rules.allowed}
         directory.write_run(facts)
         if self._prints:
-            publish(verdict, directory, console.stderr(), os.environ, command="sentinel")
+            publish(verdict, directory, console.stderr(), os.environ, command=self._command)
 
     def _directory(self) -> RunDir:
         """Directory of all ranks' reports, of this job alone. Raises PreflightError when it cannot be written."""

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
+from typing import Any
 
 TESTED = ("2.11", "2.13")
 """Minor versions that the tests run with, the oldest and the newest; 2.12 lies between them."""
+
+
+_WARNED: dict[Any, Any] = {}
+"""What was warned of in this process."""
 
 
 def untested(version: str) -> str:
@@ -27,10 +32,11 @@ def is_tested_or(version: str, here: str) -> bool:
 
 
 def warn_if_untested(version: str) -> None:
-    """Warn once, on rank 0."""
+    """Warn once in a process, in one line, on rank 0; wherever a run starts, `tpcompile.torch_api` is imported."""
     text = untested(version)
     if text and os.environ.get("RANK", "0") == "0":
-        warnings.warn(text, stacklevel=2)
+        # Not from a line of code, which would be shown as well.
+        warnings.warn_explicit(text, UserWarning, filename="tpcompile", lineno=1, registry=_WARNED)
 
 
 def _minor(version: str) -> tuple[int, int]:

@@ -69,7 +69,7 @@ class CheckId(StrEnum):
 
 
 _NAMES = {
-    CheckId.CAN_START: "the run can start",
+    CheckId.CAN_START: "start of the run",
     CheckId.COMPILED: "something was compiled",
     CheckId.EVERY_RANK_COMPILED: "every rank compiled",
     CheckId.TIMED_OUT: "finished in time",

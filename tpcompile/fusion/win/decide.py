@@ -48,6 +48,11 @@ def noise(one: Measured) -> float:
     return max(LEAST_GAIN, (high - low) / 2 / middle)
 
 
+def gain_text(one: Measured) -> str:
+    """`1.09x +-74%`."""
+    return f"{speedup(one):.2f}x +-{noise(one):.0%}"
+
+
 def is_wrong(one: Measured) -> bool:
     """True when the outputs are much further from float64 than those of eager, or NaN."""
     return one.error_ratio is not None and not one.error_ratio <= ERROR_LIMIT
@@ -56,8 +61,8 @@ def is_wrong(one: Measured) -> bool:
 def _reason(right: Sequence[Measured]) -> tuple[Measured, Cause]:
     """A mode, and why it is not faster: the first cause that holds, since each would hide those after it.
 
-    What a program does is looked for in every mode, since only some have CUDA graphs; what its kernels need, in the
-    cheapest.
+    What a program does is looked for in every mode, since only some have CUDA graphs, and so is noise, since kernels do
+    not explain a step that may be faster; what its kernels need, in the cheapest.
     """
     for cause, holds in _OF_PROGRAM:
         for one in right:
@@ -94,6 +99,7 @@ _OF_PROGRAM: _Causes = (
     (Cause.RECOMPILES, lambda one: one.num_recompiles > 0),
     (Cause.BREAKS, lambda one: one.num_breaks > 0 or one.num_regions == 0),
     (Cause.SHAPES, lambda one: one.num_rerecorded > 0 or _is_never_replayed(one)),
+    (Cause.NOISE, lambda one: speedup(one) >= 1 + LEAST_GAIN),
 )
 _OF_KERNELS: _Causes = (
     (Cause.LAUNCHES, lambda one: one.compiled.busy_share is not None and one.compiled.busy_share < _BUSY_SHARE),
@@ -117,7 +123,7 @@ def _no_win(measured: Sequence[Measured], right: Sequence[Measured]) -> Advice:
         cause, gain = Cause.WRONG, ""
     else:
         one, cause = _reason(right)
-        gain = f" ({speedup(one):.2f}x in {one.mode})"
+        gain = f" ({gain_text(one)} in {one.mode})"
     todo = TODO.get(cause, "")
     has_tried_graphs = any(one.mode in WITH_CUDA_GRAPHS for one in right)
     if cause is Cause.LAUNCHES and has_tried_graphs:

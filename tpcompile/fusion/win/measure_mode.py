@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import statistics
@@ -24,7 +23,7 @@ from tpcompile.fusion.targets import built_on, place_of
 from tpcompile.fusion.win.mode_records import Measured, Side
 from tpcompile.numerics import error_ratio
 from tpcompile.ranks.env import check_cpp_compiler
-from tpcompile.target import Target, call_target, raised_by
+from tpcompile.target import Target, call_target, copied, raised_by
 from tpcompile.torch_api import compiler
 from tpcompile.torch_api.profiler import REGION, is_kernel, on_gpu, profiled_calls
 from tpcompile.torch_api.simulated import local_ranks
@@ -66,8 +65,8 @@ class Program:
 
     def copied(self, dtype: torch.dtype | None = None) -> Program:
         """A copy with weights and inputs of its own, floating ones in `dtype`."""
-        program = copy.deepcopy(self.target.program)
-        inputs = copy.deepcopy(self.target.inputs)
+        program = copied(self.target.program, f"the program of {self.name}")
+        inputs = copied(self.target.inputs, f"the input of {self.name}")
         if dtype is not None:
             program = program.to(dtype) if isinstance(program, nn.Module) else program
             inputs = error_ratio.cast(inputs, dtype)

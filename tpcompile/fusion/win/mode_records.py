@@ -61,6 +61,7 @@ class Cause(StrEnum):
     RECOMPILES = "recompiles"
     BREAKS = "graph breaks"
     SHAPES = "shapes unstable under CUDA graphs"
+    NOISE = "faster, within the noise of this machine"
     LIBRARY = "library-bound"
     LAUNCHES = "launch-bound"
     UNCHANGED = "kernels unchanged"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from tpcompile.fusion.win.decide import is_wrong, noise, speedup
+from tpcompile.fusion.win.decide import gain_text, is_wrong
 from tpcompile.fusion.win.mode_records import Advice, Measured
 
 _TIMED = f"{'mode':16}{'ms':>9}{'eager':>9}{'speed-up':>15}"
@@ -25,7 +25,7 @@ def lines(measured: Sequence[Measured], advice: Advice) -> Iterator[Text]:
 
 def _row(one: Measured) -> str:
     ms, eager_ms = (statistics.median(side.step_ms) for side in (one.compiled, one.eager))
-    gain = f"{speedup(one):.2f}x +-{noise(one):.0%}"
+    gain = gain_text(one)
     kernels = f"{one.eager.launches} -> {one.compiled.launches}"
     error = "-" if one.error_ratio is None else f"{min(one.error_ratio, _MOST):.1f}x"
     cached = "-" if one.cached_s is None else f"{one.cached_s:.1f}"
