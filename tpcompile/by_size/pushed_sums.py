@@ -69,10 +69,6 @@ class InFlight:
     read_at: int
     product: Node | None = None
 
-    def is_open_behind(self, place: int) -> bool:
-        """True when it is in flight, or not yet read, behind the node at that place."""
-        return self.starts_at <= place < self.read_at
-
 
 def push(graph: Graph, pushing: Pushing, is_wanted: Callable[[Tensor, str], bool]) -> None:
     """Replace, in place, the sums in flight of the groups for which `is_wanted(fake tensor, group name)`.
@@ -82,7 +78,9 @@ def push(graph: Graph, pushing: Pushing, is_wanted: Callable[[Tensor, str], bool
     for sums in _in_flight(graph, is_wanted).values():
         read_at_once = [replace(one, read=one.wait, read_at=one.ends_at) for one in sums]
         for form in (sums, read_at_once):
-            if _take_turns(form):
+            reads = [one.read_at for one in form]
+            are_in_order = reads == sorted(reads)
+            if are_in_order and _most_open(form) <= _MOST_IN_FLIGHT:
                 _put(form, pushing)
                 break
 
@@ -148,14 +146,9 @@ def _is_view(node: Node) -> bool:
     return node.target in _VIEWS and len(node.users) == 1
 
 
-def _take_turns(sums: list[InFlight]) -> bool:
-    """True when they are read in the order of their starts, few at a time."""
-    reads = [one.read_at for one in sums]
-    return reads == sorted(reads) and _most_open(sums) <= _MOST_IN_FLIGHT
-
-
 def _most_open(sums: list[InFlight]) -> int:
-    return max(sum(other.is_open_behind(one.starts_at) for other in sums) for one in sums)
+    """Number of sums that are in flight, or not yet read, behind the start of one of them, at most."""
+    return max(sum(other.starts_at <= one.starts_at < other.read_at for other in sums) for one in sums)
 
 
 def _put(sums: list[InFlight], pushing: Pushing) -> None:

@@ -88,17 +88,14 @@ def gpu_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else CPU
 
 
-def is_on_one_host(group: dist.ProcessGroup) -> bool:
-    """True when torchrun's variables say that the ranks are on one host; False where they are not set."""
-    num_on_host = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
-    ranks = dist.get_process_group_ranks(group)
-    return num_on_host > 0 and min(ranks) // num_on_host == max(ranks) // num_on_host
-
-
 def _can_share(group: Any, device: torch.device) -> bool:
-    if group is None or not is_on_one_host(group):
+    """True when torchrun's variables say that all ranks are on one host; False where they are not set."""
+    num_on_host = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    if group is None or num_on_host == 0:
         return False
-    return device.type != "cuda" or _NCCL_BACKEND in dist.get_backend_config(group)
+    ranks = dist.get_process_group_ranks(group)
+    is_on_one_host = min(ranks) // num_on_host == max(ranks) // num_on_host
+    return is_on_one_host and (device.type != "cuda" or _NCCL_BACKEND in dist.get_backend_config(group))
 
 
 def _device() -> torch.device:

@@ -56,16 +56,12 @@ class Workspace:
             check_may_grow(num_bytes, self.size_bytes, self._device)
             size = max(LEAST_BYTES, 1 << (num_bytes - 1).bit_length())
             self._made.append(symmetric.memory(size, group=self.group, device=self._device))
-        self._take_turn()
+        if self._device.type == "cuda":
+            last, self._stream = self._stream, torch.cuda.current_stream(self._device)
+            is_same = last in (None, self._stream)
+            if not (is_same or is_capturing(self._device)):  # what is captured does not run yet
+                self._stream.wait_event(last.record_event())
         return self._made[-1][:num_bytes].view(x.dtype).view(x.shape)
-
-    def _take_turn(self) -> None:
-        if self._device.type != "cuda":
-            return
-        last, self._stream = self._stream, torch.cuda.current_stream(self._device)
-        is_same = last in (None, self._stream)
-        if not (is_same or is_capturing(self._device)):  # what is captured does not run yet
-            self._stream.wait_event(last.record_event())
 
 
 def workspace_of(group_name: str, device: torch.device) -> Workspace:
