@@ -183,10 +183,9 @@ def difference(votes: ByRank[Vote]) -> tuple[str, tuple[int, ...]]:
         values = votes.map(attrgetter(name))
         odd = values.unlike_most(str)
         if odd:
-            shown = [f"{value or 'none'} on {named_ranks(ranks)}" for value, ranks in _by_value(values).items()]
+            shown = [
+                f"{value or 'none'} on {named_ranks(ranks)}"
+                for value, ranks in grouped(values, values.__getitem__).items()
+            ]
             return f"{about}: {' / '.join(shown)}; all ranks must make the same calls under the same profile", odd
     return "", ()
-
-
-def _by_value(values: ByRank[str]) -> dict[str, list[int]]:
-    return grouped(values, lambda rank: values[rank])
