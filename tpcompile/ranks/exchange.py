@@ -112,7 +112,10 @@ class Exchange:
     def _judge(self, side: Side, *, wait_s: float) -> Verdict:
         found, late = self._gather(self._theirs, side, timeout_s=wait_s)
         found[self._store.rank] = side.own
-        absent = {rank: self._why_absent(rank) for rank in late}
+        absent = {}
+        for rank in late:
+            problem, seen = self._store.why_refused(self._keys[rank]), self._others.last_seen(rank)
+            absent[rank] = f"{seen}; what it sent is not valid: {problem}" if problem else seen
 
         def fetch(rank: int, question: Question, kind: Any) -> Any | None:
             is_own = rank == self._store.rank
@@ -122,11 +125,6 @@ class Exchange:
         verdict = side.judge(dict(sorted(found.items())), absent, fetch)
         self._store.put("verdict", verdict.model_dump(mode="json"))
         return verdict
-
-    def _why_absent(self, rank: int) -> str:
-        problem = self._store.why_refused(self._keys[rank])
-        seen = self._others.last_seen(rank)
-        return f"{seen}; what it sent is not valid: {problem}" if problem else seen
 
     def _gather(self, keys: dict[int, str], side: Side, **limits: Any) -> tuple[dict[int, Any], tuple[int, ...]]:
         return self._store.gather(keys, side.kind, gone=self._others.is_gone, **limits)

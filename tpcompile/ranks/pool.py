@@ -212,7 +212,11 @@ class ForkedRanks:
         pids, self._store = with_store(world_size, functools.partial(_fork, main))
         self.running = dict(enumerate(pids))
         """Rank -> process, of those that `ended` has not returned."""
-        self._ends = _ends_of_children()
+        self._ends, writes = os.pipe()
+        """A pipe that can be read when a child has ended."""
+        os.set_blocking(writes, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler in Python nothing is written
+        signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
 
     def ended(self) -> list[tuple[int, int]]:
         """Ranks that have ended since the last call, with their exit codes. Does not wait."""
@@ -280,15 +284,6 @@ def _kill_group(pid: int) -> None:
         return
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-
-
-def _ends_of_children() -> int:
-    """A pipe that can be read when a child has ended."""
-    reads, writes = os.pipe()
-    os.set_blocking(writes, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler in Python nothing is written
-    signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
-    return reads
 
 
 def become(environ: Mapping[str, str], stdout: int, stderr: int) -> None:
