@@ -65,6 +65,8 @@ def first_wrong(
 ) -> str:
     """Name of the first module, in the order they finish, whose error exceeds `limit` x the single-device error.
 
+    A single-device error below a quarter ulp counts as a quarter ulp.
+
     An output that is sharded in `size` equal parts of the last dim (any number by default) is compared with the rank's
     slice; a different layout, such as replicated or padded heads, is left out. Empty when every module is right.
     """
@@ -72,7 +74,12 @@ def first_wrong(
         for tensor, one, full in zip(tensors, single[name], exact[name], strict=True):
             columns = _columns(tensor.shape[-1], full.shape[-1], rank=rank, size=size)
             one, full = one[..., columns], full[..., columns]
-            if tensor.shape == full.shape and _is_wrong(tensor, one, full, limit):
+            if tensor.shape != full.shape:
+                continue
+            normal = float((one.double() - full).norm())
+            error = float((tensor.double() - full).norm())
+            floor = torch.finfo(tensor.dtype).eps / 4 * float(full.norm())
+            if not error <= limit * max(normal, floor):  # NaN is wrong
                 return name
     return ""
 
@@ -84,11 +91,3 @@ def _columns(width: int, whole: int, *, rank: int, size: int | None) -> slice:
     if not is_equal_part or end > whole:
         return slice(None)
     return slice(end - width, end)
-
-
-def _is_wrong(tensor: Tensor, single: Tensor, exact: Tensor, limit: float) -> bool:
-    """True where the error exceeds `limit` x the single-device error, or a quarter ulp if larger; NaN always does."""
-    normal = float((single.double() - exact).norm())
-    error = float((tensor.double() - exact).norm())
-    floor = torch.finfo(tensor.dtype).eps / 4 * float(exact.norm())
-    return not error <= limit * max(normal, floor)
