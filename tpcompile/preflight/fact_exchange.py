@@ -47,15 +47,13 @@ class Details(Generic[_T]):
         sha = self.shas[rank]
         if sha not in self._known:
             alike = [other for other, other_sha in self.shas.items() if other_sha == sha]
-            self._known[sha] = self._first_answer(dict.fromkeys([rank, *alike]))
+            self._known[sha] = None
+            for asked in islice(dict.fromkeys([rank, *alike]), _ASKED):
+                answer: _T | None = self._fetch(asked, self._question, self._kind)
+                if answer is not None:
+                    self._known[sha] = answer
+                    break
         return self._known[sha]
-
-    def _first_answer(self, ranks: Iterable[int]) -> _T | None:
-        for rank in islice(ranks, _ASKED):
-            answer: _T | None = self._fetch(rank, self._question, self._kind)
-            if answer is not None:
-                return answer
-        return None
 
 
 class Exchanges:

@@ -120,7 +120,10 @@ def topology(mesh: DeviceMesh | None, group: Group) -> dict[str, str]:
         process_group = mesh.get_group(dim)
         facts[f"topology backend of {name}"] = dist.get_backend(process_group)
         ranks = dist.get_process_group_ranks(process_group)
-        row = _mesh_row(mesh, dim)
+        coordinate = mesh.get_coordinate()
+        assert coordinate is not None, "this rank is among the ranks of the mesh"
+        at = tuple(slice(None) if i == dim else index for i, index in enumerate(coordinate))
+        row = mesh.mesh[at].tolist()
         is_expected = sorted(ranks) == sorted(row)
         group_text = "as the mesh says" if is_expected else f"{ranks}, the mesh says {row}"
         facts[f"topology group of {name}"] = group_text
@@ -160,11 +163,3 @@ def _autocast(device: torch.device) -> dict[str, str]:
         is_on = torch.is_autocast_enabled(kind)
         facts[f"autocast {kind}"] = f"{torch.get_autocast_dtype(kind)}" if is_on else "off"
     return facts
-
-
-def _mesh_row(mesh: DeviceMesh, dim: int) -> list[int]:
-    """The ranks along one mesh dim through this rank."""
-    coordinate = mesh.get_coordinate()
-    assert coordinate is not None, "this rank is among the ranks of the mesh"
-    at = tuple(slice(None) if i == dim else index for i, index in enumerate(coordinate))
-    return mesh.mesh[at].tolist()

@@ -87,7 +87,15 @@ class Handshake:
         allowed: Allowed = (),
         frozen: bool = False,
     ) -> None:
-        _check_arguments(allowed=allowed, timeout_s=timeout_s)
+        if timeout_s <= 0:
+            raise ConfigError(f"timeout_s={timeout_s:g} must be positive")
+        for layer, text, reason in allowed:
+            is_complete = bool(text and reason)
+            if layer not in _LAYERS or not is_complete:
+                given = (layer, text, reason)
+                raise ConfigError(
+                    f"allowed entry {given} must be (layer, text it contains, reason); layers are {_LAYERS}"
+                )
         self._module, self._mesh, self._sharded, self._allowed = module, mesh, sharded, allowed
         self._resolved, self._frozen, self._timeout_s = resolved or {}, frozen, timeout_s
         self._group = group_of(mesh, axis)
@@ -176,17 +184,6 @@ def group_of(mesh: DeviceMesh | None, axis: str) -> Group:
         raise ConfigError(f"rank {dist.get_rank()} is not in the mesh; only its members may call")
     process_group = mesh.get_group(names.index(axis))
     return Group(axis, tuple(dist.get_process_group_ranks(process_group)))
-
-
-def _check_arguments(*, allowed: Allowed, timeout_s: float) -> None:
-    if timeout_s <= 0:
-        raise ConfigError(f"timeout_s={timeout_s:g} must be positive")
-    for layer, text, reason in allowed:
-        is_complete = bool(text and reason)
-        if layer not in _LAYERS or not is_complete:
-            raise ConfigError(
-                f"allowed entry {(layer, text, reason)} must be (layer, text it contains, reason); layers are {_LAYERS}"
-            )
 
 
 def _device_of(mesh: DeviceMesh | None) -> torch.device:

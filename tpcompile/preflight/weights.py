@@ -169,19 +169,12 @@ def _declared_specs(module: nn.Module, group: Group) -> dict[str, Declared]:
     """Layouts declared by tpcompile's own modules; a module bound to a different group says nothing about this one."""
     declared: dict[str, Declared] = {}
     for name, declaration in declarations_of(module).items():
-        if _is_bound_to(declaration.declared_by, group):
-            dim = declaration.spec.dim
-            layout = Layout.REPLICATED if dim is None else Layout.SHARDED
-            declared[name] = Declared(layout, "shard_specs", dim)  # parts are padded to equal shapes: `ShardSpec.take`
+        comm = getattr(declaration.declared_by, "comm", None)
+        bound = getattr(comm, "group", None)
+        ranks = [dist.get_rank()] if bound is None else dist.get_process_group_ranks(bound)  # size 1 has no group
+        if comm is not None and tuple(ranks) != group.ranks:
+            continue
+        dim = declaration.spec.dim
+        layout = Layout.REPLICATED if dim is None else Layout.SHARDED
+        declared[name] = Declared(layout, "shard_specs", dim)  # parts are padded to equal shapes: `ShardSpec.take`
     return declared
-
-
-def _is_bound_to(module: object, group: Group) -> bool:
-    comm = getattr(module, "comm", None)
-    if comm is None:
-        return True
-    bound = getattr(comm, "group", None)
-    ranks = [dist.get_rank()]  # a module of size 1 has no group
-    if bound is not None:
-        ranks = dist.get_process_group_ranks(bound)
-    return tuple(ranks) == group.ranks
