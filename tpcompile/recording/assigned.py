@@ -52,7 +52,9 @@ def assigned(code: CodeType) -> Assigned:
         number = numbers.setdefault(text, len(numbers))
         return (number, name, attribute) if number < RETURNED else None
 
-    arguments = [found for name in _arguments(code) if (found := spec(name))]
+    given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    named = [name for name in given if name not in ("self", "cls") and not name.startswith(".")]
+    arguments = [found for name in named if (found := spec(name))]
     line = code.co_firstlineno
     before: dis.Instruction | None = None
     instructions = list(dis.get_instructions(code))
@@ -87,11 +89,6 @@ def _bodies(instructions: Sequence[dis.Instruction]) -> Iterator[tuple[int, tupl
 def _line_of(one: dis.Instruction) -> int:
     """0 where the compiler noted none."""
     return (one.positions and one.positions.lineno) or 0
-
-
-def _arguments(code: CodeType) -> tuple[str, ...]:
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return tuple(name for name in names if name not in ("self", "cls") and not name.startswith("."))
 
 
 def _stored(one: dis.Instruction) -> tuple[str, ...]:

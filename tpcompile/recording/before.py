@@ -127,22 +127,23 @@ def _lines(code: CodeType, until: int, *, of_self: bool = False) -> Mapping[str,
 def _held(value: Any, *, is_own: bool) -> Iterator[tuple[str, Any]]:
     """Attributes of an object, or entries of a dict, by name; no code of the value's class runs."""
     kind = type(value)
-    has_attributes = is_own or kind in (SimpleNamespace, argparse.Namespace) or issubclass(kind, torch.nn.Module)
-    if kind is not dict and (not has_attributes or issubclass(kind, (type, ModuleType))):
-        return
-    if kind is not dict and inspect.getattr_static(value, "__dict__", None) is None:
-        return
-    held = value if kind is dict else object.__getattribute__(value, "__dict__")
-    if issubclass(kind, torch.nn.Module):
-        parts = [held.get(name) or {} for name in ("_parameters", "_buffers", "_modules")]
-        held = {name: one for part in parts for name, one in part.items()} | (_attributes(held) if is_own else {})
+    is_torch_module = issubclass(kind, torch.nn.Module)
+    held = value
+    if kind is not dict:
+        has_attributes = is_own or is_torch_module or kind in (SimpleNamespace, argparse.Namespace)
+        is_code = issubclass(kind, (type, ModuleType))
+        if is_code or not has_attributes or inspect.getattr_static(value, "__dict__", None) is None:
+            return
+        held = object.__getattribute__(value, "__dict__")
+    if is_torch_module:
+        parts: dict[str, Any] = {}
+        for table in ("_parameters", "_buffers", "_modules"):
+            parts |= held.get(table) or {}
+        if is_own:  # what its class sets, not torch
+            parts |= {name: one for name, one in held.items() if not name.startswith("_")}
+        held = parts
     if type(held) is dict:
         yield from ((name, one) for name, one in list(held.items())[:_MAX_ITEMS] if type(name) is str)
-
-
-def _attributes(held: dict[str, Any]) -> dict[str, Any]:
-    """Those of a module that its class sets, not torch."""
-    return {name: one for name, one in held.items() if not name.startswith("_")}
 
 
 def _text(value: Any) -> str | None:
@@ -152,7 +153,10 @@ def _text(value: Any) -> str | None:
     if kind is torch.device:
         return str(value.type)  # of a rank's own device the index is its role
     if kind is str:
-        return f"text {hashlib.sha256(_without_rank(value).encode()).hexdigest()[:8]}"
+        # Without the number of this rank in it: `cuda:1`, `shard_1.pt`.
+        own = {os.environ.get("RANK"), os.environ.get("LOCAL_RANK")}
+        common = _NUMBER.sub(lambda number: "#" if number[0] in own else number[0], value)
+        return f"text {hashlib.sha256(common.encode()).hexdigest()[:8]}"
     if kind in (torch.Tensor, torch.nn.Parameter) and not num_function_modes():  # a mode would see it
         grad = ", requires_grad" if value.requires_grad else ""
         return f"{value.dtype}, {value.dim()} dimensions{grad}"  # sizes are those of the rank's own shard
@@ -163,12 +167,6 @@ def _text(value: Any) -> str | None:
         parts = [_text(part) for item in list(value.items())[:_MAX_ITEMS] for part in item]
         return _joined(kind, parts, len(value)) if None not in parts else None
     return None
-
-
-def _without_rank(text: str) -> str:
-    """The text without the number of this rank in it: `cuda:1`, `shard_1.pt`."""
-    own = {os.environ.get("RANK"), os.environ.get("LOCAL_RANK")}
-    return _NUMBER.sub(lambda number: "#" if number[0] in own else number[0], text)
 
 
 def _joined(kind: type, texts: Sequence[str | None], length: int) -> str:

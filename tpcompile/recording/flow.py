@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -27,6 +27,7 @@ from tpcompile.recording.assigned import NOTHING, assigned
 from tpcompile.recording.before import set_before
 from tpcompile.recording.flow_callbacks import InPython, compiled
 from tpcompile.recording.ring import Ring
+from tpcompile.torch_api import watching
 from tpcompile.torch_api.flags import num_function_modes
 
 _PACKAGE = f"{Path(__file__).parents[1]}/"
@@ -98,7 +99,7 @@ class FlowRecorder:
         monitoring.register_callback(_TOOL, events.PY_START, callbacks.on_start)
         monitoring.register_callback(_TOOL, events.LINE, callbacks.on_line)
         monitoring.register_callback(_TOOL, events.PY_RETURN, callbacks.on_return)
-        for running in _stack(frame):  # these have started already
+        for running in watching.frames_from(frame):  # these have started already
             self._first_start(running.f_code)
         monitoring.set_events(_TOOL, events.PY_START)
         monitoring.restart_events()  # code that an earlier recording has disabled
@@ -133,7 +134,7 @@ class FlowRecorder:
                 callbacks.on_return(frame.f_code, 0, value)
             return goes_on
 
-        for running in _stack(frame):
+        for running in watching.frames_from(frame):
             if self._first_start(running.f_code) is not _UNFOLLOWED:
                 running.f_trace = goes_on
         sys.settrace(starts)
@@ -248,9 +249,3 @@ def _is_suspended(frame: FrameType) -> bool:
     at, code = frame.f_lasti, frame.f_code.co_code
     is_resumed = at >= 0 and code[at] == _RESUME and code[at + 1] & 3
     return at >= 0 and (code[at] == _YIELD or bool(is_resumed))
-
-
-def _stack(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

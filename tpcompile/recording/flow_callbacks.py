@@ -220,7 +220,10 @@ def compiled() -> ModuleType | None:
         if not library.exists():
             with TemporaryDirectory(dir=library.parent) as partial:
                 built = Path(partial, library.name)
-                _build(built)
+                compiler = (os.environ.get("CC") or "cc").split()
+                include = f"-I{sysconfig.get_path('include')}"
+                command = [*compiler, "-O2", "-shared", "-fPIC", include, str(_SOURCE), "-o", str(built)]
+                subprocess.run(command, capture_output=True, check=True, timeout=60)
                 built.replace(library)  # a process that loads it meanwhile finds all of it
         spec = importlib.util.spec_from_file_location("tpcompile_flow", library)
         if spec is None or spec.loader is None:
@@ -235,10 +238,3 @@ def compiled() -> ModuleType | None:
 def _library() -> Path:
     content = f"{sys.version} {sysconfig.get_config_var('EXT_SUFFIX')} {_SOURCE.read_text()}"
     return cache_folder("flow") / f"tpcompile_flow_{hashlib.sha256(content.encode()).hexdigest()[:16]}.so"
-
-
-def _build(library: Path) -> None:
-    compiler = (os.environ.get("CC") or "cc").split()
-    include = f"-I{sysconfig.get_path('include')}"
-    command = [*compiler, "-O2", "-shared", "-fPIC", include, str(_SOURCE), "-o", str(library)]
-    subprocess.run(command, capture_output=True, check=True, timeout=60)

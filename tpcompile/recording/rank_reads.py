@@ -89,7 +89,10 @@ def _reads_of_code(code: CodeType) -> Iterator[RankRead]:
 def _with_value(read: RankRead) -> RankRead:
     """The read with its value on this rank; values of variables with a secret's name are hashed."""
     if read.variable:
-        return read.model_copy(update={"value": _environment_value(read.variable)})
+        value = os.environ.get(read.variable, "(not set)")
+        if _SECRET.search(read.variable) or len(value) > _MAX_VALUE:
+            value = f"sha256:{hashlib.sha256(value.encode()).hexdigest()[:12]}"
+        return read.model_copy(update={"value": value})
     if read.kind == TaintKind.HOSTNAME:
         return read.model_copy(update={"value": platform.node()})
     return read
@@ -127,30 +130,15 @@ def _imports(tree: ast.AST) -> dict[str, str]:
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names |= _of_import(node)
+            for alias in node.names:
+                package = alias.name.partition(".")[0]
+                if alias.asname:  # `import a.b as c` gives c -> a.b
+                    names[alias.asname] = alias.name
+                else:  # `import a.b` gives a -> a
+                    names[package] = package
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names |= _of_import_from(node)
-    return names
-
-
-def _of_import_from(node: ast.ImportFrom) -> dict[str, str]:
-    """`from a.b import c as d` gives d -> a.b.c."""
-    names: dict[str, str] = {}
-    for alias in node.names:
-        name = alias.asname or alias.name
-        names[name] = f"{node.module}.{alias.name}"
-    return names
-
-
-def _of_import(node: ast.Import) -> dict[str, str]:
-    """`import a.b as c` gives c -> a.b, and `import a.b` gives a -> a."""
-    names: dict[str, str] = {}
-    for alias in node.names:
-        if alias.asname:
-            names[alias.asname] = alias.name
-        else:
-            package = alias.name.partition(".")[0]
-            names[package] = package
+            for alias in node.names:  # `from a.b import c as d` gives d -> a.b.c
+                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
     return names
 
 

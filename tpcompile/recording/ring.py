@@ -29,7 +29,11 @@ class Ring:
         if not name:
             raise PreflightError("there is no private folder")
         self.path = _path(name)
-        _remove_old(self.path.parent)
+        now_s = time.time()  # rings of jobs that were killed, and that nobody read, are removed after a day
+        for path in self.path.parent.glob("*.ring"):
+            with suppress(OSError):
+                if now_s - path.stat().st_mtime > _OLD_S:
+                    path.unlink()
         size = _size()
         with self.path.open("x+b") as file:
             try:
@@ -106,12 +110,3 @@ def _size() -> int:
 
 def _path(name: str) -> Path:
     return shared_folder("rings") / f"{name}.ring"
-
-
-def _remove_old(folder: Path) -> None:
-    """Remove rings of jobs that were killed a day ago or earlier, and that nobody read."""
-    now_s = time.time()
-    for path in folder.glob("*.ring"):
-        with suppress(OSError):
-            if now_s - path.stat().st_mtime > _OLD_S:
-                path.unlink()
