@@ -64,13 +64,6 @@ class _ColumnLinear(nn.Module):
 
     def multiplied(self, x_I: Tensor, product: Product | None = None) -> Tensor:
         """[..., I] -> all output features of this rank, the packed parts side by side; by `product` if it is given."""
-        x_I, weight, bias = self._entered(x_I)
-        if product is not None:
-            return product(x_I, weight, bias)
-        return F.linear(x_I, weight, bias)
-
-    def _entered(self, x_I: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What is multiplied in the tensor-parallel region."""
         if self.sequence_parallel:
             x_I = self.comm.all_gather(x_I, dim=0, dst="R")  # tokens sharded -> replicated, partial gradient
         else:
@@ -79,7 +72,9 @@ class _ColumnLinear(nn.Module):
         if self.replicas > 1 and torch.is_grad_enabled():
             weight = self._shared(weight)
             bias = bias if bias is None else self._shared(bias)
-        return x_I, weight, bias
+        if product is not None:
+            return product(x_I, weight, bias)
+        return F.linear(x_I, weight, bias)
 
     def _shared(self, rows: Tensor) -> Tensor:
         """The replicated parts enter a region of their own: each replica sees a part of their gradient."""

@@ -124,7 +124,15 @@ def placements_of(
     """
     parameters = dict(module.named_parameters())
     declared = declarations_of(module)
-    _check_all_declared(parameters, declared, layouts)
+    missing = sorted(parameters.keys() - declared.keys())
+    if missing and layouts is None:
+        raise ConfigError(
+            f"no layout is declared for {missing}; declare each parameter in shard_specs() of its module, or pass "
+            "layouts={'*.up.weight': ShardSpec(dim=0, parts=(256,))}"
+        )
+    tied = sorted(declared.keys() - parameters.keys())
+    if tied:
+        raise ConfigError(f"{tied} are tied to parameters of other names; declare a tied parameter by its first name")
     by_pattern = _layouts_by_name(parameters, layouts or {})
     found = {}
     for name, parameter in parameters.items():
@@ -161,20 +169,6 @@ def declarations_of(module: nn.Module) -> dict[str, Declaration]:
     if unknown:
         raise ConfigError(f"shard_specs() declares {unknown}, which are no parameters; correct the names")
     return found
-
-
-def _check_all_declared(
-    parameters: Mapping[str, Tensor], declared: Mapping[str, Declaration], layouts: Mapping[str, Layout] | None
-) -> None:
-    missing = sorted(parameters.keys() - declared.keys())
-    if missing and layouts is None:
-        raise ConfigError(
-            f"no layout is declared for {missing}; declare each parameter in shard_specs() of its module, or pass "
-            "layouts={'*.up.weight': ShardSpec(dim=0, parts=(256,))}"
-        )
-    tied = sorted(declared.keys() - parameters.keys())
-    if tied:
-        raise ConfigError(f"{tied} are tied to parameters of other names; declare a tied parameter by its first name")
 
 
 def _layouts_by_name(parameters: Iterable[str], layouts: Mapping[str, Layout]) -> dict[str, Layout]:
