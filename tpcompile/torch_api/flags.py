@@ -30,8 +30,12 @@ def backend_flags() -> dict[str, str]:
     precisions = {name: _read(f"{name}.fp32_precision") for name in _FP32_PRECISION}
     precisions["all"] = torch.backends.fp32_precision
     cuda = torch.backends.cuda  # its switches of attention hold on a CPU too
+    try:
+        matmul_precision = torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch raises once a backend has a setting of its own (`fp32_precision`)
+        matmul_precision = "set per backend"
     return found | {
-        "float32_matmul_precision": _matmul_precision(),
+        "float32_matmul_precision": matmul_precision,
         "fp32_precision": " ".join(f"{name}={value}" for name, value in precisions.items()),
         "sdpa_enabled": f"flash={cuda.flash_sdp_enabled()} efficient={cuda.mem_efficient_sdp_enabled()} "
         f"cudnn={cuda.cudnn_sdp_enabled()} math={cuda.math_sdp_enabled()}",
@@ -42,14 +46,6 @@ def backend_flags() -> dict[str, str]:
 
 def _read(name: str) -> object:
     return functools.reduce(getattr, name.split("."), torch.backends)
-
-
-def _matmul_precision() -> str:
-    """The process-wide setting; torch raises once a backend has its own (`fp32_precision`)."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return "set per backend"
 
 
 num_function_modes = torch._C._len_torch_function_stack

@@ -52,28 +52,12 @@ PROPERTIES = {"sm_90": _OF_SM90, "sm_80": _OF_SM80}
 
 def pretend(arch: str) -> None:
     """Make torch see one GPU of that architecture, which computes nothing, for the rest of this process."""
-    _replace_names(SimpleNamespace(**PROPERTIES[arch]))
-
-
-class _Device:
-    """Stands for torch.cuda.device."""
-
-    def __init__(self, *_: Any) -> None:
-        pass
-
-    def __enter__(self) -> _Device:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-def _replace_names(gpu: Any) -> None:
     import torch._subclasses.fake_tensor as fake_tensor
     import torch.utils._triton as triton_utils
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.fx_passes import joint_graph
 
+    gpu = SimpleNamespace(**PROPERTIES[arch])
     capability = (gpu.major, gpu.minor)
     cuda: Any = torch.cuda
     for name, value in {
@@ -106,6 +90,19 @@ def _replace_names(gpu: Any) -> None:
     _allocate_on_the_cpu()
 
 
+class _Device:
+    """Stands for torch.cuda.device."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __enter__(self) -> _Device:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 def _convert(module: Any, function: Callable[[Any], Any], recurse: bool = True) -> Any:
     """Stands for `Module._apply`, which exchanges the insides of parameters; those of empty tensors cannot be."""
     new: dict[int, Any] = {}  # one parameter in two modules stays one
@@ -117,16 +114,12 @@ def _convert(module: Any, function: Callable[[Any], Any], recurse: bool = True) 
             if tensor is None:
                 continue
             if id(tensor) not in new:
-                new[id(tensor)] = _converted(tensor, function)
+                with torch.no_grad():
+                    result = function(tensor)
+                is_new_parameter = isinstance(tensor, torch.nn.Parameter) and result is not tensor
+                new[id(tensor)] = torch.nn.Parameter(result, tensor.requires_grad) if is_new_parameter else result
             tensors[name] = new[id(tensor)]
     return module
-
-
-def _converted(tensor: Any, function: Callable[[Any], Any]) -> Any:
-    with torch.no_grad():
-        result = function(tensor)
-    is_new_parameter = isinstance(tensor, torch.nn.Parameter) and result is not tensor
-    return torch.nn.Parameter(result, tensor.requires_grad) if is_new_parameter else result
 
 
 def _register_interface(gpu: Any, capability: tuple[int, int]) -> None:

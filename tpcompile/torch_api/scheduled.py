@@ -177,7 +177,14 @@ def _computed_by_part(part: Any) -> set[_FxNode]:
     inside = origins - {buffer.get_origin_node() for buffer in _read_buffers(part)}
     results = _made_by_part(part)
     first = results & inside or results
-    return _backward(first, inside - _in_earlier_stages(part, results))
+    # What the first stage of a split reduction has computed, of which this is the second.
+    earlier: set[_FxNode] = set()
+    for buffer in _read_buffers(part):
+        is_stage = isinstance(buffer, _ir.ComputedBuffer)
+        of_buffer = _called(buffer.get_origins()) if is_stage else set()
+        if of_buffer & results:
+            earlier |= of_buffer - results
+    return _backward(first, inside - earlier)
 
 
 def _backward(results: Iterable[_FxNode], inside: set[_FxNode]) -> set[_FxNode]:
@@ -198,17 +205,6 @@ def _called(origins: Iterable[_FxNode]) -> set[_FxNode]:
 def _read_buffers(part: Any) -> list[Any]:
     buffers = [V.graph.name_to_buffer.get(read.name) for read in part.read_writes.reads]
     return [buffer for buffer in buffers if buffer is not None]
-
-
-def _in_earlier_stages(part: Any, results: set[_FxNode]) -> set[_FxNode]:
-    """What the first stage of a split reduction has computed, of which this is the second."""
-    found: set[_FxNode] = set()
-    stages = [buffer for buffer in _read_buffers(part) if isinstance(buffer, _ir.ComputedBuffer)]
-    for buffer in stages:
-        origins = _called(buffer.get_origins())
-        if origins & results:
-            found |= origins - results
-    return found
 
 
 def op_name(origin: _FxNode) -> str:

@@ -186,17 +186,13 @@ def _is_machinery(frame: FrameType) -> bool:
 
 def recorded_collectives() -> dict[str, Any]:
     """The flight recorders' dump: `entries`, those of a backend oldest first, and `pg_status`; `{}` without any."""
-    dumps = [pickle.loads(dump()) for dump in _recorders()]  # from our own process, not from the network
+    recorders = [torch._C._distributed_c10d._dump_fr_trace]
+    # NCCL has a recorder of its own, beside that of the other backends.
+    if torch.cuda.is_available() and hasattr(torch._C._distributed_c10d, "_dump_nccl_trace"):
+        recorders.insert(0, torch._C._distributed_c10d._dump_nccl_trace)
+    dumps = [pickle.loads(dump()) for dump in recorders]  # from our own process, not from the network
     entries = [entry for one in dumps for entry in one.get("entries", ())]
     return {**{key: value for one in dumps for key, value in one.items()}, "entries": entries} if entries else {}
-
-
-def _recorders() -> list[Callable[[], bytes]]:
-    """What dumps what torch recorded: NCCL has a recorder of its own, beside that of the other backends."""
-    found = [torch._C._distributed_c10d._dump_fr_trace]
-    if torch.cuda.is_available() and hasattr(torch._C._distributed_c10d, "_dump_nccl_trace"):
-        found.insert(0, torch._C._distributed_c10d._dump_nccl_trace)
-    return found
 
 
 class _Group(NamedTuple):
@@ -259,13 +255,8 @@ def _group_given(values: Mapping[str, Any]) -> str | None:
     for one in given:
         if isinstance(one, str) and one in by_name:
             return by_name[one]
-    return _label_of_handle(values)
-
-
-def _label_of_handle(values: Mapping[str, Any]) -> str | None:
-    """`name description` of a group that is given as an object; where that is None, of the group of all ranks."""
     handle = values.get("group", "none is given")
-    if handle is None:
+    if handle is None:  # all ranks
         handle = dist.group.WORLD
     if not isinstance(handle, dist.ProcessGroup):
         return None
