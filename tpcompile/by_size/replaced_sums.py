@@ -10,7 +10,7 @@ from torch.fx import Graph, Node
 
 from tpcompile.by_size import packed_sums, pushed_sums
 from tpcompile.by_size.packed_sums import pack
-from tpcompile.by_size.pushed_sums import Pushing, only_wait, push, put_in_place_of, summed
+from tpcompile.by_size.pushed_sums import Pushing, only_wait, push, replace_by_call, summed
 from tpcompile.torch_api.c10d import ops
 from tpcompile.torch_api.passes import CustomGraphPass, get_hash_for_files
 
@@ -61,5 +61,5 @@ class ReplacingPass(CustomGraphPass):
         x, _, group_name = start.args
         rows = self._chooser.rows_for(value, str(group_name))
         if rows:
-            put_in_place_of(wait, self._op, (x, rows, group_name))
+            replace_by_call(wait, self._op, (x, rows, group_name))
             start.graph.erase_node(start)

@@ -47,7 +47,7 @@ class Sums:
     def text(self, group: dist.ProcessGroup | None) -> str:
         """`by_size, table 1f0a...: two_shot to 8388608 bytes, nccl above (2 x NVIDIA H100)`; None is the job."""
         found, device = group or dist.group.WORLD, _device()
-        rows = shown(self._rows(found, device), self._push_from(found, device))
+        rows = shown(*self._chosen(found, device))
         num_ranks = 1 if found is None else found.size()
         place = f"{num_ranks} x {gpu_of(device)}"
         return f"by_size, table {self.table.digest}: {rows} ({place})"
@@ -55,7 +55,7 @@ class Sums:
     def rows_for(self, x: Tensor, group_name: str) -> str:
         """The rows for a fake tensor; empty where NCCL sums all its sizes."""
         group = c10d.group_of_name(group_name)
-        rows = self._rows(group, x.device)
+        rows, _ = self._chosen(group, x.device)
         is_known = all(isinstance(size, int) for size in x.shape)
         if is_known and chosen(x, rows, group.size()) == NCCL:
             return ""
@@ -63,24 +63,25 @@ class Sums:
 
     def pushes(self, x: Tensor, group_name: str) -> bool:
         """True when copy engines send a sum of two ranks that has work beside it; never for one of unknown size."""
-        least = self._push_from(c10d.group_of_name(group_name), x.device)
+        _, least = self._chosen(c10d.group_of_name(group_name), x.device)
         is_known = all(isinstance(size, int) for size in x.shape)
         return least is not None and is_known and x.numel() * x.itemsize >= least
 
     def identity(self) -> tuple[str, ...]:
         """The table, the GPU, and the rows of each group of this process by its name."""
         device = _device()
-        of_groups = sorted(
-            f"{name}={self._rows(group, device)} {self._push_from(group, device)}"
-            for group, name in c10d.known_groups()
-        )
-        return (self.table.digest, gpu_of(device), *of_groups)
+        of_groups = []
+        for group, name in c10d.known_groups():
+            rows, push_from = self._chosen(group, device)
+            of_groups.append(f"{name}={rows} {push_from}")
+        return (self.table.digest, gpu_of(device), *sorted(of_groups))
 
-    def _rows(self, group: Any, device: torch.device) -> str:
-        return self.table.rows(gpu_of(device), group.size()) if _can_share(group, device) else ""
-
-    def _push_from(self, group: Any, device: torch.device) -> int | None:
-        return self.table.push_from(gpu_of(device), group.size()) if _can_share(group, device) else None
+    def _chosen(self, group: Any, device: torch.device) -> tuple[str, int | None]:
+        """(rows, bytes from which on sums are pushed) for a group; none where its ranks cannot share memory."""
+        if not _can_share(group, device):
+            return "", None
+        cell = (gpu_of(device), group.size())
+        return self.table.rows(*cell), self.table.push_from(*cell)
 
 
 def gpu_of(device: torch.device) -> str:

@@ -45,7 +45,7 @@ class Cell(Frozen):
     """Model, as the driver names it: `NVIDIA H100 80GB HBM3`; `cpu` without one."""
     num_ranks: int
     rows: tuple[Row, ...]
-    """In the order of their sizes; larger messages are NCCL's."""
+    """Rows in the order of their sizes; NCCL sums larger messages."""
     push_from_bytes: int | None = None
     """Messages of two ranks that are products, or have work beside them, are sent by copy engines from this size on."""
     measured: tuple[Measured, ...] = ()
@@ -134,7 +134,11 @@ def fastest_rows(measured: Iterable[Measured]) -> tuple[Row, ...]:
     kept: list[Row] = []
     before = None
     for one in sorted(measured, key=lambda each: each.size_bytes):
-        row = Row(up_to_bytes=one.size_bytes, algorithm=_fastest(one, before))
+        faster = [name for name, us in one.us.items() if us * MIN_RATIO <= one.us[NCCL]]
+        if before is not None:
+            faster = [name for name in faster if before.us[name] <= before.us[NCCL]]
+        fastest = min(faster, key=one.us.__getitem__, default=NCCL)
+        row = Row(up_to_bytes=one.size_bytes, algorithm=fastest)
         if kept and kept[-1].algorithm == row.algorithm:
             kept.pop()
         kept.append(row)
@@ -142,13 +146,6 @@ def fastest_rows(measured: Iterable[Measured]) -> tuple[Row, ...]:
     if kept and kept[-1].algorithm == NCCL:
         kept.pop()
     return tuple(kept)
-
-
-def _fastest(one: Measured, before: Measured | None) -> Algorithm:
-    faster = [name for name, us in one.us.items() if us * MIN_RATIO <= one.us[NCCL]]
-    if before is not None:
-        faster = [name for name in faster if before.us[name] <= before.us[NCCL]]
-    return min(faster, key=lambda name: one.us[name], default=NCCL)
 
 
 def _text(rows: Iterable[Row]) -> str:

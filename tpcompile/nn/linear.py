@@ -41,8 +41,14 @@ class _ColumnLinear(nn.Module):
         self.sequence_parallel = sequence_parallel
         self.layout = ShardSpec(dim=0, parts=tuple(parts))
         self.local_parts = tuple(part.share(comm.size, "out_features") for part in self.layout.packed)
-        self.replicas = max(part.replicas for part in self.layout.packed)
-        self.num_own = _rows_before_replicated(self.layout.packed, self.local_parts)
+        replicas = [part.replicas for part in self.layout.packed]
+        if replicas != sorted(replicas) or len({count for count in replicas if count > 1}) > 1:
+            raise ConfigError(
+                f"replicas of packed parts are {replicas}; put parts without replicas first, the rest alike"
+            )
+        # Rows of the parts without replicas, which are first, so that one slice holds the others.
+        self.num_own = sum(rows for rows, count in zip(self.local_parts, replicas, strict=True) if count == 1)
+        self.replicas = max(replicas)
         self.replica_comm = comm.replicas(self.replicas)
         self.weight = nn.Parameter(torch.empty(sum(self.local_parts), in_features, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(sum(self.local_parts), dtype=dtype)) if bias else None
@@ -169,11 +175,3 @@ class RowParallelLinear(nn.Module):
             return reduced(y_shape, dtype)
         leave = scattered(y_shape, dtype, tp=self.comm.size, summed=True)
         return leave if self.bias is None else leave.then(entered(self.bias.shape, dtype))
-
-
-def _rows_before_replicated(parts: Sequence[Part], local_parts: Sequence[int]) -> int:
-    """Local rows of the parts without replicas; they must come first, so that one slice holds the others."""
-    replicas = [part.replicas for part in parts]
-    if replicas != sorted(replicas) or len({n for n in replicas if n > 1}) > 1:
-        raise ConfigError(f"replicas of packed parts are {replicas}; put parts without replicas first, the rest alike")
-    return sum(rows for part, rows in zip(parts, local_parts, strict=True) if part.replicas == 1)

@@ -146,10 +146,10 @@ def check_program(
     demands = demands or Demands()
     module = reference.place(comm)
     if program == "eager":
-        heard = EagerCollectives(comm)
-        with heard.listening():
-            result = reference.run(module, module, comm, train=train, on_backward=heard.on_backward)
-        seen, graphs, breaks = heard.collectives, 0, 0
+        eager = EagerCollectives(comm)
+        with eager.listening():
+            result = reference.run(module, module, comm, train=train, on_backward=eager.on_backward)
+        seen, graphs, breaks = eager.collectives, 0, 0
     else:
         with CaptureSession(groups=roles_of(comm)) as session:
             session.reset_compiler()  # or this module's code would count as a recompile of the one before

@@ -31,7 +31,7 @@ class TensorError(Frozen):
     """The tensor had to be exact, and is not."""
 
     def is_right(self, limit: float) -> bool:
-        """Within the limit, and equal where that was asked for; NaN is never right."""
+        """True when the ratio is within the limit, and bits are equal where that was asked for; NaN is never right."""
         return not self.differs and self.ratio <= limit
 
     def text(self, limit: float) -> str:

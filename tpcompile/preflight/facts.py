@@ -90,7 +90,10 @@ def rank_facts(
     found[DEVICE] |= {"device type": device.type}
     found[TOPOLOGY] = topology(mesh, group)
     found |= weight_facts(weights)
-    found[DTYPES] |= _autocast(device)
+    found[DTYPES]["autocast cache"] = str(torch.is_autocast_cache_enabled())
+    for kind in sorted({"cpu", device.type}):
+        is_on = torch.is_autocast_enabled(kind)
+        found[DTYPES][f"autocast {kind}"] = str(torch.get_autocast_dtype(kind)) if is_on else "off"
     # Without bits, in which shards differ by nature; a handshake of frozen weights compares each with its own past.
     shards = {n: w.model_copy(update={"print": ""}) for n, w in weights.items() if w.layout == Layout.SHARDED}
     return RankFacts(groups=found, shards=shards), unresolved
@@ -142,24 +145,11 @@ def _environment() -> dict[str, dict[str, str]]:
     for key, value in compat.environment().items():
         group, prefix = _PLACES.get(key.partition(" ")[0], (BACKENDS, "backend "))
         found[group][f"{prefix}{key}"] = value
-    found[VERSIONS] |= {"version python": platform.python_version()} | _packages()
-    found[VERSIONS]["version cudnn"] = str(torch.backends.cudnn.version())
-    return found
-
-
-def _packages() -> dict[str, str]:
-    found = {}
+    found[VERSIONS]["version python"] = platform.python_version()
     for name in _PACKAGES:
         try:
-            found[f"version {name}"] = version(name)
+            found[VERSIONS][f"version {name}"] = version(name)
         except PackageNotFoundError:
-            found[f"version {name}"] = "none"
+            found[VERSIONS][f"version {name}"] = "none"
+    found[VERSIONS]["version cudnn"] = str(torch.backends.cudnn.version())
     return found
-
-
-def _autocast(device: torch.device) -> dict[str, str]:
-    facts = {"autocast cache": str(torch.is_autocast_cache_enabled())}
-    for kind in sorted({"cpu", device.type}):
-        is_on = torch.is_autocast_enabled(kind)
-        facts[f"autocast {kind}"] = f"{torch.get_autocast_dtype(kind)}" if is_on else "off"
-    return facts

@@ -99,7 +99,11 @@ class Handshake:
         self._module, self._mesh, self._sharded, self._allowed = module, mesh, sharded, allowed
         self._resolved, self._frozen, self._timeout_s = resolved or {}, frozen, timeout_s
         self._group = group_of(mesh, axis)
-        self._device = _device_of(mesh)
+        # init_process_group() without a backend means gloo for CPU and NCCL for GPU tensors.
+        has_nccl = "cuda:nccl" in dist.get_backend_config() and torch.cuda.is_available()
+        default = "cuda" if has_nccl else "cpu"
+        kind = default if mesh is None else mesh.device_type
+        self._device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
         ranks = range(dist.get_world_size()) if mesh is None else mesh.mesh.flatten().tolist()
         self._exchanges = Exchanges("handshake", ranks=ranks, store=store, timeout_s=timeout_s)
         self._before: dict[str, Weight] = {}
@@ -184,14 +188,6 @@ def group_of(mesh: DeviceMesh | None, axis: str) -> Group:
         raise ConfigError(f"rank {dist.get_rank()} is not in the mesh; only its members may call")
     process_group = mesh.get_group(names.index(axis))
     return Group(axis, tuple(dist.get_process_group_ranks(process_group)))
-
-
-def _device_of(mesh: DeviceMesh | None) -> torch.device:
-    # init_process_group() without a backend means gloo for CPU and NCCL for GPU tensors.
-    has_nccl = "cuda:nccl" in dist.get_backend_config() and torch.cuda.is_available()
-    default = "cuda" if has_nccl else "cpu"
-    kind = default if mesh is None else mesh.device_type
-    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
 def _changes(before: dict[str, Weight], now: dict[str, Weight]) -> dict[str, str]:

@@ -34,7 +34,7 @@ class Vote(Frozen):
     all_reduce: str = "nccl"
     """How its graphs sum over ranks, with the table."""
     signature: str = ""
-    """Of the call that it captures; empty where it captures nothing."""
+    """Signature of the call that it captures; empty where it captures nothing."""
 
 
 class _Brought(Frozen, Generic[T]):
@@ -49,7 +49,7 @@ class _Settled(Frozen, Generic[T]):
 
     problem: str = ""
     ranks: tuple[Rank, ...] = ()
-    """To blame for the problem."""
+    """Ranks to blame for the problem."""
     decided: T | None = None
 
 

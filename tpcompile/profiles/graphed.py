@@ -137,7 +137,7 @@ class Graphed:
     def _recorded(
         self, call: Callable[[], Any], leaves: list[Leaf], copied: list[tuple[int, Tensor]]
     ) -> tuple[tuple[CudaGraph, Any] | None, Exception | None]:
-        """The graph and its outputs, and why it cannot be used, which the other ranks must hear before they replay."""
+        """The graph and its outputs, and why it cannot be used, which the other ranks must know before they replay."""
         gradients = Gradients(self._modules, self._label)
         if any(
             isinstance(each, Tensor) and each.requires_grad

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,28 +164,16 @@ def _wrong(observed: Mapping[int, Counter[str]], expected: Expected) -> dict[str
     return found
 
 
-def _evidence(verdict: Verdict, record: RankRecord, wrong: Iterable[str]) -> Iterator[str]:
+def _evidence(verdict: Verdict, record: RankRecord, wrong: Container[str]) -> Iterator[str]:
     """The graphs, breaks and recompiles behind the counts that are not as expected, each with the user's line."""
-    listed = {"graphs": _graphs(record), "breaks": _breaks(record), "recompiles": _recompiles(verdict)}
-    for name in wrong:
-        yield from listed[name]
-
-
-def _graphs(record: RankRecord) -> Iterator[str]:
     for compile_ in record.compiles:
         is_first = compile_.compile_id.endswith("/0")
-        if is_first and compile_.graphs:
+        if "graphs" in wrong and is_first and compile_.graphs:
             yield f"  graph of {compile_.line or compile_.function}"
-
-
-def _breaks(record: RankRecord) -> Iterator[str]:
     for compile_ in record.compiles:
-        for found in compile_.breaks:
+        for found in compile_.breaks if "breaks" in wrong else ():
             yield f"  break at {found.line}: {found.reason}"
-
-
-def _recompiles(verdict: Verdict) -> Iterator[str]:
-    for cause in verdict.recompiles:
+    for cause in verdict.recompiles if "recompiles" in wrong else ():
         at = f" at {cause.line}" if cause.line else ""
         yield f"  recompiled: {cause.guard}{at} ({named_ranks(cause.ranks)})"
 

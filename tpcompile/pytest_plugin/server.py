@@ -29,7 +29,7 @@ from tpcompile.ranks.pool import ForkedRanks, become
 _STACK_S = 0.3
 """Seconds that a rank has to write its stack before it is killed."""
 _POLL_S = 0.1
-"""Between two looks whether the server still runs; the end of a rank and a message are seen at once."""
+"""Seconds between checks that the server still runs; the end of a rank and a message are seen at once."""
 _ASK_S = 10.0
 """A process that has connected sends its job within this time, or has none."""
 
@@ -71,7 +71,7 @@ def _serve(listener: socket.socket, session: Connection, why_not: str) -> None:
 
 
 def _ask(connection: Connection, why_not: str) -> Job | None:
-    """Say why no rank can run, and receive a job; None when there is none."""
+    """Send the reason why no rank can run, and receive a job; None when there is none."""
     with suppress(OSError, EOFError):
         connection.send(why_not)
         if connection.poll(_ASK_S):

@@ -150,7 +150,7 @@ def _out_of_range(found: str) -> str:
 
 
 def _start_server(name: str, *, preload: Sequence[str], plugins: Sequence[str]) -> None:
-    """Have the first process of the session that comes here start the server."""
+    """Start the server, unless a different process of the session has bound its address already."""
     try:
         listener = _bound(name, "server")
     except OSError as error:
@@ -202,7 +202,7 @@ class Running:
                 self.pids = self._connection.recv()
 
     def stop(self, ranks: Collection[int]) -> None:
-        """Have these ranks write their stacks, and killed."""
+        """Kill these ranks, after they have written their stacks."""
         if ranks:
             self._send(ranks)
 

@@ -41,7 +41,7 @@ class Fetch(Protocol):
     """Ask one rank for details."""
 
     def __call__(self, rank: int, question: Question, kind: Any) -> Any | None:
-        """Its answer; None when it did not arrive in time, or is not of `kind`."""
+        """Return the answer of the rank; None when it did not arrive in time, or is not of `kind`."""
         ...
 
 

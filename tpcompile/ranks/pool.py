@@ -273,7 +273,7 @@ def _fork(main: Main, rank: int, variables: dict[str, str], listener: socket.soc
 
 
 def end_with_parent(signum: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent ends, even by SIGKILL. Linux only."""
+    """Ask the kernel to send this process a signal when its parent ends, even by SIGKILL. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum)
 
@@ -287,7 +287,7 @@ def _kill_group(pid: int) -> None:
 
 
 def become(environ: Mapping[str, str], stdout: int, stderr: int) -> None:
-    """Have in a forked process what a start of Python and the import of torch make of variables and files."""
+    """Set up a forked process as a new Python with torch would be, with these variables and output files."""
     from tpcompile.torch_api.forked import import_triton_as_asked, new_trace_handler
 
     os.dup2(stdout, 1)

@@ -30,7 +30,7 @@ class Assigned(NamedTuple):
     names: tuple[str, ...]
     """`size`, or `self.scale`, by number."""
     by_line: tuple[Line | None, ...]
-    """By line, from the first of the code on."""
+    """What each line stores; the first entry is the line on which the code begins."""
     arguments: tuple[Spec, ...]
     is_global: bool
     """The variables are those of a module."""
@@ -87,7 +87,7 @@ def _bodies(instructions: Sequence[dis.Instruction]) -> Iterator[tuple[int, tupl
 
 
 def _line_of(one: dis.Instruction) -> int:
-    """0 where the compiler noted none."""
+    """Line of an instruction; 0 where the compiler noted none."""
     return (one.positions and one.positions.lineno) or 0
 
 

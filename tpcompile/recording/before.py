@@ -31,13 +31,13 @@ _MAX_ROWS, _MAX_MODULES = 2000, 64
 _MAX_DEPTH = 3
 """`trainer.config.width` is looked at, what it holds is not."""
 _MAX_ITEMS = 32
-"""Of a container, or attributes of an object."""
+"""Most items of a container, or attributes of an object, that are read."""
 _PLAIN = (bool, int, float, complex, type(None), torch.dtype)
 _NUMBER = re.compile(r"\d+")
 
 
 def set_before(frame: FrameType | None, is_followed: Callable[[str], bool]) -> tuple[Set, ...]:
-    """Of the modules that are followed, then of the functions that run, the outermost first: what each has set."""
+    """What the followed modules have set, then what the running functions have, outermost first; at most 2000 rows."""
     return tuple(islice(_Program(is_followed).rows(frame), _MAX_ROWS))
 
 

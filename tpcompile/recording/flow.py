@@ -187,7 +187,7 @@ class FlowRecorder:
         callbacks.detach()
 
     def _first_start(self, code: CodeType) -> Any:
-        """Called when code starts for the first time: follow it (None), or never hear of it again."""
+        """Called when code starts for the first time: follow it (None), or disable its events."""
         ring, callbacks = self._ring, self._callbacks
         unfollowed = _MONITORING.DISABLE if IS_POSSIBLE else _UNFOLLOWED
         if callbacks is None or ring is None or not self._is_followed(code.co_filename):

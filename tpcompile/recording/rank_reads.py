@@ -73,17 +73,13 @@ def rank_reads(codes: Iterable[CodeType]) -> tuple[RankRead, ...]:
     """
     found: dict[RankRead, None] = {}
     for code in dict.fromkeys(codes):
-        has_name = not _NAMES.isdisjoint(code.co_names)
-        if has_name and not _is_foreign(code.co_filename):
-            found |= dict.fromkeys(_reads_of_code(code))
+        if _NAMES.isdisjoint(code.co_names) or _is_foreign(code.co_filename):
+            continue
+        lines = {line for _, _, line in code.co_lines()}
+        for item in _reads_of_file(code.co_filename):
+            if item.first_line == code.co_firstlineno and item.line in lines:
+                found[_with_value(item.read)] = None
     return tuple(found)
-
-
-def _reads_of_code(code: CodeType) -> Iterator[RankRead]:
-    lines = {line for _, _, line in code.co_lines()}
-    for item in _reads_of_file(code.co_filename):
-        if item.first_line == code.co_firstlineno and item.line in lines:
-            yield _with_value(item.read)
 
 
 def _with_value(read: RankRead) -> RankRead:
@@ -96,15 +92,6 @@ def _with_value(read: RankRead) -> RankRead:
     if read.kind == TaintKind.HOSTNAME:
         return read.model_copy(update={"value": platform.node()})
     return read
-
-
-def _environment_value(name: str) -> str:
-    value = os.environ.get(name)
-    if value is None:
-        return "(not set)"
-    if _SECRET.search(name) or len(value) > _MAX_VALUE:
-        return f"sha256:{hashlib.sha256(value.encode()).hexdigest()[:12]}"
-    return value
 
 
 @functools.cache
@@ -199,8 +186,9 @@ class _File:
             if name in ("body", "orelse", "finalbody"):
                 yield from self.part(value, scope)
                 continue
-            for item in _nodes(value):
-                yield from self.node(item, scope)
+            for item in value if isinstance(value, list) else [value]:
+                if isinstance(item, ast.AST):  # others are plain values
+                    yield from self.node(item, scope)
 
     def part(self, part: list[ast.stmt] | ast.AST, scope: _Scope) -> Iterator[_Read]:
         """A body: statements, or the one expression of a lambda or a conditional expression."""
@@ -312,12 +300,6 @@ class _File:
             kind=kind, text=ast.unparse(node), line=line, is_sure=scope.is_sure, receiver=receiver, variable=variable
         )
         return _Read(scope.first_line, node.lineno, read)
-
-
-def _nodes(value: object) -> list[ast.AST]:
-    """The nodes in a field of a node: one, a list, or none in a field of plain values."""
-    items = value if isinstance(value, list) else [value]
-    return [item for item in items if isinstance(item, ast.AST)]
 
 
 def _may_leave(statement: ast.stmt) -> bool:

@@ -29,7 +29,7 @@ class Ring:
         if not name:
             raise PreflightError("there is no private folder")
         self.path = _path(name)
-        now_s = time.time()  # rings of jobs that were killed, and that nobody read, are removed after a day
+        now_s = time.time()  # rings of killed jobs that no process read are removed after a day
         for path in self.path.parent.glob("*.ring"):
             with suppress(OSError):
                 if now_s - path.stat().st_mtime > _OLD_S:

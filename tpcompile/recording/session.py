@@ -26,8 +26,7 @@ from tpcompile.fastpath.use import Seen, uses
 from tpcompile.fusion.manifest_records import Manifest
 from tpcompile.profiles import chosen
 from tpcompile.recording.additions import Additions
-from tpcompile.recording.foreign import foreign_ops
-from tpcompile.recording.launches import Launches
+from tpcompile.recording.foreign import Launches, foreign_ops
 from tpcompile.recording.rank_reads import rank_reads
 from tpcompile.recording.regions import RegionCounter
 from tpcompile.torch_api import compiler as compat

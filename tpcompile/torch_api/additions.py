@@ -32,7 +32,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator as _Instruction
 from tpcompile.torch_api import makers
 
 _CHANGES_NO_CODE = ("trace.",)
-"""Settings of Inductor whose functions are told about what was compiled."""
+"""Settings of Inductor whose functions get what was compiled, and change nothing."""
 _OP_TABLES = (
     ("torch._inductor.lowering", "lowerings"),
     ("torch._inductor.lowering", "user_lowerings"),

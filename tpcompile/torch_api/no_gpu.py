@@ -16,6 +16,7 @@ of the names moves.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,7 +70,7 @@ def pretend(arch: str) -> None:
         "get_device_capability": lambda device=None: capability,
         "get_device_name": lambda device=None: gpu.name,
         "_lazy_init": lambda: None,
-        "device": _Device,
+        "device": nullcontext,
         "synchronize": lambda device=None: None,
         "get_rng_state": lambda device="cuda": torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": lambda state, device="cuda": None,
@@ -88,19 +89,6 @@ def pretend(arch: str) -> None:
     torch.nn.Module._apply = _convert  # type: ignore[method-assign]
     _register_interface(gpu, capability)
     _allocate_on_the_cpu()
-
-
-class _Device:
-    """Stands for torch.cuda.device."""
-
-    def __init__(self, *_: Any) -> None:
-        pass
-
-    def __enter__(self) -> _Device:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 def _convert(module: Any, function: Callable[[Any], Any], recurse: bool = True) -> Any:
@@ -128,7 +116,7 @@ def _register_interface(gpu: Any, capability: tuple[int, int]) -> None:
     class NoGpu(device_interface.CudaInterface):
         """One GPU that computes nothing."""
 
-        device = _Device  # type: ignore[assignment]
+        device = nullcontext  # type: ignore[assignment]
 
         class Worker:
             """What Inductor asks in a process that compiles."""

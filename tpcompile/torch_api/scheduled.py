@@ -65,6 +65,10 @@ def is_fused(one: Any) -> bool:
 def node(one: Any) -> dict[str, Any]:
     """A node as fields."""
     origins = computed(one)
+    lines = users_lines(origins)
+    if not lines:  # an op that a pattern made has no line of its own: the ops that Inductor names a kernel after
+        claimed = [_called(part.node.get_origins()) for part in _with_buffers(one)]
+        lines = users_lines(set[_FxNode]().union(*claimed))
     reads, writes = _accesses(one)
     parts = [part.get_name() for part in one.get_nodes()]
     group, device = getattr(one, "group", None), one.get_device()
@@ -80,7 +84,7 @@ def node(one: Any) -> dict[str, Any]:
         "device": "" if device is None else str(device.type),
         "fx": sorted(origin.name for origin in origins),
         "made": sorted(origin.name for origin in made(one)),
-        "lines": users_lines(origins) or users_lines(_claimed(one)),  # an op that a pattern made has no line of its own
+        "lines": lines,
     }
 
 
@@ -126,14 +130,6 @@ def _extern_kind(buffer: Any) -> str:
 
 
 # Ops
-
-
-def _claimed(one: Any) -> set[_FxNode]:
-    """The ops that Inductor names a kernel after."""
-    found: set[_FxNode] = set()
-    for part in _with_buffers(one):
-        found |= _called(part.node.get_origins())
-    return found
 
 
 def _with_buffers(one: Any) -> list[Any]:
