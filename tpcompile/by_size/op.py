@@ -9,11 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tpcompile.by_size.table import NCCL, Algorithm, algorithm_for
+from tpcompile.by_size.table import NCCL, VECTOR_BYTES, Algorithm, algorithm_for
 from tpcompile.by_size.workspace import workspace_of
 from tpcompile.torch_api import c10d, symmetric
-
-_ALIGNMENT = 16
 
 
 @torch.library.custom_op("tpcompile::all_reduce_by_size", mutates_args=())
@@ -29,7 +27,7 @@ def all_reduce_by_size(x: Tensor, rows: str, group_name: str) -> Tensor:
         return c10d.end(*c10d.functional_sum(x, group_name))
     # torch's kernels read whole vectors: contiguous, at an address that is a multiple of their size.
     dense = x.contiguous()
-    is_aligned = dense.storage_offset() * dense.itemsize % _ALIGNMENT == 0
+    is_aligned = dense.storage_offset() * dense.itemsize % VECTOR_BYTES == 0
     x = dense if is_aligned else dense.clone()
     memory = workspace_of(group_name, x.device).view_like(x)
     if algorithm == "one_shot":

@@ -137,8 +137,10 @@ def _product_of(start: Node) -> Node | None:
     x, behind = start.args[0], start
     while _is_view(x) and x is behind.prev:
         x, behind = x.args[0], x
-    is_product = x.target is aten.mm.default and x is behind.prev
-    return x if is_product and len(x.users) == 1 else None
+    is_product = x.target is aten.mm.default
+    is_right_before = x is behind.prev
+    is_read_once = len(x.users) == 1
+    return x if is_product and is_right_before and is_read_once else None
 
 
 def _is_view(node: Node) -> bool:

@@ -1,23 +1,27 @@
-"""`nccl`, `by_size` or a table -> options of torch.compile, and one line on it that the ranks compare."""
+"""`nccl`, `by_size` or a table -> options of torch.compile with a pass over graphs, and one line that ranks compare."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.fx import Graph, Node
 
-from tpcompile.by_size import in_flight
+from tpcompile.by_size import in_flight, packed_sums, pushed_sums
 from tpcompile.by_size.op import OP, chosen
-from tpcompile.by_size.replaced_sums import ReplacingPass
+from tpcompile.by_size.packed_sums import pack
+from tpcompile.by_size.pushed_sums import Pushing, only_wait, push, replace_by_call, summed
 from tpcompile.by_size.table import NCCL, Table, shipped, shown
 from tpcompile.choices import AllReduce
 from tpcompile.errors import ConfigError
 from tpcompile.torch_api import c10d
-from tpcompile.torch_api.passes import AFTER_AUTOGRAD
+from tpcompile.torch_api.c10d import ops
+from tpcompile.torch_api.passes import AFTER_AUTOGRAD, CustomGraphPass, get_hash_for_files
 
 CPU = "cpu"
 _NCCL_BACKEND = "cuda:nccl"
@@ -102,3 +106,37 @@ def _can_share(group: Any, device: torch.device) -> bool:
 def _device() -> torch.device:
     """The device of this rank."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device(CPU)
+
+
+class ReplacingPass(CustomGraphPass):
+    """Packs small sums; replaces those in flight by the ops of `pushing`, and others by `op(x, rows, group name)`."""
+
+    def __init__(self, op: Callable[..., Tensor], chooser: Sums, *, pushing: Pushing | None = None) -> None:
+        self._op, self._chooser, self._pushing = op, chooser, pushing
+
+    def __call__(self, graph: Graph) -> None:
+        """Edit the graph in place."""
+        pack(graph)
+        if self._pushing is not None:
+            push(graph, self._pushing, self._chooser.pushes)
+        for start in graph.find_nodes(op="call_function", target=ops.all_reduce.default):
+            self._replace(start)
+
+    def uuid(self) -> Any:
+        """Code is cached for these files, the ops and what the chooser decides."""
+        files = get_hash_for_files((__file__, packed_sums.__file__, pushed_sums.__file__))
+        return ("tpcompile", files, str(self._op), str(self._pushing), self._chooser.identity())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ReplacingPass:
+        """torch.compile copies its settings; groups cannot be copied."""
+        return self
+
+    def _replace(self, start: Node) -> None:
+        wait, value = start.next, summed(start)
+        if value is None or only_wait(start) is not wait:  # something may run beside the collective
+            return
+        x, _, group_name = start.args
+        rows = self._chooser.rows_for(value, str(group_name))
+        if rows:
+            replace_by_call(wait, self._op, (x, rows, group_name))
+            start.graph.erase_node(start)

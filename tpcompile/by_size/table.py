@@ -18,7 +18,8 @@ MIN_RATIO = 1.03
 """How much faster than NCCL an algorithm must be to be used: times that are measured twice differ by up to 3 %."""
 DTYPES = ("bfloat16", "float32")
 """Element types that torch's kernels for symmetric memory sum."""
-_VECTOR_BYTES = 16
+VECTOR_BYTES = 16
+"""Bytes that torch's kernels for symmetric memory read at once: addresses and parts of messages are multiples of it."""
 _PAIR = 2
 """Ranks of a group whose messages may be pushed: with more, each rank would send its whole message to each other."""
 _FILE = Path(__file__).with_name("table.json")
@@ -109,7 +110,7 @@ def algorithm_for(rows: str, *, size_bytes: int, dtype: str, num_ranks: int) -> 
 
     NCCL for element types that the kernels do not sum, and for sizes that are not whole vectors of 16 bytes per rank.
     """
-    is_whole = size_bytes > 0 and size_bytes % (_VECTOR_BYTES * num_ranks) == 0
+    is_whole = size_bytes > 0 and size_bytes % (VECTOR_BYTES * num_ranks) == 0
     if dtype not in DTYPES or not is_whole:
         return NCCL
     for row in rows_of(rows):

@@ -18,6 +18,7 @@ from tpcompile.torch_api import symmetric
 from tpcompile.torch_api.c10d import group_of_name
 
 LEAST_BYTES = 1 << 20
+"""Least memory that is made: to grow is a collective, and the memory before is kept for CUDA graphs."""
 
 
 class OfGroup(Protocol):
@@ -31,7 +32,7 @@ _OF_GROUPS: dict[tuple[str, torch.device], Workspace] = {}
 
 
 class Workspace:
-    """Memory of one group and device."""
+    """The memory of one group and device, which grows outside of captures."""
 
     def __init__(self, group: Any, device: torch.device) -> None:
         self.group, self._device = group, device

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tpcompile.fastpath.kernels.exchange_memory import Exchange  # imports Triton
 
 _SITES_PER_BLOCK = 3
+"""Dropouts of a block, each with a site of its own: hidden features, attention, MLP."""
 
 
 class BlockInputs(NamedTuple):

@@ -149,14 +149,11 @@ def _head_skews(module: nn.Module) -> dict[str, tuple[int, ...]]:
             q_width, kv_width, _ = child.wqkv.layout.sizes
             num_q_heads = q_width // child.head_dim
             num_kv_heads = kv_width // child.head_dim
-            skews[f"{prefix}wqkv"] = (num_q_heads, _kv_skew(num_kv_heads, child.qk_norm), 0)
+            kv_skew = -num_kv_heads if child.qk_norm is None else num_kv_heads
+            skews[f"{prefix}wqkv"] = (num_q_heads, kv_skew, 0)
         elif isinstance(child, CrossAttention):
             num_q_heads = child.wq.layout.sizes[0] // child.head_dim
             num_kv_heads = child.wkv.layout.sizes[0] // child.head_dim
             skews[f"{prefix}wq"] = (num_q_heads,)
-            skews[f"{prefix}wkv"] = (_kv_skew(num_kv_heads, child.k_norm), 0)
+            skews[f"{prefix}wkv"] = (-num_kv_heads if child.k_norm is None else num_kv_heads, 0)
     return skews
-
-
-def _kv_skew(num_heads: int, norm: nn.Module | None) -> int:
-    return -num_heads if norm is None else num_heads

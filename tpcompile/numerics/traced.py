@@ -24,6 +24,7 @@ Fingerprint = tuple[float, ...]
 """Sums of a tensor under pseudo-random signs: they are about as large as its norm, also those of a difference."""
 
 NUM_SUMS = 8
+"""Numbers of a fingerprint."""
 _TABLE_LENGTH = 2**16
 """Elements whose signs are kept, 4 MiB a device."""
 _WAIT = "_c10d_functional.wait_tensor"

@@ -72,7 +72,7 @@ class Exchanges:
         else:
             raise ConfigError("MASTER_ADDR is not set, so there is no store to connect to; pass store=")
 
-    def say(self, doing: str) -> None:
+    def publish_state(self, doing: str) -> None:
         """Publish what this rank is doing, so that a verdict can name where it stopped."""
         with self._store_errors():
             self._root.put(f"seen/{self.rank}", f"{doing} for {self._name}, number {_num_exchanges[self._name]}")
@@ -90,7 +90,7 @@ class Exchanges:
 
         Raises DivergenceError when the judge stops responding or the store cannot be reached.
         """
-        self.say("waiting")
+        self.publish_state("waiting")
         number = _num_exchanges[self._name]
         _num_exchanges[self._name] += 1
         with self._store_errors():

@@ -110,9 +110,9 @@ class Handshake:
 
     def check(self) -> Verdict:
         """Compare all facts and keep the weights. Raises DivergenceError when the judging rank stops responding."""
-        self._exchanges.say("taking fingerprints of the weights")
+        self._exchanges.publish_state("taking fingerprints of the weights")
         weights = self._weights()
-        self._exchanges.say("collecting facts")
+        self._exchanges.publish_state("collecting facts")
         facts, unresolved = rank_facts(
             mesh=self._mesh, group=self._group, device=self._device, resolved=self._resolved, weights=weights
         )
@@ -128,7 +128,7 @@ class Handshake:
             raise ConfigError("recheck compares frozen weights: make it Handshake(module, frozen=True)")
         if not self._before:
             raise ConfigError("recheck has nothing to compare with: call check() first")
-        self._exchanges.say("taking fingerprints of the weights again")
+        self._exchanges.publish_state("taking fingerprints of the weights again")
         weights = self._weights()
         changes = _changes(self._before, weights)
         now = weight_facts(weights)[WEIGHTS]

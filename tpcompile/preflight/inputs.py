@@ -125,7 +125,7 @@ class InputCheck:
         Raises DivergenceError when the judging rank stops responding; a rank that does not arrive is a failed check.
         """
         of_step = "" if step is None else f" of step {step}"
-        self._exchanges.say(f"hashing the inputs{of_step}")
+        self._exchanges.publish_state(f"hashing the inputs{of_step}")
         leaves: dict[str, Any] = {}
         for name, value in [*((f"args[{index}]", value) for index, value in enumerate(args)), *kwargs.items()]:
             leaves |= named_leaves(name, value)

@@ -49,9 +49,6 @@ class Element(Frozen):
     index: tuple[int, ...]
     values: tuple[str, ...]
 
-    def __str__(self) -> str:
-        return f"first difference at {list(self.index)}"
-
 
 class Form(Frozen):
     """dtype and shape of a tensor whose elements can be compared."""
@@ -156,7 +153,7 @@ def located(fetch: Fetch, row: Groups, name: str) -> str:
     element = locate(ask, first_ranks, form.shape)
     if element is None:
         return ""
-    return f"{element}: {sides_text(zip(ranks, element.values, strict=True))}"
+    return f"first difference at {list(element.index)}: {sides_text(zip(ranks, element.values, strict=True))}"
 
 
 def _piece(start: int, stop: int) -> int:

@@ -23,7 +23,7 @@ class CudaGraphs:
         self._last: torch.cuda.Stream | None = None
 
     def warm_up(self, call: Callable[[], Any], times: int) -> Any:
-        """Call it so often as it will be captured, and return the result of the last call.
+        """Call it `times` times, and return the result of the last call.
 
         On the stream of the capture: libraries make workspaces and communicators per stream.
         """

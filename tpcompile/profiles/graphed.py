@@ -97,7 +97,7 @@ class Graphed:
         return tree_unflatten([each.clone() if isinstance(each, Tensor) else each for each in leaves_out], spec)
 
     def release(self) -> None:
-        """Free all graphs; the next call captures again."""
+        """Free all graphs, once their replays have ended; the next call captures again."""
         if not self._live:
             return
         self._recorder.finish()
@@ -188,7 +188,7 @@ _HOLDERS: weakref.WeakSet[Graphed] = weakref.WeakSet()
 
 
 def release_all() -> None:
-    """Release the graphs of all holders; an error of a device that is lost must not keep the process from its end."""
+    """Release the graphs of all holders; an error of a lost device must not stop the process from ending."""
     for holder in list(_HOLDERS):
         try:
             holder.release()

@@ -182,13 +182,14 @@ def _unreported(phase: Phase, *, is_explained: bool) -> list[Failure]:
     Ranks that a sentinel ended are left out when a report explains the failure.
     """
     ended = phase.ended_in_it
-    stopped = [end for end in ended if phase.stopped_by and end.has_died and end.exit_code == 1]
+    died = [end for end in ended if end.has_died]
+    stopped = [end for end in died if end.exit_code == 1] if phase.stopped_by else []
     unable = grouped([end for end in ended if end.error], lambda end: end.error)
-    died = grouped([end for end in ended if end.has_died and end not in stopped], lambda end: end.exit_code)
+    by_code = grouped([end for end in died if end not in stopped], lambda end: end.exit_code)
     found = []
     for why, ends in unable.items():
         found.append(Failure(_ranks(ends), text=f"{named_ranks(_ranks(ends))} {why}"))
-    for code, ends in died.items():
+    for code, ends in by_code.items():
         how = f"died with exit code {code}"
         if code is not None and code < 0:
             names = {number.value: number.name for number in signal.Signals}

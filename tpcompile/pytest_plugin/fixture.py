@@ -166,16 +166,19 @@ def _wrong(observed: Mapping[int, Counter[str]], expected: Expected) -> dict[str
 
 def _evidence(verdict: Verdict, record: RankRecord, wrong: Container[str]) -> Iterator[str]:
     """The graphs, breaks and recompiles behind the counts that are not as expected, each with the user's line."""
-    for compile_ in record.compiles:
-        is_first = compile_.compile_id.endswith("/0")
-        if "graphs" in wrong and is_first and compile_.graphs:
-            yield f"  graph of {compile_.line or compile_.function}"
-    for compile_ in record.compiles:
-        for found in compile_.breaks if "breaks" in wrong else ():
-            yield f"  break at {found.line}: {found.reason}"
-    for cause in verdict.recompiles if "recompiles" in wrong else ():
-        at = f" at {cause.line}" if cause.line else ""
-        yield f"  recompiled: {cause.guard}{at} ({named_ranks(cause.ranks)})"
+    if "graphs" in wrong:
+        for compile_ in record.compiles:
+            is_first = compile_.compile_id.endswith("/0")
+            if is_first and compile_.graphs:
+                yield f"  graph of {compile_.line or compile_.function}"
+    if "breaks" in wrong:
+        for compile_ in record.compiles:
+            for found in compile_.breaks:
+                yield f"  break at {found.line}: {found.reason}"
+    if "recompiles" in wrong:
+        for cause in verdict.recompiles:
+            at = f" at {cause.line}" if cause.line else ""
+            yield f"  recompiled: {cause.guard}{at} ({named_ranks(cause.ranks)})"
 
 
 def _is_red(verdict: Verdict, expected: Expected) -> bool:

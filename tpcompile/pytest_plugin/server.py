@@ -56,7 +56,7 @@ def main(name: str, listener: int, preload: Sequence[str], plugins: Sequence[str
 def _serve(listener: socket.socket, session: Connection, why_not: str) -> None:
     while session not in wait([listener, session]):
         connection = Connection(listener.accept()[0].detach())
-        job = _ask(connection, why_not)
+        job = _receive_job(connection, why_not)
         if job is not None and os.fork() == 0:
             listener.close()
             try:
@@ -70,7 +70,7 @@ def _serve(listener: socket.socket, session: Connection, why_not: str) -> None:
                 pass
 
 
-def _ask(connection: Connection, why_not: str) -> Job | None:
+def _receive_job(connection: Connection, why_not: str) -> Job | None:
     """Send the reason why no rank can run, and receive a job; None when there is none."""
     with suppress(OSError, EOFError):
         connection.send(why_not)

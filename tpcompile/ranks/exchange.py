@@ -20,6 +20,7 @@ from tpcompile.evidence.records.bounds import Rank, typed
 from tpcompile.ranks.store import RankStore
 
 _DETAIL_TIMEOUT_S = 60.0
+"""How long a rank that has published its digest may take for the details behind it."""
 
 Question = Any
 """JSON of the side's kind of question."""
@@ -30,11 +31,9 @@ class Others(Protocol):
 
     def last_seen(self, rank: int) -> str:
         """The last state that rank published, as text."""
-        ...
 
     def is_gone(self, rank: int) -> bool:
         """True when that rank is known to be dead."""
-        ...
 
 
 class Fetch(Protocol):
@@ -42,7 +41,6 @@ class Fetch(Protocol):
 
     def __call__(self, rank: int, question: Question, kind: Any) -> Any | None:
         """Return the answer of the rank; None when it did not arrive in time, or is not of `kind`."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ T = TypeVar("T")
 Main: TypeAlias = Callable[[int, dict[str, str]], int | None]
 """What a forked rank runs, given its number and torchrun's variables; returns its exit code."""
 _POLL_S = 0.02
+"""Pause between looks at exit codes."""
 _SETTLED_S = 0.1
 """A rank that fails because a different rank died has ended so long after it: both are reported."""
 _PR_SET_PDEATHSIG = 1
@@ -107,7 +108,7 @@ def run_on_ranks(
         with started as exit_codes:
             _wait(exit_codes, time.monotonic() + timeout_s)
             _raise_first_failure(exit_codes(), folder)
-        return [torch.load(_result(folder, rank), weights_only=False) for rank in range(world_size)]
+        return [torch.load(folder / f"result_{rank}", weights_only=False) for rank in range(world_size)]
 
 
 def _wait(exit_codes: ExitCodes, deadline_s: float) -> None:
@@ -319,7 +320,7 @@ def run_rank(call: Call, rank: int) -> int:
     try:
         connect(timeout_s=call.collective_timeout_s)
         result = call.fn(*call.args)
-        _write(_result(call.folder, rank), lambda path: torch.save(result, path))
+        _write(call.folder / f"result_{rank}", lambda path: torch.save(result, path))
         dist.destroy_process_group()
     except BaseException:
         text = traceback.format_exc()
@@ -339,10 +340,6 @@ def connect(*, timeout_s: float) -> None:
     # gloo returns when this rank's own connections stand: a rank that ends at once would cut those that others still
     # make ("Connection closed by peer" in their init_process_group).
     RankStore.of_job("tpcompile/ranks").wait_for_ranks("connected", timeout_s=timeout_s)
-
-
-def _result(folder: Path, rank: int) -> Path:
-    return folder / f"result_{rank}"
 
 
 def _error(folder: Path, rank: int) -> Path:

@@ -20,6 +20,7 @@ from tpcompile.sink import Sink
 from tpcompile.torch_api.c10d import own_client_of_default_store
 
 _POLL_S = 0.02
+"""Pause between looks at the store, each of which is a round trip for every rank that is missing."""
 _MAX_LOGGED = 20
 """Values of one client that are logged as not valid."""
 _logger = Sink("store")

@@ -11,7 +11,9 @@ from typing import NamedTuple
 from tpcompile.evidence.timeline.flow import RETURNED
 
 _MAX_LINES = 4096
+"""Lines of one code whose values are recorded; of those behind, only that they were executed is."""
 _ANY = 1 << 30
+"""Larger than any line: what a line stores is recorded wherever the code goes on."""
 Spec = tuple[int, str, str | None]
 """(number of the name, variable, attribute of it or None)."""
 
@@ -78,12 +80,13 @@ def assigned(code: CodeType) -> Assigned:
 def _bodies(instructions: Sequence[dis.Instruction]) -> Iterator[tuple[int, tuple[int, int]]]:
     """Line of a loop -> first and last line of its body."""
     for number, one in enumerate(instructions):
-        if one.opname == "FOR_ITER":
-            following = instructions[number + 1 :]
-            line = _line_of(one)
-            body = {_line_of(each) for each in following if each.offset < one.argval} - {line, 0}
-            if line and body:
-                yield line, (min(body), max(body))
+        if one.opname != "FOR_ITER":
+            continue
+        line = _line_of(one)
+        inside = [each for each in instructions[number + 1 :] if each.offset < one.argval]
+        body = set(map(_line_of, inside)) - {line, 0}
+        if line and body:
+            yield line, (min(body), max(body))
 
 
 def _line_of(one: dis.Instruction) -> int:

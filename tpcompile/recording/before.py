@@ -28,6 +28,7 @@ from tpcompile.torch_api import watching
 from tpcompile.torch_api.flags import num_function_modes
 
 _MAX_ROWS, _MAX_MODULES = 2000, 64
+"""Values and modules that are kept at most: all of it is read at once, when the recording begins."""
 _MAX_DEPTH = 3
 """`trainer.config.width` is looked at, what it holds is not."""
 _MAX_ITEMS = 32
@@ -51,8 +52,11 @@ class _Program:
     def rows(self, frame: FrameType | None) -> Iterator[Set]:
         running = [one for one in watching.frames_from(frame) if self._is_followed(one.f_code.co_filename)][::-1]
         of_frames = {one.f_code.co_filename for one in running if one.f_code.co_name == "<module>"}
-        known = [one for one in list(sys.modules.values()) if type(one) is ModuleType]
-        own = [(file, module) for module in known if (file := self._file_of(module)) and file not in of_frames]
+        own: list[tuple[str, ModuleType]] = []
+        for module in list(sys.modules.values()):
+            file = self._file_of(module) if type(module) is ModuleType else ""
+            if file and file not in of_frames:
+                own.append((file, module))
         for file, module in own[:_MAX_MODULES]:
             yield from self._variables(_lines_of_module(file), vars(module))
         for one in running:
@@ -86,10 +90,14 @@ class _Program:
         """Attribute -> the line of a method that sets it, of the class itself before those that it inherits from."""
         found = self._classes.get(id(kind))
         if found is None:
-            functions = [one for holder in type.mro(kind) for one in vars(holder).values() if type(one) is FunctionType]
-            own = [one.__code__ for one in functions if self._is_followed(one.__code__.co_filename)]
-            tables = [_lines(code, 1 << 30, of_self=True) for code in own]
-            found = self._classes[id(kind)] = {name: at for table in tables[::-1] for name, at in table.items()}
+            functions: list[FunctionType] = []
+            for holder in type.mro(kind):
+                functions += [one for one in vars(holder).values() if type(one) is FunctionType]
+            places: dict[str, _Place] = {}
+            for function in reversed(functions):
+                if self._is_followed(function.__code__.co_filename):
+                    places |= _lines(function.__code__, 1 << 30, of_self=True)
+            found = self._classes[id(kind)] = places
         return found
 
 
@@ -116,7 +124,9 @@ def _lines(code: CodeType, until: int, *, of_self: bool = False) -> Mapping[str,
     numbers = {} if of_self else {name: code.co_firstlineno for _, name, _ in found.arguments}
     own = code.co_varnames[0] if of_self and code.co_argcount else None
     for at, line in enumerate(found.by_line, start=code.co_firstlineno):
-        for _, name, attribute in line.specs if line is not None and at < until else ():
+        if line is None or at >= until:
+            continue
+        for _, name, attribute in line.specs:
             if attribute is None and not of_self:
                 numbers[name] = at
             elif attribute is not None and name == own:

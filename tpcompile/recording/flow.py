@@ -38,6 +38,7 @@ _TOOL = 3
 _BUDGET, _BUDGET_IN_PYTHON = 40_000, 4_000
 """Events a second before frequent locations are silenced until the next second: 0.8 % of a core at 0.19 us each."""
 _OFTEN = 200
+"""Events of one location in a second, beyond which it may be silenced."""
 _UNFOLLOWED = object()
 _TENSORS = (torch.Tensor, torch.nn.Parameter, num_function_modes, torch.dtype, torch.device)
 """Tensors, whose shape, dtype and need of a gradient are values, and whether a mode would see that; values by text."""
@@ -79,7 +80,7 @@ class FlowRecorder:
             self._ring.keep_before(set_before(sys._getframe(1), self._is_followed))
         except Exception as error:  # an object of the user's may be odd in any way
             logger.debug("what was set before is not recorded: {}", error)
-        why_not = _why_taken(by_settrace=by_settrace)
+        why_not = _why_unavailable(by_settrace=by_settrace)
         if why_not:
             return why_not
         begin = self._monitor if IS_POSSIBLE else self._trace
@@ -224,17 +225,17 @@ class FlowRecorder:
 _RECORDING: weakref.WeakSet[FlowRecorder] = weakref.WeakSet()
 
 
-def _in_a_forked_child() -> None:
+def _forget_in_child() -> None:
     """A worker of a data loader is no rank: what it executes is not what its parent does."""
     for recorder in list(_RECORDING):
         recorder.forget()
     _RECORDING.clear()
 
 
-os.register_at_fork(after_in_child=_in_a_forked_child)
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def _why_taken(*, by_settrace: bool) -> str:
+def _why_unavailable(*, by_settrace: bool) -> str:
     version = f"Python {sys.version_info.major}.{sys.version_info.minor}"
     if IS_POSSIBLE:
         tool = _MONITORING.get_tool(_TOOL)

@@ -50,6 +50,7 @@ _COMPILING = frozenset({
 _NAMES = frozenset({name.rpartition(".")[2] for name in _FUNCTIONS} | set(_METHODS) | {"getenv", "environ", "index"})
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
 _MAX_VALUE = 64
+"""Characters of a variable that a record holds; a longer value is hashed, as one with a secret's name is."""
 _STDLIB = tuple(os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 _WORLD = frozenset({"torch.distributed.group.WORLD", "torch.distributed.GroupMember.WORLD"})
 
@@ -73,7 +74,8 @@ def rank_reads(codes: Iterable[CodeType]) -> tuple[RankRead, ...]:
     """
     found: dict[RankRead, None] = {}
     for code in dict.fromkeys(codes):
-        if _NAMES.isdisjoint(code.co_names) or _is_foreign(code.co_filename):
+        has_name = not _NAMES.isdisjoint(code.co_names)
+        if not has_name or _is_foreign(code.co_filename):
             continue
         lines = {line for _, _, line in code.co_lines()}
         for item in _reads_of_file(code.co_filename):

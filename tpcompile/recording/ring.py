@@ -18,7 +18,9 @@ from tpcompile.evidence.timeline.flow import ENTRY, HEADER, TABLE_BYTES, Flow, S
 from tpcompile.private_folder import shared_folder
 
 _CAPACITY = 1 << 17
+"""Entries, of which the newest are kept."""
 _BEFORE_BYTES = 1 << 18
+"""Room for what was set before the recording."""
 _OLD_S = 24 * 3600.0
 
 
