@@ -57,7 +57,7 @@ def slots(monkeypatch: pytest.MonkeyPatch) -> Slots:
     Memory.made = []
     QUEUED.clear()
     monkeypatch.setattr(in_flight.symmetric, "PeerMemory", Memory)
-    monkeypatch.setattr(in_flight, "_LEAST_BYTES", 64)
+    monkeypatch.setattr(in_flight, "LEAST_BYTES", 64)
     for name, value in {
         "Stream": lambda *_, **__: STREAM,
         "current_stream": lambda _: STREAM,

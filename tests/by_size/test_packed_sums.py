@@ -16,11 +16,10 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from tests.by_size.on_both import inputs, run_on_both
 from tests.by_size.rows import ON_CPU
-from tpcompile.by_size import packed_sums, pushed_sums, replaced_sums
+from tpcompile.by_size import packed_sums, pushed_sums, setting
 from tpcompile.by_size.op import OP
 from tpcompile.by_size.packed_sums import pack
-from tpcompile.by_size.replaced_sums import ReplacingPass
-from tpcompile.by_size.setting import Sums
+from tpcompile.by_size.setting import ReplacingPass, Sums
 from tpcompile.torch_api.c10d import ops
 
 
@@ -112,9 +111,9 @@ def test_a_long_chain_behind_a_sum_is_walked() -> None:
     assert sums_of(graph) == [[128]]
 
 
-@pytest.mark.parametrize("module", [replaced_sums, packed_sums, pushed_sums])
+@pytest.mark.parametrize("module", [setting, packed_sums, pushed_sums])
 def test_code_is_cached_for_the_files_of_the_pass(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replaced_sums, "get_hash_for_files", lambda paths: paths)
+    monkeypatch.setattr(setting, "get_hash_for_files", lambda paths: paths)
     assert module.__file__ in ReplacingPass(OP, Sums(ON_CPU)).uuid()[1]
 
 

@@ -12,7 +12,7 @@ from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tpcompile.by_size.op import OP
-from tpcompile.by_size.replaced_sums import ReplacingPass
+from tpcompile.by_size.setting import ReplacingPass
 from tpcompile.torch_api.c10d import ops
 
 X = torch.ones(4, 8)

@@ -12,9 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import Collectives, TpComm
-from tpcompile.numerics.localise import wrong_op
+from tpcompile.numerics.localise import UNSUMMED, as_text, sums_over_ranks, wrong_op
 from tpcompile.numerics.traced import _TABLE_LENGTH, Trace, fingerprint, traced
-from tpcompile.numerics.wrong_op import UNSUMMED, as_text, sums_over_ranks
 from tpcompile.testing import run_on_ranks
 
 WIDTH, HIDDEN = 6, 8

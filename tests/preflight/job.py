@@ -269,7 +269,7 @@ class Ranks:
         store = dist.PrefixStore("died", self.store)
         handshake = Handshake(mesh=self.mesh, store=store, timeout_s=5.0 if self.is_odd else 2.0)
         if self.is_odd:
-            handshake._exchanges.say("taking fingerprints of the weights")
+            handshake._exchanges.publish_state("taking fingerprints of the weights")
             fact_exchange._num_exchanges[handshake._exchanges._name] += 1
             return ""
         RankStore(store, rank=0, world_size=2).get("tpcompile/preflight/seen/1", str, timeout_s=WAIT_S)

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from tests.profiles.recorder import Recorder
 from tpcompile.errors import ConfigError
 from tpcompile.profiles.gradients import modules_of
-from tpcompile.profiles.graphed import WARM_UPS, Graphed
-from tpcompile.profiles.release import release_all
+from tpcompile.profiles.graphed import WARM_UPS, Graphed, release_all
 
 
 def graphed(program: Callable[..., Any], **options: Any) -> tuple[Graphed, Recorder, list[str]]:

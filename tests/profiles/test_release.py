@@ -10,14 +10,13 @@ from tests.forked import run_python
 
 HOLDER = """
 import torch.distributed as dist
-from tpcompile.profiles.release import follow
+from tpcompile.profiles.graphed import Graphed
 
-class Holder:
+class Holder(Graphed):
     def release(self):
         print("released while the group exists:", dist.is_initialized(), flush=True)
 
-holder = Holder()
-follow(holder)
+holder = Holder(None, None, label="", ranks=None)
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 """
 RELEASED = "released while the group exists: True"

@@ -7,7 +7,7 @@ from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
 from tpcompile.evidence.compiles.trace import event
 from tpcompile.fastpath.source import source_of
-from tpcompile.recording.launches import Launches
+from tpcompile.recording.foreign import Launches
 
 kernels = pytest.importorskip("tests.fastpath.kernels")  # needs Triton
 

@@ -14,7 +14,6 @@ table.json    the rows that ship with tpcompile; scripts/bench_all_reduce.py mea
 in_flight.py  ops for a sum of two ranks that has work beside it, or a product before it, by copy engines
 pushed_sums.py   graphs with those ops in place of a sum
 packed_sums.py   graphs in which small sums that only leave them are one
-replaced_sums.py the pass that Inductor runs: packs, pushes and replaces sums
 op.py         the op: a tensor, rows and a group -> its sum over the ranks
 workspace.py  the memory of a group through which its ranks exchange, sized before a capture
 setting.py    `nccl`, `by_size` or a table -> options of torch.compile, and what the ranks compare

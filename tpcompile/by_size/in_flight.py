@@ -40,10 +40,9 @@ import torch
 from torch import Tensor
 
 from tpcompile.by_size.pushed_sums import Pushing
-from tpcompile.by_size.workspace import check_may_grow, is_capturing, of_group
+from tpcompile.by_size.workspace import LEAST_BYTES, check_may_grow, is_capturing, of_group
 from tpcompile.torch_api import c10d, symmetric
 
-_LEAST_BYTES = 1 << 20
 _TILE_HEIGHT, _TILE_WIDTH = 256, 128
 """Size of the tiles of the largest products on Hopper."""
 _UNIT = 128
@@ -147,13 +146,13 @@ def heights(num_rows: int, width: int, num_multiprocessors: int) -> list[int]:
     """
     tiles_beside = -(-width // _TILE_WIDTH)
     fitting = max(1, 2 * num_multiprocessors // tiles_beside) * _TILE_HEIGHT
-    height = _whole(num_rows / max(1, round(num_rows / fitting)))
+    height = _rounded_up(num_rows / max(1, round(num_rows / fitting)))
     *found, last = (min(height, num_rows - begin) for begin in range(0, num_rows, height))
-    most = min(last, _whole(last * 2 / 3))
+    most = min(last, _rounded_up(last * 2 / 3))
     return [*found, most, last - most] if most < last else [*found, last]
 
 
-def _whole(num_rows: float) -> int:
+def _rounded_up(num_rows: float) -> int:
     """Rounded up to whole units."""
     return math.ceil(num_rows / _UNIT) * _UNIT
 
@@ -224,7 +223,7 @@ class Slots:
         if memory is not None and num_bytes <= slot_bytes and memory.own.numel() >= num_slots * slot_bytes:
             return slot_bytes, memory
         check_may_grow(num_bytes, slot_bytes, self._device)
-        slot_bytes = max(_LEAST_BYTES, 1 << (num_bytes - 1).bit_length(), slot_bytes)
+        slot_bytes = max(LEAST_BYTES, 1 << (num_bytes - 1).bit_length(), slot_bytes)
         made = symmetric.PeerMemory(num_slots * slot_bytes, group=self.group, device=self._device)
         self._made.append((slot_bytes, made))
         return slot_bytes, made

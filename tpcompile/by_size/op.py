@@ -9,11 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tpcompile.by_size.table import NCCL, Algorithm, algorithm_for
+from tpcompile.by_size.table import NCCL, VECTOR_BYTES, Algorithm, algorithm_for
 from tpcompile.by_size.workspace import workspace_of
 from tpcompile.torch_api import c10d, symmetric
-
-_ALIGNMENT = 16
 
 
 @torch.library.custom_op("tpcompile::all_reduce_by_size", mutates_args=())
@@ -27,7 +25,15 @@ def all_reduce_by_size(x: Tensor, rows: str, group_name: str) -> Tensor:
     algorithm = chosen(x, rows, num_ranks)
     if algorithm == NCCL:
         return c10d.end(*c10d.functional_sum(x, group_name))
-    return _through_workspace(_aligned(x), algorithm, group_name)
+    # torch's kernels read whole vectors: contiguous, at an address that is a multiple of their size.
+    dense = x.contiguous()
+    is_aligned = dense.storage_offset() * dense.itemsize % VECTOR_BYTES == 0
+    x = dense if is_aligned else dense.clone()
+    memory = workspace_of(group_name, x.device).view_like(x)
+    if algorithm == "one_shot":
+        return symmetric.one_shot(memory, x, group_name)
+    memory.copy_(x)
+    return symmetric.two_shot(memory, torch.empty_like(x), group_name)
 
 
 @all_reduce_by_size.register_kernel("cpu")
@@ -47,18 +53,3 @@ def chosen(x: Tensor, rows: str, num_ranks: int) -> Algorithm:
     """The algorithm for a tensor whose sizes are known."""
     dtype = str(x.dtype).removeprefix("torch.")
     return algorithm_for(rows, size_bytes=x.numel() * x.itemsize, dtype=dtype, num_ranks=num_ranks)
-
-
-def _through_workspace(x: Tensor, algorithm: Algorithm, group_name: str) -> Tensor:
-    memory = workspace_of(group_name, x.device).view_like(x)
-    if algorithm == "one_shot":
-        return symmetric.one_shot(memory, x, group_name)
-    memory.copy_(x)
-    return symmetric.two_shot(memory, torch.empty_like(x), group_name)
-
-
-def _aligned(x: Tensor) -> Tensor:
-    """Contiguous, at an address that whole vectors can be read from."""
-    dense = x.contiguous()
-    is_aligned = dense.storage_offset() * dense.itemsize % _ALIGNMENT == 0
-    return dense if is_aligned else dense.clone()

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch.fx import Graph, Node
 
-from tpcompile.by_size.pushed_sums import called_before, only_wait, put_in_place_of, summed
+from tpcompile.by_size.pushed_sums import insert_call, only_wait, replace_by_call, summed
 from tpcompile.torch_api.c10d import ops
 from tpcompile.torch_api.passes import OpOverload
 
@@ -43,12 +43,12 @@ def pack(graph: Graph) -> None:
         if only_leaves:
             alike[str(start.args[2]), value.dtype, value.device].append(start)
     for starts in alike.values():
-        for together in _packs(starts):
+        for together in _batches(starts):
             if len(together) > 1:
                 _pack(together)
 
 
-def _packs(starts: Iterable[Node]) -> Iterator[list[Node]]:
+def _batches(starts: Iterable[Node]) -> Iterator[list[Node]]:
     """The starts in their order, as many together as `_MOST_BYTES` allows."""
     together, size = list[Node](), 0
     for start in starts:
@@ -93,23 +93,23 @@ def _pack(starts: list[Node]) -> None:
     begins = 0
     for start, (wait, *behind) in moved.items():  # each op behind what it reads
         value = start.meta["val"]
-        part = called_before(place, start, aten.slice.Tensor, (total, 0, begins, begins + value.numel()))
-        shaped = called_before(place, start, aten.reshape.default, (part, list(value.shape)))
+        part = insert_call(place, start, aten.slice.Tensor, (total, 0, begins, begins + value.numel()))
+        shaped = insert_call(place, start, aten.reshape.default, (part, list(value.shape)))
         begins += value.numel()
         for node in (wait, *behind):
             place.prepend(node)
-        put_in_place_of(wait, aten.clone.default, (shaped,))
+        replace_by_call(wait, aten.clone.default, (shaped,))
         start.graph.erase_node(start)
 
 
 def _sum_of_all(starts: list[Node], place: Node) -> Node:
     """The wait for the sum of all operands, one behind the other, with zeros up to whole vectors."""
     last = starts[-1]
-    flat = [called_before(place, start, aten.reshape.default, (start.args[0], [-1])) for start in starts]
-    joined = called_before(place, last, aten.cat.default, (flat,))
+    flat = [insert_call(place, start, aten.reshape.default, (start.args[0], [-1])) for start in starts]
+    joined = insert_call(place, last, aten.cat.default, (flat,))
     value = joined.meta["val"]
     missing = -value.nbytes % _WHOLE_BYTES // value.itemsize
     if missing:
-        joined = called_before(place, last, aten.constant_pad_nd.default, (joined, [0, missing]))
-    started = called_before(place, last, ops.all_reduce.default, (joined, *last.args[1:]))
-    return called_before(place, last, ops.wait_tensor.default, (started,))
+        joined = insert_call(place, last, aten.constant_pad_nd.default, (joined, [0, missing]))
+    started = insert_call(place, last, ops.all_reduce.default, (joined, *last.args[1:]))
+    return insert_call(place, last, ops.wait_tensor.default, (started,))

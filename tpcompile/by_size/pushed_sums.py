@@ -69,10 +69,6 @@ class InFlight:
     read_at: int
     product: Node | None = None
 
-    def is_open_behind(self, place: int) -> bool:
-        """True when it is in flight, or not yet read, behind the node at that place."""
-        return self.starts_at <= place < self.read_at
-
 
 def push(graph: Graph, pushing: Pushing, is_wanted: Callable[[Tensor, str], bool]) -> None:
     """Replace, in place, the sums in flight of the groups for which `is_wanted(fake tensor, group name)`.
@@ -82,8 +78,10 @@ def push(graph: Graph, pushing: Pushing, is_wanted: Callable[[Tensor, str], bool
     for sums in _in_flight(graph, is_wanted).values():
         read_at_once = [replace(one, read=one.wait, read_at=one.ends_at) for one in sums]
         for form in (sums, read_at_once):
-            if _take_turns(form):
-                _put(form, pushing)
+            reads = [one.read_at for one in form]
+            are_in_order = reads == sorted(reads)
+            if are_in_order and _max_in_flight(form) <= _MOST_IN_FLIGHT:
+                _insert_ops(form, pushing)
                 break
 
 
@@ -97,7 +95,7 @@ def _in_flight(graph: Graph, is_wanted: Callable[[Tensor, str], bool]) -> dict[s
     is_in_flight = {start: wait is not start.next for start, wait in waits.items()}
     before: list[Node] = []
     for start in waits:
-        _raise(start, before)
+        _hoist(start, before)
         before = [start]
     place = {node: number for number, node in enumerate(graph.nodes)}
     found: dict[str, list[InFlight]] = {}
@@ -110,7 +108,7 @@ def _in_flight(graph: Graph, is_wanted: Callable[[Tensor, str], bool]) -> dict[s
     return found
 
 
-def _raise(start: Node, before: list[Node]) -> None:
+def _hoist(start: Node, before: list[Node]) -> None:
     """Move a start, with the product that is summed and the views between, right behind what that is computed from.
 
     Autograd computes the gradient of the weight before or behind that of the input; it is beside the sum then. `before`
@@ -139,8 +137,10 @@ def _product_of(start: Node) -> Node | None:
     x, behind = start.args[0], start
     while _is_view(x) and x is behind.prev:
         x, behind = x.args[0], x
-    is_product = x.target is aten.mm.default and x is behind.prev
-    return x if is_product and len(x.users) == 1 else None
+    is_product = x.target is aten.mm.default
+    is_right_before = x is behind.prev
+    is_read_once = len(x.users) == 1
+    return x if is_product and is_right_before and is_read_once else None
 
 
 def _is_view(node: Node) -> bool:
@@ -148,19 +148,14 @@ def _is_view(node: Node) -> bool:
     return node.target in _VIEWS and len(node.users) == 1
 
 
-def _take_turns(sums: list[InFlight]) -> bool:
-    """True when they are read in the order of their starts, few at a time."""
-    reads = [one.read_at for one in sums]
-    return reads == sorted(reads) and _most_open(sums) <= _MOST_IN_FLIGHT
+def _max_in_flight(sums: list[InFlight]) -> int:
+    """Number of sums that are in flight, or not yet read, behind the start of one of them, at most."""
+    return max(sum(other.starts_at <= one.starts_at < other.read_at for other in sums) for one in sums)
 
 
-def _most_open(sums: list[InFlight]) -> int:
-    return max(sum(other.is_open_behind(one.starts_at) for other in sums) for one in sums)
-
-
-def _put(sums: list[InFlight], pushing: Pushing) -> None:
+def _insert_ops(sums: list[InFlight], pushing: Pushing) -> None:
     """Put the ops in place of the sums, each behind the one before it."""
-    num_slots = 2 * _most_open(sums)
+    num_slots = 2 * _max_in_flight(sums)
     moments = [(one.starts_at, number, "start") for number, one in enumerate(sums)]
     moments += [(one.ends_at, number, "receive") for number, one in enumerate(sums)]
     moments += [(one.read_at, number, "release") for number, one in enumerate(sums)]
@@ -170,33 +165,30 @@ def _put(sums: list[InFlight], pushing: Pushing) -> None:
         one, slot = sums[number], number % num_slots
         group_name = one.start.args[2]
         if kind == "start":
-            made = _started(one, pushing, (before, slot, num_slots, number == 0, group_name))
+            arguments: tuple[Any, ...] = (before, slot, num_slots, number == 0, group_name)
+            if one.product is None:
+                made = insert_call(one.start, one.start, pushing.start, (one.start.args[0], *arguments))
+            else:  # the op is in place of the product
+                made = replace_by_call(one.product, pushing.product, (*one.product.args, *arguments))
         elif kind == "receive":
             after = [*before, *_product_before(one.wait, one.start)]
             value = one.wait.meta["val"]
             arguments = (after, value.numel(), value.dtype, slot, group_name)
-            made = called_before(one.wait, one.wait, pushing.receive, arguments)
-            total[one.wait] = _sum_of(one, made)
+            made = insert_call(one.wait, one.wait, pushing.receive, arguments)
+            total[one.wait] = _insert_sum(one, made)
         else:
             read = total.get(one.read, one.read)
-            made = called_before(max(read, *before).next, read, pushing.release, (read, before))
+            made = insert_call(max(read, *before).next, read, pushing.release, (read, before))
         before = [made]
 
 
-def _started(one: InFlight, pushing: Pushing, arguments: tuple[Any, ...]) -> Node:
-    """The op that sends what is summed, in place of the product where that is part of it."""
-    if one.product is None:
-        return called_before(one.start, one.start, pushing.start, (one.start.args[0], *arguments))
-    return put_in_place_of(one.product, pushing.product, (*one.product.args, *arguments))
-
-
-def _sum_of(one: InFlight, received: Node) -> Node:
+def _insert_sum(one: InFlight, received: Node) -> Node:
     """The sum in place of the wait for it."""
     x, wait = one.start.args[0], one.wait
     value = wait.meta["val"]
-    flat = called_before(wait, wait, aten.slice.Tensor, (received, 0, 0, value.numel()))
-    part = called_before(wait, wait, aten.view.default, (flat, list(value.shape)))
-    made = put_in_place_of(wait, aten.add.Tensor, (x, part))
+    flat = insert_call(wait, wait, aten.slice.Tensor, (received, 0, 0, value.numel()))
+    part = insert_call(wait, wait, aten.view.default, (flat, list(value.shape)))
+    made = replace_by_call(wait, aten.add.Tensor, (x, part))
     wait.graph.erase_node(one.start)
     return made
 
@@ -243,25 +235,25 @@ def only_wait(start: Node) -> Node | None:
     return users[0] if is_wait else None
 
 
-def called_before(place: Node, like: Node, op: Callable[..., Any], arguments: tuple[Any, ...]) -> Node:
+def insert_call(place: Node, like: Node, op: Callable[..., Any], arguments: tuple[Any, ...]) -> Node:
     """A call of an op before `place`, with the line of `like`."""
     with place.graph.inserting_before(place):
         made: Node = place.graph.call_function(op, arguments)
-    _take_over(made, like, _KEPT[2:])
+    _copy_metadata(made, like, _KEPT[2:])
     made.meta["val"] = op(*map_arg(arguments, lambda node: node.meta["val"]))
     return made
 
 
-def put_in_place_of(wait: Node, op: Callable[..., Tensor], arguments: tuple[Any, ...]) -> Node:
+def replace_by_call(wait: Node, op: Callable[..., Tensor], arguments: tuple[Any, ...]) -> Node:
     """A call of an op whose result is that of the wait."""
     with wait.graph.inserting_before(wait):
         made: Node = wait.graph.call_function(op, arguments)
-    _take_over(made, wait, _KEPT)
+    _copy_metadata(made, wait, _KEPT)
     wait.replace_all_uses_with(made)
     wait.graph.erase_node(wait)
     return made
 
 
-def _take_over(made: Node, like: Node, keys: tuple[str, ...]) -> None:
+def _copy_metadata(made: Node, like: Node, keys: tuple[str, ...]) -> None:
     """Copy this metadata of a node, as far as it has it."""
     made.meta.update({key: like.meta[key] for key in keys if key in like.meta})

@@ -1,23 +1,27 @@
-"""`nccl`, `by_size` or a table -> options of torch.compile, and one line on it that the ranks compare."""
+"""`nccl`, `by_size` or a table -> options of torch.compile with a pass over graphs, and one line that ranks compare."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.fx import Graph, Node
 
-from tpcompile.by_size import in_flight
+from tpcompile.by_size import in_flight, packed_sums, pushed_sums
 from tpcompile.by_size.op import OP, chosen
-from tpcompile.by_size.replaced_sums import ReplacingPass
+from tpcompile.by_size.packed_sums import pack
+from tpcompile.by_size.pushed_sums import Pushing, only_wait, push, replace_by_call, summed
 from tpcompile.by_size.table import NCCL, Table, shipped, shown
 from tpcompile.choices import AllReduce
 from tpcompile.errors import ConfigError
 from tpcompile.torch_api import c10d
-from tpcompile.torch_api.passes import AFTER_AUTOGRAD
+from tpcompile.torch_api.c10d import ops
+from tpcompile.torch_api.passes import AFTER_AUTOGRAD, CustomGraphPass, get_hash_for_files
 
 CPU = "cpu"
 _NCCL_BACKEND = "cuda:nccl"
@@ -47,7 +51,7 @@ class Sums:
     def text(self, group: dist.ProcessGroup | None) -> str:
         """`by_size, table 1f0a...: two_shot to 8388608 bytes, nccl above (2 x NVIDIA H100)`; None is the job."""
         found, device = group or dist.group.WORLD, _device()
-        rows = shown(self._rows(found, device), self._push_from(found, device))
+        rows = shown(*self._chosen(found, device))
         num_ranks = 1 if found is None else found.size()
         place = f"{num_ranks} x {gpu_of(device)}"
         return f"by_size, table {self.table.digest}: {rows} ({place})"
@@ -55,7 +59,7 @@ class Sums:
     def rows_for(self, x: Tensor, group_name: str) -> str:
         """The rows for a fake tensor; empty where NCCL sums all its sizes."""
         group = c10d.group_of_name(group_name)
-        rows = self._rows(group, x.device)
+        rows, _ = self._chosen(group, x.device)
         is_known = all(isinstance(size, int) for size in x.shape)
         if is_known and chosen(x, rows, group.size()) == NCCL:
             return ""
@@ -63,24 +67,25 @@ class Sums:
 
     def pushes(self, x: Tensor, group_name: str) -> bool:
         """True when copy engines send a sum of two ranks that has work beside it; never for one of unknown size."""
-        least = self._push_from(c10d.group_of_name(group_name), x.device)
+        _, least = self._chosen(c10d.group_of_name(group_name), x.device)
         is_known = all(isinstance(size, int) for size in x.shape)
         return least is not None and is_known and x.numel() * x.itemsize >= least
 
     def identity(self) -> tuple[str, ...]:
         """The table, the GPU, and the rows of each group of this process by its name."""
         device = _device()
-        of_groups = sorted(
-            f"{name}={self._rows(group, device)} {self._push_from(group, device)}"
-            for group, name in c10d.known_groups()
-        )
-        return (self.table.digest, gpu_of(device), *of_groups)
+        of_groups = []
+        for group, name in c10d.known_groups():
+            rows, push_from = self._chosen(group, device)
+            of_groups.append(f"{name}={rows} {push_from}")
+        return (self.table.digest, gpu_of(device), *sorted(of_groups))
 
-    def _rows(self, group: Any, device: torch.device) -> str:
-        return self.table.rows(gpu_of(device), group.size()) if _can_share(group, device) else ""
-
-    def _push_from(self, group: Any, device: torch.device) -> int | None:
-        return self.table.push_from(gpu_of(device), group.size()) if _can_share(group, device) else None
+    def _chosen(self, group: Any, device: torch.device) -> tuple[str, int | None]:
+        """(rows, bytes from which on sums are pushed) for a group; none where its ranks cannot share memory."""
+        if not _can_share(group, device):
+            return "", None
+        cell = (gpu_of(device), group.size())
+        return self.table.rows(*cell), self.table.push_from(*cell)
 
 
 def gpu_of(device: torch.device) -> str:
@@ -88,19 +93,50 @@ def gpu_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else CPU
 
 
-def is_on_one_host(group: dist.ProcessGroup) -> bool:
-    """True when torchrun's variables say that the ranks are on one host; False where they are not set."""
-    num_on_host = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
-    ranks = dist.get_process_group_ranks(group)
-    return num_on_host > 0 and min(ranks) // num_on_host == max(ranks) // num_on_host
-
-
 def _can_share(group: Any, device: torch.device) -> bool:
-    if group is None or not is_on_one_host(group):
+    """True when torchrun's variables say that all ranks are on one host; False where they are not set."""
+    num_on_host = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    if group is None or num_on_host == 0:
         return False
-    return device.type != "cuda" or _NCCL_BACKEND in dist.get_backend_config(group)
+    ranks = dist.get_process_group_ranks(group)
+    is_on_one_host = min(ranks) // num_on_host == max(ranks) // num_on_host
+    return is_on_one_host and (device.type != "cuda" or _NCCL_BACKEND in dist.get_backend_config(group))
 
 
 def _device() -> torch.device:
     """The device of this rank."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device(CPU)
+
+
+class ReplacingPass(CustomGraphPass):
+    """Packs small sums; replaces those in flight by the ops of `pushing`, and others by `op(x, rows, group name)`."""
+
+    def __init__(self, op: Callable[..., Tensor], chooser: Sums, *, pushing: Pushing | None = None) -> None:
+        self._op, self._chooser, self._pushing = op, chooser, pushing
+
+    def __call__(self, graph: Graph) -> None:
+        """Edit the graph in place."""
+        pack(graph)
+        if self._pushing is not None:
+            push(graph, self._pushing, self._chooser.pushes)
+        for start in graph.find_nodes(op="call_function", target=ops.all_reduce.default):
+            self._replace(start)
+
+    def uuid(self) -> Any:
+        """Code is cached for these files, the ops and what the chooser decides."""
+        files = get_hash_for_files((__file__, packed_sums.__file__, pushed_sums.__file__))
+        return ("tpcompile", files, str(self._op), str(self._pushing), self._chooser.identity())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ReplacingPass:
+        """torch.compile copies its settings; groups cannot be copied."""
+        return self
+
+    def _replace(self, start: Node) -> None:
+        wait, value = start.next, summed(start)
+        if value is None or only_wait(start) is not wait:  # something may run beside the collective
+            return
+        x, _, group_name = start.args
+        rows = self._chooser.rows_for(value, str(group_name))
+        if rows:
+            replace_by_call(wait, self._op, (x, rows, group_name))
+            start.graph.erase_node(start)

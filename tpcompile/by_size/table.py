@@ -18,7 +18,8 @@ MIN_RATIO = 1.03
 """How much faster than NCCL an algorithm must be to be used: times that are measured twice differ by up to 3 %."""
 DTYPES = ("bfloat16", "float32")
 """Element types that torch's kernels for symmetric memory sum."""
-_VECTOR_BYTES = 16
+VECTOR_BYTES = 16
+"""Bytes that torch's kernels for symmetric memory read at once: addresses and parts of messages are multiples of it."""
 _PAIR = 2
 """Ranks of a group whose messages may be pushed: with more, each rank would send its whole message to each other."""
 _FILE = Path(__file__).with_name("table.json")
@@ -45,7 +46,7 @@ class Cell(Frozen):
     """Model, as the driver names it: `NVIDIA H100 80GB HBM3`; `cpu` without one."""
     num_ranks: int
     rows: tuple[Row, ...]
-    """In the order of their sizes; larger messages are NCCL's."""
+    """Rows in the order of their sizes; NCCL sums larger messages."""
     push_from_bytes: int | None = None
     """Messages of two ranks that are products, or have work beside them, are sent by copy engines from this size on."""
     measured: tuple[Measured, ...] = ()
@@ -109,7 +110,7 @@ def algorithm_for(rows: str, *, size_bytes: int, dtype: str, num_ranks: int) -> 
 
     NCCL for element types that the kernels do not sum, and for sizes that are not whole vectors of 16 bytes per rank.
     """
-    is_whole = size_bytes > 0 and size_bytes % (_VECTOR_BYTES * num_ranks) == 0
+    is_whole = size_bytes > 0 and size_bytes % (VECTOR_BYTES * num_ranks) == 0
     if dtype not in DTYPES or not is_whole:
         return NCCL
     for row in rows_of(rows):
@@ -134,7 +135,11 @@ def fastest_rows(measured: Iterable[Measured]) -> tuple[Row, ...]:
     kept: list[Row] = []
     before = None
     for one in sorted(measured, key=lambda each: each.size_bytes):
-        row = Row(up_to_bytes=one.size_bytes, algorithm=_fastest(one, before))
+        faster = [name for name, us in one.us.items() if us * MIN_RATIO <= one.us[NCCL]]
+        if before is not None:
+            faster = [name for name in faster if before.us[name] <= before.us[NCCL]]
+        fastest = min(faster, key=one.us.__getitem__, default=NCCL)
+        row = Row(up_to_bytes=one.size_bytes, algorithm=fastest)
         if kept and kept[-1].algorithm == row.algorithm:
             kept.pop()
         kept.append(row)
@@ -142,13 +147,6 @@ def fastest_rows(measured: Iterable[Measured]) -> tuple[Row, ...]:
     if kept and kept[-1].algorithm == NCCL:
         kept.pop()
     return tuple(kept)
-
-
-def _fastest(one: Measured, before: Measured | None) -> Algorithm:
-    faster = [name for name, us in one.us.items() if us * MIN_RATIO <= one.us[NCCL]]
-    if before is not None:
-        faster = [name for name in faster if before.us[name] <= before.us[NCCL]]
-    return min(faster, key=lambda name: one.us[name], default=NCCL)
 
 
 def _text(rows: Iterable[Row]) -> str:

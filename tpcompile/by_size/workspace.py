@@ -18,6 +18,7 @@ from tpcompile.torch_api import symmetric
 from tpcompile.torch_api.c10d import group_of_name
 
 LEAST_BYTES = 1 << 20
+"""Least memory that is made: to grow is a collective, and the memory before is kept for CUDA graphs."""
 
 
 class OfGroup(Protocol):
@@ -31,7 +32,7 @@ _OF_GROUPS: dict[tuple[str, torch.device], Workspace] = {}
 
 
 class Workspace:
-    """Memory of one group and device."""
+    """The memory of one group and device, which grows outside of captures."""
 
     def __init__(self, group: Any, device: torch.device) -> None:
         self.group, self._device = group, device
@@ -56,16 +57,12 @@ class Workspace:
             check_may_grow(num_bytes, self.size_bytes, self._device)
             size = max(LEAST_BYTES, 1 << (num_bytes - 1).bit_length())
             self._made.append(symmetric.memory(size, group=self.group, device=self._device))
-        self._take_turn()
+        if self._device.type == "cuda":
+            last, self._stream = self._stream, torch.cuda.current_stream(self._device)
+            is_same = last in (None, self._stream)
+            if not (is_same or is_capturing(self._device)):  # what is captured does not run yet
+                self._stream.wait_event(last.record_event())
         return self._made[-1][:num_bytes].view(x.dtype).view(x.shape)
-
-    def _take_turn(self) -> None:
-        if self._device.type != "cuda":
-            return
-        last, self._stream = self._stream, torch.cuda.current_stream(self._device)
-        is_same = last in (None, self._stream)
-        if not (is_same or is_capturing(self._device)):  # what is captured does not run yet
-            self._stream.wait_event(last.record_event())
 
 
 def workspace_of(group_name: str, device: torch.device) -> Workspace:

@@ -61,7 +61,7 @@ def own_shard(x: Tensor, own: Tensor, dim: int, world: int) -> Tensor:
     narrow(dim, rank * n, n) would bake the rank into the graph; index_select with a tensor gives equal graphs on all
     ranks, without communication.
     """
-    return _parted(x, dim, world).index_select(dim, own).squeeze(dim)
+    return x.unflatten(dim, (world, x.shape[dim] // world)).index_select(dim, own).squeeze(dim)
 
 
 def zeros_around(part: Tensor, own: Tensor, dim: int, world: int) -> Tensor:
@@ -110,7 +110,3 @@ def from_wire(raw: Tensor, like: Tensor) -> Tensor:
 
 def _as_real(x: Tensor) -> Tensor:
     return torch.view_as_real(x.resolve_conj())
-
-
-def _parted(x: Tensor, dim: int, world: int) -> Tensor:
-    return x.unflatten(dim, (world, x.shape[dim] // world))

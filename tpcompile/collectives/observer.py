@@ -38,7 +38,6 @@ class Observer(Protocol):
 
     def observe(self, call: Call, x: Tensor, run: Callable[[], Tensor]) -> Tensor:
         """Return the result of the call, by `run()` or in a different tensor."""
-        ...
 
 
 class _Active:

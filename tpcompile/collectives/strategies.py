@@ -8,7 +8,7 @@ C      Collectives            tpcompile.collectives.api                 stated b
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -22,48 +22,11 @@ from tpcompile.ranks.mesh import neighbours
 from tpcompile.torch_api.c10d import REDUCE_OPS
 
 
-class TpComm(Protocol):
-    """Interface of the collectives that a parallel module gets: its place in the group, and the ops of its forward."""
-
-    group: dist.ProcessGroup | None
-    size: int
-    rank: int
-
-    def all_reduce(self, x: Tensor, dst: Dst = "I") -> Tensor:
-        """Sum over the group; the caller owns `x` and does not use it again."""
-        ...
-
-    def all_max(self, x: Tensor) -> Tensor:
-        """Maximum over the group, without gradient; the caller owns `x` and does not use it again."""
-        ...
-
-    def copy_to_tp(self, x: Tensor) -> Tensor:
-        """Enter a tensor-parallel region: identity forward, all-reduce of the gradient."""
-        ...
-
-    def all_gather(self, x: Tensor, dim: int, dst: Dst = "R") -> Tensor:
-        """Concatenate the ranks' shards along `dim`."""
-        ...
-
-    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
-        """Sum over the group, keep this rank's part of `dim`."""
-        ...
-
-    def scatter(self, x: Tensor, dim: int, src: Dst = "I") -> Tensor:
-        """This rank's part of `dim` of a replicated tensor."""
-        ...
-
-    def rank_index(self, device: torch.device) -> Tensor:
-        """`rank` as tensor data, [1] int64: the only form of it that compiled code may read."""
-        ...
-
-    def replicas(self, count: int) -> TpComm:
-        """The same operations among the `count` neighbouring ranks that hold the same replicated shard."""
-        ...
-
-
 class Collectives:
     """Mode C: the functional wrappers bound to one group; `group=None` is the unsharded module, size 1.
+
+    The interface that a parallel module gets: its place in the group, and the collectives of its forward. Of an input
+    of `all_reduce` and `all_max` the caller gives up ownership: mode A and B overwrite it.
 
     A group is a ProcessGroup, its name, a 1-D DeviceMesh such as `mesh["tp"]`, or `(mesh, dim)`.
     `size` and `rank` are of this process in the group, read once here: forward code may use `size`, and must not use
@@ -108,6 +71,9 @@ class Collectives:
         """The subgroup of this rank: ranks k * count to (k + 1) * count - 1; all ranks of the group must call it."""
         return Collectives(neighbours(self.group, count))
 
+
+TpComm: TypeAlias = Collectives
+"""What a module is given: the collectives of any mode."""
 
 # torch 2.13 renamed the two and warns at every call of the old names.
 _all_gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tpcompile.fastpath.kernels.exchange_memory import Exchange  # imports Triton
 
 _SITES_PER_BLOCK = 3
+"""Dropouts of a block, each with a site of its own: hidden features, attention, MLP."""
 
 
 class BlockInputs(NamedTuple):
@@ -130,27 +131,20 @@ class TransformerBlock(nn.Module):
 
     def site(self, batch: int, seq_len: int) -> Site | None:
         """The residual add before the MLP and the norm after it; where nothing is between, the all-reduce before."""
-        if self.modulation is None:
-            return self._site_of_rms_norm(batch, seq_len)
-        return self._site_of_modulated_norm(batch, seq_len)
-
-    def _site_of_rms_norm(self, batch: int, seq_len: int) -> Site | None:
-        if not isinstance(self.mlp_norm, RMSNorm) or self.mlp_norm.weight is None:
+        dtype = self.attention.wqkv.weight.dtype
+        has_weight = self.mlp_norm.weight is not None
+        if self.modulation is not None:
+            is_plain = isinstance(self.mlp_norm, LayerNorm) and not has_weight
+            is_place = is_plain and not self.sequence_parallel
+            return Site("add_modulated_norm", ((batch, seq_len, self.dim),), dtype=dtype) if is_place else None
+        if not isinstance(self.mlp_norm, RMSNorm) or not has_weight:
             return None
         tokens = seq_len // self.tp_size if self.sequence_parallel else seq_len
-        shapes = ((batch, tokens, self.dim),)
         is_between = self.attention_dropout.p > 0 or self.cross_attention is not None
         adds_the_sum = not is_between and not self.sequence_parallel
         exchanging = "all_reduce_add_rms_norm" if adds_the_sum else ""
-        dtype = self.attention.wqkv.weight.dtype
+        shapes = ((batch, tokens, self.dim),)
         return Site("add_rms_norm", shapes, dtype=dtype, exchanging=exchanging, comm=self.attention.wo.comm)
-
-    def _site_of_modulated_norm(self, batch: int, seq_len: int) -> Site | None:
-        is_plain = isinstance(self.mlp_norm, LayerNorm) and self.mlp_norm.weight is None
-        if self.sequence_parallel or not is_plain:
-            return None
-        shapes = ((batch, seq_len, self.dim),)
-        return Site("add_modulated_norm", shapes, dtype=self.attention.wqkv.weight.dtype)
 
     def joined_and_normed(
         self, x_BSD: Tensor, branch_BSD: Tensor, gate: Tensor | None, shift: Tensor | None, scale: Tensor | None

@@ -33,7 +33,10 @@ class CausalLM(nn.Module):
 
     def __init__(self, args: BlockArgs, comm: TpComm, *, num_layers: int, vocab_size: int, tied: bool = False) -> None:
         super().__init__()
-        _check_form(args)
+        wanted = {"norm": "rms", "causal": True, "modulation": False, "cross_attention": False}
+        bad = [f"{name}={getattr(args, name)!r}" for name, value in wanted.items() if getattr(args, name) != value]
+        if bad:
+            raise ConfigError(f"a CausalLM cannot be built with {', '.join(bad)}; it needs {wanted}")
         dtype = getattr(torch, args.dtype)
         options = {
             "comm": comm, "dtype": dtype, "pad": args.uneven == "pad", "sequence_parallel": args.sequence_parallel,
@@ -149,7 +152,10 @@ class CausalLM(nn.Module):
         for stop in range(length, total):
             here = slice(start, stop)
             positions_S = torch.arange(start, stop, device=ids_BS.device)
-            mask = None if is_key_BT is None else _mask_of_keys(is_key_BT, positions_S)
+            mask = None
+            if is_key_BT is not None:  # padding looks at itself, because a softmax over nothing is NaN
+                is_itself_ST = torch.arange(is_key_BT.shape[1], device=ids_BS.device) == positions_S.unsqueeze(1)
+                mask = (is_key_BT.unsqueeze(1) | is_itself_ST).unsqueeze(1)
             new_BS = next_tokens(new_BS, cos_TR[here], sin_TR[here], mask=mask, caches=caches, positions_S=positions_S)
             tokens_BT[:, stop : stop + 1] = new_BS  # copied: the next replay of a CUDA graph overwrites its outputs
             next_tokens, start = step or self.next_tokens, stop
@@ -161,7 +167,10 @@ def left_padded(prompts: Sequence[Tensor], *, pad_id: int = 0) -> tuple[Tensor, 
 
     Raises ConfigError for a prompt without a token or with more than one dim.
     """
-    _check_lengths(prompts)
+    shapes = [tuple(prompt.shape) for prompt in prompts]
+    wrong = [shape for shape in shapes if len(shape) != 1 or shape == (0,)]
+    if wrong or not shapes:
+        raise ConfigError(f"prompts have shapes {wrong}; pass one or more tensors [S] of at least one token each")
     length = max(map(len, prompts))
     ids, is_token = [], []
     for prompt in prompts:
@@ -169,13 +178,6 @@ def left_padded(prompts: Sequence[Tensor], *, pad_id: int = 0) -> tuple[Tensor, 
         ids.append(F.pad(prompt, padding, value=pad_id))
         is_token.append(F.pad(torch.ones_like(prompt, dtype=torch.bool), padding))
     return torch.stack(ids), torch.stack(is_token)
-
-
-def _check_lengths(prompts: Sequence[Tensor]) -> None:
-    shapes = [tuple(prompt.shape) for prompt in prompts]
-    wrong = [shape for shape in shapes if len(shape) != 1 or shape == (0,)]
-    if wrong or not shapes:
-        raise ConfigError(f"prompts have shapes {wrong}; pass one or more tensors [S] of at least one token each")
 
 
 def _check_prompts(ids_BS: Tensor, is_token_BS: Tensor | None) -> None:
@@ -195,17 +197,3 @@ def _check_prompts(ids_BS: Tensor, is_token_BS: Tensor | None) -> None:
     if bad.any():
         rows = bad.nonzero().flatten().tolist()
         raise ConfigError(f"prompts {rows} have padding after a token; pad on the left, see left_padded")
-
-
-def _mask_of_keys(is_key_BT: Tensor, positions_S: Tensor) -> Tensor:
-    """[B, 1, S, T], True where a query may look; padding looks at itself, because a softmax over nothing is NaN."""
-    places_T = torch.arange(is_key_BT.shape[1], device=is_key_BT.device)
-    is_itself_ST = places_T == positions_S.unsqueeze(1)
-    return (is_key_BT.unsqueeze(1) | is_itself_ST).unsqueeze(1)
-
-
-def _check_form(args: BlockArgs) -> None:
-    wanted = {"norm": "rms", "causal": True, "modulation": False, "cross_attention": False}
-    bad = [f"{name}={getattr(args, name)!r}" for name, value in wanted.items() if getattr(args, name) != value]
-    if bad:
-        raise ConfigError(f"a CausalLM cannot be built with {', '.join(bad)}; it needs {wanted}")

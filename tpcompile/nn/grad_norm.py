@@ -7,7 +7,7 @@ local gradients differs per rank, so that replicated weights are clipped differe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -46,24 +46,23 @@ def grad_norm(module: nn.Module, *, layouts: Mapping[str, Layout] | None = None,
     Raises ConfigError as that, and for a module whose parts are sharded over different groups.
     """
     placements = placements_of(module, layouts=layouts, comm=comm)
-    ranks = _ranks_of(placements.values(), comm)
-    grads = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
-    sums = [_own_sum(grad, placements[name], ranks) for name, grad in grads.items()]
-    total = _zero_like(module.parameters())
-    for own in _over_their_mesh(sums):
-        total = total + own
-    return ranks.all_reduce(total, dst="I").sqrt()  # partial -> replicated
-
-
-def _ranks_of(placements: Iterable[Placement], comm: TpComm | None) -> TpComm:
-    """The ranks that shards are over; those of `comm`, or this one, where nothing is sharded."""
-    owners = [placement.owners for placement in placements]
+    owners = [placement.owners for placement in placements.values()]
     found = {each.group: each for each in owners if each is not None}
     if len(found) > 1:
         raise ConfigError(
             f"parameters are sharded over {len(found)} groups; take the norm of the parts over each group alone"
         )
-    return next(iter(found.values()), comm or Collectives(None))
+    ranks = next(iter(found.values()), comm or Collectives(None))
+    grads = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+    sums = [_own_sum(grad, placements[name], ranks) for name, grad in grads.items()]
+    # Of the dtype that sums of squares have, equal on all ranks, whichever gradients they hold.
+    parameters = list(module.parameters())
+    is_double = any(stat_dtype(parameter.dtype) == torch.float64 for parameter in parameters)
+    device = parameters[0].device if parameters else None
+    total = torch.zeros((), dtype=torch.float64 if is_double else torch.float32, device=device)
+    for own in _over_their_mesh(sums):
+        total = total + own
+    return ranks.all_reduce(total, dst="I").sqrt()  # partial -> replicated
 
 
 def _own_sum(grad: Tensor, placement: Placement, ranks: TpComm) -> Tensor:
@@ -104,11 +103,3 @@ def _over_their_mesh(sums: list[Tensor]) -> list[Tensor]:
         total = sum(meshed[1:], meshed[0])
         plain.append(total.full_tensor())
     return plain
-
-
-def _zero_like(parameters: Iterable[Tensor]) -> Tensor:
-    """A zero of the dtype that sums of squares have, on the parameters' device; equal dtypes on all ranks."""
-    found = list(parameters)
-    dtypes = {stat_dtype(parameter.dtype) for parameter in found}
-    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-    return torch.zeros((), dtype=dtype, device=found[0].device if found else None)

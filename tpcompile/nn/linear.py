@@ -41,8 +41,14 @@ class _ColumnLinear(nn.Module):
         self.sequence_parallel = sequence_parallel
         self.layout = ShardSpec(dim=0, parts=tuple(parts))
         self.local_parts = tuple(part.share(comm.size, "out_features") for part in self.layout.packed)
-        self.replicas = max(part.replicas for part in self.layout.packed)
-        self.num_own = _rows_before_replicated(self.layout.packed, self.local_parts)
+        replicas = [part.replicas for part in self.layout.packed]
+        if replicas != sorted(replicas) or len({count for count in replicas if count > 1}) > 1:
+            raise ConfigError(
+                f"replicas of packed parts are {replicas}; put parts without replicas first, the rest alike"
+            )
+        # Rows of the parts without replicas, which are first, so that one slice holds the others.
+        self.num_own = sum(rows for rows, count in zip(self.local_parts, replicas, strict=True) if count == 1)
+        self.replicas = max(replicas)
         self.replica_comm = comm.replicas(self.replicas)
         self.weight = nn.Parameter(torch.empty(sum(self.local_parts), in_features, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(sum(self.local_parts), dtype=dtype)) if bias else None
@@ -64,13 +70,6 @@ class _ColumnLinear(nn.Module):
 
     def multiplied(self, x_I: Tensor, product: Product | None = None) -> Tensor:
         """[..., I] -> all output features of this rank, the packed parts side by side; by `product` if it is given."""
-        x_I, weight, bias = self._entered(x_I)
-        if product is not None:
-            return product(x_I, weight, bias)
-        return F.linear(x_I, weight, bias)
-
-    def _entered(self, x_I: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What is multiplied in the tensor-parallel region."""
         if self.sequence_parallel:
             x_I = self.comm.all_gather(x_I, dim=0, dst="R")  # tokens sharded -> replicated, partial gradient
         else:
@@ -79,7 +78,9 @@ class _ColumnLinear(nn.Module):
         if self.replicas > 1 and torch.is_grad_enabled():
             weight = self._shared(weight)
             bias = bias if bias is None else self._shared(bias)
-        return x_I, weight, bias
+        if product is not None:
+            return product(x_I, weight, bias)
+        return F.linear(x_I, weight, bias)
 
     def _shared(self, rows: Tensor) -> Tensor:
         """The replicated parts enter a region of their own: each replica sees a part of their gradient."""
@@ -174,11 +175,3 @@ class RowParallelLinear(nn.Module):
             return reduced(y_shape, dtype)
         leave = scattered(y_shape, dtype, tp=self.comm.size, summed=True)
         return leave if self.bias is None else leave.then(entered(self.bias.shape, dtype))
-
-
-def _rows_before_replicated(parts: Sequence[Part], local_parts: Sequence[int]) -> int:
-    """Local rows of the parts without replicas; they must come first, so that one slice holds the others."""
-    replicas = [part.replicas for part in parts]
-    if replicas != sorted(replicas) or len({n for n in replicas if n > 1}) > 1:
-        raise ConfigError(f"replicas of packed parts are {replicas}; put parts without replicas first, the rest alike")
-    return sum(rows for part, rows in zip(parts, local_parts, strict=True) if part.replicas == 1)

@@ -124,7 +124,15 @@ def placements_of(
     """
     parameters = dict(module.named_parameters())
     declared = declarations_of(module)
-    _check_all_declared(parameters, declared, layouts)
+    missing = sorted(parameters.keys() - declared.keys())
+    if missing and layouts is None:
+        raise ConfigError(
+            f"no layout is declared for {missing}; declare each parameter in shard_specs() of its module, or pass "
+            "layouts={'*.up.weight': ShardSpec(dim=0, parts=(256,))}"
+        )
+    tied = sorted(declared.keys() - parameters.keys())
+    if tied:
+        raise ConfigError(f"{tied} are tied to parameters of other names; declare a tied parameter by its first name")
     by_pattern = _layouts_by_name(parameters, layouts or {})
     found = {}
     for name, parameter in parameters.items():
@@ -132,9 +140,11 @@ def placements_of(
         declaration = declared.get(name, Declaration(ShardSpec(), holder))
         bound = [getattr(module, "comm", None) for module in (declaration.declared_by, holder)]
         ranks = bound[0] or bound[1] or comm
-        spec = declaration.spec
-        if name in by_pattern:
-            spec = _spec_of(by_pattern[name], parameter, ranks)
+        spec: Layout = by_pattern.get(name, declaration.spec)
+        if not isinstance(spec, ShardSpec):  # a dim: equal shards of it on all ranks
+            dim = spec % parameter.dim()
+            num_shards = 1 if ranks is None else ranks.size
+            spec = ShardSpec(dim=dim, parts=(parameter.shape[dim] * num_shards,))
         found[name] = Placement(spec, ranks)
         _check_has_ranks(name, parameter, found[name])
     return found
@@ -163,20 +173,6 @@ def declarations_of(module: nn.Module) -> dict[str, Declaration]:
     return found
 
 
-def _check_all_declared(
-    parameters: Mapping[str, Tensor], declared: Mapping[str, Declaration], layouts: Mapping[str, Layout] | None
-) -> None:
-    missing = sorted(parameters.keys() - declared.keys())
-    if missing and layouts is None:
-        raise ConfigError(
-            f"no layout is declared for {missing}; declare each parameter in shard_specs() of its module, or pass "
-            "layouts={'*.up.weight': ShardSpec(dim=0, parts=(256,))}"
-        )
-    tied = sorted(declared.keys() - parameters.keys())
-    if tied:
-        raise ConfigError(f"{tied} are tied to parameters of other names; declare a tied parameter by its first name")
-
-
 def _layouts_by_name(parameters: Iterable[str], layouts: Mapping[str, Layout]) -> dict[str, Layout]:
     """The first layout whose pattern fits, for every parameter that has one."""
     names = list(parameters)
@@ -187,15 +183,6 @@ def _layouts_by_name(parameters: Iterable[str], layouts: Mapping[str, Layout]) -
             raise ConfigError(f"layouts: {pattern!r} fits no parameter; there are {', '.join(names) or 'none'}")
         found = dict.fromkeys(fitting, layout) | found
     return found
-
-
-def _spec_of(layout: Layout, parameter: Tensor, comm: TpComm | None) -> ShardSpec:
-    """The layout as a ShardSpec; a dim stands for equal shards of it on all ranks."""
-    if isinstance(layout, ShardSpec):
-        return layout
-    dim = layout % parameter.dim()
-    num_shards = 1 if comm is None else comm.size
-    return ShardSpec(dim=dim, parts=(parameter.shape[dim] * num_shards,))
 
 
 def _check_has_ranks(name: str, parameter: Tensor, placement: Placement) -> None:

@@ -9,7 +9,6 @@ draw.py              weights and inputs from a seed, head-skewed or whole number
 error_ratio.py       errors as multiples of the single-device error
 localise.py          the first module whose output is wrong, and the op in it
 traced.py            every op of one eager run: its line, and a fingerprint of its result
-wrong_op.py          the op with which wrong numbers begin, with its line
 counting.py          collectives in issue order against the declaration
 agree.py             whether all ranks drew the same tensors
 numerics_report.py   the report

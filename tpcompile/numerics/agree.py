@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tpcompile.collectives import api as collectives
 from tpcompile.errors import ConfigError
+from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.text.ranks import named_ranks
 
 
@@ -27,7 +28,9 @@ def check_equal_on_ranks(
     for name in dict.fromkeys(chain.from_iterable(by_rank)):
         texts = [found.get(name, "missing") for found in by_rank]
         if len(set(texts)) > 1:
-            raise ConfigError(f"{what} differ between ranks: {name} is {_by_text(texts)}. {todo}")
+            ranks_of_text = grouped(range(len(texts)), texts.__getitem__)
+            sides = "; ".join(f"{text} on {named_ranks(ranks)}" for text, ranks in ranks_of_text.items())
+            raise ConfigError(f"{what} differ between ranks: {name} is {sides}. {todo}")
 
 
 def texts_of_all_ranks(text: str, group: dist.ProcessGroup | None, device: torch.device) -> list[str]:
@@ -42,14 +45,6 @@ def texts_of_all_ranks(text: str, group: dist.ProcessGroup | None, device: torch
     padded[: data.numel()] = data
     rows = collectives.all_gather_single(padded, dim=0, group=group).view(len(sizes), -1).cpu()
     return [bytes(row[:size].tolist()).decode() for row, size in zip(rows, sizes, strict=True)]
-
-
-def _by_text(texts: list[str]) -> str:
-    """`float32[2, 4] 1f2e on rank 0; float32[2, 4] 99ab on ranks 1-3`."""
-    ranks: dict[str, list[int]] = {}
-    for rank, text in enumerate(texts):
-        ranks.setdefault(text, []).append(rank)
-    return "; ".join(f"{text} on {named_ranks(found)}" for text, found in ranks.items())
 
 
 def _bits_text(tensor: Tensor) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from tpcompile.collectives import api as collectives
@@ -136,6 +135,10 @@ def check_numerics(
             train = not issubclass(strategy, InPlaceCollectives) if backward is None else backward
             for program in programs:
                 found.append(check_program(reference, strategy(group), program, demands, train=train, dynamic=dynamic))
+    own_text = json.dumps([report.model_dump(mode="json") for report in found])
+    of_all_ranks: list[ProgramReport] = []
+    for text in texts_of_all_ranks(own_text, group, torch.device(device)):
+        of_all_ranks += [ProgramReport.model_validate(report) for report in json.loads(text)]
     return NumericsReport(
         name=name or type(reference.single_device(reference.dtype)).__name__,
         tp=1 if group is None else group.size(),
@@ -143,7 +146,7 @@ def check_numerics(
         seed=seed,
         values=values,
         limit=limit,
-        programs=_of_all_ranks(found, group, torch.device(device)),
+        programs=tuple(of_all_ranks),
     )
 
 
@@ -160,12 +163,16 @@ def check_program(
     demands = demands or Demands()
     module = reference.place(comm)
     if program == "eager":
-        heard = EagerCollectives(comm)
-        with heard.listening():
-            result = reference.run(module, module, comm, train=train, on_backward=heard.on_backward)
-        seen, graphs, breaks = heard.collectives, 0, 0
+        eager = EagerCollectives(comm)
+        with eager.listening():
+            result = reference.run(module, module, comm, train=train, on_backward=eager.on_backward)
+        seen, graphs, breaks = eager.collectives, 0, 0
     else:
-        result, session = _run_compiled(reference, module, comm, program, train=train, dynamic=dynamic)
+        with CaptureSession(groups=roles_of(comm)) as session:
+            session.reset_compiler()  # or this module's code would count as a recompile of the one before
+            with session.phase("first"):
+                compiled = torch.compile(module, backend=program, dynamic=dynamic)
+                result = reference.run(compiled, module, comm, train=train)
         seen = compiled_collectives(session)
         graphs = sum(counters.graphs for counters in session.counters(session.compiles()))
         breaks = sum(counters.breaks for counters in session.counters(session.compiles()))
@@ -209,17 +216,6 @@ def tensor_errors(
     return tuple(found)
 
 
-def _run_compiled(
-    reference: Reference, module: nn.Module, comm: TpComm, backend: str, *, train: bool, dynamic: bool | None
-) -> tuple[Result, CaptureSession]:
-    with CaptureSession(groups=roles_of(comm)) as session:
-        session.reset_compiler()  # or this module's code would count as a recompile of the one before
-        with session.phase("first"):
-            compiled = torch.compile(module, backend=backend, dynamic=dynamic)
-            result = reference.run(compiled, module, comm, train=train)
-    return result, session
-
-
 def wrong_order(
     reference: Reference, module: nn.Module, comm: TpComm, seen: Sequence[Collective], demands: Demands, *, train: bool
 ) -> str:
@@ -240,14 +236,3 @@ def _first_wrong(reference: Reference, module: nn.Module, comm: TpComm, limit: f
     got = module_outputs(module, inputs)
     name = first_wrong(got, single, exact, rank=comm.rank, size=comm.size, limit=limit)
     return name, wrong_op(module, inputs, references, name, comm, dtype=reference.dtype)
-
-
-def _of_all_ranks(
-    own: Sequence[ProgramReport], group: dist.ProcessGroup | None, device: torch.device
-) -> tuple[ProgramReport, ...]:
-    """The reports of all ranks of the group, on every rank."""
-    own_text = json.dumps([report.model_dump(mode="json") for report in own])
-    found: list[ProgramReport] = []
-    for text in texts_of_all_ranks(own_text, group, device):
-        found += [ProgramReport.model_validate(report) for report in json.loads(text)]
-    return tuple(found)

@@ -31,14 +31,14 @@ class EagerCollectives:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Record the collectives of this process, its autograd threads included."""
-        with CollectiveListener(self._heard):
+        with CollectiveListener(self._append):
             yield
 
     def on_backward(self) -> None:
         """Mark the start of the backward pass."""
         self._phase = "backward"
 
-    def _heard(self, op: str, reduce_op: str, sent: Tensor, group_name: str) -> None:
+    def _append(self, op: str, reduce_op: str, sent: Tensor, group_name: str) -> None:
         self.collectives.append(
             Collective(
                 phase=self._phase,

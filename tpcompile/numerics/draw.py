@@ -29,7 +29,6 @@ from tpcompile.nn.rope import rope_tables
 from tpcompile.nn.sharding import specs_of
 
 Values = Literal["skewed", "iid", "integers"]
-Kind = Literal["weight", "bias", "norm"]
 _NORM_SPREAD, _BIAS_SCALE = 0.2, 0.1
 """Norm weights of one, or biases of zero, would hide a norm or a bias that a rank leaves out or applies twice."""
 
@@ -61,7 +60,7 @@ def draw_weights(
     specs, skews = specs_of(module, layouts=layouts), _head_skews(module)
     full = {}
     for name, parameter in module.named_parameters():
-        drawn = _draw(_kind(name, parameter), tuple(parameter.shape), generator, values)
+        drawn = _draw(name, tuple(parameter.shape), generator, values)
         skew = skews.get(name.rpartition(".")[0], ())
         if skew and values == "skewed":
             sizes = specs[name].sizes
@@ -124,14 +123,11 @@ def draw_normal(
     return x * head_scales(num_heads, shape[-1], device=generator.device) if num_heads and values == "skewed" else x
 
 
-def _kind(name: str, parameter: Tensor) -> Kind:
-    """Role of a parameter, which decides its scale: any other vector than a bias is the weight of a norm."""
+def _draw(name: str, shape: tuple[int, ...], generator: torch.Generator, values: Values) -> Tensor:
+    """A parameter, scaled by its role: any other vector than a bias is the weight of a norm."""
+    kind = "norm" if len(shape) == 1 else "weight"
     if name.endswith("bias"):
-        return "bias"
-    return "norm" if parameter.dim() == 1 else "weight"
-
-
-def _draw(kind: Kind, shape: tuple[int, ...], generator: torch.Generator, values: Values) -> Tensor:
+        kind = "bias"
     if values == "integers":
         low, high = {"norm": (1, 3), "weight": (-1, 2), "bias": (-2, 3)}[kind]
         return torch.randint(low, high, shape, generator=generator, device=generator.device).float()
@@ -153,14 +149,11 @@ def _head_skews(module: nn.Module) -> dict[str, tuple[int, ...]]:
             q_width, kv_width, _ = child.wqkv.layout.sizes
             num_q_heads = q_width // child.head_dim
             num_kv_heads = kv_width // child.head_dim
-            skews[f"{prefix}wqkv"] = (num_q_heads, _kv_skew(num_kv_heads, child.qk_norm), 0)
+            kv_skew = -num_kv_heads if child.qk_norm is None else num_kv_heads
+            skews[f"{prefix}wqkv"] = (num_q_heads, kv_skew, 0)
         elif isinstance(child, CrossAttention):
             num_q_heads = child.wq.layout.sizes[0] // child.head_dim
             num_kv_heads = child.wkv.layout.sizes[0] // child.head_dim
             skews[f"{prefix}wq"] = (num_q_heads,)
-            skews[f"{prefix}wkv"] = (_kv_skew(num_kv_heads, child.k_norm), 0)
+            skews[f"{prefix}wkv"] = (-num_kv_heads if child.k_norm is None else num_kv_heads, 0)
     return skews
-
-
-def _kv_skew(num_heads: int, norm: nn.Module | None) -> int:
-    return -num_heads if norm is None else num_heads

@@ -52,11 +52,6 @@ def distance(one: Tensor, two: Tensor, single: Tensor, exact: Tensor, *, whole: 
     return {"error": apart, "single": normal, "ratio": apart / _allowed(normal, one)}
 
 
-def is_within(value: dict[str, float], limit: float) -> bool:
-    """True for a ratio that is a number and at most `limit`."""
-    return value["ratio"] <= limit  # False for NaN
-
-
 def named_tensors(value: Any, root: str) -> dict[str, Tensor]:
     """Tensors of nested tuples, lists and dicts: the first is `root`, others `root.PLACE`, a field or an index."""
     return {root if index == 0 else f"{root}.{place}": t for index, (place, t) in enumerate(_walk(value, ""))}

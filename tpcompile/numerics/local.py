@@ -67,19 +67,23 @@ def check_numerics_local(
 
 
 def _all_ranks(reference: Reference, comm: Collectives, demands: Demands) -> list[ProgramReport]:
-    module = _spread_module(reference, comm)
-    heard = EagerCollectives(comm)
+    module = reference.place(comm)
+    slices = _spread(lambda: reference.slices_of(reference.full, module, comm), comm)
+    for name, tensor in slices.items():
+        owner, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(owner), leaf, nn.Parameter(tensor))  # of all ranks; buffers are replicated
+    eager = EagerCollectives(comm)
     arguments = _spread(lambda: error_ratio.named_tensors(reference.inputs_for(comm), "input"), comm)
     given = error_ratio.replaced(reference.given, list(arguments.values()))
     cotangents = _spread(lambda: reference.cotangents(comm), comm) if reference.train else None
-    with simulated.running(comm.size), heard.listening():
-        result = run_once(module, module, given, cotangents, reference.differentiated, on_backward=heard.on_backward)
+    with simulated.running(comm.size), eager.listening():
+        result = run_once(module, module, given, cotangents, reference.differentiated, on_backward=eager.on_backward)
     common = {
         "strategy": type(comm).__name__,
         "program": "eager",
         "dtype": str(reference.dtype).removeprefix("torch."),
-        "collectives": tuple(collective_text(c) for c in heard.collectives),
-        "wrong_order": wrong_order(reference, module, comm, heard.collectives, demands, train=reference.train),
+        "collectives": tuple(collective_text(c) for c in eager.collectives),
+        "wrong_order": wrong_order(reference, module, comm, eager.collectives, demands, train=reference.train),
     }
     reports = []
     for rank in _each_rank(comm):
@@ -87,16 +91,6 @@ def _all_ranks(reference: Reference, comm: Collectives, demands: Demands) -> lis
         tensors = tensor_errors(reference, module, comm, own, demands, train=reference.train)
         reports.append(ProgramReport(rank=rank, tensors=tensors, **common))
     return reports
-
-
-def _spread_module(reference: Reference, comm: Collectives) -> nn.Module:
-    """A module whose parameters hold every rank's slice; buffers are replicated."""
-    module = reference.place(comm)
-    slices = _spread(lambda: reference.slices_of(reference.full, module, comm), comm)
-    for name, tensor in slices.items():
-        owner, _, leaf = name.rpartition(".")
-        setattr(module.get_submodule(owner), leaf, nn.Parameter(tensor))
-    return module
 
 
 def _spread(slices: Callable[[], dict[str, Tensor]], comm: Collectives) -> dict[str, Tensor]:

@@ -31,7 +31,7 @@ class TensorError(Frozen):
     """The tensor had to be exact, and is not."""
 
     def is_right(self, limit: float) -> bool:
-        """Within the limit, and equal where that was asked for; NaN is never right."""
+        """True when the ratio is within the limit, and bits are equal where that was asked for; NaN is never right."""
         return not self.differs and self.ratio <= limit
 
     def text(self, limit: float) -> str:
@@ -105,7 +105,7 @@ class NumericsReport(Frozen):
     @property
     def worst(self) -> tuple[str, TensorError]:
         """The program and tensor with the largest ratio; NaN is larger than any."""
-        found = [(_label(p), t) for p in self.programs for t in p.tensors]
+        found = [(f"{', '.join(p.key)}, rank {p.rank}", t) for p in self.programs for t in p.tensors]
         return max(found, key=lambda pair: math.inf if math.isnan(pair[1].ratio) else pair[1].ratio)
 
     def text(self) -> str:
@@ -161,7 +161,3 @@ def _worst(pairs: Sequence[tuple[ProgramReport, str]], what: str) -> str:
     others = [rank for rank in ranks if rank != program.rank]
     also = f" (also on {named_ranks(others)})" if len(ranks) > 1 else ""
     return f"rank {program.rank}{also} | {how}"
-
-
-def _label(program: ProgramReport) -> str:
-    return f"{', '.join(program.key)}, rank {program.rank}"

@@ -74,14 +74,20 @@ class Reference:
         values: Values = "skewed",
         agree: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], None] | None = None,
     ) -> None:
-        self._build, self._inputs, self._values = build, inputs, values
+        self._build, self._values = build, values
         self.dtype, self.device, self.seed, self.train = dtype, torch.device(device), seed, train
         self.sharded, self.layouts = dict(sharded or {}), layouts
         self.full = self._full_weights(weights)
-        self.given = self._drawn_inputs()
+        # torch's default seed is random per process, so ranks would draw differently.
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(seed + _SEED_OF_INPUTS)
+            self.given = inputs(dtype)
         if agree is not None:
             agree(named_tensors(self.given, "input"), self.full)
-        self.differentiated = self._differentiated(differentiate)
+        floating = [name for name, value in named_tensors(self.given, "input").items() if value.is_floating_point()]
+        if unknown := sorted(set(differentiate or ()) - set(floating)):
+            raise ConfigError(f"differentiate={unknown} is no floating input; there are {floating}")
+        self.differentiated = tuple(name for name in floating if differentiate is None or name in differentiate)
         self._cotangents: dict[str, Tensor] = {}
         self.single = self._run(dtype)
         known = [*named_tensors(self.given, "input"), *self.single.outputs]
@@ -197,13 +203,6 @@ class Reference:
             module, seed=self.seed, dtype=self.dtype, device=self.device, values=self._values, layouts=self.layouts
         )
 
-    def _drawn_inputs(self) -> Any:
-        """Seed torch while `inputs` draws: its default seed is random per process, so ranks would draw differently."""
-        gpus = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=gpus):
-            torch.manual_seed(self.seed + _SEED_OF_INPUTS)
-            return self._inputs(self.dtype)
-
     def _run(self, dtype: torch.dtype) -> Result:
         module, given = self.single_device(dtype), self.given
         if dtype != self.dtype:
@@ -217,12 +216,6 @@ class Reference:
             generator = torch.Generator(self.device).manual_seed(seed)
             self._cotangents[name] = draw_normal(output.shape, generator, values=self._values).to(output.dtype)
         return self._cotangents[name].to(output.dtype)
-
-    def _differentiated(self, names: Collection[str] | None) -> tuple[str, ...]:
-        floating = [n for n, t in named_tensors(self.given, "input").items() if t.is_floating_point()]
-        if unknown := sorted(set(names or ()) - set(floating)):
-            raise ConfigError(f"differentiate={unknown} is no floating input; there are {floating}")
-        return tuple(n for n in floating if names is None or n in names)
 
     def _part(self, name: str, full: Tensor, comm: TpComm | None) -> Tensor:
         layout = self.sharded.get(name)

@@ -24,6 +24,7 @@ Fingerprint = tuple[float, ...]
 """Sums of a tensor under pseudo-random signs: they are about as large as its norm, also those of a difference."""
 
 NUM_SUMS = 8
+"""Numbers of a fingerprint."""
 _TABLE_LENGTH = 2**16
 """Elements whose signs are kept, 4 MiB a device."""
 _WAIT = "_c10d_functional.wait_tensor"
@@ -125,16 +126,13 @@ class _Tracing(TorchDispatchMode):
         if func._schema.is_mutable or name.startswith("c10d."):
             results += given
         if name == _WAIT:
-            name, line = self._waited_for(sources, name, line)
+            values = [self.trace.values[place] for place in sources]
+            pending = [value for value in values if value.tensor is None]
+            if pending:  # the collective was seen: the result is its
+                name, line = pending[0].name, pending[0].line
         for tensor in results:
             self._keep(tensor, name, line, sources)
         return out
-
-    def _waited_for(self, sources: tuple[int, ...], name: str, line: UserLine | None) -> tuple[str, UserLine | None]:
-        """The collective, where it was seen."""
-        values = [self.trace.values[place] for place in sources]
-        pending = [value for value in values if value.tensor is None]
-        return (pending[0].name, pending[0].line) if pending else (name, line)
 
     def _place_of(self, tensor: Tensor, line: UserLine | None) -> int:
         if tensor not in self._places:

@@ -1,16 +1,13 @@
 """Before the first compile, check that the ranks are set up alike, and name what differs; no collective, no hang.
 
 handshake.py      `check_setup`, `Handshake`: facts of all ranks -> one verdict on every rank
-inputs.py         `InputCheck`: the inputs of a call, bit for bit, on demand
-arguments.py      arguments of a call -> named leaves and the aspects that must be equal
+inputs.py         `InputCheck`: the inputs of a call as named leaves, bit for bit, on demand
 facts.py          the facts of one rank, by group
 backends.py       the backend that `auto` resolves to
-weights.py        which parameters are replicated, which sharded, and their fingerprints
+weights.py        which parameters are replicated, which sharded, their fingerprints; do the shards fit
 fingerprint.py    tensor -> text equal exactly when the bits are
-shards.py         shapes of all shards of a tensor -> do they tile the full tensor
 fact_judge.py     facts of all ranks -> checks and divergences
-conclusion.py     checks -> verdict
-differences.py    values of one key by rank -> a named difference
+conclusion.py     values of one key by rank -> a named difference; differences -> checks -> verdict
 locate.py         first element in which two ranks' tensors differ
 fact_exchange.py  digests through the store, details on difference, one judge
 """

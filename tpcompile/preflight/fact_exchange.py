@@ -47,15 +47,13 @@ class Details(Generic[_T]):
         sha = self.shas[rank]
         if sha not in self._known:
             alike = [other for other, other_sha in self.shas.items() if other_sha == sha]
-            self._known[sha] = self._first_answer(dict.fromkeys([rank, *alike]))
+            self._known[sha] = None
+            for asked in islice(dict.fromkeys([rank, *alike]), _ASKED):
+                answer: _T | None = self._fetch(asked, self._question, self._kind)
+                if answer is not None:
+                    self._known[sha] = answer
+                    break
         return self._known[sha]
-
-    def _first_answer(self, ranks: Iterable[int]) -> _T | None:
-        for rank in islice(ranks, _ASKED):
-            answer: _T | None = self._fetch(rank, self._question, self._kind)
-            if answer is not None:
-                return answer
-        return None
 
 
 class Exchanges:
@@ -74,7 +72,7 @@ class Exchanges:
         else:
             raise ConfigError("MASTER_ADDR is not set, so there is no store to connect to; pass store=")
 
-    def say(self, doing: str) -> None:
+    def publish_state(self, doing: str) -> None:
         """Publish what this rank is doing, so that a verdict can name where it stopped."""
         with self._store_errors():
             self._root.put(f"seen/{self.rank}", f"{doing} for {self._name}, number {_num_exchanges[self._name]}")
@@ -92,7 +90,7 @@ class Exchanges:
 
         Raises DivergenceError when the judge stops responding or the store cannot be reached.
         """
-        self.say("waiting")
+        self.publish_state("waiting")
         number = _num_exchanges[self._name]
         _num_exchanges[self._name] += 1
         with self._store_errors():

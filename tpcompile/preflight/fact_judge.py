@@ -12,8 +12,18 @@ from tpcompile.evidence.judgement.equal_ranks import equal_groups
 from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer, Status, Verdict
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
-from tpcompile.preflight.conclusion import MAX_LISTED, MAX_NAMED, conclude, group_check, reported
-from tpcompile.preflight.differences import Groups, Kind, difference, groups_of, sides_text
+from tpcompile.preflight.conclusion import (
+    MAX_LISTED,
+    MAX_NAMED,
+    Groups,
+    Kind,
+    conclude,
+    difference,
+    group_check,
+    groups_of,
+    reported,
+    sides_text,
+)
 from tpcompile.preflight.fact_exchange import Details
 from tpcompile.preflight.facts import (
     BACKENDS,
@@ -31,7 +41,7 @@ from tpcompile.preflight.facts import (
     SetupDigest,
 )
 from tpcompile.preflight.locate import located
-from tpcompile.preflight.shards import misfit, shard_text
+from tpcompile.preflight.weights import misfit, shard_text
 from tpcompile.ranks.exchange import Fetch
 
 _BACKEND = "Name the backend instead of `auto`, which each rank resolves for itself."

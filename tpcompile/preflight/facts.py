@@ -90,7 +90,10 @@ def rank_facts(
     found[DEVICE] |= {"device type": device.type}
     found[TOPOLOGY] = topology(mesh, group)
     found |= weight_facts(weights)
-    found[DTYPES] |= _autocast(device)
+    found[DTYPES]["autocast cache"] = str(torch.is_autocast_cache_enabled())
+    for kind in sorted({"cpu", device.type}):
+        is_on = torch.is_autocast_enabled(kind)
+        found[DTYPES][f"autocast {kind}"] = str(torch.get_autocast_dtype(kind)) if is_on else "off"
     # Without bits, in which shards differ by nature; a handshake of frozen weights compares each with its own past.
     shards = {n: w.model_copy(update={"print": ""}) for n, w in weights.items() if w.layout == Layout.SHARDED}
     return RankFacts(groups=found, shards=shards), unresolved
@@ -120,7 +123,10 @@ def topology(mesh: DeviceMesh | None, group: Group) -> dict[str, str]:
         process_group = mesh.get_group(dim)
         facts[f"topology backend of {name}"] = dist.get_backend(process_group)
         ranks = dist.get_process_group_ranks(process_group)
-        row = _mesh_row(mesh, dim)
+        coordinate = mesh.get_coordinate()
+        assert coordinate is not None, "this rank is among the ranks of the mesh"
+        at = tuple(slice(None) if i == dim else index for i, index in enumerate(coordinate))
+        row = mesh.mesh[at].tolist()
         is_expected = sorted(ranks) == sorted(row)
         group_text = "as the mesh says" if is_expected else f"{ranks}, the mesh says {row}"
         facts[f"topology group of {name}"] = group_text
@@ -139,32 +145,11 @@ def _environment() -> dict[str, dict[str, str]]:
     for key, value in compat.environment().items():
         group, prefix = _PLACES.get(key.partition(" ")[0], (BACKENDS, "backend "))
         found[group][f"{prefix}{key}"] = value
-    found[VERSIONS] |= {"version python": platform.python_version()} | _packages()
-    found[VERSIONS]["version cudnn"] = str(torch.backends.cudnn.version())
-    return found
-
-
-def _packages() -> dict[str, str]:
-    found = {}
+    found[VERSIONS]["version python"] = platform.python_version()
     for name in _PACKAGES:
         try:
-            found[f"version {name}"] = version(name)
+            found[VERSIONS][f"version {name}"] = version(name)
         except PackageNotFoundError:
-            found[f"version {name}"] = "none"
+            found[VERSIONS][f"version {name}"] = "none"
+    found[VERSIONS]["version cudnn"] = str(torch.backends.cudnn.version())
     return found
-
-
-def _autocast(device: torch.device) -> dict[str, str]:
-    facts = {"autocast cache": str(torch.is_autocast_cache_enabled())}
-    for kind in sorted({"cpu", device.type}):
-        is_on = torch.is_autocast_enabled(kind)
-        facts[f"autocast {kind}"] = f"{torch.get_autocast_dtype(kind)}" if is_on else "off"
-    return facts
-
-
-def _mesh_row(mesh: DeviceMesh, dim: int) -> list[int]:
-    """The ranks along one mesh dim through this rank."""
-    coordinate = mesh.get_coordinate()
-    assert coordinate is not None, "this rank is among the ranks of the mesh"
-    at = tuple(slice(None) if i == dim else index for i, index in enumerate(coordinate))
-    return mesh.mesh[at].tolist()

@@ -94,20 +94,32 @@ class Handshake:
         allowed: Allowed = (),
         frozen: bool = False,
     ) -> None:
-        _check_arguments(allowed=allowed, timeout_s=timeout_s)
+        if timeout_s <= 0:
+            raise ConfigError(f"timeout_s={timeout_s:g} must be positive")
+        for layer, text, reason in allowed:
+            is_complete = bool(text and reason)
+            if layer not in _LAYERS or not is_complete:
+                given = (layer, text, reason)
+                raise ConfigError(
+                    f"allowed entry {given} must be (layer, text it contains, reason); layers are {_LAYERS}"
+                )
         self._module, self._mesh, self._sharded, self._allowed = module, mesh, sharded, allowed
         self._resolved, self._frozen, self._timeout_s = resolved or {}, frozen, timeout_s
         self._group = group_of(mesh, axis)
-        self._device = _device_of(mesh)
+        # init_process_group() without a backend means gloo for CPU and NCCL for GPU tensors.
+        has_nccl = "cuda:nccl" in dist.get_backend_config() and torch.cuda.is_available()
+        default = "cuda" if has_nccl else "cpu"
+        kind = default if mesh is None else mesh.device_type
+        self._device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
         ranks = range(dist.get_world_size()) if mesh is None else mesh.mesh.flatten().tolist()
         self._exchanges = Exchanges("handshake", ranks=ranks, store=store, timeout_s=timeout_s)
         self._before: dict[str, Weight] = {}
 
     def check(self) -> Verdict:
         """Compare all facts and keep the weights. Raises DivergenceError when the judging rank stops responding."""
-        self._exchanges.say("taking fingerprints of the weights")
+        self._exchanges.publish_state("taking fingerprints of the weights")
         weights = self._weights()
-        self._exchanges.say("collecting facts")
+        self._exchanges.publish_state("collecting facts")
         facts, unresolved = rank_facts(
             mesh=self._mesh, group=self._group, device=self._device, resolved=self._resolved, weights=weights
         )
@@ -123,7 +135,7 @@ class Handshake:
             raise ConfigError("recheck compares frozen weights: make it Handshake(module, frozen=True)")
         if not self._before:
             raise ConfigError("recheck has nothing to compare with: call check() first")
-        self._exchanges.say("taking fingerprints of the weights again")
+        self._exchanges.publish_state("taking fingerprints of the weights again")
         weights = self._weights()
         changes = _changes(self._before, weights)
         now = weight_facts(weights)[WEIGHTS]
@@ -183,25 +195,6 @@ def group_of(mesh: DeviceMesh | None, axis: str) -> Group:
         raise ConfigError(f"rank {dist.get_rank()} is not in the mesh; only its members may call")
     process_group = mesh.get_group(names.index(axis))
     return Group(axis, tuple(dist.get_process_group_ranks(process_group)))
-
-
-def _check_arguments(*, allowed: Allowed, timeout_s: float) -> None:
-    if timeout_s <= 0:
-        raise ConfigError(f"timeout_s={timeout_s:g} must be positive")
-    for layer, text, reason in allowed:
-        is_complete = bool(text and reason)
-        if layer not in _LAYERS or not is_complete:
-            raise ConfigError(
-                f"allowed entry {(layer, text, reason)} must be (layer, text it contains, reason); layers are {_LAYERS}"
-            )
-
-
-def _device_of(mesh: DeviceMesh | None) -> torch.device:
-    # init_process_group() without a backend means gloo for CPU and NCCL for GPU tensors.
-    has_nccl = "cuda:nccl" in dist.get_backend_config() and torch.cuda.is_available()
-    default = "cuda" if has_nccl else "cpu"
-    kind = default if mesh is None else mesh.device_type
-    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
 def _changes(before: dict[str, Weight], now: dict[str, Weight]) -> dict[str, str]:

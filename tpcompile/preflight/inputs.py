@@ -3,25 +3,74 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.records import Divergence, Frozen, Layer, Verdict
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.ranks import ranks_text
-from tpcompile.preflight.arguments import aspects_of, named_leaves
-from tpcompile.preflight.conclusion import MAX_NAMED, conclude, group_check, reported
-from tpcompile.preflight.differences import Groups, Kind, difference
+from tpcompile.preflight.conclusion import MAX_NAMED, Groups, Kind, conclude, difference, group_check, reported
 from tpcompile.preflight.fact_exchange import Details, Exchanges
+from tpcompile.preflight.fingerprint import bits, describe, local_of
 from tpcompile.preflight.handshake import group_of
 from tpcompile.preflight.locate import Question, answer_elements, located
+from tpcompile.preflight.weights import Group, Layout, layout_by_dtensor
 from tpcompile.ranks.exchange import Fetch, Side
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.Size, range, slice)
+
+
+def named_leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """(name, leaf) of an argument, in order; descends into lists, tuples, dicts and dataclasses."""
+    if isinstance(value, (torch.Size, Tensor)):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, child in value.items():
+            yield from named_leaves(f"{name}[{key!r}]", child)
+    elif isinstance(value, (list, tuple)):
+        yield f"len({name})", len(value)
+        for index, child in enumerate(value):
+            yield from named_leaves(f"{name}[{index}]", child)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from named_leaves(f"{name}.{field.name}", getattr(value, field.name))
+    else:
+        yield name, value
+
+
+def aspects_of(name: str, leaf: Any, group: Group, sharded: Iterable[str]) -> dict[str, str]:
+    """Aspects that must be equal: metadata and bits of a tensor, metadata of a shard, value or class of the rest."""
+    if not isinstance(leaf, Tensor):
+        text = repr(leaf) if isinstance(leaf, _PLAIN) else f"a {type(leaf).__module__}.{type(leaf).__qualname__}"
+        return {"value": normalise.device(normalise.objects(text))}
+    said = layout_by_dtensor(leaf, group)
+    is_sharded_dtensor = said is not None and said.layout == Layout.SHARDED
+    local = local_of(leaf)
+    kind = type(leaf).__qualname__
+    if isinstance(leaf, DTensor):
+        kind += f" {leaf.placements}"
+    aspects = {"class": kind, "dtype": str(leaf.dtype), "dims": str(leaf.dim())}
+    aspects["requires_grad"] = str(leaf.requires_grad)
+    if is_sharded_dtensor or any(fnmatchcase(name, pattern) for pattern in sharded):
+        return aspects
+    layout = str(list(local.stride())) if local.layout == torch.strided else str(local.layout)
+    device = f"on {local.device.type}"
+    return aspects | {
+        "shape": str(list(local.shape)),
+        "stride": f"{layout} {device}",
+        "bits": f"{describe(local)} {bits(local)}",
+    }
+
 
 _PASSED = ""
 """The aspect that every passed argument has."""
@@ -77,8 +126,10 @@ class InputCheck:
         Raises DivergenceError when the judging rank stops responding; a rank that does not arrive is a failed check.
         """
         of_step = "" if step is None else f" of step {step}"
-        self._exchanges.say(f"hashing the inputs{of_step}")
-        leaves = named_leaves(args, kwargs)
+        self._exchanges.publish_state(f"hashing the inputs{of_step}")
+        leaves: dict[str, Any] = {}
+        for name, value in [*((f"args[{index}]", value) for index, value in enumerate(args)), *kwargs.items()]:
+            leaves |= named_leaves(name, value)
         aspects = {name: aspects_of(name, leaf, self._group, self._sharded) for name, leaf in leaves.items()}
         passed = {name: {_PASSED: "passed", **found} for name, found in aspects.items()}
         facts = InputFacts(step=step, names=tuple(leaves), aspects=passed)

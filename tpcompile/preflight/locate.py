@@ -14,7 +14,7 @@ from torch import Tensor
 from tpcompile.evidence.iterables import differ
 from tpcompile.evidence.records import Frozen
 from tpcompile.evidence.records.bounds import Number
-from tpcompile.preflight.differences import Groups, sides_text
+from tpcompile.preflight.conclusion import Groups, sides_text
 from tpcompile.preflight.fingerprint import local_of, piece_hashes, raw_bytes
 from tpcompile.ranks.exchange import Fetch
 
@@ -48,9 +48,6 @@ class Element(Frozen):
 
     index: tuple[int, ...]
     values: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"first difference at {list(self.index)}"
 
 
 class Form(Frozen):
@@ -110,7 +107,11 @@ def locate(ask: Ask, ranks: Sequence[int], shape: Sequence[int]) -> Element | No
     place = _first_difference([[bits for _, bits in of_rank] for of_rank in elements[:2]])
     if place is None:
         return None
-    return Element(index=_unravel(start + place, shape), values=_texts([of_rank[place] for of_rank in elements]))
+    pairs = [of_rank[place] for of_rank in elements]
+    values = [value for value, _ in pairs]
+    if values[0] == values[1]:  # they look equal: signed zeros, NaN payloads
+        values = [f"{value} (bits {bits})" for value, bits in pairs]
+    return Element(index=_unravel(start + place, shape), values=tuple(values))
 
 
 def _answers(
@@ -152,17 +153,11 @@ def located(fetch: Fetch, row: Groups, name: str) -> str:
     element = locate(ask, first_ranks, form.shape)
     if element is None:
         return ""
-    return f"{element}: {sides_text(zip(ranks, element.values, strict=True))}"
+    return f"first difference at {list(element.index)}: {sides_text(zip(ranks, element.values, strict=True))}"
 
 
 def _piece(start: int, stop: int) -> int:
     return -(-(stop - start) // _PIECES)
-
-
-def _texts(column: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Values, with their bits where the values alone look equal (signed zeros, NaN payloads)."""
-    is_clear = column[0][0] != column[1][0]
-    return tuple(value if is_clear else f"{value} (bits {bits})" for value, bits in column)
 
 
 def _value(local: Tensor, index: int) -> str:

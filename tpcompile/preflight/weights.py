@@ -2,7 +2,7 @@
 
 The layout is never guessed. It comes from DTensor placements, else from `shard_specs()` of tpcompile's modules, else
 from the caller's `sharded`, which makes every tensor that it does not name replicated. A tensor with none of these is
-not declared: differences in it are listed and never fail the check.
+not declared: differences in it are listed and never fail the check. `misfit` compares the shards of all ranks.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import Frozen
 from tpcompile.nn.sharding import declarations_of
@@ -169,19 +170,56 @@ def _declared_specs(module: nn.Module, group: Group) -> dict[str, Declared]:
     """Layouts declared by tpcompile's own modules; a module bound to a different group says nothing about this one."""
     declared: dict[str, Declared] = {}
     for name, declaration in declarations_of(module).items():
-        if _is_bound_to(declaration.declared_by, group):
-            dim = declaration.spec.dim
-            layout = Layout.REPLICATED if dim is None else Layout.SHARDED
-            declared[name] = Declared(layout, "shard_specs", dim)  # parts are padded to equal shapes: `ShardSpec.take`
+        comm = getattr(declaration.declared_by, "comm", None)
+        bound = getattr(comm, "group", None)
+        ranks = [dist.get_rank()] if bound is None else dist.get_process_group_ranks(bound)  # size 1 has no group
+        if comm is not None and tuple(ranks) != group.ranks:
+            continue
+        dim = declaration.spec.dim
+        layout = Layout.REPLICATED if dim is None else Layout.SHARDED
+        declared[name] = Declared(layout, "shard_specs", dim)  # parts are padded to equal shapes: `ShardSpec.take`
     return declared
 
 
-def _is_bound_to(module: object, group: Group) -> bool:
-    comm = getattr(module, "comm", None)
-    if comm is None:
-        return True
-    bound = getattr(comm, "group", None)
-    ranks = [dist.get_rank()]  # a module of size 1 has no group
-    if bound is not None:
-        ranks = dist.get_process_group_ranks(bound)
-    return tuple(ranks) == group.ranks
+def misfit(shards: ByRank[Weight]) -> str:
+    """What is wrong when the shapes are neither equal nor tile the declared full shape; "" when they fit.
+
+    A dim whose full size is not known, because a different mesh axis shards it too, is not checked.
+    """
+    shapes = shards.map(lambda weight: weight.shape)
+    full, dim = shards.first.full_shape, shards.first.dim
+    if shards.differ(lambda weight: weight.full_shape):
+        return "the ranks declare different full shapes"
+    if shapes.differ(len):
+        return "the shards have different numbers of dims"
+    if full is None:
+        return "shard shapes differ, and the full shape is not declared" if shapes.differ() else ""
+    if len(full) != len(shapes.first):
+        return f"the shards and the declared full shape have different numbers of dims: {_text(full)}"
+    possible_dims = range(len(full)) if dim is None else [dim]
+    for possible_dim in possible_dims:
+        if _tiles(list(shapes.values()), full, possible_dim):
+            return ""
+    return f"the shards do not tile the full shape {_text(full)}"
+
+
+def shard_text(weight: Weight) -> str:
+    """`float32[5, 4] of [10, 4] on dim 0 (DTensor)`."""
+    of = "" if weight.full_shape is None else f" of {_text(weight.full_shape)}"
+    dim = "" if weight.dim is None else f" on dim {weight.dim}"
+    return f"{weight.dtype}{list(weight.shape)}{of}{dim} ({weight.declared_by})"
+
+
+def _tiles(shapes: Sequence[Sequence[int]], full: Sequence[int | None], dim: int) -> bool:
+    """True when the shards add up to the full size of `dim` and have the full size of every other dim."""
+    sizes = list(zip(*shapes, strict=True))
+    wanted = list(full)
+    along = sizes.pop(dim)
+    total = wanted.pop(dim)
+    if total not in (None, sum(along)):
+        return False
+    return all(set(column) == {size or column[0]} for column, size in zip(sizes, wanted, strict=True))
+
+
+def _text(shape: Sequence[int | None]) -> str:
+    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"

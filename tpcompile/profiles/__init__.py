@@ -11,7 +11,6 @@ signature.py    arguments -> what a CUDA graph is made for, and the buffers that
 gradients.py    a program -> the parameters whose gradients it may compute, and where those are
 tuned.py        calls of a program whose kernels are chosen by time -> the same kernels on all ranks
 cuda_graphs.py  a function -> its CUDA graph; the only module that needs CUDA
-release.py      CUDA graphs are released before a process group ends, and before Python does
 agreement.py    what each rank is about to run -> the same on all of them, or the ranks that differ
 call_times.py   times of the candidates on every rank -> the one that all ranks run
 steps.py        what the ranks compare of one callable, and when

@@ -34,7 +34,7 @@ class Vote(Frozen):
     all_reduce: str = "nccl"
     """How its graphs sum over ranks, with the table."""
     signature: str = ""
-    """Of the call that it captures; empty where it captures nothing."""
+    """Signature of the call that it captures; empty where it captures nothing."""
 
 
 class _Brought(Frozen, Generic[T]):
@@ -49,7 +49,7 @@ class _Settled(Frozen, Generic[T]):
 
     problem: str = ""
     ranks: tuple[Rank, ...] = ()
-    """To blame for the problem."""
+    """Ranks to blame for the problem."""
     decided: T | None = None
 
 
@@ -183,10 +183,9 @@ def difference(votes: ByRank[Vote]) -> tuple[str, tuple[int, ...]]:
         values = votes.map(attrgetter(name))
         odd = values.unlike_most(str)
         if odd:
-            shown = [f"{value or 'none'} on {named_ranks(ranks)}" for value, ranks in _by_value(values).items()]
+            shown = [
+                f"{value or 'none'} on {named_ranks(ranks)}"
+                for value, ranks in grouped(values, values.__getitem__).items()
+            ]
             return f"{about}: {' / '.join(shown)}; all ranks must make the same calls under the same profile", odd
     return "", ()
-
-
-def _by_value(values: ByRank[str]) -> dict[str, list[int]]:
-    return grouped(values, lambda rank: values[rank])

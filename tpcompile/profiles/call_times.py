@@ -53,7 +53,12 @@ def timings(calls: Mapping[str, Callable[[], Any]], finish: Callable[[], object]
     rounds: dict[str, list[float]] = {name: [] for name in calls if name not in found}
     for _ in range(NUM_ROUNDS):
         for name, times_ms in rounds.items():
-            times_ms.append(_round_ms(calls[name], finish))
+            finish()
+            started_s = time.perf_counter()
+            for _ in range(CALLS_PER_ROUND):
+                calls[name]()
+            finish()
+            times_ms.append((time.perf_counter() - started_s) * 1e3 / CALLS_PER_ROUND)
     return found | {name: statistics.median(times_ms) for name, times_ms in rounds.items()}
 
 
@@ -83,12 +88,3 @@ def choose(by_rank: Mapping[int, Timings]) -> Measurement:
         if slowest_ms[name] * MIN_RATIO < slowest_ms[best]:
             best = name
     return Measurement(profile=best, slowest_ms=slowest_ms, refused=refused)
-
-
-def _round_ms(call: Callable[[], Any], finish: Callable[[], object]) -> float:
-    finish()
-    started_s = time.perf_counter()
-    for _ in range(CALLS_PER_ROUND):
-        call()
-    finish()
-    return (time.perf_counter() - started_s) * 1e3 / CALLS_PER_ROUND

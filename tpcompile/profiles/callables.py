@@ -82,7 +82,8 @@ def run(
     found_sums = sums(all_reduce)
     options = options_of(profile, found_sums)
     compiled = program if is_compiled else torch.compile(program, fullgraph=True, dynamic=dynamic, options=options)
-    agreement = _agreement(found_group, timeout_s=timeout_s)
+    ranks = dist.get_process_group_ranks(found_group) if dist.is_available() and dist.is_initialized() else []
+    agreement = Agreement(ranks, timeout_s=timeout_s) if len(ranks) > 1 else None  # a process alone agrees with nobody
     summed = found_sums.text(found_group) if found_sums is not None else "nccl"
     steps = Steps(name or label_of(program), profile, agreement, all_reduce=summed)
     calls: dict[str, Callable[..., Any]] = {"default": compiled}
@@ -196,11 +197,3 @@ class Profiled:
 
     def _refuse(self, *_args: Any, **_kwargs: Any) -> Any:
         raise ConfigError(f"{self._steps.label} was closed; make a new one with tpcompile.run")
-
-
-def _agreement(group: dist.ProcessGroup | None, *, timeout_s: float) -> Agreement | None:
-    """What the ranks of the group agree through; None for a process alone."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return None
-    ranks = dist.get_process_group_ranks(group)
-    return Agreement(ranks, timeout_s=timeout_s) if len(ranks) > 1 else None

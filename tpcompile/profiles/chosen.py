@@ -25,7 +25,7 @@ _MADE: deque[Choice] = deque(maxlen=_MAX_KEPT)
 
 
 def add(label: str, profile: str, *, all_reduce: str = "nccl") -> Choice:
-    """A callable that was made."""
+    """Record a callable that was made; the caller updates the choice that is returned."""
     choice = Choice(label, profile, all_reduce)
     _MADE.append(choice)
     return choice

@@ -4,46 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 _FINISHED_S = 5.0
 """How long a release waits for replays in flight: a collective whose peer is dead never ends."""
 _POLL_S = 0.001
-
-
-class Graph(Protocol):
-    """What was captured."""
-
-    def replay(self) -> None:
-        """Launch it on the current stream."""
-        ...
-
-    def release(self) -> None:
-        """Free it, with its communicators."""
-        ...
-
-
-class Recorder(Protocol):
-    """What makes graphs: `CudaGraphs`, and in tests what stands for it."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the tensors."""
-        ...
-
-    def warm_up(self, call: Callable[[], Any], times: int) -> Any:
-        """Call it so often as it will be captured; the result of the last call."""
-        ...
-
-    def capture(self, call: Callable[[], Any]) -> tuple[Graph, Any]:
-        """(graph of the call, what the call returned: tensors that a replay writes). Nothing runs on the device yet."""
-        ...
-
-    def finish(self) -> None:
-        """Wait a few seconds for replays in flight."""
-        ...
 
 
 class CudaGraphs:
@@ -56,7 +23,10 @@ class CudaGraphs:
         self._last: torch.cuda.Stream | None = None
 
     def warm_up(self, call: Callable[[], Any], times: int) -> Any:
-        """`Recorder.warm_up`, on the stream of the capture: libraries make workspaces and communicators per stream."""
+        """Call it `times` times, and return the result of the last call.
+
+        On the stream of the capture: libraries make workspaces and communicators per stream.
+        """
         result = None
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -65,15 +35,18 @@ class CudaGraphs:
         torch.cuda.current_stream().wait_stream(self._stream)
         return result
 
-    def capture(self, call: Callable[[], Any]) -> tuple[Graph, Any]:
-        """`Recorder.capture`, thread-local: the watchdog of NCCL queries events on its own thread meanwhile."""
+    def capture(self, call: Callable[[], Any]) -> tuple[CudaGraph, Any]:
+        """(graph of the call, what the call returned: tensors that a replay writes). Nothing runs on the device yet.
+
+        Thread-local: the watchdog of NCCL queries events on its own thread meanwhile.
+        """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             result = call()
-        return _CudaGraph(graph, self), result
+        return CudaGraph(graph, self), result
 
     def finish(self) -> None:
-        """Poll: `synchronize` would wait for ever for a collective whose peer is dead."""
+        """Wait a few seconds for replays in flight: `synchronize` would wait for ever for one whose peer is dead."""
         if self._last is None:
             return
         deadline = time.monotonic() + _FINISHED_S
@@ -89,8 +62,8 @@ class CudaGraphs:
         self._last = stream
 
 
-class _CudaGraph:
-    """One graph."""
+class CudaGraph:
+    """What was captured."""
 
     def __init__(self, graph: Any, made_by: CudaGraphs) -> None:
         self._graph, self._made_by = graph, made_by

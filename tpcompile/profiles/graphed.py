@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tpcompile.errors import ConfigError, TpCompileError
-from tpcompile.profiles.cuda_graphs import Graph, Recorder
+from tpcompile.profiles.cuda_graphs import CudaGraph, CudaGraphs
 from tpcompile.profiles.gradients import Gradients
-from tpcompile.profiles.release import follow
 from tpcompile.profiles.signature import (
     Key,
     Leaf,
@@ -25,8 +27,10 @@ from tpcompile.profiles.signature import (
     leaves_of,
     text_of,
 )
+from tpcompile.profiles.steps import Steps
 from tpcompile.sink import Sink
 from tpcompile.torch_api.dispatch import tree_flatten, tree_unflatten
+from tpcompile.torch_api.teardown import before_shutdown
 
 logger = Sink("profiles")
 WARM_UPS = 3
@@ -37,24 +41,12 @@ WARM_UPS = 3
 class _Captured:
     """The graph of one signature."""
 
-    graph: Graph
+    graph: CudaGraph
     inputs: list[Any]
     """Tensors that it reads, in the order of the arguments; constants and static tensors are kept alive."""
     copied: list[tuple[int, Tensor]]
     """Number of a value, and the buffer that it is copied to."""
     outputs: Any
-
-
-class Ranks(Protocol):
-    """What the ranks tell each other of a capture; each call raises where they differ or one does not come."""
-
-    def capture(self, signature: str) -> None:
-        """Compare the signature; called before anything of a new one runs."""
-        ...
-
-    def captured(self, problem: str) -> None:
-        """Compare the outcome before the first replay; raises ConfigError on all ranks where one has a problem."""
-        ...
 
 
 class Graphed:
@@ -66,10 +58,10 @@ class Graphed:
     def __init__(
         self,
         program: Callable[..., Any],
-        recorder: Recorder,
+        recorder: CudaGraphs,
         *,
         label: str,
-        ranks: Ranks,
+        ranks: Steps,
         modules: tuple[nn.Module, ...] = (),
         static: Collection[int | str] = (),
         clone_outputs: bool = False,
@@ -81,7 +73,8 @@ class Graphed:
         self._live: OrderedDict[Key, _Captured] = OrderedDict()
         """The least recently used first."""
         self.num_captures = self.num_replays = 0
-        follow(self)
+        _release_at_shutdown()
+        _HOLDERS.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs of `program(*args, **kwargs)`: the same tensors at every call with this signature."""
@@ -104,7 +97,7 @@ class Graphed:
         return tree_unflatten([each.clone() if isinstance(each, Tensor) else each for each in leaves_out], spec)
 
     def release(self) -> None:
-        """Free all graphs; the next call captures again."""
+        """Free all graphs, once their replays have ended; the next call captures again."""
         if not self._live:
             return
         self._recorder.finish()
@@ -143,10 +136,17 @@ class Graphed:
 
     def _recorded(
         self, call: Callable[[], Any], leaves: list[Leaf], copied: list[tuple[int, Tensor]]
-    ) -> tuple[tuple[Graph, Any] | None, Exception | None]:
-        """The graph and its outputs, and why it cannot be used, which the other ranks must hear before they replay."""
+    ) -> tuple[tuple[CudaGraph, Any] | None, Exception | None]:
+        """The graph and its outputs, and why it cannot be used, which the other ranks must know before they replay."""
         gradients = Gradients(self._modules, self._label)
-        self._check_outputs(self._recorder.warm_up(call, WARM_UPS))
+        if any(
+            isinstance(each, Tensor) and each.requires_grad
+            for each in tree_flatten(self._recorder.warm_up(call, WARM_UPS))[0]
+        ):
+            raise ConfigError(
+                f"{self._label} returns a tensor that requires grad, and a CUDA graph of the forward alone has no "
+                "backward; call it under torch.no_grad(), or run a function with the whole step, backward included"
+            )
         self._check_inputs(leaves, copied)
         gradients.restore()
         made = None
@@ -167,13 +167,6 @@ class Graphed:
         self._recorder.finish()
         self._live.popitem(last=False)[1].graph.release()
 
-    def _check_outputs(self, outputs: Any) -> None:
-        if any(isinstance(each, Tensor) and each.requires_grad for each in tree_flatten(outputs)[0]):
-            raise ConfigError(
-                f"{self._label} returns a tensor that requires grad, and a CUDA graph of the forward alone has no "
-                "backward; call it under torch.no_grad(), or run a function with the whole step, backward included"
-            )
-
     def _check_inputs(self, leaves: list[Leaf], copied: list[tuple[int, Tensor]]) -> None:
         for number, buffer in copied:
             leaf = leaves[number]
@@ -189,3 +182,26 @@ class Graphed:
                     f"{self._label} writes argument {leaf.where} in place, and a CUDA graph has a copy of it; keep "
                     f"it as a buffer of the module, or pass static=({leaf.argument!r},)"
                 )
+
+
+_HOLDERS: weakref.WeakSet[Graphed] = weakref.WeakSet()
+
+
+def release_all() -> None:
+    """Release the graphs of all holders; an error of a lost device must not stop the process from ending."""
+    for holder in list(_HOLDERS):
+        try:
+            holder.release()
+        except RuntimeError as error:
+            logger.warning("a CUDA graph could not be released: {}", error)
+
+
+@cache
+def _release_at_shutdown() -> None:
+    """Release all graphs before a process group ends, and before Python does, in a process that has some.
+
+    A graph that captured NCCL collectives keeps the communicator: `destroy_process_group` would wait for it for ever,
+    and so would the end of the process.
+    """
+    before_shutdown(release_all)
+    atexit.register(release_all)

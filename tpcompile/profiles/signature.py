@@ -33,7 +33,7 @@ class Leaf(NamedTuple):
     """Place within it, `[2]['x']`."""
     value: Any
     is_static: bool
-    """Its tensors are read, and may be written, where they are."""
+    """True for an argument that a graph reads, and may write, in place; it is not copied."""
 
     @property
     def where(self) -> str:

@@ -58,14 +58,14 @@ class Steps:
         return self.chose(found)
 
     def chose(self, found: Measurement) -> Measurement:
-        """Keep what all ranks have chosen."""
+        """Run under what all ranks have chosen from now on."""
         self.runs_under = found.profile
         self._choice.profile = f"{self.profile}: {found.profile}"
         logger.debug("{} runs under {}", self.label, found.text)
         return found
 
     def close(self) -> None:
-        """No more steps."""
+        """Mark the callable as no longer in use."""
         self._choice.is_open = False
 
     def _of(self, signature: str) -> Vote:

@@ -5,13 +5,60 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.text.ranks import named_ranks
-from tpcompile.pytest_plugin.ends import RankEnd
 from tpcompile.pytest_plugin.files import IS_LOST_PEER
+
+
+@dataclass
+class RankEnd:
+    """How a rank ended, or what is known of one that still runs."""
+
+    rank: int
+    reports: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Reports by phase of the test: setup, call, teardown."""
+    error: str = ""
+    """Why pytest could not run the test on this rank: a predicate, as in `cannot collect the test`."""
+    exit_code: int | None = None
+    is_late: bool = False
+    """Stopped at the limit of the test."""
+    is_stopped: bool = False
+    """Stopped because a different rank had failed and this rank did not end by itself."""
+    stack: str = ""
+    """Stack of a rank that was stopped, innermost frame first."""
+    unreported: dict[str, str] = field(default_factory=dict)
+    """Output after the last report, by stream."""
+
+    @property
+    def has_called(self) -> bool:
+        """True when this rank does not run the body of the test any more."""
+        return self.exit_code is not None or "call" in self.reports or not self.is_set_up
+
+    @property
+    def is_set_up(self) -> bool:
+        """False when the setup of the test failed or skipped it."""
+        return self.reports.get("setup", {}).get("outcome") in (None, "passed")
+
+    @property
+    def is_over(self) -> bool:
+        """True when this rank has reported the whole test, and its process ended well."""
+        return "teardown" in self.reports and self.exit_code == 0
+
+    @property
+    def has_failed(self) -> bool:
+        """True when this rank has ended the test without passing it."""
+        outcomes = {report["outcome"] for report in self.reports.values()}
+        return bool(self.error) or bool(outcomes - {"passed"}) or self.has_died
+
+    @property
+    def has_died(self) -> bool:
+        """True when the process ended before the test did, without being stopped."""
+        is_explained = self.is_late or self.is_stopped or bool(self.error)
+        return self.exit_code is not None and not self.is_over and not is_explained
+
 
 Section = tuple[str, str]
 
@@ -72,8 +119,16 @@ def _unfinished_phase(end: RankEnd) -> str:
 
 def failures(phase: Phase) -> list[Failure]:
     """The causes of a failed phase, in order of the ranks; empty when no rank has a failure of its own."""
-    reported = _reported(phase)
-    found = [*reported, *_unreported(phase, is_explained=bool(reported))]
+    failed = phase.with_outcome("failed")
+    own = {rank: report for rank, report in failed.items() if not _is_consequence(report, phase)}
+    groups = grouped(own, lambda rank: _cause(own[rank]))
+    found = []
+    for ranks in groups.values():
+        messages = {rank: message(own[rank]) for rank in ranks}
+        others = [rank for rank in ranks if messages[rank] != messages[ranks[0]]]
+        notes = [(f"On rank {rank}", messages[rank]) for rank in others]
+        found.append(Failure(tuple(ranks), own[ranks[0]], notes=tuple(notes)))
+    found += _unreported(phase, is_explained=bool(found))
     found.sort(key=lambda failure: failure.ranks)
     if not found:
         return []
@@ -89,14 +144,6 @@ def failures(phase: Phase) -> list[Failure]:
 # Ranks that reported
 
 
-def _reported(phase: Phase) -> list[Failure]:
-    """Failures that ranks reported, without those that are a consequence of what another rank did."""
-    failed = phase.with_outcome("failed")
-    own = {rank: report for rank, report in failed.items() if not _is_consequence(report, phase)}
-    groups = grouped(own, lambda rank: _cause(own[rank]))
-    return [_of_group(ranks, own) for ranks in groups.values()]
-
-
 def _is_consequence(report: dict[str, Any], phase: Phase) -> bool:
     """True for a lost connection to a rank that was lost, and for a pass of an xfail test that failed elsewhere."""
     is_unexpected_pass = str(report["longrepr"]).startswith("[XPASS(strict)]")
@@ -104,13 +151,6 @@ def _is_consequence(report: dict[str, Any], phase: Phase) -> bool:
         has_xfailed = any("wasxfail" in skipped for skipped in phase.with_outcome("skipped").values())
         return phase.has_lost_rank or has_xfailed
     return phase.has_lost_rank and bool(report.get(IS_LOST_PEER))
-
-
-def _of_group(ranks: Sequence[int], failed: dict[int, dict[str, Any]]) -> Failure:
-    first = failed[ranks[0]]
-    own = {rank: message(failed[rank]) for rank in ranks}
-    notes = [(f"On rank {rank}", own[rank]) for rank in ranks if own[rank] != own[ranks[0]]]
-    return Failure(tuple(ranks), first, notes=tuple(notes))
 
 
 def _cause(report: dict[str, Any]) -> tuple[object, ...]:
@@ -141,47 +181,25 @@ def _unreported(phase: Phase, *, is_explained: bool) -> list[Failure]:
 
     Ranks that a sentinel ended are left out when a report explains the failure.
     """
-    found = [*_unable(phase), *_died(phase), *_late(phase)]
-    if not is_explained:
-        found += _stopped_by_sentinel(phase)
+    ended = phase.ended_in_it
+    died = [end for end in ended if end.has_died]
+    stopped = [end for end in died if end.exit_code == 1] if phase.stopped_by else []
+    unable = grouped([end for end in ended if end.error], lambda end: end.error)
+    by_code = grouped([end for end in died if end not in stopped], lambda end: end.exit_code)
+    found = []
+    for why, ends in unable.items():
+        found.append(Failure(_ranks(ends), text=f"{named_ranks(_ranks(ends))} {why}"))
+    for code, ends in by_code.items():
+        how = f"died with exit code {code}"
+        if code is not None and code < 0:
+            names = {number.value: number.name for number in signal.Signals}
+            how = f"was killed by {names.get(-code, f'signal {-code}')}"
+        text = f"{named_ranks(_ranks(ends))} {how} in the {phase.when} of the test"
+        found.append(Failure(_ranks(ends), text=text))
+    found += _late(phase)
+    if stopped and not is_explained:
+        found.append(Failure(_ranks(stopped), text=phase.stopped_by, is_by_sentinel=True))
     return found
-
-
-def _is_stopped_by_sentinel(end: RankEnd, phase: Phase) -> bool:
-    return phase.stopped_by != "" and end.has_died and end.exit_code == 1
-
-
-def _stopped_by_sentinel(phase: Phase) -> list[Failure]:
-    stopped = [end for end in phase.ended_in_it if _is_stopped_by_sentinel(end, phase)]
-    if not stopped:
-        return []
-    return [Failure(_ranks(stopped), text=phase.stopped_by, is_by_sentinel=True)]
-
-
-def _unable(phase: Phase) -> list[Failure]:
-    """Ranks on which pytest could not run the test, by reason."""
-    unable = [end for end in phase.ended_in_it if end.error]
-    groups = grouped(unable, lambda end: end.error)
-    return [Failure(_ranks(ends), text=f"{named_ranks(_ranks(ends))} {why}") for why, ends in groups.items()]
-
-
-def _died(phase: Phase) -> list[Failure]:
-    """Ranks whose process ended, by exit code; without those that a sentinel ended."""
-    died = []
-    for end in phase.ended_in_it:
-        is_by_itself = end.has_died and not _is_stopped_by_sentinel(end, phase)
-        if is_by_itself:
-            died.append(end)
-    groups = grouped(died, lambda end: end.exit_code)
-    return [Failure(_ranks(ends), text=_death(phase, _ranks(ends), code)) for code, ends in groups.items()]
-
-
-def _death(phase: Phase, ranks: Sequence[int], code: int | None) -> str:
-    how = f"died with exit code {code}"
-    if code is not None and code < 0:
-        names = {number.value: number.name for number in signal.Signals}
-        how = f"was killed by {names.get(-code, f'signal {-code}')}"
-    return f"{named_ranks(ranks)} {how} in the {phase.when} of the test"
 
 
 def _late(phase: Phase) -> list[Failure]:

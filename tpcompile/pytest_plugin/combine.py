@@ -11,8 +11,7 @@ import pytest
 
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.pytest_plugin import github
-from tpcompile.pytest_plugin.causes import Failure, Phase, failures, message
-from tpcompile.pytest_plugin.ends import RankEnd
+from tpcompile.pytest_plugin.causes import Failure, Phase, RankEnd, failures, message
 from tpcompile.pytest_plugin.files import RUN_DIR, STREAMS, Job
 
 _PHASES = ("setup", "call", "teardown")
@@ -53,17 +52,10 @@ def of_test(item: pytest.Item, job: Job, ends: Sequence[RankEnd]) -> Iterator[py
             report = _failed(item, phase, failure)
             github.attach(report, _run_dir(failure, job), item.config.rootpath)
             yield report
-        if not found and _is_reported(phase, has_failed=bool(failed)):
+        # pytest expects a report of every teardown, and of no call after a failed setup.
+        is_expected = when == "teardown" or (bool(phase.reports) and not (when == "call" and failed))
+        if not found and is_expected:
             yield _not_failed(item, phase, shown=failed or set(range(job.world_size)))
-
-
-def _is_reported(phase: Phase, *, has_failed: bool) -> bool:
-    """True when pytest expects a report of a phase without failures: always of the teardown, of no call after a failed
-    setup.
-    """
-    if phase.when == "call" and has_failed:
-        return False
-    return phase.when == "teardown" or bool(phase.reports)
 
 
 def _run_dir(failure: Failure, job: Job) -> Path | None:

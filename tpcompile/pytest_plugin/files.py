@@ -101,6 +101,6 @@ STREAMS = ("stdout", "stderr")
 ERROR = "error"
 """Key of a line with the reason why a rank could not run its test."""
 IS_LOST_PEER = "tp_is_lost_peer"
-"""Field of a report: the exception is one of communication, as after the end of another process."""
+"""Field of a report: the exception is one of communication, as after the end of a different process."""
 RUN_DIR = "tp_run_dir"
 """Field of a report: where the evidence of a divergence is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 import tpcompile
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import DivergenceError
+from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.records import CheckId, RankRecord, Verdict
 from tpcompile.evidence.records.bounds import Number
 from tpcompile.evidence.records.causes import Cause
@@ -86,21 +87,22 @@ class TensorParallel:
         user's line. A collective that a rank leaves out ends the ranks with the same text.
         """
         __tracebackhide__ = True
-        number = next(self._numbers)
+        name = f"check_{next(self._numbers)}"
         program = _compiled(model, compile_options)
         mesh = mesh or self.mesh
         with tpcompile.capture(
             mesh, allowed=allowed, tp_aware=tp_aware, run_dir=self._files.stopped_by_sentinel
         ) as run:
-            for phase, arguments in _twice(calls):
-                with run.phase(phase):
-                    output = _call(program, arguments, backward=backward)
+            for number, arguments in enumerate(calls, start=1):
+                for phase in (f"call {number}", f"call {number} again"):
+                    with run.phase(phase):
+                        output = _call(program, arguments, backward=backward)
         verdict = self.verdict = tpcompile.check(run, timeout_s=self._timeout_s)
-        observed = self._observed(f"check_{number}", verdict._evidence.record)
+        observed = self._observed(name, verdict._evidence.record)
         wrong = _wrong(observed, self._expected)
         is_red = _is_red(verdict, self._expected)
         if wrong or is_red:
-            folder = verdict._write_evidence(self._files.folder / f"check_{number}").path
+            folder = verdict._write_evidence(self._files.folder / name).path
             found = verdict_text(verdict, folder) if is_red else f"{verdict.summary}; {replay(folder)}"
             lines = [*wrong.values(), *_evidence(verdict, verdict._evidence.record, wrong), found]
             error = DivergenceError("\n".join(lines))
@@ -126,12 +128,6 @@ def _compiled(model: Callable[..., Any], options: Mapping[str, Any]) -> Callable
             raise TypeError(f"the model is compiled already: {names} would have no effect")
         return model
     return torch.compile(model, **options)
-
-
-def _twice(calls: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    for number, arguments in enumerate(calls, start=1):
-        yield f"call {number}", arguments
-        yield f"call {number} again", arguments
 
 
 def _call(program: Callable[..., Any], arguments: Any, *, backward: bool) -> Any:
@@ -160,39 +156,29 @@ def _wrong(observed: Mapping[int, Counter[str]], expected: Expected) -> dict[str
     for name, wanted in vars(expected).items():
         if wanted is None:
             continue
-        numbers: dict[int, list[int]] = {}
-        for rank, counts in observed.items():
-            numbers.setdefault(counts[name], []).append(rank)
-        others = [f"{count} on {named_ranks(ranks)}" for count, ranks in numbers.items() if count != wanted]
+        numbers = {rank: counts[name] for rank, counts in observed.items()}
+        sides = grouped(numbers, numbers.__getitem__)
+        others = [f"{count} on {named_ranks(ranks)}" for count, ranks in sides.items() if count != wanted]
         if others:
             found[name] = f"{name}: expected {wanted}, found {', '.join(others)}"
     return found
 
 
-def _evidence(verdict: Verdict, record: RankRecord, wrong: Iterable[str]) -> Iterator[str]:
+def _evidence(verdict: Verdict, record: RankRecord, wrong: Container[str]) -> Iterator[str]:
     """The graphs, breaks and recompiles behind the counts that are not as expected, each with the user's line."""
-    listed = {"graphs": _graphs(record), "breaks": _breaks(record), "recompiles": _recompiles(verdict)}
-    for name in wrong:
-        yield from listed[name]
-
-
-def _graphs(record: RankRecord) -> Iterator[str]:
-    for compile_ in record.compiles:
-        is_first = compile_.compile_id.endswith("/0")
-        if is_first and compile_.graphs:
-            yield f"  graph of {compile_.line or compile_.function}"
-
-
-def _breaks(record: RankRecord) -> Iterator[str]:
-    for compile_ in record.compiles:
-        for found in compile_.breaks:
-            yield f"  break at {found.line}: {found.reason}"
-
-
-def _recompiles(verdict: Verdict) -> Iterator[str]:
-    for cause in verdict.recompiles:
-        at = f" at {cause.line}" if cause.line else ""
-        yield f"  recompiled: {cause.guard}{at} ({named_ranks(cause.ranks)})"
+    if "graphs" in wrong:
+        for compile_ in record.compiles:
+            is_first = compile_.compile_id.endswith("/0")
+            if is_first and compile_.graphs:
+                yield f"  graph of {compile_.line or compile_.function}"
+    if "breaks" in wrong:
+        for compile_ in record.compiles:
+            for found in compile_.breaks:
+                yield f"  break at {found.line}: {found.reason}"
+    if "recompiles" in wrong:
+        for cause in verdict.recompiles:
+            at = f" at {cause.line}" if cause.line else ""
+            yield f"  recompiled: {cause.guard}{at} ({named_ranks(cause.ranks)})"
 
 
 def _is_red(verdict: Verdict, expected: Expected) -> bool:

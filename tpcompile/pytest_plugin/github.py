@@ -31,17 +31,14 @@ class Note:
 def note_of(report: pytest.TestReport, run_dir: Path | None, rootdir: Path) -> Note:
     """A divergence is annotated at the user's lines of its verdict; anything else at the line that raised."""
     _, _, test = report.location
+    workspace = Path(os.environ.get("GITHUB_WORKSPACE") or Path.cwd())
     verdict = RunDir(run_dir).read_verdict() if run_dir is not None else None
     if verdict is not None and verdict.exit_code:
-        return Note(github.annotations(verdict, _workspace()), github.summary(verdict, title=test))
+        return Note(github.annotations(verdict, workspace), github.summary(verdict, title=test))
     crash = getattr(report.longrepr, "reprcrash", None)
     text = crash.message if crash is not None else report.longreprtext
     line = UserLine(file=str(rootdir / crash.path), line=crash.lineno) if crash is not None else None
-    return Note([github.error(line, test, text, _workspace())], github.section(test, text))
-
-
-def _workspace() -> Path:
-    return Path(os.environ.get("GITHUB_WORKSPACE") or Path.cwd())
+    return Note([github.error(line, test, text, workspace)], github.section(test, text))
 
 
 def attach(report: pytest.TestReport, run_dir: Path | None, rootdir: Path) -> None:

@@ -98,8 +98,10 @@ class RankPlugin:
         """Mark reports of lost connections, and add the run directory of a divergence."""
         report = yield
         error = call.excinfo.value if call.excinfo is not None else None
-        if error is not None and _is_of_communication(error):
-            setattr(report, IS_LOST_PEER, True)
+        if isinstance(error, RuntimeError):
+            is_of_communication = any(word in str(error) for word in _OF_COMMUNICATION)
+            if is_of_communication or isinstance(error, dist.DistError):
+                setattr(report, IS_LOST_PEER, True)
         if isinstance(error, DivergenceError) and error.run_dir is not None:
             setattr(report, RUN_DIR, str(error.run_dir))
         return report
@@ -140,9 +142,3 @@ class RankPlugin:
     def _write(self, fields: dict[str, Any]) -> None:
         text = json.dumps(fields, default=lambda value: str(value) if isinstance(value, Path) else repr(value))
         print(text, file=self._reports, flush=True)
-
-
-def _is_of_communication(error: BaseException) -> bool:
-    if isinstance(error, RuntimeError):
-        return isinstance(error, dist.DistError) or any(word in str(error) for word in _OF_COMMUNICATION)
-    return False

@@ -35,11 +35,7 @@ def reports(item: pytest.Item, nextitem: pytest.Item | None, wanted: tuple[int, 
             job = _job(item, world_size, timeout_s)
             running.start(job)
             yield from combine.of_test(item, job, Watch(job, running).ends())
-    yield from _tear_down_shared(item, nextitem)
-
-
-def _tear_down_shared(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[pytest.TestReport]:
-    """Tear down fixtures of other tests, in this process, that the next test does not share."""
+    # Fixtures of other tests, in this process, that the next test does not share.
     state = item.session._setupstate
     call = pytest.CallInfo.from_call(lambda: state.teardown_exact(nextitem), when="teardown")
     if call.excinfo is not None:

@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from tempfile import TemporaryDirectory
-from typing import NoReturn
 from unittest import mock
 
 from tpcompile.frames import with_room
@@ -30,7 +29,7 @@ from tpcompile.ranks.pool import ForkedRanks, become
 _STACK_S = 0.3
 """Seconds that a rank has to write its stack before it is killed."""
 _POLL_S = 0.1
-"""Between two looks whether the server still runs; the end of a rank and a message are seen at once."""
+"""Seconds between checks that the server still runs; the end of a rank and a message are seen at once."""
 _ASK_S = 10.0
 """A process that has connected sends its job within this time, or has none."""
 
@@ -57,18 +56,22 @@ def main(name: str, listener: int, preload: Sequence[str], plugins: Sequence[str
 def _serve(listener: socket.socket, session: Connection, why_not: str) -> None:
     while session not in wait([listener, session]):
         connection = Connection(listener.accept()[0].detach())
-        job = _ask(connection, why_not)
+        job = _receive_job(connection, why_not)
         if job is not None and os.fork() == 0:
             listener.close()
-            _supervise_and_exit(job, connection, session)
+            try:
+                _supervise(job, connection, session)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(0)
         connection.close()
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
 
 
-def _ask(connection: Connection, why_not: str) -> Job | None:
-    """Say why no rank can run, and receive a job; None when there is none."""
+def _receive_job(connection: Connection, why_not: str) -> Job | None:
+    """Send the reason why no rank can run, and receive a job; None when there is none."""
     with suppress(OSError, EOFError):
         connection.send(why_not)
         if connection.poll(_ASK_S):
@@ -120,7 +123,12 @@ def _warm_up() -> str:
 
     for name in MODULES:
         importlib.import_module(name)
-    _compile_once()
+    # Imports, tables and keys that torch leaves to the first compile.
+    import torch
+
+    with TemporaryDirectory() as folder, mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder):
+        torch.compile(torch.mm)(torch.ones(2, 2), torch.ones(2, 2))  # no kernel of Inductor's own: no C++ compiler
+    torch.compiler.reset()
     return ""
 
 
@@ -133,23 +141,6 @@ def _run_a_backward() -> None:
     import torch
 
     torch.ones((), requires_grad=True).backward()
-
-
-def _compile_once() -> None:
-    """Imports, tables and keys that torch leaves to the first compile."""
-    import torch
-
-    with TemporaryDirectory() as folder, mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder):
-        torch.compile(torch.mm)(torch.ones(2, 2), torch.ones(2, 2))  # no kernel of Inductor's own: no C++ compiler
-    torch.compiler.reset()
-
-
-def _supervise_and_exit(job: Job, connection: Connection, session: Connection) -> NoReturn:
-    try:
-        _supervise(job, connection, session)
-    except BaseException:
-        traceback.print_exc()
-    os._exit(0)
 
 
 def _supervise(job: Job, connection: Connection, session: Connection) -> None:
@@ -167,7 +158,12 @@ def _supervise(job: Job, connection: Connection, session: Connection) -> None:
         for ended in ranks.ended():
             _send(connection, ended)
         has_message = ranks.wait([connection], timeout_s=_POLL_S)
-        stopped = _received(connection) if has_message else ()
+        stopped: Sequence[int] | None = ()
+        if has_message:
+            try:
+                stopped = connection.recv()  # ranks to be stopped; None when the job is to end
+            except (OSError, EOFError):  # the process that gave it has ended
+                stopped = None
         if stopped is None or os.getppid() != server:
             ranks.kill()  # without exit codes, which would say that they ended by themselves
         elif stopped:
@@ -179,15 +175,6 @@ def _supervise(job: Job, connection: Connection, session: Connection) -> None:
 def _send(connection: Connection, message: object) -> None:
     with suppress(OSError):  # the reader has ended, which is seen next
         connection.send(message)
-
-
-def _received(connection: Connection) -> Sequence[int] | None:
-    """Ranks to be stopped; None when the job is to end, or the process that gave it has ended."""
-    try:
-        ranks: Sequence[int] | None = connection.recv()
-    except (OSError, EOFError):
-        return None
-    return ranks
 
 
 def _run_rank(job: Job, rank: int, variables: Mapping[str, str]) -> int | None:

@@ -57,7 +57,13 @@ class Session:
     def end(self) -> None:
         """End the server, if one was started; it ends the ranks that are left."""
         while wait([self._listener], 0):
-            _end_server(Connection(self._listener.accept()[0].detach()))
+            connection = Connection(self._listener.accept()[0].detach())
+            with connection, suppress(OSError, EOFError):
+                if connection.poll(_ENDING_S):
+                    pid = connection.recv()
+                    connection.send(None)
+                    if not connection.poll(_ENDING_S):  # the server closes its end when it ends
+                        os.kill(pid, signal.SIGKILL)
         self._listener.close()
         remove(self.name)
 
@@ -144,7 +150,7 @@ def _out_of_range(found: str) -> str:
 
 
 def _start_server(name: str, *, preload: Sequence[str], plugins: Sequence[str]) -> None:
-    """Have the first process of the session that comes here start the server."""
+    """Start the server, unless a different process of the session has bound its address already."""
     try:
         listener = _bound(name, "server")
     except OSError as error:
@@ -196,7 +202,7 @@ class Running:
                 self.pids = self._connection.recv()
 
     def stop(self, ranks: Collection[int]) -> None:
-        """Have these ranks write their stacks, and killed."""
+        """Kill these ranks, after they have written their stacks."""
         if ranks:
             self._send(ranks)
 
@@ -286,12 +292,3 @@ def _connected(name: str, end: str) -> Connection:
             if time.monotonic() > deadline_s:
                 raise
         time.sleep(_POLL_S)
-
-
-def _end_server(connection: Connection) -> None:
-    with connection, suppress(OSError, EOFError):
-        if connection.poll(_ENDING_S):
-            pid = connection.recv()
-            connection.send(None)
-            if not connection.poll(_ENDING_S):  # the server closes its end when it ends
-                os.kill(pid, signal.SIGKILL)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
 
-from tpcompile.pytest_plugin.ends import RankEnd
+from tpcompile.pytest_plugin.causes import RankEnd
 from tpcompile.pytest_plugin.files import ERROR, STREAMS, Job, read_text
 from tpcompile.pytest_plugin.session import HAS_ENDED, Running
 
 _POLL_S = 0.02
 _GRACE_S = 3.0
-"""After the failure of one rank, the other ranks have at least this long to fail by themselves."""
+"""Least seconds that the other ranks have to fail by themselves after one rank failed."""
 _ENDING_S = 10.0
 """A rank that is stopped ends within this time."""
 
@@ -65,7 +64,7 @@ class Watch:
         return bool(alive) and now_s < self._deadline_s + _ENDING_S
 
     def _shorten_limit(self, now_s: float) -> None:
-        """After a failure, the other ranks may run as long again as the test had run, once more for the teardown."""
+        """Give the other ranks, after a failure, as long again as the test had run, and once more for the teardown."""
         if self._has_failed:
             took_s = now_s - self._began_s
             self._deadline_s = min(self._deadline_s, now_s + max(_GRACE_S, took_s))
@@ -91,10 +90,8 @@ class Watch:
         end.stack = read_text(self._files.stack(end.rank))
         for stream in STREAMS:
             whole = read_text(self._files.output(end.rank, stream))
-            reported = sum(len(text) for report in end.reports.values() for text in _captured(report, stream))
+            reported = 0
+            for when, report in end.reports.items():
+                texts = [text for name, text in report["sections"] if name == f"Captured {stream} {when}"]
+                reported += sum(map(len, texts))
             end.unreported[stream] = whole[reported:]
-
-
-def _captured(report: dict[str, Any], stream: str) -> Iterator[str]:
-    title = f"Captured {stream} {report['when']}"
-    return (text for name, text in report["sections"] if name == title)

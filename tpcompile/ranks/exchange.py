@@ -20,6 +20,7 @@ from tpcompile.evidence.records.bounds import Rank, typed
 from tpcompile.ranks.store import RankStore
 
 _DETAIL_TIMEOUT_S = 60.0
+"""How long a rank that has published its digest may take for the details behind it."""
 
 Question = Any
 """JSON of the side's kind of question."""
@@ -30,19 +31,16 @@ class Others(Protocol):
 
     def last_seen(self, rank: int) -> str:
         """The last state that rank published, as text."""
-        ...
 
     def is_gone(self, rank: int) -> bool:
         """True when that rank is known to be dead."""
-        ...
 
 
 class Fetch(Protocol):
     """Ask one rank for details."""
 
     def __call__(self, rank: int, question: Question, kind: Any) -> Any | None:
-        """Its answer; None when it did not arrive in time, or is not of `kind`."""
-        ...
+        """Return the answer of the rank; None when it did not arrive in time, or is not of `kind`."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,10 @@ class Exchange:
     def _judge(self, side: Side, *, wait_s: float) -> Verdict:
         found, late = self._gather(self._theirs, side, timeout_s=wait_s)
         found[self._store.rank] = side.own
-        absent = {rank: self._why_absent(rank) for rank in late}
+        absent = {}
+        for rank in late:
+            problem, seen = self._store.why_refused(self._keys[rank]), self._others.last_seen(rank)
+            absent[rank] = f"{seen}; what it sent is not valid: {problem}" if problem else seen
 
         def fetch(rank: int, question: Question, kind: Any) -> Any | None:
             is_own = rank == self._store.rank
@@ -122,11 +123,6 @@ class Exchange:
         verdict = side.judge(dict(sorted(found.items())), absent, fetch)
         self._store.put("verdict", verdict.model_dump(mode="json"))
         return verdict
-
-    def _why_absent(self, rank: int) -> str:
-        problem = self._store.why_refused(self._keys[rank])
-        seen = self._others.last_seen(rank)
-        return f"{seen}; what it sent is not valid: {problem}" if problem else seen
 
     def _gather(self, keys: dict[int, str], side: Side, **limits: Any) -> tuple[dict[int, Any], tuple[int, ...]]:
         return self._store.gather(keys, side.kind, gone=self._others.is_gone, **limits)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -36,11 +36,22 @@ def resolve_group(group: GroupLike) -> dist.ProcessGroup | None:
     if isinstance(group, str):
         return _named(group)
     if isinstance(group, DeviceMesh):
-        return _of_1d_mesh(group)
+        if group.ndim != 1:
+            dims = group.mesh_dim_names or ""
+            raise ConfigError(f"the mesh has {group.ndim} dims {dims}; pass (mesh, dim) or mesh[dim]")
+        return _of_mesh(group, 0)
     if isinstance(group, tuple):
-        return _of_mesh_and_dim(group)
+        is_pair = len(group) == 2 and isinstance(group[0], DeviceMesh) and isinstance(group[1], (str, int))
+        if not is_pair:
+            raise ConfigError("a tuple as group must be (DeviceMesh, name or index of one of its dims)")
+        return _of_mesh(*group)
     if isinstance(group, (int, float, list, dict)) or not hasattr(group, "group_name"):
-        raise ConfigError(_not_a_group(group))
+        if c10d.is_non_member(group):
+            raise ConfigError(
+                "this rank is not in the group (new_group returned NON_GROUP_MEMBER); only members may call"
+            )
+        kind = type(group).__name__
+        raise ConfigError(f"group is a {kind}; pass a ProcessGroup, its name, a 1-D DeviceMesh, (mesh, dim) or None")
     return group
 
 
@@ -48,8 +59,12 @@ def check_device(name: str, x: Tensor, group: dist.ProcessGroup) -> None:
     """Raise ConfigError when the group has no backend for the device of `x`."""
     if torch.compiler.is_compiling():
         has_backend = _has_backend_constant(group.group_name, str(x.device))
+    elif recall(group, x.device):
+        has_backend = True
     else:
-        has_backend = _has_backend(group, x.device)
+        has_backend = c10d.has_backend(group, x.device)
+        if has_backend:
+            remember(group, True, x.device)
     if not has_backend:
         raise ConfigError(
             f"{name}: the input is on {x.device}, and group {group.group_name!r} has no backend for it; "
@@ -104,31 +119,9 @@ def _named(name: str) -> dist.ProcessGroup:
         ) from error
 
 
-def _has_backend(group: dist.ProcessGroup, device: torch.device) -> bool:
-    if recall(group, device):
-        return True
-    found = c10d.has_backend(group, device)
-    if found:
-        remember(group, True, device)
-    return found
-
-
 @torch.compiler.assume_constant_result
 def _has_backend_constant(group_name: str, device: str) -> bool:
     return c10d.has_backend(c10d.group_of_name(group_name), torch.device(device))
-
-
-def _of_1d_mesh(mesh: DeviceMesh) -> dist.ProcessGroup:
-    if mesh.ndim != 1:
-        raise ConfigError(f"the mesh has {mesh.ndim} dims {mesh.mesh_dim_names or ''}; pass (mesh, dim) or mesh[dim]")
-    return _of_mesh(mesh, 0)
-
-
-def _of_mesh_and_dim(pair: tuple[Any, ...]) -> dist.ProcessGroup:
-    is_pair = len(pair) == 2 and isinstance(pair[0], DeviceMesh) and isinstance(pair[1], (str, int))
-    if not is_pair:
-        raise ConfigError("a tuple as group must be (DeviceMesh, name or index of one of its dims)")
-    return _of_mesh(*pair)
 
 
 def _of_mesh(mesh: DeviceMesh, dim: str | int) -> dist.ProcessGroup:
@@ -141,9 +134,3 @@ def _of_mesh(mesh: DeviceMesh, dim: str | int) -> dist.ProcessGroup:
     if mesh.get_coordinate() is None:
         raise ConfigError(f"this rank is not in the mesh {names}; only its members may call")
     return mesh.get_group(dim)
-
-
-def _not_a_group(group: Any) -> str:
-    if c10d.is_non_member(group):
-        return "this rank is not in the group (new_group returned NON_GROUP_MEMBER); only members may call"
-    return f"group is a {type(group).__name__}; pass a ProcessGroup, its name, a 1-D DeviceMesh, (mesh, dim) or None"

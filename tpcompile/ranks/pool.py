@@ -41,6 +41,7 @@ T = TypeVar("T")
 Main: TypeAlias = Callable[[int, dict[str, str]], int | None]
 """What a forked rank runs, given its number and torchrun's variables; returns its exit code."""
 _POLL_S = 0.02
+"""Pause between looks at exit codes."""
 _SETTLED_S = 0.1
 """A rank that fails because a different rank died has ended so long after it: both are reported."""
 _PR_SET_PDEATHSIG = 1
@@ -113,7 +114,7 @@ def run_on_ranks(
         with started as exit_codes:
             _wait(exit_codes, time.monotonic() + timeout_s)
             _raise_first_failure(exit_codes(), folder)
-        return [torch.load(_result(folder, rank), weights_only=False) for rank in range(world_size)]
+        return [torch.load(folder / f"result_{rank}", weights_only=False) for rank in range(world_size)]
 
 
 def _wait(exit_codes: ExitCodes, deadline_s: float) -> None:
@@ -218,7 +219,11 @@ class ForkedRanks:
         pids, self._store = with_store(world_size, functools.partial(_fork, main))
         self.running = dict(enumerate(pids))
         """Rank -> process, of those that `ended` has not returned."""
-        self._ends = _ends_of_children()
+        self._ends, writes = os.pipe()
+        """A pipe that can be read when a child has ended."""
+        os.set_blocking(writes, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler in Python nothing is written
+        signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
 
     def ended(self) -> list[tuple[int, int]]:
         """Ranks that have ended since the last call, with their exit codes. Does not wait."""
@@ -275,7 +280,7 @@ def _fork(main: Main, rank: int, variables: dict[str, str], listener: socket.soc
 
 
 def end_with_parent(signum: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent ends, even by SIGKILL. Linux only."""
+    """Ask the kernel to send this process a signal when its parent ends, even by SIGKILL. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum)
 
@@ -288,17 +293,8 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _ends_of_children() -> int:
-    """A pipe that can be read when a child has ended."""
-    reads, writes = os.pipe()
-    os.set_blocking(writes, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler in Python nothing is written
-    signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
-    return reads
-
-
 def become(environ: Mapping[str, str], stdout: int, stderr: int) -> None:
-    """Have in a forked process what a start of Python and the import of torch make of variables and files."""
+    """Set up a forked process as a new Python with torch would be, with these variables and output files."""
     from tpcompile.torch_api.forked import import_triton_as_asked, new_trace_handler
 
     os.dup2(stdout, 1)
@@ -330,7 +326,7 @@ def run_rank(call: Call, rank: int) -> int:
     try:
         connect(timeout_s=call.collective_timeout_s)
         result = call.fn(*call.args)
-        _write(_result(call.folder, rank), lambda path: torch.save(result, path))
+        _write(call.folder / f"result_{rank}", lambda path: torch.save(result, path))
         dist.destroy_process_group()
     except BaseException:
         text = traceback.format_exc()
@@ -350,10 +346,6 @@ def connect(*, timeout_s: float) -> None:
     # gloo returns when this rank's own connections stand: a rank that ends at once would cut those that others still
     # make ("Connection closed by peer" in their init_process_group).
     RankStore.of_job("tpcompile/ranks").wait_for_ranks("connected", timeout_s=timeout_s)
-
-
-def _result(folder: Path, rank: int) -> Path:
-    return folder / f"result_{rank}"
 
 
 def _error(folder: Path, rank: int) -> Path:

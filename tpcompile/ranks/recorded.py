@@ -21,7 +21,7 @@ def _known(flows: Mapping[int, Flow | None]) -> dict[int, Flow]:
 
 
 def _nothing(_rank: int) -> None:
-    """The flow of a rank of a program that nobody watches."""
+    """Stand for the flow of a program whose lines are not recorded."""
 
 
 class _FlowQuestion(Frozen):
@@ -51,7 +51,7 @@ def record_side(
     """Side of an exchange made from a captured record.
 
     `problems` are checks that have already failed, `kind` is the type of a digest where its facts have one, `flow_of`
-    gives what this rank has executed, and what another one has left that does not take part. `domain` are the ranks
+    gives what this rank has executed, and what a rank that does not take part has left. `domain` are the ranks
     that must agree; None: all.
     """
 

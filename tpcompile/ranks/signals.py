@@ -25,7 +25,7 @@ class SigtermPipe:
         """Pass SIGTERM to `reader`; does nothing off the main thread, nor over the program's handler by default."""
         handler = signal.getsignal(signal.SIGTERM)
         is_free = handler is signal.SIG_DFL or over_a_handler
-        if not is_free or not _is_on_main_thread():
+        if not is_free or threading.current_thread() is not threading.main_thread():
             return
         self._reader, self._handler = reader, handler
         self._pipe = os.pipe()
@@ -66,7 +66,7 @@ class SigtermPipe:
 
     def restore(self) -> None:
         """Restore the handler and the wakeup descriptor that `install` found."""
-        if self._pipe is None or not _is_on_main_thread():
+        if self._pipe is None or threading.current_thread() is not threading.main_thread():
             return
         signal.set_wakeup_fd(self._wakeup)
         signal.signal(signal.SIGTERM, self._handler or signal.SIG_DFL)
@@ -78,7 +78,3 @@ class SigtermPipe:
         if self._reader is not None and not self._reader.is_alive():  # the pipe has no reader any more
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _is_on_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()

@@ -20,6 +20,7 @@ from tpcompile.sink import Sink
 from tpcompile.torch_api.c10d import own_client_of_default_store
 
 _POLL_S = 0.02
+"""Pause between looks at the store, each of which is a round trip for every rank that is missing."""
 _MAX_LOGGED = 20
 """Values of one client that are logged as not valid."""
 _logger = Sink("store")
@@ -52,7 +53,13 @@ class RankStore:
             )
         else:
             client = own_client_of_default_store()
-        return cls(dist.PrefixStore(f"{_attempt()}{prefix}", client), rank=rank, world_size=world_size)
+        # torchrun's store may outlive a restart, with the keys of the previous attempt. On one node only: each node has
+        # its own restart count (pytorch#108158), and ranks under different prefixes would never see each other's keys.
+        count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        is_one_node = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+        if is_one_node and count != "0":
+            prefix = f"attempt_{count}/{prefix}"
+        return cls(dist.PrefixStore(prefix, client), rank=rank, world_size=world_size)
 
     @classmethod
     def alone(cls) -> RankStore:
@@ -194,14 +201,3 @@ class RankStore:
         self.put(f"left/{self.rank}", True)
         if self.rank == 0:
             self.gather({rank: f"left/{rank}" for rank in range(self.world_size)}, bool, timeout_s=timeout_s)
-
-
-def _attempt() -> str:
-    """Prefix of this start of the job: torchrun's store may outlive a restart, with the keys of the previous attempt.
-
-    On one node only. Each node has its own restart count (pytorch#108158), and ranks under different prefixes would
-    never see each other's keys.
-    """
-    is_one_node = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
-    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return f"attempt_{count}/" if is_one_node and count != "0" else ""

@@ -11,7 +11,6 @@ assigned.py        code -> the names that each of its lines gives a value
 before.py          what the program had set when the recording began
 variables.py       the variables of a frame, without keeping what they hold alive
 ring.py            a mapped file that outlives the process
-launches.py        names of Triton kernels in graphs that torch prints with numbers
 """
 
 from tpcompile.recording.session import CaptureSession

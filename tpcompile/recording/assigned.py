@@ -11,7 +11,9 @@ from typing import NamedTuple
 from tpcompile.evidence.timeline.flow import RETURNED
 
 _MAX_LINES = 4096
+"""Lines of one code whose values are recorded; of those behind, only that they were executed is."""
 _ANY = 1 << 30
+"""Larger than any line: what a line stores is recorded wherever the code goes on."""
 Spec = tuple[int, str, str | None]
 """(number of the name, variable, attribute of it or None)."""
 
@@ -30,7 +32,7 @@ class Assigned(NamedTuple):
     names: tuple[str, ...]
     """`size`, or `self.scale`, by number."""
     by_line: tuple[Line | None, ...]
-    """By line, from the first of the code on."""
+    """What each line stores; the first entry is the line on which the code begins."""
     arguments: tuple[Spec, ...]
     is_global: bool
     """The variables are those of a module."""
@@ -52,7 +54,9 @@ def assigned(code: CodeType) -> Assigned:
         number = numbers.setdefault(text, len(numbers))
         return (number, name, attribute) if number < RETURNED else None
 
-    arguments = [found for name in _arguments(code) if (found := spec(name))]
+    given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    named = [name for name in given if name not in ("self", "cls") and not name.startswith(".")]
+    arguments = [found for name in named if (found := spec(name))]
     line = code.co_firstlineno
     before: dis.Instruction | None = None
     instructions = list(dis.get_instructions(code))
@@ -76,22 +80,18 @@ def assigned(code: CodeType) -> Assigned:
 def _bodies(instructions: Sequence[dis.Instruction]) -> Iterator[tuple[int, tuple[int, int]]]:
     """Line of a loop -> first and last line of its body."""
     for number, one in enumerate(instructions):
-        if one.opname == "FOR_ITER":
-            following = instructions[number + 1 :]
-            line = _line_of(one)
-            body = {_line_of(each) for each in following if each.offset < one.argval} - {line, 0}
-            if line and body:
-                yield line, (min(body), max(body))
+        if one.opname != "FOR_ITER":
+            continue
+        line = _line_of(one)
+        inside = [each for each in instructions[number + 1 :] if each.offset < one.argval]
+        body = set(map(_line_of, inside)) - {line, 0}
+        if line and body:
+            yield line, (min(body), max(body))
 
 
 def _line_of(one: dis.Instruction) -> int:
-    """0 where the compiler noted none."""
+    """Line of an instruction; 0 where the compiler noted none."""
     return (one.positions and one.positions.lineno) or 0
-
-
-def _arguments(code: CodeType) -> tuple[str, ...]:
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return tuple(name for name in names if name not in ("self", "cls") and not name.startswith("."))
 
 
 def _stored(one: dis.Instruction) -> tuple[str, ...]:

@@ -28,16 +28,17 @@ from tpcompile.torch_api import watching
 from tpcompile.torch_api.flags import num_function_modes
 
 _MAX_ROWS, _MAX_MODULES = 2000, 64
+"""Values and modules that are kept at most: all of it is read at once, when the recording begins."""
 _MAX_DEPTH = 3
 """`trainer.config.width` is looked at, what it holds is not."""
 _MAX_ITEMS = 32
-"""Of a container, or attributes of an object."""
+"""Most items of a container, or attributes of an object, that are read."""
 _PLAIN = (bool, int, float, complex, type(None), torch.dtype)
 _NUMBER = re.compile(r"\d+")
 
 
 def set_before(frame: FrameType | None, is_followed: Callable[[str], bool]) -> tuple[Set, ...]:
-    """Of the modules that are followed, then of the functions that run, the outermost first: what each has set."""
+    """What the followed modules have set, then what the running functions have, outermost first; at most 2000 rows."""
     return tuple(islice(_Program(is_followed).rows(frame), _MAX_ROWS))
 
 
@@ -51,8 +52,11 @@ class _Program:
     def rows(self, frame: FrameType | None) -> Iterator[Set]:
         running = [one for one in watching.frames_from(frame) if self._is_followed(one.f_code.co_filename)][::-1]
         of_frames = {one.f_code.co_filename for one in running if one.f_code.co_name == "<module>"}
-        known = [one for one in list(sys.modules.values()) if type(one) is ModuleType]
-        own = [(file, module) for module in known if (file := self._file_of(module)) and file not in of_frames]
+        own: list[tuple[str, ModuleType]] = []
+        for module in list(sys.modules.values()):
+            file = self._file_of(module) if type(module) is ModuleType else ""
+            if file and file not in of_frames:
+                own.append((file, module))
         for file, module in own[:_MAX_MODULES]:
             yield from self._variables(_lines_of_module(file), vars(module))
         for one in running:
@@ -86,10 +90,14 @@ class _Program:
         """Attribute -> the line of a method that sets it, of the class itself before those that it inherits from."""
         found = self._classes.get(id(kind))
         if found is None:
-            functions = [one for holder in type.mro(kind) for one in vars(holder).values() if type(one) is FunctionType]
-            own = [one.__code__ for one in functions if self._is_followed(one.__code__.co_filename)]
-            tables = [_lines(code, 1 << 30, of_self=True) for code in own]
-            found = self._classes[id(kind)] = {name: at for table in tables[::-1] for name, at in table.items()}
+            functions: list[FunctionType] = []
+            for holder in type.mro(kind):
+                functions += [one for one in vars(holder).values() if type(one) is FunctionType]
+            places: dict[str, _Place] = {}
+            for function in reversed(functions):
+                if self._is_followed(function.__code__.co_filename):
+                    places |= _lines(function.__code__, 1 << 30, of_self=True)
+            found = self._classes[id(kind)] = places
         return found
 
 
@@ -116,7 +124,9 @@ def _lines(code: CodeType, until: int, *, of_self: bool = False) -> Mapping[str,
     numbers = {} if of_self else {name: code.co_firstlineno for _, name, _ in found.arguments}
     own = code.co_varnames[0] if of_self and code.co_argcount else None
     for at, line in enumerate(found.by_line, start=code.co_firstlineno):
-        for _, name, attribute in line.specs if line is not None and at < until else ():
+        if line is None or at >= until:
+            continue
+        for _, name, attribute in line.specs:
             if attribute is None and not of_self:
                 numbers[name] = at
             elif attribute is not None and name == own:
@@ -127,22 +137,23 @@ def _lines(code: CodeType, until: int, *, of_self: bool = False) -> Mapping[str,
 def _held(value: Any, *, is_own: bool) -> Iterator[tuple[str, Any]]:
     """Attributes of an object, or entries of a dict, by name; no code of the value's class runs."""
     kind = type(value)
-    has_attributes = is_own or kind in (SimpleNamespace, argparse.Namespace) or issubclass(kind, torch.nn.Module)
-    if kind is not dict and (not has_attributes or issubclass(kind, (type, ModuleType))):
-        return
-    if kind is not dict and inspect.getattr_static(value, "__dict__", None) is None:
-        return
-    held = value if kind is dict else object.__getattribute__(value, "__dict__")
-    if issubclass(kind, torch.nn.Module):
-        parts = [held.get(name) or {} for name in ("_parameters", "_buffers", "_modules")]
-        held = {name: one for part in parts for name, one in part.items()} | (_attributes(held) if is_own else {})
+    is_torch_module = issubclass(kind, torch.nn.Module)
+    held = value
+    if kind is not dict:
+        has_attributes = is_own or is_torch_module or kind in (SimpleNamespace, argparse.Namespace)
+        is_code = issubclass(kind, (type, ModuleType))
+        if is_code or not has_attributes or inspect.getattr_static(value, "__dict__", None) is None:
+            return
+        held = object.__getattribute__(value, "__dict__")
+    if is_torch_module:
+        parts: dict[str, Any] = {}
+        for table in ("_parameters", "_buffers", "_modules"):
+            parts |= held.get(table) or {}
+        if is_own:  # what its class sets, not torch
+            parts |= {name: one for name, one in held.items() if not name.startswith("_")}
+        held = parts
     if type(held) is dict:
         yield from ((name, one) for name, one in list(held.items())[:_MAX_ITEMS] if type(name) is str)
-
-
-def _attributes(held: dict[str, Any]) -> dict[str, Any]:
-    """Those of a module that its class sets, not torch."""
-    return {name: one for name, one in held.items() if not name.startswith("_")}
 
 
 def _text(value: Any) -> str | None:
@@ -152,7 +163,10 @@ def _text(value: Any) -> str | None:
     if kind is torch.device:
         return str(value.type)  # of a rank's own device the index is its role
     if kind is str:
-        return f"text {hashlib.sha256(_without_rank(value).encode()).hexdigest()[:8]}"
+        # Without the number of this rank in it: `cuda:1`, `shard_1.pt`.
+        own = {os.environ.get("RANK"), os.environ.get("LOCAL_RANK")}
+        common = _NUMBER.sub(lambda number: "#" if number[0] in own else number[0], value)
+        return f"text {hashlib.sha256(common.encode()).hexdigest()[:8]}"
     if kind in (torch.Tensor, torch.nn.Parameter) and not num_function_modes():  # a mode would see it
         grad = ", requires_grad" if value.requires_grad else ""
         return f"{value.dtype}, {value.dim()} dimensions{grad}"  # sizes are those of the rank's own shard
@@ -163,12 +177,6 @@ def _text(value: Any) -> str | None:
         parts = [_text(part) for item in list(value.items())[:_MAX_ITEMS] for part in item]
         return _joined(kind, parts, len(value)) if None not in parts else None
     return None
-
-
-def _without_rank(text: str) -> str:
-    """The text without the number of this rank in it: `cuda:1`, `shard_1.pt`."""
-    own = {os.environ.get("RANK"), os.environ.get("LOCAL_RANK")}
-    return _NUMBER.sub(lambda number: "#" if number[0] in own else number[0], text)
 
 
 def _joined(kind: type, texts: Sequence[str | None], length: int) -> str:

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -27,6 +27,7 @@ from tpcompile.recording.assigned import NOTHING, assigned
 from tpcompile.recording.before import set_before
 from tpcompile.recording.flow_callbacks import InPython, compiled
 from tpcompile.recording.ring import Ring
+from tpcompile.torch_api import watching
 from tpcompile.torch_api.flags import num_function_modes
 
 _PACKAGE = f"{Path(__file__).parents[1]}/"
@@ -37,6 +38,7 @@ _TOOL = 3
 _BUDGET, _BUDGET_IN_PYTHON = 40_000, 4_000
 """Events a second before frequent locations are silenced until the next second: 0.8 % of a core at 0.19 us each."""
 _OFTEN = 200
+"""Events of one location in a second, beyond which it may be silenced."""
 _UNFOLLOWED = object()
 _TENSORS = (torch.Tensor, torch.nn.Parameter, num_function_modes, torch.dtype, torch.device)
 """Tensors, whose shape, dtype and need of a gradient are values, and whether a mode would see that; values by text."""
@@ -78,7 +80,7 @@ class FlowRecorder:
             self._ring.keep_before(set_before(sys._getframe(1), self._is_followed))
         except Exception as error:  # an object of the user's may be odd in any way
             logger.debug("what was set before is not recorded: {}", error)
-        why_not = _why_taken(by_settrace=by_settrace)
+        why_not = _why_unavailable(by_settrace=by_settrace)
         if why_not:
             return why_not
         begin = self._monitor if IS_POSSIBLE else self._trace
@@ -98,7 +100,7 @@ class FlowRecorder:
         monitoring.register_callback(_TOOL, events.PY_START, callbacks.on_start)
         monitoring.register_callback(_TOOL, events.LINE, callbacks.on_line)
         monitoring.register_callback(_TOOL, events.PY_RETURN, callbacks.on_return)
-        for running in _stack(frame):  # these have started already
+        for running in watching.frames_from(frame):  # these have started already
             self._first_start(running.f_code)
         monitoring.set_events(_TOOL, events.PY_START)
         monitoring.restart_events()  # code that an earlier recording has disabled
@@ -133,7 +135,7 @@ class FlowRecorder:
                 callbacks.on_return(frame.f_code, 0, value)
             return goes_on
 
-        for running in _stack(frame):
+        for running in watching.frames_from(frame):
             if self._first_start(running.f_code) is not _UNFOLLOWED:
                 running.f_trace = goes_on
         sys.settrace(starts)
@@ -186,7 +188,7 @@ class FlowRecorder:
         callbacks.detach()
 
     def _first_start(self, code: CodeType) -> Any:
-        """Called when code starts for the first time: follow it (None), or never hear of it again."""
+        """Called when code starts for the first time: follow it (None), or disable its events."""
         ring, callbacks = self._ring, self._callbacks
         unfollowed = _MONITORING.DISABLE if IS_POSSIBLE else _UNFOLLOWED
         if callbacks is None or ring is None or not self._is_followed(code.co_filename):
@@ -223,17 +225,17 @@ class FlowRecorder:
 _RECORDING: weakref.WeakSet[FlowRecorder] = weakref.WeakSet()
 
 
-def _in_a_forked_child() -> None:
+def _forget_in_child() -> None:
     """A worker of a data loader is no rank: what it executes is not what its parent does."""
     for recorder in list(_RECORDING):
         recorder.forget()
     _RECORDING.clear()
 
 
-os.register_at_fork(after_in_child=_in_a_forked_child)
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def _why_taken(*, by_settrace: bool) -> str:
+def _why_unavailable(*, by_settrace: bool) -> str:
     version = f"Python {sys.version_info.major}.{sys.version_info.minor}"
     if IS_POSSIBLE:
         tool = _MONITORING.get_tool(_TOOL)
@@ -248,9 +250,3 @@ def _is_suspended(frame: FrameType) -> bool:
     at, code = frame.f_lasti, frame.f_code.co_code
     is_resumed = at >= 0 and code[at] == _RESUME and code[at + 1] & 3
     return at >= 0 and (code[at] == _YIELD or bool(is_resumed))
-
-
-def _stack(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

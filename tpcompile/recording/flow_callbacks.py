@@ -40,7 +40,7 @@ from tpcompile.recording.assigned import Line, Spec
 
 _SOURCE = Path(__file__).with_name("flow.c")
 _ITEMS = 8
-"""Of a container that are read."""
+"""Most items of a container that are read."""
 
 
 class InPython:
@@ -201,7 +201,7 @@ def _held(holder: Any, attribute: str | None) -> Any:
 
 @lru_cache(maxsize=64)
 def _hashed_name(value: Any) -> int:
-    """Of a dtype or a device."""
+    """Hash of a dtype or a device by its text, which is computed once for each."""
     return _hashed_text(SEED, str(value))
 
 
@@ -216,11 +216,16 @@ def _hashed_text(number: int, text: str) -> int:
 def compiled() -> ModuleType | None:
     """The callbacks in C, a module like `InPython`; None where they cannot be built."""
     try:
-        library = _library()
+        content = f"{sys.version} {sysconfig.get_config_var('EXT_SUFFIX')} {_SOURCE.read_text()}"
+        digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+        library = cache_folder("flow") / f"tpcompile_flow_{digest}.so"
         if not library.exists():
             with TemporaryDirectory(dir=library.parent) as partial:
                 built = Path(partial, library.name)
-                _build(built)
+                compiler = (os.environ.get("CC") or "cc").split()
+                include = f"-I{sysconfig.get_path('include')}"
+                command = [*compiler, "-O2", "-shared", "-fPIC", include, str(_SOURCE), "-o", str(built)]
+                subprocess.run(command, capture_output=True, check=True, timeout=60)
                 built.replace(library)  # a process that loads it meanwhile finds all of it
         spec = importlib.util.spec_from_file_location("tpcompile_flow", library)
         if spec is None or spec.loader is None:
@@ -230,15 +235,3 @@ def compiled() -> ModuleType | None:
     except (OSError, PreflightError, ImportError, subprocess.SubprocessError):
         return None
     return module
-
-
-def _library() -> Path:
-    content = f"{sys.version} {sysconfig.get_config_var('EXT_SUFFIX')} {_SOURCE.read_text()}"
-    return cache_folder("flow") / f"tpcompile_flow_{hashlib.sha256(content.encode()).hexdigest()[:16]}.so"
-
-
-def _build(library: Path) -> None:
-    compiler = (os.environ.get("CC") or "cc").split()
-    include = f"-I{sysconfig.get_path('include')}"
-    command = [*compiler, "-O2", "-shared", "-fPIC", include, str(_SOURCE), "-o", str(library)]
-    subprocess.run(command, capture_output=True, check=True, timeout=60)

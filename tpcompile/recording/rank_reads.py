@@ -50,6 +50,7 @@ _COMPILING = frozenset({
 _NAMES = frozenset({name.rpartition(".")[2] for name in _FUNCTIONS} | set(_METHODS) | {"getenv", "environ", "index"})
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
 _MAX_VALUE = 64
+"""Characters of a variable that a record holds; a longer value is hashed, as one with a secret's name is."""
 _STDLIB = tuple(os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 _WORLD = frozenset({"torch.distributed.group.WORLD", "torch.distributed.GroupMember.WORLD"})
 
@@ -74,34 +75,25 @@ def rank_reads(codes: Iterable[CodeType]) -> tuple[RankRead, ...]:
     found: dict[RankRead, None] = {}
     for code in dict.fromkeys(codes):
         has_name = not _NAMES.isdisjoint(code.co_names)
-        if has_name and not _is_foreign(code.co_filename):
-            found |= dict.fromkeys(_reads_of_code(code))
+        if not has_name or _is_foreign(code.co_filename):
+            continue
+        lines = {line for _, _, line in code.co_lines()}
+        for item in _reads_of_file(code.co_filename):
+            if item.first_line == code.co_firstlineno and item.line in lines:
+                found[_with_value(item.read)] = None
     return tuple(found)
-
-
-def _reads_of_code(code: CodeType) -> Iterator[RankRead]:
-    lines = {line for _, _, line in code.co_lines()}
-    for item in _reads_of_file(code.co_filename):
-        if item.first_line == code.co_firstlineno and item.line in lines:
-            yield _with_value(item.read)
 
 
 def _with_value(read: RankRead) -> RankRead:
     """The read with its value on this rank; values of variables with a secret's name are hashed."""
     if read.variable:
-        return read.model_copy(update={"value": _environment_value(read.variable)})
+        value = os.environ.get(read.variable, "(not set)")
+        if _SECRET.search(read.variable) or len(value) > _MAX_VALUE:
+            value = f"sha256:{hashlib.sha256(value.encode()).hexdigest()[:12]}"
+        return read.model_copy(update={"value": value})
     if read.kind == TaintKind.HOSTNAME:
         return read.model_copy(update={"value": platform.node()})
     return read
-
-
-def _environment_value(name: str) -> str:
-    value = os.environ.get(name)
-    if value is None:
-        return "(not set)"
-    if _SECRET.search(name) or len(value) > _MAX_VALUE:
-        return f"sha256:{hashlib.sha256(value.encode()).hexdigest()[:12]}"
-    return value
 
 
 @functools.cache
@@ -127,30 +119,15 @@ def _imports(tree: ast.AST) -> dict[str, str]:
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names |= _of_import(node)
+            for alias in node.names:
+                package = alias.name.partition(".")[0]
+                if alias.asname:  # `import a.b as c` gives c -> a.b
+                    names[alias.asname] = alias.name
+                else:  # `import a.b` gives a -> a
+                    names[package] = package
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names |= _of_import_from(node)
-    return names
-
-
-def _of_import_from(node: ast.ImportFrom) -> dict[str, str]:
-    """`from a.b import c as d` gives d -> a.b.c."""
-    names: dict[str, str] = {}
-    for alias in node.names:
-        name = alias.asname or alias.name
-        names[name] = f"{node.module}.{alias.name}"
-    return names
-
-
-def _of_import(node: ast.Import) -> dict[str, str]:
-    """`import a.b as c` gives c -> a.b, and `import a.b` gives a -> a."""
-    names: dict[str, str] = {}
-    for alias in node.names:
-        if alias.asname:
-            names[alias.asname] = alias.name
-        else:
-            package = alias.name.partition(".")[0]
-            names[package] = package
+            for alias in node.names:  # `from a.b import c as d` gives d -> a.b.c
+                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
     return names
 
 
@@ -211,8 +188,9 @@ class _File:
             if name in ("body", "orelse", "finalbody"):
                 yield from self.part(value, scope)
                 continue
-            for item in _nodes(value):
-                yield from self.node(item, scope)
+            for item in value if isinstance(value, list) else [value]:
+                if isinstance(item, ast.AST):  # others are plain values
+                    yield from self.node(item, scope)
 
     def part(self, part: list[ast.stmt] | ast.AST, scope: _Scope) -> Iterator[_Read]:
         """A body: statements, or the one expression of a lambda or a conditional expression."""
@@ -324,12 +302,6 @@ class _File:
             kind=kind, text=ast.unparse(node), line=line, is_sure=scope.is_sure, receiver=receiver, variable=variable
         )
         return _Read(scope.first_line, node.lineno, read)
-
-
-def _nodes(value: object) -> list[ast.AST]:
-    """The nodes in a field of a node: one, a list, or none in a field of plain values."""
-    items = value if isinstance(value, list) else [value]
-    return [item for item in items if isinstance(item, ast.AST)]
 
 
 def _may_leave(statement: ast.stmt) -> bool:

@@ -18,7 +18,9 @@ from tpcompile.evidence.timeline.flow import ENTRY, HEADER, TABLE_BYTES, Flow, S
 from tpcompile.private_folder import shared_folder
 
 _CAPACITY = 1 << 17
+"""Entries, of which the newest are kept."""
 _BEFORE_BYTES = 1 << 18
+"""Room for what was set before the recording."""
 _OLD_S = 24 * 3600.0
 
 
@@ -29,7 +31,11 @@ class Ring:
         if not name:
             raise PreflightError("there is no private folder")
         self.path = _path(name)
-        _remove_old(self.path.parent)
+        now_s = time.time()  # rings of killed jobs that no process read are removed after a day
+        for path in self.path.parent.glob("*.ring"):
+            with suppress(OSError):
+                if now_s - path.stat().st_mtime > _OLD_S:
+                    path.unlink()
         size = _size()
         with self.path.open("x+b") as file:
             try:
@@ -106,12 +112,3 @@ def _size() -> int:
 
 def _path(name: str) -> Path:
     return shared_folder("rings") / f"{name}.ring"
-
-
-def _remove_old(folder: Path) -> None:
-    """Remove rings of jobs that were killed a day ago or earlier, and that nobody read."""
-    now_s = time.time()
-    for path in folder.glob("*.ring"):
-        with suppress(OSError):
-            if now_s - path.stat().st_mtime > _OLD_S:
-                path.unlink()

@@ -26,8 +26,7 @@ from tpcompile.fastpath.use import Seen, uses
 from tpcompile.fusion.manifest_records import Manifest
 from tpcompile.profiles import chosen
 from tpcompile.recording.additions import Additions
-from tpcompile.recording.foreign import foreign_ops
-from tpcompile.recording.launches import Launches
+from tpcompile.recording.foreign import Launches, foreign_ops
 from tpcompile.recording.rank_reads import rank_reads
 from tpcompile.recording.regions import RegionCounter
 from tpcompile.torch_api import compiler as compat
@@ -280,22 +279,22 @@ class CaptureSession:
             self.before_event(metadata)
         found = trace.event(metadata, payload, phase=self._current, step=self.step)
         if found is not None:
-            self._keep(self._launches.named(found))
+            event = self._launches.named(found)
+            if event.name == "dynamo_output_graph":
+                self._additions.note(event.compile_id)
+            with self._lock:
+                self._events.append(event)
+                if event.name == "dynamo_output_graph" and event.compile_id is not None:
+                    self._with_graph.add(event.compile_id)
+                if event.name == "dynamo_start":
+                    self._events.append(
+                        trace.event_beside(event, trace.CALLED_FROM, compat.program_lines(sys._getframe()))
+                    )
+                if event.name in trace.TRACED:
+                    reads = rank_reads(compat.traced_code())
+                    self._events.append(trace.event_beside(event, trace.RANK_READS, reads))
         if self.after_event is not None:
             self.after_event(metadata)
-
-    def _keep(self, event: trace.TraceEvent) -> None:
-        if event.name == "dynamo_output_graph":
-            self._additions.note(event.compile_id)
-        with self._lock:
-            self._events.append(event)
-            if event.name == "dynamo_output_graph" and event.compile_id is not None:
-                self._with_graph.add(event.compile_id)
-            if event.name == "dynamo_start":
-                self._events.append(trace.event_beside(event, trace.CALLED_FROM, compat.program_lines(sys._getframe())))
-            if event.name in trace.TRACED:
-                reads = rank_reads(compat.traced_code())
-                self._events.append(trace.event_beside(event, trace.RANK_READS, reads))
 
     def _started(self, compile_id: str) -> None:
         if self._on_start:

@@ -15,7 +15,7 @@ _REFERENCES = 4
 
 @contextmanager
 def variables_of(frame: FrameType) -> Iterator[Mapping[str, Any]]:
-    """Its variables, to be read inside of the block only.
+    """Give the variables of a frame, to be read inside of the block only.
 
     Up to Python 3.12 a frame keeps the copy of its variables that `f_locals` makes, and with it tensors that the
     program has released: the copy is cleared, unless the program holds it as its `locals()`.

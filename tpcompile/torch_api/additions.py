@@ -32,7 +32,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator as _Instruction
 from tpcompile.torch_api import makers
 
 _CHANGES_NO_CODE = ("trace.",)
-"""Settings of Inductor whose functions are told about what was compiled."""
+"""Settings of Inductor whose functions get what was compiled, and change nothing."""
 _OP_TABLES = (
     ("torch._inductor.lowering", "lowerings"),
     ("torch._inductor.lowering", "user_lowerings"),
@@ -112,19 +112,13 @@ def tables(backend: Any) -> Iterator[tuple[str, str, Any]]:
         table = getattr(sys.modules.get(module), name, {})
         entries = table if isinstance(table, Mapping) else vars(table)
         for op, entry in list(entries.items()):
-            for made in _others_in(entry):
+            # The closure of a function of torch's is not looked into: there are thousands, and torch's decorators name
+            # what they wrap.
+            function = inspect.unwrap(entry) if callable(entry) else entry
+            if isinstance(function, FunctionType) and not makers.is_others(function):
+                continue
+            for made in makers.made_by_others(entry):
                 yield f"{module}.{name}", str(op), made
-
-
-def _others_in(entry: Any) -> list[Any]:
-    """Functions that others than torch made in an entry of a table.
-
-    The closure of a function of torch's is not looked into: there are thousands, and torch's decorators name what they
-    wrap.
-    """
-    function = inspect.unwrap(entry) if callable(entry) else entry
-    is_torchs = isinstance(function, FunctionType) and not makers.is_others(function)
-    return [] if is_torchs else makers.made_by_others(entry)
 
 
 def patterns(backend: Any) -> Iterator[tuple[str, Any]]:
@@ -146,20 +140,17 @@ def _pattern_entries(value: Any) -> list[Any]:
     """What the entries of a `PatternMatcherPass` call, or of several; a pattern itself is a tree of many objects."""
     matcher = sys.modules["torch._inductor.pattern_matcher"]
     called: list[Any] = []
-    for passes in _members(value):
+    members = [value]
+    if isinstance(value, Mapping):
+        members = list(value.values())
+    elif isinstance(value, (list, tuple)):
+        members = list(value)
+    for passes in members:
         if not isinstance(passes, matcher.PatternMatcherPass):
             continue
         for entry in chain.from_iterable(list(passes.patterns.values())):
             called += [getattr(entry, name, None) for name in ("handler", "extra_check", "normalize_args")]
     return called
-
-
-def _members(value: Any) -> list[Any]:
-    if isinstance(value, Mapping):
-        return list(value.values())
-    if isinstance(value, (list, tuple)):
-        return list(value)
-    return [value]
 
 
 def opaque_calls() -> Iterator[OpaqueCall]:

@@ -48,7 +48,7 @@ def shared_timings(share: Share) -> Iterator[None]:
 
 @cache
 def _install() -> None:
-    """Once in a process, before its first tuned compile: the two modules import Triton."""
+    """Replace both functions, once in a process and not at import: the two modules import Triton."""
     from torch._inductor import config
     from torch._inductor.codecache import PersistentCache
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner

@@ -196,24 +196,16 @@ def failed_frames() -> list[SkippedFrame]:
     found = []
     for metrics in get_compilation_metrics():
         is_failed = metrics.fail_type is not None
-        if is_failed and metrics.co_filename is not None:
-            found.append(_skipped_frame(metrics))
+        if not is_failed or metrics.co_filename is None:
+            continue
+        frame = UserLine(file=metrics.co_filename, line=metrics.co_firstlineno or 0, function=metrics.co_name or "")
+        broke_at = None
+        file, line = metrics.fail_user_frame_filename, metrics.fail_user_frame_lineno
+        if file and line:
+            broke_at = UserLine(file=file, line=line, code=linecache.getline(file, line).strip())
+        reason = metrics.fail_reason or metrics.fail_type
+        found.append(SkippedFrame(line=frame, reason=reason.strip().splitlines()[0], broke_at=broke_at))
     return found
-
-
-def _skipped_frame(metrics: Any) -> SkippedFrame:
-    function = metrics.co_name or ""
-    frame = UserLine(file=metrics.co_filename, line=metrics.co_firstlineno or 0, function=function)
-    reason = metrics.fail_reason or metrics.fail_type
-    first_line = reason.strip().splitlines()[0]
-    return SkippedFrame(line=frame, reason=first_line, broke_at=_failing_line(metrics))
-
-
-def _failing_line(metrics: Any) -> UserLine | None:
-    file, line = metrics.fail_user_frame_filename, metrics.fail_user_frame_lineno
-    if not file or not line:
-        return None
-    return UserLine(file=file, line=line, code=linecache.getline(file, line).strip())
 
 
 def dynamo_counters() -> dict[str, int]:
@@ -244,7 +236,9 @@ def group_roles() -> dict[str, str]:
         return roles
     made: Counter[tuple[str, tuple[int, ...]]] = Counter()
     for group, name in c10d.known_groups():
-        role = _role(group)
+        description = getattr(group, "group_desc", "") or "undefined"
+        is_described = description != "undefined"
+        role = description.removeprefix("mesh_") if is_described else f"{group.size()} ranks"
         alike = role, tuple(dist.get_process_group_ranks(group))
         made[alike] += 1
         is_first = made[alike] == 1
@@ -252,34 +246,20 @@ def group_roles() -> dict[str, str]:
     return roles
 
 
-def _role(group: Any) -> str:
-    description = getattr(group, "group_desc", "") or "undefined"
-    if description == "undefined":
-        return f"{group.size()} ranks"
-    return description.removeprefix("mesh_")
-
-
 def compile_config() -> dict[str, str]:
     """Settings of Dynamo, AOTAutograd and Inductor that affect compilation and differ from their default."""
     settings: dict[str, str] = {}
     for module in (_dynamo_config, _functorch_config, _inductor_config):
-        for name, value in _changed_settings(module):
+        for line in module.codegen_config().splitlines():
+            name, _, value = line.partition(" = ")
+            known = module._config.get(name.removeprefix(f"{module.__name__}."))
+            # codegen_config also lists a setting that was patched and restored, with its default.
+            is_default = known is not None and repr(known.default) == value
             is_of_machine = any(part in name for part in _MACHINE_CONFIG)
-            if not is_of_machine:
+            if not is_default and not is_of_machine:
                 # Passes and loggers are functions, with addresses, and sets of them have no order.
                 settings[name.removeprefix("torch.")] = normalise.sets(normalise.objects(value))
     return settings
-
-
-def _changed_settings(module: Any) -> Iterator[tuple[str, str]]:
-    """(name, value) of the settings that differ from their default."""
-    for line in module.codegen_config().splitlines():
-        name, _, value = line.partition(" = ")
-        known = module._config.get(name.removeprefix(f"{module.__name__}."))
-        # codegen_config also lists a setting that was patched and restored, with its default.
-        is_default = known is not None and repr(known.default) == value
-        if not is_default:
-            yield name, value
 
 
 def environment() -> dict[str, str]:
@@ -294,7 +274,13 @@ def environment() -> dict[str, str]:
     }
     facts |= flags.backend_flags()
     if torch.cuda.is_available():
-        facts |= _cuda_facts()
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        facts |= {
+            "gpu": properties.name,
+            "driver": driver_version(),
+            "capability": f"{properties.major}.{properties.minor}",
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
+        }
     facts |= {
         f"env {key}": value
         for key, value in os.environ.items()
@@ -327,26 +313,14 @@ def settled(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.trigger_wait() if isinstance(tensor, _AsyncCollectiveTensor) else tensor
 
 
-def _cuda_facts() -> dict[str, str]:
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return {
-        "gpu": properties.name,
-        "driver": _driver_version(),
-        "capability": f"{properties.major}.{properties.minor}",
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
-    }
-
-
-def _driver_version() -> str:
-    """Version of the NVIDIA kernel module, as the kernel reports it."""
+def driver_version() -> str:
+    """Version of the NVIDIA kernel module, as the kernel reports it; `unknown` where it reports none."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text()
     except OSError:
         return "unknown"
     match = re.search(r"\b\d{3}\.\d+(?:\.\d+)?\b", text)
-    if match is None:
-        return "unknown"
-    return match[0]
+    return "unknown" if match is None else match[0]
 
 
 def triton_version() -> str:

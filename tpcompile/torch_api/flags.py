@@ -7,7 +7,7 @@ ranks may differ in it. TF32 is in `fp32_precision`, which follows `allow_tf32`;
 
 from __future__ import annotations
 
-import functools
+from operator import attrgetter
 
 import torch
 
@@ -25,31 +25,23 @@ _FP32_PRECISION = (
 
 def backend_flags() -> dict[str, str]:
     """Name of each setting -> its value in this process."""
-    found = {name: str(_read(name)) for name in _FLAGS}
+    found = {name: str(attrgetter(name)(torch.backends)) for name in _FLAGS}
     # The setting that torch reads, backend by backend; "none" defers to the global setting.
-    precisions = {name: _read(f"{name}.fp32_precision") for name in _FP32_PRECISION}
+    precisions = {name: attrgetter(f"{name}.fp32_precision")(torch.backends) for name in _FP32_PRECISION}
     precisions["all"] = torch.backends.fp32_precision
     cuda = torch.backends.cuda  # its switches of attention hold on a CPU too
+    try:
+        matmul_precision = torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch raises once a backend has a setting of its own (`fp32_precision`)
+        matmul_precision = "set per backend"
     return found | {
-        "float32_matmul_precision": _matmul_precision(),
+        "float32_matmul_precision": matmul_precision,
         "fp32_precision": " ".join(f"{name}={value}" for name, value in precisions.items()),
         "sdpa_enabled": f"flash={cuda.flash_sdp_enabled()} efficient={cuda.mem_efficient_sdp_enabled()} "
         f"cudnn={cuda.cudnn_sdp_enabled()} math={cuda.math_sdp_enabled()}",
         "sdpa_reduced_math": str(cuda.fp16_bf16_reduction_math_sdp_allowed()),
         "mha_fastpath": str(torch.backends.mha.get_fastpath_enabled()),
     }
-
-
-def _read(name: str) -> object:
-    return functools.reduce(getattr, name.split("."), torch.backends)
-
-
-def _matmul_precision() -> str:
-    """The process-wide setting; torch raises once a backend has its own (`fp32_precision`)."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return "set per backend"
 
 
 num_function_modes = torch._C._len_torch_function_stack

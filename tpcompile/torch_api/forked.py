@@ -16,8 +16,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch._logging._internal as logging_internal
 import torch._logging.structured
@@ -38,19 +36,13 @@ def new_trace_handler() -> None:
     """Read TORCH_TRACE again, for a trace of its own."""
     torch._logging.structured.INTERN_TABLE.clear()
     logging_internal.LOG_TRACE_HANDLER = None
-    with _levels_set_at_once():
-        logging_internal._init_logs()
-
-
-@contextmanager
-def _levels_set_at_once() -> Iterator[None]:
-    """Each level that is set clears what all loggers remember, which takes 8 ms for all of torch's: clear it once."""
-    manager = logging.root.manager
-    vars(manager)["_clear_cache"] = lambda: None
+    # Each level that is set clears what all loggers remember, which takes 8 ms for all of torch's: clear it once.
+    manager = vars(logging.root.manager)
+    manager["_clear_cache"] = lambda: None
     try:
-        yield
+        logging_internal._init_logs()
     finally:
-        del vars(manager)["_clear_cache"]
+        del manager["_clear_cache"]
         logging.root.setLevel(logging.root.level)
 
 

@@ -81,15 +81,13 @@ def uncompiled_kernels() -> Iterator[None]:
     """Generated kernels are not compiled, and must not run."""
     from torch._inductor.async_compile import AsyncCompile
 
+    def kept(*_: Any, **__: Any) -> Any:
+        return lambda *_: None  # stands for a compiled kernel
+
     with ExitStack() as stack:
         for name in ("triton", "cpp_pybinding"):
-            stack.enter_context(mock.patch.object(AsyncCompile, name, _kept))
+            stack.enter_context(mock.patch.object(AsyncCompile, name, kept))
         yield
-
-
-def _kept(*_: Any, **__: Any) -> Any:
-    """Stands for a compiled kernel."""
-    return lambda *_: None
 
 
 _MARKS = (

@@ -121,14 +121,10 @@ def _patient_load(*given: Any) -> Any:
 
 
 def _run_with_warps(self: Any, *args: Any, **kwargs: Any) -> Any:
+    global _patched_in_launch
     num_warps = kwargs.get("num_warps", _NUM_WARPS[0])
     if num_warps not in _NUM_WARPS:
         raise ValueError(f"num_warps={num_warps}; a GPU takes {', '.join(map(str, _NUM_WARPS))}")
-    return _launch(self, *args, **kwargs)
-
-
-def _launch(self: Any, *args: Any, **kwargs: Any) -> Any:
-    global _patched_in_launch
     _patched_in_launch = set()
     try:
         return _interpreter().run(self, *args, **kwargs)

@@ -1,6 +1,6 @@
 """Anything that torch calls while it compiles -> the functions and classes in it that others than torch made.
 
-Who made a callable is told by the file of its code, never by its name. Torch, what its compiler
+The file of its code decides who made a callable, never its name. Torch, what its compiler
 needs, Python itself and this package count as torch; what a wrapper of theirs holds does not.
 """
 

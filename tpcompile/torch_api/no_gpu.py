@@ -16,6 +16,7 @@ of the names moves.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,28 +53,12 @@ PROPERTIES = {"sm_90": _OF_SM90, "sm_80": _OF_SM80}
 
 def pretend(arch: str) -> None:
     """Make torch see one GPU of that architecture, which computes nothing, for the rest of this process."""
-    _replace_names(SimpleNamespace(**PROPERTIES[arch]))
-
-
-class _Device:
-    """Stands for torch.cuda.device."""
-
-    def __init__(self, *_: Any) -> None:
-        pass
-
-    def __enter__(self) -> _Device:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-def _replace_names(gpu: Any) -> None:
     import torch._subclasses.fake_tensor as fake_tensor
     import torch.utils._triton as triton_utils
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.fx_passes import joint_graph
 
+    gpu = SimpleNamespace(**PROPERTIES[arch])
     capability = (gpu.major, gpu.minor)
     cuda: Any = torch.cuda
     for name, value in {
@@ -85,7 +70,7 @@ def _replace_names(gpu: Any) -> None:
         "get_device_capability": lambda device=None: capability,
         "get_device_name": lambda device=None: gpu.name,
         "_lazy_init": lambda: None,
-        "device": _Device,
+        "device": nullcontext,
         "synchronize": lambda device=None: None,
         "get_rng_state": lambda device="cuda": torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": lambda state, device="cuda": None,
@@ -117,16 +102,12 @@ def _convert(module: Any, function: Callable[[Any], Any], recurse: bool = True) 
             if tensor is None:
                 continue
             if id(tensor) not in new:
-                new[id(tensor)] = _converted(tensor, function)
+                with torch.no_grad():
+                    result = function(tensor)
+                is_new_parameter = isinstance(tensor, torch.nn.Parameter) and result is not tensor
+                new[id(tensor)] = torch.nn.Parameter(result, tensor.requires_grad) if is_new_parameter else result
             tensors[name] = new[id(tensor)]
     return module
-
-
-def _converted(tensor: Any, function: Callable[[Any], Any]) -> Any:
-    with torch.no_grad():
-        result = function(tensor)
-    is_new_parameter = isinstance(tensor, torch.nn.Parameter) and result is not tensor
-    return torch.nn.Parameter(result, tensor.requires_grad) if is_new_parameter else result
 
 
 def _register_interface(gpu: Any, capability: tuple[int, int]) -> None:
@@ -135,7 +116,7 @@ def _register_interface(gpu: Any, capability: tuple[int, int]) -> None:
     class NoGpu(device_interface.CudaInterface):
         """One GPU that computes nothing."""
 
-        device = _Device  # type: ignore[assignment]
+        device = nullcontext  # type: ignore[assignment]
 
         class Worker:
             """What Inductor asks in a process that compiles."""

@@ -5,7 +5,7 @@
     DispatchKey.BackendSelect                        runs before the backend; nothing of torch is registered under it
     _C._dispatch_keyset_full_after, op.redispatch    go on to the backend
     ProcessGroup.unbox, Work.unbox                   the objects behind the arguments of an op
-    Work.is_completed                                of gloo true once somebody has waited for it
+    Work.is_completed                                with gloo, true once the program has waited for it
 
 Seen on torch 2.11.0 and 2.13.0. `tests/torch_api/test_point_to_point.py` fails when torch moves one of them.
 """
@@ -42,7 +42,7 @@ class Posted:
     peer: int
     """Global rank."""
     number: int
-    """Among the messages of this op with this peer, from 1."""
+    """Position among the messages of this op with this peer, from 1."""
     num_elements: int
     dtypes: str
     at_ns: int
@@ -54,7 +54,7 @@ class Posted:
 
     @property
     def has_ended(self) -> bool:
-        """True once the program has waited for it; of a GPU the flight recorder knows that."""
+        """True once the program has waited for it; on a GPU the flight recorder knows, so this is always True."""
         return self.work is None or bool(self.work.is_completed())
 
 

@@ -3,7 +3,7 @@
     name                                       why
     _C._dispatch_dump                          file and line of each registration, in C++ and in Python
     _C._dispatch_get_all_op_names              all ops, with their overloads
-    library.Library.impl                       what registers a kernel in Python; it is told the function
+    library.Library.impl                       what registers a kernel in Python, given its function
     _C._jit_get_schemas_for_operator           ops of TorchScript, which the dispatcher does not have
     _library.custom_ops.OPDEFS                 the functions of a custom op, whose registrations all name torch's file
     _library.simple_registry                   file and line of a fake kernel
@@ -49,7 +49,7 @@ _CALLERS_IN_TORCH = frozenset({
 """Namespaces in which torch's own modules call `torch.library.define`, `impl` or `register_autograd`, which keep no
 caller."""
 _KEYS_BY_TORCH = frozenset({"Autograd[alias]", "BackendSelect", "CompositeExplicitAutograd[alias]"})
-"""The dispatch keys of those calls. A kernel that replaces one of them is told apart: torch lists the replaced one."""
+"""The dispatch keys of those calls. A kernel that replaces one of them is recognised: torch lists the replaced one."""
 
 _functions: dict[tuple[str, str], Any] = {}
 """(op, dispatch key) -> the function of its kernel, of registrations that were watched."""
@@ -81,7 +81,7 @@ class Registered:
 
 
 def registered(name: str) -> Registered:
-    """Who registered an overload of an op, by its whole name; nobody, where that is no name of an op."""
+    """Who registered an overload of an op, by its whole name; an empty record where that is no name of an op."""
     if "::" not in name:  # torch 2.11 raises
         return Registered(name)
     schema, found, replaced = None, {}, set()
@@ -93,14 +93,14 @@ def registered(name: str) -> Registered:
             replaced.add(key)
         else:
             watched = _functions.get((name, key.removesuffix("[alias]")))
-            # Where torch noted only itself, the function of the kernel tells who registered it.
+            # Where torch noted only itself, the function of the kernel shows who registered it.
             found[key] = place_of(watched) if watched is not None and registers_for_others(place) else place
     return Registered(name, schema, found, frozenset(replaced))
 
 
 @contextmanager
 def functions_noted() -> Iterator[None]:
-    """Note the functions of kernels that Python registers meanwhile: `torch.library.impl` tells torch no caller."""
+    """Note the functions of kernels that Python registers inside: torch does not know the caller of `Library.impl`."""
     original = torch.library.Library.impl
 
     @functools.wraps(original)
@@ -213,7 +213,8 @@ def all_replaced_kernels(*, thorough: bool) -> Iterator[tuple[str, str, Place]]:
     Looking through the dispatcher takes 0.2 s, so it is done when a registration in Python or a new op shows that there
     is something to find; with `thorough` also when any library in C++ was loaded since, which may only add kernels.
     """
-    state = _state()
+    # It changes when Python registers ops or kernels, or when there are more ops.
+    state = hash((frozenset(torch.library._impls), len(all_ops()), len(torch.ops.loaded_libraries)))
     if thorough:
         _loaded.append(_num_loads())
     yield from _replaced_kernels(state, _loaded[-1])
@@ -235,11 +236,6 @@ def _replaced_kernels(_state: int, _num_loads: int) -> tuple[tuple[str, str, Pla
         for key, place in replaced_kernels(op):
             found.append((op, key, place))
     return tuple(found)
-
-
-def _state() -> int:
-    """A number that changes when Python registers ops or kernels, or when there are more ops."""
-    return hash((frozenset(torch.library._impls), len(all_ops()), len(torch.ops.loaded_libraries)))
 
 
 _loaded = [0]

@@ -65,6 +65,10 @@ def is_fused(one: Any) -> bool:
 def node(one: Any) -> dict[str, Any]:
     """A node as fields."""
     origins = computed(one)
+    lines = users_lines(origins)
+    if not lines:  # an op that a pattern made has no line of its own: the ops that Inductor names a kernel after
+        claimed = [_called(part.node.get_origins()) for part in _with_buffers(one)]
+        lines = users_lines(set[_FxNode]().union(*claimed))
     reads, writes = _accesses(one)
     parts = [part.get_name() for part in one.get_nodes()]
     group, device = getattr(one, "group", None), one.get_device()
@@ -80,7 +84,7 @@ def node(one: Any) -> dict[str, Any]:
         "device": "" if device is None else str(device.type),
         "fx": sorted(origin.name for origin in origins),
         "made": sorted(origin.name for origin in made(one)),
-        "lines": users_lines(origins) or users_lines(_claimed(one)),  # an op that a pattern made has no line of its own
+        "lines": lines,
     }
 
 
@@ -128,14 +132,6 @@ def _extern_kind(buffer: Any) -> str:
 # Ops
 
 
-def _claimed(one: Any) -> set[_FxNode]:
-    """The ops that Inductor names a kernel after."""
-    found: set[_FxNode] = set()
-    for part in _with_buffers(one):
-        found |= _called(part.node.get_origins())
-    return found
-
-
 def _with_buffers(one: Any) -> list[Any]:
     return [part for part in one.get_nodes() if part.node is not None]
 
@@ -177,7 +173,14 @@ def _computed_by_part(part: Any) -> set[_FxNode]:
     inside = origins - {buffer.get_origin_node() for buffer in _read_buffers(part)}
     results = _made_by_part(part)
     first = results & inside or results
-    return _backward(first, inside - _in_earlier_stages(part, results))
+    # What the first stage of a split reduction has computed, of which this is the second.
+    earlier: set[_FxNode] = set()
+    for buffer in _read_buffers(part):
+        is_stage = isinstance(buffer, _ir.ComputedBuffer)
+        of_buffer = _called(buffer.get_origins()) if is_stage else set()
+        if of_buffer & results:
+            earlier |= of_buffer - results
+    return _backward(first, inside - earlier)
 
 
 def _backward(results: Iterable[_FxNode], inside: set[_FxNode]) -> set[_FxNode]:
@@ -198,17 +201,6 @@ def _called(origins: Iterable[_FxNode]) -> set[_FxNode]:
 def _read_buffers(part: Any) -> list[Any]:
     buffers = [V.graph.name_to_buffer.get(read.name) for read in part.read_writes.reads]
     return [buffer for buffer in buffers if buffer is not None]
-
-
-def _in_earlier_stages(part: Any, results: set[_FxNode]) -> set[_FxNode]:
-    """What the first stage of a split reduction has computed, of which this is the second."""
-    found: set[_FxNode] = set()
-    stages = [buffer for buffer in _read_buffers(part) if isinstance(buffer, _ir.ComputedBuffer)]
-    for buffer in stages:
-        origins = _called(buffer.get_origins())
-        if origins & results:
-            found |= origins - results
-    return found
 
 
 def op_name(origin: _FxNode) -> str:

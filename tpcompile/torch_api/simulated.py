@@ -36,37 +36,37 @@ OnCollective = Callable[[str, str, Tensor, str], None]
 
 
 class CollectiveListener(TorchDispatchMode):
-    """While active, calls `heard(op, reduce op, sent tensor, group name)` for every collective of eager code."""
+    """While active, calls `on_collective(op, reduce op, sent tensor, group name)` for each collective of eager code."""
 
-    sees_in_place_ops = True  # what is heard is then what eager code does without a listener
+    sees_in_place_ops = True  # it then issues the ops that eager code issues without a listener
 
-    def __init__(self, heard: OnCollective) -> None:
+    def __init__(self, on_collective: OnCollective) -> None:
         super().__init__()
-        self._heard = heard
+        self._on_collective = on_collective
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         _, _, name = func._schema.name.partition("::")
         if func.namespace == "c10d":
-            self._hear(name, args)
+            self._notify_of_in_place(name, args)
         elif func.namespace == "_c10d_functional":
-            self._hear_functional(name, func._schema, args, kwargs)
+            self._notify_of_functional(name, func._schema, args, kwargs)
         return func(*args, **kwargs)
 
-    def _hear(self, name: str, args: Any) -> None:
+    def _notify_of_in_place(self, name: str, args: Any) -> None:
         op, place = _SENT.get(name, (name, 0))
         boxed = [arg for arg in args if isinstance(arg, torch.ScriptObject)]
         if not boxed:
             return
         group = dist.ProcessGroup.unbox(boxed[0]).group_name
-        self._heard(op, _reduce_op(boxed[1:]), _first_tensor(args[place]), group)
+        self._on_collective(op, _reduce_op(boxed[1:]), _first_tensor(args[place]), group)
 
-    def _hear_functional(self, name: str, schema: Any, args: Any, kwargs: Any) -> None:
+    def _notify_of_functional(self, name: str, schema: Any, args: Any, kwargs: Any) -> None:
         names = [argument.name for argument in schema.arguments]
         given = dict(zip(names, args, strict=False)) | kwargs
         if "group_name" not in given:  # a wait
             return
-        self._heard(name, given.get("reduce_op", ""), _first_tensor(args[0]), given["group_name"])
+        self._on_collective(name, given.get("reduce_op", ""), _first_tensor(args[0]), given["group_name"])
 
 
 def _first_tensor(sent: Any) -> Tensor:

@@ -186,17 +186,17 @@ def _is_machinery(frame: FrameType) -> bool:
 
 def recorded_collectives() -> dict[str, Any]:
     """The flight recorders' dump: `entries`, those of a backend oldest first, and `pg_status`; `{}` without any."""
-    dumps = [pickle.loads(dump()) for dump in _recorders()]  # from our own process, not from the network
-    entries = [entry for one in dumps for entry in one.get("entries", ())]
-    return {**{key: value for one in dumps for key, value in one.items()}, "entries": entries} if entries else {}
-
-
-def _recorders() -> list[Callable[[], bytes]]:
-    """What dumps what torch recorded: NCCL has a recorder of its own, beside that of the other backends."""
-    found = [torch._C._distributed_c10d._dump_fr_trace]
+    recorders = [torch._C._distributed_c10d._dump_fr_trace]
+    # NCCL has a recorder of its own, beside that of the other backends.
     if torch.cuda.is_available() and hasattr(torch._C._distributed_c10d, "_dump_nccl_trace"):
-        found.insert(0, torch._C._distributed_c10d._dump_nccl_trace)
-    return found
+        recorders.insert(0, torch._C._distributed_c10d._dump_nccl_trace)
+    dumps = [pickle.loads(recorder()) for recorder in recorders]  # from our own process, not from the network
+    found: dict[str, Any] = {}
+    entries: list[Any] = []
+    for dump in dumps:
+        found.update(dump)
+        entries += dump.get("entries", ())
+    return {**found, "entries": entries} if entries else {}
 
 
 class _Group(NamedTuple):
@@ -259,13 +259,8 @@ def _group_given(values: Mapping[str, Any]) -> str | None:
     for one in given:
         if isinstance(one, str) and one in by_name:
             return by_name[one]
-    return _label_of_handle(values)
-
-
-def _label_of_handle(values: Mapping[str, Any]) -> str | None:
-    """`name description` of a group that is given as an object; where that is None, of the group of all ranks."""
     handle = values.get("group", "none is given")
-    if handle is None:
+    if handle is None:  # all ranks
         handle = dist.group.WORLD
     if not isinstance(handle, dist.ProcessGroup):
         return None
@@ -292,11 +287,14 @@ def waits_for_work(frame: FrameType | None) -> bool:
 @functools.lru_cache(maxsize=256)
 def _calls_wait(code: CodeType, at: int) -> bool:
     """True where the instruction at an offset calls what was loaded as `.wait` before it."""
-    before = deque((one for one in dis.get_instructions(code) if one.offset <= at), maxlen=_LOADED_BEFORE)
-    if not before or "CALL" not in before[-1].opname:
-        return False
+    before: deque[dis.Instruction] = deque(maxlen=_LOADED_BEFORE)
+    for one in dis.get_instructions(code):
+        if one.offset > at:
+            break
+        before.append(one)
+    is_call = bool(before) and "CALL" in before[-1].opname
     loaded = [one.argval for one in before if one.opname in ("LOAD_ATTR", "LOAD_METHOD")]
-    return loaded[-1:] == ["wait"]
+    return is_call and loaded[-1:] == ["wait"]
 
 
 def _peer(values: Mapping[str, Any], name: str) -> int | None:
