@@ -31,10 +31,9 @@ from tpcompile.bench import floors, reference
 from tpcompile.bench.contract import BenchContext
 from tpcompile.bench.names import Name
 from tpcompile.bench.power import NoMeterError, drawn
-from tpcompile.bench.profiled import profiled
 from tpcompile.bench.programs import Forms, build
 from tpcompile.bench.reference import Expected, Given
-from tpcompile.bench.step import finish, seconds, timed_ms
+from tpcompile.bench.step import finish, profiled, seconds, timed_ms
 from tpcompile.errors import ConfigError, PreflightError, TpCompileError
 from tpcompile.gate.outputs import forget_gradients
 from tpcompile.gate.reference import free
