@@ -83,7 +83,9 @@ def build(name: Name, context: BenchContext) -> Program:
     """
     if name.base in STRATEGIES:
         program = stack_of(context, STRATEGIES[name.base](context.group))
-        return _with_fast_paths(program, context, ask_table=name.base == "C+fast") if "+fast" in name.base else program
+        if "+fast" in name.base:
+            program = _with_fast_paths(program, context, ask_table=name.base == "C+fast")
+        return program
     module, _, function = name.base.partition(":")
     if module.endswith(".py"):
         sys.path.insert(0, str(Path(module).parent.absolute()))  # as for `python FILE`: it can import its neighbours
@@ -139,12 +141,22 @@ class Forms:
 
     def plain(self) -> Call:
         """A call of the program; its first call compiles."""
+        is_autotuned = AUTOTUNED in self._name.variants
+        options: dict[str, Any] = {}
+        if is_autotuned:
+            options |= TUNED | {"compile_threads": int(os.environ["TORCHINDUCTOR_COMPILE_THREADS"])}
+        if ONE_SHOT in self._name.variants:
+            options |= _ONE_SHOT
+            symmetric.enable(self._context.group)
+        if self._by_size is not None:
+            options |= self._by_size.options
         called: Any = self._program.program
         is_left_alone = self._name.base == "eager" or self._program.is_compiled
         if not is_left_alone:
-            called = torch.compile(called, **self._compile_options())
+            settings = self._context.config.compile
+            called = torch.compile(called, backend=settings.backend, dynamic=settings.dynamic, options=options or None)
         call = call_of(called, self._program, self._context.cotangent)
-        return self._profiled(call, "max-autotune") if AUTOTUNED in self._name.variants else call
+        return self._profiled(call, "max-autotune") if is_autotuned else call
 
     def captured(self, plain: Call) -> Call:
         """The warm program; as one CUDA graph where the name asks for it, captured here."""
@@ -165,18 +177,6 @@ class Forms:
             all_reduce=self._all_reduce,
             name=self._name.text,
         )
-
-    def _compile_options(self) -> dict[str, Any]:
-        options: dict[str, Any] = {}
-        if AUTOTUNED in self._name.variants:
-            options |= TUNED | {"compile_threads": int(os.environ["TORCHINDUCTOR_COMPILE_THREADS"])}
-        if ONE_SHOT in self._name.variants:
-            options |= _ONE_SHOT
-            symmetric.enable(self._context.group)
-        if self._by_size is not None:
-            options |= self._by_size.options
-        compile_ = self._context.config.compile
-        return {"backend": compile_.backend, "dynamic": compile_.dynamic, "options": options or None}
 
 
 def call_of(called: Any, program: Program, cotangent: Tensor | None) -> Call:

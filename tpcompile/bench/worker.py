@@ -1,4 +1,4 @@
-"""In the process of a rank: a task and a connection -> one answer to every request, until the connection is closed.
+"""Process of a rank: a task and a connection -> one answer to every request, until the connection is closed.
 
 Answers are dicts: what was asked for, or `failed` with one line; the traceback goes to this rank's log. A rank whose
 program failed ends; the process that started it then ends the other ranks of that program.
@@ -45,7 +45,7 @@ from tpcompile.recording import CaptureSession
 FLOORS = "floors"
 """The task of the processes that measure rates and write the reference."""
 STACKS = signal.SIGUSR1
-"""On this signal a rank writes the stacks of its threads into its log, whatever it waits for."""
+"""Signal on which a rank writes the stacks of its threads into its log, whatever it waits for."""
 _WARM_CALLS = 4
 _MAX_TEXT = 300
 
@@ -59,7 +59,7 @@ class Task:
     settings: str
     """JSON for `server`: a RunConfig for `serve`."""
     folder: str = ""
-    """Where the reference is."""
+    """Folder of the reference, written by `reference.write`."""
     environ: Mapping[str, str]
     """Compile caches of this program."""
     log: str
