@@ -52,7 +52,10 @@ def at_once(*, num_rows: int, row_words: int, num_programs: int) -> OnRanks:
         device = next(value.device for value in ranks[0].values() if isinstance(value, Tensor))
         memories = [shared_words(size, device) for _ in ranks]
         sides = between(memories, num_rows=num_rows, row_words=row_words, num_programs=num_programs)
-        exchanges = [replace(side, state=_after(_BEFORE_STATE, side.state)) for side in sides]
+        exchanges = []
+        for side in sides:
+            state = torch.cat((side.state.new_tensor(_BEFORE_STATE), side.state))
+            exchanges.append(replace(side, state=state[len(_BEFORE_STATE) :]))
         run = _on_streams if device.type == "cuda" else _in_processes
         return run(call, ranks, exchanges)
 
@@ -79,11 +82,6 @@ def between(memories: list[Tensor], *, num_rows: int, row_words: int, **limits: 
         Exchange.between(addresses, rank=rank, num_rows=num_rows, row_words=row_words, memory=memory, **limits)
         for rank, memory in enumerate(memories)
     ]
-
-
-def _after(numbers: tuple[int, ...], state: Tensor) -> Tensor:
-    """The same values, behind those numbers in memory."""
-    return torch.cat((state.new_tensor(numbers), state))[len(numbers) :]
 
 
 def check_unused(exchange: Exchange) -> None:
