@@ -21,6 +21,7 @@ from tpcompile.bench.worker import FLOORS, Task
 from tpcompile.config import RunConfig
 
 _ROUND_MS = 60.0
+"""About how long each program is called in a round, between the fewest and the most calls."""
 _FEWEST_CALLS, _MOST_CALLS = 3, 50
 _POWER_MS = 1500.0
 """How long each program is called for its energy: NVML's counter moves every 0.1 s."""

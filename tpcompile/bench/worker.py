@@ -48,6 +48,7 @@ STACKS = signal.SIGUSR1
 """Signal on which a rank writes the stacks of its threads into its log, whatever it waits for."""
 _WARM_CALLS = 4
 _MAX_TEXT = 300
+"""Characters of an error that go into the row of a program; the log has all of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from tpcompile.fastpath.hashing.walk import Walk
 from tpcompile.torch_api import kernels as torch_kernels
 
 _MOST_WALKS = 5
+"""Walks after which the last one counts, should the effects that they find never settle."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ _OF_WHOLE = {"all_reduce", "all_gather_single", "reduce_scatter_single", "copy_t
 """Wrappers that take the value for one of the whole tensor; any other call may bring it where it belongs."""
 
 CARRIED, COMPLETED, LOST, WRONG = "carried", "completed", "lost", "wrong"
+"""What an op makes of a pending value: another pending one, a right one, one that is not followed, or a violation."""
 
 
 @dataclass(frozen=True)

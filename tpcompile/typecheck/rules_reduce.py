@@ -17,6 +17,7 @@ from tpcompile.typecheck.step import Result, Step, rule
 
 _LINEAR = ("sum", "mean")
 _DIMS_PLACE = {"aten.linalg_vector_norm": 2, "aten.norm": 2, "aten.topk": 2}
+"""Position of the argument `dim` in the schema of a reduction; 1 in all others."""
 _DIMS_DEFAULT = {"aten.topk": -1, "aten.sort": -1, "aten.argsort": -1}
 _LOSS_REDUCTIONS = ("", "mean", "sum")
 """Reduction of a loss, at the integer that stands for it in aten (at::Reduction: none, mean, sum)."""

@@ -20,7 +20,7 @@ from tpcompile.errors import TpCompileError
 
 _FORK = multiprocessing.get_context("fork")
 _SLEEPING = 20
-"""Seconds by the clock for each second of CPU time: on a busy machine a child gets a small part of a core."""
+"""Seconds by the clock for each second of CPU time, after which a child is ended that sleeps and uses none."""
 _TOO_LONG = "it did not end in its time"
 
 
