@@ -10,7 +10,7 @@ worker.py       in the process of a rank: the steps of its program
 contract.py     what a program is given, and what it returns
 names.py        `C+fast:graphed` or FILE:FUNCTION -> base and variants; what cannot run here
 programs.py     a name -> the program of a rank, the block that ships or a user's, and its calls: compiled, captured
-reference.py    the single-device outputs that every program is compared with
+single_device.py the single-device outputs that every program is compared with
 step.py         a call -> its time; events of the profiler -> kernels, launches, exposed communication
 power.py        the energy counter -> joules of a step, and whether the power limit holds the clock down
 floors.py       rates of this machine, and the least time of a step

@@ -27,12 +27,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile import config
-from tpcompile.bench import floors, reference
+from tpcompile.bench import floors, single_device
 from tpcompile.bench.contract import BenchContext
 from tpcompile.bench.names import Name
 from tpcompile.bench.power import NoMeterError, drawn
 from tpcompile.bench.programs import Forms, build
-from tpcompile.bench.reference import Expected, Given
+from tpcompile.bench.single_device import Expected, Given
 from tpcompile.bench.step import finish, profiled, seconds, timed_ms
 from tpcompile.errors import ConfigError, PreflightError, TpCompileError
 from tpcompile.gate.outputs import forget_gradients
@@ -60,7 +60,7 @@ class Task:
     settings: str
     """JSON for `server`: a RunConfig for `serve`."""
     folder: str = ""
-    """Folder of the reference, written by `reference.write`."""
+    """Folder of the reference, written by `single_device.write`."""
     environ: Mapping[str, str]
     """Compile caches of this program."""
     log: str
@@ -164,7 +164,7 @@ class _Floors:
     def reference(self, settings: str, folder: str) -> dict[str, Any]:
         """Rank 0 computes it, while the others wait for the next request."""
         if self._group.rank() == 0:
-            reference.write(_settings(settings), Path(folder), self._device)
+            single_device.write(_settings(settings), Path(folder), self._device)
         free(self._device)
         return {}
 

@@ -29,8 +29,8 @@ from tpcompile.fastpath.certificate import (
     power_of,
 )
 from tpcompile.fastpath.certify.children import in_children
-from tpcompile.fastpath.certify.measure import Prepared, Setting, check_refusals, prepared, ratios
 from tpcompile.fastpath.certify.mutate import ArgumentMutation, Mutation, argument_mutations, source_mutations
+from tpcompile.fastpath.certify.shard_errors import Prepared, Setting, check_refusals, prepared, ratios
 from tpcompile.fastpath.certify.trials import Call, Trial, trial_of
 from tpcompile.fastpath.registry import FastPath, TpSupport, dtype_name, registered
 
