@@ -13,7 +13,6 @@ from pydantic import Field
 
 from tpcompile.evidence.records import Frozen
 from tpcompile.evidence.records.reader import read_json, validated
-from tpcompile.fastpath.registry import dtype_name
 
 MIN_RATIO = 1.03
 """Smallest ratio at which a fast path is used: cells that were measured twice differ by up to 3 %."""
@@ -69,7 +68,7 @@ class ShapeClass(Frozen):
         num_tokens = math.prod(shapes[0][:-1])
         tokens = 1 << max(num_tokens - 1, 0).bit_length()
         widths = tuple(shape[-1] for shape in shapes)
-        return cls(tokens=tokens, widths=widths, dtype=dtype_name(dtype), tp=tp, variant=variant)
+        return cls(tokens=tokens, widths=widths, dtype=str(dtype).removeprefix("torch."), tp=tp, variant=variant)
 
     def __str__(self) -> str:
         widths = ", ".join(map(str, self.widths))
