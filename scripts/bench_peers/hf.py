@@ -38,7 +38,7 @@ class FromEmbeddings(nn.Module):
 
 
 def transformers_tp(context: BenchContext) -> Program:
-    """By `tp_plan="auto"`; no gradient of a parameter is compared. Raises ConfigError for a block it does not have."""
+    """The model under `tp_plan="auto"`; no gradient of a parameter is compared. Raises ConfigError for other blocks."""
     block = context.config.block
     _check(block, context.world_size)
     family = "Qwen3" if block.qk_norm == "per_head" else "Llama"

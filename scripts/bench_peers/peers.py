@@ -61,7 +61,7 @@ def _shard_weight(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def dtensor(context: BenchContext, *, sequence_parallel: bool = False) -> Program:
-    """By `parallelize_module`."""
+    """The stack parallelised by `parallelize_module`. Raises ConfigError for a block that it is not."""
     mesh, block = context.mesh, context.config.block
     _check(context, sequence_parallel=sequence_parallel)
     stack = _plain_stack(context)
@@ -84,12 +84,12 @@ def dtensor(context: BenchContext, *, sequence_parallel: bool = False) -> Progra
 
 
 def dtensor_sp(context: BenchContext) -> Program:
-    """By the sequence-parallel plan."""
+    """The stack parallelised by the sequence-parallel plan. Raises ConfigError as `dtensor`."""
     return dtensor(context, sequence_parallel=True)
 
 
 def _block_plan(qk_norm: str, *, is_gated: bool, sequence_parallel: bool) -> Plan:
-    """Of one block; inputs of attention and MLP become DTensors once, so that their gradients are summed once."""
+    """The plan of one block; attention and MLP make their input a DTensor once, so that its gradient is summed once."""
     outer = Shard(1) if sequence_parallel else Replicate()
     is_sharded = qk_norm == "full"
     plan: Plan = {

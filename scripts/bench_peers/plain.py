@@ -39,7 +39,7 @@ class MeanSquare(nn.Module):
     """[..., D] -> [..., 1] in the dtype of statistics; a module, so that a hook can average it over ranks."""
 
     def forward(self, x_D: Tensor) -> Tensor:
-        """Over the last dim."""
+        """Mean of the squares over the last dim."""
         return x_D.to(stat_dtype(x_D.dtype)).square().mean(-1, keepdim=True)
 
 

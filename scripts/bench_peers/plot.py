@@ -55,7 +55,7 @@ def _timed(measured: Measured) -> list[Row]:
 
 
 def _draw_times(axes: Any, measured: Measured) -> None:
-    """On a logarithmic axis: A and the fastest are an order of magnitude apart."""
+    """Draw ms on a logarithmic axis, since A and the fastest are an order of magnitude apart."""
     rows = _timed(measured)
     colors = [_COLORS[row.role] for row in rows]
     times = [row.median_ms for row in rows]
@@ -75,7 +75,7 @@ def _draw_times(axes: Any, measured: Measured) -> None:
 
 
 def _short(name: str) -> str:
-    """Without the folder of the file that a program is in."""
+    """The name of a program without the folder of its file."""
     return name.rpartition("/")[2]
 
 
@@ -87,7 +87,7 @@ def _label(measured: Measured, row: Row) -> str:
 
 
 def _draw_roofline(axes: Any, measured: Measured) -> None:
-    """Of one rank: what programs reach, under the measured rates of reading and of matrix products."""
+    """Draw the FLOP/s of one rank that programs reach, under the measured rates of reading and of products."""
     floors, least = measured.floors, measured.bound
     intensity = least.flops / least.weight_bytes
     corner = floors.gemm_tflops * 1e3 / floors.read_gbytes_per_s

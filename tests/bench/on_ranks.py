@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 
 from tpcompile import config
-from tpcompile.bench import reference
+from tpcompile.bench import single_device
 from tpcompile.bench.contract import BenchContext
 from tpcompile.bench.names import Name
 from tpcompile.bench.programs import Forms, build, call_of
-from tpcompile.bench.reference import Expected, Given
+from tpcompile.bench.single_device import Expected, Given
 from tpcompile.bench.worker import context_of
 from tpcompile.errors import ConfigError
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 def given(settings: config.RunConfig, folder: str) -> tuple[Given, BenchContext]:
     """The block on one device, and what programs are built from."""
     if dist.get_rank() == 0:
-        reference.write(settings, Path(folder), CPU)
+        single_device.write(settings, Path(folder), CPU)
     dist.barrier()
     found, group = Given.read(Path(folder), CPU), dist.group.WORLD
     assert group is not None

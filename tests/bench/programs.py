@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tpcompile import Target, collectives
 from tpcompile.bench.contract import BenchContext, Program
-from tpcompile.bench.ours import stack_of
+from tpcompile.bench.programs import stack_of
 from tpcompile.bench.worker import Task
 from tpcompile.collectives.api import Dst
 from tpcompile.collectives.strategies import Collectives

@@ -167,7 +167,7 @@ def asked(tmp_path: Path, *ranks: Asked) -> _Preset:
     preset = _Preset(plan, settings, tmp_path, lambda text: None)
     for entry, of_entry in zip(preset._entries, ranks, strict=True):
         entry.ranks, entry.row = of_entry, row(entry.row.name, 100.0)  # type: ignore[assignment]  # only `ask` is called
-    preset._each(preset._power, preset._entries)
+    preset._step_each(preset._power, preset._entries)
     return preset
 
 

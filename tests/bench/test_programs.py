@@ -14,7 +14,7 @@ from tests.bench import on_ranks
 from tpcompile.bench.contract import Program
 from tpcompile.bench.names import Name
 from tpcompile.bench.programs import Results
-from tpcompile.bench.reference import Expected, Given
+from tpcompile.bench.single_device import Expected, Given
 from tpcompile.by_size.table import shipped
 from tpcompile.nn.block import BlockInputs
 from tpcompile.ranks.pool import run_on_ranks

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tpcompile.fastpath import plain, registered
 from tpcompile.fastpath.certify.fences import spaced
-from tpcompile.fastpath.certify.measure import Setting, prepared, ratios
+from tpcompile.fastpath.certify.shard_errors import Setting, prepared, ratios
 from tpcompile.fastpath.certify.trials import Case, Trial, one_by_one
 from tpcompile.fastpath.kernels.all import qkv_pack
 from tpcompile.fastpath.registry import FastPath

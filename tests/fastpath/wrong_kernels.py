@@ -21,8 +21,8 @@ from tpcompile.fastpath import registered
 from tpcompile.fastpath.certificate import MAX_RATIO
 from tpcompile.fastpath.certify import proof
 from tpcompile.fastpath.certify.children import in_children
-from tpcompile.fastpath.certify.measure import Prepared, Setting, prepared
 from tpcompile.fastpath.certify.mutate import ArgumentMutation, Mutation, SourceMutation
+from tpcompile.fastpath.certify.shard_errors import Prepared, Setting, prepared
 from tpcompile.fastpath.certify.trials import trial_of
 
 FIRST, GROUPED, _, STRIDED, *_ = (heads.name for heads in HEADS)

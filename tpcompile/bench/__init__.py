@@ -9,12 +9,10 @@ processes.py    the ranks of a program as processes: asked, answered in time, en
 worker.py       in the process of a rank: the steps of its program
 contract.py     what a program is given, and what it returns
 names.py        `C+fast:graphed` or FILE:FUNCTION -> base and variants; what cannot run here
-programs.py     a name -> the program of a rank, and its calls: compiled, captured
-ours.py         the block that ships: eager, modes A, B and C, fast paths, compute only
-reference.py    the single-device outputs that every program is compared with
-step.py         a call -> its time
+programs.py     a name -> the program of a rank, the block that ships or a user's, and its calls: compiled, captured
+single_device.py the single-device outputs that every program is compared with
+step.py         a call -> its time; events of the profiler -> kernels, launches, exposed communication
 power.py        the energy counter -> joules of a step, and whether the power limit holds the clock down
-profiled.py     events of the profiler -> kernels, launches, exposed communication
 floors.py       rates of this machine, and the least time of a step
 reading.py      a kernel that reads memory, for the rate of reading
 records.py      the report as records, JSON on disk

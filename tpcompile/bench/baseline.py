@@ -112,7 +112,7 @@ def written(baseline: Baseline, report: Report) -> Baseline:
 
 
 def regressions(baseline: Baseline, measured: Measured, report: Report) -> Iterator[Regression]:
-    """For each program of the baseline in this preset of the run, the first change that explains the others, if any.
+    """Compare each program of the baseline in this preset; yield the first change that explains the others, if any.
 
     Raises ConfigError where the baseline has no case for the preset, or the run none of its programs.
     """
@@ -133,7 +133,7 @@ def regressions(baseline: Baseline, measured: Measured, report: Report) -> Itera
 
 
 def _regression(name: str, allowed: Figures, now: Figures) -> Iterator[Regression]:
-    """At most one, by cause: more regions, then more kernels, then more launches of as many kernels, then time."""
+    """Yield at most one, by cause: more regions, more kernels, more launches of as many kernels, more time."""
     counts = (
         (Change.OVERHEAD, "compiled regions a call", allowed.regions, now.regions),
         (Change.FUSION, "kernels a step", allowed.kernels, now.kernels),

@@ -12,9 +12,12 @@ from tpcompile.bench.step import device_ms
 from tpcompile.config import BlockConfig
 
 _SQUARE = {"cuda": 8192, "cpu": 512}
+"""Size of the large square product that is measured beside those of the block."""
 _READ_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
+"""Far more than a cache holds, so that the rate is that of the memory."""
 _CALLS_IN_GRAPH = 10
 _REPEATS = 5
+"""Rounds of so many calls, of which the fastest counts: a rate that is too low is a floor that programs beat."""
 _PASSES_OF_TRAINING = 3
 """The backward pass has two products for each of the forward pass, reads the weights again and writes their
 gradients."""
@@ -116,6 +119,7 @@ def _time_us(call: Callable[[], object], device: torch.device) -> float:
         return min(device_ms(call, _CALLS_IN_GRAPH, device) for _ in range(_REPEATS)) * 1e3
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
+    # thread_local: NCCL's watchdog queries events on its own thread meanwhile, which a global capture forbids.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for _ in range(_CALLS_IN_GRAPH):
             call()

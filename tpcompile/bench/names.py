@@ -23,7 +23,7 @@ DEFAULT = (
     "compute", "compute:graphed",
 )  # fmt: skip
 ONE_SHOT_TOKENS = 256
-"""With more tokens one-shot takes longer than NCCL: 2.4 times the whole step at 4680 tokens on 8 H200."""
+"""Most tokens for one-shot. With more it takes longer than NCCL: 2.4 times the whole step at 4680 tokens on 8 H200."""
 
 
 @dataclass(frozen=True)

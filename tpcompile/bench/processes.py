@@ -23,7 +23,7 @@ from tpcompile.ranks.pool import with_store
 
 _START = "the start of its process group"
 _SETTLED_S = 2.0
-"""After a rank has failed: a peer whose death caused the failure is seen to be dead within this time."""
+"""How long to wait, after a rank has failed, for the death of a peer that may have caused the failure."""
 _CLOSED_S = 20.0
 """Time for ranks to release graphs and destroy the process group."""
 _KILLED_S = 10.0
@@ -98,7 +98,7 @@ class Ranks:
         deadline = time.monotonic() + self._timeout_s
         while len(found) < len(self._connections):
             if not self._receive(found, deadline):
-                raise self._late([rank for rank in range(len(self._connections)) if rank not in found])
+                raise self._timed_out([rank for rank in range(len(self._connections)) if rank not in found])
             self._check_failed(found)
         return [found[rank] for rank in sorted(found)]
 
@@ -149,8 +149,8 @@ class Ranks:
         answer = found[failed[0]]
         raise ProgramFailed(failed[0], answer["failed"], is_refusal=answer["is_refusal"])
 
-    def _late(self, ranks: Sequence[int]) -> RankLost:
-        """What to raise of ranks without an answer; their stacks go to their logs."""
+    def _timed_out(self, ranks: Sequence[int]) -> RankLost:
+        """The error for ranks that did not answer in time; has them write their stacks to their logs first."""
         for rank in ranks:
             pid = self._processes[rank].pid
             if pid is not None:

@@ -1,4 +1,7 @@
-"""A name and what all programs are given -> the program of this rank, compiled and captured as its variants say."""
+"""A name and what all programs are given -> the program of this rank, compiled and captured as its variants say.
+
+The block that ships: eager, modes A, B and C, with fast paths, or without communication; or a user's program.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,26 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tpcompile.bench import ours
 from tpcompile.bench.contract import BenchContext, Program
 from tpcompile.bench.names import AUTOTUNED, BY_SIZE, GRAPHED, ONE_SHOT, Name
 from tpcompile.by_size import sums
 from tpcompile.choices import AllReduce, Profile
+from tpcompile.collectives.api import Dst
+from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
 from tpcompile.config import load_target
 from tpcompile.errors import ConfigError
+from tpcompile.fastpath import Selection, tp_region
+from tpcompile.gate import reference
+from tpcompile.nn.fast_paths import check_exchanges, use_fast_paths
+from tpcompile.nn.state import local_slices_of
 from tpcompile.profiles import TUNED, Profiled, run
 from tpcompile.target import call_target, find, target_of
 from tpcompile.torch_api import symmetric
@@ -40,10 +49,43 @@ class Results:
 Call = Callable[[], Results]
 
 
+class IdentityCollectives(Collectives):
+    """What mode C computes, without what it sends: tensors of the right shapes, wrong numbers."""
+
+    def all_reduce(self, x: Tensor, dst: Dst = "I") -> Tensor:
+        """`x` itself."""
+        return x
+
+    def copy_to_tp(self, x: Tensor) -> Tensor:
+        """`x` itself, forward and backward."""
+        return x
+
+    def all_gather(self, x: Tensor, dim: int, dst: Dst = "R") -> Tensor:
+        """This rank's part, once for each rank."""
+        return torch.cat([x] * self.size, dim)
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """The first part."""
+        return x.chunk(self.size, dim)[0]
+
+
+STRATEGIES = {
+    "eager": Collectives, "A": DisabledCollectives, "B": InPlaceCollectives, "C": Collectives,
+    "C+fast": Collectives, "C+fast-all": Collectives, "compute": IdentityCollectives,
+}  # fmt: skip
+"""Base of a name -> its collectives."""
+
+
 def build(name: Name, context: BenchContext) -> Program:
-    """Raises ConfigError for a program that cannot run here or is none, and whatever a builder raises."""
-    if name.base in ours.STRATEGIES:
-        return ours.build(name.base, context)
+    """Raises ConfigError for a program that cannot run here or is none, and whatever a builder raises.
+
+    A program with fast paths cannot run where no place of the block has one that can.
+    """
+    if name.base in STRATEGIES:
+        program = stack_of(context, STRATEGIES[name.base](context.group))
+        if "+fast" in name.base:
+            program = _with_fast_paths(program, context, ask_table=name.base == "C+fast")
+        return program
     module, _, function = name.base.partition(":")
     if module.endswith(".py"):
         sys.path.insert(0, str(Path(module).parent.absolute()))  # as for `python FILE`: it can import its neighbours
@@ -52,6 +94,35 @@ def build(name: Name, context: BenchContext) -> Program:
     make = find(config)
     built = target_of(config, make(context))
     return built if isinstance(built, Program) else Program(**vars(built))
+
+
+def stack_of(context: BenchContext, comm: TpComm) -> Program:
+    """This rank's stack, with its slices of the weights."""
+    stack = reference.build(context.config.block, comm, context.weights, context.device)
+    return Program(
+        program=stack,
+        inputs=context.inputs,
+        slice_of=lambda name, full: local_slices_of({name: full}, module=stack)[name],
+        around=partial(tp_region, context.world_size),
+    )
+
+
+def _with_fast_paths(program: Program, context: BenchContext, *, ask_table: bool) -> Program:
+    stack, config = program.program, context.config
+    limit_s = config.gate.store_timeout_s
+    decisions = use_fast_paths(
+        stack,
+        Selection(context.group, ask_table=ask_table, timeout_s=limit_s),
+        batch=config.block.batch,
+        seq_len=config.block.seq_len,
+        train=config.train,
+        wait_s=limit_s,  # each rank compiles by itself, so that one can be this late
+    )
+    used = [path for path, decision in decisions.items() if decision.is_used]
+    if not used:
+        reasons = "; ".join(f"{path}: {decision.why}" for path, decision in decisions.items())
+        raise ConfigError(f"no fast path is used here: {reasons or 'the block has no place for one'}")
+    return replace(program, check=partial(check_exchanges, stack), notes=(f"fast paths: {', '.join(used)}",))
 
 
 class Forms:
@@ -70,12 +141,22 @@ class Forms:
 
     def plain(self) -> Call:
         """A call of the program; its first call compiles."""
+        is_autotuned = AUTOTUNED in self._name.variants
+        options: dict[str, Any] = {}
+        if is_autotuned:
+            options |= TUNED | {"compile_threads": int(os.environ["TORCHINDUCTOR_COMPILE_THREADS"])}
+        if ONE_SHOT in self._name.variants:
+            options |= _ONE_SHOT
+            symmetric.enable(self._context.group)
+        if self._by_size is not None:
+            options |= self._by_size.options
         called: Any = self._program.program
         is_left_alone = self._name.base == "eager" or self._program.is_compiled
         if not is_left_alone:
-            called = torch.compile(called, **self._compile_options())
+            settings = self._context.config.compile
+            called = torch.compile(called, backend=settings.backend, dynamic=settings.dynamic, options=options or None)
         call = call_of(called, self._program, self._context.cotangent)
-        return self._profiled(call, "max-autotune") if AUTOTUNED in self._name.variants else call
+        return self._profiled(call, "max-autotune") if is_autotuned else call
 
     def captured(self, plain: Call) -> Call:
         """The warm program; as one CUDA graph where the name asks for it, captured here."""
@@ -96,18 +177,6 @@ class Forms:
             all_reduce=self._all_reduce,
             name=self._name.text,
         )
-
-    def _compile_options(self) -> dict[str, Any]:
-        options: dict[str, Any] = {}
-        if AUTOTUNED in self._name.variants:
-            options |= TUNED | {"compile_threads": int(os.environ["TORCHINDUCTOR_COMPILE_THREADS"])}
-        if ONE_SHOT in self._name.variants:
-            options |= _ONE_SHOT
-            symmetric.enable(self._context.group)
-        if self._by_size is not None:
-            options |= self._by_size.options
-        compile_ = self._context.config.compile
-        return {"backend": compile_.backend, "dynamic": compile_.dynamic, "options": options or None}
 
 
 def call_of(called: Any, program: Program, cotangent: Tensor | None) -> Call:

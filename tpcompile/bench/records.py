@@ -20,7 +20,7 @@ class Role(StrEnum):
     """Eager, A or B: what users run before mode C."""
     PEER = "peer"
     COMPUTE = "compute"
-    """Without communication, so that its outputs are wrong by design."""
+    """Collectives replaced by the identity, so that outputs are wrong by design."""
 
 
 class Profile(Frozen):
@@ -63,7 +63,7 @@ class Row(Frozen):
     has_failed: bool = False
     """It raised an exception or was lost; a program that refuses to run here has not failed."""
     rounds_ms: tuple[float, ...] = ()
-    """For each round the mean ms of its calls, on the slowest rank."""
+    """Mean ms of the calls of each round, on the slowest rank."""
     calls_per_round: int = 0
     regions_per_call: float | None = None
     """Compiled regions that a call enters; None for eager."""
@@ -162,7 +162,7 @@ class Measured(Frozen):
 
 
 class Machine(Frozen):
-    """Where it ran."""
+    """The machine and the versions that a report was measured with."""
 
     device: str
     """Name of the GPU, or `cpu`."""

@@ -21,9 +21,10 @@ from tpcompile.bench.worker import FLOORS, Task
 from tpcompile.config import RunConfig
 
 _ROUND_MS = 60.0
+"""About how long each program is called in a round, between the fewest and the most calls."""
 _FEWEST_CALLS, _MOST_CALLS = 3, 50
 _POWER_MS = 1500.0
-"""The counter of energy moves every 0.1 s."""
+"""How long each program is called for its energy: NVML's counter moves every 0.1 s."""
 Say = Callable[[str], None]
 T = TypeVar("T")
 
@@ -121,7 +122,7 @@ class _Preset:
 
     def run(self, floors_ranks: Ranks) -> tuple[Measured, Machine, RankLost | None]:
         """What was measured, and the rank that ended it early. Raises RankLost when that was before the programs."""
-        self._tell("floors and reference")
+        self._log_progress("floors and reference")
         try:
             settings = self._settings.model_dump_json()
             answer = floors_ranks.ask("floors", settings)[0]
@@ -151,14 +152,14 @@ class _Preset:
         """All steps of all programs; their processes end, and a lost rank that ended them is returned."""
         try:
             self._prepare()
-            self._tell(f"{self._plan.rounds} rounds")
+            self._log_progress(f"{self._plan.rounds} rounds")
             for number in range(self._plan.rounds):
-                self._each(self._round, in_turn(self._entries, number))
+                self._step_each(self._round, in_turn(self._entries, number))
             if self._plan.is_gpu:
-                self._tell("energy")
-                self._each(self._power, self._entries)
-            self._tell("profiles")
-            self._each(self._profile, self._entries)  # last: a profiler stays in a process
+                self._log_progress("energy")
+                self._step_each(self._power, self._entries)
+            self._log_progress("profiles")
+            self._step_each(self._profile, self._entries)  # last: a profiler stays in a process
             running = [entry.ranks for entry in self._entries if entry.ranks is not None]
             with ThreadPoolExecutor(len(self._entries)) as pool:
                 list(pool.map(Ranks.close, running))
@@ -183,7 +184,7 @@ class _Preset:
         for entry in waiting:
             if entry.name.is_alone:
                 self._compile(entry, TORCHINDUCTOR_COMPILE_THREADS=str(self._plan.cores_per_rank))
-        self._each(self._warm, waiting)
+        self._step_each(self._warm, waiting)
 
     def _compile(self, entry: Entry, **environ: str) -> None:
         with self._failing(entry):
@@ -192,24 +193,24 @@ class _Preset:
             if self._is_over:
                 entry.ranks.kill()
             entry.change(**entry.ranks.ask("build")[0])
-            entry.change(compile_s=_most(entry.ranks.ask("first_call"), "compile_s"))
-            self._tell(f"{entry.name.text} is compiled")
+            entry.change(compile_s=_largest(entry.ranks.ask("first_call"), "compile_s"))
+            self._log_progress(f"{entry.name.text} is compiled")
 
     def _warm(self, entry: Entry, ranks: Ranks) -> None:
         answers = ranks.ask("warm")
         if entry.row.compile_s is not None:
-            entry.change(compile_s=entry.row.compile_s + _most(answers, "capture_s"))
-        num_calls = round(_ROUND_MS / _most(answers, "step_ms"))
+            entry.change(compile_s=entry.row.compile_s + _largest(answers, "capture_s"))
+        num_calls = round(_ROUND_MS / _largest(answers, "step_ms"))
         entry.change(
-            peak_bytes=_most(answers, "peak_bytes"),
-            regions_per_call=_most(answers, "regions_per_call"),
+            peak_bytes=_largest(answers, "peak_bytes"),
+            regions_per_call=_largest(answers, "regions_per_call"),
             calls_per_round=max(_FEWEST_CALLS, min(_MOST_CALLS, num_calls)),
             **_worst(answers),
         )
 
     def _round(self, entry: Entry, ranks: Ranks) -> None:
         answers = ranks.ask("round", entry.row.calls_per_round)
-        entry.change(rounds_ms=(*entry.row.rounds_ms, _most(answers, "ms")))
+        entry.change(rounds_ms=(*entry.row.rounds_ms, _largest(answers, "ms")))
 
     def _power(self, entry: Entry, ranks: Ranks) -> None:
         """Energy of calls for as long as the counter needs, on the GPU with the lowest clock; none after a failure."""
@@ -231,8 +232,8 @@ class _Preset:
         before = {"error_ratio": entry.row.error_ratio, "worst": entry.row.worst}
         entry.change(profile=least, **_worst([before, *answers]))
 
-    def _each(self, step: Callable[[Entry, Ranks], None], entries: Iterable[Entry]) -> None:
-        """Take a step of each program that runs."""
+    def _step_each(self, step: Callable[[Entry, Ranks], None], entries: Iterable[Entry]) -> None:
+        """Take this step with each program that still runs; a failure is handled as in `_failing`."""
         for entry in entries:
             if entry.ranks is not None:
                 with self._failing(entry):
@@ -245,14 +246,14 @@ class _Preset:
             yield
         except ProgramFailed as failed:
             entry.end(str(failed), has_failed=not failed.is_refusal)
-            self._tell(f"{entry.name.text}: {failed}")
+            self._log_progress(f"{entry.name.text}: {failed}")
         except RankLost as lost:
             if self._is_over:  # ended with the others
                 entry.end("", has_failed=False)
                 return
             self._is_over = not self._plan.keeps_going
             entry.end(lost.why, has_failed=True)
-            self._tell(str(lost))
+            self._log_progress(str(lost))
             if self._is_over:
                 raise
 
@@ -261,7 +262,7 @@ class _Preset:
             if entry.ranks is not None:
                 entry.ranks.kill()
 
-    def _tell(self, text: str) -> None:
+    def _log_progress(self, text: str) -> None:
         self._say(f"{self._settings.preset} {time.monotonic() - self._began:6.1f} s: {text}")
 
 
@@ -274,7 +275,7 @@ def in_turn(entries: Sequence[T], number: int) -> Sequence[T]:
     return [*entries[start:], *entries[:start]]
 
 
-def _most(answers: Sequence[Mapping[str, Any]], name: str) -> Any:
+def _largest(answers: Sequence[Mapping[str, Any]], name: str) -> Any:
     """The largest value of the ranks; None where they have none."""
     return max((answer[name] for answer in answers if answer[name] is not None), default=None)
 

@@ -1,4 +1,4 @@
-"""In the process of a rank: a task and a connection -> one answer to every request, until the connection is closed.
+"""Process of a rank: a task and a connection -> one answer to every request, until the connection is closed.
 
 Answers are dicts: what was asked for, or `failed` with one line; the traceback goes to this rank's log. A rank whose
 program failed ends; the process that started it then ends the other ranks of that program.
@@ -27,14 +27,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile import config
-from tpcompile.bench import floors, reference
+from tpcompile.bench import floors, single_device
 from tpcompile.bench.contract import BenchContext
 from tpcompile.bench.names import Name
 from tpcompile.bench.power import NoMeterError, drawn
-from tpcompile.bench.profiled import profiled
 from tpcompile.bench.programs import Forms, build
-from tpcompile.bench.reference import Expected, Given
-from tpcompile.bench.step import finish, seconds, timed_ms
+from tpcompile.bench.single_device import Expected, Given
+from tpcompile.bench.step import finish, profiled, seconds, timed_ms
 from tpcompile.errors import ConfigError, PreflightError, TpCompileError
 from tpcompile.gate.outputs import forget_gradients
 from tpcompile.gate.reference import free
@@ -46,9 +45,10 @@ from tpcompile.recording import CaptureSession
 FLOORS = "floors"
 """The task of the processes that measure rates and write the reference."""
 STACKS = signal.SIGUSR1
-"""On this signal a rank writes the stacks of its threads into its log, whatever it waits for."""
+"""Signal on which a rank writes the stacks of its threads into its log, whatever it waits for."""
 _WARM_CALLS = 4
 _MAX_TEXT = 300
+"""Characters of an error that go into the row of a program; the log has all of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Task:
     settings: str
     """JSON for `server`: a RunConfig for `serve`."""
     folder: str = ""
-    """Where the reference is."""
+    """Folder of the reference, written by `single_device.write`."""
     environ: Mapping[str, str]
     """Compile caches of this program."""
     log: str
@@ -164,7 +164,7 @@ class _Floors:
     def reference(self, settings: str, folder: str) -> dict[str, Any]:
         """Rank 0 computes it, while the others wait for the next request."""
         if self._group.rank() == 0:
-            reference.write(_settings(settings), Path(folder), self._device)
+            single_device.write(_settings(settings), Path(folder), self._device)
         free(self._device)
         return {}
 

@@ -67,11 +67,15 @@ def judge(found: Iterable[Item], *, tp_size: int, declared: Collection[str], see
     for use in all_uses:
         why = "" if tp_size == 1 else refusal(use, declared, tp_size=tp_size)
         if why:
-            refused.setdefault(use.name, _refused(use, why, seen))
+            notes = {**use.item.notes, "why": why, "defined": use.defined_at(seen.kernels)}
+            refused.setdefault(use.name, use.item.model_copy(update={"notes": notes, "line": use.line}))
             forbidden[_label(use)] = f"refused: {why}"
         else:
-            is_declared = tp_size > 1 and _is_declared(use, declared)
-            allowed.setdefault(_label(use), _as_declared(use, seen) if is_declared else "used")
+            status = "used"
+            if tp_size > 1 and _is_declared(use, declared):  # it runs because the user vouches for it
+                how = use.item.notes.get("how") or f"called at {use.line}"
+                status = f"declared: {how}, defined at {use.defined_at(seen.kernels)}"
+            allowed.setdefault(_label(use), status)
     statuses |= allowed | forbidden
     return Judged(tuple(refused.values()), tuple(sorted(statuses.items())), all_uses)
 
@@ -81,15 +85,10 @@ def refusal(use: Use, declared: Collection[str], *, tp_size: int | None = None) 
     if _is_declared(use, declared):
         return ""
     path = use.path
-    if path is None:
-        return _outside_of_fast_paths(use)
-    if not path.is_tp_aware:
+    if path is not None and not path.is_tp_aware:
         return f"fast path {path.name} is declared tp={path.tp}, at {path.line}"
-    return uncertified(path, tp=tp_size)
-
-
-def _outside_of_fast_paths(use: Use) -> str:
-    """Why it is refused: what is known of its package, of the fast path that it is taken from, or of a pass."""
+    if path is not None:
+        return uncertified(path, tp=tp_size)
     known = find(single_gpu_packages(), lambda package: package.has(use.name))
     if known is not None:
         return f"{known.package} (looked at in {known.version}): {known.reason}"
@@ -102,18 +101,6 @@ def _outside_of_fast_paths(use: Use) -> str:
 def _is_declared(use: Use, declared: Collection[str]) -> bool:
     names = {use.name, use.name.rpartition(".")[2]}
     return not names.isdisjoint(declared)
-
-
-def _as_declared(use: Use, seen: Seen) -> str:
-    """What the report says of one that runs because the user vouches for it."""
-    how = use.item.notes.get("how") or f"called at {use.line}"
-    return f"declared: {how}, defined at {use.defined_at(seen.kernels)}"
-
-
-def _refused(use: Use, why: str, seen: Seen) -> Item:
-    """The call at the user's line, with why, and where the kernel or op is."""
-    notes = {**use.item.notes, "why": why, "defined": use.defined_at(seen.kernels)}
-    return use.item.model_copy(update={"notes": notes, "line": use.line})
 
 
 def sources(used: Iterable[Use], kernels: Mapping[str, str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import Frozen
 from tpcompile.evidence.records.reader import read_record
-from tpcompile.fastpath.registry import FastPath
+from tpcompile.fastpath.registry import FastPath, dtype_name
 from tpcompile.torch_api import binaries
 from tpcompile.torch_api.tested_versions import is_tested_or
 
@@ -74,7 +74,7 @@ class Power(Frozen):
 
     @property
     def num_reached(self) -> int:
-        """Those of them that the cases can reach."""
+        """Mutations that change what is computed and that the cases can reach."""
         return self.num_wrong - self._number(Kind.UNREACHED)
 
     @property
@@ -204,7 +204,7 @@ def uncertified(path: FastPath, *, tp: int | None = None, dtypes: Collection[str
     if on_gpu:
         files = [one for one in files if one.is_of_gpu]
         missing = "it has no certificate from a GPU"
-    wanted = dtypes or _names(path.dtypes)
+    wanted = dtypes or tuple(map(dtype_name, path.dtypes))
     where = f"fast path {path.name} at {path.line}"
     if path.source.refused:
         return f"{where}: {path.source.refused}"
@@ -281,8 +281,7 @@ def read(file: Path) -> Certificate | None:
     except FileNotFoundError:
         return None
     except ConfigError as error:
-        what_to_do = "remove it, and certify again"
-        raise ConfigError(f"{error}; {what_to_do}") from None
+        raise ConfigError(f"{error}; remove it, and certify again") from None
 
 
 def write(certificate: Certificate, path: FastPath) -> Path:
@@ -308,10 +307,6 @@ def _sizes(files: Collection[Certificate], tp: int | None) -> str:
         return ""
     known = {size for one in files for size in one.tp_sizes} or set(TP_SIZES)
     return " --tp " + ",".join(map(str, sorted({*known, tp})))
-
-
-def _names(dtypes: Collection[torch.dtype]) -> tuple[str, ...]:
-    return tuple(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
 def _joined(values: Collection[object]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from tpcompile.errors import ConfigError, FastPathError
 from tpcompile.evidence.iterables import first
 from tpcompile.fastpath import peers
 from tpcompile.fastpath.certificate import is_certified, uncertified
-from tpcompile.fastpath.registry import FastPath, TpSupport, add, tp_size
+from tpcompile.fastpath.registry import FastPath, TpSupport, add, dtype_name, tp_size
 from tpcompile.fastpath.source import declared, line_of, python_function, source_of
 from tpcompile.torch_api import kernels as torch_kernels
 
@@ -77,58 +77,39 @@ def fast_path(
 
 
 def requirements(path: FastPath, arguments: Mapping[str, Any]) -> str:
-    """The arguments that a fast path cannot take, in one line; empty when it can run."""
-    return first(filter(None, _unmet(path, arguments))) or ""
+    """The first argument that a fast path cannot take, and why, in one line; empty when it can run."""
+    return first(_unmet(path, arguments)) or ""
 
 
 def _unmet(path: FastPath, arguments: Mapping[str, Any]) -> Iterator[str]:
-    for name in path.divisible:
-        yield _indivisible(path, name, arguments[name])
+    """Each requirement that the arguments do not meet, in one line."""
+    for name, divisor in path.divisible.items():
+        size, what = arguments[name], name
+        if isinstance(size, Tensor):
+            size, what = size.shape[-1:].numel(), f"the last dim of {name}"
+        if size % divisor != 0:
+            yield f"{what} is {size}, not a multiple of {divisor}; pad it, or call {path.replaces.__name__}"
     for name, value in arguments.items():
         if isinstance(value, Tensor):
-            yield _of_dtype(path, name, value)
-            yield _of_layout(path, name, value)
-            yield _of_device(path, name, value)
+            yield from _unmet_by_tensor(path, name, value)
 
 
-def _indivisible(path: FastPath, name: str, value: Any) -> str:
-    size, what = value, name
-    divisor = path.divisible[name]
-    if isinstance(value, Tensor):
-        size, what = value.shape[-1:].numel(), f"the last dim of {name}"
-    if size % divisor == 0:
-        return ""
-    instead = path.replaces.__name__
-    return f"{what} is {size}, not a multiple of {divisor}; pad it, or call {instead}"
-
-
-def _of_dtype(path: FastPath, name: str, tensor: Tensor) -> str:
+def _unmet_by_tensor(path: FastPath, name: str, tensor: Tensor) -> Iterator[str]:
+    """The requirements on dtype, strides and device that one tensor does not meet."""
     takes = path.dtypes or (tensor.dtype,)
-    is_taken = tensor.dtype in takes
-    if is_taken or not tensor.is_floating_point():
-        return ""
-    names = [str(dtype).removeprefix("torch.") for dtype in takes]
-    found = str(tensor.dtype).removeprefix("torch.")
-    return f"{name} is {found}; it takes {', '.join(names)}"
-
-
-def _of_layout(path: FastPath, name: str, tensor: Tensor) -> str:
-    if name not in path.contiguous or tensor.is_contiguous():
-        return ""
-    shape, stride = tuple(tensor.shape), tensor.stride()
-    return f"{name} of shape {shape} has strides {stride}; pass {name}.contiguous()"
-
-
-def _of_device(path: FastPath, name: str, tensor: Tensor) -> str:
+    if tensor.is_floating_point() and tensor.dtype not in takes:
+        yield f"{name} is {dtype_name(tensor.dtype)}; it takes {', '.join(map(dtype_name, takes))}"
+    if name in path.contiguous and not tensor.is_contiguous():
+        shape, stride = tuple(tensor.shape), tensor.stride()
+        yield f"{name} of shape {shape} has strides {stride}; pass {name}.contiguous()"
     if tensor.is_cuda and path.min_sm:
         major, minor = torch.cuda.get_device_capability(tensor.device)
         capability = 10 * major + minor
         if capability < path.min_sm:
-            return f"{name} is on a GPU of sm_{capability}, it needs sm_{path.min_sm}; call {path.replaces.__name__}"
+            yield f"{name} is on a GPU of sm_{capability}, it needs sm_{path.min_sm}; call {path.replaces.__name__}"
     on_cpu = tensor.device.type == "cpu"
     if on_cpu and path.source.kernels and not _interprets():
-        return f"{name} is on the CPU; move it to a GPU, or set TRITON_INTERPRET=1 before the kernels are imported"
-    return ""
+        yield f"{name} is on the CPU; move it to a GPU, or set TRITON_INTERPRET=1 before the kernels are imported"
 
 
 def _interprets() -> bool:
@@ -146,14 +127,17 @@ class _Call:
     signature: inspect.Signature
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Raise FastPathError when the launcher may not run."""
+        """Raise FastPathError when the launcher may not run: not on shards, or not with these arguments."""
         path, size = self.path, tp_size()
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         if size > 1:
-            tensors = [value for value in bound.arguments.values() if isinstance(value, Tensor)]
-            dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors if tensor.is_floating_point()}
-            _check_on_shards(path, size, frozenset() if path.dtypes else frozenset(dtypes))
+            where = f"was called where tensors are shards of {size} ranks; call {path.replaces.__name__} there"
+            if not path.is_tp_aware:
+                raise FastPathError(f"fast path {path.name} is not TP-aware (tp={path.tp}) and {where}")
+            dtypes = frozenset() if path.dtypes else _floating_dtypes(bound.arguments.values())
+            if not is_certified(path, tp=size, dtypes=dtypes):
+                raise FastPathError(f"{uncertified(path, tp=size, dtypes=dtypes)}; it {where}")
         why = requirements(path, bound.arguments)
         if why:
             raise FastPathError(f"fast path {path.name}: {why}")
@@ -164,13 +148,10 @@ class _Call:
         return bound.arguments.get("exchange")
 
 
-def _check_on_shards(path: FastPath, size: int, dtypes: frozenset[str]) -> None:
-    """Raise FastPathError unless it was proved for the shards of so many ranks, and for these element types."""
-    where = f"was called where tensors are shards of {size} ranks; call {path.replaces.__name__} there"
-    if not path.is_tp_aware:
-        raise FastPathError(f"fast path {path.name} is not TP-aware (tp={path.tp}) and {where}")
-    if not is_certified(path, tp=size, dtypes=dtypes):
-        raise FastPathError(f"{uncertified(path, tp=size, dtypes=dtypes)}; it {where}")
+def _floating_dtypes(values: Iterable[Any]) -> frozenset[str]:
+    """Names of the element types of the floating-point tensors among the values."""
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    return frozenset(dtype_name(tensor.dtype) for tensor in tensors if tensor.is_floating_point())
 
 
 def _guarded(call: _Call, launcher: Callable[..., Any]) -> Callable[..., Any]:

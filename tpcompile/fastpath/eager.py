@@ -49,7 +49,7 @@ class _Ban(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Without it Dynamo compiles nothing inside."""
+        """True: below a mode that does not say so, Dynamo compiles nothing."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -142,7 +142,7 @@ def _refuse(exchange: Exchange | None, text: str) -> None:
 
 
 def _publish(store: RankStore, name: str, number: int, text: str) -> None:
-    """Under the name of an exchange, the last refusal; and that there is one with the number of the call."""
+    """Store the last refusal under the name of an exchange, and a mark under the number of the call."""
     store.put(f"{store.rank}/{name}", _Refusal(number=number, text=text).model_dump(mode="json"))
     store.put(f"{store.rank}/{name}/{number}", True)
 

@@ -89,6 +89,11 @@ class FastPath:
         return f"{self.name} (tp {self.tp}, source {self.source.sha256}) at {self.line}"
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """`bfloat16` for torch.bfloat16, as certificates and tables of measurements have it."""
+    return str(dtype).removeprefix("torch.")
+
+
 def registered() -> dict[str, FastPath]:
     """All fast paths of this process by name."""
     return dict(_REGISTERED)

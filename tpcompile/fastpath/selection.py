@@ -23,7 +23,7 @@ from tpcompile.evidence.records import Frozen
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
 from tpcompile.fastpath.certificate import device_kind, uncertified
 from tpcompile.fastpath.measured import Decision, Ratio, ShapeClass, choose, shipped_table
-from tpcompile.fastpath.registry import FastPath, registered
+from tpcompile.fastpath.registry import FastPath, dtype_name, registered
 from tpcompile.ranks.agree import agree
 from tpcompile.ranks.store import RankStore
 from tpcompile.sink import Sink
@@ -137,7 +137,7 @@ def _registered(name: str) -> FastPath | None:
 
 def takes(path: FastPath, dtype: str) -> bool:
     """True when the fast path accepts that element type."""
-    return not path.dtypes or dtype in {str(each).removeprefix("torch.") for each in path.dtypes}
+    return not path.dtypes or dtype in map(dtype_name, path.dtypes)
 
 
 class Selection:

@@ -23,6 +23,7 @@ from tpcompile.fastpath.hashing.walk import Walk
 from tpcompile.torch_api import kernels as torch_kernels
 
 _MOST_WALKS = 5
+"""Walks after which the last one counts, should the effects that they find never settle."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def checked(launcher: Callable[..., Any]) -> FunctionType:
 
 
 def _walked(launcher: Any, references: list[Any], *, own: str, is_told: bool) -> Walk:
-    """Again until it is known all along what the program changes while it runs."""
+    """Walk again until two walks find the same effects: what the program changes decides what the walk reads."""
     changes = Effects()
     for _ in range(_MOST_WALKS):
         walk = Walk(own, changes=changes, is_told=is_told)

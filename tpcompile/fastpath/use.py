@@ -39,7 +39,7 @@ class Use:
     item: Item
     """Its name, the graph, and the innermost line outside of torch and of our wrappers."""
     stack: Stack = ()
-    """Empty where it is not known."""
+    """Frames of the call, outermost first; empty where they are not known."""
 
     @property
     def name(self) -> str:

@@ -44,7 +44,7 @@ class _Cut:
 
 
 class Sources:
-    """For each tensor, the names of the parameters that its value depends on."""
+    """Names of the parameters that the value of each tensor depends on."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._known: Any = WeakTensorKeyDictionary()

@@ -103,30 +103,24 @@ def _view(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
     return replace(found, replicated_rows=(0, new_size) if is_all_of_it else None)
 
 
-def _order_of_dims(step: Step, x: Tensor) -> list[int | None]:
-    """For each dim of the result, the dim of `x` that it is; None for a new one."""
+@view("aten.permute", "aten.movedim", "aten.transpose", "aten.t", "aten.unsqueeze", "aten.expand")
+def _reordered(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
+    """The shard after dims were put in a new order, or new ones were added; movedim is not followed."""
+    if step.name == "aten.movedim":
+        return shard.with_dim(None)
+    # For each dim of the result, the dim of `x` that it is; None for a new one.
     order: list[int | None] = list(range(x.dim()))
     if step.name == "aten.permute":
-        return [dim % x.dim() for dim in step.arg(1, "dims")]
-    if step.name == "aten.t":
-        return order[::-1]
-    if step.name == "aten.transpose":
+        order = [dim % x.dim() for dim in step.arg(1, "dims")]
+    elif step.name == "aten.t":
+        order.reverse()
+    elif step.name == "aten.transpose":
         first, second = step.arg(1, "dim0"), step.arg(2, "dim1")
         order[first], order[second] = order[second], order[first]
     elif step.name == "aten.unsqueeze":
         order.insert(step.arg(1, "dim") % (x.dim() + 1), None)
-    elif step.name == "aten.expand":
-        order[:0] = [None] * (step.out.dim() - x.dim())
-    else:
-        assert step.name == "aten.movedim"
-        order = []  # not followed
-    return order
-
-
-@view("aten.permute", "aten.movedim", "aten.transpose", "aten.t", "aten.unsqueeze", "aten.expand")
-def _reordered(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """Dims in a new order, and new ones."""
-    order = _order_of_dims(step, x)
+    else:  # expand adds dims in front
+        order = [*[None] * (step.out.dim() - x.dim()), *order]
     if shard.dim not in order:
         return shard.with_dim(None)
     return replace(shard, dim=order.index(shard.dim))
@@ -192,13 +186,13 @@ def declared_rows(spec: ShardSpec, tp: int) -> Rows | None:
 
 @view("aten.index_select")
 def _along_dim(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """Along the sharded dim every rank chooses from its own shard; other dims stay."""
+    """The shard, whose dim is lost along which every rank chooses from its own rows."""
     return shard.keep_dim_if(step.dim_at(1) != shard.dim)
 
 
 @view("aten.cumsum", "aten.logcumsumexp", "aten.cumprod")
 def _running(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """Along the sharded dim every rank starts again; counts of local values are intended."""
+    """A cumulative op starts again on every rank along the sharded dim; that of integers is taken for a local count."""
     if step.dim_at(1) != shard.dim:
         return shard
     if not x.is_floating_point():
@@ -209,7 +203,7 @@ def _running(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
 
 @view("aten.flip", "aten.roll")
 def _moved_around(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """Along the sharded dim, elements should move to and from other ranks."""
+    """A flip or roll of the sharded dim lacks the elements of other ranks."""
     named = step.arg(1 if step.name == "aten.flip" else 2, "dims", ()) or range(x.dim())
     dims = [named] if isinstance(named, int) else named
     moved = {d % x.dim() for d in dims}
@@ -244,7 +238,7 @@ def _pooled(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
 
 @view("aten.repeat", "aten.as_strided", "aten.diagonal", "aten.unfold")
 def _rearranged(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """Followed while no size changes."""
+    """The shard, whose dim is lost where a size changes."""
     return shard.keep_dim_if(step.out.shape == x.shape)
 
 
@@ -294,7 +288,7 @@ def _joined(step: Step) -> Result:
 
 
 def _joined_rows(step: Step, dim: int | None) -> Rows | None:
-    """From the first to the last replicated row; `dim` is None where others than the sharded one are joined."""
+    """The rows from the first to the last replicated one; `dim` is None where a dim is joined that is not sharded."""
     start = 0
     found: list[int] = []
     for tensor in step.arg(0, "tensors"):

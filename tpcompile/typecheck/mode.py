@@ -244,9 +244,9 @@ class SpmdTypeMode(TorchDispatchMode):
         if step.is_judged and is_followed:
             self.num_judged += 1
         else:
-            self._lost_at(step)
+            self._note_not_followed(step)
 
-    def _lost_at(self, step: Step) -> None:
+    def _note_not_followed(self, step: Step) -> None:
         if not self.not_followed_since:
             self.not_followed_since = f"{user_function() or step.name} {step.site_of().short}"
 
@@ -264,7 +264,7 @@ class SpmdTypeMode(TorchDispatchMode):
             self._types[base] = of_base(old, kept)
             was_known = "U" not in (old.kind, kept.kind)
             if was_known and self._types[base].kind == "U":
-                self._lost_at(step)
+                self._note_not_followed(step)
 
     def _of_dtensor(self, tensor: DTensor) -> SpmdType:
         """Its placement over the checked group; torch keeps its gradient right."""

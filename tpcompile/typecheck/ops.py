@@ -5,7 +5,7 @@ SAME_VALUE = {
     "_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd",
 }  # fmt: skip
 WAITS = {"_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"}
-"""Of `SAME_VALUE`, those that wait for a collective or pass its result on: neither is a use of it."""
+"""Ops of `SAME_VALUE` that wait for a collective or pass its result on: neither is a use of it."""
 VIEWS = {
     "aten.view", "aten._unsafe_view", "aten.reshape", "aten._reshape_alias", "aten.unsqueeze", "aten.squeeze",
     "aten.expand", "aten.transpose", "aten.t", "aten.permute", "aten.movedim", "aten.select", "aten.unbind",

@@ -37,6 +37,7 @@ _OF_WHOLE = {"all_reduce", "all_gather_single", "reduce_scatter_single", "copy_t
 """Wrappers that take the value for one of the whole tensor; any other call may bring it where it belongs."""
 
 CARRIED, COMPLETED, LOST, WRONG = "carried", "completed", "lost", "wrong"
+"""What an op makes of a pending value: another pending one, a right one, one that is not followed, or a violation."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,13 @@ class _Follow:
 
     carried: Set[str]
     completed: Set[str]
-    """Beside a value of this rank's own, such as what the ranks before it have."""
+    """Ops that complete it beside a value of this rank's own, such as what the ranks before it have."""
     scaled: bool = False
     """Products with values that are equal on all ranks carry it as well."""
     lost: Set[str] = frozenset()
-    """Side by side with the statistic that a local value is merged by, it is not followed."""
+    """Ops after which it is not followed: they put it beside the statistic that local values are merged by."""
     lost_with_partial: Set[str] = frozenset()
-    """With a partial operand, as where two ranks' results are merged, it is not followed."""
+    """Ops after which it is not followed if an operand is partial, as where two ranks' results are merged."""
 
 
 _FOLLOWS = {
@@ -112,7 +113,7 @@ def _followed(step: Step, follow: _Follow) -> str:
 
 
 def _running(step: Step, pending: Pending) -> str:
-    """As any kind; the last place is the total of the shard, which other ranks may need."""
+    """As `_followed`; but the last place is the total of the shard, which other ranks may need."""
     argument = {"aten.slice": "start", "aten.narrow": "start", "aten.select": "index"}.get(step.name)
     if argument is not None and step.dim_at(1) == step.type_at(0).dim:
         last = step.args[0].shape[step.dim_at(1)] - 1

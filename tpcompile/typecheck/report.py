@@ -17,7 +17,7 @@ class OnSomeRanks:
     why: str = ""
     fix: str = ""
     collective: Site | None = None
-    """Where the collective is whose backward the op may run on some ranks alone; None where there is none."""
+    """Line of the collective whose backward the op may run on some ranks alone; None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class Report:
     """Ops and collectives that ran, summed over the ranks; 0 means that nothing was checked."""
     violations: tuple[Violation, ...]
     num_judged: int = 0
-    """Those of them whose types are known, so that a fault in them would have been found."""
+    """Ops whose types are known, so that a fault in them would have been found."""
     not_followed_since: str = ""
     """The first op that no rule judges, or whose result has no known type, as `FunCopy at mlp.py:12`; empty when all
     were judged."""
     backward: frozenset[Site] = frozenset()
-    """Where the collectives are that run in the backward from the outputs."""
+    """Lines of the collectives that run in the backward from the outputs."""
 
     @property
     def finding(self) -> Violation | None:

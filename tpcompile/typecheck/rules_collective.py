@@ -32,10 +32,10 @@ _SUMS = ("sum", "avg")
 
 
 def over_different_group(step: Step) -> SpmdType:
-    """Over some of the ranks, copy_to_tp makes I fit for work that differs per rank; other calls are not followed.
+    """The type after a wrapper call over a group that is not the checked one; most calls are not followed.
 
-    But for a sum over ranks of which only this one is in the checked group, as along a different mesh axis: what is
-    partial stays partial.
+    copy_to_tp over some of the ranks makes I fit for work that differs per rank. A sum over ranks of which only this
+    one is in the checked group, as along a different mesh axis, leaves partial what is partial.
     """
     x = step.type_at(0)
     if step.name == "copy_to_tp":

@@ -29,6 +29,7 @@ _CAUSAL_PLACE = {
     "aten._scaled_dot_product_efficient_attention": 6,
     "aten._scaled_dot_product_cudnn_attention": 6,
 }
+"""Position of the argument `is_causal` in the schema of an attention; 5 in all others."""
 
 
 def einsum_type(step: Step, left: SpmdType, right: SpmdType, labels: tuple[str, str, str]) -> SpmdType:

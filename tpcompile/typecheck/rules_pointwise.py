@@ -30,7 +30,7 @@ _SHIFT_BY = {
 _SHIFTED = ("max", "min", "logsumexp")
 """Reductions whose sum with a value that is equal on all ranks is the reduction of the sums."""
 _SHIFTED_BY_NUMBERS = (*_SHIFTED, "mean")
-"""Not a mean plus a tensor, whose gradient depends on how the means are reduced."""
+"""The same with a number. A mean plus a tensor is left out: its gradient depends on how the means are reduced."""
 
 
 _NOT_JUDGED = {
@@ -113,7 +113,7 @@ def _power(step: Step) -> Result:
 
 @rule("aten.abs")
 def _absolute(step: Step) -> Result:
-    """Not linear, but the first half of isfinite: the op that reads the result is judged."""
+    """Partial stays partial, although abs is not linear: it is the first half of isfinite, and its reader is judged."""
     x = step.type_at(0)
     if x.is_partial_of("sum", "absolute"):
         return replace(x, op="absolute")

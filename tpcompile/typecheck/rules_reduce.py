@@ -17,9 +17,10 @@ from tpcompile.typecheck.step import Result, Step, rule
 
 _LINEAR = ("sum", "mean")
 _DIMS_PLACE = {"aten.linalg_vector_norm": 2, "aten.norm": 2, "aten.topk": 2}
+"""Position of the argument `dim` in the schema of a reduction; 1 in all others."""
 _DIMS_DEFAULT = {"aten.topk": -1, "aten.sort": -1, "aten.argsort": -1}
 _LOSS_REDUCTIONS = ("", "mean", "sum")
-"""By the integer that stands for a loss's `reduction` in aten."""
+"""Reduction of a loss, at the integer that stands for it in aten (at::Reduction: none, mean, sum)."""
 _MERGEABLE = ("aten._softmax", "aten._safe_softmax", "aten.softmax")
 """The ranks' results of these are merged by their log-sum-exp; those of norms are not."""
 _NORM = "takes the statistic of a norm"
@@ -27,7 +28,7 @@ _NORM = "takes the statistic of a norm"
 
 @rule(*PARTIAL_OF)
 def _reduced(step: Step) -> Result:
-    """Over the sharded dim the result is partial; over other dims it keeps its type."""
+    """The result is partial over the sharded dim, and of the operand's type over other dims."""
     if len(step.operands) > 1:  # aten.max(x, y) is elementwise
         return join(step, aligned(step))
     x, type_ = step.args[0], step.type_at(0)

@@ -58,11 +58,11 @@ class Pending:
     kind: str
     """What may be done with it: a name of the tables in pending.py."""
     violation: Violation
-    """By the op that made the value, where it is reported."""
+    """What is reported of any other use, at the op that made the value."""
     dim: int | None = None
     """The dim that it was made along."""
     op: str = ""
-    """Of gathered statistics: the reduction over the blocks that makes them one statistic."""
+    """The reduction over the blocks that makes gathered statistics one statistic; empty for other values."""
 
     def misused(self, how: str) -> Violation:
         """The violation of a use as if it were a value of the whole tensor; `how` says by what."""
@@ -96,7 +96,7 @@ class SpmdType:
     is_zero: bool = False
     """C: all elements are zero, so it may be added to any type."""
     scale: Scale | None = field(default=None, compare=False)
-    """Not of C and U: multiples of which tensors it is the sum of; None where it is a tensor of its own."""
+    """I, R, V and P: multiples of which tensors it is the sum of; None where it is a tensor of its own."""
     origin: Origin = field(default_factory=lambda: NOT_KNOWN, compare=False)
 
     def __str__(self) -> str:
@@ -145,11 +145,11 @@ class Types(tuple[SpmdType, ...]):
     __slots__ = ()
 
     def of_kind(self, *kinds: Kind) -> Types:
-        """Those of these kinds."""
+        """The types of these kinds."""
         return Types(t for t in self if t.kind in kinds)
 
     def without(self, kind: Kind) -> Types:
-        """Those of all other kinds."""
+        """The types of all other kinds."""
         return Types(t for t in self if t.kind != kind)
 
     def has(self, *kinds: Kind) -> bool:
@@ -158,7 +158,7 @@ class Types(tuple[SpmdType, ...]):
 
     @property
     def without_pending(self) -> Types:
-        """Those that are right as they are."""
+        """The types of values that are right as they are."""
         return Types(t for t in self if t.pending is None)
 
     @property
@@ -183,12 +183,12 @@ class Types(tuple[SpmdType, ...]):
 
     @property
     def with_gradient(self) -> Types:
-        """Those that a gradient flows back through."""
+        """The types that a gradient flows back through."""
         return Types(t for t in self if t.grad)
 
     @property
     def deciding(self) -> Types:
-        """Those that decide the gradient of the result: those with a gradient, or all when there is none."""
+        """The types that decide the gradient of the result: those with a gradient, or all when there is none."""
         return self.with_gradient or self
 
     @property
@@ -201,7 +201,7 @@ class Types(tuple[SpmdType, ...]):
 
     @property
     def shard(self) -> SpmdType:
-        """Of V only: the first, without its dim unless all are sharded alike."""
+        """The type of several V together: the first, without its dim unless all are sharded alike."""
         layouts = {(t.dim, t.left) for t in self}
         first = replace(self[0], is_masked=any(t.is_masked for t in self))
         return first.keep_dim_if(len(layouts) == 1)

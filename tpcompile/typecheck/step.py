@@ -45,7 +45,7 @@ class Step:
     """`namespace.op`, or the name of a collective wrapper."""
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    """Of a wrapper, the fields of its `Call`."""
+    """Keyword arguments of an op, the fields of its `Call` for a wrapper."""
     out: Any
     """What the op returned: a tensor, a sequence, or any other value."""
     type_of: Callable[[Tensor], SpmdType]

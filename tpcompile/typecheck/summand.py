@@ -24,7 +24,7 @@ class Summand:
     base: Base
     factor: Factor
     type_: SpmdType
-    """Of the value that it is a term of."""
+    """Type of the value that it is a term of."""
     world: int
 
     @property

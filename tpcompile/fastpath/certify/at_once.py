@@ -24,6 +24,7 @@ from tpcompile.torch_api.interpreted import patient
 _FACTORS = (3.0, 1.0)
 """Factors of the activations in each round; the last round is compared, so that words left by the one before show."""
 _SKEW_S = 0.005
+"""By how much ranks start apart in a round, so that kernels do wait for their peers."""
 _CPU_S = 10.0
 """Limit of a rank of a case, which takes 1 s; by the clock twenty times as long, for a rank that sleeps as it polls."""
 _MAX_POLLS = {"cpu": 2**11, "cuda": 2**22}
@@ -52,7 +53,10 @@ def at_once(*, num_rows: int, row_words: int, num_programs: int) -> OnRanks:
         device = next(value.device for value in ranks[0].values() if isinstance(value, Tensor))
         memories = [shared_words(size, device) for _ in ranks]
         sides = between(memories, num_rows=num_rows, row_words=row_words, num_programs=num_programs)
-        exchanges = [replace(side, state=_after(_BEFORE_STATE, side.state)) for side in sides]
+        exchanges = []
+        for side in sides:
+            state = torch.cat((side.state.new_tensor(_BEFORE_STATE), side.state))
+            exchanges.append(replace(side, state=state[len(_BEFORE_STATE) :]))
         run = _on_streams if device.type == "cuda" else _in_processes
         return run(call, ranks, exchanges)
 
@@ -79,11 +83,6 @@ def between(memories: list[Tensor], *, num_rows: int, row_words: int, **limits: 
         Exchange.between(addresses, rank=rank, num_rows=num_rows, row_words=row_words, memory=memory, **limits)
         for rank, memory in enumerate(memories)
     ]
-
-
-def _after(numbers: tuple[int, ...], state: Tensor) -> Tensor:
-    """The same values, behind those numbers in memory."""
-    return torch.cat((state.new_tensor(numbers), state))[len(numbers) :]
 
 
 def check_unused(exchange: Exchange) -> None:

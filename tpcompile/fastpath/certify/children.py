@@ -20,6 +20,7 @@ from tpcompile.errors import TpCompileError
 
 _FORK = multiprocessing.get_context("fork")
 _SLEEPING = 20
+"""Seconds by the clock for each second of CPU time, after which a child is ended that sleeps and uses none."""
 _TOO_LONG = "it did not end in its time"
 
 
@@ -55,20 +56,16 @@ def in_children(
         running += _started(left, jobs - len(running), cpu_s)
         if not running:
             return [ended[index] for index in sorted(ended)]
-        _wait_for_one(running)
-        for child in list(filter(_is_over, running)):
+        first_deadline = min(child.deadline for child in running)
+        wait([child.answer for child in running], timeout=max(0.0, first_deadline - time.monotonic()))
+        for child in list(running):
+            is_over = child.answer.poll() or time.monotonic() >= child.deadline
+            if not is_over:
+                continue
             ended[child.index] = _end_of(child)
             running.remove(child)
             if on_end is not None:
                 on_end(len(ended))
-
-
-def _wait_for_one(running: list[_Child]) -> None:
-    """Return when a child has answered, or its time is over."""
-    answers = [child.answer for child in running]
-    deadline = min(child.deadline for child in running)
-    time_left_s = deadline - time.monotonic()
-    wait(answers, timeout=max(0.0, time_left_s))
 
 
 def _started(left: Iterator[tuple[int, Callable[[], Any]]], number: int, cpu_s: float) -> list[_Child]:
@@ -96,10 +93,6 @@ def _run(call: Callable[[], Any], write: Connection, cpu_s: int) -> None:
         write.send(Ended(failure=str(error)))
     except BaseException as error:  # whatever a broken kernel raises is its result
         write.send(Ended(failure=f"{type(error).__name__}: {error}"))
-
-
-def _is_over(child: _Child) -> bool:
-    return child.answer.poll() or time.monotonic() >= child.deadline
 
 
 def _end_of(child: _Child) -> Ended:

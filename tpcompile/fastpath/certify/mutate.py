@@ -167,28 +167,19 @@ def _changed(node: ast.AST) -> Iterator[ast.AST | None]:
 
 
 def _changed_calls(call: ast.Call) -> Iterator[ast.AST]:
+    """The call left out or replaced, without its mask, and with two neighbouring arguments that are names swapped."""
     match call.func:
-        case ast.Attribute(value=value, attr=name):
-            yield from _changed_method(call, value, name)
+        case ast.Attribute(value=value, attr=name) if name in _DROPPED_CALLS:
+            yield value
+        case ast.Attribute(value=value, attr=name) if name in _REPLACED_CALLS:
+            replaced = ast.Attribute(value, _REPLACED_CALLS[name], ast.Load())
+            yield ast.Call(replaced, call.args, call.keywords)
         case ast.Name(id=name) if name not in vars(builtins) and len(call.args) == 1:
             yield call.args[0]
     for index, keyword in enumerate(call.keywords):
         if keyword.arg == "mask":
             without_mask = call.keywords[:index] + call.keywords[index + 1 :]
             yield ast.Call(call.func, call.args, without_mask)
-    yield from _swapped_arguments(call)
-
-
-def _changed_method(call: ast.Call, value: ast.expr, name: str) -> Iterator[ast.AST]:
-    if name in _DROPPED_CALLS:
-        yield value
-    if name in _REPLACED_CALLS:
-        replaced = ast.Attribute(value, _REPLACED_CALLS[name], ast.Load())
-        yield ast.Call(replaced, call.args, call.keywords)
-
-
-def _swapped_arguments(call: ast.Call) -> Iterator[ast.AST]:
-    """The call with two neighbouring arguments that are names swapped."""
     for index, pair in enumerate(itertools.pairwise(call.args)):
         first, second = pair
         if isinstance(first, ast.Name) and isinstance(second, ast.Name):

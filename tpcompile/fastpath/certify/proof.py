@@ -29,10 +29,10 @@ from tpcompile.fastpath.certificate import (
     power_of,
 )
 from tpcompile.fastpath.certify.children import in_children
-from tpcompile.fastpath.certify.measure import Prepared, Setting, check_refusals, prepared, ratios
 from tpcompile.fastpath.certify.mutate import ArgumentMutation, Mutation, argument_mutations, source_mutations
+from tpcompile.fastpath.certify.shard_errors import Prepared, Setting, check_refusals, prepared, ratios
 from tpcompile.fastpath.certify.trials import Call, Trial, trial_of
-from tpcompile.fastpath.registry import FastPath, TpSupport, registered
+from tpcompile.fastpath.registry import FastPath, TpSupport, dtype_name, registered
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _CPU_S = 1800.0
@@ -86,7 +86,10 @@ def certify(
     worst = _worst(path, results)
     power = known_power
     if power is None or not on_gpu:
-        everything = list(_mutations(path, trial, settings))
+        first_case = next(iter(trial.cases(min(2, max(setting.tp for setting in settings)))))
+        of_options = not path.source.kernels  # a library call has little source, and computes what its options say
+        everything: list[Mutation] = list(source_mutations(path.source.functions, of_options=of_options))
+        everything += argument_mutations(first_case)
         mutations = _missed(everything, known_power) if known_power else _spread(everything, num_mutations)
         survivors = _survivors(path, trial, known, mutations, jobs=jobs, cpu_s=30 + _LONGER * used_s)
         number = len(everything) if known_power else len(mutations)
@@ -102,7 +105,7 @@ def certify(
         triton=version("triton"),
         command=command,
         tp_sizes=tuple(sorted({setting.tp for setting in settings})),
-        dtypes=tuple(dict.fromkeys(str(setting.dtype).removeprefix("torch.") for setting in settings)),
+        dtypes=tuple(dict.fromkeys(dtype_name(setting.dtype) for setting in settings)),
         num_cases=len(results),
         worst=worst,
         power=power,
@@ -182,12 +185,6 @@ def _results(path: FastPath, trial: Trial, known: Iterable[Prepared]) -> Iterato
             raise DivergenceError(f"{error}, in {one}") from error
 
 
-def _mutations(path: FastPath, trial: Trial, settings: Sequence[Setting]) -> Iterator[Mutation]:
-    yield from source_mutations(path.source.functions, of_options=not path.source.kernels)
-    largest = max(setting.tp for setting in settings)
-    yield from argument_mutations(next(iter(trial.cases(min(2, largest)))))
-
-
 def _spread(mutations: list[Mutation], number: int | None) -> list[Mutation]:
     if number is None or number >= len(mutations):
         return mutations
@@ -260,7 +257,7 @@ def _spoiled(trial: Trial, mutation: ArgumentMutation) -> Trial:
 
 
 def _prepare(path: FastPath) -> None:
-    """Before children are forked: one thread, all of torch imported, and bfloat16 rounded as on GPUs.
+    """Prepare this process for forks: one thread, all of torch imported, and bfloat16 rounded as on GPUs.
 
     The backward has to come first: after tracing with a fake GPU autograd would start a thread for that device, and a
     process forked from one with such a thread could run no backward.

@@ -11,6 +11,7 @@ from types import FunctionType
 from tpcompile.fastpath.hashing.trees import CHANGES, body_of, changed_in
 
 _MAKES = frozenset({"__init__", "__new__", "__post_init__", "__set_name__", "__setstate__"})
+"""Methods that make an object: what they store is the object, not a change of one that was made before."""
 
 
 @dataclass

@@ -149,10 +149,9 @@ class Walk:
             return key if statements else ""
         self.parts[key] = text_of(statements)
         value = vars(sys.modules[module]).get(name)
-        everywhere = [(module, statements), *definitions.changing_elsewhere(value, self._own_modules)]
-        for place, each in everywhere:
+        for place, each in [(module, statements), *definitions.changing_elsewhere(value, self._own_modules)]:
             self.parts[f"{key} in {place}"] = text_of(each)
-            self._found(key, self._in_module(place).statements(each), own=(module, name))
+            self._found(key, Names(vars(sys.modules[place]), self._libraries).statements(each), own=(module, name))
         return key
 
     def _follow(self, value: Any) -> None:
@@ -250,20 +249,17 @@ class Walk:
         if op:
             return self._op(op)
         if not self._libraries.have_class(kind):
-            return self._instance(value)
+            told = self.text(kind)
+            with self._inside(value, told):
+                shown = self._attributes(value)
+            if hasattr(value, "__wrapped__"):
+                shown.append(f"wraps {self.text(value.__wrapped__)}")
+            return f"{told}({', '.join(shown)})"
         if hasattr(value, "__wrapped__"):
             return f"{name_of(kind)} {self.text(value.__wrapped__)}"
         self._library(kind.__module__)
         with self._inside(value, name_of(kind)):
             return values.library_text(value, self.text)
-
-    def _instance(self, value: Any) -> str:
-        told = self.text(type(value))
-        with self._inside(value, told):
-            shown = self._attributes(value)
-        if hasattr(value, "__wrapped__"):
-            shown.append(f"wraps {self.text(value.__wrapped__)}")
-        return f"{told}({', '.join(shown)})"
 
     def _attributes(self, value: Any) -> list[str]:
         """Texts of the state of an object, without attributes that its methods change while the program runs."""
@@ -303,16 +299,14 @@ class Walk:
         return f"op {name}"
 
     def _custom_op(self, op: CustomOpDef) -> str:
-        name = torch_kernels.custom_op_name(op)
-        function = torch_kernels.custom_op_function(op)
+        name, function = torch_kernels.custom_op_name(op), torch_kernels.custom_op_function(op)
         if self._libraries.have(function.__module__):
             return self._library(f"{function.__module__}.{name}")
         self._known[id(op)] = f"op {name}", op
         self.ops.add(name)
         parts = [function, *torch_kernels.custom_op_backward(op)]
         self.parts[f"op {name}"] = ", ".join(map(self.text, parts))
-        others = torch_kernels.custom_op_others(op)
-        self._later += [(f"op {name}: {kind}", other) for kind, other in others.items()]
+        self._later += [(f"op {name}: {kind}", one) for kind, one in torch_kernels.custom_op_others(op).items()]
         return self.text(function)
 
     def _function(self, function: FunctionType) -> str:
@@ -350,7 +344,7 @@ class Walk:
         self.parts[key] = text_of(bodies)
         self._reference(key, Named("bases", (kind.__bases__, type(kind))))
         for body in bodies:
-            self._found(key, self._in_module(kind.__module__).class_body(body))
+            self._found(key, Names(vars(sys.modules[kind.__module__]), self._libraries).class_body(body))
         is_global = "<locals>" not in kind.__qualname__
         variable = (kind.__module__, kind.__qualname__.partition(".")[0]) if is_global else ("", "")
         changing = changing_attributes(kind, self._changes.used)
@@ -386,9 +380,6 @@ class Walk:
         if top not in STANDARD:
             self.libraries.add(top)
         return f"library {name}"
-
-    def _in_module(self, module: str) -> Names:
-        return Names(vars(sys.modules[module]), self._libraries)
 
     @functools.cached_property
     def _own_modules(self) -> list[str]:

@@ -21,7 +21,7 @@ from tpcompile.errors import DivergenceError, FastPathError
 from tpcompile.evidence.iterables import grouped
 from tpcompile.fastpath.certify.fences import fenced, fenced_allocations
 from tpcompile.fastpath.certify.trials import Case, Trial
-from tpcompile.fastpath.registry import FastPath
+from tpcompile.fastpath.registry import FastPath, dtype_name
 from tpcompile.layout import ShardSpec
 from tpcompile.numerics.error_ratio import error_of, relative
 
@@ -35,7 +35,7 @@ class Setting:
     device: torch.device
 
     def __str__(self) -> str:
-        return f"tp {self.tp}, {str(self.dtype).removeprefix('torch.')}"
+        return f"tp {self.tp}, {dtype_name(self.dtype)}"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,12 @@ class Prepared:
 
 def prepared(path: FastPath, cases: Iterable[tuple[Case, Setting]]) -> list[Prepared]:
     """Run the plain code before any mutation is in place, because the kernel may share code with it."""
-    known = [_prepared(path, case, setting) for case, setting in cases]
+    known = []
+    for case, setting in cases:
+        is_trained = path.autograd and not case.forward_only
+        exact = _results(_whole(path.replaces), case, torch.float64, setting, is_trained)
+        plain = _results(_whole(path.replaces), case, setting.dtype, setting, is_trained)
+        known.append(Prepared(case, setting, is_trained, exact, plain, usual={}))
     usual = {dtype: _usual_errors(group) for dtype, group in grouped(known, lambda one: one.setting.dtype).items()}
     return [replace(one, usual=usual[one.setting.dtype]) for one in known]
 
@@ -70,13 +75,6 @@ def _usual_errors(known: Iterable[Prepared]) -> dict[str, float]:
         for name, exact in one.exact.items():
             errors[name] += [relative(one.plain[name], exact)] if exact.numel() else []
     return {name: statistics.median(found or [0.0]) for name, found in errors.items()}
-
-
-def _prepared(path: FastPath, case: Case, setting: Setting) -> Prepared:
-    is_trained = path.autograd and not case.forward_only
-    exact = _results(_whole(path.replaces), case, torch.float64, setting, is_trained)
-    plain = _results(_whole(path.replaces), case, setting.dtype, setting, is_trained)
-    return Prepared(case, setting, is_trained, exact, plain, usual={})
 
 
 def ratios(path: FastPath, trial: Trial, known: Prepared) -> dict[str, float]:
@@ -107,6 +105,7 @@ Program = Callable[[dict[str, Any]], tuple[Tensor, ...]]
 
 
 def _whole(function: Callable[..., Any]) -> Program:
+    """The plain code as a program."""
     return lambda arguments: _tuple(function(**arguments))
 
 
@@ -163,7 +162,12 @@ def _results(program: Program, case: Case, dtype: torch.dtype, setting: Setting,
 
 
 def _gradients(outputs: Sequence[Tensor], leaves: Mapping[str, Any]) -> dict[str, Tensor]:
-    weighted = [(output.double() * _direction(output)).sum() for output in outputs]
+    """The gradients of a sum of the outputs with weights that differ for every element, equal for equal shapes."""
+    weighted = []
+    for output in outputs:
+        generator = torch.Generator().manual_seed(output.numel())
+        weights = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output.device)
+        weighted.append((output.double() * weights).sum())
     sum(weighted[1:], weighted[0]).backward()
     found = {}
     for name, leaf in leaves.items():
@@ -178,12 +182,6 @@ def _leaf(value: Any, dtype: torch.dtype, device: torch.device, *, needs_grad: b
     if not value.is_floating_point():
         return value.to(device)
     return value.detach().to(device, dtype).requires_grad_(needs_grad)
-
-
-def _direction(output: Tensor) -> Tensor:
-    """Weights that differ for every element, equal for equal shapes."""
-    generator = torch.Generator().manual_seed(output.numel())
-    return torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output.device)
 
 
 def _tuple(outputs: Any) -> tuple[Tensor, ...]:

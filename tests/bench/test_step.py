@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpcompile.bench.profiled import Span, summary
+from tpcompile.bench.step import Span, summary
 
 
 def test_only_the_part_that_no_other_kernel_overlaps_is_exposed() -> None:

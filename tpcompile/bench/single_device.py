@@ -123,7 +123,7 @@ class Expected:
         return _worst(ratios | self._of_gradients(got.grads or {}))
 
     def _of_gradients(self, got: Mapping[str, Tensor | None]) -> dict[str, float]:
-        """Of the input and the first layer; a rank's slice is measured by the error of the whole tensor, too."""
+        """Gradient -> its error ratio: the input, and this rank's slices of the first layer's parameters."""
         if not got:
             return {}
         ratios = {"grad input": _ratio(got["input"], self._single["grad input"], self._exact["grad input"])}
