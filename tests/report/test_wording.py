@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.report import samples
-from tpcompile.evidence.records import RankGroup, UserLine, value_item
+from tpcompile.evidence.records import Lead, RankGroup, UserLine, value_item
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.report import github, junit, terminal, wording
@@ -87,3 +87,12 @@ def test_every_report_has_the_cause() -> None:
     terminal.render(found, console)
     texts = [console.file.getvalue(), junit.render(found), github.summary(found)]  # type: ignore[attr-defined]
     assert all(Cause.STRIDE.value in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("cause", "do_first", "slugs"),
+    [(Cause.RANK_BRANCH, "Move it.", ["rank-branch"]), (Cause.KILLED, "", []), (Cause.UNKNOWN, "Look at it.", [])],
+)
+def test_a_cause_with_advice_is_explained_by_a_command(cause: Cause, do_first: str, slugs: list[str]) -> None:
+    lead = Lead(cause=cause, says="it differs", do_first=do_first)
+    assert [text.rpartition(" ")[2] for text in wording.more_lines(lead)] == slugs

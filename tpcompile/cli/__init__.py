@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from tpcompile.cli import bench, compare, diagnose, ending, gate, passed_on, presets, run, version
+from tpcompile.cli import bench, compare, diagnose, ending, explain, gate, passed_on, presets, run, version
 
 app = typer.Typer(
     name="tpcompile",
@@ -26,6 +26,7 @@ app.command("certify", add_help_option=False, context_settings=_PASSED_ON)(passe
 app.command("gate")(gate.gate)
 app.command("compare")(compare.compare)
 app.command("diagnose")(diagnose.diagnose)
+app.command("explain", short_help="Explain a cause that a verdict names.")(explain.explain)
 app.command("fusion", add_help_option=False, context_settings=_PASSED_ON)(passed_on.fusion)
 app.command("typecheck", add_help_option=False, context_settings=_PASSED_ON)(passed_on.typecheck)
 app.command("verify-win", add_help_option=False, context_settings=_PASSED_ON)(passed_on.verify_win)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records.causes import Cause
@@ -34,25 +35,32 @@ def groups() -> dict[str, list[Cause]]:
 def find(text: str) -> Cause:
     """The cause that is meant: its name in any case, its phrase, or a beginning of either that only one cause has.
 
-    Raises ConfigError, with close matches, for any other text.
+    Names come before phrases. Raises ConfigError, with close matches, for any other text.
     """
     wanted = _normal(text)
-    spellings = {_normal(spelling): cause for cause in Cause for spelling in (cause.slug, cause.value)}
-    if wanted in spellings:
-        return spellings[wanted]
-    begun = {cause for spelling, cause in spellings.items() if wanted and spelling.startswith(wanted)}
+    names = {_normal(cause.slug): cause for cause in Cause}
+    phrases = {_normal(cause.value): cause for cause in Cause}
+    found = {**phrases, **names}.get(wanted)
+    if found is not None:
+        return found
+    begun = _begun(names, wanted) or _begun(phrases, wanted)
     if len(begun) == 1:
-        return begun.pop()
-    close = sorted(cause.slug for cause in begun) or _close(wanted, spellings)
-    matches = f"; close: {', '.join(close[:_MAX_MATCHES])}" if close else ""
+        return begun[0]
     problem = "several causes begin with" if begun else "no cause is called"
-    raise ConfigError(f"{problem} {text!r}{matches}; `tpcompile explain` lists all")
+    matches = begun or _close(wanted, {**phrases, **names})
+    listed = f": {', '.join(cause.slug for cause in matches)}" if matches else ""
+    raise ConfigError(f"{problem} {text!r}{listed}; `tpcompile explain` lists all")
 
 
-def _close(wanted: str, spellings: dict[str, Cause]) -> list[str]:
-    """Names whose spelling is close to what was typed, the closest first."""
-    matches = difflib.get_close_matches(wanted, list(spellings), n=2 * _MAX_MATCHES, cutoff=0.5)
-    return list(dict.fromkeys(spellings[match].slug for match in matches))
+def _begun(spellings: Mapping[str, Cause], wanted: str) -> list[Cause]:
+    """The causes whose spelling begins so."""
+    return [cause for spelling, cause in spellings.items() if wanted and spelling.startswith(wanted)]
+
+
+def _close(wanted: str, spellings: Mapping[str, Cause]) -> list[Cause]:
+    """Causes whose spelling is close to what was typed, the closest first."""
+    matches = difflib.get_close_matches(wanted, list(spellings), n=_MAX_MATCHES, cutoff=0.5)
+    return list(dict.fromkeys(spellings[match] for match in matches))
 
 
 def _normal(text: str) -> str:
