@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.ranks]
 PROGRAMS = {program.name: program for program in declared()}
 WITHOUT = {
     Cause.AUTOTUNE: "timings decide; tests/faults/planted/compiling.py forces the choice",
+    Cause.COMPILER_PASS: "equal ranks share a compiled result; tests/faults/planted/compiling.py has passes",
     Cause.FUSION_REGRESSED: "between two versions of a program: tests/gate/test_fusion.py",
     Cause.COMMUNICATION: "what a rank sees of a peer that left no evidence: tests/gate/test_failure.py",
     Cause.NEVER_ARRIVED: "needs a limit that a slow rank exceeds: tests/faults/planted/process.py sets it to 6 s",
@@ -46,7 +47,7 @@ def test_the_advice_turns_red_into_green(name: str, played: Any) -> None:
         assert (followed["exit_code"], followed["taints"]) == (0, []), followed["says"]
 
 
-@pytest.mark.parametrize("cause", LISTED)
+@pytest.mark.parametrize("cause", sorted(LISTED))
 def test_what_is_no_fault_is_listed_and_gone_with_what_the_page_says(cause: Cause, played: Any) -> None:
     row = played[cause.slug]
     assert row["as it is"]["exit_code"] == 0 and cause in row["as it is"]["listed"]
