@@ -7,7 +7,19 @@ from __future__ import annotations
 
 import typer
 
-from tpcompile.cli import bench, compare, diagnose, ending, explain, gate, passed_on, presets, run, version
+from tpcompile.cli import (
+    bench,
+    compare,
+    diagnose,
+    doctor,
+    ending,
+    explain,
+    gate,
+    passed_on,
+    presets,
+    run,
+    version,
+)
 
 app = typer.Typer(
     name="tpcompile",
@@ -26,6 +38,7 @@ app.command("certify", add_help_option=False, context_settings=_PASSED_ON)(passe
 app.command("gate")(gate.gate)
 app.command("compare")(compare.compare)
 app.command("diagnose")(diagnose.diagnose)
+app.command("doctor", short_help="Look at this machine: what is missing, what to do.")(doctor.doctor)
 app.command("explain", short_help="Explain a cause that a verdict names.")(explain.explain)
 app.command("fusion", add_help_option=False, context_settings=_PASSED_ON)(passed_on.fusion)
 app.command("typecheck", add_help_option=False, context_settings=_PASSED_ON)(passed_on.typecheck)

@@ -12,6 +12,7 @@ fact_judge.py     facts of all ranks -> checks and divergences
 conclusion.py     checks -> verdict
 differences.py    values of one key by rank -> a named difference
 locate.py         first element in which two ranks' tensors differ
+machine.py        what torch knows of this machine, as JSON, for `tpcompile doctor`
 fact_exchange.py  digests through the store, details on difference, one judge
 """
 
