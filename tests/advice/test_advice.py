@@ -32,7 +32,7 @@ WITHOUT = {
 @pytest.fixture(scope="module")
 def played() -> Any:
     """What became of each program; all of them in one process."""
-    ended = run_python(["-m", "tests.advice.played"])
+    ended = run_python(["-m", "tests.advice.played"], timeout_s=280.0)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return json.loads(ended.stdout)
 
