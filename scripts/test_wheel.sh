@@ -49,6 +49,7 @@ expect() {
 
 expect 0 "$folder/venv/lib" python -c 'import tpcompile; print(tpcompile.__file__)'
 expect 0 'PASS' tpcompile gate --device cpu --nproc 2 --mode C
+expect 0 '# rank-dependent branch' tpcompile explain rank-branch
 expect 1 'rank-dependent constant' tpcompile gate --device cpu --nproc 2 --mode C --fault get_rank_constant --set compile.backend=aot_eager
 expect 1 'scale == 1 / 2' torchrun --nproc-per-node 2 captured.py
 expect 0 'PASS' tpcompile diagnose jobs/training

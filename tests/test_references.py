@@ -26,8 +26,9 @@ PASSED_ON = {
 OF_OTHERS = {
     "--standalone", "--nproc-per-node", "--no-python", "--nnodes", "--max-restarts", "--ntasks", "--kill-on-bad-exit",
     "--pty", "--pid", "--pdb", "--trace", "--timeout", "--durations", "--fast", "--gpus-per-task",
+    "--master-port", "--shm-size", "--ipc",
 }  # fmt: skip
-"""Flags of torchrun, srun, py-spy, pytest and scripts/test.sh."""
+"""Flags of torchrun, srun, py-spy, pytest, docker and scripts/test.sh."""
 
 
 def options(command: object) -> set[str]:

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.advice.inventory import sentences
-from tests.advice.played import declared
+from tests.advice.pages import example
 from tests.advice.test_recompiles import WAYS
 from tests.advice.test_typecheck import OWN, REPAIRS
 from tpcompile.evidence.digests import recompiles
+from tpcompile.evidence.judgement.rank_taint import SUGGESTIONS
+from tpcompile.evidence.records.causes import Cause
 
 ROOT = Path(__file__).parents[2]
 NO_GPU, KNOWN = "tests/fusion/test_no_gpu.py::test_what_is_proposed_makes_one_launch", "tests/fusion/test_no_gpu.py"
@@ -22,15 +24,11 @@ TWINS = "tests/typecheck/test_realistic.py::test_a_correct_module_raises_no_alar
 ELSEWHERE = {
     "The graph breaks in {}: move the call out": EXPECTED,
     "Remove the breaks that are not meant": EXPECTED,
-    "Broadcast the batch from one rank": "tests/preflight/test_handshake.py::test_the_advice_turns_red_into_green",
-    "Broadcast the weights from one rank": "tests/preflight/test_handshake.py::test_the_advice_turns_red_into_green",
     "fullgraph=True does not help: Dynamo skips": SKIPPED,
     "free it, or set TORCHINDUCTOR_CACHE_DIR": "tests/gate/test_machine.py::test_with_room_the_same_run_passes",
     "async TP: config._micro_pipeline_tp": f"{KNOWN}::test_vllm_27699_with_async_tp_what_lies_between_two_matmuls_"
     "stays_one_kernel",
     "{} before the compile": f"{KNOWN}::test_nemo_2987_what_is_proposed_helps",
-    "Make all ranks take the same branch there": "tests/sentinel/test_executed.py::test_a_branch_that_all_ranks_"
-    "decide_from_an_agreed_value_is_green",
     "F.linear or x @ weight": f"{KNOWN}::test_nemo_2987_what_is_proposed_helps",
     "config.triton.cooperative_reductions": f"{KNOWN}::test_pytorch_161138_a_reduction_in_two_stages_and_what_is_"
     "proposed_helps",
@@ -66,7 +64,7 @@ WORDS = {"use what it returns: x = {}(x, ...)": "use what it returns", "pass src
 
 def unproven() -> set[str]:
     """Sentences without a program."""
-    played = {program.sentence for program in declared()}
+    played = {fix.says for shown in map(example, Cause) if shown for fix in shown.fixes} | set(SUGGESTIONS.values())
     ways = {recompiles.ADVICE[way.kind][way.number] for way in WAYS}
     repairs = [repair.says for repair in (*REPAIRS, *OWN)]
     found = set()

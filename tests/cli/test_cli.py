@@ -236,6 +236,7 @@ tpcompile.cli.main()
         (["--help"], 0),
         (["presets"], 0),
         (["version"], 0),
+        (["explain", "rank-branch"], 0),
         (["gate", "--nproc", "3", "--device", "cpu"], 2),
         (["diagnose", str(JOBS / "stride")], 1),
         (["report", str(JOBS / "stride"), "--html", "/dev/null"], 0),

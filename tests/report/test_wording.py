@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tests.report import samples
 from tpcompile.evidence.logs.diagnose import diagnose
-from tpcompile.evidence.records import RankGroup, UserLine, value_item
+from tpcompile.evidence.records import Lead, RankGroup, UserLine, value_item
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.report import github, junit, lines, terminal, wording
@@ -102,3 +102,12 @@ def test_the_guard_that_explains_a_collective_stands_beside_the_cause() -> None:
 @pytest.mark.parametrize("job", ["training_scale", "stride", "cold_shared"])
 def test_a_finding_that_is_a_guard_itself_does_not_say_it_twice(job: str) -> None:
     assert wording.guard_line(diagnose([JOBS / job])) == ""
+
+
+@pytest.mark.parametrize(
+    ("cause", "do_first", "slugs"),
+    [(Cause.RANK_BRANCH, "Move it.", ["rank-branch"]), (Cause.KILLED, "", []), (Cause.UNKNOWN, "Look at it.", [])],
+)
+def test_a_cause_with_advice_is_explained_by_a_command(cause: Cause, do_first: str, slugs: list[str]) -> None:
+    lead = Lead(cause=cause, says="it differs", do_first=do_first)
+    assert [text.rpartition(" ")[2] for text in wording.more_lines(lead)] == slugs

@@ -7,7 +7,21 @@ from __future__ import annotations
 
 import typer
 
-from tpcompile.cli import bench, compare, diagnose, docs, ending, gate, passed_on, presets, report, run, version
+from tpcompile.cli import (
+    bench,
+    compare,
+    diagnose,
+    docs,
+    doctor,
+    ending,
+    explain,
+    gate,
+    passed_on,
+    presets,
+    report,
+    run,
+    version,
+)
 
 app = typer.Typer(
     name="tpcompile",
@@ -24,8 +38,10 @@ _COMMANDS = (
     ("run", run.run, "Run a job without editing it; a verdict at the end."),
     ("diagnose", diagnose.diagnose, "Compare ranks offline, from TORCH_TRACE logs."),
     ("gate", gate.gate, "CI: one graph and equal guards on all ranks, or red."),
+    ("explain", explain.explain, "Explain a cause that a verdict names."),
     ("report", report.report, "Make one HTML page of a run."),
     ("compare", compare.compare, "Compare the ranks of a finished run again."),
+    ("doctor", doctor.doctor, "Look at this machine: what is missing, what to do."),
     ("typecheck", passed_on.typecheck, "Follow partial and sharded values in a module."),
     ("fusion", passed_on.fusion, "Show kernels, what did not fuse and why."),
     ("verify-win", passed_on.verify_win, "Measure eager and each mode of torch.compile."),

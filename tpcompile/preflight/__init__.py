@@ -9,6 +9,7 @@ fingerprint.py    tensor -> text equal exactly when the bits are
 fact_judge.py     facts of all ranks -> checks and divergences
 conclusion.py     values of one key by rank -> a named difference; differences -> checks -> verdict
 locate.py         first element in which two ranks' tensors differ
+machine.py        what torch knows of this machine, as JSON, for `tpcompile doctor`
 fact_exchange.py  digests through the store, details on difference, one judge
 """
 

@@ -16,6 +16,7 @@ from tpcompile.report.wording import (
     headline,
     item_text,
     more_alike,
+    more_lines,
     outcome,
     plain,
     red_by_kind,
@@ -46,10 +47,10 @@ def lines(verdict: Verdict, *, command: str) -> list[str]:
 
 
 def last_lines(verdict: Verdict, summary: str = "") -> list[str]:
-    """The outcome, and what to do first; alone with the whole summary."""
+    """The outcome, what to do first, and where there is more about the cause; alone with the whole summary."""
     advice = verdict.lead.do_first if verdict.lead else ""
-    end = [f"{outcome(verdict)}: {summary or verdict.summary}"]
-    return [*end, f"do first: {advice}"] if advice else end
+    do_first = [f"do first: {advice}"] if advice else []
+    return [f"{outcome(verdict)}: {summary or verdict.summary}", *do_first, *more_lines(verdict.lead)]
 
 
 def _check(check: Check) -> str:

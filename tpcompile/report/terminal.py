@@ -37,6 +37,7 @@ from tpcompile.report.wording import (
     item_text,
     mode_title,
     more_alike,
+    more_lines,
     outcome,
     plain,
     red_by_kind,
@@ -119,10 +120,11 @@ def body(verdict: Verdict, command: str, limits: Limits) -> Iterator[RenderableT
 
 
 def last_lines(verdict: Verdict, summary: str = "") -> list[Text]:
-    """The outcome and what to do first; alone with the whole summary."""
+    """The outcome, what to do first, and where there is more about the cause; alone with the whole summary."""
     style = "bold green" if verdict.exit_code == 0 else "bold red"
     outcome_line = line(f"{outcome(verdict)}: {summary or verdict.summary}", style)
-    return [outcome_line, *_do_first(verdict.lead, style)]
+    more = [line(text, "dim") for text in more_lines(verdict.lead)]
+    return [outcome_line, *_do_first(verdict.lead, style), *more]
 
 
 def _do_first(lead: Lead | None, style: str = "") -> list[Text]:

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from tpcompile.choices import TARGET
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.iterables import grouped
-from tpcompile.evidence.records import Check, Divergence, Item, ItemKind, UserLine, Verdict, items_of, ranks_of
+from tpcompile.evidence.records import Check, Divergence, Item, ItemKind, Lead, UserLine, Verdict, items_of, ranks_of
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.shortened import shortened, with_short_names
 from tpcompile.evidence.text.phrases import listed
@@ -124,6 +124,13 @@ def more_alike(alike: Sequence[Divergence], *, at_most: int = MAX_PLACES) -> lis
     places = listed(where, by="; ", at_most=at_most)
     text = f"and {len(others)} more like it, in {places}"
     return [text]
+
+
+def more_lines(lead: Lead | None) -> list[str]:
+    """The command that explains the cause, below what to do first; empty where no cause is known."""
+    if lead is None or not lead.do_first or lead.cause == Cause.UNKNOWN:
+        return []
+    return [f"more: tpcompile explain {lead.cause.slug}"]
 
 
 def accepted(verdict: Verdict) -> list[Divergence]:

@@ -20,7 +20,7 @@ _CAUSES = {
     "allow_bf16_reduce": Cause.MATMUL_PRECISION,
     "allow_fp16_reduce": Cause.MATMUL_PRECISION,
     "fp32_precision": Cause.MATMUL_PRECISION,
-    "matmul_precision": Cause.MATMUL_PRECISION,
+    "float32_matmul_precision": Cause.MATMUL_PRECISION,
 }
 """Prefix of a setting's name -> its cause; of several settings that differ, the first in this order is reported."""
 _GUARDED = re.compile(r"(?>.*?against )(?P<state>\{.*\})")

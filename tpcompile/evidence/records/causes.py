@@ -81,6 +81,11 @@ class Cause(StrEnum):
     UNKNOWN = "unknown"
 
     @property
+    def slug(self) -> str:
+        """Name for `tpcompile explain`, as `rank-branch`."""
+        return self.name.lower().replace("_", "-")
+
+    @property
     def advice(self) -> str:
         """What to do about it, the first sentence first; empty where nothing is known to help."""
         return " ".join(ADVICE.get(self, ()))
