@@ -20,7 +20,7 @@ from tpcompile.bench.ratios import failures
 from tpcompile.bench.records import Report
 from tpcompile.bench.run import Plan, measured_presets
 from tpcompile.bench.table import lines
-from tpcompile.cli import ending
+from tpcompile.cli import ending, outputs
 from tpcompile.errors import ConfigError, ExitCode
 from tpcompile.evidence.records.base import Frozen
 from tpcompile.evidence.rundir import new_name
@@ -80,6 +80,8 @@ def bench(
     region; with 124 when a rank does not answer in time.
     """
     # Files that cannot be read or written are refused before minutes are measured.
+    if outputs.is_stdout(json_file):
+        raise ConfigError("--json needs a FILE here: stdout has the table")
     for path in filter(None, (json_file, write_baseline)):
         if not path.parent.is_dir():
             raise ConfigError(f"{path}: there is no folder {path.parent}; make it")

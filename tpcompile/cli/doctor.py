@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from tpcompile.cli import outputs
+from tpcompile.cli.outputs import OtherJson
 from tpcompile.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON, and nothing else.")] = False,
+    json: OtherJson = None,
 ) -> None:
     """Example: tpcompile doctor
 
@@ -26,19 +28,17 @@ def doctor(
     from tpcompile.doctor.examine import examine
     from tpcompile.doctor.finding import Level
     from tpcompile.report import console
-    from tpcompile.report.stdout import forgiving, say
+    from tpcompile.report.stdout import forgiving
 
     screen = console.stdout()
     found = []
     for finding in examine(os.environ):
         found.append(finding)
-        if not as_json:
+        if not outputs.is_stdout(json):
             with forgiving():
                 screen.print(_line(finding), soft_wrap=True)
-    if as_json:
-        import json
-
-        say(json.dumps([finding.model_dump(mode="json") for finding in found], indent=1))
+    with forgiving():
+        outputs.put_json([finding.model_dump(mode="json") for finding in found], json)
     is_missing = any(finding.level == Level.FAIL for finding in found)
     raise typer.Exit(ExitCode.ENVIRONMENT if is_missing else ExitCode.PASS)
 

@@ -22,6 +22,10 @@ Json = Annotated[
         "--json", metavar="[FILE]", help="Write the verdict as JSON; without FILE, to stdout and nothing else."
     ),
 ]
+OtherJson = Annotated[
+    Path | None, typer.Option("--json", metavar="[FILE]", help="Write JSON; without FILE, to stdout and nothing else.")
+]
+"""Of a command without a verdict."""
 Junit = Annotated[Path | None, typer.Option("--junitxml", metavar="FILE", help="Write the verdict as JUnit XML.")]
 Html = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Write a page of the run: one file, no network.")
@@ -39,6 +43,20 @@ def with_stdout(arguments: Sequence[str]) -> list[str]:
         is_bare = is_open and argument == "--json" and following.startswith("-") and following != "-"
         found.append("--json=-" if is_bare else argument)
     return found
+
+
+def put_json(value: object, file: Path | None) -> bool:
+    """Write a value that is no verdict as JSON where it was asked for; True when it is on stdout, alone."""
+    if file is None:
+        return False
+    import json
+
+    text = json.dumps(value, indent=1) + "\n"
+    if is_stdout(file):
+        print(text, end="")
+    else:
+        write_text(file, text)
+    return is_stdout(file)
 
 
 def is_stdout(json: Path | None) -> bool:

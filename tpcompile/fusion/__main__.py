@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from tpcompile.cli import ending
+from tpcompile.cli import ending, outputs
+from tpcompile.cli.outputs import OtherJson
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records.base import Frozen
 from tpcompile.fusion import baseline as baselines
@@ -37,7 +37,6 @@ app = ending.new_app(
     """,
 )
 _MANIFEST = Annotated[Path, typer.Argument(help="Written by `tpcompile fusion record`.")]
-_JSON = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]
 _TARGET = Annotated[str, typer.Argument(help="package.module:build, as for `tpcompile gate --target`.")]
 _NPROC = Annotated[int, typer.Option(min=1, help="Compile as rank 0 of so many; one process runs.")]
 _DEVICE = Annotated[str, typer.Option(help="cpu or cuda; by default cuda where there is a GPU.")]
@@ -92,11 +91,11 @@ def explain(
     first: Annotated[int, typer.Argument(help="Number of a launch, as `show` prints it.")],
     second: Annotated[int, typer.Argument(help="Number of a different launch.")],
     graph: Annotated[int, typer.Option(help="Number of the graph, from 0.")] = 0,
-    as_json: _JSON = False,
+    json: OtherJson = None,
 ) -> None:
     """Say why two launches are not one, and what would change it."""
     found = _pair(manifests.read(manifest), graph, (first, second))
-    _print_json(found) if as_json else _print(texts.pair(found))
+    _tell(found, texts.pair(found), json)
 
 
 @app.command()
@@ -119,7 +118,7 @@ def check(
     manifest: _MANIFEST,
     limit: Annotated[Path, typer.Option("--baseline", help="Written by `tpcompile fusion baseline`.")],
     tolerance: Annotated[float, typer.Option(min=0, help="Share by which bytes may grow.")] = baselines.TOLERANCE,
-    as_json: _JSON = False,
+    json: OtherJson = None,
 ) -> None:
     """Compare a manifest with a baseline; what has improved leaves the baseline. Exits with 1 on a regression."""
     found = manifests.read(manifest)
@@ -130,7 +129,7 @@ def check(
         raise ConfigError(f"{manifest} cannot be compared: {outcome.why_not}")
     if outcome.better is not None:
         baselines.write(outcome.better, limit)
-    _print_json(outcome) if as_json else _print(texts.outcome(outcome, limit))
+    _tell(outcome, texts.outcome(outcome, limit), json)
     raise typer.Exit(outcome.is_worse)
 
 
@@ -153,11 +152,11 @@ def diff(
     base: _MANIFEST,
     new: _MANIFEST,
     across_versions: Annotated[bool, typer.Option(help="Compare although torch differs.")] = False,
-    as_json: _JSON = False,
+    json: OtherJson = None,
 ) -> None:
     """Compare two manifests, of two commits or of two ranks: structure, then code. Exits with 1 where they differ."""
     found = differences.diff(manifests.read(base), manifests.read(new), across_versions=across_versions)
-    _print_json(found) if as_json else _print(texts.difference(found))
+    _tell(found, texts.difference(found), json)
     raise typer.Exit(found.change is not differences.Change.NONE)
 
 
@@ -168,7 +167,7 @@ def bisect(
     device: _DEVICE = "auto",
     arch: _ARCH = "",
     settings: _SETTINGS = None,
-    as_json: _JSON = False,
+    json: OtherJson = None,
 ) -> None:
     """Take one kind of op after the other out of the graphs, and report which keeps kernels apart.
 
@@ -182,7 +181,7 @@ def bisect(
         return targets.record_variant(target, settings or (), variant, nproc=nproc, device=device, arch=arch)
 
     found = attempts.bisect(compiled)
-    _print_json(found) if as_json else _print(texts.bisection(found))
+    _tell(found, texts.bisection(found), json)
 
 
 def _pair(manifest: Manifest, graph: int, places: tuple[int, int]) -> Missed:
@@ -207,8 +206,10 @@ def _print(lines: Iterable[Text]) -> None:
             out.print(part, soft_wrap=True)
 
 
-def _print_json(found: Frozen) -> None:
-    print(json.dumps(found.model_dump(mode="json"), indent=1))
+def _tell(found: Frozen, lines: Iterable[Text], json: Path | None) -> None:
+    """The text, unless stdout is for the JSON alone."""
+    if not outputs.put_json(found.model_dump(mode="json"), json):
+        _print(lines)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from tpcompile.cli import ending
+from tpcompile.cli import ending, outputs
+from tpcompile.cli.outputs import OtherJson
 from tpcompile.errors import ConfigError, ExitCode
 from tpcompile.fusion.win.decide import decide
 from tpcompile.fusion.win.mode_records import MODES, Measured
@@ -38,7 +39,7 @@ def verify_win(
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For `build`.")] = None,
     cached: Annotated[bool, typer.Option(help="Also time a second process with the cache of the first.")] = True,
     timeout_s: Annotated[float, typer.Option(min=1, help="For each process, in seconds.")] = 600.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
+    json_file: OtherJson = None,
 ) -> None:
     """Measure a program in eager and in each mode of torch.compile; the last line says what to use, and what to do.
 
@@ -55,10 +56,8 @@ def verify_win(
     except _Ended as ended:
         raise typer.Exit(ended.args[0]) from None
     advice = decide(found)
-    if as_json:
-        fields = {"modes": [one.model_dump(mode="json") for one in found], "advice": advice.model_dump(mode="json")}
-        print(json.dumps(fields, indent=1))
-    else:
+    fields = {"modes": [one.model_dump(mode="json") for one in found], "advice": advice.model_dump(mode="json")}
+    if not outputs.put_json(fields, json_file):
         for line in lines(found, advice):
             console.stdout().print(line, soft_wrap=True)
     raise typer.Exit(not advice.is_win)
