@@ -1,9 +1,9 @@
-"""Rows in which ranks differ -> those that differ by nature: by a map of the rank's coordinate, or by a permutation.
+"""Rows in which ranks differ -> those that differ by nature: one map of the rank's coordinate gives them to all ranks.
 
 A rank of a healthy program holds its own part of what is sharded, so the integers that *address* data follow its
 coordinate: a bound, an offset, an index, the size of a shard. They are accepted where one map gives them to all ranks.
 A constant that *scales* data, a float or a factor of a float tensor, changes the numbers and is always reported,
-although the values of two ranks always fit a line. Ranks that run the same ops in different orders are a finding.
+although the values of two ranks always fit a line.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from tpcompile.evidence.groups.by_group import Items, Row
 from tpcompile.evidence.groups.by_rank import Groups
-from tpcompile.evidence.iterables import differ, find, first, grouped, indexed
+from tpcompile.evidence.iterables import differ, first, grouped, indexed
 from tpcompile.evidence.layers.differing_items import rows_of
-from tpcompile.evidence.layers.node_text import called, nodes_in, op_of, read_instead
+from tpcompile.evidence.layers.node_text import called, nodes_in
 from tpcompile.evidence.layers.spec import Affine, Difference, Followed, Parts
-from tpcompile.evidence.layers.value_numbers import ValueNumbers
 from tpcompile.evidence.records import Item, ItemKind, Layer
 
 LOCAL_TENSOR = "._local_tensor"
@@ -361,62 +360,3 @@ def _size_of_part(part: list[str], whole: list[str], num_parts: int) -> int | No
         if part == [*before, *after] and of_part == 1:
             return 1
     return None
-
-
-# Permutations of a program.
-
-
-@dataclass(frozen=True)
-class Permutation:
-    """Groups of ranks that run the same program in different orders."""
-
-    of: Literal["collectives", "ops", "reads"]
-    """What is permuted: collectives on the same values, ops, or the values that the same ops read."""
-    row: Row
-    """The first place at which the orders differ."""
-    shown: str
-    """The text of what the groups have at that place."""
-
-    @property
-    def says(self) -> str:
-        """The headline."""
-        what = "collectives" if self.of == "collectives" else "ops"
-        return f"the same {what} in a different order: {self.shown}"
-
-
-def reordered_ops(items: Items) -> Permutation | None:
-    """The same ops in a different order, or in the same order on the same values in a different order."""
-    nodes = nodes_in(items)
-    ops = nodes.map(lambda own: tuple(sorted(map(op_of, own))))
-    if ops.differ() or not differ(ops[0]):
-        return None
-    row = find(nodes.places(), lambda row: not row.agree_in(op_of))
-    if row is not None:
-        return Permutation("ops", row, " / ".join(dict.fromkeys(map(called, row.present))))
-    reads = nodes.map(lambda own: tuple(sorted(" ".join(node.notes["reads"] for node in own).split())))
-    if reads.differ():
-        return None
-    row = find(nodes.places(), lambda row: row.differs_in_note("reads"))
-    if row is None:
-        return None
-    return Permutation("reads", row, f"{called(row.first)} of {read_instead(items, row)}")
-
-
-def reordered_collectives(items: Items) -> Permutation | None:
-    """Different collectives at one place, each of which all groups issue, on the same values.
-
-    Where their sizes are equal, the schedule of the collectives is equal too: they combine different values. A call of
-    an autograd function counts as the collective in its forward. None where a group lacks one of them: that program is
-    different, not reordered.
-    """
-    known: dict[str, int] = {}
-    programs = [ValueNumbers(nodes, known) for nodes in nodes_in(items)]
-    at = find(zip(*(program.issued for program in programs), strict=False), differ)
-    if at is None:
-        return None
-    is_in_all = all(set(at) <= set(program.issued) for program in programs)
-    if not is_in_all:
-        return None
-    pairs = zip(programs, at, strict=True)
-    row = Row(program.issuing[program.issued.index(value)] for program, value in pairs)
-    return Permutation("collectives", row, read_instead(items, row))
