@@ -107,14 +107,11 @@ def constants(items: Items, coordinates: Groups) -> Followed:
     """
     places = list(itertools.chain.from_iterable(coordinates))
     has_one_rank_each = len(places) == len(coordinates)
-    has_one_length = not items.differ(len)
-    if not (has_one_rank_each and has_one_length):
+    if not has_one_rank_each or items.differ(len):
         return Followed(())
     says = "lowered constant(s) follow the rank's coordinate under equal Dynamo graphs"
     found = _followed(items.differing(), lambda row: _affine_maps(_addresses(row), places), says)
-    if found.left:
-        return Followed(())
-    return found
+    return Followed(()) if found.left else found
 
 
 def _followed(rows: Sequence[Row], maps_of: Callable[[Row], Maps], says: str) -> Followed:
@@ -143,10 +140,7 @@ def _addresses(row: Row) -> list[Column]:
     value = row.first.fields["value"]
     selects = _ADDRESSING.match(target)
     computes_integers = _INTEGER_VALUE.search(value)
-    is_address = selects or computes_integers
-    if is_address:
-        return _differing_integers(row)
-    return []
+    return _differing_integers(row) if selects or computes_integers else []
 
 
 def _is_one_op(row: Row) -> bool:
@@ -186,11 +180,8 @@ def _affine(values: Column, places: Sequence[int]) -> Affine | None:
         return None  # ranks that share a coordinate follow no map of it
     step = Fraction(y1 - y0, x1 - x0)
     start = y0 - step * x0
-    found = Affine(start, step)
     is_exact = all(y == start + step * x for x, y in pairs)
-    if not is_exact:
-        return None
-    return found
+    return Affine(start, step) if is_exact else None
 
 
 # Sizes and bounds of shards.
@@ -201,7 +192,8 @@ def _sizes_of_shards(row: Row, coordinates: Groups) -> Maps:
 
     They must be equal except for one size, split as `torch.chunk` does: whole chunks, then the rest, then nothing.
     """
-    if not row.all_are(_is_local_tensor) or not row.agree_in(_without_sizes):
+    are_local = row.all_are(lambda guard: guard.about.endswith(LOCAL_TENSOR) and "size" in guard.notes)
+    if not are_local or not row.agree_in(_without_sizes):
         return ()
     sizes = list(map(_integers, row.notes("size")))
     strides = list(map(_integers, row.notes("stride")))
@@ -223,10 +215,6 @@ def _sizes_of_shards(row: Row, coordinates: Groups) -> Maps:
 def _contiguous(size: Sequence[int]) -> list[int]:
     """Strides of a contiguous tensor."""
     return [math.prod(size[dim + 1 :]) for dim in range(len(size))]
-
-
-def _is_local_tensor(guard: Item) -> bool:
-    return guard.about.endswith(LOCAL_TENSOR) and "size" in guard.notes
 
 
 def _without_sizes(guard: Item) -> str:
@@ -323,9 +311,7 @@ class _OwnParts:
             return ()
         start, end = Affine(0, size), Affine(size, size)
         maps = _affine_maps(_differing_integers(row), self.places)
-        if maps in ([start], [start, end]):
-            return maps
-        return ()
+        return maps if maps in ([start], [start, end]) else ()
 
     def _size(self, node: Item) -> int | None:
         """Elements of one of n equal parts along a dimension, 1 for an index; None where it takes no such part."""

@@ -86,23 +86,20 @@ class _ValueNumbers:
     def __init__(self, nodes: Sequence[Item], known: dict[str, int]) -> None:
         """`known` holds the numbers that the groups before this one were given."""
         self.scopes = grouped(nodes, scope_of)
-        self.bodies = self._bodies()
+        program = self.scopes.get("", ())
+        standing = [node.about for node in program if is_body(node)]
+        inner = [nodes for scope, nodes in self.scopes.items() if scope.count("/") == 1]
+        self.bodies: dict[str, Sequence[Item]] = {}
+        """Node that stands for a subgraph -> the nodes of that; empty where they cannot be told apart."""
+        if len(standing) == len(inner):
+            self.bodies = dict(zip(standing, inner, strict=True))
         self.values: dict[str, int] = {}
         inner_first = sorted(nodes, key=lambda node: scope_of(node).count("/"), reverse=True)
         for node in inner_first:
             self.values[node.about] = known.setdefault(self._text(node), len(known))
-        self.issuing = list(filter(self._issues, self.scopes.get("", ())))
+        self.issuing = list(filter(self._issues, program))
         """Collectives, and calls of autograd functions with one in the forward, in order."""
         self.issued = [self.values[node.about] for node in self.issuing]
-
-    def _bodies(self) -> dict[str, Sequence[Item]]:
-        """Node that stands for a subgraph -> the nodes of that; empty where they cannot be told apart."""
-        program = self.scopes.get("", ())
-        standing = [node.about for node in program if is_body(node)]
-        inner = [nodes for scope, nodes in self.scopes.items() if scope.count("/") == 1]
-        if len(standing) != len(inner):
-            return {}
-        return dict(zip(standing, inner, strict=True))
 
     def _text(self, node: Item) -> str:
         """Equal for nodes that compute the same: with numbers of values in place of those of nodes."""
