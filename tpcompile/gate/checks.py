@@ -255,7 +255,7 @@ def _schedule(ranks: Ranks) -> Check:
 
 
 def _replays(config: RunConfig, ranks: Ranks) -> list[Check]:
-    """Under `graphed`, every call is a replay, of one CUDA graph for each length, and equals the compiled call."""
+    """Every call under `graphed` is a replay, of one CUDA graph for each length, and equals the compiled call."""
     if config.profile != "graphed":
         return []
     num_lengths = len({config.block.seq_len, config.resized_seq_len})

@@ -58,7 +58,7 @@ class Ending:
         return exchange.verdict(record_side(record, gate_rules(config), kind=GateDigest, flow_of=flow_of))
 
     def last_words(self, check: Check) -> ExitCode:
-        """On the watch's thread: write the record so far, judge with the failed check, return the exit code."""
+        """Write the record so far, judge with the failed check, return the exit code; runs on the watch's thread."""
         self.board.end("stopped" if check.id == CheckId.ALIVE else "failed", error=check.observed)
         if self.evidence.session is None:
             return ExitCode.FAIL

@@ -187,7 +187,7 @@ def _keep_errors(run: Run, mode: Mode, stack: TransformerStack, got: Result, *, 
 
 
 def _compare_replays(run: Run, step: ProfiledStep, stack: TransformerStack) -> None:
-    """Where calls are replays of CUDA graphs, their errors against compiled calls; always how many calls were."""
+    """Record how many calls were replays of CUDA graphs and, if any was, their errors against compiled calls."""
     if step.replays.captures:
         with tp_region(run.group.size()):
             errors = replay_errors(step, stack, run.reference)
