@@ -29,12 +29,9 @@ def refused(error: BaseException) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """What the machine refused to torch or to an installed package; empty for any other exception."""
-    if isinstance(error, OSError) and error.errno in REFUSED_BY_MACHINE | _IN_THE_WAY:
-        callers = [line for line in traceback_of(error) if is_installed(line) or not is_library(line)]
-        # A file that the user's own code cannot write is an error of the program.
-        if callers and is_installed(callers[-1]):
-            return f"cannot write {error.filename or 'a file of the compiler'}: {error.strerror}"
+    """What the machine refused to a library; empty for any other exception."""
+    if isinstance(error, OSError) and error.errno in REFUSED_BY_MACHINE | _IN_THE_WAY and _is_of_library(error):
+        return f"cannot write {error.filename or 'a file of the compiler'}: {error.strerror}"
     full = [line.strip() for line in str(error).splitlines() if _FULL in line]
     return f"cannot write a file: {full[0]}" if full else ""  # a compiler's own words
 
@@ -45,3 +42,9 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     while (before := found[-1].__cause__ or found[-1].__context__) and before not in found:
         found.append(before)
     return reversed(found)
+
+
+def _is_of_library(error: BaseException) -> bool:
+    """True when the innermost caller outside of the standard library is torch or an installed package."""
+    callers = [line for line in traceback_of(error) if is_installed(line) or not is_library(line)]
+    return bool(callers) and is_installed(callers[-1])

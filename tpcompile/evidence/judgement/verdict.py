@@ -177,15 +177,20 @@ def _is_consequence(problem: Check, divergences: Sequence[Divergence]) -> bool:
     if problem.id == CheckId.AGREED:
         return _agreed_follows(problem.cause, {one.cause for one in found})
     if problem.id in _WAITS or problem.cause == Cause.COMMUNICATION:
-        # Where all ranks compiled a collective, and not the same, it fails or the ranks wait in it. A compile that some
-        # ranks do not have may itself follow from a wait.
-        differing = [one for one in found if one.cls == DivergenceClass.COLLECTIVES]
-        return any(all(group.item for group in one.groups) for one in differing)
+        return any(map(_hangs, found))
     if problem.cause == Cause.COMPILE_FAILED:
         others = [one for one in found if one.cause != Cause.COMPILE_FAILED]
         # The program that failed to compile is one that the other ranks do not have.
         return any(ranks <= set(ranks_of(one.groups[1:])) for one in others)
     return False
+
+
+def _hangs(found: Divergence) -> bool:
+    """True where all ranks compiled a collective, and not the same: it fails, or the ranks wait in it.
+
+    A compile that some ranks do not have may itself follow from a wait.
+    """
+    return found.cls == DivergenceClass.COLLECTIVES and all(group.item for group in found.groups)
 
 
 def _agreed_follows(cause: Cause, found: set[Cause]) -> bool:
