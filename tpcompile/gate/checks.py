@@ -48,15 +48,8 @@ def mode_a(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
     breaks = _facts(ranks).map(lambda facts: facts.breaks)
     sites, per_forward = breaks.first.sites, breaks.first.collectives_per_forward
     if not per_forward:
-        return [
-            _not_made(
-                "A",
-                CheckId.BREAKS_EVERYWHERE,
-                Status.SKIPPED,
-                "collectives in the block",
-                "none: tp is 1",
-            )
-        ]
+        expected = "collectives in the block"
+        return [_not_made("A", CheckId.BREAKS_EVERYWHERE, Status.SKIPPED, expected, "none: tp is 1")]
     missing = breaks.map(lambda found: found.unbroken(sites)).where(bool)
     regions = breaks.map(lambda found: found.regions_per_forward)
     return [
@@ -262,7 +255,7 @@ def _schedule(ranks: Ranks) -> Check:
 
 
 def _replays(config: RunConfig, ranks: Ranks) -> list[Check]:
-    """Under `graphed`, every call is a replay, of one CUDA graph for each length, and equals the compiled call."""
+    """Every call under `graphed` is a replay, of one CUDA graph for each length, and equals the compiled call."""
     if config.profile != "graphed":
         return []
     num_lengths = len({config.block.seq_len, config.resized_seq_len})

@@ -39,10 +39,9 @@ class _InPhase:
 
     def is_gone(self, rank: int) -> bool:
         """True when it will not come: dead, in a different phase, or for a while behind a graph break."""
-        return self._board.is_gone(rank) or self._board.has_left(rank, self._phase) or self._is_behind_a_break(rank)
-
-    def _is_behind_a_break(self, rank: int) -> bool:
-        """Dynamo may run the rest of the call eagerly, and a collective there waits for this rank."""
+        if self._board.is_gone(rank) or self._board.has_left(rank, self._phase):
+            return True
+        # Dynamo may run the rest of a call behind a break eagerly, and a collective there waits for this rank.
         if self._store.peek(_broken_in(self._phase, rank), bool) is None:
             return False
         now = time.monotonic()

@@ -58,7 +58,7 @@ class Ending:
         return exchange.verdict(record_side(record, gate_rules(config), kind=GateDigest, flow_of=flow_of))
 
     def last_words(self, check: Check) -> ExitCode:
-        """On the watch's thread: write the record so far, judge with the failed check, return the exit code."""
+        """Write the record so far, judge with the failed check, return the exit code; runs on the watch's thread."""
         self.board.end("stopped" if check.id == CheckId.ALIVE else "failed", error=check.observed)
         if self.evidence.session is None:
             return ExitCode.FAIL
@@ -93,8 +93,12 @@ class Ending:
     def unwritten(self, error: PreflightError, store: RankStore, *, after: str = "") -> ExitCode:
         """End a run whose record cannot be written: no verdict, but a state for the launcher or one line on stderr."""
         self.board.end("unwritten", error="; ".join(filter(None, (after, str(error)))))
-        if not self.output.quiet and _is_first(store, "unwritten"):
-            print_error(error)
+        if not self.output.quiet:
+            is_first = True  # on every rank when the store does not respond
+            with suppress(RuntimeError):
+                is_first = store.put_first("unwritten", store.rank, int) in (store.rank, None)
+            if is_first:
+                print_error(error)
         return error.exit_code
 
     def _exchange(self, store: RankStore, *, timeout_s: float) -> Exchange:
@@ -107,10 +111,3 @@ class Ending:
         states = {one.rank: f"{one.state} in phase {one.phase} on {one.host}" for one in statuses}
         env = self.evidence.env
         return {rank: states.get(rank, "never") for rank in range(env.world_size) if rank != env.rank}
-
-
-def _is_first(store: RankStore, what: str) -> bool:
-    """True on the first rank that asks, and on every rank when the store does not respond."""
-    with suppress(RuntimeError):
-        return store.put_first(what, store.rank, int) in (store.rank, None)
-    return True

@@ -29,6 +29,7 @@ def refused(error: BaseException) -> str:
 
 
 def _reason(error: BaseException) -> str:
+    """What the machine refused to a library; empty for any other exception."""
     if isinstance(error, OSError) and error.errno in REFUSED_BY_MACHINE | _IN_THE_WAY and _is_of_library(error):
         return f"cannot write {error.filename or 'a file of the compiler'}: {error.strerror}"
     full = [line.strip() for line in str(error).splitlines() if _FULL in line]

@@ -63,7 +63,7 @@ class Schedule(Frozen):
     declared: tuple[str, ...] = ()
     compiled: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
-    """Where each compiled one is issued."""
+    """The place at which each compiled collective is issued."""
 
     @property
     def first_difference(self) -> str:

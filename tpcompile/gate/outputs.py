@@ -72,14 +72,13 @@ def errors(compiled: Outputs, eager: Outputs, single: Outputs, exact: Outputs) -
 
 def _unlike(name: str, runs: Mapping[str, Outputs]) -> dict[str, Any]:
     """The error of a tensor that not all of these runs return in one shape; empty for any other."""
-    shapes = {where: _shape(outputs.get(name)) for where, outputs in runs.items()}
+    shapes: dict[str, str] = {}
+    for where, outputs in runs.items():
+        tensor = outputs.get(name)
+        shapes[where] = "None" if tensor is None else f"a tensor {list(tensor.shape)}"
     if len(set(shapes.values())) == 1:
         return {}
     return error_ratio.missing() | {"says": ", ".join(f"{shape} in {where}" for where, shape in shapes.items())}
-
-
-def _shape(tensor: Tensor | None) -> str:
-    return "None" if tensor is None else f"a tensor {list(tensor.shape)}"
 
 
 def _whole(outputs: Outputs) -> dict[str, Tensor]:

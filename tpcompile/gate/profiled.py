@@ -57,11 +57,6 @@ class ProfiledStep:
         return call_once(self._reference, self._program, self._stack, inputs)
 
     @property
-    def is_replayed(self) -> bool:
-        """True where calls are replays of CUDA graphs."""
-        return self._run.num_captures > 0
-
-    @property
     def replays(self) -> Replays:
         """How many of the calls so far were captures and replays."""
         run = self._run

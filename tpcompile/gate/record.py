@@ -35,7 +35,7 @@ class Evidence:
     """The ranks that must agree with this one; None is all of them."""
 
     def write_config(self, device: torch.device) -> None:
-        """On rank 0, write `config.json` and `run.json`, the only file that names a time and a machine."""
+        """Write `config.json` and `run.json`, the only file that names a time and a machine, on rank 0."""
         if self.env.rank != 0:
             return
         self.directory.write_config(self.config.model_dump_json(indent=1))

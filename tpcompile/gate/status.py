@@ -21,7 +21,7 @@ class StatusBoard:
     """Publishes the state of this rank; `last_seen` describes the state of a different rank."""
 
     def __init__(self, run_dir: RunDir, store: RankStore, *, prints_phases: bool = True) -> None:
-        """With `prints_phases`, rank 0 prints each phase to stderr when that is a terminal."""
+        """Rank 0 prints each phase to stderr when that is a terminal, unless `prints_phases` is false."""
         self._run_dir, self._store, self._prints_phases = run_dir, store, prints_phases
         self._console = Console(stderr=True)
         self.phase = "start"

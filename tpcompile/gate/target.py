@@ -70,14 +70,9 @@ def run_target(phases: Phases, target: Target, *, tp_size: int) -> None:
         outputs.forget_gradients(target.program, target.inputs)
         with phases.phase(f"{TARGET}/eager", "the same without compile"):
             eager = outputs.kept(call(target.inputs, around=torch.compiler.set_stance("force_eager")))
-        _keep_errors(phases, target, compiled, eager)
-
-
-def _keep_errors(phases: Phases, target: Target, compiled: outputs.Outputs, eager: outputs.Outputs) -> None:
-    """Errors against the reference in float64, beside those of the reference in its own dtype."""
-    single, exact = on_one_device(target)
-    facts = phases.facts.changed(reference=outputs.norms(exact))
-    phases.facts = facts.with_errors(TARGET, outputs.errors(compiled, eager, single, exact))
+        single, exact = on_one_device(target)
+        phases.facts = phases.facts.changed(reference=outputs.norms(exact))
+        phases.facts = phases.facts.with_errors(TARGET, outputs.errors(compiled, eager, single, exact))
 
 
 def on_one_device(target: Target) -> tuple[outputs.Outputs, outputs.Outputs]:

@@ -12,11 +12,11 @@ from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.gate.measurements import GateFacts
 
 _SAME = 1e-6
-"""Relative difference of two norms in float64 from which on they are of different numbers."""
+"""Largest relative difference of two norms in float64 that count as equal."""
 
 
 def differing(ranks: Ranks) -> str:
-    """In what the ranks of a domain differ: the values of their inputs, or else what their references return."""
+    """The difference between ranks of a domain: the values of their inputs, or else what their references return."""
     domains = [
         ByRank({digest.rank: GateFacts.model_validate(digest.facts) for digest in digests})
         for digests in by_domain(ranks.values()).values()

@@ -6,8 +6,8 @@ import pytest
 
 from tests.evidence.samples import F32, call, compiled, graph, guard, only, reduce
 from tpcompile.evidence.groups.by_group import Items
-from tpcompile.evidence.layers.equivalent import reordered_collectives, reordered_ops
 from tpcompile.evidence.layers.graph import graph_items
+from tpcompile.evidence.layers.permutations import reordered_collectives, reordered_ops
 from tpcompile.evidence.records import CompileRecord, Divergence, Graph, Node
 from tpcompile.evidence.records.causes import Cause
 

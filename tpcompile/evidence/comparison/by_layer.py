@@ -267,7 +267,7 @@ class _Layer:
         return layer in self.whole.layers
 
     def is_symbolic(self) -> ByGroup[bool]:
-        """Whether any size is symbolic, for each group."""
+        """True for each group of ranks in whose compile any size is symbolic."""
         return self._seen.map(lambda seen: seen.compile.is_dynamic)
 
     def coordinates(self) -> Groups:

@@ -24,7 +24,11 @@ def unexplained(domain: Domain, slot: Slot, absent: Sequence[int], error: Except
     names = ", ".join(layers) or "compiles"
     hangs = Layer.COLLECTIVES in layers
     ranks = [*slot.compiles, *absent]
-    hashes = ByRank({rank: _hashes(slot, rank) for rank in ranks})
+    by_rank = dict.fromkeys(ranks, "nothing")
+    for rank, compile_ in slot.compiles.items():
+        shas = [f"{layer} {compile_.sha(layer, part) or '?':.8}" for layer, part in slot.differing]
+        by_rank[rank] = ", ".join(shas) or "it"
+    hashes = ByRank(by_rank)
     row = Row(value_item("compiled", text) for _, text in hashes.sides())
     cls = DivergenceClass.COLLECTIVES if hangs else DivergenceClass.CONTENT
     raised = traceback.extract_tb(error.__traceback__)[-1]
@@ -41,11 +45,3 @@ def unexplained(domain: Domain, slot: Slot, absent: Sequence[int], error: Except
         step=slot.step,
         consequences=tuple(layers[1:]),
     )
-
-
-def _hashes(slot: Slot, rank: int) -> str:
-    """The hashes of what one rank compiled, in the layers that differ."""
-    compile_ = slot.compiles.get(rank)
-    if compile_ is None:
-        return "nothing"
-    return ", ".join(f"{layer} {compile_.sha(layer, part) or '?':.8}" for layer, part in slot.differing) or "it"

@@ -191,15 +191,12 @@ class Story:
             yield Flaw.NO_TENSOR
         if not has_failed:
             yield from missing_records(self.names, metrics)
-            yield from self._breaks(metrics)
-
-    def _breaks(self, metrics: Mapping[str, Any]) -> Iterator[Flaw]:
-        is_restarted = self.attempt > 0
-        if "restart_reasons" in metrics:
-            reasons = metrics["restart_reasons"] or ()
-            is_restarted = _OF_A_BREAK in "".join(reasons)
-        if is_restarted and "dynamo_graph_break_reason" not in self.names:
-            yield Flaw.NO_BREAK_REASON
+            is_restarted = self.attempt > 0
+            if "restart_reasons" in metrics:
+                reasons = metrics["restart_reasons"] or ()
+                is_restarted = _OF_A_BREAK in "".join(reasons)
+            if is_restarted and "dynamo_graph_break_reason" not in self.names:
+                yield Flaw.NO_BREAK_REASON
 
 
 def missing_records(names: Set[str], metrics: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Flaw]:

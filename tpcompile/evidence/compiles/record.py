@@ -221,8 +221,10 @@ def _failure_line(metrics: Mapping[str, Any]) -> UserLine | None:
 
 
 def _is_limit(metrics: Mapping[str, Any]) -> bool:
-    """True when the frame has reached the recompile limit: torch logs reasons and metrics but no start, and runs it
-    eager."""
+    """True when the frame has reached the recompile limit.
+
+    torch runs the call in eager then, and logs reasons and metrics of it but no start.
+    """
     is_said = str(metrics.get("fail_reason")).startswith(LIMIT)
     return is_said or metrics.get("fail_type") == "FailOnRecompileLimitHit"
 

@@ -160,14 +160,11 @@ def _is_payload(name: str, payload: bytes) -> bool:
         return _is_list(order, lambda entry: isinstance(entry, dict))
     if name == TORCH_VERSION:
         return _fits(json_object(payload).get("pytorch_version"), _TEXT)
-    return name != FUSION or _is_launched(payload)
-
-
-def _is_launched(payload: bytes) -> bool:
-    try:
-        LaunchedGraph.model_validate(json_object(payload).get("launched"))
-    except ValidationError:
-        return False
+    if name == FUSION:
+        try:
+            LaunchedGraph.model_validate(json_object(payload).get("launched"))
+        except ValidationError:
+            return False
     return True
 
 

@@ -97,25 +97,21 @@ class _Seen:
 
 
 def _cause(seen: Sequence[_Seen]) -> RecompileCause:
-    first = seen[0]
+    first, reason = seen[0], seen[0].reason
     # torch does not log the actual value of every guard
     reasons = [one.reason for one in seen]
     changes = [f"{one.expected} -> {one.actual}" if one.actual else one.expected for one in reasons]
+    # in terms of the user's names and indices
+    source = _LOCAL.sub(r"\1", reason.source) or "it"
+    ways = "; or ".join(ADVICE.get(reason.kind, ()))
     return RecompileCause(
-        guard=first.reason.guard,
-        kind=first.reason.kind.value,
+        guard=reason.guard,
+        kind=reason.kind.value,
         count=len(seen),
         ranks=tuple(sorted({one.rank for one in seen})),
         phases=tuple(dict.fromkeys(one.recompile.phase for one in seen)),
         frame=first.recompile.frame,
         values=listed(changes, by=", ", at_most=MAX_VALUES),
         line=first.recompile.line,
-        advice=_how_to_avoid(first.reason),
+        advice=ways.format(source=source, dim=reason.dim, expected=reason.expected),
     )
-
-
-def _how_to_avoid(reason: Reason) -> str:
-    """The advice for a reason, in terms of the user's names and indices."""
-    source = _LOCAL.sub(r"\1", reason.source) or "it"
-    ways = "; or ".join(ADVICE.get(reason.kind, ()))
-    return ways.format(source=source, dim=reason.dim, expected=reason.expected)

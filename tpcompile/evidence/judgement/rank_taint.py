@@ -139,7 +139,7 @@ class _Tainted:
         """Nodes that differ only in numbers or strings among their arguments."""
         groups = slot.groups(Layer.GRAPH)
         rows = self.rows(slot, Layer.GRAPH, groups)
-        if not all(map(_differs_in_constants, rows)):
+        if not all(row.agree_in(_skeleton) for row in rows):
             return  # different ops: a different program, which the graph layer reports
         for row in rows:
             calls = list(map(_call, row.present))
@@ -277,11 +277,6 @@ def _by_rank(groups: Groups, values: Sequence[str]) -> ByRank[str]:
     for ranks, value in zip(groups, values, strict=True):
         found |= dict.fromkeys(ranks, value)
     return ByRank(found).where(bool)
-
-
-def _differs_in_constants(row: Row) -> bool:
-    """True for nodes that are one op on the same operands, with different numbers or strings."""
-    return row.agree_in(_skeleton)
 
 
 def _skeleton(item: Item) -> tuple[str, ...]:

@@ -259,7 +259,7 @@ def _exit_code(found: Sequence[Check], *, is_red: bool) -> ExitCode:
 
 
 def _numbers(found: Sequence[Check]) -> str:
-    """With what the numbers were not compared; empty where there was a reference."""
+    """A note that the numbers had no reference, or eager alone; empty where there was one."""
     judged = {check.id for check in found if check.status in (Status.PASS, Status.FAIL)}
     if judged & {CheckId.FORWARD, CheckId.GRADIENTS}:
         return ""

@@ -1,9 +1,9 @@
-"""Rows in which ranks differ -> those that differ by nature: by a map of the rank's coordinate, or by a permutation.
+"""Rows in which ranks differ -> those that differ by nature: one map of the rank's coordinate gives them to all ranks.
 
 A rank of a healthy program holds its own part of what is sharded, so the integers that *address* data follow its
 coordinate: a bound, an offset, an index, the size of a shard. They are accepted where one map gives them to all ranks.
 A constant that *scales* data, a float or a factor of a float tensor, changes the numbers and is always reported,
-although the values of two ranks always fit a line. Ranks that run the same ops in different orders are a finding.
+although the values of two ranks always fit a line.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from tpcompile.evidence.groups.by_group import Items, Row
 from tpcompile.evidence.groups.by_rank import Groups
-from tpcompile.evidence.iterables import differ, find, first, grouped, indexed
+from tpcompile.evidence.iterables import differ, first, grouped, indexed
 from tpcompile.evidence.layers.differing_items import rows_of
-from tpcompile.evidence.layers.node_text import called, nodes_in, op_of, read_instead
+from tpcompile.evidence.layers.node_text import called, nodes_in
 from tpcompile.evidence.layers.spec import Affine, Difference, Followed, Parts
-from tpcompile.evidence.layers.value_numbers import ValueNumbers
 from tpcompile.evidence.records import Item, ItemKind, Layer
 
 LOCAL_TENSOR = "._local_tensor"
@@ -108,14 +107,11 @@ def constants(items: Items, coordinates: Groups) -> Followed:
     """
     places = list(itertools.chain.from_iterable(coordinates))
     has_one_rank_each = len(places) == len(coordinates)
-    has_one_length = not items.differ(len)
-    if not (has_one_rank_each and has_one_length):
+    if not has_one_rank_each or items.differ(len):
         return Followed(())
     says = "lowered constant(s) follow the rank's coordinate under equal Dynamo graphs"
     found = _followed(items.differing(), lambda row: _affine_maps(_addresses(row), places), says)
-    if found.left:
-        return Followed(())
-    return found
+    return Followed(()) if found.left else found
 
 
 def _followed(rows: Sequence[Row], maps_of: Callable[[Row], Maps], says: str) -> Followed:
@@ -144,10 +140,7 @@ def _addresses(row: Row) -> list[Column]:
     value = row.first.fields["value"]
     selects = _ADDRESSING.match(target)
     computes_integers = _INTEGER_VALUE.search(value)
-    is_address = selects or computes_integers
-    if is_address:
-        return _differing_integers(row)
-    return []
+    return _differing_integers(row) if selects or computes_integers else []
 
 
 def _is_one_op(row: Row) -> bool:
@@ -187,11 +180,8 @@ def _affine(values: Column, places: Sequence[int]) -> Affine | None:
         return None  # ranks that share a coordinate follow no map of it
     step = Fraction(y1 - y0, x1 - x0)
     start = y0 - step * x0
-    found = Affine(start, step)
     is_exact = all(y == start + step * x for x, y in pairs)
-    if not is_exact:
-        return None
-    return found
+    return Affine(start, step) if is_exact else None
 
 
 # Sizes and bounds of shards.
@@ -202,7 +192,8 @@ def _sizes_of_shards(row: Row, coordinates: Groups) -> Maps:
 
     They must be equal except for one size, split as `torch.chunk` does: whole chunks, then the rest, then nothing.
     """
-    if not row.all_are(_is_local_tensor) or not row.agree_in(_without_sizes):
+    are_local = row.all_are(lambda guard: guard.about.endswith(LOCAL_TENSOR) and "size" in guard.notes)
+    if not are_local or not row.agree_in(_without_sizes):
         return ()
     sizes = list(map(_integers, row.notes("size")))
     strides = list(map(_integers, row.notes("stride")))
@@ -224,10 +215,6 @@ def _sizes_of_shards(row: Row, coordinates: Groups) -> Maps:
 def _contiguous(size: Sequence[int]) -> list[int]:
     """Strides of a contiguous tensor."""
     return [math.prod(size[dim + 1 :]) for dim in range(len(size))]
-
-
-def _is_local_tensor(guard: Item) -> bool:
-    return guard.about.endswith(LOCAL_TENSOR) and "size" in guard.notes
 
 
 def _without_sizes(guard: Item) -> str:
@@ -324,9 +311,7 @@ class _OwnParts:
             return ()
         start, end = Affine(0, size), Affine(size, size)
         maps = _affine_maps(_differing_integers(row), self.places)
-        if maps in ([start], [start, end]):
-            return maps
-        return ()
+        return maps if maps in ([start], [start, end]) else ()
 
     def _size(self, node: Item) -> int | None:
         """Elements of one of n equal parts along a dimension, 1 for an index; None where it takes no such part."""
@@ -361,62 +346,3 @@ def _size_of_part(part: list[str], whole: list[str], num_parts: int) -> int | No
         if part == [*before, *after] and of_part == 1:
             return 1
     return None
-
-
-# Permutations of a program.
-
-
-@dataclass(frozen=True)
-class Permutation:
-    """Groups of ranks that run the same program in different orders."""
-
-    of: Literal["collectives", "ops", "reads"]
-    """What is permuted: collectives on the same values, ops, or the values that the same ops read."""
-    row: Row
-    """The first place at which the orders differ."""
-    shown: str
-    """The text of what the groups have at that place."""
-
-    @property
-    def says(self) -> str:
-        """The headline."""
-        what = "collectives" if self.of == "collectives" else "ops"
-        return f"the same {what} in a different order: {self.shown}"
-
-
-def reordered_ops(items: Items) -> Permutation | None:
-    """The same ops in a different order, or in the same order on the same values in a different order."""
-    nodes = nodes_in(items)
-    ops = nodes.map(lambda own: tuple(sorted(map(op_of, own))))
-    if ops.differ() or not differ(ops[0]):
-        return None
-    row = find(nodes.places(), lambda row: not row.agree_in(op_of))
-    if row is not None:
-        return Permutation("ops", row, " / ".join(dict.fromkeys(map(called, row.present))))
-    reads = nodes.map(lambda own: tuple(sorted(" ".join(node.notes["reads"] for node in own).split())))
-    if reads.differ():
-        return None
-    row = find(nodes.places(), lambda row: row.differs_in_note("reads"))
-    if row is None:
-        return None
-    return Permutation("reads", row, f"{called(row.first)} of {read_instead(items, row)}")
-
-
-def reordered_collectives(items: Items) -> Permutation | None:
-    """Different collectives at one place, each of which all groups issue, on the same values.
-
-    Where their sizes are equal, the schedule of the collectives is equal too: they combine different values. A call of
-    an autograd function counts as the collective in its forward. None where a group lacks one of them: that program is
-    different, not reordered.
-    """
-    known: dict[str, int] = {}
-    programs = [ValueNumbers(nodes, known) for nodes in nodes_in(items)]
-    at = find(zip(*(program.issued for program in programs), strict=False), differ)
-    if at is None:
-        return None
-    is_in_all = all(set(at) <= set(program.issued) for program in programs)
-    if not is_in_all:
-        return None
-    pairs = zip(programs, at, strict=True)
-    row = Row(program.issuing[program.issued.index(value)] for program, value in pairs)
-    return Permutation("collectives", row, read_instead(items, row))

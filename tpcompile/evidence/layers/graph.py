@@ -13,8 +13,9 @@ from tpcompile.evidence.groups.by_rank import ranks_in
 from tpcompile.evidence.iterables import differ, find, first, first_answer
 from tpcompile.evidence.layers.collectives import UNUSED, issued
 from tpcompile.evidence.layers.differing_items import rows_of
-from tpcompile.evidence.layers.equivalent import in_program, reordered_collectives, reordered_ops
+from tpcompile.evidence.layers.equivalent import in_program
 from tpcompile.evidence.layers.node_text import REFERENCE, called, nodes_in, op_of, read_instead
+from tpcompile.evidence.layers.permutations import reordered_collectives, reordered_ops
 from tpcompile.evidence.layers.row_text import headline
 from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec, in_one_part
 from tpcompile.evidence.records import CompileRecord, Graph, Item, ItemKind, Layer, Node, UserLine

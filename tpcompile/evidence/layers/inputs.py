@@ -20,7 +20,7 @@ _CAUSES = {
 }
 """Field that differs -> cause, the most telling field first."""
 _SIZES = re.compile(r"\bsize=\[(?P<sizes>[\w, ]*)\]")
-"""In the guard on a tensor; None for a size that may be any."""
+"""The sizes in the guard on a tensor, with `None` for a size that may be any."""
 _PARAMETERS = "._parameters["
 """Part of the source of a tensor that is a parameter of a module."""
 

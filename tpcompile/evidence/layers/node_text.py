@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from tpcompile.evidence.groups.by_group import Items, Row
 from tpcompile.evidence.iterables import differ, find, indexed
@@ -46,16 +46,14 @@ def op_of(node: Item) -> tuple[str, ...]:
 
 def read_instead(items: Items, row: Row) -> str:
     """The first value that the nodes of a row read and in which they differ: `relu(x) / tanh(x)`; empty for none."""
-    read_by = [_values_read(nodes, item) for nodes, item in zip(items, row, strict=True)]
+    read_by: list[list[str]] = []
+    for nodes, item in zip(items, row, strict=True):
+        by_name = indexed(nodes, lambda node: node.about)
+        names = item.notes["reads"].split() if item else []
+        values = [name for name in names if name in by_name and not is_body(by_name[name])]
+        read_by.append([_written(by_name, name, _DEPTH) for name in values])
     different = find(zip(*read_by, strict=False), differ)
     return " / ".join(different) if different else ""
-
-
-def _values_read(nodes: Sequence[Item], item: Item | None) -> list[str]:
-    by_name = indexed(nodes, lambda node: node.about)
-    names = item.notes["reads"].split() if item else []
-    values = [name for name in names if name in by_name and not is_body(by_name[name])]
-    return [_written(by_name, name, _DEPTH) for name in values]
 
 
 def called(item: Item) -> str:

@@ -56,7 +56,7 @@ class Compile(Protocol):
         """True when the hashes of that layer differ."""
 
     def is_symbolic(self) -> ByGroup[bool]:
-        """Whether any size is symbolic, for each group."""
+        """True for each group of ranks in whose compile any size is symbolic."""
 
     def coordinates(self) -> Groups:
         """Coordinates of the ranks in the domain, for each group."""

@@ -172,7 +172,7 @@ def _join(part_of: dict[int, list[int]], one: int, other: int) -> None:
 
 
 def roles_of(groups: Mapping[int, Sequence[str]]) -> dict[int, dict[str, str]]:
-    """For each rank of one domain: name of a group -> its role, which is the same on all ranks.
+    """Rank of one domain -> name of a group -> its role, which is the same on all ranks.
 
     A name that two ranks share is one group. Groups with different names (the tensor-parallel group of each replica)
     have the same role where they appear in the same place.

@@ -48,7 +48,12 @@ def find_logs(folders: Sequence[Path], *, num_ranks: int = 0) -> LogFiles:
     _check_one_job(paths)
     is_known_job = bool(paths) and num_ranks > 1
     if len(paths) < 2 and not is_known_job:
-        raise ConfigError(_too_few(paths, folders))
+        logs_found = f"only that of rank {paths.ranks[0]}" if paths else "none"
+        raise ConfigError(
+            f"need the trace logs of two ranks, found {logs_found} in {', '.join(map(printable, folders))}; "
+            "run the job with TORCH_TRACE=DIR on every rank, which writes DIR/dedicated_log_torch_trace_rank_*.log; "
+            "a rank that compiles nothing writes none: pass the number of ranks with --world-size N"
+        )
     return LogFiles(paths.map(lambda files: min(files.values())), tuple(left_out))
 
 
@@ -99,13 +104,4 @@ def _check_one_job(paths: ByRank[dict[str, Path]]) -> None:
     raise ConfigError(
         f"more than one log of {named_ranks(several.ranks)} ({shown}): two jobs, or one that was "
         "restarted; give the logs of one run only"
-    )
-
-
-def _too_few(paths: ByRank[dict[str, Path]], folders: Sequence[Path]) -> str:
-    found = f"only that of rank {paths.ranks[0]}" if paths else "none"
-    return (
-        f"need the trace logs of two ranks, found {found} in {', '.join(map(printable, folders))}; "
-        "run the job with TORCH_TRACE=DIR on every rank, which writes DIR/dedicated_log_torch_trace_rank_*.log; "
-        "a rank that compiles nothing writes none: pass the number of ranks with --world-size N"
     )

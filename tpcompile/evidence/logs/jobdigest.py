@@ -78,15 +78,15 @@ def _choose(logs: DomainLogs, budget_bytes: float, *, every_frame: bool) -> Chos
     others = frozenset(wanted)
     equal = [frame for frame in logs.sizes if frame not in others]
     among = frozenset(equal)
-    is_reordered = logs.members.differ(lambda member: _order(member, among))
+
+    def issuing(member: Member) -> tuple[Frame, ...]:
+        """Frames with collectives in the order in which a rank compiled them."""
+        compiles = member.log.sound.values()
+        return tuple(compile_.frame for compile_ in compiles if compile_.issued and compile_.frame in among)
+
+    is_reordered = logs.members.differ(issuing)
     listed = equal if is_reordered else equal[:MAX_EQUAL]
     return Chosen(frozenset(parsed), frozenset(listed), len(wanted) - len(parsed))
-
-
-def _order(member: Member, among: frozenset[Frame]) -> tuple[Frame, ...]:
-    """Frames with collectives in the order in which a rank compiled them."""
-    compiles = member.log.sound.values()
-    return tuple(compile_.frame for compile_ in compiles if compile_.issued and compile_.frame in among)
 
 
 def _reader(member: Member) -> functools._lru_cache_wrapper[CompileRecord]:

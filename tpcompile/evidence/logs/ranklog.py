@@ -293,7 +293,9 @@ def _counting_text(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -
         _note_end(compile_, found.metadata.get("compilation_metrics", {}))
         return compile_.error.encode()
     text, issued = _numbered(compile_, payload)
-    text = _without_ids(text)
+    for mark, pattern, replacement in _BY_NATURE:
+        if mark in text:
+            text = pattern.sub(replacement, text)
     if name in GRAPH_KINDS:
         compile_.issued += issued
     if name == "dynamo_output_graph":
@@ -331,10 +333,3 @@ def _numbered(compile_: LoggedCompile, payload: bytes) -> tuple[bytes, list[tupl
 
     text = _GROUP_GUARD.sub(place_of, _GROUP.sub(call, payload))
     return text, issued
-
-
-def _without_ids(payload: bytes) -> bytes:
-    for mark, pattern, replacement in _BY_NATURE:
-        if mark in payload:
-            payload = pattern.sub(replacement, payload)
-    return payload

@@ -46,7 +46,7 @@ class CompileDigest(Frozen):
     callers: tuple[UserLine, ...] = ()
     """The program's lines around the compiled frame, outermost first; those of torch are left out."""
     recompile_reasons: tuple[str, ...] = ()
-    """For each earlier compile the guard that failed, the newest first; empty for a first compile."""
+    """The guards that failed, one for each earlier compile, the newest first; empty for a first compile."""
     limit_reached: bool = False
     is_dynamic: bool = False
     """True when a size in the Dynamo graph is a symbol."""

@@ -20,8 +20,13 @@ _NOT_TRACED = re.compile(r"`[^`\n]*+` in file `(?P<file>[^`\n]++)` should not be
 def parse_break(text: str) -> GraphBreak:
     """Parse what torch logs of one graph break."""
     stack = stack_lines(text)
-    reason = normalise.generic(_reason(text))
-    return GraphBreak(reason=reason, line=_blamed(text, stack), stack=stack, library=_library(text))
+    lines = normalise.stripped_lines(text)
+    stated = _REASON.search(text)
+    # the reason that torch states, else the first line
+    reason = stated["reason"].strip() if stated else first(lines)
+    explanation = find(lines, lambda line: line.startswith("Explanation:"))
+    says = normalise.generic(" ".join(filter(None, [reason, explanation])))
+    return GraphBreak(reason=says, line=_blamed(text, stack), stack=stack, library=_library(text))
 
 
 def _library(text: str) -> str:
@@ -34,15 +39,6 @@ def _library(text: str) -> str:
     if skipped and is_packaged(skipped["file"]):
         return in_package(skipped["file"])
     return ""
-
-
-def _reason(text: str) -> str:
-    """The reason that torch states, else the first line; then torch's explanation."""
-    lines = normalise.stripped_lines(text)
-    stated = _REASON.search(text)
-    reason = stated["reason"].strip() if stated else first(lines)
-    explanation = find(lines, lambda line: line.startswith("Explanation:"))
-    return " ".join(filter(None, [reason, explanation]))
 
 
 def _blamed(text: str, stack: tuple[UserLine, ...]) -> UserLine | None:

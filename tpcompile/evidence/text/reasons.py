@@ -100,8 +100,6 @@ _TENSOR_KINDS = {
     "requires_grad": ReasonKind.REQUIRES_GRAD, "device index": ReasonKind.DEVICE,
     "dispatch key set": ReasonKind.DISPATCH_KEYS,
 }  # fmt: skip
-
-
 _DEPTH = {
     ReasonKind.GLOBAL_STATE: 0, ReasonKind.OTHER: 0, ReasonKind.TYPE: 1, ReasonKind.TENSOR_TYPE: 1,
     ReasonKind.DISPATCH_KEYS: 1, ReasonKind.DTYPE: 2, ReasonKind.DEVICE: 2, ReasonKind.REQUIRES_GRAD: 2,

@@ -7,7 +7,6 @@ import textwrap
 from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -90,13 +89,9 @@ def _edit(kernel: Any, before: str, after: str) -> None:
     source = written.partition("\n")[2]  # without the decorator
     file = Path(mkdtemp(), f"edited_{function.__name__}.py")
     file.write_text(source.replace(before, after))
-    function.__code__ = _code_of(file, function)
+    made: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec", dont_inherit=True), dict(function.__globals__), made)
+    function.__code__ = made[function.__name__].__code__
     for path in registry.registered().values():
         if function in path.source.functions:
             registry.add(replace(path))
-
-
-def _code_of(file: Path, function: FunctionType) -> Any:
-    made: dict[str, Any] = {}
-    exec(compile(file.read_text(), str(file), "exec", dont_inherit=True), dict(function.__globals__), made)
-    return made[function.__name__].__code__

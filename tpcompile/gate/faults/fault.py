@@ -30,30 +30,6 @@ class FaultContext:
         return self.rank == self.target
 
 
-def _same_comm(comm: Collectives, context: FaultContext) -> TpComm:
-    return comm
-
-
-def _same_program(stack: nn.Module, context: FaultContext) -> nn.Module:
-    return stack
-
-
-def _compile(program: Any, context: FaultContext, compile_: Callable[[Any], Any]) -> Any:
-    return compile_(program)
-
-
-def _same_profile(profile: Profile, context: FaultContext) -> Profile:
-    return profile
-
-
-def _same_sums(all_reduce: AllReduce, context: FaultContext) -> AllReduce | Table:
-    return all_reduce
-
-
-def _no_phase(phase: str, context: FaultContext) -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class Fault:
     """One fault of mode C and the hooks that inject it."""
@@ -62,17 +38,17 @@ class Fault:
     what: str
     """One line on what is broken."""
     needs_gpu: bool = False
-    comm: Callable[[Collectives, FaultContext], TpComm] = _same_comm
+    comm: Callable[[Collectives, FaultContext], TpComm] = lambda comm, _: comm
     """Replaces the way collectives are issued."""
-    program: Callable[[nn.Module, FaultContext], nn.Module] = _same_program
+    program: Callable[[nn.Module, FaultContext], nn.Module] = lambda stack, _: stack
     """Wraps or edits the stack before it is compiled."""
-    compile: Callable[[Any, FaultContext, Callable[[Any], Any]], Any] = _compile
+    compile: Callable[[Any, FaultContext, Callable[[Any], Any]], Any] = lambda program, _, compile_: compile_(program)
     """Compiles the program, or returns it uncompiled."""
-    profile: Callable[[Profile, FaultContext], Profile] = _same_profile
+    profile: Callable[[Profile, FaultContext], Profile] = lambda profile, _: profile
     """The profile that a rank takes, given that of the run."""
-    all_reduce: Callable[[AllReduce, FaultContext], AllReduce | Table] = _same_sums
+    all_reduce: Callable[[AllReduce, FaultContext], AllReduce | Table] = lambda all_reduce, _: all_reduce
     """How the graphs of a rank sum over ranks, given the setting of the run."""
-    phase: Callable[[str, FaultContext], None] = _no_phase
+    phase: Callable[[str, FaultContext], None] = lambda phase, _: None
     """Called with a phase when it begins; `start` precedes the process group, `compiling` each compile of Dynamo."""
 
 
