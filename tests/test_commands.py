@@ -74,6 +74,12 @@ RUN = {
     "tpcompile gate --fault get_rank_constant": Run("mul(%0, 1) / mul(%0, 2)", code=1, is_forked=True),
     "tpcompile gate -q": Run("PASS (exit 0): 2 ranks agree", is_forked=True),
     "tpcompile compare runs/pass --json": Run('"exit_code": 0'),
+    "tpcompile report runs/20261128T092011-gate-d64a": Run(
+        "PASS (exit 0); page: runs/pass/report.html", smaller=("runs/20261128T092011-gate-d64a", "runs/pass")
+    ),
+    "tpcompile report runs/20261128T092011-run-51ce --perfetto trace.json": Run(
+        "trace for ui.perfetto.dev: trace.json", smaller=("runs/20261128T092011-run-51ce", "runs/pass")
+    ),
     "tpcompile gate --fault list | grep rank_constant": Run("rank_constant\tThe rank baked in"),
     "tpcompile --version": Run("tpcompile "),
     # The shell stays, as a user's does: it is looked for among what has started the command.

@@ -6,10 +6,10 @@ import os
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import pydantic
 import pytest
 
 import tpcompile
@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 READER = ROOT / "packaging" / "reader"
 JOBS = ROOT / "tests" / "data" / "jobs" / "torch-2.13.0"
 FOR_TORCH = {"torch", "triton", "numpy"}
+_MODULES = {"pyyaml": "yaml"}
+"""Requirement -> its module, where they have different names."""
 
 
 def project(folder: Path) -> dict[str, Any]:
@@ -59,11 +61,15 @@ def test_both_have_one_version_one_command_and_the_same_folders() -> None:
 
 @pytest.fixture(scope="module")
 def without_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is installed here, except torch and triton."""
+    """What is installed here, in one folder or several, except torch and triton."""
     folder = tmp_path_factory.mktemp("site")
-    for installed in Path(pydantic.__file__).parents[1].iterdir():
-        if not installed.name.startswith((*FOR_TORCH, "functorch")) and installed.suffix != ".pth":
-            (folder / installed.name).symlink_to(installed)
+    modules = [import_module(_MODULES.get(name, name)) for name in map(name_of, requirements(READER))]
+    for site in dict.fromkeys(Path(str(module.__file__)).parents[1] for module in modules):
+        for installed in site.iterdir():
+            is_for_torch = installed.name.startswith((*FOR_TORCH, "functorch"))
+            here = folder / installed.name
+            if not is_for_torch and installed.suffix != ".pth" and not here.exists():
+                here.symlink_to(installed)
     (folder / "tpcompile").symlink_to(ROOT / "tpcompile")
     return folder
 

@@ -53,8 +53,9 @@ def test_the_command_takes_every_field_of_its_request() -> None:
     fields = {field.name: field.default for field, _, _ in flags_of(GateRequest)}
     parameters = inspect.signature(gate).parameters
     found = {name: parameter.default for name, parameter in parameters.items()}
-    of_output = {"quiet": False, "json": False, "config_file": None, "context": inspect.Parameter.empty}
-    assert found == fields | of_output
+    of_output = {"quiet": False, "json": None, "junitxml": None, "html": None}
+    of_command = {"program": None, "config_file": None, "context": inspect.Parameter.empty}
+    assert found == fields | of_output | of_command
 
 
 @pytest.mark.parametrize(

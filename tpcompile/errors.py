@@ -47,14 +47,17 @@ class TpCompileError(Exception):
 
 
 class DivergenceError(TpCompileError):
-    """The ranks differ, or a check of the gate failed."""
+    """The ranks differ, or a check of the gate failed.
+
+    text: what differs, one line.
+    ranks: those to blame, where they are known.
+    """
 
     exit_code = ExitCode.FAIL
     run_dir: Path | None = None
     """Directory of the evidence, if it was written."""
 
     def __init__(self, text: str = "", *, ranks: Sequence[int] = ()) -> None:
-        """`ranks` are those to blame, where they are known."""
         super().__init__(text)
         self.ranks = tuple(ranks)
 
