@@ -54,6 +54,8 @@ def test_lines_of_the_faults_of_the_gate_count_as_the_users() -> None:
         "/opt/conda/lib/python3.11/site-packages/torch/nn/modules/module.py",
         "<frozen importlib._bootstrap>",
         logging.__file__,
+        "/tmp/torchinductor_me/jl/cjl6q3pjxpblcymt4ka4yxw7kz3xxgq2cvu6xjyuvilwp536gkc6.py",
+        "/scratch/cache/jl/cjl6q3pjxpblcymt4ka4yxw7kz3xxgq2cvu6xjyuvilwp536gkc6.py",
     ],
 )
 def test_torch_and_the_standard_library_are_no_lines_of_the_user(file: str) -> None:
@@ -61,7 +63,13 @@ def test_torch_and_the_standard_library_are_no_lines_of_the_user(file: str) -> N
 
 
 @pytest.mark.parametrize(
-    "file", ["/home/me/lib/model.py", "/opt/conda/lib/python3.11/site-packages/transformers/models/llama.py"]
+    "file",
+    [
+        "/home/me/lib/model.py",
+        "/opt/conda/lib/python3.11/site-packages/transformers/models/llama.py",
+        "/home/me/mo/cmodel.py",
+        "/home/me/on/continuous_batching_scheduler.py",
+    ],
 )
 def test_other_packages_are_lines_of_the_user(file: str) -> None:
     assert not is_library(UserLine(file=file, line=1))

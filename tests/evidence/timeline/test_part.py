@@ -6,6 +6,7 @@ import inspect
 import linecache
 import secrets
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.findings import Parted
 from tpcompile.evidence.timeline import pair, part, walk
 from tpcompile.evidence.timeline.detours import detours
-from tpcompile.evidence.timeline.flow import LINE_BITS, Code, Flow, Kind
+from tpcompile.evidence.timeline.flow import LINE_BITS, Code, Flow, Kind, until
 from tpcompile.evidence.timeline.part import left_own_way, parted
 from tpcompile.evidence.timeline.walk import forks
 from tpcompile.recording.flow import FlowRecorder
@@ -259,3 +260,28 @@ def test_a_rank_that_goes_on_as_before_or_never_came_there_has_left_no_way() -> 
     recorder.stop()
     assert left_own_way(on_its_way, 0, sent()) is None
     assert left_own_way(flow_of(programs.same_on_all, 0), 0, sent()) is None
+
+
+def after_step(rank: int, step: int) -> bool:
+    """A callback of a library's loop, which ends where it returns True."""
+    is_over = False
+    if rank == 1 and step == 5:
+        is_over = True
+    return is_over
+
+
+def trained(rank: int) -> None:
+    any(map(partial(after_step, rank), range(8)))
+
+
+def test_of_a_rank_that_left_something_out_the_end_of_what_it_executed_is_where_it_parted() -> None:
+    """The loop is a library's: of what the ranks do after the branch, one line of the program is all that is seen."""
+    lines, first = inspect.getsourcelines(trained)
+    runs = (__file__, first + next(number for number, line in enumerate(lines) if "any(" in line))
+    flows = {rank: until(flow_of(trained, rank), [runs]) for rank in (0, 1)}
+    behind = parted(flows, {__file__})
+    assert behind is None or not behind.is_uneven, "it may come there yet"
+    found = parted(flows, {__file__}, over=(1,))
+    assert found is not None
+    assert (found.line.function, found.odd, found.is_uneven) == ("after_step", (1,), True)
+    assert linecache.getline(__file__, found.line.line).strip().startswith("if rank == 1")

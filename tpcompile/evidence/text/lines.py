@@ -44,6 +44,10 @@ _STANDARD = re.compile(r"/lib(?:64)?/python\d(?:\.\d+)?/(?!site-packages/|dist-p
 """A file of the standard library on any machine: logs may come from a different one."""
 
 
+_GENERATED = re.compile(r"/([a-z2-7]{2})/c\1[a-z2-7]{20,}\.py$")
+"""A module that Inductor has generated, in whatever folder its cache is: named by the hash of its code."""
+
+
 def is_library(line: UserLine) -> bool:
     """True for a line of torch, of our own wrappers or of the standard library."""
     return _is_library(line.file, line.line, line.code)
@@ -61,8 +65,8 @@ def _is_library(file: str, line: int, code: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def is_library_file(file: str) -> bool:
-    """True for a file of those, given with its whole path."""
-    return any(place.search(file) for place in (_OWN, _TORCH, _STANDARD))
+    """True for a file of those, or one that torch has generated, given with its whole path."""
+    return any(place.search(file) for place in (_OWN, _TORCH, _STANDARD, _GENERATED))
 
 
 def is_packaged(file: str) -> bool:

@@ -100,8 +100,7 @@ def with_branch(
 def _with_own_branch(verdict: Verdict, flows: Mapping[int, Flow], readable: Collection[str]) -> Verdict:
     """Where one rank is known to have left something out: the branch at which it went another way than before."""
     lead = verdict.lead
-    is_one = lead is not None and lead.is_rank_known and len(lead.ranks) == 1 and lead.cause in _LEFT_OUT
-    if lead is None or lead.line is None or not is_one or lead.ranks[0] not in flows:
+    if lead is None or lead.line is None or not _over(lead) or lead.ranks[0] not in flows:
         return verdict
     try:
         found = left_own_way(flows[lead.ranks[0]], lead.ranks[0], lead.line)
@@ -118,7 +117,10 @@ def _with_branch(
     if verdict.lead is None or is_elsewhere:  # the rank to blame is of a different domain, or left nothing
         return verdict
     try:
-        found = parted(flows, readable, _WORD.findall(verdict.lead.says), is_same_program=is_same_program)
+        found = parted(
+            flows, readable, _WORD.findall(verdict.lead.says), is_same_program=is_same_program,
+            over=_over(verdict.lead),
+        )  # fmt: skip
     except ValueError:  # a peer sent what is no flow: the verdict stands without it
         return verdict
     if found is None:
@@ -127,6 +129,12 @@ def _with_branch(
     if verdict.lead.cause in _OF_COLLECTIVES and not (found.is_uneven or is_of_sizes):
         return verdict
     return _led_by(verdict, verdict.lead, found, readable)
+
+
+def _over(lead: Lead) -> tuple[int, ...]:
+    """The rank that is known to have left something out: what it has not executed, it will not."""
+    is_left_out = lead.is_rank_known and lead.cause in _LEFT_OUT and len(lead.ranks) == 1
+    return lead.ranks if is_left_out else ()
 
 
 def _led_by(verdict: Verdict, before: Lead, found: Parted, readable: Collection[str]) -> Verdict:

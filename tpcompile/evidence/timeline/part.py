@@ -32,12 +32,13 @@ def parted(
     named: Collection[str] = (),
     *,
     is_same_program: bool = True,
+    over: Collection[int] = (),
 ) -> Parted | None:
     """The branch at which the ranks parted, or the line that set a value apart; None when none counts.
 
     `readable` are the files that may be opened: those that this process runs itself, as a peer could name any other.
     `named` are the words of what is known already: a guard names a variable. Ranks of different domains need not run
-    the same program.
+    the same program. The ranks that are `over` are known to have left out what the others did after their last step.
     Raises ValueError for a flow that cannot be read.
     """
     usable = {rank: flow for rank, flow in sorted(flows.items()) if flow.packed}
@@ -56,7 +57,8 @@ def parted(
             break
         begin = common_start(numbered.steps[base], numbered.steps[rank], are_whole=are_whole)
         if begin is not None:
-            found = list(forks(walks.steps[base], walks.steps[rank], begin))
+            are_over = base in over, rank in over
+            found = list(forks(walks.steps[base], walks.steps[rank], begin, are_over=are_over))
             values = compared(walks, scopes, base, rank, found, begin)
             before = [one for one in set_before if one.by_rank[base] != one.by_rank[rank]]
             pairs.append(Pair(walks, scopes, base, rank, frozenset(readable), found, values, before, is_same_program))

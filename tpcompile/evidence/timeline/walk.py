@@ -161,11 +161,17 @@ class Fork:
 
 
 def forks(
-    mine: Sequence[Step], theirs: Sequence[Step], begin: tuple[int, int], inside: Sequence[Place] = ()
+    mine: Sequence[Step],
+    theirs: Sequence[Step],
+    begin: tuple[int, int],
+    inside: Sequence[Place] = (),
+    *,
+    are_over: tuple[bool, bool] = (False, False),
 ) -> Iterator[Fork]:
     """The places at which two ranks part, from two indices on at which they are together, `inside` these frames.
 
-    What is missing at the end of one rank is no fork: it has not come so far yet.
+    What is missing at the end of one rank is no fork: it has not come so far yet. Of a rank that is known not to come
+    there, it is the last one: the ranks part in the frame that was running.
     """
     i, j = begin
     ends_s = time.monotonic() + _MAX_S
@@ -176,6 +182,9 @@ def forks(
             follow(frames, mine[i])
             i, j = i + 1, j + 1
         if i == len(mine) or j == len(theirs) or time.monotonic() > ends_s:
+            goes_on = (j < len(theirs) and are_over[0]) or (i < len(mine) and are_over[1])
+            if frames and goes_on:
+                yield Fork((i, j), (len(mine), len(theirs)), tuple(frames), True)
             return
         as_before = ways.get(frames[-1]) if frames else None
         ends = as_before and _after(mine, theirs, (i, j), as_before)
