@@ -285,3 +285,18 @@ def test_of_a_rank_that_left_something_out_the_end_of_what_it_executed_is_where_
     assert found is not None
     assert (found.line.function, found.odd, found.is_uneven) == ("after_step", (1,), True)
     assert linecache.getline(__file__, found.line.line).strip().startswith("if rank == 1")
+
+
+def sized(rank: int) -> None:
+    if rank == 0:
+        after_step(rank, 0)
+    for step in range(9):
+        size = 16 - 8 * (rank == 1 and step > 4)
+        after_step(0, size)
+
+
+def test_a_branch_after_which_a_value_was_equal_is_not_why_it_differs_later() -> None:
+    """Rank 0 writes the checkpoint; long after that a batch of rank 1 is shorter."""
+    found = parted({rank: flow_of(sized, rank) for rank in (0, 1)}, {__file__})
+    assert found is not None
+    assert linecache.getline(__file__, found.line.line).strip().startswith("size = 16")

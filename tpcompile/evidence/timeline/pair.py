@@ -105,8 +105,25 @@ class Pair:
         if found is not None:
             last = max((one for one in depends.reasons if is_line(steps[one.set_at])), default=None)
             return Counts(found, last if isinstance(found, Unlike) else None, False)
-        is_clear = once and not differing
-        return Counts(self._origin(once[-1], once[:-1], differing), once[-1], False, False) if is_clear else None
+        if differing or not once:
+            return None
+        newest = once[-1]
+        apart = self._set_apart_after(newest)
+        if apart is None:
+            return Counts(self._origin(newest, once[:-1], differing), newest, False, False)
+        depends = self._dependence(self._read(steps[apart.set_at]), apart.set_at, differing, ())
+        return Counts(self._reason(depends, ()) or apart, None, False, False)
+
+    def _set_apart_after(self, fork: Fork) -> Unlike | None:
+        """The first value that differs from some time on and was equal after that fork, which is no reason then."""
+        steps = self.walks.steps[self.base]
+        found = self.values.found
+        agreed = {
+            (name, place_of(steps[at])) for (at, name), unlike in found.items() if unlike is None and at >= fork.ends[0]
+        }
+        new = [one for one in map(found.__getitem__, self.values.new) if one is not None and is_line(steps[one.set_at])]
+        after = [one for one in new if one.set_at >= fork.ends[0] and (one.key[1], one.place) in agreed]
+        return min(after, key=start_of, default=None)
 
     def _set_before(self, wanted: set[str], *, is_sure: bool) -> UnlikeBefore | None:
         """What was set differently before the block; a container only where nothing else is known to be the reason."""
