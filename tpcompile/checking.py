@@ -67,7 +67,7 @@ def capture(
     axis: str = "tp",
     watch: bool = True,
     policy: Policy = "stop",
-    allowed: Allowed = (),
+    allow: Allowed = (),
     tp_aware: Iterable[str] = (),
     num_breaks: int | None = 0,
     alone: bool = False,
@@ -89,7 +89,7 @@ def capture(
     policy: what `watch` does with a divergence. "stop": the job ends within seconds, with a printed verdict and exit
         code 1; "warn": it is logged; or a function that gets the Verdict on every rank.
     run_dir: where a verdict of `watch` is written, by default runs/<time>-sentinel-<id>.
-    allowed: intended differences, (layer, text, reason).
+    allow: intended differences, (layer, text, reason).
     tp_aware: custom ops, kernels, passes and backends that are right on a shard.
     num_breaks: places (line and reason) at which the graphs break on each rank by intent, 0 by default; None for any
         number. More or fewer are red.
@@ -99,16 +99,16 @@ def capture(
     """
     if num_breaks is not None and (isinstance(num_breaks, bool) or not isinstance(num_breaks, int) or num_breaks < 0):
         raise ConfigError(f"num_breaks={num_breaks!r}: pass the number of graph breaks that are meant, or None for any")
-    allowed, tp_aware = tuple(allowed), tuple(tp_aware)  # read twice
+    allow, tp_aware = tuple(allow), tuple(tp_aware)  # read twice
     domain = domain_of(mesh, axis) if dist.is_initialized() else ALONE
     session = CaptureSession(groups=domain.roles)
     sentinel = None
     if watch and len(domain.members) > 1:
         sentinel = Sentinel(
-            mesh=mesh, axis=axis, policy=policy, allow=allowed, tp_aware=tp_aware, run_dir=run_dir, session=session
+            mesh=mesh, axis=axis, policy=policy, allow=allow, tp_aware=tp_aware, run_dir=run_dir, session=session
         )
     return Capture(
-        domain, session=session, sentinel=sentinel, allowed=allowed, tp_aware=tp_aware, num_breaks=num_breaks,
+        domain, session=session, sentinel=sentinel, allowed=allow, tp_aware=tp_aware, num_breaks=num_breaks,
         alone=alone,
     )  # fmt: skip
 

@@ -70,7 +70,7 @@ class Target:
     """The mesh of the ranks; by default `ctx.mesh`."""
     axis: str = "tp"
     """The ranks of one group of this axis must agree; groups are compared apart."""
-    allowed: Sequence[tuple[str, str, str]] = ()
+    allow: Sequence[tuple[str, str, str]] = ()
     """Intended differences between ranks, (layer, text, reason)."""
     tp_aware: Sequence[str] = ()
     """Names of custom ops, kernels, passes and backends that are right on a shard."""

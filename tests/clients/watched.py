@@ -37,7 +37,7 @@ def watched(
         with tpcompile.Sentinel(mesh=mesh, axis=axis, allow=allowed, run_dir=run_dir):
             yield
         return
-    with tpcompile.capture(mesh, axis=axis, allowed=allowed, num_breaks=None, run_dir=run_dir) as run:
+    with tpcompile.capture(mesh, axis=axis, allow=allowed, num_breaks=None, run_dir=run_dir) as run:
         yield
     verdict = tpcompile.check(run)
     verdict.publish(run_dir)

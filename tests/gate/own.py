@@ -202,7 +202,7 @@ def reading_rank(ctx: TargetContext) -> tpcompile.Target:
     """A constant that depends on the rank, declared as intended."""
     model = _functional(ctx, fault="constant")
     allowed = [("graph", "mul(%0, ", "each rank scales its own input, on purpose")]
-    return tpcompile.Target(program=model, inputs=_inputs(4), allowed=allowed)
+    return tpcompile.Target(program=model, inputs=_inputs(4), allow=allowed)
 
 
 def ending(ctx: TargetContext) -> Any:
@@ -220,7 +220,7 @@ def ending(ctx: TargetContext) -> Any:
         return tpcompile.Target(program=_functional(ctx), inputs=_inputs(4), axis="model")
     if how == "allows what cannot be":
         return tpcompile.Target(
-            program=_functional(ctx), inputs=_inputs(4), allowed=[("graphs", "mul(%0, ", "on purpose")]
+            program=_functional(ctx), inputs=_inputs(4), allow=[("graphs", "mul(%0, ", "on purpose")]
         )
     if how == "never returns":
         time.sleep(1000)

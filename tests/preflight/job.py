@@ -84,7 +84,7 @@ class Ranks:
         """The same, allowed."""
         allowed = [("environment", "TORCHINDUCTOR_MAX_AUTOTUNE", "rank 1 tunes for all")]
         with self.odd(mock.patch.dict(os.environ, {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"})):
-            return self.check(allowed=allowed)
+            return self.check(allow=allowed)
 
     def setting(self) -> str:
         """A patched Inductor config."""

@@ -51,7 +51,7 @@ def test_an_unknown_axis_is_named_with_those_there_are(store: dist.Store) -> Non
 @pytest.mark.parametrize("entry", [("environment", "NCCL", ""), ("enviroment", "NCCL", "why"), ("inputs", "", "why")])
 def test_an_allowed_entry_needs_a_layer_a_text_and_a_reason(store: dist.Store, entry: tuple[str, str, str]) -> None:
     with pytest.raises(ConfigError, match="must be"):
-        check_setup(store=store, allowed=[entry])
+        check_setup(store=store, allow=[entry])
 
 
 def test_a_recheck_needs_frozen_weights_and_a_check_before(store: dist.Store) -> None:

@@ -28,11 +28,11 @@ def declared(config: TargetConfig, target: Target, mesh: DeviceMesh) -> tuple[Ta
     """The configuration with what the target declares, and the ranks that must agree with this one.
 
     `mesh` is used when the target has no mesh. Raises TargetError for an axis that the mesh does not have, and for an
-    entry of `allowed` that is not a (layer, text, reason).
+    entry of `allow` that is not a (layer, text, reason).
     """
     try:
         domain = domain_of(target.mesh or mesh, target.axis)
-        return config.declaring(allow=target.allowed, tp_aware=target.tp_aware), domain
+        return config.declaring(allow=target.allow, tp_aware=target.tp_aware), domain
     except ConfigError as error:
         raise TargetError(f"--target {config.target}: {error}") from None
 

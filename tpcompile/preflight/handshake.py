@@ -42,7 +42,7 @@ def check_setup(
     timeout_s: float = 60.0,
     resolved: Resolvers | None = None,
     sharded: ShardedBy = None,
-    allowed: Allowed = (),
+    allow: Allowed = (),
 ) -> Verdict:
     """Compare how all ranks are set up; every rank calls it before the first compile, every rank gets the verdict.
 
@@ -56,7 +56,7 @@ def check_setup(
     timeout_s: seconds after which a rank that does not call is a failed check with its number.
     resolved: backends of your own, name -> callable or text.
     sharded: which plain tensors of `module` are shards: patterns, a function, or pattern -> full shape.
-    allowed: intended differences, (layer, text, reason).
+    allow: intended differences, (layer, text, reason).
 
     Raises ConfigError for invalid arguments, DivergenceError when the judging rank stops responding.
     """
@@ -68,7 +68,7 @@ def check_setup(
         timeout_s=timeout_s,
         resolved=resolved,
         sharded=sharded,
-        allowed=allowed,
+        allow=allow,
     )
     return handshake.check()
 
@@ -91,19 +91,19 @@ class Handshake:
         timeout_s: float = 60.0,
         resolved: Resolvers | None = None,
         sharded: ShardedBy = None,
-        allowed: Allowed = (),
+        allow: Allowed = (),
         frozen: bool = False,
     ) -> None:
         if timeout_s <= 0:
             raise ConfigError(f"timeout_s={timeout_s:g} must be positive")
-        for layer, text, reason in allowed:
+        for layer, text, reason in allow:
             is_complete = bool(text and reason)
             if layer not in _LAYERS or not is_complete:
                 given = (layer, text, reason)
                 raise ConfigError(
-                    f"allowed entry {given} must be (layer, text it contains, reason); layers are {_LAYERS}"
+                    f"allow entry {given} must be (layer, text it contains, reason); layers are {_LAYERS}"
                 )
-        self._module, self._mesh, self._sharded, self._allowed = module, mesh, sharded, allowed
+        self._module, self._mesh, self._sharded, self._allowed = module, mesh, sharded, allow
         self._resolved, self._frozen, self._timeout_s = resolved or {}, frozen, timeout_s
         self._group = group_of(mesh, axis)
         # init_process_group() without a backend means gloo for CPU and NCCL for GPU tensors.

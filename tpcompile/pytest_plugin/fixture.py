@@ -70,7 +70,7 @@ class TensorParallel:
         *calls: Any,
         mesh: DeviceMesh | None = None,
         backward: bool = False,
-        allowed: Sequence[tuple[str, str, str]] = (),
+        allow: Sequence[tuple[str, str, str]] = (),
         tp_aware: Sequence[str] = (),
         **compile_options: Any,
     ) -> Any:
@@ -80,7 +80,7 @@ class TensorParallel:
             call is made twice; the second time nothing may compile that `expect` does not announce.
         mesh: the mesh whose axis `tp` has the ranks to compare, by default all ranks.
         backward: also run the backward of the sum of the output.
-        allowed, tp_aware: as in `tpcompile.capture`.
+        allow, tp_aware: as in `tpcompile.capture`.
         compile_options: of `torch.compile`, `backend="aot_eager"` for example; none for a model that is compiled.
 
         Returns the output of the last call. Raises DivergenceError with the verdict: cause, rank, op or guard, and the
@@ -90,9 +90,7 @@ class TensorParallel:
         name = f"check_{next(self._numbers)}"
         program = _compiled(model, compile_options)
         mesh = mesh or self.mesh
-        with tpcompile.capture(
-            mesh, allowed=allowed, tp_aware=tp_aware, run_dir=self._files.stopped_by_sentinel
-        ) as run:
+        with tpcompile.capture(mesh, allow=allow, tp_aware=tp_aware, run_dir=self._files.stopped_by_sentinel) as run:
             for number, arguments in enumerate(calls, start=1):
                 for phase in (f"call {number}", f"call {number} again"):
                     with run.phase(phase):

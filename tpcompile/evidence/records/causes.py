@@ -96,9 +96,7 @@ class Cause(StrEnum):
         return _NOTES.get(self, "")
 
 
-_DECLARE = (
-    "Or declare a value that is meant to differ with `allowed=` (of a Sentinel: `allow=`), `--allow` or gate.allow."
-)
+_DECLARE = "Or declare a value that is meant to differ with `allow=`, `--allow` or gate.allow."
 ADVICE: dict[Cause, tuple[str, ...]] = {
     Cause.RANK_BRANCH: (
         "Move rank-dependent work (logging, checks, saving) out of the compiled region.",
