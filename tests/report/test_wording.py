@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.report import samples
+from tpcompile.evidence.judgement.equal_ranks import equal_ranks
 from tpcompile.evidence.logs.diagnose import diagnose
 from tpcompile.evidence.records import Lead, RankGroup, UserLine, value_item
 from tpcompile.evidence.records.causes import Cause
@@ -111,3 +112,10 @@ def test_a_finding_that_is_a_guard_itself_does_not_say_it_twice(job: str) -> Non
 def test_a_cause_with_advice_is_explained_by_a_command(cause: Cause, do_first: str, slugs: list[str]) -> None:
     lead = Lead(cause=cause, says="it differs", do_first=do_first)
     assert [text.rpartition(" ")[2] for text in wording.more_lines(lead)] == slugs
+
+
+def test_a_rank_without_a_record_is_equal_to_nobody() -> None:
+    whole = samples.passing().model_copy(update={"world_size": 2, "domains": {"tp": ((0, 1),)}})
+    lost = whole.model_copy(update={"domains": {"tp": ((0,),)}})
+    assert [text.rpartition(" ")[2] for text, _ in equal_ranks(whole)] == ["equal)"]
+    assert [text.rpartition(" ")[2] for text, _ in equal_ranks(lost)] == ["0", "1"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tpcompile.evidence.groups.by_rank import ByRank, Groups
 from tpcompile.evidence.records import Divergence, Verdict
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks, ranks_text
 
 
 def equal_groups(domains: Mapping[str, Sequence[int]], found: Iterable[Divergence]) -> dict[str, Groups]:
@@ -29,17 +29,24 @@ def equal_groups(domains: Mapping[str, Sequence[int]], found: Iterable[Divergenc
 
 
 def equal_ranks(verdict: Verdict) -> list[tuple[str, bool]]:
-    """`equal ranks in tp: 0-1 | 2` of each domain, with True where its ranks are not equal."""
+    """`equal ranks in tp: 0-1 | 2` of each domain, with True where its ranks are not equal.
+
+    Ranks without a record come last: they left before the comparison, and are equal to nobody.
+    """
     found: list[tuple[str, bool]] = []
+    recorded = {rank for groups in verdict.domains.values() for group in groups for rank in group}
+    missing = tuple(rank for rank in range(verdict.world_size) if rank not in recorded)
     for domain, groups in sorted(verdict.domains.items()):
         text = " | ".join(ranks_text(group) for group in groups)
         here = [one for one in verdict.divergences if one.domain == domain]
         accepted = [one for one in here if not one.is_red]
         is_split = len(groups) > 1
-        note = " (all equal)"
+        note = "" if missing else " (all equal)"
         if accepted:
             note = f" (but for {len(accepted)} accepted)"
         if is_split:
             note = ""
         found.append((f"equal ranks in {domain}: {text}{note}", is_split))
+    if missing and recorded:
+        found.append((f"no record: {named_ranks(missing)}", False))
     return found
