@@ -301,6 +301,7 @@ def test_it_is_registered_under_the_name_of_its_module() -> None:
 
 
 @NEEDS_METADATA
-@pytest.mark.parametrize(("version", "is_known"), [("2.11.0", True), ("2.13.0+cpu", True), ("2.14.0", False)])
+@pytest.mark.parametrize(("version", "is_known"), [("2.10.0", False), ("2.11.0", True), ("2.13.0+cpu", True)])
 def test_the_range_of_torch_is_that_of_the_package(version: str, is_known: bool) -> None:
+    """A version that is too new is a warning where torch is imported."""
     assert (session._out_of_range(version) == "") == is_known
