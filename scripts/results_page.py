@@ -197,7 +197,7 @@ def _healthy(read: Mapping[str, Any]) -> Iterator[str]:
 
 def _clients(read: Mapping[str, Any]) -> Iterator[str]:
     counts = ("healthy", "alarms", "faults", "found", "rank right", "cause right", "line right", "all right")
-    names = ("clients_cpu.json", "clients_run_cpu-python3.11.json")
+    names = ("clients_cpu.json", "clients_run_cpu-python3.11.json", "clients_run_cpu-python3.12.json")
     yield _table(("file", *counts), ((name, *(read[name]["summary"][count] for count in counts)) for name in names))
     yield f"`results/clients_cpu.json`. {as_page(rows_of(RESULTS / 'clients_cpu.json'))}\n"
 
