@@ -131,7 +131,9 @@ def test_a_process_without_groups_is_left_alone(tmp_path: Path, code: str, exit_
         "import sys, types; made = types.ModuleType('sitecustomize_ran'); made.MARK = 'hidden no more';"
         "sys.modules['sitecustomize_ran'] = made\n"
     )
-    done = run(tmp_path, [sys.executable, "-c", code], PYTHONPATH=f"{tmp_path}:{PYTHONPATH}")
+    page = tmp_path / "page.html"  # of which there is nothing to show
+    done = run(tmp_path, [sys.executable, "-c", code], "--html", str(page), PYTHONPATH=f"{tmp_path}:{PYTHONPATH}")
+    assert not page.exists() and "no page: " in done.stderr
     assert done.returncode == exit_code
     assert says in done.stderr
     assert ("hidden no more" in done.stdout) == (exit_code == 0)

@@ -91,7 +91,12 @@ def write_text(path: Path, text: str) -> None:
             path.write_text(text, encoding="utf-8")
             return
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False, encoding="utf-8") as file:
-            file.write(text)
+            try:
+                file.write(text)
+                file.flush()
+            except OSError:
+                os.unlink(file.name)
+                raise
             os.fchmod(file.fileno(), 0o644)
         os.replace(file.name, path)
     except OSError as error:

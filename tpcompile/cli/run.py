@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from tpcompile.cli.outputs import Html, Json, Junit, Quiet
+
+if TYPE_CHECKING:
+    from tpcompile.evidence.rundir import RunDir
 
 
 def run(
@@ -41,7 +45,7 @@ def run(
     The exit code is that of the job.
     """
     from tpcompile.cli import outputs
-    from tpcompile.errors import ConfigError
+    from tpcompile.errors import ConfigError, TpCompileError
     from tpcompile.evidence.rundir import RunDir, new_name
     from tpcompile.report import console
     from tpcompile.watched import Settings, run_watched
@@ -51,13 +55,25 @@ def run(
     directory = RunDir.create_new(run_dir or Path(new_name("run")))
     settings = Settings(run_dir=str(directory.path.resolve()), policy=policy, follow=tuple(follow or ()), flow=flow)
     code = run_watched(command, settings, console.stderr(), is_quiet=quiet)
-    verdict = directory.read_verdict()
-    if verdict is not None:
-        outputs.write(verdict, json=json, junitxml=junitxml)
-    if html is not None:
-        from tpcompile.cli.compare import judge
-        from tpcompile.report.page.gather import gathered
+    try:
+        verdict = directory.read_verdict()
+        if verdict is not None:
+            outputs.write(verdict, json=json, junitxml=junitxml)
+        if html is not None:
+            _write_page(directory, html)
+    except TpCompileError as error:  # the exit code is that of the job
+        print(f"tpcompile run: {error}", file=sys.stderr)
+    raise typer.Exit(code)
 
+
+def _write_page(directory: RunDir, html: Path) -> None:
+    from tpcompile.cli import outputs
+    from tpcompile.cli.compare import judge
+    from tpcompile.errors import ConfigError
+    from tpcompile.report.page.gather import gathered
+
+    try:
         with gathered(directory.path, judge) as evidence:
             outputs.write_page(evidence, html)
-    raise typer.Exit(code)
+    except ConfigError as error:
+        raise ConfigError(f"no page: {error}") from None

@@ -25,11 +25,16 @@ _RISKY = {
 
 def variables(environ: Mapping[str, str]) -> list[Finding]:
     """One finding for each variable that is set and risky, and one that lists the others."""
-    found = {name: environ[name] for name in sorted(environ) if name.startswith(_BEGIN)}
-    risky = [name for name in found if name in _RISKY and found[name] not in _OFF]
-    others = [f"{name}={value}" for name, value in found.items() if name not in risky]
+    risky: list[Finding] = []
+    others: list[str] = []
+    for name in sorted(environ):
+        value = environ[name]
+        if name in _RISKY and value not in _OFF:
+            risky.append(_risk(name, value))
+        elif name.startswith(_BEGIN):
+            others.append(f"{name}={value}")
     listed = Finding(name="environment", says=" ".join(others) or "nothing set that changes compilation")
-    return [listed, *(_risk(name, found[name]) for name in risky)]
+    return [listed, *risky]
 
 
 def _risk(name: str, value: str) -> Finding:

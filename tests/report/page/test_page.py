@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.evidence.samples import line
+from tests.evidence.samples import call, compiled, line, record, reduce
 from tests.report import samples as verdicts
 from tests.report.page.samples import HOSTILE, big_run, rank, write_run
 from tpcompile.errors import ConfigError
@@ -252,3 +252,18 @@ def test_a_trace_has_a_process_for_each_rank_and_its_events_in_microseconds() ->
     spans = [(one["pid"], one["name"], one["ts"], one["dur"]) for one in found if one["ph"] == "X"]
     assert spans == [(0, "0/0 f", 0.0, 500_000.0), (3, "all_reduce", 1_000_000.0, 1_000_000.0)]
     assert [one["pid"] for one in found if one["name"] == "process_name"] == [0, 3]
+
+
+def test_a_difference_is_listed_from_its_own_compile_not_from_one_whose_line_begins_alike(tmp_path: Path) -> None:
+    """forward model.py:3 and forward model.py:30 with one compile id, as after a reset."""
+    ranks = []
+    for number in (0, 1):
+        first = compiled(call("mul", "%0", str(2 + number)), reduce("%1"))
+        second = compiled(call("add", "%0", str(7 + number)), reduce("%1"), line=line(30))
+        ranks.append(record(number, first, second, domain="tp"))
+    shown = seen(write_run(tmp_path, ranks).path)
+    for difference in shown.differences:
+        assert difference.listing is not None
+        op = difference.title.partition("(")[0]
+        assert all(op in str(row.left) for row in difference.listing.rows if row is not None and row.differs)
+    assert {difference.title.partition("(")[0] for difference in shown.differences} == {"mul", "add"}

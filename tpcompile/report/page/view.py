@@ -141,8 +141,10 @@ def _listing(found: Divergence, evidence: Evidence, slots: Sequence[Slot]) -> Li
     if not found.where:
         environments = (evidence.fetch(left, -1, found.layer, ""), evidence.fetch(right, -1, found.layer, ""))
         return listing(*environments, titles) if found.layer == Layer.ENVIRONMENT else None
-    here = [slot for slot in slots if found.where.startswith(slot.where) and {left, right} <= slot.taken.keys()]
-    for slot in here:
+    for slot in slots:
+        is_here = found.where == slot.where or found.where.startswith(f"{slot.where} (")  # with the part of a layer
+        if not is_here or not {left, right} <= slot.taken.keys():
+            continue
         parts = [part for layer, part in slot.differing if layer == found.layer]
         for part in parts:
             one = evidence.fetch(left, slot.taken[left].index, found.layer, part)
