@@ -271,6 +271,16 @@ def a_setting_is_read_once(rank: int) -> None:
         collective(width)
 
 
+def a_line_that_runs_late_makes_a_size_differ(rank: int) -> None:
+    """The first values that this line sets: those of the other line were equal each time."""
+    for step in range(6):
+        length = 16
+        if step > 3:
+            length = 16 - 8 * (rank == 1) - step % 2  # sets
+        batch = [step] * length
+        collective(len(batch))
+
+
 def a_width_is_used(width: int) -> None:
     for _ in range(5):
         collective(width)

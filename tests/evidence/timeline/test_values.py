@@ -24,6 +24,9 @@ SET_APART = {
     programs.a_size_differs_once: (programs.tokens_of, ("what it returns = 32", "what it returns = 23")),
     programs.a_counter_runs_ahead: (programs.a_counter_runs_ahead, ("total = 32", "total = 28")),
     programs.a_setting_is_read_once: (programs.a_setting_is_read_once, ("width = 8", "width = 16")),
+    programs.a_line_that_runs_late_makes_a_size_differ: (
+        programs.a_line_that_runs_late_makes_a_size_differ, ("length = 16", "length = 8")
+    ),
     programs.equal_by_chance_at_first: (programs.equal_by_chance_at_first, None),
     programs.a_loader_yields_a_short_batch: (programs.batches_of, ("rows = 4", "rows = 3")),
     programs.one_rank_logs_once_and_another_has_a_short_batch: (

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.timeline.flow import Code
 from tpcompile.evidence.timeline.walk import Fork, Place, Value, Walks
 
@@ -37,7 +38,10 @@ class Compared:
     found: Mapping[Key, Unlike | None]
     """None where they are equal."""
     new: frozenset[Key]
-    """Those that differ after they had been equal there, and did not go on to be equal and different by turns."""
+    """Those that differ after they had been equal, and did not go on to be equal and different by turns.
+
+    Each line counts by itself; one that makes a variable differ whenever it runs is beside the other lines that set it.
+    """
     once: frozenset[Key]
     """Those that differ where they were set a single time."""
 
@@ -89,13 +93,22 @@ def compared(
         history.setdefault((value.place, value.name), []).append(key)
     new: set[Key] = set()
     once: set[Key] = set()
+    by_name = grouped(found, lambda key: key[1])
     for keys in history.values():
         differ = [number for number, key in enumerate(keys) if found[key] is not None]
-        if len(keys) == 1:
+        if len(differ) == len(keys) and _was_equal(keys[0], by_name[keys[0][1]], found):
+            new.update(keys)
+        elif len(keys) == 1:
             once.update(keys[number] for number in differ)
         elif differ and differ[0] >= min(_EQUAL, len(differ)) and differ[-1] - differ[0] == len(differ) - 1:
             new.update(keys[number] for number in differ)
     return Compared(found, frozenset(new), frozenset(once))
+
+
+def _was_equal(key: Key, of_name: Sequence[Key], found: Mapping[Key, Unlike | None]) -> bool:
+    """True where other lines gave the variable equal values before, each time."""
+    before = [found[other] for other in of_name if other[0] < key[0]]
+    return len(before) >= _EQUAL and not any(before)
 
 
 def _together(values: Sequence[Value], forks: Sequence[Fork], begin: tuple[int, int]) -> Iterator[tuple[Value, int]]:
