@@ -16,6 +16,7 @@ import typer
 import yaml
 
 import tpcompile
+from tests.picture import VERDICT, text_of
 from tpcompile import cli
 from tpcompile.cli.defaults import defaults
 from tpcompile.config import GateConfig
@@ -200,9 +201,10 @@ def test_the_source_lines_that_a_page_quotes_are_those_of_the_files(page: Path) 
 
 
 def test_a_quoted_line_that_has_moved_is_found() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert "overflow.py:33 in" in text
-    assert wrong_quotes(text.replace("overflow.py:33 in", "overflow.py:30 in")) == ["overflow.py:30"]
+    text = f"```\n{text_of(VERDICT)}```\n"
+    assert wrong_quotes(text) == []
+    moved = text.replace("overflow.py:33 in", "overflow.py:30 in")
+    assert wrong_quotes(moved) == ["examples/overflow.py:30"]
     assert wrong_quotes("```\nat overflow.py:26 in synchronize, which\n```\n") == []
     assert wrong_quotes("```\nat overflow.py:26 in overflowed, which\n```\n") == ["overflow.py:26"]
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.forked import PYTHONPATH, ROOT
 from tests.gate.runs import leftovers
+from tests.picture import VERDICT, text_of
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.watched import Settings, environment
@@ -99,7 +100,7 @@ def test_the_example_of_the_readme_is_named_as_it_says(tmp_path: Path) -> None:
     says = f"overflow.py:{lead.line.line} in {lead.line.function}"
     if sys.version_info >= (3, 12):
         assert (lead.cause, lead.line.code) == (Cause.PARTED, "if overflowed(loss):")
-        assert f"(rank 1) at {says}" in (ROOT / "README.md").read_text()
+        assert f"(rank 1) at examples/{says}" in text_of(VERDICT), "make it again: scripts/verdict_svg.py"
     else:
         assert (lead.cause, lead.line.function) == (Cause.STUCK_COLLECTIVE, "synchronize")
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from tests.report import samples
 from tpcompile.evidence.records import Layer, Lead, RankGroup, Status, Verdict, value_item
 from tpcompile.report import screen
+from tpcompile.report.wording import do_first_label
 
 LEAD = Lead(says="node 4 multiplies by 8", ranks=(7,), line=samples.LINE, do_first="make the constant a buffer")
 LONG = "a difference that takes many words to say, " * 12
@@ -67,7 +68,15 @@ def test_the_lead_is_first_and_last(tmp_path: Path) -> None:
     lines = [line for line in shown(verdict, tmp_path, width=200) if str(tmp_path) not in line]
     assert LEAD.says in lines[1]
     assert verdict.summary in lines[-2]
-    assert lines[-1] == f"do first: {LEAD.do_first}"
+    assert lines[-1].startswith("do first, on rank 7 in ") and lines[-1].endswith(f": {LEAD.do_first}")
+
+
+def test_what_to_do_names_ranks_that_are_known_to_be_wrong_alone() -> None:
+    unknown = LEAD.model_copy(update={"is_rank_known": False})
+    everywhere = LEAD.model_copy(update={"ranks": (), "line": None})
+    named = [do_first_label(lead) for lead in (LEAD, unknown, everywhere)]
+    place = f"{Path(samples.LINE.file).name}:{samples.LINE.line}"
+    assert named == [f"do first, on rank 7 in {place}", f"do first, in {place}", "do first"]
 
 
 def test_a_green_verdict_that_fits_leaves_no_files(tmp_path: Path) -> None:

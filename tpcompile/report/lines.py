@@ -12,6 +12,7 @@ from tpcompile.evidence.text.ranks import named_ranks, ranks_text
 from tpcompile.report.wording import (
     accepted_lines,
     cause_lines,
+    do_first_lines,
     guard_line,
     headline,
     item_text,
@@ -48,9 +49,8 @@ def lines(verdict: Verdict, *, command: str) -> list[str]:
 
 def last_lines(verdict: Verdict, summary: str = "") -> list[str]:
     """The outcome, what to do first, and where there is more about the cause; alone with the whole summary."""
-    advice = verdict.lead.do_first if verdict.lead else ""
-    do_first = [f"do first: {advice}"] if advice else []
-    return [f"{outcome(verdict)}: {summary or verdict.summary}", *do_first, *more_lines(verdict.lead)]
+    said = f"{outcome(verdict)}: {summary or verdict.summary}"
+    return [said, *do_first_lines(verdict.lead), *more_lines(verdict.lead)]
 
 
 def _check(check: Check) -> str:

@@ -30,6 +30,7 @@ from tpcompile.report.wording import (
     accepted_lines,
     by_mode,
     cause_lines,
+    do_first_lines,
     failed,
     groups_text,
     guard_line,
@@ -124,12 +125,7 @@ def last_lines(verdict: Verdict, summary: str = "") -> list[Text]:
     style = "bold green" if verdict.exit_code == 0 else "bold red"
     outcome_line = line(f"{outcome(verdict)}: {summary or verdict.summary}", style)
     more = [line(text, "dim") for text in more_lines(verdict.lead)]
-    return [outcome_line, *_do_first(verdict.lead, style), *more]
-
-
-def _do_first(lead: Lead | None, style: str = "") -> list[Text]:
-    advice = lead.do_first if lead else ""
-    return [line(f"do first: {advice}", style)] if advice else []
+    return [outcome_line, *(line(text, style) for text in do_first_lines(verdict.lead)), *more]
 
 
 def line(text: str, style: str = "") -> Text:
@@ -142,7 +138,7 @@ def lead_text(lead: Lead, guard: str = "") -> Group:
     cause, who = line(cause_text(lead), "bold red"), lead_ranks_text(lead)
     ranks = [_indented(line(who, "bold"))] if who else []
     ranks += [_indented(line(guard))] if guard else []
-    advice = [_indented(text) for text in _do_first(lead)]
+    advice = [_indented(line(text)) for text in do_first_lines(lead)]
     if lead.parted is None:
         return Group(cause, *ranks, *_source(lead.line), *advice)
     sides: list[RenderableType] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from pathlib import PurePath
 
 from tpcompile.choices import TARGET
 from tpcompile.errors import ExitCode
@@ -124,6 +125,18 @@ def more_alike(alike: Sequence[Divergence], *, at_most: int = MAX_PLACES) -> lis
     places = listed(where, by="; ", at_most=at_most)
     text = f"and {len(others)} more like it, in {places}"
     return [text]
+
+
+def do_first_label(lead: Lead) -> str:
+    """`do first, on rank 1 in model.py:31`: the ranks are left out where it is not known which of them are wrong."""
+    where = [f"on {named_ranks(lead.ranks)}"] if lead.is_rank_known and lead.ranks else []
+    where += [f"in {PurePath(lead.line.file).name}:{lead.line.line}"] if lead.line is not None else []
+    return ", ".join(filter(None, ("do first", " ".join(where))))
+
+
+def do_first_lines(lead: Lead | None) -> list[str]:
+    """`do first, on rank 1 in model.py:31: Cast before the compiled region, on all ranks.`; empty without advice."""
+    return [f"{do_first_label(lead)}: {lead.do_first}"] if lead is not None and lead.do_first else []
 
 
 def more_lines(lead: Lead | None) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel.finding import Finding, first_finding
-from tpcompile.sentinel.messages import RankState
+from tpcompile.sentinel.messages import FINISHED, RankState
 from tpcompile.sentinel.parted import parted
 from tpcompile.sentinel.situation import Situation
 from tpcompile.sentinel.waits import Wait, waits_of
@@ -38,7 +38,9 @@ def lost_to_exited(states: Mapping[int, RankState], here: RankState) -> Finding 
     says = "; ".join(map(has_left, gone.values()))
     explained = parted({**gone, here.rank: here})
     if explained is not None:
-        return replace(explained, observed=f"{explained.observed}; {says}")
+        # what a rank left out is said, and of one that has finished there is no more to say
+        failed = [has_left(one) for rank, one in gone.items() if one.ended != FINISHED or rank not in explained.ranks]
+        return replace(explained, observed="; ".join([explained.observed, *failed]))
     issued = here.latest
     if issued is None:
         return Finding(Cause.STUCK_COLLECTIVE, says, gone.ranks, here.line)

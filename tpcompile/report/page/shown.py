@@ -47,6 +47,7 @@ class Parting:
     sides: tuple[Side, ...]
     led_to: str
     consequence: str
+    do_first_label: str
     do_first: str
 
 

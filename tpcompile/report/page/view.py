@@ -33,6 +33,7 @@ from tpcompile.report.wording import (
     accepted,
     by_mode,
     cause_lines,
+    do_first_label,
     guard_line,
     headline,
     item_text,
@@ -105,6 +106,7 @@ def _parting(lead: Lead, guard: str) -> Parting:
         ),
         led_to=plain(led_to_text(parted).removeprefix("; ")) if parted and parted.led_to else "",
         consequence=plain(lead.consequence),
+        do_first_label=plain(do_first_label(lead)),
         do_first=plain(lead.do_first),
     )
 
