@@ -1,0 +1,178 @@
+"""Programs whose faults were written down before -> found or not, and whether rank, cause and line are right.
+
+    scripts/blind.py OUT FOLDER ... [--jobs N] [--limit S] [--backend gloo|nccl] [--python FILE]
+
+A FOLDER holds one program per folder: `main.py` with its modules, and `truth.json`:
+
+    {"ranks": 2, "healthy": false, "guilty": [1], "lines": ["engine.py:41"], "cause": ["branch", "fewer steps"],
+     "what": "one sentence", "nccl": false}
+
+Each runs once under torchrun; one that does not import tpcompile, under `tpcompile run`. Write the programs without
+looking at tpcompile's code, and the truth before the first run. Logs, run directories and `rows.json` are left in OUT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from tpcompile.evidence.records import Lead, Verdict
+from tpcompile.evidence.timeline.conclude import led_to_text
+from tpcompile.process_tree import run_tree
+
+ROOT = Path(__file__).resolve().parents[1]
+_QUIET = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "COLUMNS": "200"}
+_GRACE_S = 3.0
+
+
+class Truth(BaseModel):
+    """What the author of a program wrote down."""
+
+    model_config = ConfigDict(extra="forbid")
+    ranks: int
+    healthy: bool
+    what: str
+    nccl: bool = False
+    guilty: tuple[int, ...] = ()
+    """Empty where the ranks differ and none of them is the odd one."""
+    lines: tuple[str, ...] = ()
+    """`file.py:12`: where the differing value arises, what passes it on, and the branch that acts on it."""
+    cause: tuple[str, ...] = ()
+    """Words of which a right explanation has one."""
+
+
+def main() -> None:
+    """Run all programs and print one line for each, then the sums."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--limit", type=float, default=120.0, metavar="S")
+    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--port", type=int, default=34100)
+    options = parser.parse_args()
+    programs = [file.parent for folder in options.folders for file in sorted(folder.glob("*/truth.json"))]
+    truths = {program: Truth.model_validate_json((program / "truth.json").read_text()) for program in programs}
+    if options.backend == "nccl":
+        programs = [program for program in programs if truths[program].nccl and not truths[program].healthy]
+
+    def one(numbered: tuple[int, Path]) -> dict[str, Any]:
+        number, program = numbered
+        row = run(program, truths[program], options.out / program.parent.name / program.name, options,
+                  options.port + number)  # fmt: skip
+        print(_line(row), flush=True)
+        return row
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        rows = list(pool.map(one, enumerate(programs)))
+    (options.out / "rows.json").write_text(json.dumps(rows, indent=1) + "\n")
+    print(_sums(rows))
+
+
+def run(program: Path, truth: Truth, out: Path, options: argparse.Namespace, port: int) -> dict[str, Any]:
+    """One program once; no process of it is left when this returns."""
+    here = out / "program"
+    shutil.copytree(program, here, ignore=shutil.ignore_patterns("runs", "__pycache__"))
+    command = [options.python, "-m", "torch.distributed.run", "--nproc-per-node", str(truth.ranks), "--master-port",
+               str(port), "main.py"]  # fmt: skip
+    has_own = any("tpcompile" in file.read_text() for file in here.rglob("*.py"))
+    if not has_own:
+        command = [options.python, "-m", "tpcompile", "run", "--run-dir", "runs/run", "--", *command]
+    environ = {**os.environ, **_QUIET, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    if options.backend == "gloo":
+        environ["CUDA_VISIBLE_DEVICES"] = ""
+    log = out / "log.txt"
+    began_s = time.monotonic()
+    with log.open("w") as stream:
+        ended = run_tree(["sh", "-c", 'cd "$0" && exec "$@" 2>&1', str(here), *command], environ=environ,
+                         timeout_s=options.limit, grace_s=_GRACE_S, stdout=stream)  # fmt: skip
+    return judged(program, truth, here, {
+        "route": "Sentinel" if has_own else "run",
+        "exit_code": ended.exit_code,
+        "timed_out": ended.timed_out,
+        "seconds": round(time.monotonic() - began_s, 1),
+    })  # fmt: skip
+
+
+def judged(program: Path, truth: Truth, here: Path, ended: dict[str, Any]) -> dict[str, Any]:
+    """The row of a program: of a broken one what is right, of a healthy one whether there was an alarm."""
+    files = sorted(here.rglob("verdict.json"), key=lambda file: file.stat().st_mtime)
+    verdict = Verdict.model_validate_json(files[-1].read_text()) if files else None
+    lead = verdict.lead if verdict is not None and verdict.exit_code == 1 else None
+    row = {"set": program.parent.name, "name": program.name, "ranks": truth.ranks, "healthy": truth.healthy, **ended}
+    says = _says(lead)
+    if truth.healthy:
+        return {**row, "alarm": lead is not None, "says": says}
+    found = lead is not None and not ended["timed_out"]
+    right = _right(truth, lead) if lead is not None and found else {}
+    return {
+        **row,
+        "found": found,
+        "right": right,
+        "truth": truth.model_dump(exclude={"ranks", "healthy"}),
+        "says": says,
+    }
+
+
+def _right(truth: Truth, lead: Lead) -> dict[str, bool]:
+    """With two ranks both may be shown, and nobody is blamed."""
+    shown = set(lead.ranks)
+    is_open = not lead.is_rank_known and (not truth.guilty or (truth.ranks == 2 and shown == {0, 1}))
+    text = " ".join((lead.cause.value, lead.says, lead.consequence, lead.do_first, _code(lead))).lower()
+    return {
+        "rank": is_open or shown == set(truth.guilty),
+        "line": bool(set(truth.lines) & set(_lines(lead))),
+        "cause": any(word.lower() in text for word in truth.cause),
+    }
+
+
+def _lines(lead: Lead) -> list[str]:
+    """The line that is named, and the one that it decided; those to which the ranks went are no branch."""
+    named = [lead.line, lead.parted.led_to if lead.parted else None]
+    return [f"{Path(line.file).name}:{line.line}" for line in named if line is not None]
+
+
+def _code(lead: Lead) -> str:
+    return f"{lead.line.code} {led_to_text(lead.parted) if lead.parted else ''}" if lead.line else ""
+
+
+def _says(lead: Lead | None) -> str:
+    if lead is None:
+        return ""
+    ranks = ", ".join(map(str, lead.ranks)) or "none"
+    return f"{lead.cause.value}; ranks {ranks}{'' if lead.is_rank_known else ' differ'}; {' '.join(_lines(lead))}"
+
+
+def _line(row: dict[str, Any]) -> str:
+    if row["healthy"]:
+        mark = "ALARM" if row["alarm"] else "quiet"
+    else:
+        wrong = [what for what, is_right in row["right"].items() if not is_right]
+        mark = ("right" if not wrong else f"wrong {', '.join(wrong)}") if row["found"] else "MISSED"
+    return f"{mark:24} {row['set']}/{row['name']} exit {row['exit_code']} {row['seconds']} s  {row['says']}"
+
+
+def _sums(rows: Sequence[dict[str, Any]]) -> str:
+    broken = [row for row in rows if not row["healthy"]]
+    healthy = [row for row in rows if row["healthy"]]
+    found = [row for row in broken if row["found"]]
+    right = {what: sum(row["right"][what] for row in found) for what in ("rank", "cause", "line")}
+    everything = sum(all(row["right"].values()) for row in found)
+    alarms = sum(row["alarm"] for row in healthy)
+    parts = [f"{len(found)} of {len(broken)} found", *(f"{what} {number}" for what, number in right.items())]
+    return f"{', '.join(parts)}, all right {everything}; {alarms} alarms in {len(healthy)} healthy"
+
+
+if __name__ == "__main__":
+    main()
