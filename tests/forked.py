@@ -206,12 +206,14 @@ def _is_forked(words: Sequence[str]) -> bool:
 
 
 _EXECV = os.execv
+BOOTSTRAP = "tpcompile.cli.becoming"
 
 
 def _become_or_exec(path: str, command: Sequence[str]) -> NoReturn:
     """Stands for `os.execv`, by which a command without torch becomes one with it."""
-    if _is_forked(command):
-        _play_command(command[1:])
+    played = [word for word in command if word != BOOTSTRAP]
+    if _is_forked(played):
+        _play_command(played[1:])
     _EXECV(path, command)
 
 

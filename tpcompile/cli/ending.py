@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 import sys
 import traceback
 from typing import Any
@@ -29,6 +30,8 @@ def new_app(**options: Any) -> typer.Typer:
 def run(app: typer.Typer, name: str) -> None:
     """Run the command that the process was given; ends it with a code of `tpcompile.errors.ExitCode`."""
     code = ExitCode.BUG
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     open_missing()
     try:
         app(with_stdout(sys.argv[1:]), prog_name=name)

@@ -42,4 +42,9 @@ def require_torch() -> None:
 def become(module: str, arguments: Sequence[str]) -> NoReturn:
     """Run that module in this process instead of the command. Raises PreflightError without torch."""
     require_torch()
-    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+    os.execv(sys.executable, [*becoming(module), *arguments])
+
+
+def becoming(module: str) -> list[str]:
+    """The command line of a process that runs a module, and which Ctrl-C ends in silence until its body begins."""
+    return [sys.executable, "-m", "tpcompile.cli.becoming", module]

@@ -15,6 +15,7 @@ import typer
 
 from tpcompile.cli import ending, outputs
 from tpcompile.cli.outputs import OtherJson
+from tpcompile.cli.passed_on import becoming
 from tpcompile.errors import ConfigError, ExitCode
 from tpcompile.fusion.win.decide import decide
 from tpcompile.fusion.win.mode_records import MODES, Measured
@@ -86,7 +87,7 @@ def _run(request: dict[str, Any], folder: Path, timeout_s: float) -> dict[str, A
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "TRITON_CACHE_DIR": str(folder / "triton"),
     }
-    command = [sys.executable, "-m", "tpcompile.fusion.win.measure_mode", str(asked)]
+    command = [*becoming("tpcompile.fusion.win.measure_mode"), str(asked)]
     try:
         code = subprocess.run(command, env=environ, timeout=timeout_s, check=False, stdout=sys.stderr).returncode
     except subprocess.TimeoutExpired:
