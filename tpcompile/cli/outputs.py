@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,8 +78,11 @@ def write(verdict: Verdict, *, json: Path | None = None, junitxml: Path | None =
 def write_page(evidence: Evidence, path: Path) -> None:
     """Write the page of a run. Raises PreflightError when it cannot be written."""
     from tpcompile.report.page.html import page
+    from tpcompile.report.page.tlparse import tlparse_pages
     from tpcompile.report.page.view import view_of
 
+    if evidence.logs is not None:
+        evidence = replace(evidence, tlparse=tlparse_pages(evidence.logs, path))
     write_text(path, page(view_of(evidence)))
 
 

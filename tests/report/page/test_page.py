@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from tests.evidence.samples import call, compiled, line, record, reduce
 from tests.report import samples as verdicts
 from tests.report.page.samples import HOSTILE, big_run, rank, write_run
+from tpcompile.cli.outputs import write_page
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.logs.diagnose import examined
 from tpcompile.evidence.records import Item, UserLine, Verdict, value_item
@@ -267,3 +270,34 @@ def test_a_difference_is_listed_from_its_own_compile_not_from_one_whose_line_beg
         op = difference.title.partition("(")[0]
         assert all(op in str(row.left) for row in difference.listing.rows if row is not None and row.differs)
     assert {difference.title.partition("(")[0] for difference in shown.differences} == {"mul", "add"}
+
+
+def write_tlparse(folder: Path, *, exit_code: int = 0) -> None:
+    """A `tlparse` that writes an index of two ranks and nothing else, as 0.4.3 lays them out."""
+    tool = folder / "tlparse"
+    tool.write_text(
+        "#!/bin/sh\n"
+        'for last; do :; done\nout="$last"\n'
+        'for rank in 0 1; do mkdir -p "$out/rank_$rank" && touch "$out/rank_$rank/index.html"; done\n'
+        f"exit {exit_code}\n"
+    )
+    tool.chmod(0o755)
+
+
+@pytest.mark.parametrize(("exit_code", "num_links"), [(0, 4), (1, 0)])
+def test_the_pages_of_tlparse_are_linked_where_it_is_installed(
+    exit_code: int, num_links: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks, and each side of the difference; a tlparse that fails leaves the page without them."""
+    write_tlparse(tmp_path, exit_code=exit_code)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with examined([JOBS / "reduce_op"]) as found:
+        evidence = replace(evidence_of_logs(found, name="job"), logs=JOBS / "reduce_op")
+    file = tmp_path / "report.html"
+    write_page(evidence, file)
+    links = [link for link in _Read(file.read_text()).links if "tlparse" in link]
+    assert len(links) == num_links
+    paths = [link.partition("#") for link in links]
+    assert all((tmp_path / path).is_file() for path, _, _ in paths)
+    assert {anchor for _, _, anchor in paths} <= {"", "[0/0]"}

@@ -10,4 +10,5 @@ listing.py    the items of two ranks -> rows side by side
 excerpt.py    a line of source -> the lines around it
 html.py       what the page shows -> HTML
 perfetto.py   what each rank did -> a trace
+tlparse.py    TORCH_TRACE files -> the pages of tlparse, which ours links
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -94,6 +95,10 @@ class Evidence:
     """When, where and with what it ran."""
     notes: tuple[str, ...] = ()
     """What was left out or could not be read."""
+    logs: Path | None = None
+    """Folder of torch's logs, where there is one."""
+    tlparse: Mapping[int, str] = field(default_factory=dict)
+    """Rank -> address of the pages that tlparse made of its log."""
 
 
 def kind_of(compile_: CompileDigest) -> EventKind:

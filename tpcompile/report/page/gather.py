@@ -38,7 +38,7 @@ def gathered(path: Path, judge: Callable[[RunDir], Verdict]) -> Iterator[Evidenc
         yield evidence_of_run(run_dir, verdict)
     else:
         with examined([path]) as found:
-            yield evidence_of_logs(found, name=str(path))
+            yield replace(evidence_of_logs(found, name=str(path)), logs=path)
 
 
 @contextmanager
@@ -59,6 +59,7 @@ def _watched(run_dir: RunDir, logs: Path, verdict: Verdict | None) -> Iterator[E
         yield replace(
             compiled,
             command="run",
+            logs=logs,
             verdict=verdict or compiled.verdict,
             events=together(compiled, timed_events(run_dir)),
             facts={**compiled.facts, **(known.facts if known else {})},

@@ -30,6 +30,8 @@ class Difference:
     source: Excerpt | None
     """The line that all sides have in common; else each side has its own."""
     listing: Listing | None
+    links: tuple[tuple[str, str], ...]
+    """Text and address of pages of the compiles that differ."""
     advice: str
     more: str
     """Where else it is."""
@@ -152,4 +154,6 @@ class View:
     fusion: tuple[Fusion, ...]
     timings: tuple[tuple[str, str], ...]
     environment: tuple[Values, ...]
+    links: tuple[tuple[str, str], ...]
+    """Text and address of pages of each rank."""
     notes: tuple[str, ...]

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 from tpcompile.evidence.groups.align import Slot, align
 from tpcompile.evidence.groups.by_rank import ByRank
-from tpcompile.evidence.iterables import grouped
+from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.judgement.equal_ranks import equal_ranks
 from tpcompile.evidence.judgement.leading import cause_text, lead_ranks_text
 from tpcompile.evidence.records import Divergence, Item, Layer, Lead, RankDigest, UserLine, Verdict
@@ -53,6 +53,8 @@ MAX_LANES = 64
 """Rows of the timeline; ranks that did the same share one."""
 MAX_EVENTS = 2_000
 """Events of one row."""
+MAX_LINKS = 64
+"""Ranks whose pages of tlparse are linked; those have an index of all."""
 MAX_LAUNCHES, MAX_REASONS = 400, 100
 """Launches, and reasons why nodes were not fused, of one graph."""
 _MAX_CHARS = 300
@@ -88,6 +90,7 @@ def view_of(evidence: Evidence) -> View:
         fusion=tuple(_fusion(evidence)),
         timings=tuple((mode, f"{ms:.3g} ms") for mode, ms in sorted(verdict.timings_ms.items())),
         environment=tuple(_environment(evidence)),
+        links=tuple((f"rank {rank}", address) for rank, address in sorted(evidence.tlparse.items())[:MAX_LINKS]),
         notes=tuple(map(plain, (*evidence.notes, *notes))),
     )
 
@@ -127,6 +130,7 @@ def _difference(alike: Sequence[Divergence], evidence: Evidence, slots: Sequence
         sides=tuple(sides),
         source=excerpt(common),
         listing=_listing(found, evidence, slots),
+        links=tuple(_links(found, evidence, slots)),
         advice=plain(found.advice),
         more="; ".join(map(plain, more_alike(alike))),
     )
@@ -143,9 +147,8 @@ def _listing(found: Divergence, evidence: Evidence, slots: Sequence[Slot]) -> Li
     if not found.where:
         environments = (evidence.fetch(left, -1, found.layer, ""), evidence.fetch(right, -1, found.layer, ""))
         return listing(*environments, titles) if found.layer == Layer.ENVIRONMENT else None
-    for slot in slots:
-        is_here = found.where == slot.where or found.where.startswith(f"{slot.where} (")  # with the part of a layer
-        if not is_here or not {left, right} <= slot.taken.keys():
+    for slot in _slots_of(found, slots):
+        if not {left, right} <= slot.taken.keys():
             continue
         parts = [part for layer, part in slot.differing if layer == found.layer]
         for part in parts:
@@ -155,6 +158,23 @@ def _listing(found: Divergence, evidence: Evidence, slots: Sequence[Slot]) -> Li
             if shown is not None:
                 return shown
     return None
+
+
+def _slots_of(found: Divergence, slots: Sequence[Slot]) -> Iterator[Slot]:
+    """The compiles that a difference is in."""
+    for slot in slots:
+        if found.where == slot.where or found.where.startswith(f"{slot.where} ("):  # with the part of a layer
+            yield slot
+
+
+def _links(found: Divergence, evidence: Evidence, slots: Sequence[Slot]) -> Iterator[tuple[str, str]]:
+    """tlparse's page of the compile, of one rank of each side."""
+    for group in found.groups[:MAX_SIDES]:
+        rank = group.ranks[0]
+        slot = first(slot for slot in _slots_of(found, slots) if rank in slot.taken)
+        if slot is not None and rank in evidence.tlparse:
+            compile_id = slot.taken[rank].compile_id
+            yield f"rank {rank}, {compile_id}", f"{evidence.tlparse[rank]}#[{compile_id}]"
 
 
 def _accepted(verdict: Verdict) -> Iterator[str]:
