@@ -19,14 +19,14 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from tpcompile.evidence.records import Lead, Verdict
+from tpcompile.evidence.records import Lead, UserLine, Verdict
 from tpcompile.evidence.timeline.conclude import led_to_text
 from tpcompile.process_tree import run_tree
 
@@ -60,32 +60,35 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=120.0, metavar="S")
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
     parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("--port", type=int, default=34100)
+    parser.add_argument("--judge", action="store_true", help="judge what an earlier call left in OUT once more")
     options = parser.parse_args()
     programs = [file.parent for folder in options.folders for file in sorted(folder.glob("*/truth.json"))]
     truths = {program: Truth.model_validate_json((program / "truth.json").read_text()) for program in programs}
     if options.backend == "nccl":
         programs = [program for program in programs if truths[program].nccl and not truths[program].healthy]
 
-    def one(numbered: tuple[int, Path]) -> dict[str, Any]:
-        number, program = numbered
-        row = run(program, truths[program], options.out / program.parent.name / program.name, options,
-                  options.port + number)  # fmt: skip
-        print(_line(row), flush=True)
-        return row
-
-    with ThreadPoolExecutor(options.jobs) as pool:
-        rows = list(pool.map(one, enumerate(programs)))
+    with ProcessPoolExecutor(options.jobs) as pool:
+        jobs = [pool.submit(_told, program, truths[program], options) for program in programs]
+        rows = [job.result() for job in jobs]
     (options.out / "rows.json").write_text(json.dumps(rows, indent=1) + "\n")
     print(_sums(rows))
 
 
-def run(program: Path, truth: Truth, out: Path, options: argparse.Namespace, port: int) -> dict[str, Any]:
-    """One program once; no process of it is left when this returns."""
+def _told(program: Path, truth: Truth, options: argparse.Namespace) -> dict[str, Any]:
+    out = options.out / program.parent.name / program.name
+    if not options.judge:
+        (out / "ended.json").write_text(json.dumps(run(program, truth, out, options)))
+    row = judged(program, truth, out / "program", json.loads((out / "ended.json").read_text()))
+    print(_line(row), flush=True)
+    return row
+
+
+def run(program: Path, truth: Truth, out: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """One program once, and how it ended; no process of it is left when this returns."""
     here = out / "program"
     shutil.copytree(program, here, ignore=shutil.ignore_patterns("runs", "__pycache__"))
-    command = [options.python, "-m", "torch.distributed.run", "--nproc-per-node", str(truth.ranks), "--master-port",
-               str(port), "main.py"]  # fmt: skip
+    command = [options.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(truth.ranks),
+               "main.py"]  # fmt: skip
     has_own = any("tpcompile" in file.read_text() for file in here.rglob("*.py"))
     if not has_own:
         command = [options.python, "-m", "tpcompile", "run", "--run-dir", "runs/run", "--", *command]
@@ -97,12 +100,12 @@ def run(program: Path, truth: Truth, out: Path, options: argparse.Namespace, por
     with log.open("w") as stream:
         ended = run_tree(["sh", "-c", 'cd "$0" && exec "$@" 2>&1', str(here), *command], environ=environ,
                          timeout_s=options.limit, grace_s=_GRACE_S, stdout=stream)  # fmt: skip
-    return judged(program, truth, here, {
+    return {
         "route": "Sentinel" if has_own else "run",
         "exit_code": ended.exit_code,
         "timed_out": ended.timed_out,
         "seconds": round(time.monotonic() - began_s, 1),
-    })  # fmt: skip
+    }
 
 
 def judged(program: Path, truth: Truth, here: Path, ended: dict[str, Any]) -> dict[str, Any]:
@@ -132,15 +135,18 @@ def _right(truth: Truth, lead: Lead) -> dict[str, bool]:
     text = " ".join((lead.cause.value, lead.says, lead.consequence, lead.do_first, _code(lead))).lower()
     return {
         "rank": is_open or shown == set(truth.guilty),
-        "line": bool(set(truth.lines) & set(_lines(lead))),
+        "line": any(map(_is_at(lead.line), truth.lines)),
         "cause": any(word.lower() in text for word in truth.cause),
     }
 
 
-def _lines(lead: Lead) -> list[str]:
-    """The line that is named, and the one that it decided; those to which the ranks went are no branch."""
-    named = [lead.line, lead.parted.led_to if lead.parted else None]
-    return [f"{Path(line.file).name}:{line.line}" for line in named if line is not None]
+def _is_at(line: UserLine | None) -> Callable[[str], bool]:
+    """Whether a place of the truth, relative to the program's folder, is that line."""
+    return lambda place: line is not None and f"/{line.file}:{line.line}".endswith(f"/{place}")
+
+
+def _place(line: UserLine | None) -> str:
+    return f"{Path(line.file).name}:{line.line}" if line is not None else ""
 
 
 def _code(lead: Lead) -> str:
@@ -151,7 +157,7 @@ def _says(lead: Lead | None) -> str:
     if lead is None:
         return ""
     ranks = ", ".join(map(str, lead.ranks)) or "none"
-    return f"{lead.cause.value}; ranks {ranks}{'' if lead.is_rank_known else ' differ'}; {' '.join(_lines(lead))}"
+    return f"{lead.cause.value}; ranks {ranks}{'' if lead.is_rank_known else ' differ'}; {_place(lead.line)}"
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -113,6 +113,17 @@ def test_an_interrupted_job_ends_as_a_whole_and_says_what_its_logs_show(tmp_path
     assert leftovers(str(PROGRAM)) == []
 
 
+def test_an_interrupted_job_says_for_whom_a_rank_has_waited(tmp_path: Path) -> None:
+    """The negative control is the test above: where no rank waits for another one, nothing is said."""
+    done = run(tmp_path, [*TORCHRUN, str(PROGRAM), "one hangs"])
+    verdict = RunDir(tmp_path / "run").read_verdict()
+    assert (done.returncode, verdict.lead.ranks) == (130, (1,))
+    check = next(check for check in verdict.checks if check.cause == Cause.NEVER_ARRIVED)
+    assert check.line.line == line_with("another process holds the lock")
+    assert "FAIL (exit 1)" in done.stderr.rpartition("=====\n")[2]
+    assert leftovers(str(PROGRAM)) == []
+
+
 def test_a_program_with_a_sentinel_of_its_own_is_watched_by_that_one(tmp_path: Path) -> None:
     done = run(tmp_path, [*TORCHRUN, str(PROGRAM), "own sentinel"], OWN_RUN_DIR=str(tmp_path / "own"))
     assert done.returncode == 0

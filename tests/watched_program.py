@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 
 import torch
@@ -35,6 +36,9 @@ def main() -> None:
             if WHAT == "hangs" and step == 3:
                 os.kill(int(os.environ["LAUNCHER"]), signal.SIGINT)
                 time.sleep(600)
+            if WHAT == "one hangs" and rank == 1 and step == 3:
+                threading.Timer(7.0, os.kill, (int(os.environ["LAUNCHER"]), signal.SIGINT)).start()
+                time.sleep(600)  # another process holds the lock
             dist.all_reduce(loss.detach())
     print("the program's own output", flush=True)
 

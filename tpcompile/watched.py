@@ -6,6 +6,7 @@ Every Python of the job finds `autostart/site` first on its path, and starts the
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,7 @@ WATCH = "TPCOMPILE_WATCH"
 SETTINGS = "TPCOMPILE_WATCH_SETTINGS"
 _TRACE = "TORCH_TRACE"
 _SITE = Path(__file__).parent / "autostart" / "site"
+_ASK_S, _POLL_S = 8.0, 0.1
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 """Exit codes of a shell for a command that is not there, and for one that cannot be run."""
 
@@ -55,6 +57,8 @@ class Watched(BaseModel):
     has_ended: bool
     gave_way: bool = False
     """The program has a sentinel of its own."""
+    has_looked: bool = False
+    """It was told that somebody ends the job, and has said what it knows."""
     findings: tuple[str, ...] = ()
     """Red findings after which the job went on, one line each."""
 
@@ -62,6 +66,11 @@ class Watched(BaseModel):
 def watched_file(run_dir: Path, rank: int) -> Path:
     """Where a rank writes that it is watched."""
     return run_dir / "watched" / f"rank_{rank}.json"
+
+
+def interrupted_file(run_dir: Path) -> Path:
+    """What the launcher writes when somebody ends the job: ranks that wait in vain then say for whom."""
+    return run_dir / "watched" / "interrupted"
 
 
 def environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
@@ -79,12 +88,25 @@ def run_watched(command: Sequence[str], settings: Settings, console: Console, *,
     run_dir = Path(settings.run_dir)
     environ = environment(settings, os.environ)
     try:
-        outcome = run_tree(command, environ=environ, timeout_s=None)
+        outcome = run_tree(command, environ=environ, timeout_s=None, on_signal=lambda: _ask_why(RunDir(run_dir)))
     except OSError as error:
         raise ConfigError(f"cannot run {command[0]}: {error.strerror}") from None
     with forgiving():
         _say(outcome, RunDir(run_dir), Path(environ[_TRACE]), console, is_quiet=is_quiet)
     return 128 + outcome.signal if outcome.signal else outcome.exit_code
+
+
+def _ask_why(run_dir: RunDir) -> None:
+    """Have the ranks say what they wait for, before the signal ends them; for `_ASK_S` at most."""
+    if not _ranks(run_dir.path):
+        return
+    with suppress(OSError):
+        interrupted_file(run_dir.path).touch()
+    ends_s = time.monotonic() + _ASK_S
+    while time.monotonic() < ends_s and run_dir.read_verdict() is None:
+        if all(one.has_looked or one.has_ended for one in _ranks(run_dir.path).values()):
+            return
+        time.sleep(_POLL_S)
 
 
 def _say(outcome: Outcome, run_dir: RunDir, logs: Path, console: Console, *, is_quiet: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sentinel.test_hang import issued, line, state
+from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel.asking import Asking, Limits
 from tpcompile.sentinel.events import Absence, Answers
@@ -58,6 +59,17 @@ def test_where_all_ranks_of_a_domain_wait_those_next_to_the_late_one_say_so_firs
     found = why(6.1, waiting)
     assert found is not None
     assert (found.cause, found.ranks) == (Cause.NEVER_ARRIVED, ()) and "rank 1" in found.observed
+
+
+def test_when_somebody_ends_the_job_the_rank_that_has_not_come_is_named() -> None:
+    """One that also waits, or a wait that has only begun, says nothing: the ranks go on."""
+    here, there = state(0, issued(1, done=False), blocked=True), state(1)
+    found = asking().waited_for(ByRank({0: here, 1: there}), 5.0)
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.NEVER_ARRIVED, (1,), line(21))
+    waits = state(1, issued(1, done=False), blocked=True)
+    healthy = [(here, there, 2.0), (here, waits, 5.0), (state(0), there, 5.0)]
+    assert [asking().waited_for(ByRank({0: one, 1: other}), now_s) for one, other, now_s in healthy] == [None] * 3
 
 
 def given_up_after(how: str, limits: Limits) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -15,8 +17,9 @@ from tpcompile.errors import TpCompileError
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.sentinel import Sentinel
 from tpcompile.sentinel.sink import logger
-from tpcompile.watched import SETTINGS, Settings, Watched, watched_file
+from tpcompile.watched import SETTINGS, Settings, Watched, interrupted_file, watched_file
 
+_POLL_S = 0.3
 _SENTINELS: list[Sentinel] = []
 """That of this process, while it is watched."""
 
@@ -37,6 +40,7 @@ def start() -> None:
     _SENTINELS.append(sentinel)
     sentinel.gives_way = _give_way
     _note(sentinel)
+    threading.Thread(target=_say_when_interrupted, args=(sentinel,), name="tpcompile-run", daemon=True).start()
     before = sys.excepthook
 
     def raised(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
@@ -59,6 +63,18 @@ def end(error: BaseException | None = None) -> None:
             _note(sentinel, has_ended=True)
 
 
+def _say_when_interrupted(sentinel: Sentinel) -> None:
+    """Wait until the launcher writes that somebody ends the job, and say for whom this rank has waited."""
+    file = interrupted_file(Path(Settings.from_json(os.environ[SETTINGS]).run_dir))
+    while sentinel in _SENTINELS:
+        if file.exists():
+            with suppress(RuntimeError):
+                sentinel.interrupted()
+            _note(sentinel, has_looked=True)
+            return
+        time.sleep(_POLL_S)
+
+
 def _keep_stream(sentinel: Sentinel) -> None:
     """Write what this rank did, for the page of the run: the flight recorder ends with the process."""
     with suppress(OSError, RuntimeError, TpCompileError):
@@ -73,13 +89,14 @@ def _give_way() -> None:
         _note(sentinel, has_ended=True, gave_way=True)
 
 
-def _note(sentinel: Sentinel, *, has_ended: bool = False, gave_way: bool = False) -> None:
+def _note(sentinel: Sentinel, *, has_ended: bool = False, gave_way: bool = False, has_looked: bool = False) -> None:
     """Write what was watched of this rank, for what the launcher says last."""
     facts = Watched(
         compiles=sentinel.stats["compiles"],
         world_size=sentinel.world_size,
         has_ended=has_ended,
         gave_way=gave_way,
+        has_looked=has_looked,
         findings=tuple(verdict.summary for verdict in sentinel.findings),
     )
     with suppress(OSError):

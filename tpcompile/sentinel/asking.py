@@ -134,6 +134,21 @@ class Asking:
         line = first(known(state.line for state in slow.values()))
         return Finding(Cause.NEVER_ARRIVED, observed, slow.ranks, line)
 
+    def waited_for(self, states: ByRank[RankState], now_s: float) -> Finding | None:
+        """The ranks for which this rank waits when somebody ends the job, after more than `hang_after_s`.
+
+        While the job runs they may only be slow; nobody will see them arrive now.
+        """
+        waited_s = now_s - self._moved_at_s
+        here, others = states.get(self._rank), states.without([self._rank])
+        slow = others.where(lambda state: not state.waits and not state.ended)
+        if here is None or not here.waits or not slow or waited_s <= self._limits.hang_after_s:
+            return None
+        text = _describe_all(slow)
+        observed = f"when the job was ended, rank {self._rank} had waited {waited_s:.0f} s: {text}"
+        line = first(known(state.program_line for state in slow.values()))
+        return Finding(Cause.NEVER_ARRIVED, observed, slow.ranks, line)
+
     def _lost(self, answers: Answers) -> ByRank[Lost]:
         now_s = answers.now_s
         self._silent_since = {rank: self._silent_since.get(rank, now_s) for rank in answers.absent}

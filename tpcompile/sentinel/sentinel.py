@@ -276,6 +276,15 @@ class Sentinel:
         with self._changed:
             self._changed.wait_for(lambda: len(self.findings) > known or not self.is_active, timeout=_CLOSE_S)
 
+    def interrupted(self) -> None:
+        """Somebody ends the job: raise a finding where this rank has waited in vain, and let the ranks settle it."""
+        if not self.is_active or self.shutdown.exit_code is not None:
+            return
+        found, known = self._losses.interrupted(), len(self.findings)
+        if found is not None:
+            self._alarms.once(*found)
+            self.wait_for_finding(known)
+
     def forget(self) -> None:
         """Stop in a forked child: connections, threads and the signal pipe belong to the parent."""
         self._progress.is_active = False
@@ -408,6 +417,8 @@ class Sentinel:
                 if found is not None:
                     self._alarms.once(*found)
                     self.wait_for_finding(known)
+                else:
+                    self.interrupted()
         except RuntimeError as error:
             logger.debug("cannot find out which rank died: the store cannot be reached ({})", error)
         finally:

@@ -105,6 +105,37 @@ def test_a_call_in_place_of_that_of_the_other_ranks_is_red() -> None:
     assert [one.is_red for one in between(*same_call, is_running=True)] == [True]
 
 
+LEARNS = line(20, "/app/learner.py").model_copy(update={"function": "Learner.run"})
+ACTS = line(30, "/app/actor.py").model_copy(update={"function": "Actor.run"})
+
+
+def learner_and_actors(**fault: Any) -> list[list[CompileRecord]]:
+    """Rank 0 compiles a function of its own, ranks 1 and 2 another one; `fault` is in what rank 0 compiles."""
+    learns = trains(function="inner", line=LEARNS, **{"called_from": (MAIN, LEARNS), **fault})
+    acts = trains(function="inner", line=ACTS, called_from=(MAIN, ACTS))
+    return [[learns], [acts], [acts]]
+
+
+def test_ranks_with_roles_of_their_own_compile_functions_of_their_own() -> None:
+    found = between(*learner_and_actors(), is_running=True)
+    assert {(one.cls, one.cause) for one in found} == {(DivergenceClass.LABEL, Cause.EXTRA_COMPILE)}
+
+
+@pytest.mark.parametrize(
+    ("fault", "is_running"),
+    [
+        ({}, False),
+        ({"called_from": (MAIN, ACTS)}, True),
+        ({"called_from": ()}, True),
+        ({"collectives": (collective(),)}, True),
+        ({"breaks": (broken(),)}, True),
+    ],
+)
+def test_a_function_in_place_of_that_of_the_other_ranks_is_red(fault: dict[str, Any], is_running: bool) -> None:
+    """Negative control: a gate wants one program; one call chooses among functions; what ranks may wait in."""
+    assert any(one.is_red for one in between(*learner_and_actors(**fault), is_running=is_running))
+
+
 @pytest.mark.parametrize("is_running", [True, False])
 def test_a_fault_beside_an_evaluation_is_named_for_itself(is_running: bool) -> None:
     fault = again(called_from=(MAIN, TRAIN), guards=(guard(says="== 9"),))

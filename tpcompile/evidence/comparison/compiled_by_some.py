@@ -6,7 +6,7 @@ import re
 
 from tpcompile.evidence.comparison.blamed import rank_group
 from tpcompile.evidence.comparison.cache_entries import reason_of
-from tpcompile.evidence.comparison.other_call import is_own_call
+from tpcompile.evidence.comparison.other_call import is_called_elsewhere, is_local, is_own_call
 from tpcompile.evidence.comparison.whole_and_parts import Programs
 from tpcompile.evidence.groups.align import Slot, content
 from tpcompile.evidence.groups.by_group import Items
@@ -144,11 +144,22 @@ class _Alone:
     def is_apart(self) -> bool:
         """True when it issues no collective and the absent ranks compile neither the frame nor one in its place.
 
+        Ranks with roles of their own, a learner and its actors, compile functions of their own in a running program.
+
         A second compile of a frame that all ranks have is a recompile, also where the reason of it was not observed.
         """
         if self.has_earlier or self.ours.compile.num_items(Layer.COLLECTIVES) > 0:
             return False
-        return not self.programs.are_others(self.ours, self.absent)
+        return not self.programs.are_others(self.ours, self.absent) or self.have_own_roles()
+
+    def have_own_roles(self) -> bool:
+        """True in a running program whose other functions the absent ranks call from different functions, all local."""
+        if not self.domain.is_running or self.has_earlier or not self.programs.are_others(self.ours, self.absent):
+            return False
+        others = self.programs.others(self.ours, self.absent)
+        return is_local(self.ours) and all(
+            is_called_elsewhere(self.ours, other) and is_local(other) for other in others
+        )
 
     def cause(self) -> Cause:
         """The cause for which these ranks compiled alone."""
@@ -163,6 +174,8 @@ class _Alone:
         if self.programs.are_parts(self.ours, self.absent):
             return Cause.REGIONAL_COMPILE
         if self.has_earlier:
+            return Cause.EXTRA_COMPILE
+        if self.have_own_roles():
             return Cause.EXTRA_COMPILE
         absent = self.domain.digests.among(self.absent)
         have_compiled_nothing = not absent.where(lambda digest: digest.compiles)

@@ -56,6 +56,13 @@ def are_other_calls(domain: Domain, slot: Slot) -> bool:
     return all(is_local(Seen(domain, rank, compile_)) for rank, compile_ in slot.compiles.items())
 
 
+def is_called_elsewhere(ours: Seen, theirs: Seen) -> bool:
+    """True where the calls of two compiled functions stand in different functions of the program."""
+    mine, other = ours.compile.called_from[-1:], theirs.compile.called_from[-1:]
+    places = [(line.file, line.function) for line in (*mine, *other)]
+    return len(places) == 2 and places[0] != places[1]
+
+
 def is_local(seen: Seen) -> bool:
     """True for a complete graph that issues no collective.
 

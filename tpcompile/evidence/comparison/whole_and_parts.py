@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 from tpcompile.evidence.groups.domain import Domain, Seen
 from tpcompile.evidence.iterables import grouped
@@ -47,6 +47,13 @@ class Programs:
             others = self.frames.keys() - mine
             self._others[key] = any(not theirs.isdisjoint(self.frames[frame]) for frame in others)
         return self._others[key]
+
+    def others(self, ours: Seen, absent: tuple[int, ...]) -> Iterator[Seen]:
+        """The compiles of functions that the absent ranks compiled and the rank of `ours` did not."""
+        mine = self.frames_of[ours.rank]
+        for program in self.programs.values():
+            if program.frame not in mine and not program.ranks.isdisjoint(absent):
+                yield program.seen
 
     def are_parts(self, ours: Seen, absent: tuple[int, ...]) -> bool:
         """True when an absent rank compiled, as a function of its own, what `ours` calls or inlines; or the reverse."""
