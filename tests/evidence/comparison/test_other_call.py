@@ -111,7 +111,8 @@ ACTS = line(30, "/app/actor.py").model_copy(update={"function": "Actor.run"})
 
 def learner_and_actors(**fault: Any) -> list[list[CompileRecord]]:
     """Rank 0 compiles a function of its own, ranks 1 and 2 another one; `fault` is in what rank 0 compiles."""
-    learns = trains(function="inner", line=LEARNS, **{"called_from": (MAIN, LEARNS), **fault})
+    own = {"graphs": (graph(call("mul", "%0", "3")),), "called_from": (MAIN, LEARNS)}
+    learns = trains(function="inner", line=LEARNS, **own | fault)
     acts = trains(function="inner", line=ACTS, called_from=(MAIN, ACTS))
     return [[learns], [acts], [acts]]
 
