@@ -131,7 +131,7 @@ def judged(program: Path, truth: Truth, here: Path, ended: dict[str, Any]) -> di
 def _right(truth: Truth, lead: Lead) -> dict[str, bool]:
     """With two ranks both may be shown, and nobody is blamed."""
     shown = set(lead.ranks)
-    is_open = not lead.is_rank_known and (not truth.guilty or (truth.ranks == 2 and shown == {0, 1}))
+    is_open = shown == set(range(truth.ranks)) and (not truth.guilty or truth.ranks == 2)
     text = " ".join((lead.cause.value, lead.says, lead.consequence, lead.do_first, _code(lead))).lower()
     return {
         "rank": is_open or shown == set(truth.guilty),

@@ -24,6 +24,10 @@ def _nothing(_rank: int) -> None:
     """Stand for the flow of a program whose lines are not recorded."""
 
 
+def _unknown() -> None:
+    """Stand for the end of ranks of which nothing is known."""
+
+
 class _FlowQuestion(Frozen):
     """Asks for what the rank has executed."""
 
@@ -47,25 +51,27 @@ def record_side(
     kind: Any = RankDigest,
     flow_of: Callable[[int], Flow | None] = _nothing,
     domain: Collection[int] | None = None,
+    why_absent: Callable[[], Check | None] = _unknown,
 ) -> Side:
     """Side of an exchange made from a captured record.
 
     `problems` are checks that have already failed, `kind` is the type of a digest where its facts have one, `flow_of`
     gives what this rank has executed, and what a rank that does not take part has left. `domain` are the ranks
-    that must agree; None: all.
+    that must agree; None: all. `why_absent` looks why ranks do not report, where nothing else has failed.
     """
 
     def judge(found: dict[int, RankDigest], absent: dict[int, str], ask: Fetch) -> Verdict:
         def fetch(rank: int, index: int, layer: Layer, part: str) -> Sequence[Item]:
             return ask(rank, {"index": index, "layer": layer, "part": part}, tuple[Item, ...]) or ()
 
+        why = why_absent() if absent and not problems else None
         verdict = conclude(
             rules,
             list(found.values()),
             fetch,
             world_size=record.world_size,
             absent=[Absent(rank, seen) for rank, seen in absent.items()],
-            problems=problems,
+            problems=[*problems, *([why] if why is not None else [])],
         )
         own = flow_of(record.rank) if verdict.lead is not None else None
         if own is None:

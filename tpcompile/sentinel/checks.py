@@ -60,6 +60,8 @@ def finding_check(finding: Finding) -> Check:
         details=finding.details,
         line=finding.line,
         ranks=finding.ranks,
+        is_rank_known=finding.is_rank_known,
+        left_out=finding.left_out,
         cause=finding.cause,
     )
 

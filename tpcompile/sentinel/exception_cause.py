@@ -79,6 +79,11 @@ class Losses:
         found = found or self._aborted_elsewhere()
         return (finding_check(found), found.gone) if found is not None else None
 
+    def of_gone(self) -> Check | None:
+        """Why ranks do not take part in a comparison whose processes have ended."""
+        found = self._dead()
+        return finding_check(found) if found is not None else None
+
     def interrupted(self) -> tuple[Check, tuple[int, ...]] | None:
         """What this rank waits for in vain, when somebody ends the job; None where it goes on."""
         here = self._snapshot.state()

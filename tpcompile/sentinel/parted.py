@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tpcompile.evidence.timeline.align import align, left_out_alone
 from tpcompile.evidence.timeline.label import label
-from tpcompile.evidence.timeline.parting import Edit, Parting, Why
+from tpcompile.evidence.timeline.parting import Parting, Why
 from tpcompile.evidence.timeline.stream import How, Stream
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import RankState
@@ -60,4 +60,6 @@ def _is_outvoted(parting: Parting) -> bool:
 
 def _finding(parting: Parting) -> Finding:
     found = label(parting)
-    return Finding(found.cause, found.says, found.ranks, found.line, is_rank_known=parting.edit != Edit.UNDECIDED)
+    return Finding(
+        found.cause, found.says, found.ranks, found.line, is_rank_known=bool(parting.odd), left_out=parting.left_out
+    )

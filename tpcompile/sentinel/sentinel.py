@@ -142,6 +142,7 @@ class Sentinel:
             policy=policy, allow=allow, kernels=kernels, run_dir=run_dir, executed=self.executed,
             snapshot=self._snapshot, prints=prints, place=(self.world_size, self.domain, domain.coordinate),
             command="sentinel" if session is None else "check",  # a session is that of `tpcompile.capture`
+            why_gone=lambda: self._losses.of_gone(),
         )  # fmt: skip
         refused = RefusedKernels(
             self.log, self.session, world_size=self.world_size, tp_size=domain.tp_size,

@@ -13,7 +13,7 @@ from typing import Literal
 from tpcompile.errors import DivergenceError, ExitCode, TpCompileError
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.judgement.verdict import SENTINEL, agree_rules
-from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, RankRecord, Verdict
+from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer, RankRecord, Verdict
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text.ranks import named_ranks
@@ -91,9 +91,11 @@ class Settlement:
         prints: bool,
         command: str,
         place: tuple[int, str, int],
+        why_gone: Callable[[], Check | None],
     ) -> None:
         self._log, self._session, self._progress, self._shutdown = log, session, progress, shutdown
         self._timeline, self.policy = timeline, policy
+        self._why_gone = why_gone
         self._rules = agree_rules(timeout_s=_EXCHANGE_S, allowed=allow)
         self._kernels: Kernels = kernels
         self._run_dir = run_dir
@@ -119,8 +121,9 @@ class Settlement:
         store = self._log.store(f"alarm/{alarm.key}")
         problems = [alarm.problem] if alarm.problem else []
         side = record_side(
-            record, self._rules, problems=problems, flow_of=self._executed.flow_of, domain=self._log.members
-        )
+            record, self._rules, problems=problems, flow_of=self._executed.flow_of, domain=self._log.members,
+            why_absent=self._why_gone,
+        )  # fmt: skip
         exchange = Exchange(store, present, others=self, timeout_s=_EXCHANGE_S)
         verdict = exchange.verdict(side)
         self._timeline.note(TimelineEvent.VERDICT)

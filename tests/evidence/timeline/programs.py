@@ -281,6 +281,62 @@ def a_line_that_runs_late_makes_a_size_differ(rank: int) -> None:
         collective(len(batch))
 
 
+def the_rank_chooses_a_width(rank: int) -> None:
+    my_rank = rank
+    width = (8, 16, 8)[my_rank]  # sets
+    for _ in range(5):
+        collective(width)
+
+
+def a_block_runs_under_a_setting(rank: int) -> None:
+    width = (8, 16, 8)[rank]  # sets
+    for step in range(5):
+        with Scope(width):
+            step += 1
+
+
+class Scope:
+    """A setting that holds inside of a `with` block."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def __enter__(self) -> None:
+        collective()
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def a_coin_chooses_the_layer(rank: int) -> None:
+    """Each rank tosses its own from step 9 on; nothing says which of two is wrong."""
+    for step in range(12):
+        coin = (step * step * 7 // 3 + (rank if step > 9 else 0)) % 2
+        if coin:  # parts
+            collective("layer")
+        collective("loss")
+
+
+def the_first_rank_writes_and_fails(rank: int) -> bool:
+    """The other ranks leave the function at once, each time; this time the writer returns early."""
+    for step in range(5):
+        log.append(step)
+        if not written(rank, step):
+            continue
+        collective("barrier")
+    return True
+
+
+def written(rank: int, step: int) -> bool:
+    if rank != 0:
+        return True
+    try:
+        log.append(1 // (step - 4))  # parts
+    except ZeroDivisionError:
+        return False
+    return True
+
+
 def a_width_is_used(width: int) -> None:
     for _ in range(5):
         collective(width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from tests.evidence.timeline import programs
 from tests.evidence.timeline.test_part import flow_of
 from tpcompile.evidence.records import CheckId, Lead, Status, UserLine, Verdict
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.records.findings import Parted
+from tpcompile.evidence.timeline import conclude
 from tpcompile.evidence.timeline.conclude import NOT_RECORDED, with_branch, with_branch_of, without_branch
-from tpcompile.evidence.timeline.flow import Flow
+from tpcompile.evidence.timeline.flow import Flow, until
 
 READABLE = {programs.__file__}
 
@@ -95,3 +98,21 @@ def test_a_replay_keeps_what_the_live_verdict_knew(flows: dict[int, Flow]) -> No
     assert with_branch_of(live, before).lead == live.lead
     assert with_branch_of(before, before) == before
     assert with_branch_of(without_branch(before), before) == without_branch(before)
+
+
+@pytest.mark.parametrize(
+    ("is_habit", "code"), [(True, "log.append(1 // (step - 4))  # parts"), (False, "if rank != 0:")]
+)
+def test_past_a_branch_that_parts_all_ranks_each_time_the_one_that_left_its_own_way_is_named(
+    is_habit: bool, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flows = {rank: flow_of(programs.the_first_rank_writes_and_fails, rank) for rank in (0, 1)}
+    flows[1] = until(flows[1], [(programs.__file__, programs.collective.__code__.co_firstlineno)])  # where it waits
+    lines, first = inspect.getsourcelines(programs.written)
+    number = next(number for number, line in enumerate(lines, start=first) if line.strip() == "if rank != 0:")
+    role = UserLine(file=programs.__file__, line=number, function="written")
+    at_role = Parted(line=role, times=4, sides=(), is_habit=is_habit)
+    monkeypatch.setattr(conclude, "parted", lambda *_, **__: at_role)
+    found = with_branch(verdict(Cause.CALL_COUNT), flows, READABLE)
+    assert found.lead is not None and found.lead.line is not None
+    assert (found.lead.ranks, found.lead.line.code) == ((0,), code)

@@ -102,6 +102,15 @@ def test_without_habits_a_rank_that_logs_would_be_named(monkeypatch: pytest.Monk
     assert found_of(programs.rank_0_logs, 2) is not None
 
 
+def test_where_a_coin_is_tossed_nobody_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = found_of(programs.a_coin_chooses_the_layer, 2)
+    assert found is not None
+    assert ({found.line.line}, found.odd) == (marked_lines(programs.a_coin_chooses_the_layer), ())
+    monkeypatch.setattr(part, "_FEW_TOLD", 99)  # the negative control: the past is believed, whatever it told
+    guessed = found_of(programs.a_coin_chooses_the_layer, 2)
+    assert guessed is not None and guessed.odd != ()
+
+
 def test_ranks_of_different_domains_have_roles() -> None:
     """In the program of one domain, what the stages do differently from the start would be the branch."""
     flows = {rank: flow_of(programs.stages, rank) for rank in (0, 1)}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.evidence.timeline.written import stream
+from tpcompile.evidence.timeline import tracks
 from tpcompile.evidence.timeline.align import align
 from tpcompile.evidence.timeline.parting import Edit, Parting
 from tpcompile.evidence.timeline.stream import Kind, Stream
@@ -65,3 +68,24 @@ def test_a_call_with_different_content_follows_what_was_done_before_it() -> None
     parting = parted(*["(i5 c8=f:0 a8.40@f1)x2 i5 c8=f:0"] * 2, "(i5 c8=f:0 a8.40@f1)x2 i5 c8=f:1")
     assert (parting.edit, parting.odd, parting.starts[2]) == (Edit.CONTENT, (2,), 7)
     assert parting.before and parting.before.kind == Kind.ITERATION
+
+
+def learner_and_actors(actor_2: str) -> dict[int, Stream]:
+    """Rank 0 receives from the others, and broadcasts to them from a line of its own; `actor_2` ends rank 2."""
+    texts = ("(a10 <1@11 <2@12)x4 a10 <1@11 <2@12*", "(a20 >0@21)x5 a20*", f"(a20 >0@21)x4 {actor_2}")
+    return streams(*texts)
+
+
+def test_ranks_with_roles_of_their_own_part_where_one_leaves_its_role() -> None:
+    parting = align(learner_and_actors("a20 a20*"))
+    assert parting is not None and parting.usual is not None
+    assert (parting.odd, parting.edit, parting.usual.kind) == ((2,), Edit.LEFT_OUT, Kind.SEND)
+    assert parting.left_out is not None and parting.left_out.line == 21
+
+
+def test_ranks_with_roles_that_all_go_on_have_not_parted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken for one program, the negative control, they would have parted at the first broadcast."""
+    healthy = learner_and_actors("a20 >0@21*")
+    assert align(healthy) is None
+    monkeypatch.setattr(tracks, "_FEW_MET", 99)
+    assert align(healthy) is not None

@@ -14,7 +14,7 @@ from tests.evidence.timeline.test_part import flow_of, found_of, source_line
 from tpcompile.evidence.records import Lead, Status, Verdict
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.records.findings import Parted
-from tpcompile.evidence.timeline import part
+from tpcompile.evidence.timeline import part, values
 from tpcompile.evidence.timeline.conclude import side_text, with_branch
 from tpcompile.evidence.timeline.flow import EXACT, Code, Flow, Kind
 from tpcompile.evidence.timeline.values import Compared, Scopes, compared
@@ -27,6 +27,8 @@ SET_APART = {
     programs.a_line_that_runs_late_makes_a_size_differ: (
         programs.a_line_that_runs_late_makes_a_size_differ, ("length = 16", "length = 8")
     ),
+    programs.a_block_runs_under_a_setting: (programs.a_block_runs_under_a_setting, None),
+    programs.the_rank_chooses_a_width: (programs.the_rank_chooses_a_width, ("width = 8", "width = 16")),
     programs.equal_by_chance_at_first: (programs.equal_by_chance_at_first, None),
     programs.a_loader_yields_a_short_batch: (programs.batches_of, ("rows = 4", "rows = 3")),
     programs.one_rank_logs_once_and_another_has_a_short_batch: (
@@ -62,7 +64,7 @@ def test_without_habits_data_would_be_named(monkeypatch: pytest.MonkeyPatch) -> 
     """The negative control of the test above."""
 
     monkeypatch.setattr(Compared, "is_reason", lambda self, key: self.found.get(key) is not None or None)
-    monkeypatch.setattr(part, "compared", lambda *args: _all_new(compared(*args)))
+    monkeypatch.setattr(part, "compared", lambda *args, **options: _all_new(compared(*args, **options)))
     assert found_of(programs.lengths_differ_all_the_time, 2) is not None
 
 
@@ -89,6 +91,14 @@ def parted_in(order: tuple[int, ...], program: Program) -> Parted | None:
 
 def flows_of(program: Program, order: tuple[int, ...] = (0, 1)) -> dict[int, Flow]:
     return {rank: flow_of(program, played) for rank, played in enumerate(order)}
+
+
+def test_the_number_of_a_rank_is_no_reason_in_a_line_that_speaks_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, the negative control, the line that reads the rank would be named."""
+    monkeypatch.setattr(values, "speaks_of_rank", lambda *_: False)
+    found = found_of(programs.the_rank_chooses_a_width, 2)
+    assert found is not None
+    assert found.line.line == marked(programs.the_rank_chooses_a_width) - 1
 
 
 def test_the_last_value_that_follows_from_it_is_told_too() -> None:

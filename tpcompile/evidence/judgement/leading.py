@@ -102,7 +102,15 @@ def of_check(check: Check) -> Lead:
         says = f"{check.name}: {check.observed}, expected {check.expected}"
     elif not do_first:
         do_first = _first_sentence(check.cause.advice)
-    return Lead(cause=check.cause, says=says, ranks=check.ranks, line=check.line, do_first=do_first)
+    return Lead(
+        cause=check.cause,
+        says=says,
+        ranks=check.ranks,
+        is_rank_known=check.is_rank_known,
+        line=check.line,
+        left_out=check.left_out,
+        do_first=do_first,
+    )
 
 
 def cause_text(lead: Lead) -> str:

@@ -195,6 +195,8 @@ class Parted(Frozen):
     """The ranks outside of a majority, or that left what they did before; empty where neither is known."""
     is_uneven: bool = True
     """Other collectives came of it; False where the ranks issued the same ones, and only data may differ."""
+    is_habit: bool = False
+    """The ranks part there all the time, as ranks with roles of their own do."""
     led_to: UserLine | None = None
     """The branch that it decided later, after which the ranks issued different collectives; of a value, the last one
     that followed from it. None for itself."""

@@ -125,6 +125,10 @@ class Check(Frozen):
     """The user's line to blame, when one is known."""
     ranks: tuple[Rank, ...] = ()
     """Ranks to blame; empty for all or none."""
+    is_rank_known: bool = True
+    """False where these ranks differ and the evidence does not say which of them are at fault."""
+    left_out: UserLine | None = None
+    """The innermost line of what these ranks left out, where that is known."""
     cause: Cause = Cause.UNKNOWN
     """Why it failed, where that is known."""
     advice: str = ""
@@ -158,6 +162,8 @@ class Lead(Frozen):
     is_rank_known: bool = True
     """False where the ranks differ and the evidence does not say which of them are at fault."""
     line: UserLine | None = None
+    left_out: UserLine | None = None
+    """The innermost line of what these ranks left out, where that is known."""
     do_first: str = ""
     consequence: str = ""
     """What became of it, where the ranks parted at a branch."""

@@ -21,6 +21,7 @@ from tpcompile.evidence.timeline.tracks import (
     each_for_itself,
     first_content,
     first_difference,
+    have_own_places,
     in_step,
     parted_earlier,
 )
@@ -31,12 +32,14 @@ from tpcompile.evidence.timeline.ways import Way, common_past, ways_at
 def align(streams: Mapping[int, Stream], domains: Sequence[Collection[int]] = ()) -> Parting | None:
     """The first parting of these ranks; None where none of them did anything that another did not.
 
-    Ranks of different domains (pipeline stages) run different programs and only share what they do in common groups.
+    Ranks of different domains (pipeline stages) run different programs and only share what they do in common groups; so
+    do ranks with roles of their own, such as a learner and its actors.
     """
     found = None
     for ranks in _compared(streams):
         some = [streams[rank] for rank in ranks]
-        is_one_program = not domains or any(set(ranks) <= set(domain) for domain in domains)
+        is_one_domain = not domains or any(set(ranks) <= set(domain) for domain in domains)
+        is_one_program = is_one_domain and not have_own_places(some)
         for parting in _partings(some, is_one_program=is_one_program):
             if found is None or _precedes(parting, found):
                 found = parting

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import PurePath
 
+from tpcompile.evidence.iterables import first
 from tpcompile.evidence.judgement import leading
 from tpcompile.evidence.judgement.checks import CAUSES
 from tpcompile.evidence.records import Check, CheckId, Lead, Status, UserLine, Verdict
@@ -85,9 +86,15 @@ def with_branch(
     """The verdict, led by the branch where one is known. `readable` are the files that may be opened here.
 
     Ranks of a domain do the same, so they are compared first; where they did, those `elsewhere` are as well: what ranks
-    of different domains do differently all the time is no branch that counts.
+    of different domains do differently all the time is no branch that counts. Where ranks of one domain part all the
+    time, as those that have roles of their own, the one that left its own way is looked for.
     """
     found = _with_branch(verdict, flows, readable)
+    habit = found.lead.parted if found is not verdict and found.lead is not None else None
+    if habit is not None and habit.is_habit and not _is_odd_known(habit, verdict.lead):
+        own = _with_own_branch(verdict, flows, readable)
+        own = own if own is not verdict else _with_only_own_way(verdict, habit, flows, readable)
+        return own if own is not verdict else found
     if found is not verdict:
         return found
     others = elsewhere()
@@ -97,13 +104,33 @@ def with_branch(
     return _with_branch(verdict, {**flows, **others}, readable, is_same_program=False)
 
 
+def _is_odd_known(found: Parted, lead: Lead | None) -> bool:
+    """True where one side has the majority, and no other rank is known to have left something out."""
+    over = _over(lead) if lead is not None else ()
+    return bool(found.odd) and not (over and set(found.odd).isdisjoint(over))
+
+
+def _with_only_own_way(
+    verdict: Verdict, habit: Parted, flows: Mapping[int, Flow], readable: Collection[str]
+) -> Verdict:
+    """The branch at which one rank alone went another way than before, past the one at which all part each time."""
+    try:
+        line = habit.led_to or habit.line
+        ways = {rank: left_own_way(flow, rank, line, may_return=True) for rank, flow in flows.items()}
+    except ValueError:
+        return verdict
+    left = [found for found in ways.values() if found is not None]
+    return _led_by(verdict, verdict.lead, left[0], readable) if verdict.lead is not None and len(left) == 1 else verdict
+
+
 def _with_own_branch(verdict: Verdict, flows: Mapping[int, Flow], readable: Collection[str]) -> Verdict:
     """Where one rank is known to have left something out: the branch at which it went another way than before."""
     lead = verdict.lead
     if lead is None or lead.line is None or not _over(lead) or lead.ranks[0] not in flows:
         return verdict
+    rank, lines = lead.ranks[0], filter(None, (lead.line, lead.left_out))  # it may have called what leads there
     try:
-        found = left_own_way(flows[lead.ranks[0]], lead.ranks[0], lead.line)
+        found = first(filter(None, (left_own_way(flows[rank], rank, line) for line in lines)))
     except ValueError:
         return verdict
     return verdict if found is None else _led_by(verdict, lead, found, readable)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from tpcompile.evidence.iterables import last
+from tpcompile.evidence.iterables import first, last
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.timeline.expect import num_equal
 from tpcompile.evidence.timeline.walk import Fork, Place, Step, Walks, follow, forks, is_line, place_of
@@ -29,10 +29,11 @@ class OwnFork(NamedTuple):
     """What it did after the last time."""
 
 
-def own_fork(walks: Walks, rank: int, left_out: UserLine) -> OwnFork | None:
+def own_fork(walks: Walks, rank: int, left_out: UserLine, *, may_return: bool = False) -> OwnFork | None:
     """The branch that led the rank past `left_out`, a line that it executed before; None where it did as before.
 
-    Of the earlier passes the one counts to which the last one is equal for longest.
+    Of the earlier passes the one counts to which the last one is equal for longest. A rank that `may_return` is back in
+    lines that it executed before, and the first branch counts.
     """
     steps = walks.steps[rank]
     passes = [at for at, step in enumerate(steps) if is_line(step) and _is_at(walks, place_of(step), left_out)]
@@ -46,7 +47,7 @@ def own_fork(walks: Walks, rank: int, left_out: UserLine) -> OwnFork | None:
         usual = steps[start : end + 1]
         found.append((num_equal(usual, now), list(forks(usual, now, (0, 0), frames)), usual))
     _, parted, usual = max(found, key=lambda one: one[0], default=(0, [], now))
-    final = last([fork for fork in parted if fork.is_final])
+    final = first(parted) if may_return else last([fork for fork in parted if fork.is_final])
     return OwnFork(final, usual, now) if final is not None else None  # else it may be on its way there
 
 

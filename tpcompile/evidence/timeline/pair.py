@@ -38,6 +38,9 @@ class Counts(NamedTuple):
     is_linked: bool = True
     """What differs depends on it; False for the last thing that the ranks did differently, which may be the reason."""
 
+    is_habit: bool = False
+    """The ranks went different ways there all the time, as those do that have roles of their own."""
+
     @property
     def start(self) -> int:
         """Index of its first step on the first rank."""
@@ -86,7 +89,7 @@ class Pair:
             return self._of_content(once, self._changed_by(habits), named)
         differing = self._changed_by(fork for fork in habits if fork.starts[0] < last.starts[0])
         earlier = [fork for fork in once if fork.starts[0] < last.starts[0]]
-        return Counts(self._origin(last, earlier, differing), last, True)
+        return Counts(self._origin(last, earlier, differing), last, True, is_habit=last in habits)
 
     def _of_content(self, once: Sequence[Fork], differing: frozenset[str], named: Collection[str]) -> Counts | None:
         """Where all ranks issued the same collectives: the value that what they were doing last depends on."""

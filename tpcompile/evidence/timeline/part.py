@@ -22,6 +22,8 @@ _SHOWN = 4
 """Functions that are named of the way of a rank."""
 _MAX_S = 6.0
 """Of walking all ranks beside the first one: the ones looked at until then are compared."""
+_TOLD, _FEW_TOLD = 24, 3
+"""Passes of a branch by which it is judged whether the past tells the next one, and how few do not judge it."""
 _AHEAD, _KNOWN = 12, 0.7
 """Steps after a fork that say whether a rank came to new lines, and how many of them must have been executed before."""
 
@@ -59,7 +61,7 @@ def parted(
         if begin is not None:
             are_over = base in over, rank in over
             found = list(forks(walks.steps[base], walks.steps[rank], begin, are_over=are_over))
-            values = compared(walks, scopes, base, rank, found, begin)
+            values = compared(walks, scopes, base, rank, found, begin, readable=readable)
             before = [one for one in set_before if one.by_rank[base] != one.by_rank[rank]]
             pairs.append(Pair(walks, scopes, base, rank, frozenset(readable), found, values, before, is_same_program))
     counting = [counts for pair in pairs if (counts := pair.that_counts(named)) is not None]
@@ -88,16 +90,17 @@ def parted(
     led_to = None if last is None else _user_line(walks, *(last.place if isinstance(last, Unlike) else last.branch))
     if led_to == known.line:
         led_to = None
-    return known.model_copy(update={"led_to": led_to, "is_uneven": earliest.is_uneven})
+    return known.model_copy(update={"led_to": led_to, "is_uneven": earliest.is_uneven, "is_habit": earliest.is_habit})
 
 
-def left_own_way(flow: Flow, rank: int, left_out: UserLine) -> Parted | None:
+def left_own_way(flow: Flow, rank: int, left_out: UserLine, *, may_return: bool = False) -> Parted | None:
     """The branch at which a rank went another way than it did before, past a line that it executed then.
 
-    None where it did as before, or that is not known. Raises ValueError for a flow that cannot be read.
+    A rank that `may_return` is back in lines that it executed before. None where it did as before, or that is not
+    known. Raises ValueError for a flow that cannot be read.
     """
     walks = Walks.of({rank: flow}).without_numbers()
-    found = own_fork(walks, rank, left_out)
+    found = own_fork(walks, rank, left_out, may_return=may_return)
     if found is None:
         return None
     fork = found.fork
@@ -262,6 +265,14 @@ def _in_frame(steps: Sequence[Step], code: int) -> list[Step]:
 
 
 def _successor(history: Sequence[Step]) -> Step | None:
+    """What comes next by the common past; None where the past does not tell it, as of a coin that is tossed."""
+    known = history[-_TOLD:]
+    told = [_followed(known[:end]) == known[end] for end in range(1, len(known))]
+    is_told = len(told) < _FEW_TOLD or sum(told) >= _KNOWN * len(told)
+    return _followed(known) if is_told else None
+
+
+def _followed(history: Sequence[Step]) -> Step | None:
     """What mostly followed the longest run of past steps that is equal to the last ones; None without a past."""
     contexts = contexts_before(history)
     longest = max(contexts, default=0)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tpcompile.evidence.iterables import differ, first
+from tpcompile.evidence.iterables import differ, first, last
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.timeline.expect import num_equal
 from tpcompile.evidence.timeline.stream import Event, ends_of
@@ -110,6 +110,11 @@ class Parting:
         contents = [event.content for event in events]
         names = sorted(set[str]().union(*contents))
         return tuple(name for name in names if differ(content.get(name) for content in contents))
+
+    @property
+    def left_out(self) -> UserLine | None:
+        """The innermost line of what the odd ranks left out."""
+        return last(self.usual.stack) if self.edit == Edit.LEFT_OUT and self.usual is not None else None
 
     @property
     def line(self) -> UserLine | None:

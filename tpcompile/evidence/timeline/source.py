@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 _NOTHING = frozenset[str]()
@@ -50,7 +51,8 @@ def _names(file: str) -> dict[int, tuple[frozenset[str], frozenset[str]]]:
             continue
         parts = list(_own_parts(node))
         reads = frozenset(name for part in parts for name in _loaded(part)) - everywhere
-        writes = frozenset(name for part in parts for name in _stored(part)) - everywhere
+        printed = _printed(parts)
+        writes = frozenset(name for part in parts if part not in printed for name in _stored(part)) - everywhere
         if isinstance(node, ast.For | ast.AsyncFor):  # each pass takes one element, and the last one ends the loop
             passes = {f"{file}:{node.lineno}"}
             reads, writes = reads | passes, writes | passes
@@ -59,6 +61,10 @@ def _names(file: str) -> dict[int, tuple[frozenset[str], frozenset[str]]]:
         for line in range(node.lineno, max(end, node.lineno) + 1):
             before = found.get(line, (_NOTHING, _NOTHING))
             found[line] = before[0] | reads, before[1] | writes
+        if isinstance(node, ast.With | ast.AsyncWith):  # what runs inside runs under this autocast, or lock
+            for line in range(end + 1, (node.end_lineno or end) + 1):
+                before = found.get(line, (_NOTHING, _NOTHING))
+                found[line] = before[0] | reads, before[1]
     return found
 
 
@@ -74,6 +80,22 @@ def _own_parts(node: ast.stmt) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
             yield from ast.walk(child)
+
+
+_PRINTS = frozenset({"print", "debug", "info", "warning", "error", "log", "write"})
+
+
+def _printed(parts: Iterable[ast.AST]) -> set[ast.AST]:
+    """What is made into text or printed: a method of it that is called there, as `loss.item()`, changes nothing."""
+    found: set[ast.AST] = set()
+    for part in parts:
+        if isinstance(part, ast.JoinedStr) or (isinstance(part, ast.Call) and _called(part) in _PRINTS):
+            found.update(inside for child in ast.iter_child_nodes(part) for inside in ast.walk(child))
+    return found
+
+
+def _called(call: ast.Call) -> str:
+    return getattr(call.func, "attr", "") or getattr(call.func, "id", "")
 
 
 def _loaded(part: ast.AST) -> Iterator[str]:
@@ -92,3 +114,11 @@ def _stored(part: ast.AST) -> Iterator[str]:
         yield from _loaded(part.value)
     elif isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute):
         yield from _loaded(part.func.value)  # `losses.append(loss)` changes `losses`
+
+
+_RANK = re.compile(r"rank|coordinate", re.IGNORECASE)
+
+
+def speaks_of_rank(file: str, line: int) -> bool:
+    """True for a line that speaks of ranks; the file may be read."""
+    return _RANK.search(linecache.getline(file, line)) is not None

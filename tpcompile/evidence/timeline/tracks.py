@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from tpcompile.evidence.iterables import differ
-from tpcompile.evidence.timeline.stream import Event, Kind, Stream, ends_of
+from tpcompile.evidence.timeline.stream import Event, Kind, Place, Stream, ends_of
 
 Counted = tuple[str, ...]
 """What numbers count, see `Event.sequence`."""
@@ -51,6 +52,27 @@ class Track:
     def begins_at(self, position: int) -> bool:
         """True where it is not known what it did before."""
         return position == self.offset and not self.stream.is_whole
+
+
+_FEW_MET = 3
+"""So many collectives from places of their own make two ranks run different programs."""
+
+
+def have_own_places(streams: Sequence[Stream]) -> bool:
+    """True where two of these ranks met again and again, and never from a place that both of them have."""
+    met = [_places_met(stream) for stream in streams]
+    for mine, theirs in combinations(met, 2):
+        common = mine.keys() & theirs.keys()
+        places = {mine[one] for one in common}, {theirs[one] for one in common}
+        if len(common) >= _FEW_MET and places[0].isdisjoint(places[1]):
+            return True
+    return False
+
+
+def _places_met(stream: Stream) -> dict[tuple[Counted, int], Place]:
+    """Collectives that have ended, by their numbers, and from where the rank issued them."""
+    events = (event for event in stream.events if event.kind == Kind.COLLECTIVE and event.is_done and event.number)
+    return {(event.sequence, event.number): event.place for event in events}
 
 
 def in_step(streams: Sequence[Stream], *, is_one_program: bool) -> list[Track]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from tpcompile.evidence.iterables import grouped
-from tpcompile.evidence.timeline.flow import Code
+from tpcompile.evidence.timeline.flow import EXACT, Code
+from tpcompile.evidence.timeline.source import speaks_of_rank
 from tpcompile.evidence.timeline.walk import Fork, Place, Value, Walks
 
 _EQUAL = 3
@@ -76,9 +77,19 @@ class Scopes:
 
 
 def compared(
-    walks: Walks, scopes: Scopes, base: int, rank: int, forks: Sequence[Fork], begin: tuple[int, int] = (0, 0)
+    walks: Walks,
+    scopes: Scopes,
+    base: int,
+    rank: int,
+    forks: Sequence[Fork],
+    begin: tuple[int, int] = (0, 0),
+    *,
+    readable: Collection[str] = (),
 ) -> Compared:
-    """The values of `rank` beside those of `base`, from `begin` on; `forks` are all places at which the two part."""
+    """The values of `rank` beside those of `base`, from `begin` on; `forks` are all places at which the two part.
+
+    The number of a rank counts as equal: each program has it, and what is made of it is the reason.
+    """
     theirs = {(value.set_at, value.name): value for value in walks.values.get(rank, ())}
     found: dict[Key, Unlike | None] = {}
     history: dict[tuple[Place, str], list[Key]] = {}
@@ -87,7 +98,7 @@ def compared(
         if other is None or other.place != value.place:
             continue
         key = value.set_at, value.name and scopes.of(value.place[0], value.name)
-        is_same = value.known == other.known
+        is_same = value.known == other.known or _are_ranks(walks, readable, (base, value), (rank, other))
         unlike = Unlike(value.known_at, value.set_at, value.place, value.name, value.known, other.known, key)
         found[key] = None if is_same else unlike
         history.setdefault((value.place, value.name), []).append(key)
@@ -103,6 +114,15 @@ def compared(
         elif differ and differ[0] >= min(_EQUAL, len(differ)) and differ[-1] - differ[0] == len(differ) - 1:
             new.update(keys[number] for number in differ)
     return Compared(found, frozenset(new), frozenset(once))
+
+
+def _are_ranks(walks: Walks, readable: Collection[str], *values: tuple[int, Value]) -> bool:
+    """True where each rank has its own number, in a line that speaks of ranks."""
+    if any(value.known != EXACT | rank for rank, value in values):
+        return False
+    code, line = values[0][1].place
+    file = walks.codes[code].file
+    return file in readable and speaks_of_rank(file, line)
 
 
 def _was_equal(key: Key, of_name: Sequence[Key], found: Mapping[Key, Unlike | None]) -> bool:
