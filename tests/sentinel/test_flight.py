@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import CodeType, SimpleNamespace
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from tpcompile.sentinel import flight
 from tpcompile.testing import run_on_ranks
 from tpcompile.torch_api import watching
+from tpcompile.torch_api.point_to_point import Posted
 
 
 def test_a_frame_between_two_lines_stands_at_the_first_line_of_its_function() -> None:
@@ -253,3 +255,32 @@ def test_the_recorder_has_the_send_or_receive_in_flight_with_the_global_rank(
     assert (found and (found.op, found.peer)) == says
     if found is not None:
         assert found.line is not None and found.line.code == linecache.getline(__file__, HERE).strip()
+
+
+class Pending:
+    """A handle that the program has not waited for."""
+
+    def is_completed(self) -> bool:
+        return False
+
+
+def posted(op: Literal["send", "recv"], peer: int, line: int) -> Posted:
+    stack = ((flow_code(), line),)
+    return Posted(op=op, peer=peer, number=1, num_elements=1, dtypes="float32", at_ns=0, stack=stack, work=Pending())
+
+
+def flow_code() -> CodeType:
+    """That of the function below."""
+    return test_of_several_messages_the_one_posted_where_the_program_waits_is_waited_for.__code__
+
+
+def test_of_several_messages_the_one_posted_where_the_program_waits_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`dist.irecv(x, 0).wait()` after an isend that nobody has waited for; else the oldest one counts."""
+    monkeypatch.setattr(flight, "is_blocked", lambda frame: True)
+    monkeypatch.setattr(watching, "waits_for_work", lambda frame: True)
+    here, sent = sys._getframe(), posted("send", 2, HERE)
+    lines = inspect.currentframe().f_lineno + 1, HERE  # type: ignore[union-attr]
+    found = [flight.point_to_point(here, [sent, posted("recv", 1, line)]) for line in lines]
+    assert [(one.op, one.peer) for one in found if one is not None] == [("recv", 1), ("send", 2)]

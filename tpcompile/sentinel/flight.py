@@ -104,8 +104,10 @@ def point_to_point(frame: FrameType | None, posted: Iterable[Posted] = ()) -> Po
     if not is_blocked(frame):
         return None  # the program continues while it is in flight
     if waited and watching.waits_for_work(frame):
-        oldest = waited[0]
-        return PointToPoint(op=oldest.op, peer=oldest.peer, line=last(_posted_at(oldest)), number=oldest.number)
+        # `dist.irecv(x, 0).wait()`: sends that nobody has waited for yet may be older
+        here = last(user_stack(frame))
+        one = last([one for one in waited if here is not None and last(_posted_at(one)) == here]) or waited[0]
+        return PointToPoint(op=one.op, peer=one.peer, line=last(_posted_at(one)), number=one.number)
     entries = watching.recorded_collectives().get("entries", ())
     in_flight = list(filter(None, map(_p2p_in_flight, entries)))
     return _numbered(in_flight, posted) if in_flight else None

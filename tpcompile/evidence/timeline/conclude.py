@@ -191,7 +191,8 @@ def _lead(before: Lead, found: Parted) -> Lead:
     raised_at = before.line if before.cause in (Cause.RAISED, Cause.UNKNOWN) else None  # the gate's has no cause
     if raised_at is not None and (raised_at.file, raised_at.function) == (decided.file, _name(decided)):
         return before  # the ranks parted because this one raised
-    ranks = found.odd or (before.ranks if before.is_rank_known else ())
+    is_aside = found.is_habit and bool(before.ranks) and set(found.odd).isdisjoint(before.ranks)  # a role, no fault
+    ranks = (() if is_aside else found.odd) or (before.ranks if before.is_rank_known else ())
     everyone = tuple(sorted(rank for side in found.sides for rank in side.ranks))
     update = {"ranks": ranks or everyone, "is_rank_known": bool(ranks), "line": found.line, "parted": found}
     if before.cause not in _CONSEQUENCES or _is_data(found):
