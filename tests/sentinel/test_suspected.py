@@ -22,9 +22,9 @@ def counted(*, one_more_from: int) -> dict[str, Counted]:
     return {"f": Counted(region="f", stack=(line(10),), has_collectives=True, samples=samples)}
 
 
-def steps(rank: int, *, at: int = 10, barrier_after: int | None = None, first: int = 1) -> RankState:
+def steps(rank: int, *, at: int = 10, barrier_after: int | None = None, first: int = 1, num: int = 20) -> RankState:
     """Step by step one all-reduce of a line, and a barrier of line 30 after one of them; kept from a number on."""
-    lines = [at] * 20
+    lines = [at] * num
     if barrier_after is not None:
         lines.insert(barrier_after, 30)
     ops = {30: "barrier"}
@@ -65,4 +65,5 @@ def test_a_rank_that_leaves_does_not_ask_first() -> None:
 
 def test_where_all_that_ranks_kept_differs_they_parted_before() -> None:
     assert parted(by_rank(steps(0, first=9), steps(1, at=40, first=9))) is None
-    assert parted(by_rank(steps(0), steps(1, at=40))) is not None
+    assert parted(by_rank(steps(0, num=2), steps(1, at=40, num=2))) is not None
+    assert parted(by_rank(steps(0), steps(1, at=40))) is None, "each has a role of its own"
