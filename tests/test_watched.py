@@ -120,7 +120,7 @@ def test_an_interrupted_job_says_for_whom_a_rank_has_waited(tmp_path: Path) -> N
     assert (done.returncode, verdict.lead.ranks) == (130, (1,))
     check = next(check for check in verdict.checks if check.cause == Cause.NEVER_ARRIVED)
     assert check.line.line == line_with("another process holds the lock")
-    assert "FAIL (exit 1)" in done.stderr.rpartition("=====\n")[2]
+    assert "INCOMPLETE (exit 6)" in done.stderr.rpartition("=====\n")[2], "it may only have been slow"
     assert leftovers(str(PROGRAM)) == []
 
 

@@ -60,10 +60,10 @@ class Alarms:
         if self._log.claim(f"passed/{position.key}"):
             self._tell(Alarm(key=position.key, position=position, num_issued=num_issued))
 
-    def once(self, problem: Check, gone: tuple[int, ...] = ()) -> None:
+    def once(self, problem: Check, gone: tuple[int, ...] = (), *, is_interrupted: bool = False) -> None:
         """Raise the alarm for a problem that is not about a compile, unless a rank has already raised one."""
         if self._log.claim("problem"):
-            self._tell(Alarm(key="problem", problem=problem, gone=gone))
+            self._tell(Alarm(key="problem", problem=problem, gone=gone, is_interrupted=is_interrupted))
 
     def _tell(self, alarm: Alarm) -> None:
         self._log.append(Raised, alarm=alarm)

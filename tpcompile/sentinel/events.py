@@ -26,6 +26,8 @@ class Alarm(Frozen):
     """Ranks that cannot answer."""
     num_issued: int = 0
     """Number of collectives that the rank had issued before a compile without any."""
+    is_interrupted: bool = False
+    """Somebody ends the job: what a rank waited for may only have been slow."""
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class Losses:
         found = self._dead()
         return finding_check(found) if found is not None else None
 
-    def interrupted(self) -> tuple[Check, tuple[int, ...]] | None:
+    def interrupted(self) -> Finding | None:
         """What this rank waits for in vain, when somebody ends the job; None where it goes on."""
         here = self._snapshot.state()
         if not here.waits:
@@ -92,8 +92,7 @@ class Losses:
         others = set(self._log.members) - self._protocol.left.keys() - {self._log.rank}
         may_live = [rank for rank, found in absences(self._log, others).items() if found.may_live]
         states = ByRank({**self._log.ask(may_live, timeout_s=_ANSWER_S), here.rank: here})
-        found = self._protocol.asking.waited_for(states, time.monotonic())
-        return (finding_check(found), found.gone) if found is not None else None
+        return self._protocol.asking.waited_for(states, time.monotonic())
 
     def _received_same_sigterm(self, rank: int, at_s: float) -> bool:
         """True for a rank that received the same SIGTERM: the launcher sends it to one process after the other."""

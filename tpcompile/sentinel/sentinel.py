@@ -33,6 +33,7 @@ from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.alarms import Alarms
 from tpcompile.sentinel.asking import Limits
 from tpcompile.sentinel.blackbox import BlackBox, absences
+from tpcompile.sentinel.checks import finding_check
 from tpcompile.sentinel.comparison import Comparison
 from tpcompile.sentinel.exception_cause import Losses
 from tpcompile.sentinel.executed import Executed
@@ -278,12 +279,12 @@ class Sentinel:
             self._changed.wait_for(lambda: len(self.findings) > known or not self.is_active, timeout=_CLOSE_S)
 
     def interrupted(self) -> None:
-        """Somebody ends the job: raise a finding where this rank has waited in vain, and let the ranks settle it."""
+        """Somebody ends the job: where this rank has waited in vain, have the ranks settle for whom."""
         if not self.is_active or self.shutdown.exit_code is not None:
             return
         found, known = self._losses.interrupted(), len(self.findings)
         if found is not None:
-            self._alarms.once(*found)
+            self._alarms.once(finding_check(found), is_interrupted=True)
             self.wait_for_finding(known)
 
     def forget(self) -> None:
@@ -418,8 +419,8 @@ class Sentinel:
                 if found is not None:
                     self._alarms.once(*found)
                     self.wait_for_finding(known)
-                else:
-                    self.interrupted()
+                elif (late := self._losses.interrupted()) is not None:
+                    logger.warning("rank {}: {}", self.rank, late.observed)
         except RuntimeError as error:
             logger.debug("cannot find out which rank died: the store cannot be reached ({})", error)
         finally:

@@ -13,7 +13,7 @@ from typing import Literal
 from tpcompile.errors import DivergenceError, ExitCode, TpCompileError
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.judgement.verdict import SENTINEL, agree_rules
-from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer, RankRecord, Verdict
+from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer, RankRecord, Status, Verdict
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text.ranks import named_ranks
@@ -126,6 +126,9 @@ class Settlement:
         )  # fmt: skip
         exchange = Exchange(store, present, others=self, timeout_s=_EXCHANGE_S)
         verdict = exchange.verdict(side)
+        if verdict is not None and alarm.is_interrupted:
+            incomplete = {"status": Status.SKIPPED, "exit_code": ExitCode.INCOMPLETE}
+            verdict = verdict.model_copy(update=incomplete)
         self._timeline.note(TimelineEvent.VERDICT)
         settled = _Settled(alarm, tuple(present), record, store, verdict, exchange.has_judged)
         if verdict is None:
