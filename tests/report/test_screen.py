@@ -74,6 +74,8 @@ def test_the_lead_is_first_and_last(tmp_path: Path) -> None:
 def test_what_to_do_names_ranks_that_are_known_to_be_wrong_alone() -> None:
     unknown = LEAD.model_copy(update={"is_rank_known": False})
     everywhere = LEAD.model_copy(update={"ranks": (), "line": None})
+    package = LEAD.model_copy(update={"line": samples.LINE.model_copy(update={"file": "/app/conf/__init__.py"})})
+    assert do_first_label(package) == f"do first, on rank 7 in conf/__init__.py:{samples.LINE.line}"
     named = [do_first_label(lead) for lead in (LEAD, unknown, everywhere)]
     place = f"{Path(samples.LINE.file).name}:{samples.LINE.line}"
     assert named == [f"do first, on rank 7 in {place}", f"do first, in {place}", "do first"]

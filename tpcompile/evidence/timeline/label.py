@@ -74,7 +74,7 @@ def label(parting: Parting) -> Label:
     usual = _usual(parting, is_content=is_content)
     side = parting.usual_side
     theirs = usual if is_content or side is None else side.event
-    is_shared_line = parting.line is not None and parting.line in usual.stack
+    is_told = parting.line is not None and parting.line in (*usual.stack, *odd_side.event.stack[-1:])
     text = row.says.format(
         odd=named_ranks(parting.odd or odd_side.ranks),
         did=did(odd_side.compared if is_content else odd_side.event),
@@ -82,7 +82,7 @@ def label(parting: Parting) -> Label:
         usual=event_text(usual),
         usual_did=did(theirs),
         like=_reason(parting),
-        alone="" if is_shared_line or parting.line is None else f", from {parting.line}",
+        alone="" if is_told or parting.line is None else f", from {parting.line}",
         fields=" and ".join(parting.fields) or "contents",
         sides="; ".join(map(_side_text, parting.sides)),
     )
