@@ -18,7 +18,7 @@ from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.records import Divergence, Frozen, Layer, Verdict
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text import normalise
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import exact_ranks
 from tpcompile.preflight.conclusion import MAX_NAMED, Groups, Kind, conclude, difference, group_check, reported
 from tpcompile.preflight.fact_exchange import Details, Exchanges
 from tpcompile.preflight.fingerprint import bits, describe, local_of
@@ -159,7 +159,7 @@ def _judge(
     shas: Mapping[int, str], absent: Mapping[int, str], fetch: Fetch, *, own: InputFacts, timeout_s: float, axis: str
 ) -> Verdict:
     ranks = sorted({*shas, *absent})
-    domain = f"{axis} {ranks_text(ranks)}"
+    domain = f"{axis} {exact_ranks(ranks)}"
     facts = Details(fetch, {}, shas, InputFacts).of(shas)
     silent = sorted(set(shas).difference(facts))
     found: list[Divergence] = []
