@@ -48,8 +48,7 @@ from tpcompile.ranks.liveness import this_host
 from tpcompile.ranks.recorded import record_side
 from tpcompile.ranks.store import RankStore
 from tpcompile.sentinel.listener import Listener
-from tpcompile.sentinel.log_entries import Left
-from tpcompile.sentinel.messages import FINISHED, RankState
+from tpcompile.sentinel.messages import FINISHED, RUNNING, RankState
 from tpcompile.sentinel.store_log import StoreLog
 
 CASES = ("equal", "one differs", "leave")
@@ -184,7 +183,8 @@ def leave(client: Rank, listening: Rank) -> None:
     log = StoreLog(lambda: clients[threading.get_ident() == own], range(client.world_size), domain="tp", number=0)
     listener = Listener(log, lambda event: None)
     listener.start()
-    log.append(Left, state=RankState(rank=client.rank, activity="running", since_s=0.0, ended=FINISHED))
+    state = RankState(rank=client.rank, activity=RUNNING, since_s=0.0, ended=FINISHED)
+    log.leave(state, has_heard=listener.has_ended)
     listener.close()
 
 

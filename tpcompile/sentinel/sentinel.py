@@ -38,7 +38,7 @@ from tpcompile.sentinel.exception_cause import Losses
 from tpcompile.sentinel.executed import Executed
 from tpcompile.sentinel.hooks import Hooks, region_name
 from tpcompile.sentinel.listener import Listener
-from tpcompile.sentinel.log_entries import Degraded, Left, Passed, Settled
+from tpcompile.sentinel.log_entries import Degraded, Passed, Settled
 from tpcompile.sentinel.loop_counters import counters
 from tpcompile.sentinel.messages import FINISHED, RUNNING, WAITING
 from tpcompile.sentinel.progress import Progress
@@ -370,7 +370,7 @@ class Sentinel:
         state = self._snapshot.state().model_copy(update={"ended": why, "waits_at": None})
         try:
             self.executed.keep()
-            self.log.append(Left, state=state)
+            self.log.leave(state, has_heard=self.listener.has_ended)
             if self.shutdown.unwinds:
                 self.log.say_closed()
         except RuntimeError:
