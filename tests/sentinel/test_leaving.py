@@ -86,9 +86,25 @@ def test_a_rank_that_dies_before_it_says_who_left_holds_up_nobody(
 ) -> None:
     monkeypatch.setattr(store_log, "_TOGETHER_S", 0.05)
     ranks = members(shared, 3)
-    assert ranks[2].log.claim("left/1")  # and then it died
+    assert ranks[2].log.claim("left/0")  # and then it died
     assert ranks[0].leave() and ranks[0].left == [(0,)]
     assert all(on_threads(lambda rank: ranks[rank].leave(), [1, 2]))
+
+
+def test_ranks_that_leave_one_after_the_other_share_entries(
+    shared: dist.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_log, "_TOGETHER_S", 0.2)
+    ranks = members(shared, 24)
+
+    def leave(rank: int) -> bool:
+        ranks[rank].listener.has_ended(0.02 * rank)
+        return ranks[rank].leave("ValueError: x" if rank % 2 else FINISHED)
+
+    assert all(on_threads(leave, range(24)))
+    assert max(len(one.left) for one in ranks) < 12
+    assert {rank for one in ranks for rank in one.left[-1]} == set(range(24))
+    assert shared.num_keys() == 0
 
 
 def test_the_state_of_a_rank_that_left_is_read_once_and_only_when_asked_for() -> None:

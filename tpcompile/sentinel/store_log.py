@@ -46,8 +46,8 @@ from tpcompile.sentinel.variants import Ran
 
 E = TypeVar("E", bound=Entry)
 Connect = Callable[[], RankStore]
-_TOGETHER_S = 0.5
-"""Time in which ranks that finish share an entry of the log."""
+_TOGETHER_S, _MAX_ROUNDS = 0.5, 4
+"""Time in which ranks that finish share an entry of the log, and how often a rank waits for the entry of another."""
 _FOREVER_S = 365 * 86400.0
 
 
@@ -142,20 +142,22 @@ class StoreLog:
                 yield entry
 
     def leave(self, state: RankState, *, has_heard: Callable[[float], bool]) -> None:
-        """Publish that this rank leaves. Ranks that finish within a moment share an entry of the log.
+        """Publish that this rank leaves. Ranks that leave within a moment share an entry of the log.
 
         `has_heard` waits that many seconds for the listener of this rank to read an entry that has it.
         """
         store = self._count(2)
         store.put(f"left/{self.rank}", state.model_dump(mode="json"))
-        number = store.count("left")
-        is_last = number == len(self.members)
-        is_in_a_hurry = is_last or state.ended != FINISHED
-        if not is_in_a_hurry and has_heard(_TOGETHER_S):
-            return
-        is_said = not self.claim(f"left/{self._count(1).count('left', 0)}")  # by a rank that has seen as many
-        if is_said and has_heard(_TOGETHER_S):
-            return
+        is_last = store.count("left") == len(self.members)
+        for _ in range(0 if is_last else _MAX_ROUNDS):
+            is_mine = self.claim(f"left/{self._count(1).count('events', 0)}")
+            is_in_a_hurry = is_mine and state.ended != FINISHED
+            if is_in_a_hurry:
+                break
+            if has_heard(_TOGETHER_S if is_mine else 2 * _TOGETHER_S):
+                return
+            if is_mine:
+                break
         self._count(len(self.members))
         left = [rank for rank in self.members if store.has(f"left/{rank}")]
         self.append(Left, ranks=exact_ranks(left))
@@ -175,8 +177,8 @@ class StoreLog:
             return
         names = ("left", "ran", _ran_key(is_all=True), "counted")
         keys = [f"{name}/{rank}" for name in names for rank in self.members]
-        keys += [f"event/{entry}" for entry in range(1, store.count("events", 0) + 1)]
-        keys += [f"claim/left/{entry}" for entry in range(1, number + 1)]
+        events = range(store.count("events", 0) + 1)
+        keys += [f"{name}/{entry}" for entry in events for name in ("event", "claim/left")]
         self._count(len(keys)).delete(*keys, "events", "left", "over")
 
     def announce(self, found: Announcement) -> None:
