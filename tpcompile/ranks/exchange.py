@@ -316,8 +316,9 @@ class _Judge:
             seen, problem = self._others.last_seen(rank), self._refused.get(rank)
             absent[rank] = f"{seen}; what it sent is not valid: {problem}" if problem else seen
         verdict = self._side.judge(dict(sorted(found.items())), absent, self.ask)
-        self._store.put("verdict", _packed(verdict))
-        return verdict
+        # the first one counts, should a rank have taken this one for dead
+        first: Verdict | None = self._store.put_first("verdict", _packed(verdict), _PackedVerdict)
+        return verdict if first is None else first
 
     def _gather(self, keys: dict[int, str], kind: Any, timeout_s: float) -> tuple[dict[int, Any], tuple[int, ...]]:
         return self._store.gather(keys, kind, timeout_s=timeout_s, gone=self._others.is_gone, budget=self._budget)
