@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import platform
 import resource
+import signal
 import sys
 import tempfile
 import threading
@@ -22,7 +23,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -186,6 +186,7 @@ def leave(client: Rank, listening: Rank) -> None:
     state = RankState(rank=client.rank, activity=RUNNING, since_s=0.0, ended=FINISHED)
     log.leave(state, has_heard=listener.has_ended)
     listener.close()
+    log.forget()
 
 
 def play(ranks: range, world_size: int, case: str, place: tuple[int, str], results: Any) -> None:
@@ -254,12 +255,14 @@ def serve(port: Any, stop: Any) -> None:
 def measure(world_size: int, case: str) -> dict[str, Any]:
     """One case with that many ranks."""
     port, stop, results = _FORK.Queue(), _FORK.Queue(), _FORK.Queue()
-    store = _FORK.Process(target=serve, args=(port, stop))
+    store = _FORK.Process(target=serve, args=(port, stop), daemon=True)
     store.start()
     with tempfile.TemporaryDirectory() as folder:
         place = (port.get(), folder)
         parts = [range(1), range(1, world_size)]
-        playing = [_FORK.Process(target=play, args=(part, world_size, case, place, results)) for part in parts]
+        playing = [
+            _FORK.Process(target=play, args=(part, world_size, case, place, results), daemon=True) for part in parts
+        ]
         for process in playing:
             process.start()
         judge, others = sorted(results.get(timeout=2 * TIMEOUT_S) for _ in playing)
@@ -291,6 +294,7 @@ def main() -> int:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends the processes, too
     wanted = [(int(n), case) for n in arguments.ranks.split(",") if n for case in arguments.cases.split(",")]
     wanted += [(int(n), "equal") for n in arguments.equal.split(",") if n]
     rows = []
@@ -310,5 +314,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with redirect_stderr(sys.stderr):
-        sys.exit(main())
+    sys.exit(main())

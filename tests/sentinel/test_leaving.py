@@ -30,7 +30,9 @@ class Member:
         """Leave; True when the listener has ended."""
         state = STATE.model_copy(update={"rank": self.rank, "ended": ended})
         self.log.leave(state, has_heard=self.listener.has_ended)
-        return self.listener.has_ended(20.0)
+        has_ended = self.listener.has_ended(20.0)
+        self.log.forget()
+        return has_ended
 
     @property
     def left(self) -> list[tuple[int, ...]]:

@@ -38,7 +38,7 @@ _MAX_READ_BYTES = 256 << 20
 """What a judge reads of its peers at most: one that writes more is not compared."""
 _ASKED = 2
 """Ranks asked at most for what ranks with one hash have in common: each that does not answer costs the timeout."""
-_POLL_S, _POLL_S_PER_RANK = 0.02, 0.0005
+_POLL_S, _POLL_S_PER_RANK = 0.02, 0.001
 """Pause between the looks of a rank that waits for the verdict, at least, and for each rank: the store serves them all.
 
 A rank that was asked looks more often again, since the judge asks it one question after the other.

@@ -69,7 +69,6 @@ class Listener:
                 left = self._log.left(entry)
                 self._on(PeersLeft(left))
                 if self._log.rank in left:
-                    self._log.forget()
                     return
         except RuntimeError as error:
             self._on(Failed(f"the job's store cannot be reached: {error}"))

@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from signal import SIGTERM
 from types import TracebackType
@@ -252,6 +253,8 @@ class Sentinel:
         for late in self._late:
             late.cancel()
         self.listener.close()
+        with suppress(RuntimeError):  # the rank that serves the store has ended
+            self.log.forget()
         self.log.close_client()
         self._black_box.close()
         self.executed.close()
