@@ -50,6 +50,7 @@ def page(results: Path = RESULTS) -> str:
         "## Time and cost\n",
         *_sentinel_cost(read),
         *_flow_cost(read),
+        *_scale(read),
         *_gate(read),
         *_single(read),
         "## All files\n",
@@ -253,6 +254,16 @@ def _flow_cost(read: Mapping[str, Any]) -> Iterator[str]:
                 ratio = f"{one['ratio']:.3f} ({quartiles})"
                 rows.append((name, loop, what, timed["off"]["cpu_ms"], one["events_per_step"], ratio))
     yield _table(("file", "loop", "recorded", "ms a step without", "events a step", "ratio (quartiles)"), rows)
+
+
+def _scale(read: Mapping[str, Any]) -> Iterator[str]:
+    yield "Ranks as threads over one TCPStore, each with a digest of a small record; connecting is not timed:\n"
+    keys = ("ranks", "case", "wall_s", "store_cpu_s", "judge_cpu_s", "judge_mb", "questions", "operations", "keys_left")
+    rows = []
+    for name in ("scale_before_cpu.json", "scale_cpu.json"):
+        for one in read[name]["rows"]:
+            rows.append((name, *(one[key] for key in keys), 1e-6 * (one["bytes_set"] + one["bytes_got"])))
+    yield _table(("file", *keys, "MB over the store"), rows)
 
 
 def _gate(read: Mapping[str, Any]) -> Iterator[str]:

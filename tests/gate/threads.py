@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,11 +19,22 @@ class CountingStore(RankStore):
     def __init__(self, store: dist.Store, *, rank: int, world_size: int) -> None:
         super().__init__(store, rank=rank, world_size=world_size)
         self.written: list[str] = []
+        self.claimed: list[str] = []
+        """Keys that it wrote if no rank had."""
+        self.sizes: Counter[str] = Counter()
+        """Bytes by the first part of the key."""
 
     def put(self, key: str, value: Any) -> None:
         """Publish and note the key."""
         self.written.append(key)
+        self.sizes[key.partition("/")[0]] += len(json.dumps(value))
         super().put(key, value)
+
+    def put_first(self, key: str, value: Any, kind: Any) -> Any | None:
+        """Publish unless the key has a value, and note the key."""
+        self.claimed.append(key)
+        self.sizes[key.partition("/")[0]] += len(json.dumps(value))
+        return super().put_first(key, value, kind)
 
 
 def stores(world_size: int) -> list[CountingStore]:

@@ -74,7 +74,7 @@ RECORDS: list[tuple[Any, Frozen]] = [
     (entries.AnyEntry, entries.Passed(rank=1, position=POSITION, state=STATE)),
     (entries.AnyEntry, entries.Settled(rank=1, position=POSITION)),
     (entries.AnyEntry, entries.Ask(rank=1, number=3)),
-    (entries.AnyEntry, entries.Left(rank=1, state=STATE)),
+    (entries.AnyEntry, entries.Left(rank=1, ranks="0-1")),
     (entries.AnyEntry, entries.Raised(rank=1, alarm=Alarm(key="problem", position=POSITION, problem=CHECK, gone=(0,)))),
     (entries.AnyEntry, entries.Degraded(rank=1, why="the store")),
     (Verdict, VERDICT),

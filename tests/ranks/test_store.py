@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 from pydantic import JsonValue
 
-from tpcompile.ranks.store import RankStore
+from tpcompile.ranks.store import Budget, RankStore
 from tpcompile.testing import run_on_ranks
 
 
@@ -99,14 +101,43 @@ def test_a_value_written_just_before_the_alarm_is_found(
 ) -> None:
     look = three[1].peek
 
-    def peek(key: str, *kind: object, sender: int) -> object:
-        found = look(key, *kind, sender=sender)
+    def peek(key: str, *kind: object, **limits: Any) -> object:
+        found = look(key, *kind, **limits)
         three[0].put("digest/0", "a")
         three[2].put("alarm", True)
         return found
 
     monkeypatch.setattr(three[1], "peek", peek)
     assert three[1].gather({0: "digest/0"}, str, timeout_s=60, stop_at="alarm") == ({0: "a"}, ())
+
+
+def test_a_rank_that_is_missing_costs_looks_at_it_alone(
+    three: list[RankStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = Counter[str]()
+    look = three[0].peek
+
+    def peek(key: str, *kind: object, **limits: Any) -> object:
+        looked[key] += 1
+        if looked["digest/0"] == 5:
+            three[1].put("digest/0", "late")
+        return look(key, *kind, **limits)
+
+    monkeypatch.setattr(three[0], "peek", peek)
+    for rank in range(1, 40):
+        three[1].put(f"digest/{rank}", "a")
+    found, missing = three[0].gather({rank: f"digest/{rank}" for rank in range(40)}, str, timeout_s=60)
+    assert len(found) == 40 and not missing
+    assert looked.pop("digest/0") == 5 and set(looked.values()) == {1}
+
+
+def test_what_exceeds_the_budget_of_all_ranks_is_not_valid(three: list[RankStore]) -> None:
+    for rank in range(3):
+        three[rank].put(f"digest/{rank}", "a" * 100)
+    keys = {rank: f"digest/{rank}" for rank in range(3)}
+    found, missing = three[0].gather(keys, str, timeout_s=60, budget=Budget(250))
+    assert (list(found), missing) == ([0, 1], (2,)) and "bytes" in three[0].why_refused("digest/2")
+    assert len(three[0].gather(keys, str, timeout_s=60, budget=Budget(350))[0]) == 3
 
 
 def test_a_value_that_a_rank_left_behind_is_found(three: list[RankStore]) -> None:

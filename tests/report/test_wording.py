@@ -5,8 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.report import samples
@@ -26,15 +24,6 @@ JOBS = Path(__file__).parents[1] / "data" / "jobs" / "torch-2.13.0"
 )
 def test_ranks_are_written_as_ranges(ranks: tuple[int, ...], text: str) -> None:
     assert ranks_text(ranks) == text
-
-
-@given(st.sets(st.integers(0, 300)))
-def test_ranges_name_every_rank_once(ranks: set[int]) -> None:
-    named: list[int] = []
-    for part in filter(None, ranks_text(tuple(ranks)).split(",")):
-        first, _, last = part.partition("-")
-        named += range(int(first), int(last or first) + 1)
-    assert named == sorted(ranks)
 
 
 def test_groups_are_separated_by_a_bar() -> None:

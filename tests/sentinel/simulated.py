@@ -179,7 +179,7 @@ class Rank:
         yield lambda: self.protocol.has_decided_all() or self.job.now_s > deadline_s
         self.on(ev.Leaving())
         left = self.state().model_copy(update={"ended": "finished", "waits_at": None})
-        self.store.entries.append(("left", self.rank, ev.PeerLeft(left)))
+        self.store.entries.append(("left", self.rank, ev.PeersLeft({self.rank: left})))
 
     def _call(self, op: Call) -> Iterator[Blocked]:
         self.line, self.step = op.line, op.step

@@ -21,7 +21,7 @@ from tpcompile.ranks.store import RankStore
 from tpcompile.sentinel.blackbox import absences
 from tpcompile.sentinel.events import Asked, Event
 from tpcompile.sentinel.listener import Listener
-from tpcompile.sentinel.log_entries import Ask, Left
+from tpcompile.sentinel.log_entries import Ask
 from tpcompile.sentinel.store_log import StoreLog
 
 GONE = 2**22 + 1
@@ -120,14 +120,14 @@ def heard(log: StoreLog) -> Iterator[list[Event]]:
     listener = Listener(log, events.append)
     listener.start()
     yield events
-    log.append(Left, state=STATE.model_copy(update={"rank": 0}))
+    log.leave(STATE.model_copy(update={"rank": 0, "ended": "raised"}), has_heard=listener.has_ended)
     listener.close()
 
 
 ENTRIES = [
     "{", [], {"kind": "unknown", "rank": 1}, {"kind": "ask", "rank": 1}, {"kind": "ask", "rank": 7, "number": 1},
     {"kind": "ask", "rank": 2, "number": 1}, {"kind": "ask", "rank": 1, "number": -1},
-    {"kind": "left", "rank": 0, "state": STATE.model_dump(mode="json")}, {"kind": "passed", "rank": 1, "position": {}},
+    {"kind": "left", "rank": 1, "ranks": 7}, {"kind": "passed", "rank": 1, "position": {}},
     {"kind": "alarm", "rank": 1, "alarm": {"key": "problem", "gone": [9]}}, {"kind": "degraded", "rank": 1, "why": 1},
 ]  # fmt: skip
 """Not JSON, not an entry, without a part, of a rank that the job or the domain does not have, for a different rank."""

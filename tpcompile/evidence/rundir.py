@@ -22,7 +22,7 @@ from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.records import SCHEMA_VERSION, Frozen, RankRecord, Verdict
 from tpcompile.evidence.records.bounds import Rank, WorldSize
 from tpcompile.evidence.records.reader import damaged, first_error, read_object, shown, validated
-from tpcompile.evidence.text.ranks import is_among, ranks_text
+from tpcompile.evidence.text.ranks import is_among, ranks_in_name, ranks_text
 
 _PROBE_BYTES = 65536
 _OF_RANK = re.compile(r"rank_(\d{1,9})")
@@ -306,9 +306,8 @@ def _check_domains(found: Mapping[int, tuple[Path, RankRecord]]) -> None:
     compiled = sorted(rank for rank, (_, record) in found.items() if record.compiles)
     domains = grouped(compiled, lambda rank: found[rank][1].domain)
     for domain, ranks in sorted(domains.items(), key=lambda item: len(item[1])):
-        place = domain.rpartition(" ")[2]
-        is_of_all = not place[:1].isdigit()
-        expected = [rank for rank in compiled if is_of_all or is_among(rank, place)]
+        place = ranks_in_name(domain)
+        expected = [rank for rank in compiled if not place or is_among(rank, place)]
         if ranks != expected:
             path, _ = found[ranks[0]]
             says = f"its domain {domain!r} is that of ranks {ranks_text(ranks)}"

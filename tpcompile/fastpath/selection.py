@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.records import Frozen
-from tpcompile.evidence.text.ranks import named_ranks, ranks_text
+from tpcompile.evidence.text.ranks import exact_ranks, named_ranks
 from tpcompile.fastpath.certificate import device_kind, uncertified
 from tpcompile.fastpath.measured import Decision, Ratio, ShapeClass, choose, shipped_table
 from tpcompile.fastpath.registry import FastPath, dtype_name, registered
@@ -168,7 +168,7 @@ class Selection:
         self._device = device_kind()
         self._processor = Processor.here()
         self._agreed: dict[tuple[str, ShapeClass], Decision] = {}
-        members = ranks_text(self._ranks)
+        members = exact_ranks(self._ranks)
         _NUMBERS[members] += 1
         self._store = RankStore.of_job(f"tpcompile/fastpath/{members}/{_NUMBERS[members]}", store)
         logger.rank = self._store.rank

@@ -36,6 +36,7 @@ from tpcompile.gate.measurements import Declared, GateFacts, GradientFactor, Sch
 FIRST, STEADY, RESIZED = "first", "steady", "resized"
 COMPARED = ("C", TARGET)
 """Modes in which all ranks must compile the same."""
+Facts = ByRank[GateFacts]
 Judge = Callable[[Any, Sequence[RankDigest], Sequence[Divergence]], list[Check]]
 
 
@@ -74,18 +75,20 @@ def mode_a(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
 def mode_b(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
     """Mode B must have one graph and a right forward, and a gradient that is multiplied by the world size."""
     ranks = digests_by_rank(digests)
+    facts = _facts(ranks)
     return [
         any_compiled("B", ranks),
         *_graphs("B", ranks),
         *agreement("B", ranks, divergences),
-        _errors(config, ranks, "B", CheckId.FORWARD, only="forward"),
-        _gradient_factor(ranks),
+        _errors(config, facts, "B", CheckId.FORWARD, only="forward"),
+        _gradient_factor(facts),
     ]
 
 
 def mode_c(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
     """Mode C must pass every check: one graph, equal ranks, no recompile, right forward and gradients."""
     ranks = digests_by_rank(digests)
+    facts = _facts(ranks)
     return [
         any_compiled("C", ranks),
         *_graphs("C", ranks),
@@ -93,29 +96,30 @@ def mode_c(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
         _steady(config, ranks, "C", divergences),
         *_resized(ranks, "C", divergences, f"{config.block.seq_len} to {config.resized_seq_len} tokens"),
         *agreement("C", ranks, divergences),
-        _schedule(ranks),
-        _errors(config, ranks, "C", CheckId.FORWARD, only="forward"),
-        *([_errors(config, ranks, "C", CheckId.GRADIENTS, only="grad")] if config.train else []),
-        _errors(config, ranks, "C", CheckId.EAGER, only="eager"),
-        *_replays(config, ranks),
+        _schedule(facts),
+        _errors(config, facts, "C", CheckId.FORWARD, only="forward"),
+        *([_errors(config, facts, "C", CheckId.GRADIENTS, only="grad")] if config.train else []),
+        _errors(config, facts, "C", CheckId.EAGER, only="eager"),
+        *_replays(config, facts),
         tp_aware("C", ranks),
         kept("C", ranks),
-        *_fusion(config, ranks, "C"),
+        *_fusion(config, facts, "C"),
     ]
 
 
 def target(config: JobConfig, digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
     """The checks of mode C for the user's own program, as far as the target declares what they need."""
     ranks = digests_by_rank(digests)
-    declared = _facts(ranks).map(lambda facts: facts.declared).first if ranks else Declared()
+    facts = _facts(ranks)
+    declared = facts.first.declared if facts else Declared()
     phases = [f"{TARGET}/{name}" for name in (FIRST, STEADY, RESIZED)]
     numbers: list[Check] = []
     if declared.has_reference:
-        right = _errors(config, ranks, TARGET, CheckId.FORWARD, only="forward")
+        right = _errors(config, facts, TARGET, CheckId.FORWARD, only="forward")
         if right.is_red:
             right = right.model_copy(update={"details": (wrong_numbers.differing(ranks), *right.details)})
         numbers.append(right)
-        numbers.append(_errors(config, ranks, TARGET, CheckId.EAGER, only="eager"))
+        numbers.append(_errors(config, facts, TARGET, CheckId.EAGER, only="eager"))
     else:
         why = "no reference is declared: the numbers were not compared"
         numbers.append(_not_made(TARGET, CheckId.FORWARD, Status.SKIPPED, "a reference", why))
@@ -130,7 +134,7 @@ def target(config: JobConfig, digests: Sequence[RankDigest], divergences: Sequen
         *numbers,
         tp_aware(TARGET, ranks),
         kept(TARGET, ranks),
-        *_fusion(config, ranks, TARGET),
+        *_fusion(config, facts, TARGET),
     ]
 
 
@@ -143,7 +147,7 @@ def timings(digests: Sequence[RankDigest]) -> dict[str, float]:
     return dict(sorted(slowest.items()))
 
 
-def _facts(ranks: Ranks) -> ByRank[GateFacts]:
+def _facts(ranks: Ranks) -> Facts:
     return ranks.map(lambda digest: GateFacts.model_validate(digest.facts))
 
 
@@ -177,12 +181,12 @@ def _graphs(mode: str, ranks: Ranks, *, expected: int | None = 1) -> list[Check]
     return [*counted, breaks]
 
 
-def _gradient_factor(ranks: Ranks) -> Check:
+def _gradient_factor(facts: Facts) -> Check:
     """The gradient of an in-place all-reduce is right in eager, and multiplied by the world size when compiled."""
-    world = len(ranks)
+    world = len(facts)
     if world == 1:
         return _not_made("B", CheckId.GRADIENT_FACTOR, Status.SKIPPED, "tp > 1", "tp is 1")
-    factors = _facts(ranks).map(lambda facts: facts.gradient_factor)
+    factors = facts.map(lambda known: known.gradient_factor)
     expected = GradientFactor(eager=1.0, compiled=float(world))
     eager = values_text(factors.map(lambda factor: factor.eager))
     compiled = values_text(factors.map(lambda factor: factor.compiled))
@@ -236,8 +240,8 @@ def _resized(ranks: Ranks, mode: AnyMode, divergences: Sequence[Divergence], cha
     ]
 
 
-def _schedule(ranks: Ranks) -> Check:
-    schedules = _facts(ranks).map(lambda facts: facts.schedule)
+def _schedule(facts: Facts) -> Check:
+    schedules = facts.map(lambda known: known.schedule)
     wrong = schedules.where(lambda schedule: schedule.compiled != schedule.declared)
     declared = first(schedules.values()) or Schedule()
     shown = first(wrong.values()) or declared
@@ -254,12 +258,12 @@ def _schedule(ranks: Ranks) -> Check:
     )
 
 
-def _replays(config: RunConfig, ranks: Ranks) -> list[Check]:
+def _replays(config: RunConfig, facts: Facts) -> list[Check]:
     """Every call under `graphed` is a replay, of one CUDA graph for each length, and equals the compiled call."""
     if config.profile != "graphed":
         return []
     num_lengths = len({config.block.seq_len, config.resized_seq_len})
-    replays = _facts(ranks).map(lambda facts: facts.replays)
+    replays = facts.map(lambda known: known.replays)
     wrong = [
         *replays.where(lambda found: found.captures != num_lengths),
         *replays.where(lambda found: found.replays != found.calls or found.calls == 0),
@@ -269,17 +273,17 @@ def _replays(config: RunConfig, ranks: Ranks) -> list[Check]:
     expected = f"every call, of {num_lengths} CUDA graphs"
     return [
         make_check("C", CheckId.REPLAYS, sorted(set(wrong)), expected, f"{calls} calls, {captures}"),
-        _errors(config, ranks, "C", CheckId.REPLAYED, only="replayed"),
+        _errors(config, facts, "C", CheckId.REPLAYED, only="replayed"),
     ]
 
 
-def _fusion(config: JobConfig, ranks: Ranks, mode: AnyMode) -> list[Check]:
+def _fusion(config: JobConfig, facts: Facts, mode: AnyMode) -> list[Check]:
     """Kernels and bytes against the baseline, if the run has one."""
     path = config.gate.fusion_baseline
     if path is None:
         return []
     expected = f"no more launches and bytes than in {path.name}"
-    outcomes = _facts(ranks).map(lambda facts: facts.fusion or Outcome(why_not="the run ended before"))
+    outcomes = facts.map(lambda known: known.fusion or Outcome(why_not="the run ended before"))
     unknown = first(outcome.why_not for outcome in outcomes.values() if outcome.why_not)
     if unknown or not outcomes:
         return [_not_made(mode, CheckId.FUSION, Status.FAIL, expected, f"not compared: {unknown}")]
@@ -314,10 +318,9 @@ class _Measured(NamedTuple):
         return f"worst {error.ratio:.2f}x: {at} ({error.error:.2e} against {error.single:.2e} on one device)"
 
 
-def _errors(config: JobConfig, ranks: Ranks, mode: AnyMode, id: CheckId, *, only: str) -> Check:
+def _errors(config: JobConfig, facts: Facts, mode: AnyMode, id: CheckId, *, only: str) -> Check:
     """Worst error over ranks and tensors, as a multiple of the single-device error in the same dtype."""
     limit = config.gate.error_ratio
-    facts = _facts(ranks)
     errors = facts.map(lambda known: known.errors_in(mode, only)).where(bool)
     if not errors:
         return _not_made(mode, id, Status.FAIL, f"at most {limit:g}x", "not measured")

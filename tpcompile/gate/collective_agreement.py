@@ -18,7 +18,7 @@ from tpcompile.evidence.layers.collectives import explained
 from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.records import Check, CheckId, CompileRecord, Item, Layer, Status
 from tpcompile.evidence.text.lines import entered_at, in_program
-from tpcompile.evidence.text.ranks import named_ranks, ranks_text
+from tpcompile.evidence.text.ranks import exact_ranks, named_ranks
 from tpcompile.evidence.text.reasons import in_one_line
 from tpcompile.gate.checks import COMPARED, STEADY
 from tpcompile.gate.status import StatusBoard
@@ -109,7 +109,7 @@ class Agreement:
         number = self._counts[self._phase]
         others = _InPhase(self._board, self._store, self._phase)
         checks: tuple[Check, ...] = agree(
-            self._store.under(f"compile/{self._phase}/of {ranks_text(self.members)}/{number}"),
+            self._store.under(f"compile/{self._phase}/of {exact_ranks(self.members)}/{number}"),
             self.members,
             tuple(mine),
             kind=tuple[Item, ...],

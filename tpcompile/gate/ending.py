@@ -18,7 +18,7 @@ from tpcompile.gate.measurements import GateDigest
 from tpcompile.gate.record import Evidence
 from tpcompile.gate.replay import gate_rules
 from tpcompile.gate.status import StatusBoard
-from tpcompile.ranks.exchange import Exchange
+from tpcompile.ranks.exchange import Ask, Exchange
 from tpcompile.ranks.recorded import record_side
 from tpcompile.ranks.store import RankStore
 from tpcompile.report.publish import publish
@@ -75,7 +75,8 @@ class Ending:
             verdict = exchange.verdict(side)
         except RuntimeError:  # the store does not respond: judge with this rank's digest alone
             own = {record.rank: side.own}
-            verdict = side.judge(own, self._last_statuses(), lambda _, *asked: side.own_answer(*asked))
+            alone = Ask(lambda _, *asked: {record.rank: side.own_answer(*asked)})
+            verdict = side.judge(own, self._last_statuses(), alone)
         self.last_state.close()
         forget_dead(self.watch_store, self.others)
         return self.publish(verdict, judge=verdict is not None and self.evidence.directory.read_verdict() is None)
@@ -103,7 +104,7 @@ class Ending:
 
     def _exchange(self, store: RankStore, *, timeout_s: float) -> Exchange:
         others = StatusBoard(self.evidence.directory, store)
-        return Exchange(store, range(store.world_size), others=others, timeout_s=timeout_s)
+        return Exchange(store, range(store.world_size), others=others, timeout_s=timeout_s, keeps=True)
 
     def _last_statuses(self) -> dict[int, str]:
         """The last state of each other rank, as the run directory has it; used when the store does not respond."""

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from tpcompile.errors import ConfigError, DivergenceError
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.records import Verdict
-from tpcompile.evidence.text.ranks import named_ranks
+from tpcompile.evidence.text.ranks import exact_ranks, named_ranks
 from tpcompile.ranks.exchange import Exchange, Fetch, Question, Side
 from tpcompile.ranks.store import RankStore
 
@@ -63,7 +63,7 @@ class Exchanges:
         self.rank, self.ranks, self.timeout_s = dist.get_rank(), tuple(sorted(ranks)), timeout_s
         if self.rank not in self.ranks:
             raise ConfigError(f"rank {self.rank} is not in the mesh ({named_ranks(self.ranks)})")
-        self._name = f"{name} of {named_ranks(self.ranks)}"
+        self._name = f"{name} of ranks {exact_ranks(self.ranks)}"
         world_size = dist.get_world_size()
         if store is not None:
             self._root = RankStore(dist.PrefixStore(_ROOT, store), rank=self.rank, world_size=world_size)

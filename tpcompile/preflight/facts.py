@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tpcompile.evidence.records import SCHEMA_VERSION, Frozen
 from tpcompile.evidence.records.bounds import Rank
 from tpcompile.evidence.text.phrases import phrase
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import exact_ranks
 from tpcompile.preflight.backends import Resolvers, answers, resolved_backends
 from tpcompile.preflight.weights import Group, Layout, Weight
 from tpcompile.torch_api import compiler as compat
@@ -116,7 +116,7 @@ def topology(mesh: DeviceMesh | None, group: Group) -> dict[str, str]:
     """World, mesh and groups as this rank sees them; equal on all ranks, in whichever group they are."""
     facts = {"topology world size": str(dist.get_world_size()), "topology default backend": dist.get_backend()}
     if mesh is None:
-        return facts | {"topology ranks": ranks_text(group.ranks)}
+        return facts | {"topology ranks": exact_ranks(group.ranks)}
     names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
     facts |= {"topology mesh axes": ", ".join(names), "topology mesh ranks": str(mesh.mesh.tolist())}
     for dim, name in enumerate(names):

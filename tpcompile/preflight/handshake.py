@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.records import Layer, Verdict
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import exact_ranks
 from tpcompile.preflight.backends import Resolvers
 from tpcompile.preflight.fact_exchange import Exchanges
 from tpcompile.preflight.fact_judge import Judge
@@ -158,7 +158,7 @@ class Handshake:
     ) -> Verdict:
         digest = SetupDigest(
             rank=dist.get_rank(),
-            domain=f"{self._group.axis} {ranks_text(self._group.ranks)}",
+            domain=f"{self._group.axis} {exact_ranks(self._group.ranks)}",
             shas={group: facts.sha(group) for group in groups},
             unresolved=unresolved or {},
             own=own_facts(self._device),

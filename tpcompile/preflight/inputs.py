@@ -18,7 +18,7 @@ from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.records import Divergence, Frozen, Layer, Verdict
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text import normalise
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import exact_ranks
 from tpcompile.preflight.conclusion import MAX_NAMED, Groups, Kind, conclude, difference, group_check, reported
 from tpcompile.preflight.fact_exchange import Details, Exchanges
 from tpcompile.preflight.fingerprint import bits, describe, local_of
@@ -99,6 +99,12 @@ class InputFacts(Frozen):
     """Name -> aspect (`shape`, `dtype`, `bits`, ...) -> text."""
 
 
+class _Digest(Frozen):
+    """What every rank publishes."""
+
+    sha: str
+
+
 class InputCheck:
     """Compares the inputs of single calls among the ranks of a group.
 
@@ -134,8 +140,9 @@ class InputCheck:
         passed = {name: {_PASSED: "passed", **found} for name, found in aspects.items()}
         facts = InputFacts(step=step, names=tuple(leaves), aspects=passed)
 
-        def judge(found: dict[int, Any], absent: dict[int, str], fetch: Fetch) -> Verdict:
-            return _judge(found, absent, fetch, own=facts, timeout_s=self._timeout_s, axis=self._group.axis)
+        def judge(found: dict[int, _Digest], absent: dict[int, str], fetch: Fetch) -> Verdict:
+            shas = {rank: digest.sha for rank, digest in found.items()}
+            return _judge(shas, absent, fetch, own=facts, timeout_s=self._timeout_s, axis=self._group.axis)
 
         def answer(question: Question) -> Any:
             if not question.elements:
@@ -143,15 +150,16 @@ class InputCheck:
             tensor = leaves.get(question.elements)
             return answer_elements(tensor if isinstance(tensor, Tensor) else None, question)
 
-        sha = hashlib.sha256(facts.to_json().encode()).hexdigest()
-        return self._exchanges.verdict(Side(sha, answer, judge, kind=str, question=Question))
+        digest = _Digest(sha=hashlib.sha256(facts.to_json().encode()).hexdigest())
+        side = Side(digest.model_dump(mode="json"), answer, judge, kind=_Digest, question=Question)
+        return self._exchanges.verdict(side)
 
 
 def _judge(
     shas: Mapping[int, str], absent: Mapping[int, str], fetch: Fetch, *, own: InputFacts, timeout_s: float, axis: str
 ) -> Verdict:
     ranks = sorted({*shas, *absent})
-    domain = f"{axis} {ranks_text(ranks)}"
+    domain = f"{axis} {exact_ranks(ranks)}"
     facts = Details(fetch, {}, shas, InputFacts).of(shas)
     silent = sorted(set(shas).difference(facts))
     found: list[Divergence] = []

@@ -16,7 +16,7 @@ from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.records import Frozen
 from tpcompile.evidence.records.bounds import Number, Rank
-from tpcompile.evidence.text.ranks import named_ranks, ranks_text
+from tpcompile.evidence.text.ranks import exact_ranks, named_ranks
 from tpcompile.ranks.agree import agree
 from tpcompile.ranks.liveness import process_state, this_host
 from tpcompile.ranks.store import RankStore
@@ -83,7 +83,7 @@ class Agreement:
 
     def __init__(self, ranks: Sequence[int], *, timeout_s: float, store: dist.Store | None = None) -> None:
         self._ranks, self._timeout_s = sorted(ranks), timeout_s
-        members = ranks_text(self._ranks)
+        members = exact_ranks(self._ranks)
         _NUMBERS[members] += 1
         self._store = RankStore.of_job(f"tpcompile/profiles/{members}/{_NUMBERS[members]}", store)
         here = _Process(pid=os.getpid(), host=this_host())

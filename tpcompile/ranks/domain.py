@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import exact_ranks
 from tpcompile.ranks.mesh import mesh_roles
 
 
@@ -31,7 +31,7 @@ class Domain(NamedTuple):
     @property
     def name(self) -> str:
         """`tp 0-3`."""
-        return f"{self.axis} {ranks_text(self.members)}"
+        return f"{self.axis} {exact_ranks(self.members)}"
 
 
 def domain_of(mesh: DeviceMesh | None, axis: str) -> Domain:

@@ -10,10 +10,12 @@ from tpcompile.evidence.judgement.verdict import Absent, Rules, conclude
 from tpcompile.evidence.records import Check, Frozen, Item, Layer, RankDigest, RankRecord, Verdict
 from tpcompile.evidence.timeline.conclude import with_branch, without_branch
 from tpcompile.evidence.timeline.flow import Flow
-from tpcompile.ranks.exchange import Fetch, Side
+from tpcompile.ranks.exchange import Ask, Side
 
-_MAX_ELSEWHERE = 16
-"""Ranks of different domains that are looked at, the nearest ones: each costs a read, and a walk."""
+_MAX_FLOWS = 16
+"""Ranks whose executed lines are read, of a domain and of all others: each costs a read, and a walk."""
+_OWN = frozenset({"rank", "domain", "coordinate", "places", "rank_reads", "facts"})
+"""Fields of a digest in which ranks that compiled the same differ."""
 
 
 def _known(flows: Mapping[int, Flow | None]) -> dict[int, Flow]:
@@ -60,7 +62,7 @@ def record_side(
     that must agree; None: all. `why_absent` looks why ranks do not report, where nothing else has failed.
     """
 
-    def judge(found: dict[int, RankDigest], absent: dict[int, str], ask: Fetch) -> Verdict:
+    def judge(found: dict[int, RankDigest], absent: dict[int, str], ask: Ask) -> Verdict:
         def fetch(rank: int, index: int, layer: Layer, part: str) -> Sequence[Item]:
             return ask(rank, {"index": index, "layer": layer, "part": part}, tuple[Item, ...]) or ()
 
@@ -76,13 +78,14 @@ def record_side(
         own = flow_of(record.rank) if verdict.lead is not None else None
         if own is None:
             return verdict if flow_of is _nothing else without_branch(verdict)
-        others = {rank: ask(rank, {"flow": True}, Flow) for rank in found if rank != record.rank}
         members = set(range(record.world_size) if domain is None else domain)
-        ended = {rank: flow_of(rank) for rank in members - found.keys()}
+        walked = _walked(verdict, found.keys() - {record.rank}, record.rank)
+        others = ask.many(walked, {"flow": True}, Flow)
+        ended = {rank: flow_of(rank) for rank in _walked(verdict, members - found.keys(), record.rank)}
 
         def elsewhere() -> dict[int, Flow]:
             ranks = sorted(set(range(record.world_size)) - members, key=lambda rank: abs(rank - record.rank))
-            return _known({rank: flow_of(rank) for rank in ranks[:_MAX_ELSEWHERE]})
+            return _known({rank: flow_of(rank) for rank in ranks[:_MAX_FLOWS]})
 
         flows = _known({record.rank: own, **others, **ended})
         readable = {code.file for code in own.codes} | {one.file for one in own.before}
@@ -96,7 +99,16 @@ def record_side(
         return [item.model_dump(mode="json") for item in _items(record, question)]
 
     digest = digest_rank(record).model_dump(mode="json")
-    return Side(digest, answer, judge, kind=kind, question=_Question | _FlowQuestion)
+    return Side(digest, answer, judge, kind=kind, question=_Question | _FlowQuestion, own_fields=_OWN)
+
+
+def _walked(verdict: Verdict, ranks: Collection[int], judge: int) -> list[int]:
+    """Of these ranks, those whose executed lines are read: of each side that differs, those to blame, the nearest."""
+    sides = [group.ranks[0] for divergence in verdict.divergences for group in divergence.groups]
+    blamed = verdict.lead.ranks if verdict.lead is not None else ()
+    nearest = sorted(ranks, key=lambda rank: abs(rank - judge))
+    wanted = [rank for rank in dict.fromkeys([*sides, *blamed, *nearest]) if rank in ranks]
+    return sorted(wanted[:_MAX_FLOWS])
 
 
 def _items(record: RankRecord, asked: _Question) -> Sequence[Item]:

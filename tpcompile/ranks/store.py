@@ -26,6 +26,19 @@ _MAX_LOGGED = 20
 _logger = Sink("store")
 
 
+class Budget:
+    """Bytes that may still be read of what peers wrote."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = self._left_bytes = size_bytes
+
+    def take(self, size_bytes: int) -> None:
+        """Raises ValueError when less is left."""
+        if size_bytes > self._left_bytes:
+            raise ValueError(f"{size_bytes} bytes, and {self._left_bytes} of {self._size_bytes} are left for all ranks")
+        self._left_bytes -= size_bytes
+
+
 class RankStore:
     """A rank's own client of the job's store, under one prefix.
 
@@ -94,9 +107,14 @@ class RankStore:
             found = self._read(key, self._store.compare_set(key, raw, text), kind)
         return found
 
-    def count(self, key: str) -> int:
-        """Add 1 to a counter shared by all ranks; return the new total."""
-        return int(self._store.add(key, 1))
+    def count(self, key: str, by: int = 1) -> int:
+        """Add to a counter shared by all ranks; return the new total."""
+        return int(self._store.add(key, by))
+
+    def delete(self, *keys: str) -> None:
+        """Remove these keys, as far as they exist."""
+        for key in keys:
+            self._store.delete_key(key)
 
     def wait(self, key: str, *, timeout_s: float) -> bool:
         """Block, without polling, until a rank publishes `key`; False when `timeout_s` passed first.
@@ -109,12 +127,16 @@ class RankStore:
             return False
         return True
 
-    def peek(self, key: str, kind: Any, *, sender: int | None = None) -> Any | None:
+    def has(self, key: str) -> bool:
+        """True when there is a value at `key`. Does not block."""
+        return bool(self._store.check([key]))
+
+    def peek(self, key: str, kind: Any, *, sender: int | None = None, budget: Budget | None = None) -> Any | None:
         """The value at `key`, or None when there is none of `kind` yet. Does not block.
 
-        A record with a rank must have that of the `sender`, if one is given.
+        A record with a rank must have that of the `sender`, if one is given. What exceeds a `budget` is not valid.
         """
-        return self._read(key, self._store.get(key), kind, sender) if self._store.check([key]) else None
+        return self._read(key, self._store.get(key), kind, sender, budget) if self.has(key) else None
 
     def get(self, key: str, kind: Any, *, timeout_s: float) -> Any | None:
         """The value at `key`, waiting up to `timeout_s`; None when it did not arrive, or is not of `kind`."""
@@ -124,8 +146,12 @@ class RankStore:
         """What is wrong with the value at `key`, as this client last read it; empty for a valid one, or none."""
         return self._refused.get(key, "")
 
-    def _read(self, key: str, raw: bytes, kind: Any, sender: int | None = None) -> Any | None:
+    def _read(
+        self, key: str, raw: bytes, kind: Any, sender: int | None = None, budget: Budget | None = None
+    ) -> Any | None:
         try:
+            if budget is not None:
+                budget.take(len(raw))
             found = read(raw, kind, world_size=self.world_size, sender=sender)
         except ValueError as error:
             if key not in self._refused and len(self._refused) < _MAX_LOGGED:
@@ -145,6 +171,7 @@ class RankStore:
         timeout_s: float,
         stop_at: str = "",
         gone: Callable[[int], bool] = lambda rank: False,
+        budget: Budget | None = None,
     ) -> tuple[dict[int, Any], tuple[int, ...]]:
         """Values by rank, and the ranks whose value did not arrive in time, or is not of `kind`.
 
@@ -153,7 +180,7 @@ class RankStore:
         """
 
         def look(rank: int) -> Any | None:
-            return self.peek(keys[rank], kind, sender=rank)
+            return self.peek(keys[rank], kind, sender=rank, budget=budget)
 
         return self._gather(keys, look, timeout_s=timeout_s, stop_at=stop_at, gone=gone)
 
@@ -167,25 +194,27 @@ class RankStore:
         gone: Callable[[int], bool] = lambda rank: False,
     ) -> tuple[dict[int, Any], tuple[int, ...]]:
         found: dict[int, Any] = {}
-        late = sorted(keys)
+        awaited = sorted(keys, reverse=True)
         deadline = time.monotonic() + timeout_s
-        is_last_look = False
-        while True:
-            for rank in late:
-                value = look(rank)
-                if value is not None:
-                    found[rank] = value
-            late = sorted(set(keys).difference(found))
-            awaited = [rank for rank in late if not self.why_refused(keys[rank])]
-            if not awaited or is_last_look:
-                return found, tuple(late)
-            # A rank can publish its value after the look at its key and before `stop_at` or its end: look again.
-            is_stopped = stop_at != "" and self._store.check([stop_at])
-            is_late = time.monotonic() > deadline
-            are_gone = all(map(gone, awaited))
-            is_last_look = is_stopped or is_late or are_gone
-            if not is_last_look:
+        while awaited:
+            # One look at a time: the other missing ranks are looked at when this one has come.
+            rank = awaited[-1]
+            value = look(rank)
+            if value is not None:
+                found[rank] = value
+            elif not (self.why_refused(keys[rank]) or gone(rank)):
+                is_stopped = stop_at != "" and self.has(stop_at)
+                if is_stopped or time.monotonic() > deadline:
+                    break
                 time.sleep(_POLL_S)
+                continue
+            awaited.pop()
+        # A rank can publish its value after the look at its key and before `stop_at` or its end: look again.
+        for rank in sorted(keys.keys() - found.keys()):
+            value = look(rank)
+            if value is not None:
+                found[rank] = value
+        return found, tuple(sorted(keys.keys() - found.keys()))
 
     def wait_for_ranks(self, name: str, *, timeout_s: float, ranks: Iterable[int] | None = None) -> tuple[int, ...]:
         """Publish that this rank is at `name` and wait for `ranks`; return those that did not arrive."""

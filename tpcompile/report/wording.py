@@ -12,7 +12,7 @@ from tpcompile.evidence.records import Check, Divergence, Item, ItemKind, Lead, 
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.shortened import shortened, with_short_names
 from tpcompile.evidence.text.phrases import listed
-from tpcompile.evidence.text.ranks import named_ranks, num_ranks, ranks_text
+from tpcompile.evidence.text.ranks import axis_of, named_ranks, num_ranks, places_of, ranks_text
 
 MAX_PLACES = 3
 """Compiles that are named of equal differences."""
@@ -106,14 +106,14 @@ def red(verdict: Verdict) -> list[Divergence]:
 
 
 def red_by_kind(verdict: Verdict) -> list[list[Divergence]]:
-    """The red divergences, with those together that differ in their compile only."""
+    """The red divergences, with those together that differ in their compile or domain only."""
     return list(grouped(red(verdict), _kind).values())
 
 
 def _kind(divergence: Divergence) -> Hashable:
-    ranks = tuple(group.ranks for group in divergence.groups)
+    places = places_of([group.ranks for group in divergence.groups])
     title = divergence.title.replace(divergence.frame, "") if divergence.frame else divergence.title
-    return divergence.layer, divergence.cls, divergence.domain, divergence.cause, ranks, title
+    return divergence.layer, divergence.cls, axis_of(divergence.domain), divergence.cause, places, title
 
 
 def more_alike(alike: Sequence[Divergence], *, at_most: int = MAX_PLACES) -> list[str]:
@@ -121,10 +121,16 @@ def more_alike(alike: Sequence[Divergence], *, at_most: int = MAX_PLACES) -> lis
     others = alike[1:]
     if not others:
         return []
-    where = [divergence.where for divergence in others]
-    places = listed(where, by="; ", at_most=at_most)
-    text = f"and {len(others)} more like it, in {places}"
-    return [text]
+    places = listed(dict.fromkeys(divergence.where for divergence in others), by="; ", at_most=at_most)
+    domains = dict.fromkeys(divergence.domain for divergence in alike)
+    if len(domains) == 1:
+        return [f"and {len(others)} more like it, in {places}"]
+    odd = {rank for divergence in alike for rank in ranks_of(divergence.groups[-1:])}
+    place = ranks_text(places_of([group.ranks for group in alike[0].groups])[-1])
+    axis = axis_of(alike[0].domain)
+    return [
+        f"and {len(others)} more like it, in {places}: {axis} {place} of {len(domains)} groups, {named_ranks([*odd])}"
+    ]
 
 
 def do_first_label(lead: Lead) -> str:

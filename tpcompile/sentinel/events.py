@@ -178,10 +178,10 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class PeerLeft:
-    """A rank closed its sentinel."""
+class PeersLeft:
+    """Ranks closed their sentinels; a state may be read when it is asked for."""
 
-    state: RankState
+    states: Mapping[int, RankState]
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class AlarmHeard:
 
 Event = (
     CompileStarted | CompileEnded | Posted | WentPast | StillCompiling | Settled | Failed | Leaving | Tick | Looked
-    | Answers | Compared | PeerCompiled | PeerPassed | Decided | Asked | PeerLeft | PeerFailed | AlarmHeard
+    | Answers | Compared | PeerCompiled | PeerPassed | Decided | Asked | PeersLeft | PeerFailed | AlarmHeard
 )  # fmt: skip
 
 # Actions.

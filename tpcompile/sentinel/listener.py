@@ -14,8 +14,8 @@ from tpcompile.sentinel.events import (
     Failed,
     PeerCompiled,
     PeerFailed,
-    PeerLeft,
     PeerPassed,
+    PeersLeft,
 )
 from tpcompile.sentinel.log_entries import (
     Ask,
@@ -49,16 +49,26 @@ class Listener:
         """True from `start` on."""
         return self._thread.ident is not None
 
+    def has_ended(self, timeout_s: float) -> bool:
+        """True when the thread has ended, or ends in that time."""
+        if self._thread is threading.current_thread():
+            return False
+        self._thread.join(timeout=timeout_s)
+        return not self._thread.is_alive()
+
     def close(self) -> None:
         """Wait for the thread, which ends at this rank's `left` entry or when the store cannot be reached."""
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout=_CLOSE_S)
+        self.has_ended(_CLOSE_S)
 
     def _run(self) -> None:
         try:
             for entry in self._log.entries():
-                self._on(_EVENTS[type(entry)](entry))
-                if isinstance(entry, Left) and entry.rank == self._log.rank:
+                if not isinstance(entry, Left):
+                    self._on(_EVENTS[type(entry)](entry))
+                    continue
+                left = self._log.left(entry)
+                self._on(PeersLeft(left))
+                if self._log.rank in left:
                     return
         except RuntimeError as error:
             self._on(Failed(f"the job's store cannot be reached: {error}"))
@@ -74,7 +84,6 @@ _EVENTS: dict[type[Entry], Callable[[Any], Event]] = {
     Passed: lambda entry: PeerPassed(entry.position, entry.state),
     Settled: lambda entry: Decided(entry.position),
     Ask: lambda entry: Asked(entry.rank, entry.number),
-    Left: lambda entry: PeerLeft(entry.state),
     Raised: lambda entry: AlarmHeard(entry.alarm),
     Degraded: lambda entry: PeerFailed(entry.why),
 }

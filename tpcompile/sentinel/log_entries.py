@@ -54,10 +54,11 @@ class Ask(_Entry):
 
 
 class Left(_Entry):
-    """A rank has closed its sentinel."""
+    """These ranks have closed their sentinels: all that have so far."""
 
     kind: Literal["left"] = "left"
-    state: RankState
+    ranks: Annotated[str, Field(max_length=1 << 16)]
+    """As text, `0-6`; what each of them did last is under `left/<rank>`."""
 
 
 class Raised(_Entry):

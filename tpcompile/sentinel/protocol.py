@@ -7,9 +7,10 @@ released or gets a verdict, as long as each rank runs, compiles or dies; no alar
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from tpcompile.sentinel.asking import Asking, Limits
 from tpcompile.sentinel.call_counts import parted_calls
@@ -35,8 +36,8 @@ from tpcompile.sentinel.events import (
     Looked,
     PeerCompiled,
     PeerFailed,
-    PeerLeft,
     PeerPassed,
+    PeersLeft,
     Post,
     Posted,
     RaiseAlarm,
@@ -74,7 +75,7 @@ class Protocol:
         self.rank, self.members = rank, tuple(members)
         self.progress = progress
         self.asking = Asking(rank, limits, progress)
-        self.left: dict[int, RankState] = {}
+        self.left: ChainMap[int, RankState] = ChainMap()
         """Ranks that closed their sentinel."""
         self._takes_part = True
         """True while this rank settles alarms, also while it leaves the watched block."""
@@ -101,7 +102,7 @@ class Protocol:
             WentPast: self._went_past, StillCompiling: self._still_compiling, Settled: self._settled,
             Failed: self._failed, PeerFailed: self._failed, Leaving: self._leaving, Tick: self._tick,
             Looked: self._looked, Answers: self._answers, Compared: self._compared, PeerCompiled: self._peer_compiled,
-            PeerPassed: self._peer_passed, Decided: self._decided, Asked: self._asked, PeerLeft: self._peer_left,
+            PeerPassed: self._peer_passed, Decided: self._decided, Asked: self._asked, PeersLeft: self._peers_left,
             AlarmHeard: self._alarm_heard,
         }  # fmt: skip
 
@@ -269,8 +270,9 @@ class Protocol:
 
     # Ends.
 
-    def _peer_left(self, event: PeerLeft) -> list[Action]:
-        self.left[event.state.rank] = event.state
+    def _peers_left(self, event: PeersLeft) -> list[Action]:
+        # no copy: a state is read when it is asked for
+        self.left = ChainMap(cast("MutableMapping[int, RankState]", event.states), *self.left.maps)
         return []
 
     def _alarm_heard(self, event: AlarmHeard) -> list[Action]:

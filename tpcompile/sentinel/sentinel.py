@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from signal import SIGTERM
 from types import TracebackType
@@ -39,7 +40,7 @@ from tpcompile.sentinel.exception_cause import Losses
 from tpcompile.sentinel.executed import Executed
 from tpcompile.sentinel.hooks import Hooks, region_name
 from tpcompile.sentinel.listener import Listener
-from tpcompile.sentinel.log_entries import Degraded, Left, Passed, Settled
+from tpcompile.sentinel.log_entries import Degraded, Passed, Settled
 from tpcompile.sentinel.loop_counters import counters
 from tpcompile.sentinel.messages import FINISHED, RUNNING, WAITING
 from tpcompile.sentinel.progress import Progress
@@ -254,6 +255,8 @@ class Sentinel:
         for late in self._late:
             late.cancel()
         self.listener.close()
+        with suppress(RuntimeError):  # the rank that serves the store has ended
+            self.log.forget()
         self.log.close_client()
         self._black_box.close()
         self.executed.close()
@@ -381,7 +384,7 @@ class Sentinel:
         state = self._snapshot.state().model_copy(update={"ended": why, "waits_at": None})
         try:
             self.executed.keep()
-            self.log.append(Left, state=state)
+            self.log.leave(state, has_heard=self.listener.has_ended)
             if self.shutdown.unwinds:
                 self.log.say_closed()
         except RuntimeError:

@@ -10,6 +10,7 @@
     state/<ask>/<rank>      answer to an `ask` event
     ran/<rank>              which compiled variants a rank ran, from time to time; ran/all/<rank> when it leaves
     counted/<rank>          a rank's counters at selected calls of its regions, from time to time
+    left, left/<rank>       how many ranks have left, and what each did last; over: how many read no more
     raised                  the first rank that raised an exception
     closed/<rank>           set when a rank that raised sends nothing more
     run_dir                 which directory of the reports, by time and number; its path is each rank's own
@@ -31,20 +32,46 @@ from typing import Any, TypeVar
 
 from tpcompile.evidence.records import Check, Frozen
 from tpcompile.evidence.records.bounds import Rank, Seconds
+from tpcompile.evidence.text.ranks import exact_ranks, is_among
 from tpcompile.evidence.timeline.flow import Flow
 from tpcompile.ranks.liveness import this_host
 from tpcompile.ranks.run_dir import agreed_run_dir
 from tpcompile.ranks.store import RankStore
 from tpcompile.sentinel.counter_samples import Counted
 from tpcompile.sentinel.deadlock import Seen
-from tpcompile.sentinel.log_entries import AnyEntry, Ask, CompileBegins, Entry
-from tpcompile.sentinel.messages import Announcement, CompilePost, Position, RankState
+from tpcompile.sentinel.log_entries import AnyEntry, Ask, CompileBegins, Entry, Left
+from tpcompile.sentinel.messages import FINISHED, RUNNING, Announcement, CompilePost, Position, RankState
 from tpcompile.sentinel.process import Process
 from tpcompile.sentinel.variants import Ran
 
 E = TypeVar("E", bound=Entry)
 Connect = Callable[[], RankStore]
+_TOGETHER_S, _MAX_ROUNDS = 0.5, 4
+"""Time in which ranks that finish share an entry of the log, and how often a rank waits for the entry of another."""
 _FOREVER_S = 365 * 86400.0
+
+
+class LeftRanks(Mapping[int, RankState]):
+    """Ranks that have left, with their states: of 1,000 ranks that end a job no state is read."""
+
+    def __init__(self, ranks: Iterable[int], state_of: Callable[[int], RankState]) -> None:
+        self._known: dict[int, RankState | None] = dict.fromkeys(ranks)
+        self._state_of = state_of
+
+    def __getitem__(self, rank: int) -> RankState:
+        state = self._known[rank]
+        if state is None:
+            state = self._known[rank] = self._state_of(rank)
+        return state
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self._known
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
 
 
 class StoreLog:
@@ -114,6 +141,46 @@ class StoreLog:
             if entry is not None and entry.rank in self.members:
                 yield entry
 
+    def leave(self, state: RankState, *, has_heard: Callable[[float], bool]) -> None:
+        """Publish that this rank leaves. Ranks that leave within a moment share an entry of the log.
+
+        `has_heard` waits that many seconds for the listener of this rank to read an entry that has it.
+        """
+        store = self._count(2)
+        store.put(f"left/{self.rank}", state.model_dump(mode="json"))
+        is_last = store.count("left") == len(self.members)
+        for _ in range(0 if is_last else _MAX_ROUNDS):
+            is_mine = self.claim(f"left/{self._count(1).count('events', 0)}")
+            is_in_a_hurry = is_mine and state.ended != FINISHED
+            if is_in_a_hurry:
+                break
+            if has_heard(_TOGETHER_S if is_mine else 2 * _TOGETHER_S):
+                return
+            if is_mine:
+                break
+        self._count(len(self.members))
+        left = [rank for rank in self.members if store.has(f"left/{rank}")]
+        self.append(Left, ranks=exact_ranks(left))
+
+    def left(self, entry: Left) -> LeftRanks:
+        """The ranks of an entry; what each did last is read when it is asked for."""
+        return LeftRanks([rank for rank in self.members if is_among(rank, entry.ranks)], self._state_left)
+
+    def _state_left(self, rank: int) -> RankState:
+        found: RankState | None = self._count(1).peek(f"left/{rank}", RankState, sender=rank)
+        return found or RankState(rank=rank, activity=RUNNING, since_s=0.0, ended=FINISHED)
+
+    def forget(self) -> None:
+        """Record that this rank reads no more of the log; the last rank deletes it."""
+        store, number = self._count(1), len(self.members)
+        if store.count("over") < number:
+            return
+        names = ("left", "ran", _ran_key(is_all=True), "counted")
+        keys = [f"{name}/{rank}" for name in names for rank in self.members]
+        events = range(store.count("events", 0) + 1)
+        keys += [f"{name}/{entry}" for entry in events for name in ("event", "claim/left")]
+        self._count(len(keys)).delete(*keys, "events", "left", "over")
+
     def announce(self, found: Announcement) -> None:
         """Publish that a compile begins, unless a rank has done so for this position."""
         if self._count(1).count(f"first/{found.position.key}") == 1:
@@ -127,7 +194,10 @@ class StoreLog:
         if theirs != mine:
             store.put(f"differs/{key}", True)
         is_last = store.count(f"posted/{key}") == len(self.members)
-        return is_last, not (is_last and store.peek(f"differs/{key}", bool))
+        is_equal = not (is_last and store.peek(f"differs/{key}", bool))
+        if is_last and is_equal:
+            store.delete(f"post/{key}", f"posted/{key}")
+        return is_last, is_equal
 
     def decide(self, position: Position, kind: type[E], **fields: Any) -> None:
         """Decide on a position and publish that to every rank, unless it is decided."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tpcompile.evidence.groups.by_rank import ByRank, Groups
-from tpcompile.evidence.iterables import find, first
+from tpcompile.evidence.iterables import find, first, grouped
 from tpcompile.evidence.records import CompileDigest, Layer, RankDigest
 from tpcompile.evidence.records.digest import CallPath
 from tpcompile.evidence.text.phrases import phrase
@@ -70,15 +70,22 @@ def align(ranks: Sequence[RankDigest]) -> list[Slot]:
     different call, same frame in the same call from the same line, same frame in the same call, same graph; a compile
     without a match gets a slot of its own.
     """
-    passes = _passes(ranks)
+    alike = grouped(ranks, lambda digest: tuple(map(_what_is_matched, digest.compiles)))
+    passes = _passes([digests[0] for digests in alike.values()])
     placed = _Placed(len(passes))
-    for digest in ranks:
-        left = [(compile_, [key(compile_) for key in passes]) for compile_ in digest.compiles]
+    for first_of, *others in alike.values():
+        left = [(compile_, [key(compile_) for key in passes]) for compile_ in first_of.compiles]
         for number in range(len(passes)):
-            left = placed.unmatched(digest.rank, left, number)
+            left = placed.unmatched(first_of.rank, left, number)
         for compile_, keys in left:
-            placed.add(digest.rank, compile_, keys)
+            placed.add(first_of.rank, compile_, keys)
+        placed.follow(first_of, others)
     return placed.slots
+
+
+def _what_is_matched(compile_: CompileDigest) -> Hashable:
+    """All that `_passes` looks at: ranks in which it is equal have their compiles in the same slots."""
+    return content(compile_), compile_.phase, compile_.frame, compile_.step, compile_.call_path
 
 
 _Key = Callable[[CompileDigest], Hashable]
@@ -137,6 +144,14 @@ class _Placed:
         """A slot of its own."""
         self.slots.append(Slot(compile_.phase, compile_.frame))
         self.put(len(self.slots) - 1, rank, compile_, keys)
+
+    def follow(self, first_of: RankDigest, others: Sequence[RankDigest]) -> None:
+        """Put the compiles of these ranks into the slots of one with the same compiles."""
+        slot_of = {id(slot.taken.get(first_of.rank)): slot for slot in self.slots}
+        slots = [slot_of[id(compile_)] for compile_ in first_of.compiles]
+        for digest in others:
+            for slot, compile_ in zip(slots, digest.compiles, strict=True):
+                slot.taken[digest.rank] = compile_
 
     def put(self, slot: int, rank: int, compile_: CompileDigest, keys: Sequence[Hashable]) -> None:
         self.slots[slot].taken[rank] = compile_

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from tpcompile.evidence.groups.by_rank import ByRank, Groups
+from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.records import Divergence, Verdict
-from tpcompile.evidence.text.ranks import named_ranks, ranks_text
+from tpcompile.evidence.text.ranks import axis_of, named_ranks, places_of, ranks_text
+
+_MAX_DOMAINS = 8
+"""Domains that have a line each; of more, those in which the same places are equal share one."""
+_MAX_LINES = 8
 
 
 def equal_groups(domains: Mapping[str, Sequence[int]], found: Iterable[Divergence]) -> dict[str, Groups]:
@@ -33,10 +38,12 @@ def equal_ranks(verdict: Verdict) -> list[tuple[str, bool]]:
 
     Ranks without a record come last: they left before the comparison, and are equal to nobody.
     """
-    found: list[tuple[str, bool]] = []
     recorded = {rank for groups in verdict.domains.values() for group in groups for rank in group}
     missing = tuple(rank for rank in range(verdict.world_size) if rank not in recorded)
-    for domain, groups in sorted(verdict.domains.items()):
+    found: list[tuple[str, bool]] = []
+    if len(verdict.domains) > _MAX_DOMAINS:
+        found += _alike(verdict.domains)
+    for domain, groups in sorted(verdict.domains.items()) if not found else ():
         text = " | ".join(ranks_text(group) for group in groups)
         here = [one for one in verdict.divergences if one.domain == domain]
         accepted = [one for one in here if not one.is_red]
@@ -50,3 +57,19 @@ def equal_ranks(verdict: Verdict) -> list[tuple[str, bool]]:
     if missing and recorded:
         found.append((f"no record: {named_ranks(missing)}", False))
     return found
+
+
+def _alike(domains: Mapping[str, Groups]) -> list[tuple[str, bool]]:
+    """`equal ranks in 64 groups of tp, ranks 0-255: tp 0,2-3 | tp 1`; the domains that are not equal come first."""
+    by_places = grouped(sorted(domains), lambda name: (axis_of(name), places_of(domains[name])))
+    found: list[tuple[str, bool]] = []
+    for (axis, places), names in sorted(by_places.items(), key=lambda item: (len(item[0][1]) == 1, len(item[1]))):
+        ranks = [rank for name in names for group in domains[name] for rank in group]
+        sides = " | ".join(f"{axis} {ranks_text(group)}" for group in places)
+        is_split = len(places) > 1
+        within = f"{len(names)} groups of {axis}, {named_ranks(ranks)}" if len(names) > 1 else names[0]
+        found.append((f"equal ranks in {within}: {sides if is_split else 'all equal'}", is_split))
+    num_more = len(found) - _MAX_LINES
+    return found[:_MAX_LINES] + (
+        [(f"and {num_more} more: verdict.json has all of them", False)] if num_more > 0 else []
+    )

@@ -16,7 +16,7 @@ from enum import Enum
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records.bounds import MAX_RANKS
 from tpcompile.evidence.shortened import shortened
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import exact_ranks
 
 DEFAULT_GROUP = "0"
 """Torch numbers its groups; the default group is the first, and every rank is in it."""
@@ -142,7 +142,7 @@ def _named(parts: Sequence[tuple[int, ...]]) -> tuple[Domain, ...]:
     if len(parts) == 1:
         return (Domain("all", tuple(sorted(parts[0]))),)
     in_order = sorted(tuple(sorted(part)) for part in parts)
-    return tuple(Domain(f"ranks {ranks_text(part)}", part) for part in in_order)
+    return tuple(Domain(f"ranks {exact_ranks(part)}", part) for part in in_order)
 
 
 def _connected(groups: Mapping[int, Sequence[str]]) -> list[tuple[int, ...]]:

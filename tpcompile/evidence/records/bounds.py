@@ -6,6 +6,7 @@ more than `MAX_BYTES`, ranks of this job, and the rank of its key.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any
 
@@ -40,8 +41,17 @@ def read(raw: bytes, kind: Any, *, world_size: int, sender: int | None = None) -
     """
     if len(raw) > MAX_BYTES:
         raise ValueError(f"{len(raw)} bytes, more than {MAX_BYTES}")
+    return _checked(_adapter(kind).validate_json, raw, world_size, sender)
+
+
+def checked(value: Any, kind: Any, *, world_size: int, sender: int) -> Any:
+    """What a peer sent in parts, put together, as `kind`. Raises what `read` raises."""
+    return _checked(_adapter(kind).validate_python, value, world_size, sender)
+
+
+def _checked(validate: Callable[..., Any], value: Any, world_size: int, sender: int | None) -> Any:
     try:
-        found = _adapter(kind).validate_json(raw, context={_WORLD_SIZE: world_size})
+        found = validate(value, context={_WORLD_SIZE: world_size})
     except ValidationError as error:
         # without the value, which may be anything
         problem = error.errors(include_url=False, include_input=False, include_context=False)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -55,7 +56,7 @@ class CompileDigest(Frozen):
     normalised: tuple[Normalised, ...] = ()
     layers: tuple[LayerDigest, ...]
 
-    @property
+    @cached_property
     def shas(self) -> dict[tuple[Layer, str], str]:
         """Layer and part -> hash, of those that were observed."""
         return {(digest.layer, digest.part): digest.sha256 for digest in self.layers}
