@@ -20,11 +20,23 @@ time.sleep(60)
 PLAIN = [sys.executable, "-m"]
 
 
+def started(command: list[str], folder: Path) -> subprocess.Popen[str]:
+    """A process as a terminal starts it: what runs in the background of a shell inherits that SIGINT is ignored."""
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
 @pytest.mark.parametrize(("begins", "is_told"), [(becoming("slow"), False), ([*PLAIN, "slow"], True)])
 def test_ctrl_c_before_a_command_begins_prints_nothing(tmp_path: Path, begins: list[str], is_told: bool) -> None:
     """Without the bootstrap, the negative control, Python prints where it was."""
     (tmp_path / "slow.py").write_text(SLOW)
-    with subprocess.Popen(begins, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with started(begins, tmp_path) as process:
         assert process.stdout is not None and process.stdout.readline() == "imports\n"
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
@@ -47,8 +59,7 @@ def test_ctrl_c_of_a_command_that_has_begun_is_an_exception(tmp_path: Path) -> N
         "        print('removed', flush=True)\n"
         "ending.run(app, 'wait')\n"
     )
-    begun = becoming("begun")
-    with subprocess.Popen(begun, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with started(becoming("begun"), tmp_path) as process:
         assert process.stdout is not None and process.stdout.readline() == "began\n"
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=60)
