@@ -1,11 +1,12 @@
-"""What `tpcompile run` costs a job: the same loop bare and watched, in turn, as processes of their own.
+"""What `tpcompile run` costs a job: the same loop bare, logged and watched, in turn, as processes of their own.
 
     python scripts/bench_run.py --rounds 6 --json results/bench_run_cpu.json
 
 The program is this file under torchrun: two compiled layers, backward, all-reduces of the gradients, an optimizer, on
 2 ranks. Of each job the time of a steady step (median over all but the first), of the first step, which compiles, and
-of the whole job are kept; what is printed are ratios of neighbours, watched over bare: median and quartiles over the
-rounds.
+of the whole job are kept; what is printed are ratios of neighbours, over bare: median and quartiles over the rounds.
+A logged job has TORCH_TRACE alone, which `tpcompile run` sets as well: the rest of what a watched one costs is the
+sentinel's.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ def program(out: Path) -> None:
     dist.destroy_process_group()
 
 
-def job(folder: Path, *, is_watched: bool) -> dict[str, float]:
+FORMS = ("bare", "logged", "watched")
+
+
+def job(folder: Path, form: str) -> dict[str, float]:
     """Run the job once; seconds."""
     out = folder / "times.json"
     command = [
@@ -64,10 +68,13 @@ def job(folder: Path, *, is_watched: bool) -> dict[str, float]:
         __file__,
         str(out),
     ]
-    if is_watched:
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if form == "logged":
+        environ["TORCH_TRACE"] = str(folder / "trace")
+    if form == "watched":
         command = [sys.executable, "-m", "tpcompile", "run", "-q", "--run-dir", str(folder / "run"), "--", *command]
     began = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300)
+    subprocess.run(command, check=True, capture_output=True, env=environ, timeout=300)
     wall = time.perf_counter() - began
     times = json.loads(out.read_text())
     return {"step": statistics.median(times[1:]), "first step": times[0], "job": wall}
@@ -80,19 +87,19 @@ def main() -> None:
     arguments = parser.parse_args()
     rounds = []
     for number in range(arguments.rounds):
-        pair = {}
-        for is_watched in (False, True) if number % 2 else (True, False):
+        took = {}
+        for form in FORMS[number % 3 :] + FORMS[: number % 3]:
             with tempfile.TemporaryDirectory() as folder:
-                pair["watched" if is_watched else "bare"] = job(Path(folder), is_watched=is_watched)
-        rounds.append(pair)
-        print(number, {name: round(pair["watched"][name] / pair["bare"][name], 3) for name in pair["bare"]}, flush=True)
-    ratios = {
-        name: statistics.quantiles([pair["watched"][name] / pair["bare"][name] for pair in rounds], n=4)
-        for name in rounds[0]["bare"]
-    }
+                took[form] = job(Path(folder), form)
+        rounds.append(took)
+        print(number, {name: round(took["watched"][name] / took["bare"][name], 3) for name in took["bare"]}, flush=True)
+    ratios = {}
+    for form in FORMS[1:]:
+        for name in rounds[0]["bare"]:
+            found = [took[form][name] / took["bare"][name] for took in rounds]
+            ratios[f"{form}, {name}"] = statistics.quantiles(found, n=4)
     for name, (low, middle, high) in ratios.items():
-        bare = statistics.median(pair["bare"][name] for pair in rounds)
-        print(f"{name}: x {middle:.3f} ({low:.3f} to {high:.3f}), bare {bare * 1e3:.2f} ms")
+        print(f"{name}: x {middle:.3f} ({low:.3f} to {high:.3f})")
     if arguments.json:
         import torch
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.report import samples
-from tpcompile.evidence.records import CheckId, RankGroup, Status, UserLine, Verdict, value_item
+from tpcompile.evidence.records import CheckId, Lead, RankGroup, Status, UserLine, Verdict, value_item
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.records.findings import Parted, Went
 from tpcompile.report import github
 
 WORKSPACE = Path("/repo")
@@ -55,7 +56,7 @@ def test_percent_and_newlines_are_escaped_in_the_message() -> None:
 def test_colons_and_commas_are_escaped_in_properties() -> None:
     source = UserLine(file="/repo/a,b:c.py", line=3)
     (line,) = github.annotations(red(name="graphs: 1, not 2", line=source), WORKSPACE)
-    assert "file=a%2Cb%3Ac.py," in line and "title=graphs%3A 1%2C not 2::" in line
+    assert "file=a%2Cb%3Ac.py," in line and "title=failed%3A graphs%3A 1%2C not 2::" in line
 
 
 def test_there_are_at_most_ten_errors() -> None:
@@ -135,3 +136,18 @@ def test_in_actions_the_summary_is_appended_and_the_annotations_come_back(tmp_pa
     environ = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(target), "GITHUB_WORKSPACE": "/repo"}
     assert github.write(samples.failing(), environ) == github.annotations(samples.failing(), WORKSPACE)
     assert target.read_text() == "before\n" + github.summary(samples.failing())
+
+
+def test_the_line_that_made_the_ranks_differ_comes_before_the_one_that_has_the_difference() -> None:
+    """Without it, the negative control, only the line that reads the value is annotated."""
+    origin = UserLine(file="/app/tuning.py", line=22, function="load")
+    sides = tuple(
+        Went(ranks=(rank,), how="value", line=origin, value=f"name = {value}") for rank, value in enumerate("ab")
+    )
+    lead = Lead(cause=Cause.DTYPE, says="bf16 / f32", ranks=(0, 1), is_rank_known=False, line=origin, do_first="Cast.",
+                parted=Parted(line=origin, times=0, sides=sides))  # fmt: skip
+    plain = red()
+    first, *others = github.annotations(plain.model_copy(update={"lead": lead}), Path("/app"))
+    assert first.startswith("::error file=tuning.py,line=22,title=input dtype differs (ranks 0-1 differ)::")
+    assert "name = a" in first and "name = b" in first and "do first" in first
+    assert others == github.annotations(plain, Path("/app"))

@@ -4,18 +4,21 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeGuard
 
 from tpcompile.evidence.iterables import find
 from tpcompile.evidence.judgement.checks import CAUSES
 from tpcompile.evidence.judgement.equal_ranks import equal_ranks
-from tpcompile.evidence.records import Check, Divergence, UserLine, Verdict
+from tpcompile.evidence.records import Check, Divergence, Lead, UserLine, Verdict
 from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.text.ranks import named_ranks
+from tpcompile.evidence.timeline.conclude import side_text
 from tpcompile.report.wording import (
     accepted_lines,
     annotation_title,
     by_mode,
     cause_lines,
+    do_first_lines,
     failed,
     headline,
     item_text,
@@ -71,11 +74,12 @@ def _paragraphs(*texts: str) -> str:
 def annotations(verdict: Verdict, workspace: Path) -> list[str]:
     """`::error` lines, ten at most and one for each cause: what follows from it is only in the report.
 
-    A rank that died or never arrived explains what differs; what differs explains the failed checks without a line.
+    A rank that died or never arrived explains what differs; what differs explains the failed checks without a line. The
+    line that made it differ comes before the one that has the difference.
     """
     own = [check for check in failed(verdict) if not check.is_consequence]
     checks = [check for check in own if check.id in CAUSES]
-    errors: list[str] = []
+    errors: list[str] = [_of_origin(verdict.lead, workspace)] if has_origin(verdict.lead) else []
     if not checks:
         divergences = _of_one_cause(red(verdict))
         annotated = {None, *lines_of(divergences)}
@@ -88,13 +92,26 @@ def annotations(verdict: Verdict, workspace: Path) -> list[str]:
             title = annotation_title(found.cause, ranks, is_known=is_known, otherwise=f"{found.layer.value} differs")
             errors.append(error(found.line, title, message, workspace))
     for check in checks:
-        title = annotation_title(check.cause, check.ranks, is_known=True, otherwise=check.name)
+        failed_text = f"failed: {check.name}"
+        title = annotation_title(check.cause, check.ranks, is_known=check.is_rank_known, otherwise=failed_text)
         errors.append(error(check.line, title, _check_message(check), workspace))
     if verdict.exit_code != 0 and not errors:
         errors = [error(None, check.name, _check_message(check), workspace) for check in own[:1]]
         errors = errors or [error(None, "tpcompile gate", verdict.summary, workspace)]
     different = dict.fromkeys(errors)
     return list(different)[:MAX_ERRORS]
+
+
+def has_origin(lead: Lead | None) -> TypeGuard[Lead]:
+    """True where executed lines show what made the content of the ranks differ."""
+    return lead is not None and lead.parted is not None and not lead.consequence and lead.line is not None
+
+
+def _of_origin(lead: Lead, workspace: Path) -> str:
+    sides = map(side_text, lead.parted.sides) if lead.parted is not None else ()
+    title = annotation_title(lead.cause, lead.ranks, is_known=lead.is_rank_known, otherwise="the ranks differ")
+    message = "\n".join([f"here the ranks parted: {'; '.join(sides)}", f"so {lead.says}", *do_first_lines(lead)])
+    return error(lead.line, title, message, workspace)
 
 
 def _of_one_cause(divergences: Sequence[Divergence]) -> list[Divergence]:
