@@ -74,8 +74,10 @@ def job(folder: Path, form: str) -> dict[str, float]:
     if form == "watched":
         command = [sys.executable, "-m", "tpcompile", "run", "-q", "--run-dir", str(folder / "run"), "--", *command]
     began = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True, env=environ, timeout=300)
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, env=environ, timeout=300)
     wall = time.perf_counter() - began
+    if ended.returncode:
+        raise SystemExit(f"the {form} job ended with {ended.returncode}:\n{ended.stderr}")
     times = json.loads(out.read_text())
     return {"step": statistics.median(times[1:]), "first step": times[0], "job": wall}
 
