@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.evidence.samples import record
 from tests.sentinel.test_hang import GROUP, issued, line, state
+from tpcompile.evidence.digests.digest import digest_rank
+from tpcompile.evidence.judgement.verdict import agree_rules
 from tpcompile.evidence.records import Check
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.ranks.recorded import record_side
 from tpcompile.sentinel import exception_cause
 from tpcompile.sentinel.alarms import Alarms
 from tpcompile.sentinel.asking import Asking, Limits
 from tpcompile.sentinel.checks import finding_check
 from tpcompile.sentinel.events import Absence, RaiseFinding
+from tpcompile.sentinel.exited_ranks import lost_to_exited
 from tpcompile.sentinel.finding import Finding
-from tpcompile.sentinel.messages import RankState
+from tpcompile.sentinel.messages import FINISHED, RankState
 from tpcompile.sentinel.progress import Progress
 
 HERE = state(1, issued(1), issued(2, at=69), issued(3), issued(4, at=69))
@@ -140,3 +145,38 @@ def test_a_problem_that_ends_the_job_in_a_different_domain_explains_the_sigterm(
 ) -> None:
     problem = finding_check(Finding(Cause.STUCK_COLLECTIVE, "rank 5 waits", (5,), line(60)))
     assert at_sigterm(monkeypatch, theirs_s=99.95, problem=problem) == (problem, ())
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_ranks_that_do_not_report_are_explained_unless_something_else_has_failed(has_failed: bool) -> None:
+    """Without a reason, the negative control, the rank is only missing."""
+    why = finding_check(Finding(Cause.COLLECTIVE_SIZES, "sizes differ", (0, 1)))
+    problems = [why.model_copy(update={"cause": Cause.DTYPE})] if has_failed else []
+    causes: list[Cause] = []
+    looked: list[Check | None] = []
+
+    def look_for(check: Check | None) -> Callable[[], Check | None]:
+        def look() -> Check | None:
+            looked.append(check)
+            return check
+
+        return look
+
+    for look in (look_for(why), look_for(None)):
+        side = record_side(record(0), agree_rules(timeout_s=4.0), problems=problems, why_absent=look)
+        verdict = side.judge({0: digest_rank(record(0))}, {1: "its process died"}, lambda *_: None)  # type: ignore[arg-type]
+        assert verdict.lead is not None
+        causes.append(verdict.lead.cause)
+    assert looked == ([] if has_failed else [why, None]), "to look costs the answers of all ranks"
+    assert causes == ([Cause.DTYPE] * 2 if has_failed else [Cause.COLLECTIVE_SIZES, Cause.UNKNOWN])
+
+
+def test_of_a_rank_that_finished_its_end_is_told_once() -> None:
+    """One that raised has more to tell: the negative control."""
+    told = []
+    for ended in (FINISHED, "ValueError: no batch"):
+        gone = state(2, issued(1), issued(2, at=69), issued(3)).model_copy(update={"ended": ended})
+        found = lost_to_exited({2: gone}, HERE)
+        assert found is not None and found.ranks == (2,)
+        told.append(f"has left: {ended}" in found.observed)
+    assert told == [False, True]

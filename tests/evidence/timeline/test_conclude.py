@@ -11,7 +11,7 @@ from tests.evidence.timeline import programs
 from tests.evidence.timeline.test_part import flow_of
 from tpcompile.evidence.records import CheckId, Lead, Status, UserLine, Verdict
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.evidence.records.findings import Parted
+from tpcompile.evidence.records.findings import Parted, Went
 from tpcompile.evidence.timeline import conclude
 from tpcompile.evidence.timeline.conclude import NOT_RECORDED, with_branch, with_branch_of, without_branch
 from tpcompile.evidence.timeline.flow import Flow, until
@@ -116,3 +116,17 @@ def test_past_a_branch_that_parts_all_ranks_each_time_the_one_that_left_its_own_
     found = with_branch(verdict(Cause.CALL_COUNT), flows, READABLE)
     assert found.lead is not None and found.lead.line is not None
     assert (found.lead.ranks, found.lead.line.code) == ((0,), code)
+
+
+@pytest.mark.parametrize(("is_habit", "ranks"), [(True, (0, 1, 2)), (False, (2,))])
+def test_a_role_that_is_not_among_the_ranks_of_the_finding_is_not_to_blame(
+    is_habit: bool, ranks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks 0 and 1 wait for each other; rank 2 takes another branch each time, as the last stage does."""
+    line = UserLine(file=programs.__file__, line=1, function="step")
+    sides = (Went(ranks=(0, 1), how="line", line=line), Went(ranks=(2,), how="line", line=line))
+    stage = Parted(line=line, times=4, sides=sides, odd=(2,), is_habit=is_habit)
+    monkeypatch.setattr(conclude, "parted", lambda *_, **__: stage)
+    flows = {rank: flow_of(programs.same_on_all, rank) for rank in range(3)}
+    found = with_branch(verdict(Cause.STUCK_COLLECTIVE, (0, 1), is_rank_known=False), flows, READABLE)
+    assert found.lead is not None and found.lead.ranks == ranks

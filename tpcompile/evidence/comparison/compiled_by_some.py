@@ -144,8 +144,6 @@ class _Alone:
     def is_apart(self) -> bool:
         """True when it issues no collective and the absent ranks compile neither the frame nor one in its place.
 
-        Ranks with roles of their own, a learner and its actors, compile functions of their own in a running program.
-
         A second compile of a frame that all ranks have is a recompile, also where the reason of it was not observed.
         """
         if self.has_earlier or self.ours.compile.num_items(Layer.COLLECTIVES) > 0:
@@ -153,13 +151,15 @@ class _Alone:
         return not self.programs.are_others(self.ours, self.absent) or self.have_own_roles()
 
     def have_own_roles(self) -> bool:
-        """True in a running program whose other functions the absent ranks call from different functions, all local."""
-        if not self.domain.is_running or self.has_earlier or not self.programs.are_others(self.ours, self.absent):
+        """True in a running program whose ranks call functions of their own, each from a different function.
+
+        A learner and its actors do, for instance. None of these functions issues a collective, so no rank waits in one.
+        """
+        if not self.domain.is_running or self.has_earlier or not is_local(self.ours):
             return False
-        others = self.programs.others(self.ours, self.absent)
-        return is_local(self.ours) and all(
-            is_called_elsewhere(self.ours, other) and is_local(other) for other in others
-        )
+        others = list(self.programs.others(self.ours, self.absent))
+        are_apart = (is_called_elsewhere(self.ours, other) and is_local(other) for other in others)
+        return bool(others) and all(are_apart)
 
     def cause(self) -> Cause:
         """The cause for which these ranks compiled alone."""
@@ -173,9 +173,7 @@ class _Alone:
             return Cause.COMPILE_FAILED
         if self.programs.are_parts(self.ours, self.absent):
             return Cause.REGIONAL_COMPILE
-        if self.has_earlier:
-            return Cause.EXTRA_COMPILE
-        if self.have_own_roles():
+        if self.has_earlier or self.have_own_roles():
             return Cause.EXTRA_COMPILE
         absent = self.domain.digests.among(self.absent)
         have_compiled_nothing = not absent.where(lambda digest: digest.compiles)

@@ -1,0 +1,43 @@
+"""evidence/timeline/source: names that a line of a program reads, and those that it gives a value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tpcompile.evidence.timeline import source
+
+PROGRAM = """\
+print(f"loss {loss.item()}")
+log.info("%s", queue.popleft())
+item = queue.popleft()
+with autocast(dtype=chosen):
+    out = step(x)
+after = out
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    return str(file)
+
+
+def test_what_is_printed_is_read_and_not_changed(program: str) -> None:
+    """A method that is called elsewhere may change its object: the negative control."""
+    assert "loss" in source.read(program, 1) and source.assigned(program, 1) == frozenset()
+    assert "queue" not in source.assigned(program, 2)
+    assert source.assigned(program, 3) == {"item", "queue"}
+
+
+def test_what_runs_in_a_with_block_reads_its_expressions_and_what_follows_does_not(program: str) -> None:
+    assert "chosen" in source.read(program, 5)
+    assert "chosen" not in source.read(program, 6)
+
+
+def test_a_line_that_speaks_of_ranks(program: str, tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("number = dist.get_rank()\nnumber = 1\n")
+    assert [source.speaks_of_rank(str(own), line) for line in (1, 2)] == [True, False]
