@@ -37,8 +37,8 @@ def test_break_on_one_rank(tp: TensorParallel) -> None:
 
 
 def test_dtype(tp: TensorParallel) -> None:
-    dtype = torch.float64 if tp.rank == 1 else torch.float32
-    tp.check(lambda x: x.sin(), torch.ones(4, dtype=dtype), **FAST)  # line: dtype
+    dtype = torch.float64 if tp.rank == 1 else torch.float32  # line: dtype
+    tp.check(lambda x: x.sin(), torch.ones(4, dtype=dtype), **FAST)
 
 
 def test_missing_collective(tp: TensorParallel) -> None:
@@ -51,10 +51,10 @@ def test_missing_collective(tp: TensorParallel) -> None:
 
 
 def test_layout(tp: TensorParallel) -> None:
-    is_odd = tp.rank == 1
+    is_odd = tp.rank == 1  # line: layout
 
     def block(x: Tensor) -> Tensor:
-        if is_odd:  # line: layout
+        if is_odd:
             x = x.t().contiguous().t()
         return tp.comm.all_reduce(x * 2)
 

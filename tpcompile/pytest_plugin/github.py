@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def attach(report: pytest.TestReport, run_dir: Path | None, rootdir: Path) -> No
 
 
 def write(reports: Sequence[Any], environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Append to the step summary; return the lines to print, at most ten."""
+    """Append to the step summary; return the lines to print, at most ten: the first of each test comes before a second."""
     notes = [Note(**getattr(report, _FIELD)) for report in reports if hasattr(report, _FIELD)]
-    errors = list(dict.fromkeys(error for note in notes for error in note.errors))[: github.MAX_ERRORS]
+    turns = zip_longest(*(note.errors for note in notes))
+    errors = list(dict.fromkeys(error for turn in turns for error in turn if error is not None))[: github.MAX_ERRORS]
     return errors + github.append_summary("\n".join(note.summary for note in notes), environ)
