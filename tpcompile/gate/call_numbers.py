@@ -61,7 +61,7 @@ class _Uneven:
     def finding(self, states: Mapping[int, RankState]) -> Finding:
         """The finding: it blames ranks whose number changed from the call before, or those outside a majority."""
         counts, call = self._counts, self._call
-        odd = self._changed() or counts.unlike_most(itself)
+        odd, is_known = (changed, True) if (changed := self._changed()) else counts.blamed(itself)
         says = ", ".join(f"{named_ranks(ranks)} issued {count}" for ranks, count in counts.sides())
         observed = f"collectives of group {self._group!r} in call {call + 1} of phase {self._calls.first.phase}: {says}"
         fewest = min(counts.values())
@@ -69,9 +69,10 @@ class _Uneven:
         alone = self._numbered(fewest + 1, more.ranks, states)
         shown = alone or self._numbered(fewest, fewer.ranks, states)
         if shown is None:
-            return Finding(Cause.EXTRA_COLLECTIVE, observed, odd)
+            return Finding(Cause.EXTRA_COLLECTIVE, observed, odd, is_rank_known=is_known)
         observed += f"; {'the first without a counterpart' if alone else 'the last that all issued'} is {shown}"
-        return Finding(Cause.EXTRA_COLLECTIVE, observed, odd, shown.call_line or shown.line)
+        line = shown.call_line or shown.line
+        return Finding(Cause.EXTRA_COLLECTIVE, observed, odd, line, is_rank_known=is_known)
 
     def _changed(self) -> tuple[int, ...]:
         """Ranks that issued a different number in the call before, if not all did."""

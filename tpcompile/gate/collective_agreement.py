@@ -126,7 +126,6 @@ class Agreement:
         issued = ByRank(brought)
         if absent:
             return (self._not_on_all(compile_, issued, absent),)
-        # The majority is taken to be right; without one, the group with the lowest rank.
         odd = issued.unlike_most(_keys)
         return (self._differ(compile_, issued, odd),) if odd else ()
 
@@ -152,7 +151,7 @@ class Agreement:
         return check.model_copy(update={"line": item.line or check.line})
 
     def _differ(self, compile_: CompileRecord, issued: ByRank[tuple[Item, ...]], odd: Sequence[int]) -> Check:
-        """The collective to blame between the lowest of the `odd` ranks and the lowest of all other ranks."""
+        """The first collective that differs between the lowest of the `odd` ranks and the lowest of all other ranks."""
         sides = [odd[0], issued.without(odd).ranks[0]]
         items = Items(issued[rank] for rank in sides)
         explanation = explained(items, rows_of(items, is_ordered=True))
@@ -165,8 +164,10 @@ class Agreement:
         if len(said) > 1:
             what = f"#{number} is " + " and ".join(f"{one.says} on rank {rank}" for rank, one in said)
         within = in_program(item.line, entered_at(compile_.line, compile_.stack))
-        check = self._check(_SAME, what + within, compile_, ranks=odd)
-        return check.model_copy(update={"line": item.line, "cause": explanation.cause})
+        ranks, is_known = issued.blamed(_keys)
+        check = self._check(_SAME, what + within, compile_, ranks=ranks)
+        update = {"line": item.line, "cause": explanation.cause, "is_rank_known": is_known}
+        return check.model_copy(update=update)
 
     def missing(self, phase: str, late: Sequence[int]) -> Check:
         """The check that fails when ranks do not arrive at a phase."""

@@ -6,7 +6,6 @@ import hashlib
 import importlib.util
 import inspect
 import os
-import struct
 import subprocess
 import sys
 import sysconfig
@@ -31,7 +30,8 @@ from tpcompile.evidence.timeline.flow import (
     SEED,
     VALUE_BITS,
     Kind,
-    mixed,
+    hashed,
+    hashed_name,
     shortened,
     tagged,
 )
@@ -137,17 +137,8 @@ class InPython:
     def _hashed(self, number: int, value: Any, depth: int) -> int:
         """The same hash as in flow.c, without running code of the value's class; 0 for what says nothing about it."""
         kind = type(value)
-        if value is None:
-            return tagged(number, b"N", 0)
-        if kind is bool:
-            return tagged(number, b"B", value)
-        if issubclass(kind, int):
-            exact = int.__index__(value)
-            return tagged(number, b"I", exact if -(1 << 63) <= exact < 1 << 63 else 0)
-        if issubclass(kind, float):
-            return tagged(number, b"F", int.from_bytes(struct.pack("<d", float.__pos__(value)), "little"))
-        if issubclass(kind, str):
-            return _hashed_text(number, value)
+        if value is None or issubclass(kind, (int, float, str)):
+            return hashed(number, value)
         for base in (tuple, list):
             if issubclass(kind, base) and depth < 2:
                 number = tagged(number, b"C", base.__len__(value))
@@ -159,12 +150,12 @@ class InPython:
             if issubclass(kind, sized):
                 return tagged(number, b"D", sized.__len__(value))
         if kind in self._tensors[3:]:
-            return tagged(number, b"Y", _hashed_name(value))
+            return hashed_name(number, _name_of(value))
         if not self._tensors or kind not in self._tensors[:2] or self._tensors[2]():
             return 0
         self._in_second += 2
         number = self._hashed(tagged(number, b"T", 0), tuple(value.shape), 1)
-        return self._hashed(tagged(number, b"Y", _hashed_name(value.dtype)), value.requires_grad, 1)
+        return self._hashed(hashed_name(number, _name_of(value.dtype)), value.requires_grad, 1)
 
     def _append(self, ns: int, number: int, kind: Kind, line: int) -> None:
         at = HEADER.size + self._head % self._capacity * ENTRY.size
@@ -200,16 +191,9 @@ def _held(holder: Any, attribute: str | None) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _hashed_name(value: Any) -> int:
-    """Hash of a dtype or a device by its text, which is computed once for each."""
-    return _hashed_text(SEED, str(value))
-
-
-def _hashed_text(number: int, text: str) -> int:
-    number = tagged(number, b"S", str.__len__(text))
-    for letter in str.__getitem__(text, slice(64)):
-        number = mixed(number, ord(letter).to_bytes(4, "little"))
-    return number
+def _name_of(value: Any) -> str:
+    """The text of a dtype or a device, which is made once for each."""
+    return str(value)
 
 
 @cache

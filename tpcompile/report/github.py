@@ -9,6 +9,7 @@ from typing import TypeGuard
 from tpcompile.evidence.iterables import find
 from tpcompile.evidence.judgement.checks import CAUSES
 from tpcompile.evidence.judgement.equal_ranks import equal_ranks
+from tpcompile.evidence.judgement.leading import blamed_text
 from tpcompile.evidence.records import Check, Divergence, Lead, UserLine, Verdict
 from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.text.ranks import named_ranks
@@ -176,7 +177,8 @@ def _relative(file: str, workspace: Path) -> str:
 
 
 def _check_message(check: Check) -> str:
-    ranks = [named_ranks(check.ranks)] if check.ranks else []
+    who = blamed_text(check.ranks, is_known=check.is_rank_known)
+    ranks = [who] if who else []
     head = f"{mode_title(check.mode)}: expected {check.expected}; observed {check.observed}"
     return "\n".join([head, *ranks, *check.details])
 

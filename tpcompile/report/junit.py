@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from xml.etree import ElementTree as ET
 
+from tpcompile.evidence.judgement.leading import blamed_text
 from tpcompile.evidence.records import Check, Divergence, Status, Verdict
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.report.wording import (
@@ -83,7 +84,7 @@ def _testcase(suite: ET.Element, check: Check, preset: str) -> None:
 def _lines(check: Check) -> list[str]:
     lines = [f"expected: {check.expected}", f"observed: {check.observed}"]
     if check.ranks:
-        lines.append(named_ranks(check.ranks))
+        lines.append(blamed_text(check.ranks, is_known=check.is_rank_known))
     return [*lines, *source_lines(check.line), *check.details]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tpcompile.evidence.judgement.equal_ranks import equal_ranks
-from tpcompile.evidence.judgement.leading import cause_text, lead_ranks_text, short_summary
+from tpcompile.evidence.judgement.leading import blamed_text, cause_text, lead_ranks_text, short_summary
 from tpcompile.evidence.judgement.rank_taint import value_text
 from tpcompile.evidence.records import Check, Divergence, UserLine, Verdict, items_of
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
@@ -60,7 +60,7 @@ def _check(check: Check) -> str:
     if not check.is_red:
         return head
     follows = "follows from a different finding" if check.is_consequence else ""
-    ranks = named_ranks(check.ranks) if check.ranks else ""
+    ranks = blamed_text(check.ranks, is_known=check.is_rank_known)
     return _joined(head, ranks, _source(check.line), follows, *check.details[:MAX_DETAILS])
 
 

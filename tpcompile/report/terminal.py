@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tpcompile.evidence.judgement import equal_ranks as equality
-from tpcompile.evidence.judgement.leading import cause_text, lead_ranks_text, short_summary
+from tpcompile.evidence.judgement.leading import blamed_text, cause_text, lead_ranks_text, short_summary
 from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, RankGroup, Status, UserLine, Verdict
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.text.ranks import named_ranks
@@ -207,7 +207,8 @@ def _failures(verdict: Verdict, limits: Limits) -> Iterator[Group]:
 def _failure(check: Check, limits: Limits) -> Group:
     name = f"{mode_title(check.mode)}, {check.name}"
     title = line(name, "red")
-    ranks = [_indented(line(named_ranks(check.ranks)))] if check.ranks else []
+    who = blamed_text(check.ranks, is_known=check.is_rank_known)
+    ranks = [_indented(line(who))] if who else []
     shown = list(check.details[: limits.details])
     num_hidden = len(check.details) - len(shown)
     if num_hidden > 0:

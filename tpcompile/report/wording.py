@@ -8,6 +8,7 @@ from pathlib import PurePath
 from tpcompile.choices import TARGET
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.iterables import grouped
+from tpcompile.evidence.judgement.leading import blamed_text
 from tpcompile.evidence.records import Check, Divergence, Item, ItemKind, Lead, UserLine, Verdict, items_of, ranks_of
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.shortened import shortened, with_short_names
@@ -97,7 +98,7 @@ def annotation_title(cause: Cause, ranks: Sequence[int], *, is_known: bool, othe
     what = otherwise if cause == Cause.UNKNOWN else cause.value
     if not ranks:
         return what
-    return f"{what} ({named_ranks(ranks)}{'' if is_known else ' differ'})"
+    return f"{what} ({blamed_text(ranks, is_known=is_known)})"
 
 
 def red(verdict: Verdict) -> list[Divergence]:

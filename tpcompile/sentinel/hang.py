@@ -65,9 +65,11 @@ def _under(number: int, issued: Mapping[int, Issued]) -> Issued | None:
 
 
 def _unlike(here: ByRank[Issued]) -> Finding:
-    odd = here.unlike_most(_what)
-    says = ", ".join(f"{named_ranks(ranks)} in {here[ranks[0]]}" for ranks in here.groups(_what))
-    return Finding(Cause.STUCK_COLLECTIVE, f"the ranks are in different collectives: {says}", odd, here[odd[0]].line)
+    ranks, is_known = here.blamed(_what)
+    line = here[here.unlike_most(_what)[0]].line
+    says = ", ".join(f"{named_ranks(alike)} in {here[alike[0]]}" for alike in here.groups(_what))
+    observed = f"the ranks are in different collectives: {says}"
+    return Finding(Cause.STUCK_COLLECTIVE, observed, ranks, line, is_rank_known=is_known)
 
 
 def _what(issued: Issued) -> str:

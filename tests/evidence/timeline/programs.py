@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -371,6 +371,53 @@ def equal_by_chance_at_first(rank: int) -> None:
         length = 5 + rank * min(step, 2)
         padded = length + rank if step == 5 else 8  # sets
         collective(padded)
+
+
+REDUCE_OPS = ("max", "min", 0.5)
+
+
+def an_op_changes_once(values: Sequence[object], rank: int) -> None:
+    for step in range(8):
+        op = values[rank if step == 6 else 0]  # sets
+        collective(op)
+
+
+class Depths:
+    """The layers that a rank takes for its own, as one with a wrong size of its group does."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    @property
+    def stage(self) -> int:
+        return self.rank
+
+    def first(self) -> int:
+        return self.stage * 4  # sets
+
+    def layers(self) -> range:
+        return range(self.first(), self.first() + 4)
+
+
+class Scaled:
+    def __init__(self, number: int) -> None:
+        self.scale = 1.0 / (number + 1)
+
+
+def depths_differ_all_the_time(rank: int) -> None:
+    depths = Depths(rank)
+    blocks = [Scaled(number) for number in depths.layers()]
+    for step in range(3):
+        collective(step, blocks)
+
+
+def one_rank_has_a_setting_more(rank: int) -> None:
+    settings = {"name": rank, "folder": rank} | ({"overflow": "drop"} if rank == 1 else {})
+    for key, value in settings.items():  # parts
+        log.append((key, value))
+    if len(log) % 3 == 0:
+        collective("drop")
+    collective("end")
 
 
 def batches_of(rank: int) -> Iterator[int]:

@@ -33,9 +33,9 @@ def test_a_setting_of_one_rank_is_the_reason(widths: tuple[int, ...], odd: tuple
     found = parted(flows_of(dict(enumerate(widths))), {programs.__file__, __file__}, ["width"])
     assert found is not None
     assert found.odd == odd
-    assert [side.value for side in found.sides] == ["width = 8", "width = 16"]
+    assert [side.value for side in found.sides] == ["sets width = 8", "sets width = 16"]
     assert (Path(found.line.file).name, found.line.function) == (Path(__file__).name, "with_setting")
-    assert "width = 16" in side_text(found.sides[1])
+    assert "sets width = 16" in side_text(found.sides[1])
 
 
 def test_ranks_of_different_domains_have_settings_of_their_own() -> None:

@@ -111,6 +111,23 @@ def test_where_a_coin_is_tossed_nobody_is_blamed(monkeypatch: pytest.MonkeyPatch
     assert guessed is not None and guessed.odd != ()
 
 
+def test_of_two_ranks_the_one_that_leaves_a_loop_over_items_earlier_is_not_blamed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One has fewer items, or the other more. Where a pass issues a collective the ranks go through it together."""
+
+    def odd() -> tuple[int, ...]:
+        programs.log.clear()
+        found = found_of(programs.one_rank_has_a_setting_more, 2)
+        assert found is not None
+        assert {found.line.line} == marked_lines(programs.one_rank_has_a_setting_more)
+        return found.odd
+
+    assert odd() == ()
+    monkeypatch.setattr(part, "_is_loop", lambda *_: False)  # the negative control
+    assert odd() == (0,)
+
+
 def test_ranks_of_different_domains_have_roles() -> None:
     """In the program of one domain, what the stages do differently from the start would be the branch."""
     flows = {rank: flow_of(programs.stages, rank) for rank in (0, 1)}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.evidence.timeline import programs
 from tests.evidence.timeline.test_part import flow_of, found_of, source_line
@@ -21,18 +23,18 @@ from tpcompile.evidence.timeline.values import Compared, Scopes, compared
 from tpcompile.evidence.timeline.walk import Value, Walks, forks, kind_of
 
 SET_APART = {
-    programs.a_size_differs_once: (programs.tokens_of, ("what it returns = 32", "what it returns = 23")),
-    programs.a_counter_runs_ahead: (programs.a_counter_runs_ahead, ("total = 32", "total = 28")),
-    programs.a_setting_is_read_once: (programs.a_setting_is_read_once, ("width = 8", "width = 16")),
+    programs.a_size_differs_once: (programs.tokens_of, ("returns 32", "returns 23")),
+    programs.a_counter_runs_ahead: (programs.a_counter_runs_ahead, ("sets total = 32", "sets total = 28")),
+    programs.a_setting_is_read_once: (programs.a_setting_is_read_once, ("sets width = 8", "sets width = 16")),
     programs.a_line_that_runs_late_makes_a_size_differ: (
-        programs.a_line_that_runs_late_makes_a_size_differ, ("length = 16", "length = 8")
+        programs.a_line_that_runs_late_makes_a_size_differ, ("sets length = 16", "sets length = 8")
     ),
     programs.a_block_runs_under_a_setting: (programs.a_block_runs_under_a_setting, None),
-    programs.the_rank_chooses_a_width: (programs.the_rank_chooses_a_width, ("width = 8", "width = 16")),
+    programs.the_rank_chooses_a_width: (programs.the_rank_chooses_a_width, ("sets width = 8", "sets width = 16")),
     programs.equal_by_chance_at_first: (programs.equal_by_chance_at_first, None),
-    programs.a_loader_yields_a_short_batch: (programs.batches_of, ("rows = 4", "rows = 3")),
+    programs.a_loader_yields_a_short_batch: (programs.batches_of, ("sets rows = 4", "sets rows = 3")),
     programs.one_rank_logs_once_and_another_has_a_short_batch: (
-        programs.one_rank_logs_once_and_another_has_a_short_batch, ("rows = 4", "rows = 3")
+        programs.one_rank_logs_once_and_another_has_a_short_batch, ("sets rows = 4", "sets rows = 3")
     ),
 }  # fmt: skip
 """Program -> the function with the line, and what the sides set; None where all three set something else."""
@@ -127,7 +129,32 @@ def test_a_word_of_the_finding_leads_to_the_value_that_it_names() -> None:
 
     found = part.parted(flows_of(setting), {programs.__file__, __file__}, ["packing", "ratio"])
     assert found is not None and found.odd == (1,)
-    assert tuple(side.value for side in found.sides) == ("packing.ratio = 2", "packing.ratio = 3")
+    assert tuple(side.value for side in found.sides) == ("sets packing.ratio = 2", "sets packing.ratio = 3")
+
+
+def test_a_value_that_the_finding_names_counts_where_it_differs_each_time() -> None:
+    """It is what was found, no data: the line is named in which it first became different."""
+    flows = flows_of(programs.depths_differ_all_the_time)
+    found = part.parted(flows, {programs.__file__}, ["scale"])
+    assert found is not None
+    assert (found.line.line, found.odd) == (marked(programs.Depths.first), ())
+    assert tuple(side.value for side in found.sides) == ("returns 0", "returns 4")
+    assert part.parted(flows, {programs.__file__}, ["step"]) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "sides"),
+    [
+        (("max", "min"), ("sets op = 'max'", "sets op = 'min'")),
+        ((torch.float32, torch.bfloat16), ("sets op = torch.float32", "sets op = torch.bfloat16")),
+        (("a secret", "another"), ("sets op to a value of its own",) * 2),
+        ((0.5, -3), ("sets op = 0.5", "sets op to a value of its own")),
+    ],
+)
+def test_a_value_is_shown_if_the_program_has_it_as_a_literal(values: tuple[Any, ...], sides: tuple[str, ...]) -> None:
+    found = part.parted(flows_of(partial(programs.an_op_changes_once, values)), {programs.__file__})
+    assert found is not None
+    assert tuple(side.value for side in found.sides) == sides
 
 
 def test_the_branch_that_chose_what_is_returned_is_the_reason() -> None:
@@ -154,7 +181,7 @@ def test_content_that_differs_keeps_its_cause_and_has_the_line_and_the_rank() ->
     assert found is not None and found.line is not None and found.parted is not None
     assert (found.cause, found.ranks, found.is_rank_known) == (Cause.COLLECTIVE_SIZES, (1,), True)
     assert found.line.line == marked(programs.tokens_of)
-    assert "what it returns = 23" in side_text(found.parted.sides[1])
+    assert "returns 23" in side_text(found.parted.sides[1])
 
 
 def test_a_long_call_of_one_rank_is_one_step_of_its_frame() -> None:
@@ -206,4 +233,4 @@ def test_values_are_compared_where_the_ranks_are_together() -> None:
 
 
 def test_the_programs_are_marked() -> None:
-    assert Path(programs.__file__).read_text().count("# sets\n") == len(SET_APART) + 1
+    assert Path(programs.__file__).read_text().count("# sets\n") == len(SET_APART) + 3

@@ -87,6 +87,11 @@ class ByRank(Mapping[int, T], Generic[T]):
         largest, *_ = self.groups(by)
         return self.without(largest).ranks
 
+    def blamed(self, by: Callable[[T], Hashable]) -> tuple[tuple[int, ...], bool]:
+        """The ranks outside of a majority, and True; without one all ranks, and False: nothing tells which is wrong."""
+        odd = self.unlike_majority(by)
+        return (odd, True) if odd else (self.ranks, False)
+
     def unlike_majority(self, by: Callable[[T], Hashable]) -> tuple[int, ...]:
         """Ranks whose value differs from that of more than half of the ranks; empty where there is no majority."""
         odd = self.unlike_most(by)

@@ -215,7 +215,9 @@ def _layer_check(mode: str, layer: Layer, divergences: Sequence[Divergence], *, 
 
 def _failed_by(cause: Divergence, observed: str) -> dict[str, object]:
     """Fields of a check that failed because of this difference."""
-    return {"status": Status.FAIL, "ranks": cause.groups[-1].ranks, "cause": cause.cause, "observed": observed}
+    known = cause.culprits
+    ranks = {"ranks": known or cause.ranks, "is_rank_known": bool(known)}
+    return {"status": Status.FAIL, "cause": cause.cause, "observed": observed, **ranks}
 
 
 def _agrees(mode: str, layer: Layer, titles: Sequence[str], noted: str, *, is_observed: bool) -> Check:

@@ -119,11 +119,16 @@ def cause_text(lead: Lead) -> str:
 
 
 def lead_ranks_text(lead: Lead) -> str:
+    """The ranks of a lead, as in `blamed_text`."""
+    return blamed_text(lead.ranks, is_known=lead.is_rank_known)
+
+
+def blamed_text(ranks: Sequence[int], *, is_known: bool) -> str:
     """`rank 1`, or `ranks 0-1 differ` where the evidence does not name the rank at fault; empty for no ranks."""
-    if not lead.ranks:
+    if not ranks:
         return ""
-    text = named_ranks(lead.ranks)
-    return text if lead.is_rank_known else f"{text} differ"
+    text = named_ranks(ranks)
+    return text if is_known else f"{text} differ"
 
 
 def summary(lead: Lead) -> str:

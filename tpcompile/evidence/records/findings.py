@@ -179,7 +179,7 @@ class Went(Frozen):
     calls: tuple[str, ...] = ()
     """Functions of the user that they entered until the ranks were together again, in order: `draft x3`."""
     value: str = ""
-    """`slots = 8`."""
+    """`sets slots = 8`, or `returns 8`."""
 
 
 class Parted(Frozen):

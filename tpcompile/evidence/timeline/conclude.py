@@ -37,7 +37,7 @@ _DOES = {
     "returns": "returns to {name} ({place})",
     "region": "calls the compiled {name}",
     "ends": "ends there",
-    "value": "sets {value} ({place})",
+    "value": "{value} ({place})",
 }
 """What ranks do after a branch."""
 _DID = {
@@ -46,7 +46,7 @@ _DID = {
     "returns": "returned to {name} ({place})",
     "region": "called the compiled {name}",
     "ends": "ended there",
-    "value": "set {value} ({place})",
+    "value": "{value} ({place})",
 }
 _LEFT_OUT = frozenset({Cause.STUCK_COLLECTIVE, Cause.CALL_COUNT})
 """What a rank that leaves something out brings about."""

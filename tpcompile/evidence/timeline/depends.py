@@ -96,7 +96,7 @@ class Dependence:
             step = self.steps[index]
             kind, (code, _) = kind_of(step), place_of(step)
             line = callers.get(index)
-            if kind is Kind.RETURN and line is not None and self._takes(line, calling):
+            if kind is Kind.RETURN and line is not None and self._takes(line, calling, returning):
                 returning.add(code)
             elif kind is Kind.START:
                 returning.discard(code)
@@ -107,7 +107,7 @@ class Dependence:
                 keys = [(index, name) for name in self.assigned(step) & self.wanted]
                 if line is not None and (line, code) not in yielding:  # the last line before the generator's value
                     yielding.add((line, code))
-                    if self._takes(line, calling):
+                    if self._takes(line, calling, returning):
                         returning.add(code)
                 if code in returning:
                     returning.discard(code)
@@ -123,9 +123,11 @@ class Dependence:
         at = bisect_right(self.forks, index, key=lambda fork: fork.starts[0])
         return {fork.starts[0]: fork for fork in self.forks[at - 1 : at] if index < fork.ends[0]}
 
-    def _takes(self, line: int, calling: Collection[int]) -> bool:
+    def _takes(self, line: int, calling: Collection[int], returning: Collection[int]) -> bool:
         """True for a line whose value is looked for: what the functions that it called return is a part of it."""
         given = [(line, name) for name in self.assigned(self.steps[line]) & self.wanted]
+        if place_of(self.steps[line])[0] in returning:  # it returns what is looked for
+            given.append((line, ""))
         return line in calling or any([self._is_pursued(key) for key in given])
 
     @property

@@ -11,7 +11,7 @@ import json
 import mmap
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Annotated
 
@@ -124,9 +124,39 @@ def tagged(number: int, tag: bytes, value: int) -> int:
     return mixed(number, tag + (value & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little"))
 
 
-def value_text(known: int) -> str:
-    """A value that its bits tell: a small int, None, True or False; empty for others."""
-    return str(known & EXACT - 1) if known & EXACT else _CONSTANTS.get(known, "")
+def hashed(number: int, value: object) -> int:
+    """The hash of None, of a bool, int, float or text, as in flow.c, without code of the value's class; else 0."""
+    if value is None:
+        return tagged(number, b"N", 0)
+    if isinstance(value, bool):
+        return tagged(number, b"B", value)
+    if isinstance(value, int):
+        exact = int.__index__(value)
+        return tagged(number, b"I", exact if -(1 << 63) <= exact < 1 << 63 else 0)
+    if isinstance(value, float):
+        return tagged(number, b"F", int.from_bytes(struct.pack("<d", float.__pos__(value)), "little"))
+    if isinstance(value, str):
+        number = tagged(number, b"S", str.__len__(value))
+        for letter in str.__getitem__(value, slice(64)):
+            number = mixed(number, ord(letter).to_bytes(4, "little"))
+        return number
+    return 0
+
+
+def hashed_name(number: int, name: str) -> int:
+    """The hash of a dtype or a device, `torch.float32`."""
+    return tagged(number, b"Y", hashed(SEED, name))
+
+
+def value_text(known: int, literals: Iterable[object] = ()) -> str:
+    """A value that its bits tell: a small int, None, a dtype, one of the `literals` of a program; empty for others.
+
+    What a program has only read, such as a token from a file, is never shown.
+    """
+    if known & EXACT:
+        return str(known & EXACT - 1)
+    named = _CONSTANTS.get(known)
+    return named or next((repr(one) for one in literals if shortened(hashed(SEED, one)) == known), "")
 
 
 def until(flow: Flow, raised_at: Sequence[tuple[str, int]]) -> Flow:
@@ -170,9 +200,12 @@ def shortened(hashed: int) -> int | None:
     return (hashed ^ hashed >> 20 ^ hashed >> 40) & (EXACT - 1) if hashed else None
 
 
-_CONSTANTS = {
-    shortened(tagged(SEED, tag, value)): text
-    for text, tag, value in (("None", b"N", 0), ("True", b"B", 1), ("False", b"B", 0))
+_DTYPES = (
+    "float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32", "int16", "int8",
+    "uint8", "bool", "complex64", "complex128",
+)  # fmt: skip
+_CONSTANTS = {shortened(hashed(SEED, value)): repr(value) for value in (None, True, False)} | {
+    shortened(hashed_name(SEED, f"torch.{name}")): f"torch.{name}" for name in _DTYPES
 }
 
 

@@ -98,8 +98,8 @@ class Pair:
         issued = [index for index, step in enumerate(steps) if self.walks.issued([step])]
         ends = {len(steps), *(1 + index for index in (*calls[-1:], *issued[-1:]))}
         running = {line for end in ends for line in Frames.of(steps[:end]).lines}
-        words = (name for word in named for name in self.scopes.everywhere(word))
-        seeds = frozenset(words).union(*(self._read(steps[index]) for index in running))
+        words = frozenset(name for word in named for name in self.scopes.everywhere(word))
+        seeds = words.union(*(self._read(steps[index]) for index in running))
         depends = self._dependence(seeds, len(steps), differing, once)
         found = self._reason(depends, once)
         set_before = None if isinstance(found, Fork) else self._set_before(depends.wanted, is_sure=found is None)
@@ -108,6 +108,10 @@ class Pair:
         if found is not None:
             last = max((one for one in depends.reasons if is_line(steps[one.set_at])), default=None)
             return Counts(found, last if isinstance(found, Unlike) else None, False)
+        made_of = self._dependence(words, len(steps), frozenset(), (), of_content=True)
+        made_here = self._reason(made_of, ())
+        if made_here is not None:
+            return Counts(made_here, None, False)
         if differing or not once:
             return None
         newest = once[-1]
@@ -165,10 +169,12 @@ class Pair:
         return min(reasons, key=start_of, default=last)
 
     def _dependence(
-        self, names: Collection[str], end: int, known_to_differ: frozenset[str], earlier: Sequence[Fork]
-    ) -> Dependence:
+        self, names: Collection[str], end: int, known_to_differ: frozenset[str], earlier: Sequence[Fork], *,
+        of_content: bool = False,
+    ) -> Dependence:  # fmt: skip
         steps = self.walks.steps[self.base][:end]
-        found = Dependence(steps, self._read, self._assigned, self.values, known_to_differ, earlier)
+        values = self.values.of_content() if of_content else self.values
+        found = Dependence(steps, self._read, self._assigned, values, known_to_differ, earlier)
         found.follow(names, max(0, end - _NEAR), Frames.of(steps).callers)
         return found
 

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
-from tpcompile.evidence.iterables import first, grouped
+from tpcompile.evidence.iterables import differ, first, grouped
 from tpcompile.evidence.records.base import UserLine
 from tpcompile.evidence.records.findings import Parted, Went
+from tpcompile.evidence.timeline import source
 from tpcompile.evidence.timeline.before import UnlikeBefore, unlike_before
 from tpcompile.evidence.timeline.expect import contexts_before
 from tpcompile.evidence.timeline.flow import Flow, Kind, value_text
@@ -86,7 +87,8 @@ def parted(
         there = {rank: fork for rank, fork in here.items() if fork is not None}
         without = apart if apart < there.keys() else set()
         earlier = [fork for rank, alike in at_branch.items() if rank not in without for fork in alike]
-        known = _parted(walks, base, origin, there, earlier, without=without)
+        is_loop = _is_loop(walks.codes[origin.branch[0]].file, origin.branch[1], readable)
+        known = _parted(walks, base, origin, there, earlier, without=without, is_loop=is_loop)
     led_to = None if last is None else _user_line(walks, *(last.place if isinstance(last, Unlike) else last.branch))
     if led_to == known.line:
         led_to = None
@@ -120,8 +122,9 @@ def _parted(
     earlier: Collection[Fork],
     *,
     without: Collection[int] = (),
+    is_loop: bool = False,
 ) -> Parted:
-    """The ways of all ranks but some at a branch; `earlier` are forks at the same one."""
+    """The ways of all ranks but some at a branch, or at the head of a loop; `earlier` are forks at the same one."""
     steps = walks.steps[base]
     own_way = steps[fork.starts[0] : fork.ends[0]]
     ways = {rank: own_way for rank in walks.steps if rank not in without}
@@ -139,11 +142,14 @@ def _parted(
         starts = there[ranks[0]].starts[1] if ranks[0] in there else fork.starts[0]
         onward[step] = _known_share(ways[ranks[0]] or steps[fork.ends[0] :], set(own[:starts]))
     code, line = fork.branch
+    before = _ways_before(fork, steps, {one.starts[0] for one in earlier})
+    here = last_pass(steps[: fork.starts[0]], fork.branch)
+    is_told = not is_loop or differ(before) or walks.issued(steps[last_pass(steps[:here], fork.branch) : here])
     return Parted(
         line=_user_line(walks, code, line),
         times=max(0, sum(is_line(step) and place_of(step) == fork.branch for step in steps[: fork.starts[0]]) - 1),
         sides=tuple(_went(walks, ranks, firsts[ranks[0]], ways[ranks[0]], fork) for ranks in sides.values()),
-        odd=_odd(sides, onward, _ways_before(fork, steps, {one.starts[0] for one in earlier})),
+        odd=_odd(sides, onward, before if is_told else None),
     )
 
 
@@ -166,11 +172,18 @@ def _set_before(origin: UnlikeBefore) -> Parted:
         line=line,
         times=0,
         sides=tuple(
-            Went(ranks=tuple(ranks), how="value", line=line, value=f"{here.name} = {value}")
+            Went(ranks=tuple(ranks), how="value", line=line, value=_set_text(here.name, value))
             for value, ranks in sides.items()
         ),
         odd=tuple(sorted(values.keys() - largest)) if has_majority else (),
     )
+
+
+def _set_text(name: str, value: str) -> str:
+    """`sets slots = 8`, or `returns 8`; of a value that is not shown, that each side has its own."""
+    if name:
+        return f"sets {name} = {value}" if value else f"sets {name} to a value of its own"
+    return f"returns {value or 'a value of its own'}"
 
 
 def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[Pair]) -> Parted:
@@ -193,32 +206,37 @@ def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[Pair]) -
     if 2 * len(largest) > len(values):
         usual = largest
     line = _user_line(walks, *origin.place)
+    files = {code.file for code in walks.codes} & pairs[0].readable
+    literals = [one for file in sorted(files) for one in source.literals(file)]
     odd = [rank for ranks in sides.values() if usual is not None and ranks is not usual for rank in ranks]
     return Parted(
         line=line,
         times=len(earlier),
         sides=tuple(
-            Went(ranks=tuple(ranks), how="value", line=line, value=f"{origin.name or 'what it returns'} = {text}")
+            Went(ranks=tuple(ranks), how="value", line=line, value=_set_text(origin.name, value_text(value, literals)))
             for value, ranks in sides.items()
-            for text in [value_text(value) or "another value"]
         ),
         odd=tuple(sorted(odd)),
     )
 
 
 def _odd(
-    sides: Mapping[Step | None, Sequence[int]], onward: Mapping[Step | None, float], before: Sequence[Step]
+    sides: Mapping[Step | None, Sequence[int]], onward: Mapping[Step | None, float], before: Sequence[Step] | None
 ) -> tuple[int, ...]:
     """The ranks outside of a majority; else those that went another way than the common past makes likely.
 
     Where two ranks had not passed the branch before, one that goes on in lines that both know is the usual one, and one
     that comes to new lines is odd. `onward` is how much of what each side did next is known, `before` the ways
-    that both went at the branch.
+    that both went at the branch; None where these say nothing, as those of a loop over items that has not ended before.
+
+    A loop whose passes issue collectives is one that the ranks go through together, and the one that ends it is odd.
     """
     largest = max(sides.values(), key=len)
     usual: Sequence[int] | None = largest
     num_ranks = sum(map(len, sides.values()))
     if 2 * len(largest) <= num_ranks:
+        if before is None:
+            return ()
         due = _successor(before)
         usual = sides.get(due) if due is not None else None
         best = max(onward, key=lambda step: onward[step])
@@ -228,6 +246,10 @@ def _odd(
     if usual is None:
         return ()
     return tuple(sorted(rank for ranks in sides.values() if ranks is not usual for rank in ranks))
+
+
+def _is_loop(file: str, line: int, readable: Collection[str]) -> bool:
+    return file in readable and source.loop_around(file, line)[0] == line
 
 
 def _known_share(way: Sequence[Step], known: Collection[Step]) -> float:

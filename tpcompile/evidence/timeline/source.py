@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 _NOTHING = frozenset[str]()
+_LITERAL = 40
+"""Most characters of a literal that is shown."""
 
 
 def read(file: str, line: int) -> frozenset[str]:
@@ -26,6 +28,17 @@ def loop_around(file: str, line: int) -> tuple[int, int]:
     around = [lines for lines in _loops(file) if line in lines]
     innermost = min(around, key=len, default=None)
     return (innermost[0], innermost[-1]) if innermost is not None else (0, 0)
+
+
+@lru_cache(maxsize=256)
+def literals(file: str) -> tuple[str | float, ...]:
+    """Texts and numbers that stand in a file, without its docstrings: a value that is one of them is no secret."""
+    found: dict[str | float, None] = {}
+    for node in ast.walk(_tree(file)):
+        is_value = isinstance(node, ast.Constant) and type(node.value) in (str, int, float)
+        if is_value and len(str(node.value)) <= _LITERAL:
+            found[node.value] = None
+    return tuple(found)
 
 
 @lru_cache(maxsize=256)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tpcompile.evidence.iterables import grouped
@@ -45,6 +45,10 @@ class Compared:
     """
     once: frozenset[Key]
     """Those that differ where they were set a single time."""
+
+    def of_content(self) -> Compared:
+        """The same where the values themselves are what was found to differ: habit is no excuse then."""
+        return replace(self, once=frozenset(key for key, unlike in self.found.items() if unlike is not None))
 
     def is_reason(self, key: Key) -> bool | None:
         """False for a value that is equal, or differs by habit; None for one that is not known."""
