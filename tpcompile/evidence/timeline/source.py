@@ -34,10 +34,10 @@ def loop_around(file: str, line: int) -> tuple[int, int]:
 def literals(file: str) -> tuple[str | float, ...]:
     """Texts and numbers that stand in a file, without its docstrings: a value that is one of them is no secret."""
     found: dict[str | float, None] = {}
-    for node in ast.walk(_tree(file)):
-        is_value = isinstance(node, ast.Constant) and type(node.value) in (str, int, float)
-        if is_value and len(str(node.value)) <= _LITERAL:
-            found[node.value] = None
+    constants = (node.value for node in ast.walk(_tree(file)) if isinstance(node, ast.Constant))
+    for value in constants:
+        if isinstance(value, str | int | float) and len(str(value)) <= _LITERAL:
+            found[value] = None
     return tuple(found)
 
 
