@@ -133,8 +133,9 @@ def run(plan: Plan, console: Console, *, amount: Amount = "all") -> int:
         is_reported = run_dir.read_statuses() or run_dir.read_verdict()
         if not is_reported and not is_cut_short:  # the verdict will not have what torchrun reports
             log.show_hidden()
-        elif log.has_hidden and outcome.exit_code and not outcome.signal and amount == "all":
-            progress.show(f"torchrun's own report: {log.path}")
+        elif log.num_hidden and not outcome.signal and amount == "all":
+            report = "torchrun's own report" if outcome.exit_code else "what torch warned of"
+            progress.show(f"{report}, {log.num_hidden} lines: {log.path}")
     is_judged = run_dir.read_verdict() is not None
     verdict = _verdict(run_dir, plan, outcome)
     if outcome.signal and not is_judged and amount != "json":

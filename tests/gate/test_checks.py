@@ -209,7 +209,7 @@ def test_a_layer_that_differs_fails_its_check_with_rank_and_line(layer: str, cha
 
 
 def test_a_different_environment_fails_its_check() -> None:
-    assert failed("C", healthy(0), healthy(1, environment=(("torch", "2.11"),))) == {Layer.ENVIRONMENT: (1,)}
+    assert failed("C", healthy(0), healthy(1, environment=(("torch", "2.11"),))) == {Layer.ENVIRONMENT: (0, 1)}
 
 
 def test_a_divergence_of_a_different_mode_leaves_this_one_green() -> None:

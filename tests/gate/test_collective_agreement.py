@@ -106,9 +106,12 @@ def test_a_rank_that_runs_eagerly_behind_a_graph_break_is_not_waited_for(
     assert ended.check.ranks == (1,) and time.monotonic() - started < 30
 
 
-def test_of_two_ranks_that_differ_the_higher_one_is_blamed(tmp_path: Path) -> None:
-    found = checks_of(tmp_path, [a_compile("sum"), a_compile("max")])
-    assert [c and c.ranks for c in found] == [(1,), (1,)]
+@pytest.mark.parametrize(("num_ranks", "blamed"), [(2, ((0, 1), False)), (3, ((2,), True))])
+def test_of_two_ranks_that_differ_none_is_blamed_and_of_three_the_one_outside_of_the_majority(
+    tmp_path: Path, num_ranks: int, blamed: tuple[tuple[int, ...], bool]
+) -> None:
+    found = checks_of(tmp_path, [*[a_compile("sum")] * (num_ranks - 1), a_compile("max")])
+    assert [c and (c.ranks, c.is_rank_known) for c in found] == [blamed] * num_ranks
 
 
 @pytest.mark.parametrize(("counts", "who"), [((1, 2, 1), "rank 1"), ((2, 1, 2), "ranks 0,2")])
@@ -130,7 +133,7 @@ def test_of_several_collectives_the_one_that_a_rank_leaves_out_is_named(tmp_path
     """Not the last of equal ones, and not the pair that meets in its place."""
     whole = a_compile(*ops)
     found = checks_of(tmp_path, [whole, without(whole, 1)])
-    assert {(c.ranks, c.line and c.line.line) for c in found if c} == {((1,), 1)}
+    assert {(c.ranks, c.line and c.line.line) for c in found if c} == {((0, 1), 1)}
     assert all(c and c.observed.startswith("#1 ") for c in found)
 
 

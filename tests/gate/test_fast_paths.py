@@ -42,7 +42,7 @@ WITH_FAST_PATHS = {
     "positions_of_the_rank": Red(
         check=Layer.GUARDS,
         summary=r"rank-dependent constant: self\.layers\.0\.attention\.fast_path.* == 0 / 1 .ranks 0-1 differ",
-        ranks=(1,),
+        ranks=(0, 1),
         code="table_SR.roll(-first, 0)",
         divergence=r"attention\.fast_path.* == 0 / 1",
     ),

@@ -53,21 +53,21 @@ SHARED = {
     "rank_branch": Red(
         check=GUARDED,
         summary="rank-dependent branch: self.rank == 0 / 1",
-        ranks=(1,),
+        ranks=(0, 1),
         code="if self.rank == 0:",
         divergence="self.rank",
     ),
     "rank_constant": Red(
         check=GUARDED,
         summary="rank-dependent constant: self.rank == 0 / 1 .ranks 0-1 differ",
-        ranks=(1,),
+        ranks=(0, 1),
         code="x = x * (self.rank + 1)",
         divergence="self.rank",
     ),
     "get_rank_constant": Red(
         check=GRAPH,
         summary=r"mul\(.*, 1\) / mul\(.*, 2\).*ranks 0-1 differ",
-        ranks=(1,),
+        ranks=(0, 1),
         code="x = x * (dist.get_rank() + 1)",
         divergence=r"mul\(.*, 1\) / mul\(.*, 2\)",
     ),
@@ -149,7 +149,7 @@ ALONE = {
     "other_reduce_op": Red(
         check=CheckId.AGREED,
         summary=r"#0 is all_reduce\(reduce_op=max.* on rank 1 and all_reduce\(reduce_op=sum.* on rank 0",
-        ranks=(1,),
+        ranks=(0, 1),
         code='"max"',
         divergence=r"reduce_op sum / max",
     ),
@@ -192,7 +192,7 @@ TRACED = {
     "kernel_grids": Red(
         check=GRAPH,
         summary=rf"{COPIES}: grid=.* / grid=",
-        ranks=(1,),
+        ranks=(0, 1),
         code="local_scale_kernel[(num_blocks,)]",
         divergence=rf"^{COPIES}: grid=\[\((\d+), 1, 1\)\] / grid=\[\((?!\1)\d+, 1, 1\)\]",
         declared="local_scale_kernel",

@@ -7,17 +7,24 @@ from tpcompile.evidence.records import (
     Divergence,
     DivergenceClass,
     Layer,
+    Lead,
     RankGroup,
     Status,
+    Taint,
     UserLine,
     Verdict,
     value_item,
 )
+from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.records.compile import TaintKind
+from tpcompile.evidence.records.findings import Grade
 
 LONG_CODE = (
     "y = all_reduce(self.scale * torch.nn.functional.silu(x_BSD) * (rank + 1), 'sum', self.tp_group)  # " + "z" * 40
 )
 LINE = UserLine(file="/repo/models/block.py", line=12, function="forward", code=LONG_CODE)
+OTHER_LINE = UserLine(file="/repo/layout.py", line=34, function="stage", code="return rank // size")
+LEAD = Lead(cause=Cause.RANK_CONSTANT, says="mul(%3, 1) / mul(%3, 8)", ranks=(7,), do_first="Keep it in a buffer.")
 
 
 def check(name: str = "graphs", status: Status = Status.PASS, mode: str = "C", **fields: object) -> Check:
@@ -40,6 +47,10 @@ def divergence(cls: DivergenceClass = DivergenceClass.CONTENT, **fields: object)
         "advice": "make the constant a buffer, or declare it under gate.allow",
     }
     return Divergence(cls=cls, **(values | fields))  # type: ignore[arg-type]  # pydantic checks them
+
+
+def taint(text: str) -> Taint:
+    return Taint(what="guard", kind=TaintKind.DIFFERS, grade=Grade.CERTAIN, text=text, line=LINE)
 
 
 def failing() -> Verdict:

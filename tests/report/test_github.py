@@ -47,6 +47,15 @@ def test_a_file_outside_the_workspace_keeps_its_path() -> None:
     assert "file=/repo/models/block.py," in line
 
 
+def test_paths_in_the_message_are_relative_too_and_advice_is_its_first_sentence() -> None:
+    """`allow` would hide a mistake: the report has it."""
+    found = samples.divergence(guard=f"a guard at {samples.LINE}", advice="Do this. Or hide it.")
+    verdict = samples.failing().model_copy(update={"checks": (), "divergences": (found,)})
+    (line,) = github.annotations(verdict, WORKSPACE)
+    assert "a guard at models/block.py:12" in line and "/repo" not in line
+    assert line.endswith("Do this.")
+
+
 def test_percent_and_newlines_are_escaped_in_the_message() -> None:
     (line,) = github.annotations(red(details=("100% of\nranks",)), WORKSPACE)
     assert line.endswith("%0A100%25 of%0Aranks")

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tpcompile.report.torchrun_output import Folded, TorchrunLog
 
 REPORT = """\
@@ -39,6 +41,30 @@ def test_torchruns_report_is_kept_back() -> None:
     assert fed(["before", *REPORT, "after"]) == (["before", "after"], REPORT)
 
 
+WARNINGS = [
+    "[rank1]:W1128 17:50:17.241000 282 torch/_dynamo/variables/tensor.py:1759] [0/0] Graph break from `Tensor.item()`",
+    '[rank1]:W1128 17:50:17.241000 282 torch/_dynamo/variables/tensor.py:1759] [0/0]   File "model.py", line 33',
+    "W1128 17:50:18.190000 283 torch/utils/cpp_extension.py:178] No CUDA runtime is found",
+]
+SHOWN = [
+    "[rank1]:E1128 17:50:17.241000 282 torch/_dynamo/x.py:1] an error",
+    "[rank1]:W1128 1 2 my/torch/file.py:1] mine",
+]
+
+
+def test_warnings_of_torch_are_kept_back_and_its_errors_and_those_of_the_program_are_not() -> None:
+    assert fed([*WARNINGS, *SHOWN]) == (SHOWN, WARNINGS)
+
+
+def test_who_asks_for_torchs_logs_sees_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_LOGS", "graph_breaks")
+    shown: list[str] = []
+    with TorchrunLog(tmp_path / "torchrun.log", shown.append) as log:
+        for line in [*WARNINGS, *REPORT]:
+            log.line(line)
+    assert (shown, log.num_hidden) == (WARNINGS, len(REPORT))
+
+
 def test_a_traceback_of_a_rank_is_shown() -> None:
     assert fed(OURS) == (OURS, [])
     assert fed([*OURS, *REPORT]) == (OURS, REPORT)
@@ -61,7 +87,7 @@ def test_the_file_keeps_all_of_it(tmp_path: Path) -> None:
     with TorchrunLog(tmp_path / "torchrun.log", shown.append) as log:
         for line in ["before", *REPORT]:
             log.line(line)
-    assert shown == ["before"] and log.has_hidden
+    assert shown == ["before"] and log.num_hidden == len(REPORT)
     assert log.path.read_text().splitlines() == ["before", *REPORT]
     log.show_hidden()
     assert shown[1:] == REPORT

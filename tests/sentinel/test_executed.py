@@ -111,8 +111,8 @@ def test_what_was_set_before_the_block_is_known_without_executed_lines_too(tmp_p
     assert lead is not None and lead.line is not None and lead.parted is not None
     assert (Path(lead.line.file).name, lead.line.line) == ("branches.py", line_with("self.scale = 2.0 if is_old"))
     assert {side.ranks: side.value for side in lead.parted.sides} == {
-        (0,): "settings.scale = 1.0",
-        (1,): "settings.scale = 2.0",
+        (0,): "sets settings.scale = 1.0",
+        (1,): "sets settings.scale = 2.0",
     }
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from tpcompile.evidence.judgement.rank_taint import value_text
 from tpcompile.evidence.records import RecompileCause, Taint, UserLine, Verdict, items_of
 from tpcompile.evidence.text.ranks import ranks_text
-from tpcompile.report.wording import plain
+from tpcompile.report.wording import plain, taints_by_line
 
 MAX_ROWS = 5
 """Rows shown per table; the others are only counted, verdict.json holds all of them."""
@@ -23,7 +23,10 @@ _RECOMPILE_HEADINGS = ("recompiled by", "times", "ranks", "line", "what to do")
 def tables(verdict: Verdict, *, max_rows: int = MAX_ROWS) -> Iterator[Table | Text]:
     """One table of rank-dependent values and one of recompiles, each only when it has rows."""
     found = {
-        "rank-dependent guards and constants": (_TAINT_HEADINGS, list(map(_taint_row, verdict.taints))),
+        "rank-dependent guards and constants": (
+            _TAINT_HEADINGS,
+            [_taint_row(*alike) for alike in taints_by_line(verdict)],
+        ),
         "recompiles": (_RECOMPILE_HEADINGS, list(map(_recompile_row, verdict.recompiles))),
     }
     for title, (headings, rows) in found.items():
@@ -52,11 +55,12 @@ def add_row(table: Table, cells: Row, *styled: Text) -> None:
     table.add_row(*(Text(plain(cell)) for cell in cells), *styled)
 
 
-def _taint_row(taint: Taint) -> Row:
+def _taint_row(taint: Taint, num_more: int) -> Row:
     values = [f"{ranks_text(ranks)}: {value_text(item)}" for ranks, item in items_of(taint.groups)]
     why = f"{taint.grade.value}: {taint.kind.value}"
     advice = f"allowed: {taint.reason}" if taint.reason else taint.suggestion
-    return f"{taint.what} {taint.text}", _line(taint.line), why, "\n".join(values), advice
+    more = f"\nand {num_more} more in that line" if num_more else ""
+    return f"{taint.what} {taint.text}{more}", _line(taint.line), why, "\n".join(values), advice
 
 
 def _recompile_row(cause: RecompileCause) -> Row:

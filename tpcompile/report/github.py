@@ -9,9 +9,9 @@ from typing import TypeGuard
 from tpcompile.evidence.iterables import find
 from tpcompile.evidence.judgement.checks import CAUSES
 from tpcompile.evidence.judgement.equal_ranks import equal_ranks
-from tpcompile.evidence.judgement.leading import blamed_text
+from tpcompile.evidence.judgement.leading import blamed_text, first_sentence
 from tpcompile.evidence.records import Check, Divergence, Lead, UserLine, Verdict
-from tpcompile.evidence.records.base import lines_of
+from tpcompile.evidence.records.base import at_text, lines_of
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.evidence.timeline.conclude import side_text
 from tpcompile.report.wording import (
@@ -19,6 +19,7 @@ from tpcompile.report.wording import (
     annotation_title,
     by_mode,
     cause_lines,
+    detail_lines,
     do_first_lines,
     failed,
     headline,
@@ -88,7 +89,8 @@ def annotations(verdict: Verdict, workspace: Path) -> list[str]:
         for found in divergences:
             groups = [f"{named_ranks(group.ranks)}: {item_text(group.item)}" for group in found.groups]
             head = f"layer {found.layer.value}, {found.where}"
-            message = "\n".join([found.title, head, *cause_lines(found), *groups, found.advice]).rstrip()
+            advice = first_sentence(found.advice)  # what else may be done, the report says
+            message = "\n".join([found.title, head, *cause_lines(found), *groups, advice]).rstrip()
             ranks, is_known = found.culprits or found.ranks, bool(found.culprits)
             title = annotation_title(found.cause, ranks, is_known=is_known, otherwise=f"{found.layer.value} differs")
             errors.append(error(found.line, title, message, workspace))
@@ -111,7 +113,8 @@ def has_origin(lead: Lead | None) -> TypeGuard[Lead]:
 def _of_origin(lead: Lead, workspace: Path) -> str:
     sides = map(side_text, lead.parted.sides) if lead.parted is not None else ()
     title = annotation_title(lead.cause, lead.ranks, is_known=lead.is_rank_known, otherwise="the ranks differ")
-    message = "\n".join([f"here the ranks parted: {'; '.join(sides)}", f"so {lead.says}", *do_first_lines(lead)])
+    seen = at_text(lead.seen_at)
+    message = "\n".join([f"here the ranks parted: {'; '.join(sides)}", f"so {lead.says}{seen}", *do_first_lines(lead)])
     return error(lead.line, title, message, workspace)
 
 
@@ -157,6 +160,8 @@ def error(line: UserLine | None, title: str, message: str, workspace: Path) -> s
         text = _escape(plain(value)).replace(":", "%3A").replace(",", "%2C")
         escaped.append(f"{key}={text}")
     text = _escape(plain(message))
+    for root in {str(workspace), str(workspace.resolve())}:
+        text = text.replace(f"{_escape(root)}/", "")
     return f"::error {','.join(escaped)}::{text}"
 
 
@@ -180,7 +185,7 @@ def _check_message(check: Check) -> str:
     who = blamed_text(check.ranks, is_known=check.is_rank_known)
     ranks = [who] if who else []
     head = f"{mode_title(check.mode)}: expected {check.expected}; observed {check.observed}"
-    return "\n".join([head, *ranks, *check.details])
+    return "\n".join([head, *ranks, *detail_lines(check)])
 
 
 def _checks(mode: str, checks: Sequence[Check]) -> str:

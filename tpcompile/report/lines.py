@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tpcompile.evidence.iterables import differ
 from tpcompile.evidence.judgement.equal_ranks import equal_ranks
 from tpcompile.evidence.judgement.leading import blamed_text, cause_text, lead_ranks_text, short_summary
 from tpcompile.evidence.judgement.rank_taint import value_text
-from tpcompile.evidence.records import Check, Divergence, UserLine, Verdict, items_of
+from tpcompile.evidence.records import Check, Divergence, Lead, UserLine, Verdict, items_of
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
 from tpcompile.report.wording import (
     accepted_lines,
     cause_lines,
+    detail_lines,
     do_first_lines,
     guard_line,
     headline,
     item_text,
     more_alike,
     more_lines,
+    observed_text,
     outcome,
+    parted_text,
     plain,
     red_by_kind,
+    taints_by_line,
 )
 
 MAX_DETAILS = 8
@@ -35,8 +40,14 @@ def lines(verdict: Verdict, *, command: str) -> list[str]:
     if verdict.lead is not None:
         lead = verdict.lead
         guard = guard_line(verdict)
-        found.append(f"cause: {_joined(cause_text(lead), lead_ranks_text(lead), guard, _source(lead.line))}")
-    found += map(_check, verdict.checks)
+        found.append(
+            f"cause: {_joined(cause_text(lead), lead_ranks_text(lead), guard, _source(lead.seen_at or lead.line))}"
+        )
+        at = _source(lead.line) if lead.seen_at is not None else ""
+        found += [f"the ranks parted{' ' if at else ''}{at}: {sides}" for sides in [parted_text(lead)] if sides]
+    found += [_check(check, verdict.lead) for check in verdict.checks if not check.is_consequence]
+    follows = [check.name for check in verdict.checks if check.is_consequence]
+    found += [f"follows from it: {'; '.join(follows)}"] if follows else []
     found += [text for text, _ in equal_ranks(verdict)]
     found += [f"median ms per call: {mode} {ms:.3g}" for mode, ms in sorted(verdict.timings_ms.items())]
     found += _differences(red_by_kind(verdict))
@@ -53,15 +64,16 @@ def last_lines(verdict: Verdict, summary: str = "") -> list[str]:
     return [said, *do_first_lines(verdict.lead), *more_lines(verdict.lead)]
 
 
-def _check(check: Check) -> str:
+def _check(check: Check, lead: Lead | None) -> str:
     """`PASS mode C, graph breaks: 0 breaks on every rank (expected 0 breaks on every rank)`."""
     mode = f"mode {check.mode}, " if check.mode else ""
-    head = f"{check.status.value.upper()} {mode}{check.name}: {check.observed} (expected {check.expected})"
+    observed = observed_text(check, lead)
+    head = f"{check.status.value.upper()} {mode}{check.name}: {observed} (expected {check.expected})"
     if not check.is_red:
         return head
-    follows = "follows from a different finding" if check.is_consequence else ""
     ranks = blamed_text(check.ranks, is_known=check.is_rank_known)
-    return _joined(head, ranks, _source(check.line), follows, *check.details[:MAX_DETAILS])
+    source = _source(check.line) if lead is None or check.line not in (lead.line, lead.seen_at) else ""
+    return _joined(head, ranks, source, *detail_lines(check)[:MAX_DETAILS])
 
 
 def _differences(found: Sequence[Sequence[Divergence]]) -> Iterator[str]:
@@ -71,9 +83,12 @@ def _differences(found: Sequence[Sequence[Divergence]]) -> Iterator[str]:
         domain = f"domain {divergence.domain}" if divergence.domain else ""
         kind = f"layer {divergence.layer.value}: {divergence.cls.value}"
         yield f"{head}: {_joined(divergence.title, kind, divergence.where, domain, *cause_lines(divergence))}"
+        is_one_line = not differ(group.line for group in divergence.groups)
         for group in divergence.groups:
             side = f"{named_ranks(group.ranks)}: {item_text(group.item)}"
-            yield f"{head}, {_joined(side, _source(group.line))}"
+            yield f"{head}, {_joined(side, '' if is_one_line else _source(group.line))}"
+        if is_one_line and divergence.groups[0].line is not None:
+            yield f"{head}, all of them {_source(divergence.groups[0].line)}"
         for text in more_alike(alike):
             yield f"{head}, {text}"
         if divergence.advice:
@@ -84,11 +99,13 @@ def _differences(found: Sequence[Sequence[Divergence]]) -> Iterator[str]:
 
 
 def _taints(verdict: Verdict) -> Iterator[str]:
-    for taint in verdict.taints:
+    for taint, num_more in taints_by_line(verdict):
         values = ", ".join(f"{ranks_text(ranks)}: {value_text(item)}" for ranks, item in items_of(taint.groups))
         advice = f"allowed: {taint.reason}" if taint.reason else taint.suggestion
         kind = f"{taint.grade.value}: {taint.kind.value}"
-        yield _joined(f"depends on the rank: {taint.what} {taint.text}", _source(taint.line), kind, values, advice)
+        more = f"and {num_more} more in that line" if num_more else ""
+        what = f"depends on the rank: {taint.what} {taint.text}"
+        yield _joined(what, _source(taint.line), kind, values, more, advice)
 
 
 def _recompiles(verdict: Verdict) -> Iterator[str]:

@@ -30,6 +30,7 @@ from tpcompile.report.wording import (
     accepted_lines,
     by_mode,
     cause_lines,
+    detail_lines,
     do_first_lines,
     failed,
     groups_text,
@@ -39,6 +40,7 @@ from tpcompile.report.wording import (
     mode_title,
     more_alike,
     more_lines,
+    observed_text,
     outcome,
     plain,
     red_by_kind,
@@ -69,8 +71,6 @@ WHOLE = Limits(
 )
 _WIDTH = 120
 """Columns of the report in a file."""
-_SAID, _SHORT = "as said above", 80
-"""In a table, of a finding that stands above it and is longer than that."""
 _STYLES = {Status.PASS: "green", Status.FAIL: "bold red"}
 """Style of a check that has its own row in the table; the others are folded into lines."""
 
@@ -147,7 +147,8 @@ def lead_text(lead: Lead, guard: str = "") -> Group:
         sides += _code(side.line) if side.line != lead.line else []
     sides += [_indented(line(led_to_text(lead.parted).removeprefix("; ")))] if lead.parted.led_to else []
     if not lead.consequence:  # content differs, and these lines made it differ
-        return Group(cause, *ranks, *_source(lead.line), *sides, *advice)
+        parted = [line("the ranks parted at")] if lead.seen_at is not None else []
+        return Group(cause, *ranks, *_source(lead.seen_at), *parted, *_source(lead.line), *sides, *advice)
     so = line(f"so {lead.consequence}")
     return Group(line(lead.cause.value, "bold red"), *ranks, *_source(lead.line), *sides, so, *advice)
 
@@ -185,8 +186,7 @@ def _table(mode: str, checks: Sequence[Check], lead: Lead | None) -> Table:
         if not is_folded:
             style = _STYLES[check.status]
             status = Text(check.status.value.upper(), style=style)
-            is_said = lead is not None and check.observed == lead.says and len(lead.says) > _SHORT
-            cells = (check.name, check.expected, _SAID if is_said else check.observed)
+            cells = (check.name, check.expected, observed_text(check, lead))
             findings.add_row(table, cells, status)
     return table
 
@@ -209,8 +209,9 @@ def _failure(check: Check, limits: Limits) -> Group:
     title = line(name, "red")
     who = blamed_text(check.ranks, is_known=check.is_rank_known)
     ranks = [_indented(line(who))] if who else []
-    shown = list(check.details[: limits.details])
-    num_hidden = len(check.details) - len(shown)
+    found = detail_lines(check)
+    shown = found[: limits.details]
+    num_hidden = len(found) - len(shown)
     if num_hidden > 0:
         shown.append(f"and {num_hidden} more")
     details = [_indented(line(detail)) for detail in shown]

@@ -1,11 +1,13 @@
 """Lines that torchrun and its ranks write to stderr -> those to show; torchrun's own report of a failure is kept back.
 
 When a rank ends with an error, torchrun logs which ranks it stops and raises ChildFailedError: some forty lines that
-name exit code 1 and not the cause, below the verdict that names it.
+name exit code 1 and not the cause, below the verdict that names it. Before it come warnings of torch on each rank, a
+dozen lines for a graph break. Who has set TORCH_LOGS sees these.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,8 @@ from tpcompile.logs import LogFile
 
 _LOGGED = re.compile(r"^[IWEF]\d{4} \S+ \d+ torch/distributed/(elastic/|run\.py)")
 """A line of torchrun's logger."""
+_WARNED = re.compile(r"^(\[rank\d+\]:)?[IW]\d{4} \S+ \d+ torch/")
+"""A line of a warning of torch."""
 _RAISED = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
 _TRACEBACK = "Traceback (most recent call last):"
 _RULE = re.compile(r"^=+$")
@@ -26,7 +30,8 @@ _NUM_RULES = 2
 class Folded:
     """Keeps torchrun's report back: `feed` takes a line and returns the lines to show now, `rest` those at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_warnings: bool = False) -> None:
+        self._kept_back = _LOGGED if with_warnings else re.compile(f"{_LOGGED.pattern}|{_WARNED.pattern}")
         self.hidden: list[str] = []
         """Lines that were kept back."""
         self._traceback: list[str] = []
@@ -45,7 +50,7 @@ class Folded:
         if line == _TRACEBACK:
             self._traceback = [line]
             return []
-        if _LOGGED.match(line):
+        if self._kept_back.match(line):
             self.hidden.append(line)
             return []
         return [line]
@@ -74,7 +79,7 @@ class TorchrunLog:
     def __init__(self, path: Path, show: Callable[[str], None]) -> None:
         self.path = path
         self._show = show
-        self._folded = Folded()
+        self._folded = Folded(with_warnings="TORCH_LOGS" in os.environ)
         self._file = LogFile(path)
         self._is_muted = False
 
@@ -101,9 +106,9 @@ class TorchrunLog:
             self._show(line)
 
     @property
-    def has_hidden(self) -> bool:
-        """True when lines were kept back."""
-        return bool(self._folded.hidden)
+    def num_hidden(self) -> int:
+        """Lines that were kept back."""
+        return len(self._folded.hidden)
 
     def show_hidden(self) -> None:
         """Show what was kept back: where there is no verdict, it is all that is known."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import PurePath
 
@@ -9,11 +11,23 @@ from tpcompile.choices import TARGET
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.judgement.leading import blamed_text
-from tpcompile.evidence.records import Check, Divergence, Item, ItemKind, Lead, UserLine, Verdict, items_of, ranks_of
+from tpcompile.evidence.records import (
+    Check,
+    Divergence,
+    Item,
+    ItemKind,
+    Lead,
+    Taint,
+    UserLine,
+    Verdict,
+    items_of,
+    ranks_of,
+)
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.shortened import shortened, with_short_names
 from tpcompile.evidence.text.phrases import listed
 from tpcompile.evidence.text.ranks import axis_of, named_ranks, num_ranks, places_of, ranks_text
+from tpcompile.evidence.timeline.conclude import led_to_text, side_text, usual_text
 
 MAX_PLACES = 3
 """Compiles that are named of equal differences."""
@@ -36,10 +50,43 @@ def plain(text: str) -> str:
 
 
 def item_text(item: Item | None) -> str:
-    """The item of one group of ranks at the difference."""
+    """The item of one group of ranks at the difference; without what it is about where its content says so as well."""
     if item is None:
         return "(nothing)"
-    return shortened(plain(item.text), at_most=MAX_ITEM_CHARS)
+    about, separator, content = item.text.partition(" :: ")
+    is_said = separator and re.search(rf"(?<!\w){re.escape(about)}(?!\w)", content)
+    text = content if is_said else item.text
+    return shortened(plain(text), at_most=MAX_ITEM_CHARS)
+
+
+def parted_text(lead: Lead | None) -> str:
+    """What each side did where the ranks parted, unless the lead says it; empty where that is not known."""
+    parted = lead.parted if lead is not None and not lead.consequence else None
+    if parted is None:
+        return ""
+    return f"{'; '.join(map(side_text, parted.sides))}{usual_text(parted)}{led_to_text(parted)}"
+
+
+SAID = "as said above"
+_SHORT = 80
+
+
+def observed_text(check: Check, lead: Lead | None) -> str:
+    """What a check observed; of what the lead says and is longer than a few words, that it stands above."""
+    is_said = lead is not None and check.observed == lead.says and len(lead.says) > _SHORT
+    return SAID if is_said else check.observed
+
+
+def detail_lines(check: Check) -> list[str]:
+    """The details of a check, each once, with the number of those that are equal."""
+    counts = Counter(check.details)
+    return [f"{detail} ({count} times)" if count > 1 else detail for detail, count in counts.items()]
+
+
+def taints_by_line(verdict: Verdict) -> list[tuple[Taint, int]]:
+    """The first value that depends on the rank of each line and grade, and how many more there are in that line."""
+    alike = grouped(verdict.taints, lambda taint: (taint.line or taint.text, taint.grade, taint.reason))
+    return [(first, len(others)) for first, *others in alike.values()]
 
 
 def source_lines(line: UserLine | None, *, indent: str = "") -> list[str]:
@@ -50,7 +97,8 @@ def source_lines(line: UserLine | None, *, indent: str = "") -> list[str]:
 def cause_lines(divergence: Divergence) -> list[str]:
     """Cause, step, and the guard on both sides, each where it is known; one line for a guard that is the same on both.
 
-    A guard failed on the odd ranks, the last group, and `held` is what holds on the others.
+    A guard failed on the odd ranks, the last group, and `held` is what holds on the others. Where guards are what
+    differs, the sides show them.
     """
     guard = plain(divergence.guard)
     held = plain(divergence.held)
@@ -61,6 +109,8 @@ def cause_lines(divergence: Divergence) -> list[str]:
         lines.append(f"cause: {divergence.cause.value}")
     if divergence.step is not None:
         lines.append(f"step {divergence.step}")
+    if any(divergence.guard in item.text for _, item in items_of(divergence.groups)):
+        return lines
     if guard and divergence.guard == divergence.held:
         return [*lines, f"guard that failed on {odd} and holds on {usual}: {guard}"]
     if guard:
@@ -135,9 +185,14 @@ def more_alike(alike: Sequence[Divergence], *, at_most: int = MAX_PLACES) -> lis
 
 
 def do_first_label(lead: Lead) -> str:
-    """`do first, on rank 1 in model.py:31`: the ranks are left out where it is not known which of them are wrong."""
+    """`do first, on rank 1 in model.py:31`: the ranks are left out where it is not known which of them are wrong.
+
+    A value is mended where it becomes different, and what only some ranks execute where it does harm.
+    """
     where = [f"on {named_ranks(lead.ranks)}"] if lead.is_rank_known and lead.ranks else []
-    where += [f"in {_file_name(lead.line)}:{lead.line.line}"] if lead.line is not None else []
+    is_value = lead.parted is not None and any(side.how == "value" for side in lead.parted.sides)
+    line = lead.line if is_value or lead.seen_at is None else lead.seen_at
+    where += [f"in {_file_name(line)}:{line.line}"] if line is not None else []
     return ", ".join(filter(None, ("do first", " ".join(where))))
 
 

@@ -11,12 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.groups.domain import by_domain
 from tpcompile.evidence.iterables import find
-from tpcompile.evidence.records import Check, EnteredRegion, RankDigest, RankRecord, Status
+from tpcompile.evidence.records import Check, CheckId, EnteredRegion, RankDigest, RankRecord, Status
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.normalise import short_path
 from tpcompile.evidence.text.ranks import named_ranks
 
-NAME = "compiled regions entered, equal on all ranks"
 _BESIDE = "it issues no collective, so no rank waits in it"
 
 
@@ -49,7 +48,7 @@ def entered_check(mode: str, digests: Sequence[RankDigest], *, phases: Iterable[
     details = [_text(regions) for regions in differing if regions is not red]
     is_counted = any(digest.regions for digest in digests)
     passed = Check(
-        name=NAME,
+        id=CheckId.ENTERED,
         mode=mode,
         status=Status.PASS if is_counted else Status.SKIPPED,
         expected="as many on every rank",

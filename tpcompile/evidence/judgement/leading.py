@@ -90,7 +90,7 @@ def of_divergence(divergence: Divergence) -> Lead:
         ranks=culprits or divergence.ranks,
         is_rank_known=bool(culprits),
         line=divergence.line,
-        do_first=_first_sentence(divergence.advice),
+        do_first=first_sentence(divergence.advice),
     )
 
 
@@ -101,7 +101,7 @@ def of_check(check: Check) -> Lead:
     if check.cause == Cause.UNKNOWN:
         says = f"{check.name}: {check.observed}, expected {check.expected}"
     elif not do_first:
-        do_first = _first_sentence(check.cause.advice)
+        do_first = first_sentence(check.cause.advice)
     return Lead(
         cause=check.cause,
         says=says,
@@ -147,9 +147,12 @@ def short_summary(verdict: Verdict) -> str:
 def _with_ranks(lead: Lead, said: str) -> str:
     ranks = lead_ranks_text(lead)
     in_brackets = f" ({ranks})" if ranks else ""
-    return f"{said}{in_brackets}{at_text(lead.line)}"
+    if lead.seen_at is None:
+        return f"{said}{in_brackets}{at_text(lead.line)}"
+    return f"{said}{in_brackets}{at_text(lead.seen_at)}; the ranks parted{at_text(lead.line)}"
 
 
-def _first_sentence(advice: str) -> str:
+def first_sentence(advice: str) -> str:
+    """What to try first, of all that may be done."""
     sentence, mark, _ = advice.partition(". ")
     return f"{sentence}." if mark else sentence

@@ -27,6 +27,7 @@ from tpcompile.evidence.records import (
     DivergenceClass,
     Item,
     Layer,
+    Lead,
     RankDigest,
     RankRecord,
     Status,
@@ -125,6 +126,7 @@ def conclude(
     found += hidden_check((*rules.taint_modes, *rules.modes, "")[0], digests)
     recompiles = recompile_causes(digests, expected_phases=rules.expected_recompiles)
     leading = lead.of_run(found, divergences, causes=checks.CAUSES, recompiles=recompiles)
+    found = [_following(check, leading) for check in found]
     exit_code = _exit_code(found, is_red=leading is not None)
     domains = {name: [digest.rank for digest in ranks] for name, ranks in by_domain(digests).items()}
     is_alone = rules.needs_peers and exit_code == ExitCode.PASS and all(len(ranks) == 1 for ranks in domains.values())
@@ -165,6 +167,15 @@ def _without_raised(divergences: Sequence[Divergence], problems: Sequence[Check]
         if not is_raised:
             left.append(found)
     return tuple(left)
+
+
+_FOLLOWS = {Cause.GRAPH_BREAK: (CheckId.GRAPHS, CheckId.ONE_REGION, CheckId.ENTERED)}
+"""Cause of a run -> the checks that fail with it: a frame that breaks has more graphs, and is entered more often."""
+
+
+def _following(check: Check, leading: Lead | None) -> Check:
+    follows = leading is not None and check.is_red and check.id in _FOLLOWS.get(leading.cause, ())
+    return check.model_copy(update={"is_consequence": True}) if follows else check
 
 
 _WAITS = (CheckId.TIMED_OUT, CheckId.ARRIVED, CheckId.MOVING)

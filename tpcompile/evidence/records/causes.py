@@ -127,7 +127,11 @@ ADVICE: dict[Cause, tuple[str, ...]] = {
     ),
     Cause.TENSOR_SUBCLASS: ("Call `funcol.wait_tensor` on the tensor before the compiled region, on all ranks.",),
     Cause.AUTOMATIC_DYNAMIC: ("Pass the same `dynamic=` to torch.compile on all ranks.",),
-    Cause.PYTHON_VALUE: ("Make the value equal on all ranks.", "Or keep it in a tensor.", _DECLARE),
+    Cause.PYTHON_VALUE: (
+        "Make the value equal on all ranks.",
+        "One that is meant to differ: keep it in a tensor.",
+        _DECLARE,
+    ),
     Cause.SET_ORDER: ("Iterate over `sorted(...)`: the order of a set depends on its history and on hash seeds.",),
     Cause.DICT_ORDER: ("Iterate over `sorted(...)`, or build the dict in one order on all ranks.",),
     Cause.AUTOCAST: ("Enter the same autocast on all ranks.",),

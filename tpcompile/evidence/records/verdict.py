@@ -43,6 +43,7 @@ class CheckId(StrEnum):
     SCHEDULE = "schedule"
     REPLAYS = "replays"
     ONE_REGION = "one region"
+    ENTERED = "entered regions"
     TOGETHER = "together"
     SAME_BRANCHES = "same branches"
     MOVING = "moving"
@@ -96,6 +97,7 @@ _NAMES = {
     CheckId.REPLAYED: "replays equal compiled calls",
     CheckId.CLOBBERED: "no in-place all-reduce clobbers a live buffer",
     CheckId.ONE_REGION: "one region per call",
+    CheckId.ENTERED: "compiled regions entered, equal on all ranks",
     CheckId.TOGETHER: "every rank compiles together",
     CheckId.SAME_BRANCHES: "ranks take the same branches",
     CheckId.MOVING: "ranks make progress",
@@ -162,6 +164,9 @@ class Lead(Frozen):
     is_rank_known: bool = True
     """False where the ranks differ and the evidence does not say which of them are at fault."""
     line: UserLine | None = None
+    """The line to blame: of what the executed lines explain, the one at which the ranks parted."""
+    seen_at: UserLine | None = None
+    """Where the difference is seen, if the ranks parted in a different line; None where these are the same."""
     left_out: UserLine | None = None
     """The innermost line of what these ranks left out, where that is known."""
     do_first: str = ""

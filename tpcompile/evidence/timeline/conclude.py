@@ -196,7 +196,8 @@ def _lead(before: Lead, found: Parted) -> Lead:
     everyone = tuple(sorted(rank for side in found.sides for rank in side.ranks))
     update = {"ranks": ranks or everyone, "is_rank_known": bool(ranks), "line": found.line, "parted": found}
     if before.cause not in _CONSEQUENCES or _is_data(found):
-        return before.model_copy(update=update)
+        seen_at = before.line if before.line != found.line else None
+        return before.model_copy(update={**update, "seen_at": seen_at})
     consequence = leading.cause_text(before)
     says = f"{'; '.join(map(side_text, found.sides))}{usual_text(found)}{led_to_text(found)}; so {consequence}"
     advice = Cause.PARTED.advice

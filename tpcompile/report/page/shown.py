@@ -46,6 +46,8 @@ class Parting:
     guard: str
     """The guard that explains it, on both sides."""
     source: Excerpt | None
+    parted_at: Excerpt | None
+    """Where the ranks parted, if that is a different line."""
     sides: tuple[Side, ...]
     led_to: str
     consequence: str

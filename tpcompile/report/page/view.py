@@ -103,7 +103,8 @@ def _parting(lead: Lead, guard: str) -> Parting:
         cause=lead.cause.value if lead.consequence else plain(cause_text(lead)),
         ranks=lead_ranks_text(lead),
         guard=guard,
-        source=excerpt(lead.line),
+        source=excerpt(lead.seen_at or lead.line),
+        parted_at=excerpt(lead.line) if lead.seen_at else None,
         sides=tuple(
             Side(named_ranks(side.ranks), plain(f"{side_text(side)}{usual}"), excerpt(side.line)) for side in sides
         ),
