@@ -53,7 +53,7 @@ _LAYERS = {"guard": "guards", "constant": "graph", "read": "taint"}
 """The layer under which an entry of the allow-list may name a taint."""
 _BUFFER = "keep it in a tensor: register a buffer in __init__ and multiply with that"
 SUGGESTIONS = {
-    TaintKind.DIFFERS: "make the value equal on all ranks; one that is meant to differ: keep it in a tensor (a registered buffer)",
+    TaintKind.DIFFERS: "make the value equal on all ranks; one that is meant to differ goes into a registered buffer",
     TaintKind.RANK: _BUFFER,
     TaintKind.GROUP_RANK: _BUFFER,
     TaintKind.LOCAL_RANK: _BUFFER,
