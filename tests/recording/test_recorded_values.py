@@ -10,7 +10,18 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tests.recording.test_flow import chosen, recorded
-from tpcompile.evidence.timeline.flow import EXACT, LINE_BITS, LINE_MASK, RETURNED, VALUE_BITS, Flow, Kind
+from tpcompile.evidence.timeline.flow import (
+    EXACT,
+    LINE_BITS,
+    LINE_MASK,
+    NEAR,
+    RETURNED,
+    VALUE_BITS,
+    Flow,
+    Kind,
+    near_bits,
+    value_text,
+)
 from tpcompile.recording import flow as module
 from tpcompile.recording.flow import IS_POSSIBLE, FlowRecorder
 
@@ -22,6 +33,9 @@ def values(flow: Flow, function: str) -> list[tuple[str, int | bytes]]:
     for code, packed in flow.steps():
         if code == number and packed >> LINE_BITS == Kind.VALUE:
             index, value = (packed & LINE_MASK) >> VALUE_BITS, packed & (1 << VALUE_BITS) - 1
+            if index == NEAR:
+                found.append(("near", value.to_bytes(3, "little")))
+                continue
             name = "returned" if index == RETURNED else flow.codes[code].names[index]
             found.append((name, value & EXACT - 1 if value & EXACT else value.to_bytes(3, "little")))
     return found
@@ -64,7 +78,8 @@ def test_values_have_the_same_hash_in_c_and_in_python(monkeypatch: pytest.Monkey
     in_c = one(0)
     monkeypatch.setattr(module, "compiled", lambda: None)
     assert one(1) == in_c
-    assert len(set(in_c)) == len(VARIED), "what differs has another hash"
+    hashes = [value for value in in_c if value[0] != "near"]
+    assert len(set(hashes)) == len(VARIED), "what differs has another hash"
 
 
 VARIED = (
@@ -72,6 +87,36 @@ VARIED = (
     (), (1,), [1, 2], (1, (2, 3)), (1, (2, 4)), {}, {"a": 1}, torch.ones(2), torch.ones(3), torch.ones(2).half(),
     torch.ones(2, requires_grad=True), torch.bfloat16, torch.float32, torch.device("cpu"),
 )  # fmt: skip
+
+
+FLOATS = (0.5, -0.03125, 1e300, -1e300, 1e-300, float("inf"), float("-inf"), 1.0 / 3)
+
+
+@pytest.mark.usefixtures("callbacks")
+def test_a_float_is_there_rounded_too(name: str) -> None:
+    found = values(recorded(lambda _: [varied(value) for value in FLOATS], name), "varied")
+    nears = [int.from_bytes(value, "little") for kind, value in found if kind == "near" and isinstance(value, bytes)]
+    assert nears == [near_bits(value) for value in FLOATS]
+    assert value_text(0, (), nears[0]) == "0.5" and value_text(0, (), nears[-1]) == "0.3333"
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.num_bad = 0
+
+    def count(self, other: Counter) -> None:
+        self.num_bad += 1
+        other.num_bad -= self.num_bad
+
+
+@pytest.mark.usefixtures("callbacks")
+def test_what_is_added_to_an_attribute_is_a_value_of_it(name: str) -> None:
+    def counting(_: Any) -> None:
+        Counter().count(Counter())
+
+    found = values(recorded(counting, name), "count")
+    assert [value for value in found if value[0] != "other"][:1] == [("self.num_bad", 1)]
+    assert [kind for kind, _ in found if kind != "other"] == ["self.num_bad", "other.num_bad"]
 
 
 class Odd:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import NamedTuple
 
-from tpcompile.evidence.timeline.flow import RETURNED
+from tpcompile.evidence.iterables import last
+from tpcompile.evidence.timeline.flow import NEAR
 
 _MAX_LINES = 4096
 """Lines of one code whose values are recorded; of those behind, only that they were executed is."""
@@ -52,29 +53,27 @@ def assigned(code: CodeType) -> Assigned:
     def spec(name: str, attribute: str | None = None) -> Spec | None:
         text = f"{name}.{attribute}" if attribute else name
         number = numbers.setdefault(text, len(numbers))
-        return (number, name, attribute) if number < RETURNED else None
+        return (number, name, attribute) if number < NEAR else None
 
     given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     named = [name for name in given if name not in ("self", "cls") and not name.startswith(".")]
     arguments = [found for name in named if (found := spec(name))]
     line = code.co_firstlineno
-    before: dis.Instruction | None = None
     instructions = list(dis.get_instructions(code))
-    for one in instructions:
+    for at, one in enumerate(instructions):
         line = _line_of(one) or line
         stored = [spec(name) for name in _stored(one)]
-        holder = _loaded(before) if one.opname == "STORE_ATTR" else None
+        holder = _loaded(_holder_of(instructions[:at], one.argval)) if one.opname == "STORE_ATTR" else None
         if holder is not None:
             stored.append(spec(holder, one.argval))
         lines.setdefault(line, {}).update({each: None for each in stored if each is not None})
-        before = one
     num_lines = min(max(lines, default=code.co_firstlineno) - code.co_firstlineno + 1, _MAX_LINES)
     bodies = dict(_bodies(instructions))
     by_line: list[Line | None] = []
     for at in range(code.co_firstlineno, code.co_firstlineno + max(num_lines, 0)):
         specs = tuple(lines.get(at, ()))
         by_line.append(Line(*bodies.get(at, (0, _ANY)), specs) if specs else None)
-    return Assigned(tuple(numbers)[:RETURNED], tuple(by_line), tuple(arguments), is_module)
+    return Assigned(tuple(numbers)[:NEAR], tuple(by_line), tuple(arguments), is_module)
 
 
 def _bodies(instructions: Sequence[dis.Instruction]) -> Iterator[tuple[int, tuple[int, int]]]:
@@ -92,6 +91,17 @@ def _bodies(instructions: Sequence[dis.Instruction]) -> Iterator[tuple[int, tupl
 def _line_of(one: dis.Instruction) -> int:
     """Line of an instruction; 0 where the compiler noted none."""
     return (one.positions and one.positions.lineno) or 0
+
+
+def _holder_of(before: Sequence[dis.Instruction], attribute: str) -> dis.Instruction | None:
+    """What loads the object whose attribute is stored; of `self.count += 1` before the attribute was loaded."""
+    if not before or before[-1].opname != "SWAP":
+        return last(before)
+    for number in range(len(before) - 1, 1, -1):
+        one = before[number]
+        if one.opname == "LOAD_ATTR" and one.argval == attribute and before[number - 1].opname == "COPY":
+            return before[number - 2]
+    return None
 
 
 def _stored(one: dis.Instruction) -> tuple[str, ...]:

@@ -17,6 +17,7 @@
 #define VALUE 4u
 #define KIND_BIT 29
 #define RETURNED 255u
+#define NEAR 254u                        /* a float, rounded, before the hash of it */
 #define EXACT (1u << 20)
 #define SEED 0xcbf29ce484222325ull
 #define ITEMS 8                          /* of a container that are read */
@@ -172,6 +173,12 @@ static void append_value(uint64_t ns, uint32_t code, uint32_t number, PyObject *
     } else {
         uint64_t hash = hashed(SEED, value, 0);
         if (hash == 0) return;
+        if (PyFloat_CheckExact(value)) {
+            float rounded = (float)PyFloat_AS_DOUBLE(value);
+            uint32_t bits;
+            memcpy(&bits, &rounded, sizeof bits);
+            append(ns, code, VALUE, NEAR << 21 | bits >> 12);
+        }
         known = (uint32_t)(hash ^ hash >> 20 ^ hash >> 40) & (EXACT - 1);
     }
     append(ns, code, VALUE, number << 21 | known);

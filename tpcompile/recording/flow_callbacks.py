@@ -26,12 +26,14 @@ from tpcompile.evidence.timeline.flow import (
     EXACT,
     HEADER,
     LINE_BITS,
+    NEAR,
     RETURNED,
     SEED,
     VALUE_BITS,
     Kind,
     hashed,
     hashed_name,
+    near_bits,
     shortened,
     tagged,
 )
@@ -131,6 +133,8 @@ class InPython:
         is_small = type(value) is int and 0 <= value < EXACT
         known = EXACT | value if is_small else shortened(self._hashed(SEED, value, 0))
         self._in_second += 1
+        if type(value) is float:
+            self._append(ns, code, Kind.VALUE, NEAR << VALUE_BITS | near_bits(value))
         if known is not None:
             self._append(ns, code, Kind.VALUE, number << VALUE_BITS | known)
 

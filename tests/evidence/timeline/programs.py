@@ -240,7 +240,7 @@ class Packing:
         return tokens * self.ratio
 
     def count(self, tokens: int) -> None:
-        self.seen += tokens
+        self.seen += tokens  # sets
 
 
 def tokens_of(rank: int, step: int) -> int:
@@ -261,7 +261,7 @@ def a_counter_runs_ahead(rank: int) -> None:
     for step in range(9):
         rows = 4 if rank == 1 and step in (3, 5) else 8
         packing.count(rows)
-        total = packing.seen  # sets
+        total = packing.seen
         collective(total)
 
 
@@ -409,6 +409,27 @@ def depths_differ_all_the_time(rank: int) -> None:
     blocks = [Scaled(number) for number in depths.layers()]
     for step in range(3):
         collective(step, blocks)
+
+
+class Stopping:
+    """Ends when it was worse too often."""
+
+    def __init__(self) -> None:
+        self.num_bad = 0
+
+    def is_over(self, loss: float, limit: float) -> bool:
+        if loss > limit:
+            self.num_bad += 1
+        return self.num_bad > 2
+
+
+def one_rank_stops_early(rank: int) -> None:
+    stopping = Stopping()
+    for step in range(8):
+        loss = 1 / (3 + step) if rank == 0 else 0.35
+        collective(step)
+        if stopping.is_over(loss, 0.3):  # parts
+            break
 
 
 def one_rank_has_a_setting_more(rank: int) -> None:

@@ -16,7 +16,8 @@ from tests.evidence.timeline import programs
 from tests.evidence.timeline.programs import BROKEN, HEALTHY, Case
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.findings import Parted
-from tpcompile.evidence.timeline import pair, part, walk
+from tpcompile.evidence.timeline import given, pair, part, walk
+from tpcompile.evidence.timeline.conclude import side_text
 from tpcompile.evidence.timeline.detours import detours
 from tpcompile.evidence.timeline.flow import LINE_BITS, Code, Flow, Kind, until
 from tpcompile.evidence.timeline.part import left_own_way, parted
@@ -109,6 +110,23 @@ def test_where_a_coin_is_tossed_nobody_is_blamed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(part, "_FEW_TOLD", 99)  # the negative control: the past is believed, whatever it told
     guessed = found_of(programs.a_coin_chooses_the_layer, 2)
     assert guessed is not None and guessed.odd != ()
+
+
+def test_values_that_the_branch_reads_are_told_where_they_tell_the_sides_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An argument of the function; the item that one side of a loop took. What is equal, here the limit, is not."""
+    assert given_of(programs.one_rank_stops_early) == ["loss = 0.2", "loss = 0.35"]
+    programs.log.clear()
+    assert given_of(programs.one_rank_has_a_setting_more) == ["", "key = 'overflow', value = 'drop'"]
+    monkeypatch.setattr(given, "differ", lambda _: True)  # the negative control
+    assert given_of(programs.one_rank_stops_early) == ["limit = 0.3, loss = 0.2", "limit = 0.3, loss = 0.35"]
+
+
+def given_of(program: Callable[[int], Any]) -> list[str]:
+    found = found_of(program, 2)
+    assert found is not None
+    told = [side.given for side in found.sides]
+    assert all(f" with {text} " in side_text(side) for text, side in zip(told, found.sides, strict=True) if text)
+    return told
 
 
 def test_of_two_ranks_the_one_that_leaves_a_loop_over_items_earlier_is_not_blamed(

@@ -24,7 +24,7 @@ from tpcompile.evidence.timeline.walk import Value, Walks, forks, kind_of
 
 SET_APART = {
     programs.a_size_differs_once: (programs.tokens_of, ("returns 32", "returns 23")),
-    programs.a_counter_runs_ahead: (programs.a_counter_runs_ahead, ("sets total = 32", "sets total = 28")),
+    programs.a_counter_runs_ahead: (programs.Packing.count, ("sets self.seen = 32", "sets self.seen = 28")),
     programs.a_setting_is_read_once: (programs.a_setting_is_read_once, ("sets width = 8", "sets width = 16")),
     programs.a_line_that_runs_late_makes_a_size_differ: (
         programs.a_line_that_runs_late_makes_a_size_differ, ("sets length = 16", "sets length = 8")
@@ -149,6 +149,7 @@ def test_a_value_that_the_finding_names_counts_where_it_differs_each_time() -> N
         ((torch.float32, torch.bfloat16), ("sets op = torch.float32", "sets op = torch.bfloat16")),
         (("a secret", "another"), ("sets op to a value of its own",) * 2),
         ((0.5, -3), ("sets op = 0.5", "sets op to a value of its own")),
+        ((1 / 3, 1 / 7), ("sets op = 0.3333", "sets op = 0.1428")),
     ],
 )
 def test_a_value_is_shown_if_the_program_has_it_as_a_literal(values: tuple[Any, ...], sides: tuple[str, ...]) -> None:

@@ -180,6 +180,8 @@ class Went(Frozen):
     """Functions of the user that they entered until the ranks were together again, in order: `draft x3`."""
     value: str = ""
     """`sets slots = 8`, or `returns 8`."""
+    given: str = ""
+    """`slot = 1`: what the branch reads, where that tells the sides apart."""
 
 
 class Parted(Frozen):

@@ -10,6 +10,7 @@ values.py        values that two ranks set in the same steps -> those that diffe
 before.py        what ranks had set differently before the first step, if it is no part of their roles
 depends.py       what was executed before a place -> the names and values that it depends on
 pair.py          two ranks -> the fork or the value that their difference comes from
+given.py         a branch -> the values that its line reads and that tell the sides apart
 own_way.py       one rank, and what it left out -> the branch at which it went another way than before
 part.py          all ranks -> the one that counts, what each rank did there, and the odd ranks
 conclude.py      a verdict and that branch -> the verdict that leads with it

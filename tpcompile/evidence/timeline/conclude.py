@@ -229,8 +229,9 @@ def led_to_text(found: Parted) -> str:
 
 
 def side_text(side: Went) -> str:
-    """`rank 0 enters execute_batch (engine.py:34), then draft x3`."""
-    return f"{named_ranks(side.ranks)} {_way_text(side, _DOES)}"
+    """`rank 0 with slot = 0 enters execute_batch (engine.py:34), then draft x3`."""
+    given = f" with {side.given}" if side.given else ""
+    return f"{named_ranks(side.ranks)}{given} {_way_text(side, _DOES)}"
 
 
 def _way_text(side: Went, verbs: Mapping[str, str]) -> str:

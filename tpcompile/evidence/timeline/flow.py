@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import mmap
 import struct
 import zlib
@@ -54,6 +55,10 @@ class Kind(IntEnum):
 
 RETURNED = 255
 """The number of the value that a function returns, which has no name."""
+NEAR = 254
+"""The number of a float, rounded to be shown; the entry with its hash follows."""
+_NEAR_SHIFT = 12
+"""Bits of a float32 that are left out."""
 
 
 class Code(Frozen):
@@ -148,15 +153,30 @@ def hashed_name(number: int, name: str) -> int:
     return tagged(number, b"Y", hashed(SEED, name))
 
 
-def value_text(known: int, literals: Iterable[object] = ()) -> str:
+def near_bits(value: float) -> int:
+    """A float as a float32 with 11 bits of its mantissa."""
+    try:
+        bits = struct.pack("<f", value)
+    except OverflowError:
+        bits = struct.pack("<f", math.copysign(math.inf, value))
+    return int.from_bytes(bits, "little") >> _NEAR_SHIFT
+
+
+def value_text(known: int, literals: Iterable[object] = (), near: int | None = None) -> str:
     """A value that its bits tell: a small int, None, a dtype, one of the `literals` of a program; empty for others.
+
+    A float is shown with four digits, by `near`, its bits.
 
     What a program has only read, such as a token from a file, is never shown.
     """
     if known & EXACT:
         return str(known & EXACT - 1)
     named = _CONSTANTS.get(known)
-    return named or next((repr(one) for one in literals if shortened(hashed(SEED, one)) == known), "")
+    named = named or next((repr(one) for one in literals if shortened(hashed(SEED, one)) == known), "")
+    if named or near is None:
+        return named
+    (value,) = struct.unpack("<f", (near << _NEAR_SHIFT).to_bytes(4, "little"))
+    return f"{value:.4g}"
 
 
 def until(flow: Flow, raised_at: Sequence[tuple[str, int]]) -> Flow:

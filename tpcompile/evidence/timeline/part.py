@@ -14,6 +14,7 @@ from tpcompile.evidence.timeline import source
 from tpcompile.evidence.timeline.before import UnlikeBefore, unlike_before
 from tpcompile.evidence.timeline.expect import contexts_before
 from tpcompile.evidence.timeline.flow import Flow, Kind, value_text
+from tpcompile.evidence.timeline.given import given, literals_of
 from tpcompile.evidence.timeline.own_way import own_fork
 from tpcompile.evidence.timeline.pair import Pair, last_pass
 from tpcompile.evidence.timeline.values import Scopes, Unlike, compared
@@ -87,8 +88,7 @@ def parted(
         there = {rank: fork for rank, fork in here.items() if fork is not None}
         without = apart if apart < there.keys() else set()
         earlier = [fork for rank, alike in at_branch.items() if rank not in without for fork in alike]
-        is_loop = _is_loop(walks.codes[origin.branch[0]].file, origin.branch[1], readable)
-        known = _parted(walks, base, origin, there, earlier, without=without, is_loop=is_loop)
+        known = _parted(walks, base, origin, there, earlier, readable, without=without)
     led_to = None if last is None else _user_line(walks, *(last.place if isinstance(last, Unlike) else last.branch))
     if led_to == known.line:
         led_to = None
@@ -120,9 +120,9 @@ def _parted(
     fork: Fork,
     there: Mapping[int, Fork],
     earlier: Collection[Fork],
+    readable: Collection[str],
     *,
     without: Collection[int] = (),
-    is_loop: bool = False,
 ) -> Parted:
     """The ways of all ranks but some at a branch, or at the head of a loop; `earlier` are forks at the same one."""
     steps = walks.steps[base]
@@ -137,18 +137,24 @@ def _parted(
     firsts = {rank: first([*way, *after]) for rank, way in ways.items()}
     sides = grouped(firsts, lambda rank: firsts[rank])
     onward = {}
+    starts: dict[int, int] = {}
     for step, ranks in sides.items():
-        own = walks.steps[ranks[0]]
-        starts = there[ranks[0]].starts[1] if ranks[0] in there else fork.starts[0]
-        onward[step] = _known_share(ways[ranks[0]] or steps[fork.ends[0] :], set(own[:starts]))
+        rank = base if base in ranks else ranks[0]
+        starts[rank] = there[rank].starts[1] if rank in there else fork.starts[0]
+        onward[step] = _known_share(ways[rank] or steps[fork.ends[0] :], set(walks.steps[rank][: starts[rank]]))
+    values = given(walks, Scopes(walks.codes), readable, fork.branch, starts)
     code, line = fork.branch
     before = _ways_before(fork, steps, {one.starts[0] for one in earlier})
     here = last_pass(steps[: fork.starts[0]], fork.branch)
+    is_loop = _is_loop(walks.codes[code].file, line, readable)
     is_told = not is_loop or differ(before) or walks.issued(steps[last_pass(steps[:here], fork.branch) : here])
     return Parted(
         line=_user_line(walks, code, line),
         times=max(0, sum(is_line(step) and place_of(step) == fork.branch for step in steps[: fork.starts[0]]) - 1),
-        sides=tuple(_went(walks, ranks, firsts[ranks[0]], ways[ranks[0]], fork) for ranks in sides.values()),
+        sides=tuple(
+            _went(walks, ranks, firsts[rank], ways[rank], fork, given=values.get(rank, ""))
+            for rank, ranks in zip(starts, sides.values(), strict=True)
+        ),
         odd=_odd(sides, onward, before if is_told else None),
     )
 
@@ -189,10 +195,12 @@ def _set_text(name: str, value: str) -> str:
 def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[Pair]) -> Parted:
     """The line that gave the ranks different values."""
     values = {base: origin.mine}
+    nears = {origin.mine: origin.nears[0]}
     for pair in pairs:
         if origin.key in pair.values.found:
-            unlike = pair.values.found[origin.key]
-            values[pair.rank] = origin.mine if unlike is None else unlike.theirs
+            unlike = pair.values.found[origin.key] or origin._replace(theirs=origin.mine, nears=origin.nears[:1] * 2)
+            values[pair.rank] = unlike.theirs
+            nears[unlike.theirs] = unlike.nears[1]
     sides = grouped(values, lambda rank: values[rank])
     largest = max(sides.values(), key=len)
     earlier = [
@@ -206,15 +214,15 @@ def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[Pair]) -
     if 2 * len(largest) > len(values):
         usual = largest
     line = _user_line(walks, *origin.place)
-    files = {code.file for code in walks.codes} & pairs[0].readable
-    literals = [one for file in sorted(files) for one in source.literals(file)]
+    literals = literals_of(walks, pairs[0].readable)
     odd = [rank for ranks in sides.values() if usual is not None and ranks is not usual for rank in ranks]
     return Parted(
         line=line,
         times=len(earlier),
         sides=tuple(
-            Went(ranks=tuple(ranks), how="value", line=line, value=_set_text(origin.name, value_text(value, literals)))
+            Went(ranks=tuple(ranks), how="value", line=line, value=_set_text(origin.name, text))
             for value, ranks in sides.items()
+            for text in [value_text(value, literals, nears[value])]
         ),
         odd=tuple(sorted(odd)),
     )
@@ -304,10 +312,12 @@ def _followed(history: Sequence[Step]) -> Step | None:
     return two[0][0] if is_clear else None
 
 
-def _went(walks: Walks, ranks: Sequence[int], step: Step | None, way: Sequence[Step], fork: Fork) -> Went:
+def _went(
+    walks: Walks, ranks: Sequence[int], step: Step | None, way: Sequence[Step], fork: Fork, *, given: str = ""
+) -> Went:
     names = [walks.codes[place_of(one)[0]].function for one in way[1:] if kind_of(one) is Kind.START]
     called = [f"{name} x{count}" if count > 1 else name for name, count in list(Counter(names).items())[:_SHOWN]]
-    went = Went(ranks=tuple(sorted(ranks)), calls=tuple(called))
+    went = Went(ranks=tuple(sorted(ranks)), calls=tuple(called), given=given)
     if step is None:
         return went.model_copy(update={"how": "ends"})
     kind, (code, line) = kind_of(step), place_of(step)

@@ -30,6 +30,8 @@ class Unlike(NamedTuple):
     mine: int
     theirs: int
     key: Key
+    nears: tuple[int | None, int | None] = (None, None)
+    """Of floats, to be shown."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ def compared(
             continue
         key = value.set_at, value.name and scopes.of(value.place[0], value.name)
         is_same = value.known == other.known or _are_ranks(walks, readable, (base, value), (rank, other))
-        unlike = Unlike(value.known_at, value.set_at, value.place, value.name, value.known, other.known, key)
+        nears = value.near, other.near
+        unlike = Unlike(value.known_at, value.set_at, value.place, value.name, value.known, other.known, key, nears)
         found[key] = None if is_same else unlike
         history.setdefault((value.place, value.name), []).append(key)
     new: set[Key] = set()

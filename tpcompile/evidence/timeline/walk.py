@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from tpcompile.evidence.timeline.detours import detours
-from tpcompile.evidence.timeline.flow import LINE_BITS, LINE_MASK, RETURNED, VALUE_BITS, Code, Flow, Kind
+from tpcompile.evidence.timeline.flow import LINE_BITS, LINE_MASK, NEAR, RETURNED, VALUE_BITS, Code, Flow, Kind
 
 _MAX_FORKS = 4000
 _MAX_S = 2.0
@@ -61,6 +61,8 @@ class Value(NamedTuple):
     """`size` or `self.scale`; empty for what is returned."""
     known: int
     """The value, see `flow.EXACT`."""
+    near: int | None = None
+    """A float, see `flow.near_bits`."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ def _apart(read: Iterable[tuple[int, int]], codes: Sequence[Code]) -> tuple[list
     steps: list[Step] = []
     values: list[Value] = []
     last: dict[int, int] = {}
+    near: int | None = None
     for code, packed in read:
         if packed >> LINE_BITS != Kind.VALUE:
             if packed >> LINE_BITS in (Kind.LINE, Kind.START):
@@ -130,9 +133,13 @@ def _apart(read: Iterable[tuple[int, int]], codes: Sequence[Code]) -> tuple[list
         elif code in last:
             number, known = divmod(packed & LINE_MASK, 1 << VALUE_BITS)
             names = codes[code].names
+            if number == NEAR:
+                near = known
+                continue
             if number < len(names) or number == RETURNED:
                 name = names[number] if number < len(names) else ""
-                values.append(Value(last[code], len(steps), place_of(steps[last[code]]), name, known))
+                values.append(Value(last[code], len(steps), place_of(steps[last[code]]), name, known, near))
+            near = None
     return steps, values
 
 
