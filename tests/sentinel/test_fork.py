@@ -71,6 +71,26 @@ def test_a_forked_worker_is_no_rank() -> None:
     assert (found["causes"], found["active"]) == ([], True)
 
 
+@pytest.mark.parametrize(
+    ("unwinds", "is_raised", "findings", "waits"),
+    [(True, False, [], 1), (False, True, [], 1), (False, False, [], 0), (True, True, ["found"], 0)],
+    ids=["raises", "another raises", "nobody", "named before"],
+)
+def test_a_terminated_rank_does_not_end_while_a_problem_is_being_named(
+    unwinds: bool, is_raised: bool, findings: list[str], waits: int
+) -> None:
+    """torchrun sends SIGTERM as soon as one process has died, while the others still find out why."""
+    codes, waited = list[int](), list[int]()
+    losses = SimpleNamespace(at_sigterm=lambda: None, interrupted=lambda: None)
+    shutdown = SimpleNamespace(terminated=codes.append, exit_code=None, unwinds=unwinds)
+    sentinel: Any = SimpleNamespace(
+        is_active=True, shutdown=shutdown, findings=findings, wait_for_finding=waited.append, _losses=losses,
+        _alarms=SimpleNamespace(is_raised=is_raised),
+    )  # fmt: skip
+    Sentinel._terminated(sentinel)
+    assert (len(waited), codes) == (waits, [128 + signal.SIGTERM])
+
+
 def test_a_terminated_rank_ends_although_the_store_does_not_respond() -> None:
     codes: list[int] = []
 

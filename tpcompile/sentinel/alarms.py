@@ -13,6 +13,8 @@ from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.snapshot import Snapshot
 from tpcompile.sentinel.store_log import StoreLog
 
+_PROBLEM = "problem"
+
 
 class Alarms:
     """Raises the alarms of one rank."""
@@ -62,8 +64,13 @@ class Alarms:
 
     def once(self, problem: Check, gone: tuple[int, ...] = (), *, is_interrupted: bool = False) -> None:
         """Raise the alarm for a problem that is not about a compile, unless a rank has already raised one."""
-        if self._log.claim("problem"):
+        if self._log.claim(_PROBLEM):
             self._tell(Alarm(key="problem", problem=problem, gone=gone, is_interrupted=is_interrupted))
+
+    @property
+    def is_raised(self) -> bool:
+        """True once a rank has raised the alarm for a problem: the ranks settle it, or have settled it."""
+        return self._log.is_claimed(_PROBLEM)
 
     def _tell(self, alarm: Alarm) -> None:
         self._log.append(Raised, alarm=alarm)

@@ -421,6 +421,8 @@ class Sentinel:
                 found, known = self._losses.at_sigterm(), len(self.findings)
                 if found is not None:
                     self._alarms.once(*found)
+                is_open = not known and (self.shutdown.unwinds or self._alarms.is_raised)
+                if found is not None or is_open:  # its main thread, or another rank, is naming the problem
                     self.wait_for_finding(known)
                 elif (late := self._losses.interrupted()) is not None:
                     logger.warning("rank {}: {}", self.rank, late.observed)

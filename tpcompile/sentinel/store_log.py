@@ -208,6 +208,10 @@ class StoreLog:
         """True for the first rank that claims `name`."""
         return self._count(1).count(f"claim/{name}") == 1
 
+    def is_claimed(self, name: str) -> bool:
+        """True once a rank has claimed `name`."""
+        return self._count(1).count(f"claim/{name}", by=0) > 0
+
     def say_ran(self, ran: Mapping[str, Ran], *, is_all: bool) -> None:
         """Publish which compiled variants this rank ran."""
         self._count(1).put(f"{_ran_key(is_all=is_all)}/{self.rank}", _dumped(ran))
