@@ -32,7 +32,7 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 _OF_COLLECTIVES = _CONSEQUENCES - {Cause.COLLECTIVE_SIZES, Cause.UNKNOWN}
 """Of these, those that data alone does not bring about: where all ranks issued the same, no branch explains them."""
 _DOES = {
-    "line": "goes on at {place} in {name}",
+    "line": "goes on at {place}",
     "enters": "enters {name} ({place})",
     "returns": "returns to {name} ({place})",
     "region": "calls the compiled {name}",
@@ -40,8 +40,9 @@ _DOES = {
     "value": "{value} ({place})",
 }
 """What ranks do after a branch."""
+_PLURAL = {"goes": "go"}
 _DID = {
-    "line": "went on at {place} in {name}",
+    "line": "went on at {place}",
     "enters": "entered {name} ({place})",
     "returns": "returned to {name} ({place})",
     "region": "called the compiled {name}",
@@ -217,7 +218,7 @@ def _name(line: UserLine) -> str:
 
 
 def usual_text(found: Parted) -> str:
-    """`, where it went on at stages.py:46 in run before`; empty where ranks are compared with each other."""
+    """`, where it went on at stages.py:46 before`; empty where ranks are compared with each other."""
     usual = found.usual
     return f", where it {_way_text(usual, _DID)} before" if usual is not None else ""
 
@@ -229,9 +230,12 @@ def led_to_text(found: Parted) -> str:
 
 
 def side_text(side: Went) -> str:
-    """`rank 0 with slot = 0 enters execute_batch (engine.py:34), then draft x3`."""
+    """`rank 0 with slot = 0 enters execute_batch (engine.py:34), then draft x3`; of several ranks, `ranks 0-1 enter`."""
     given = f" with {side.given}" if side.given else ""
-    return f"{named_ranks(side.ranks)}{given} {_way_text(side, _DOES)}"
+    does = _way_text(side, _DOES)
+    verb, _, rest = does.partition(" ")
+    several = _PLURAL.get(verb, verb.removesuffix("s")) if len(side.ranks) > 1 else verb
+    return f"{named_ranks(side.ranks)}{given} {several} {rest}"
 
 
 def _way_text(side: Went, verbs: Mapping[str, str]) -> str:
