@@ -411,6 +411,21 @@ def depths_differ_all_the_time(rank: int) -> None:
         collective(step, blocks)
 
 
+def noisy(rank: int, step: int) -> int:
+    return 3 if rank == 1 and step >= 4 else 2  # sets
+
+
+def a_rate_is_halved_on_one_rank(rank: int) -> None:
+    rate, num_bad = 8, 0
+    for step in range(9):
+        loss = noisy(rank, step)
+        if loss > 2:
+            num_bad += 1
+        if num_bad == 2:
+            rate = 4
+        collective(rate)
+
+
 class Stopping:
     """Ends when it was worse too often."""
 

@@ -29,6 +29,7 @@ SET_APART = {
     programs.a_line_that_runs_late_makes_a_size_differ: (
         programs.a_line_that_runs_late_makes_a_size_differ, ("sets length = 16", "sets length = 8")
     ),
+    programs.a_rate_is_halved_on_one_rank: (programs.noisy, ("returns 2", "returns 3")),
     programs.a_block_runs_under_a_setting: (programs.a_block_runs_under_a_setting, None),
     programs.the_rank_chooses_a_width: (programs.the_rank_chooses_a_width, ("sets width = 8", "sets width = 16")),
     programs.equal_by_chance_at_first: (programs.equal_by_chance_at_first, None),
@@ -107,6 +108,13 @@ def test_the_last_value_that_follows_from_it_is_told_too() -> None:
     found = found_of(programs.a_size_differs_once, 2)
     assert found is not None and found.led_to is not None
     assert source_line(found.led_to.line).strip() == "slots = packing.slots(tokens)"
+
+
+def test_the_branch_that_follows_from_a_value_is_told_too() -> None:
+    """Not the same line again, which differs from then on."""
+    found = found_of(programs.a_rate_is_halved_on_one_rank, 2)
+    assert found is not None and found.led_to is not None
+    assert source_line(found.led_to.line).strip() == "if num_bad == 2:"
 
 
 def test_a_word_of_the_finding_leads_to_the_value_that_it_names() -> None:

@@ -106,7 +106,10 @@ class Pair:
         if set_before is not None:
             return Counts(set_before, found if isinstance(found, Unlike) else None, False)
         if found is not None:
-            last = max((one for one in depends.reasons if is_line(steps[one.set_at])), default=None)
+            elsewhere = [one for one in depends.reasons if not isinstance(found, Unlike) or one.place != found.place]
+            lines = [one for one in elsewhere if is_line(steps[one.set_at])]
+            following: list[Fork | Unlike] = [*lines, *self._changing(depends, once)]
+            last = max(following, key=start_of, default=None)
             return Counts(found, last if isinstance(found, Unlike) else None, False)
         made_of = self._dependence(words, len(steps), frozenset(), (), of_content=True)
         made_here = self._reason(made_of, ())
@@ -165,7 +168,8 @@ class Pair:
             before = [fork for fork in earlier if fork.starts[0] <= decided_at]
             return self._origin(inside, before, known_to_differ)
         depends = self._dependence(self._reads_at(last), last.starts[0], known_to_differ, earlier)
-        reasons = [fork for fork in (self._changing(depends, earlier), self._making(last, earlier)) if fork is not None]
+        changing = first(self._changing(depends, earlier))
+        reasons = [fork for fork in (changing, self._making(last, earlier)) if fork is not None]
         return min(reasons, key=start_of, default=last)
 
     def _dependence(
@@ -178,13 +182,14 @@ class Pair:
         found.follow(names, max(0, end - _NEAR), Frames.of(steps).callers)
         return found
 
-    def _changing(self, depends: Dependence, earlier: Sequence[Fork]) -> Fork | None:
+    def _changing(self, depends: Dependence, earlier: Sequence[Fork]) -> list[Fork]:
+        """Forks that changed what is looked for, in order."""
         begin = max(0, len(depends.steps) - _NEAR)
-        return first(
+        return [
             one
             for one in earlier
             if one.starts[0] in depends.decided or (one.starts[0] >= begin and self._changed(one) & depends.wanted)
-        )
+        ]
 
     def _making(self, last: Fork, earlier: Sequence[Fork]) -> Fork | None:
         """Where one rank alone came by the function that only this rank enters at `last`: a hook, a callback."""
@@ -208,7 +213,7 @@ class Pair:
 
     def _reason(self, depends: Dependence, earlier: Sequence[Fork]) -> Fork | Unlike | None:
         """The earliest fork or value; a value that was set only once counts where there is no other reason."""
-        fork = self._changing(depends, earlier)
+        fork = first(self._changing(depends, earlier))
         lines = [one for one in depends.reasons if is_line(depends.steps[one.set_at])]
         new = [one for one in lines if one.key in self.values.new]
         reasons = [one for one in (fork, *new) if one is not None] or lines
