@@ -80,6 +80,8 @@ class Dependence:
     """Names that differ without harm."""
     forks: Sequence[Fork]
     """Where the other rank went a different way, and not by habit."""
+    changed: Callable[[Fork], Collection[str]]
+    """Names to which only one of the ranks gave a value there."""
     wanted: set[str] = field(default_factory=set)
     reasons: list[Unlike] = field(default_factory=list)
     """Values that differ for the first time, newest first."""
@@ -92,6 +94,7 @@ class Dependence:
         returning: set[int] = set()
         calling: set[int] = set()
         yielding: set[tuple[int, int]] = set()
+        starting = {fork.starts[0]: fork for fork in self.forks}
         for index in range(len(self.steps) - 1, begin - 1, -1):
             step = self.steps[index]
             kind, (code, _) = kind_of(step), place_of(step)
@@ -115,6 +118,8 @@ class Dependence:
                 if any([self._is_pursued(key) for key in keys]) or index in calling:
                     self.wanted |= self.read(step).difference(self.ignored)
                     self.decided |= self._way_of(index)
+            if index in starting and not self.wanted.isdisjoint(self.changed(starting[index])):
+                self.decided[index] = starting[index]
             if index in self.decided:
                 self.wanted |= self.read(line_step(self.decided[index].branch)).difference(self.ignored)
 

@@ -108,7 +108,7 @@ class Pair:
         if found is not None:
             elsewhere = [one for one in depends.reasons if not isinstance(found, Unlike) or one.place != found.place]
             lines = [one for one in elsewhere if is_line(steps[one.set_at])]
-            following: list[Fork | Unlike] = [*lines, *self._changing(depends, once)]
+            following: list[Fork | Unlike] = [*lines[:1], *list(depends.decided.values())[:1]]  # both newest first
             last = max(following, key=start_of, default=None)
             return Counts(found, last if isinstance(found, Unlike) else None, False)
         made_of = self._dependence(words, len(steps), frozenset(), (), of_content=True)
@@ -178,7 +178,7 @@ class Pair:
     ) -> Dependence:  # fmt: skip
         steps = self.walks.steps[self.base][:end]
         values = self.values.of_content() if of_content else self.values
-        found = Dependence(steps, self._read, self._assigned, values, known_to_differ, earlier)
+        found = Dependence(steps, self._read, self._assigned, values, known_to_differ, earlier, self._changed)
         found.follow(names, max(0, end - _NEAR), Frames.of(steps).callers)
         return found
 
