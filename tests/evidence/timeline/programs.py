@@ -382,6 +382,15 @@ def an_op_changes_once(values: Sequence[object], rank: int) -> None:
         collective(op)
 
 
+def layers_are_sampled_anew(rank: int) -> None:
+    """Two of twelve are trained; the ranks agree on which in the first two rounds."""
+    trained = ((3, 4), (8, 11), ((2, 6), (1, 7))[rank])
+    for sampled in trained:
+        for layer in range(12):
+            if layer in sampled:  # parts
+                collective(layer)
+
+
 class Depths:
     """The layers that a rank takes for its own, as one with a wrong size of its group does."""
 

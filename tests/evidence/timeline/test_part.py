@@ -107,7 +107,7 @@ def test_where_a_coin_is_tossed_nobody_is_blamed(monkeypatch: pytest.MonkeyPatch
     found = found_of(programs.a_coin_chooses_the_layer, 2)
     assert found is not None
     assert ({found.line.line}, found.odd) == (marked_lines(programs.a_coin_chooses_the_layer), ())
-    monkeypatch.setattr(part, "_FEW_TOLD", 99)  # the negative control: the past is believed, whatever it told
+    monkeypatch.setattr(part, "_KNOWN", 0.0)  # the negative control: the past is believed, whatever it told
     guessed = found_of(programs.a_coin_chooses_the_layer, 2)
     assert guessed is not None and guessed.odd != ()
 
@@ -144,6 +144,13 @@ def test_of_two_ranks_the_one_that_leaves_a_loop_over_items_earlier_is_not_blame
     assert odd() == ()
     monkeypatch.setattr(part, "_is_loop", lambda *_: False)  # the negative control
     assert odd() == (0,)
+
+
+def test_where_both_leave_what_they_did_before_nobody_is_blamed() -> None:
+    """Most passes skip a layer, so that the past mostly told it; when a layer is trained, it never told."""
+    found = found_of(programs.layers_are_sampled_anew, 2)
+    assert found is not None
+    assert ({found.line.line}, found.odd) == (marked_lines(programs.layers_are_sampled_anew), ())
 
 
 def test_ranks_of_different_domains_have_roles() -> None:

@@ -230,7 +230,7 @@ def led_to_text(found: Parted) -> str:
 
 
 def side_text(side: Went) -> str:
-    """`rank 0 with slot = 0 enters execute_batch (engine.py:34), then draft x3`; of several ranks, `ranks 0-1 enter`."""
+    """`rank 0 with slot = 0 enters execute_batch (engine.py:34), then draft x3`; `ranks 0-1 enter`."""
     given = f" with {side.given}" if side.given else ""
     does = _way_text(side, _DOES)
     verb, _, rest = does.partition(" ")

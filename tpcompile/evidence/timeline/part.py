@@ -245,7 +245,7 @@ def _odd(
     if 2 * len(largest) <= num_ranks:
         if before is None:
             return ()
-        due = _successor(before)
+        due = _successor(before, sides)
         usual = sides.get(due) if due is not None else None
         best = max(onward, key=lambda step: onward[step])
         are_new = all(share <= 1 - _KNOWN for step, share in onward.items() if step != best)
@@ -294,12 +294,17 @@ def _in_frame(steps: Sequence[Step], code: int) -> list[Step]:
     return found
 
 
-def _successor(history: Sequence[Step]) -> Step | None:
-    """What comes next by the common past; None where the past does not tell it, as of a coin that is tossed."""
+def _successor(history: Sequence[Step], taken: Collection[Step | None]) -> Step | None:
+    """What comes next by the common past; None where the past does not tell it, as of a coin that is tossed.
+
+    Nor where some rank has `taken` another way that all ranks went before, and that the past did not tell then.
+    """
     known = history[-_TOLD:]
-    told = [_followed(known[:end]) == known[end] for end in range(1, len(known))]
-    is_told = len(told) < _FEW_TOLD or sum(told) >= _KNOWN * len(told)
-    return _followed(known) if is_told else None
+    due = _followed(known)
+    told = [(known[end], _followed(known[:end]) == known[end]) for end in range(1, len(known))]
+    others = [is_told for step, is_told in told if step in taken and step != due][1:]  # the first one comes unforeseen
+    is_told = len(told) < _FEW_TOLD or sum(is_told for _, is_told in told) >= _KNOWN * len(told)
+    return due if is_told and sum(others) >= _KNOWN * len(others) else None
 
 
 def _followed(history: Sequence[Step]) -> Step | None:
