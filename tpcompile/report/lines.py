@@ -1,14 +1,17 @@
-"""Verdict -> lines for a pipe or a log: one per check, nothing folded, so that `grep` finds whole checks and paths."""
+"""Verdict -> lines for a pipe or a log, none of them folded: `grep` finds whole checks and paths.
+
+One for each check that was judged; those that were not, and those that follow from others, share lines.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tpcompile.evidence.iterables import differ
+from tpcompile.evidence.iterables import differ, grouped
 from tpcompile.evidence.judgement.equal_ranks import equal_ranks
 from tpcompile.evidence.judgement.leading import blamed_text, cause_text, lead_ranks_text, short_summary
 from tpcompile.evidence.judgement.rank_taint import value_text
-from tpcompile.evidence.records import Check, Divergence, Lead, UserLine, Verdict, items_of
+from tpcompile.evidence.records import Check, Divergence, Lead, Status, UserLine, Verdict, items_of
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
 from tpcompile.report.wording import (
     accepted_lines,
@@ -45,7 +48,10 @@ def lines(verdict: Verdict, *, command: str) -> list[str]:
         )
         at = _source(lead.line) if lead.seen_at is not None else ""
         found += [f"the ranks parted{' ' if at else ''}{at}: {sides}" for sides in [parted_text(lead)] if sides]
-    found += [_check(check, verdict.lead) for check in verdict.checks if not check.is_consequence]
+    own = [check for check in verdict.checks if not check.is_consequence]
+    found += [_check(check, verdict.lead) for check in own if check.status != Status.SKIPPED]
+    skipped = grouped((check for check in own if check.status == Status.SKIPPED), lambda check: check.observed)
+    found += [f"SKIPPED {', '.join(check.name for check in alike)}: {why}" for why, alike in skipped.items()]
     follows = [check.name for check in verdict.checks if check.is_consequence]
     found += [f"follows from it: {'; '.join(follows)}"] if follows else []
     found += [text for text, _ in equal_ranks(verdict)]
