@@ -41,7 +41,7 @@ static uint16_t often;
 static PyObject *disable, *restart, *is_followed, *first_start, *num_modes;
 static PyObject *tensor, *parameter;     /* types */
 static PyObject *dtype_type, *device_type;
-static PyObject *shape, *dtype, *requires_grad;
+static PyObject *shape, *dtype, *requires_grad, *is_contiguous;
 static int is_paused, num_disabled;
 static struct { unsigned long ident; int followed; } threads[64];
 
@@ -150,14 +150,14 @@ static uint64_t hashed(uint64_t hash, PyObject *value, int depth) {
     Py_XDECREF(modes);
     if (has_modes) return PyErr_Clear(), 0;
     PyObject *parts[] = {PyObject_GetAttr(value, shape), PyObject_GetAttr(value, dtype),
-                         PyObject_GetAttr(value, requires_grad)};
+                         PyObject_GetAttr(value, requires_grad), PyObject_CallMethodNoArgs(value, is_contiguous)};
     PyErr_Clear();
     uint64_t name = parts[1] == NULL ? 0 : hashed_name(parts[1]);
-    hash = tagged(hash, 'T', 0);
-    if (parts[0] == NULL || parts[2] == NULL || name == 0) hash = 0;
+    hash = tagged(hash, 'T', parts[3] == Py_True);
+    if (parts[0] == NULL || parts[2] == NULL || parts[3] == NULL || name == 0) hash = 0;
     else hash = hashed(tagged(hashed(hash, parts[0], 1), 'Y', name), parts[2], 1);
     PyErr_Clear();
-    for (int at = 0; at < 3; ++at) Py_XDECREF(parts[at]);
+    for (int at = 0; at < 4; ++at) Py_XDECREF(parts[at]);
     return hash;
 }
 
@@ -386,5 +386,7 @@ PyMODINIT_FUNC PyInit_tpcompile_flow(void) {
     shape = PyUnicode_InternFromString("shape");
     dtype = PyUnicode_InternFromString("dtype");
     requires_grad = PyUnicode_InternFromString("requires_grad");
-    return shape == NULL || dtype == NULL || requires_grad == NULL ? NULL : PyModule_Create(&module);
+    is_contiguous = PyUnicode_InternFromString("is_contiguous");
+    int has_names = shape != NULL && dtype != NULL && requires_grad != NULL && is_contiguous != NULL;
+    return has_names ? PyModule_Create(&module) : NULL;
 }

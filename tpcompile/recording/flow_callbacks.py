@@ -158,7 +158,7 @@ class InPython:
         if not self._tensors or kind not in self._tensors[:2] or self._tensors[2]():
             return 0
         self._in_second += 2
-        number = self._hashed(tagged(number, b"T", 0), tuple(value.shape), 1)
+        number = self._hashed(tagged(number, b"T", value.is_contiguous()), tuple(value.shape), 1)
         return self._hashed(hashed_name(number, _name_of(value.dtype)), value.requires_grad, 1)
 
     def _append(self, ns: int, number: int, kind: Kind, line: int) -> None:

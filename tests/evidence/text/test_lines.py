@@ -14,6 +14,7 @@ import pytest
 
 import tpcompile
 from tests.evidence.samples import compiled, line
+from tpcompile import target
 from tpcompile.evidence.digests.digest import digest_compile
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text import lines
@@ -54,6 +55,8 @@ def test_lines_of_the_faults_of_the_gate_count_as_the_users() -> None:
         "/opt/conda/lib/python3.11/site-packages/torch/nn/modules/module.py",
         "<frozen importlib._bootstrap>",
         logging.__file__,
+        "/opt/conda/lib/python3.11/site-packages/tpcompile/target.py",
+        target.__file__,
         "/tmp/torchinductor_me/jl/cjl6q3pjxpblcymt4ka4yxw7kz3xxgq2cvu6xjyuvilwp536gkc6.py",
         "/scratch/cache/jl/cjl6q3pjxpblcymt4ka4yxw7kz3xxgq2cvu6xjyuvilwp536gkc6.py",
     ],
@@ -68,6 +71,7 @@ def test_torch_and_the_standard_library_are_no_lines_of_the_user(file: str) -> N
         "/home/me/lib/model.py",
         "/opt/conda/lib/python3.11/site-packages/transformers/models/llama.py",
         "/home/me/mo/cmodel.py",
+        "/home/me/tpcompile/target.py",
         "/home/me/on/continuous_batching_scheduler.py",
     ],
 )

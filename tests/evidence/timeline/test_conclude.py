@@ -9,7 +9,17 @@ import pytest
 
 from tests.evidence.timeline import programs
 from tests.evidence.timeline.test_part import flow_of
-from tpcompile.evidence.records import CheckId, Lead, Status, UserLine, Verdict
+from tpcompile.evidence.records import (
+    CheckId,
+    Divergence,
+    DivergenceClass,
+    Layer,
+    Lead,
+    RankGroup,
+    Status,
+    UserLine,
+    Verdict,
+)
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.records.findings import Parted, Went
 from tpcompile.evidence.timeline import conclude
@@ -55,6 +65,21 @@ def test_of_content_that_differs_the_branch_gives_the_line_and_the_rank(flows: d
     assert (found.lead.cause, found.lead.says, found.lead.ranks) == (Cause.AUTOCAST, "as it was", (1,))
     assert found.lead.line.function == "idle_rank_runs_a_dummy"
     assert found.checks == ()
+
+
+def test_a_guard_names_the_value_for_which_the_ranks_compiled_different_collectives() -> None:
+    """Nothing has run yet, so that no branch explains them. Without the guard, the negative control, no value does."""
+    flows = {rank: flow_of(programs.depths_differ_all_the_time, rank) for rank in (0, 1)}
+    red = verdict(Cause.EXTRA_COLLECTIVE, (0, 1), is_rank_known=False)
+    assert with_branch(red, flows, READABLE) == red
+    groups = tuple(RankGroup(ranks=(rank,)) for rank in (0, 1))
+    difference = Divergence(
+        layer=Layer.GRAPH, cls=DivergenceClass.COLLECTIVES, domain="tp", where="C/first", groups=groups, title="one",
+        cause=Cause.EXTRA_COLLECTIVE, guard="EQUALS_MATCH: self.scale == 1.0",
+    )  # fmt: skip
+    found = with_branch(red.model_copy(update={"divergences": (difference,)}), flows, READABLE)
+    assert found.lead is not None and found.lead.line is not None
+    assert (found.lead.cause, found.lead.line.function) == (Cause.EXTRA_COLLECTIVE, "Depths.first")
 
 
 def test_a_rank_whose_lines_are_not_known_stays_to_blame(flows: dict[int, Flow]) -> None:

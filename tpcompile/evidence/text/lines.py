@@ -30,8 +30,14 @@ BETWEEN = (
 """Our packages that run between the user's line and torch; the lines of all others count as the user's."""
 _FORMER = ("dist", "parity", "capture")
 """Their names in logs of earlier versions."""
-_OWN = re.compile(rf"/{re.escape(_PACKAGE.name)}/(?!gate/faults/)(?:{'|'.join((*BETWEEN, *_FORMER))})/")
-"""Files of these packages, wherever they are installed; the faults of the gate stand for a user's program."""
+_OWN = re.compile(
+    rf"/{re.escape(_PACKAGE.name)}/(?!gate/faults/)(?:{'|'.join((*BETWEEN, *_FORMER))})/"
+    rf"|(?:^{re.escape(str(_PACKAGE))}|/site-packages/{re.escape(_PACKAGE.name)})/\w+\.py$"
+)
+"""Files of these packages, wherever they are installed; the faults of the gate stand for a user's program.
+
+Of our modules outside of packages those of this process, and installed ones: a checkout may have the user's beside it.
+"""
 _TORCH = re.compile(
     r"/(?:site-packages|dist-packages)/torch/"
     r"|^/.*/torch/(?:_\w+|amp|ao|autograd|compiler|cuda|distributed|export|fx|nn|optim|testing|utils)(?:/|\.py$)"

@@ -144,9 +144,10 @@ def _with_branch(
     is_elsewhere = bool(ranks) and flows.keys().isdisjoint(ranks)
     if verdict.lead is None or is_elsewhere:  # the rank to blame is of a different domain, or left nothing
         return verdict
+    guard = _guard_of(verdict)
     try:
         found = parted(
-            flows, readable, _WORD.findall(verdict.lead.says), is_same_program=is_same_program,
+            flows, readable, _WORD.findall(f"{verdict.lead.says} {guard}"), is_same_program=is_same_program,
             over=_over(verdict.lead),
         )  # fmt: skip
     except ValueError:  # a peer sent what is no flow: the verdict stands without it
@@ -154,9 +155,19 @@ def _with_branch(
     if found is None:
         return verdict
     is_of_sizes = _is_data(found) and verdict.lead.cause in _OF_SIZES
-    if verdict.lead.cause in _OF_COLLECTIVES and not (found.is_uneven or is_of_sizes):
+    is_of_guard = _is_data(found) and bool(guard)  # code that was compiled differently, for a value
+    if verdict.lead.cause in _OF_COLLECTIVES and not (found.is_uneven or is_of_sizes or is_of_guard):
         return verdict
     return _led_by(verdict, verdict.lead, found, readable)
+
+
+def _guard_of(verdict: Verdict) -> str:
+    """The guard that explains what the verdict leads with: it names the value for which the ranks compiled differently.
+
+    Empty where there is none.
+    """
+    cause = verdict.lead.cause if verdict.lead is not None else Cause.UNKNOWN
+    return first(found.guard for found in verdict.divergences if found.is_red and found.cause is cause) or ""
 
 
 def _over(lead: Lead) -> tuple[int, ...]:
