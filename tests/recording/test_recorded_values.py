@@ -84,7 +84,8 @@ def test_values_have_the_same_hash_in_c_and_in_python(monkeypatch: pytest.Monkey
 
 VARIED = (
     None, True, False, 0, 7, -7, 1 << 20, 1 << 40, -(1 << 62), 0.5, -0.5, float("inf"), "", "a", "b" * 70, "é",
-    (), (1,), [1, 2], (1, (2, 3)), (1, (2, 4)), {}, {"a": 1}, torch.ones(2), torch.ones(3), torch.ones(2, 3), torch.ones(3, 2).t(), torch.ones(2).half(),
+    (), (1,), [1, 2], (1, (2, 3)), (1, (2, 4)), {}, {"a": 1}, torch.ones(2), torch.ones(3), torch.ones(2).half(),
+    torch.ones(2, 3), torch.ones(3, 2).t(),
     torch.ones(2, requires_grad=True), torch.bfloat16, torch.float32, torch.device("cpu"),
 )  # fmt: skip
 

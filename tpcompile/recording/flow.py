@@ -41,7 +41,8 @@ _OFTEN = 200
 """Events of one location in a second, beyond which it may be silenced."""
 _UNFOLLOWED = object()
 _TENSORS = (torch.Tensor, torch.nn.Parameter, num_function_modes, torch.dtype, torch.device)
-"""Tensors, whose shape, dtype, need of a gradient and being contiguous are values, and whether a mode would see that; values by text."""
+"""Tensors, whose shape, layout, dtype and need of a gradient are values, and whether a mode would see that; then
+values by text."""
 _YIELD, _RESUME = dis.opmap["YIELD_VALUE"], dis.opmap["RESUME"]
 _MONITORING: Any = getattr(sys, "monitoring", None)
 IS_POSSIBLE = _MONITORING is not None
