@@ -8,7 +8,6 @@ from rich.console import Console
 
 from tests.report import samples
 from tpcompile.evidence.records import Status, Verdict
-from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.records.findings import Parted, Went
 from tpcompile.report import console, lines, show, terminal
 
@@ -94,22 +93,13 @@ def test_the_line_in_which_it_is_seen_and_the_one_at_which_the_ranks_parted() ->
     seen, origin = samples.LINE, samples.OTHER_LINE
     sides = tuple(Went(ranks=(rank,), how="value", line=origin, value=f"returns {rank}") for rank in range(2))
     parted = Parted(line=origin, times=0, sides=sides)
-    update = {"cause": Cause.PYTHON_VALUE, "line": origin, "seen_at": seen, "parted": parted}
-    lead = samples.LEAD.model_copy(update=update)
+    lead = samples.LEAD.model_copy(update={"line": origin, "seen_at": seen, "parted": parted})
     text = piped(samples.failing().model_copy(update={"lead": lead}))
     assert f"at {seen}" in text[1] and text[1].startswith("cause: ")
     assert text[2].startswith(f"the ranks parted at {origin}")
     assert "rank 0 returns 0" in text[2] and "rank 1 returns 1" in text[2]
     (last,) = [line for line in text if line.startswith("do first")]
-    assert f"{Path(origin.file).name}:{origin.line}:" in last, "a value is mended where it becomes different"
-    way = parted.model_copy(update={"sides": tuple(side.model_copy(update={"how": "line"}) for side in sides)})
-    text = piped(samples.failing().model_copy(update={"lead": lead.model_copy(update={"parted": way})}))
-    (last,) = [line for line in text if line.startswith("do first")]
-    assert f"{Path(seen.file).name}:{seen.line}:" in last, "what only some ranks execute where it does harm"
-    other = lead.model_copy(update={"cause": Cause.EXTRA_COLLECTIVE})
-    text = piped(samples.failing().model_copy(update={"lead": other}))
-    (last,) = [line for line in text if line.startswith("do first")]
-    assert f"{Path(seen.file).name}:{seen.line}:" in last, "a collective where it is issued"
+    assert f"{Path(origin.file).name}:{origin.line}:" in last, "it is mended where it comes from"
 
 
 def test_values_of_one_line_that_depend_on_the_rank_are_one_line() -> None:

@@ -185,15 +185,9 @@ def more_alike(alike: Sequence[Divergence], *, at_most: int = MAX_PLACES) -> lis
 
 
 def do_first_label(lead: Lead) -> str:
-    """`do first, on rank 1 in model.py:31`: the ranks are left out where it is not known which of them are wrong.
-
-    A value is mended where it becomes different, and all else where it does harm.
-    """
+    """`do first, on rank 1 in model.py:31`: the ranks are left out where it is not known which of them are wrong."""
     where = [f"on {named_ranks(lead.ranks)}"] if lead.is_rank_known and lead.ranks else []
-    sides = lead.parted.sides if lead.parted is not None else ()
-    is_value = lead.cause is Cause.PYTHON_VALUE and any(side.how == "value" for side in sides)
-    line = lead.line if is_value or lead.seen_at is None else lead.seen_at
-    where += [f"in {_file_name(line)}:{line.line}"] if line is not None else []
+    where += [f"in {_file_name(lead.line)}:{lead.line.line}"] if lead.line is not None else []
     return ", ".join(filter(None, ("do first", " ".join(where))))
 
 

@@ -150,6 +150,15 @@ def test_a_value_that_the_finding_names_counts_where_it_differs_each_time() -> N
     assert part.parted(flows, {programs.__file__}, ["step"]) is None
 
 
+def test_what_a_line_sets_beside_it_is_told_too() -> None:
+    flows = flows_of(programs.heads_in_another_order)
+    found = part.parted(flows, {programs.__file__}, ["size"])
+    assert found is not None and found.line.line == marked(programs.heads_in_another_order)
+    assert [side.value for side in found.sides] == [
+        "sets name = 'quality', size = 7", "sets name = 'safety', size = 6"
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("values", "sides"),
     [
@@ -242,4 +251,4 @@ def test_values_are_compared_where_the_ranks_are_together() -> None:
 
 
 def test_the_programs_are_marked() -> None:
-    assert Path(programs.__file__).read_text().count("# sets\n") == len(SET_APART) + 3
+    assert Path(programs.__file__).read_text().count("# sets\n") == len(SET_APART) + 4

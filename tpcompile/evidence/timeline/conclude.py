@@ -49,6 +49,7 @@ _DID = {
     "ends": "ended there",
     "value": "{value} ({place})",
 }
+_EQUAL_VALUES = "Make what is set there equal on all ranks."
 _LEFT_OUT = frozenset({Cause.STUCK_COLLECTIVE, Cause.CALL_COUNT})
 """What a rank that leaves something out brings about."""
 _OF_SIZES = frozenset({Cause.STUCK_COLLECTIVE, Cause.COMMUNICATION})
@@ -144,7 +145,8 @@ def _with_branch(
     is_elsewhere = bool(ranks) and flows.keys().isdisjoint(ranks)
     if verdict.lead is None or is_elsewhere:  # the rank to blame is of a different domain, or left nothing
         return verdict
-    guard = _guard_of(verdict)
+    compiled = [one for one in verdict.divergences if one.is_red and one.cause is verdict.lead.cause]
+    guard = " ".join(one.guard for one in compiled[:1])  # it names the value for which the ranks compiled differently
     try:
         found = parted(
             flows, readable, _WORD.findall(f"{verdict.lead.says} {guard}"), is_same_program=is_same_program,
@@ -155,19 +157,10 @@ def _with_branch(
     if found is None:
         return verdict
     is_of_sizes = _is_data(found) and verdict.lead.cause in _OF_SIZES
-    is_of_guard = _is_data(found) and bool(guard)  # code that was compiled differently, for a value
-    if verdict.lead.cause in _OF_COLLECTIVES and not (found.is_uneven or is_of_sizes or is_of_guard):
+    # Where the ranks compiled other collectives they have issued none of these, and what ran before explains it.
+    if verdict.lead.cause in _OF_COLLECTIVES and not (found.is_uneven or is_of_sizes or compiled):
         return verdict
     return _led_by(verdict, verdict.lead, found, readable)
-
-
-def _guard_of(verdict: Verdict) -> str:
-    """The guard that explains what the verdict leads with: it names the value for which the ranks compiled differently.
-
-    Empty where there is none.
-    """
-    cause = verdict.lead.cause if verdict.lead is not None else Cause.UNKNOWN
-    return first(found.guard for found in verdict.divergences if found.is_red and found.cause is cause) or ""
 
 
 def _over(lead: Lead) -> tuple[int, ...]:
@@ -209,13 +202,20 @@ def _lead(before: Lead, found: Parted) -> Lead:
     update = {"ranks": ranks or everyone, "is_rank_known": bool(ranks), "line": found.line, "parted": found}
     if before.cause not in _CONSEQUENCES or _is_data(found):
         seen_at = before.line if before.line != found.line else None
-        return before.model_copy(update={**update, "seen_at": seen_at})
+        return before.model_copy(update={**update, "seen_at": seen_at, "do_first": _do_first(before, found)})
     consequence = leading.cause_text(before)
     says = f"{'; '.join(map(side_text, found.sides))}{usual_text(found)}{led_to_text(found)}; so {consequence}"
     advice = Cause.PARTED.advice
     return before.model_copy(
         update={**update, "cause": Cause.PARTED, "says": says, "consequence": consequence, "do_first": advice}
     )
+
+
+def _do_first(before: Lead, found: Parted) -> str:
+    """What to do where the ranks parted, and then what is done about what came of it."""
+    here = _EQUAL_VALUES if _is_data(found) else leading.first_sentence(Cause.PARTED.advice)
+    is_same = before.cause is Cause.PYTHON_VALUE or not before.do_first
+    return here if is_same else f"{here} Or: {before.do_first}"
 
 
 def _is_data(found: Parted) -> bool:

@@ -76,7 +76,7 @@ def parted(
     if isinstance(origin, UnlikeBefore):
         known = _set_before(origin)
     elif isinstance(origin, Unlike):
-        known = _set_apart(walks, base, origin, pairs)
+        known = _set_apart(walks, base, origin, pairs, named)
     else:
         at_branch = {pair.rank: [fork for fork in pair.forks if fork.branch == origin.branch] for pair in pairs}
         here = {
@@ -192,8 +192,22 @@ def _set_text(name: str, value: str) -> str:
     return f"returns {value or 'a value of its own'}"
 
 
-def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[Pair]) -> Parted:
-    """The line that gave the ranks different values."""
+def _set_beside(origin: Unlike, pairs: Sequence[Pair], literals: Sequence[object]) -> dict[int, str]:
+    """Value of the origin -> `, name = 'quality'`: what else the line set differently there."""
+    told: dict[int, str] = {}
+    for pair in pairs:
+        unlike = pair.values.found.get(origin.key)
+        others = [one for one in pair.values.found.values() if one is not None and one.set_at == origin.set_at]
+        for one in others if unlike is not None else ():
+            texts = (value_text(one.mine, literals, one.nears[0]), value_text(one.theirs, literals, one.nears[1]))
+            if one.name != origin.name and all(texts) and unlike is not None:
+                told.setdefault(unlike.mine, f", {one.name} = {texts[0]}")
+                told.setdefault(unlike.theirs, f", {one.name} = {texts[1]}")
+    return told
+
+
+def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[Pair], said: Collection[str]) -> Parted:
+    """The line that gave the ranks different values; texts that are `said` already may be shown."""
     values = {base: origin.mine}
     nears = {origin.mine: origin.nears[0]}
     for pair in pairs:
@@ -209,18 +223,19 @@ def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[Pair]) -
         if (one.place, one.name) == (origin.place, origin.name) and one.set_at < origin.set_at
     ]
     before = {one.known for one in earlier}
+    literals = [*literals_of(walks, pairs[0].readable), *said]
+    beside = _set_beside(origin, pairs, literals)
     known = [value for value in sides if value in before]
     usual: Sequence[int] | None = sides[known[0]] if len(known) == 1 else None
     if 2 * len(largest) > len(values):
         usual = largest
     line = _user_line(walks, *origin.place)
-    literals = literals_of(walks, pairs[0].readable)
     odd = [rank for ranks in sides.values() if usual is not None and ranks is not usual for rank in ranks]
     return Parted(
         line=line,
         times=len(earlier),
         sides=tuple(
-            Went(ranks=tuple(ranks), how="value", line=line, value=_set_text(origin.name, text))
+            Went(ranks=tuple(ranks), how="value", line=line, value=_set_text(origin.name, text) + beside.get(value, ""))
             for value, ranks in sides.items()
             for text in [value_text(value, literals, nears[value])]
         ),
