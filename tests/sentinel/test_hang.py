@@ -187,6 +187,16 @@ def test_an_extra_call_from_a_line_of_its_own_is_no_compiled_twin_of_the_usual_o
     assert (found.cause, found.line) == (Cause.CALL_COUNT, line(8))
 
 
+@pytest.mark.parametrize(("op", "is_found"), [("all_to_all", True), ("broadcast", True), ("scatter", False)])
+def test_dtypes_that_differ_are_a_mismatch_where_each_rank_passes_a_tensor(op: str, is_found: bool) -> None:
+    """NCCL hangs in it. Of a scatter the root alone passes one."""
+    sent = [issued(1, done=False, op=op).model_copy(update={"dtypes": dtypes}) for dtypes in ("Half", "Float")]
+    found = stuck(by_rank(*(state(r, i) for r, i in enumerate(sent))), before=by_rank(state(0, sent[0])))
+    assert (found is not None and found.cause is Cause.COLLECTIVE_SIZES) is is_found
+    if found is not None:
+        assert "half" in found.observed.lower() and "float" in found.observed.lower()
+
+
 def test_sizes_that_may_differ_are_no_mismatch() -> None:
     tokens = [issued(1, done=False, op="all_to_all").model_copy(update={"sizes": size}) for size in ("3x4", "7x4")]
     states = by_rank(*(state(rank, one) for rank, one in enumerate(tokens)))

@@ -15,6 +15,8 @@ from tpcompile.evidence.text.lines import of_program
 
 _EVEN = frozenset({"all_reduce", "allreduce", "all_gather_base", "allgather_base", "reduce_scatter_base", "barrier"})
 """Collectives, as the flight recorder names them, whose sizes are equal on all ranks of a group."""
+_ONE_DTYPE = frozenset({"all_to_all", "alltoall_base", "broadcast", "all_gather", "allgather", "reduce_scatter"})
+"""Others to which all ranks pass tensors of one dtype; a root alone passes what it scatters."""
 RUNNING, COMPILING, WAITING = "running", "compiling", "waiting"
 TRIGGERS = {
     "dynamo": COMPILING,
@@ -174,7 +176,20 @@ class Issued(Frozen):
     @property
     def what(self) -> str:
         """What must be equal on all ranks: the op, and its sizes and dtypes if these may not differ."""
-        return self.op if self.has_own_sizes else f"{self.op} {self.sizes} {self.dtypes}"
+        return " ".join([self.op, *self.common.values()])
+
+    @property
+    def common(self) -> dict[str, str]:
+        """Sizes and dtypes, as far as these must be equal on all ranks."""
+        if not self.has_own_sizes:
+            return {"sizes": self.sizes, "dtypes": self.dtypes}
+        return {"dtypes": ",".join(sorted(set(self.dtypes.split(","))))} if self.op in _ONE_DTYPE else {}
+
+    @property
+    def own(self) -> dict[str, str]:
+        """Sizes and dtypes that may differ."""
+        content = {"sizes": self.sizes, "dtypes": self.dtypes}
+        return {name: text for name, text in content.items() if name not in self.common}
 
     @property
     def key(self) -> Key:

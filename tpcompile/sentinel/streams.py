@@ -109,7 +109,6 @@ def _with_call(issued: Event, before: Event | None) -> list[Event]:
 
 def event_of(issued: Issued, compiled: Collection[str] = ()) -> Event:
     """A collective as an event."""
-    content = {"dtypes": issued.dtypes, "sizes": issued.sizes}
     stack = tuple(reversed(issued.stack))
     depth = 0
     if issued.region or issued.call_line:
@@ -118,8 +117,8 @@ def event_of(issued: Issued, compiled: Collection[str] = ()) -> Event:
         kind=Kind.COLLECTIVE,
         name=issued.op,
         group=issued.group,
-        content={} if issued.has_own_sizes else content,
-        own=content if issued.has_own_sizes else {},
+        content=issued.common,
+        own=issued.own,
         number=issued.seq,
         region=issued.region,
         call=issued.call,

@@ -155,7 +155,7 @@ def test_what_a_line_sets_beside_it_is_told_too() -> None:
     found = part.parted(flows, {programs.__file__}, ["size"])
     assert found is not None and found.line.line == marked(programs.heads_in_another_order)
     assert [side.value for side in found.sides] == [
-        "sets name = 'quality', size = 7", "sets name = 'safety', size = 6"
+        "sets size = 7, name = 'quality'", "sets size = 6, name = 'safety'"
     ]  # fmt: skip
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
-from tpcompile.evidence.timeline.parting import Edit, Parting, Side, Why
+from tpcompile.evidence.timeline.parting import Edit, Parting, Why
 from tpcompile.evidence.timeline.stream import Event, How, Kind
 
 
@@ -74,30 +75,31 @@ def label(parting: Parting) -> Label:
     usual = _usual(parting, is_content=is_content)
     side = parting.usual_side
     theirs = usual if is_content or side is None else side.event
+    fields = parting.fields
     is_told = parting.line is not None and parting.line in (*usual.stack, *odd_side.event.stack[-1:])
     text = row.says.format(
         odd=named_ranks(parting.odd or odd_side.ranks),
-        did=did(odd_side.compared if is_content else odd_side.event),
+        did=did(odd_side.compared if is_content else odd_side.event, fields),
         others=named_ranks(_others(parting)) if _others(parting) else "the other ranks",
-        usual=event_text(usual),
-        usual_did=did(theirs),
+        usual=event_text(usual, fields),
+        usual_did=did(theirs, fields),
         like=_reason(parting),
         alone="" if is_told or parting.line is None else f", from {parting.line}",
-        fields=" and ".join(parting.fields) or "contents",
-        sides="; ".join(map(_side_text, parting.sides)),
+        fields=" and ".join(fields) or "contents",
+        sides="; ".join(f"{named_ranks(one.ranks)} {did(one.event, fields)}" for one in parting.sides),
     )
     return Label(row.cause, text, parting.odd or everyone, parting.line)
 
 
-def did(event: Event) -> str:
-    """What a rank did, as the end of `rank 1 ...`."""
+def did(event: Event, fields: Collection[str] = ()) -> str:
+    """What a rank did, as the end of `rank 1 ...`; `fields` of it differ."""
     if event.kind == Kind.END:
         return f"has {event.name}" if event.name in ("finished", "raised", "exited", "aborted") else "was killed"
-    return f"{_VERBS[event.kind]} {event_text(event)}"
+    return f"{_VERBS[event.kind]} {event_text(event, fields)}"
 
 
-def event_text(event: Event) -> str:
-    """`all_reduce #9 4x4 of group '0 default_pg' at train.py:12 in step`."""
+def event_text(event: Event, fields: Collection[str] = ()) -> str:
+    """`all_reduce #9 4x4 of group '0 default_pg' at train.py:12 in step`, with its dtypes where these differ."""
     at = f" at {event.stack[-1]}" if event.stack else ""
     number = f" #{event.number}" if event.number else ""
     if event.kind == Kind.CALL:
@@ -106,7 +108,8 @@ def event_text(event: Event) -> str:
         return f"{event.kind} {'to' if event.kind == Kind.SEND else 'from'} rank {event.peer}{at}"
     if event.kind == Kind.COLLECTIVE:
         content = {**event.content, **event.own}
-        sizes = f" {content['sizes']}" if content.get("sizes") else ""
+        shown = ["sizes", "dtypes"] if "dtypes" in fields else ["sizes"]
+        sizes = "".join(f" {content[name]}" for name in shown if content.get(name))
         in_call = f" in call {event.call} of {event.region}" if event.call else ""
         return f"{event.name}{number}{sizes} of group {event.group!r}{at}{in_call}"
     return f"{event.name or event.kind}{number}{at}"
@@ -144,7 +147,3 @@ def _kind(parting: Parting) -> Kind:
     if has_failed:  # it did not leave the call out: it raised, or was killed
         return Kind.END
     return Kind.CALL if is_in_call else event.kind
-
-
-def _side_text(side: Side) -> str:
-    return f"{named_ranks(side.ranks)} {did(side.event)}"
