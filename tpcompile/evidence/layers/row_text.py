@@ -12,7 +12,7 @@ from tpcompile.evidence.iterables import differ, find
 from tpcompile.evidence.records import Item, ItemKind
 from tpcompile.evidence.text.ranks import named_ranks
 
-_BRIEF = 80
+_BRIEF = 160
 _SCOPE = re.compile(r"\b[LG]\['(\w+)'\]")
 _MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 _ENVIRON = re.compile(r"\bos\.environ\._data\[b'(\w+)'\]")

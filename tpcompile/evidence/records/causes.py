@@ -129,7 +129,7 @@ ADVICE: dict[Cause, tuple[str, ...]] = {
     Cause.AUTOMATIC_DYNAMIC: ("Pass the same `dynamic=` to torch.compile on all ranks.",),
     Cause.PYTHON_VALUE: (
         "Make the value equal on all ranks.",
-        "One that is meant to differ: keep it in a tensor.",
+        "Or keep one that is meant to differ in a tensor.",
         _DECLARE,
     ),
     Cause.SET_ORDER: ("Iterate over `sorted(...)`: the order of a set depends on its history and on hash seeds.",),
