@@ -222,19 +222,16 @@ def _exceeded(before: GraphBaseline, graph: GraphManifest, tolerance: float) -> 
 def _regression(says: str, before: GraphBaseline, graph: GraphManifest, manifest: Manifest) -> Regression:
     """What a graph has more of, and why: the fusions that are newly missed, those between two kernels first."""
     newly = _newly_missed(before, graph, manifest.settings)
-    newly.sort(key=lambda missed: not _are_kernels(graph, missed))
+    launches = graph.launches
+    newly.sort(key=lambda missed: not all(launches[at].role is Role.KERNEL for at in missed.places))
     reasons: list[str] = []
     lines: list[UserLine] = []
     for missed in newly:
         reasons.append(f"{_pair(graph, missed)} are two launches: {missed.reason.says}")
         lines += missed.lines
-    for launch in graph.launches:
+    for launch in launches:
         lines += launch.lines
     return Regression(says=says, reasons=tuple(reasons), line=first(lines))
-
-
-def _are_kernels(graph: GraphManifest, missed: Missed) -> bool:
-    return all(graph.launches[at].role is Role.KERNEL for at in missed.places)
 
 
 def _newly_missed(before: GraphBaseline, graph: GraphManifest, settings: Mapping[str, str]) -> list[Missed]:

@@ -109,8 +109,9 @@ def diff(base: Manifest, new: Manifest, *, across_versions: bool = False) -> Dif
         else:
             found.append(graph_diff(before, after, new.settings))
     differing = tuple(one for one in found if not one.is_empty)
+    classes = map(_class_of_graph, differing)
     return Diff(
-        change=_class(missing, added, differing),
+        change=Change.OVERHEAD if missing or added else max(classes, key=_BY_WEIGHT.index, default=Change.NONE),
         missing=tuple(missing),
         new=tuple(added),
         graphs=differing,
@@ -161,10 +162,7 @@ def _surplus(ours: _ByStructure, theirs: _ByStructure) -> Iterator[Launch]:
 def _recoded(before: _ByStructure, after: _ByStructure) -> Iterator[str]:
     for structure, launches in before.items():
         others = after.get(structure, [])
-        sources = Counter(one.source for one in launches)
-        other_sources = Counter(one.source for one in others)
-        is_in_both = bool(others)
-        if is_in_both and sources != other_sources:
+        if others and Counter(one.source for one in launches) != Counter(one.source for one in others):
             yield launches[0].name
 
 
@@ -173,10 +171,8 @@ def _tuned(before: _ByStructure, after: _ByStructure) -> Iterator[str]:
     for structure, launches in before.items():
         others = after.get(structure, [])
         for one, other in zip(launches, others, strict=False):
-            has_same_code = one.source == other.source
             is_known = bool(one.resources) and bool(other.resources)
-            is_tuned = has_same_code and one.resources != other.resources
-            if is_known and is_tuned:
+            if is_known and one.source == other.source and one.resources != other.resources:
                 yield f"{one.name}: {_needs(one)} -> {_needs(other)}"
 
 
@@ -187,28 +183,16 @@ def _needs(launch: Launch) -> str:
 def _splits(
     removed: Iterable[Launch], added: Sequence[Launch], new: GraphManifest, settings: Mapping[str, str]
 ) -> Iterator[Split]:
-    """Kernels whose nodes are in several kernels now."""
+    """Kernels whose nodes are in several kernels now, and why neighbours among those are apart."""
     for launch in removed:
         now = [one for one in added if set(one.fx) & set(launch.fx)]
         if launch.role is Role.KERNEL and len(now) > 1:
-            yield Split(was=launch.name, now=tuple(one.name for one in now), why=tuple(_why(now, new, settings)))
-
-
-def _why(now: Sequence[Launch], new: GraphManifest, settings: Mapping[str, str]) -> Iterator[Missed]:
-    places = sorted(map(new.launches.index, now))
-    neighbours = set(pairwise(places))
-    for one in missed_fusions(new, settings):
-        if one.places in neighbours:
-            yield one
+            neighbours = set(pairwise(sorted(map(new.launches.index, now))))
+            why = [one for one in missed_fusions(new, settings) if one.places in neighbours]
+            yield Split(was=launch.name, now=tuple(one.name for one in now), why=tuple(why))
 
 
 # Classes
-
-
-def _class(missing: Sequence[str], added: Sequence[str], graphs: Sequence[GraphDiff]) -> Change:
-    if missing or added:
-        return Change.OVERHEAD
-    return max(map(_class_of_graph, graphs), key=_BY_WEIGHT.index, default=Change.NONE)
 
 
 def _class_of_graph(one: GraphDiff) -> Change:

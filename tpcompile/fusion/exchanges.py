@@ -33,18 +33,14 @@ def reason_of_exchange(both: Sequence[Launch], settings: Mapping[str, str]) -> R
 def _with_matmul(both: Sequence[Launch]) -> str:
     """What async TP is for: a matmul behind an all-gather, or before a reduce-scatter; empty for any other pair."""
     first, second = both
-    found = ""
     if first.kind.startswith(_GATHER):
-        found = _GATHER if _matmul(second) else ""
-    elif second.kind.startswith(_SCATTER):
-        found = _SCATTER if _matmul(first) else ""
-    return found
+        return _GATHER if _matmul(second) else ""
+    return _SCATTER if second.kind.startswith(_SCATTER) and _matmul(first) else ""
 
 
 def _matmul(launch: Launch) -> str:
     """The matmul that it computes, as the graph called it; empty for none."""
-    found = sorted(_MATMULS & set(launch.ops))
-    return found[0] if found else ""
+    return min(_MATMULS & set(launch.ops), default="")
 
 
 def _async_tp(kind: str, both: Sequence[Launch], *, is_on: bool) -> Reason:
