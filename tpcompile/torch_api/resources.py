@@ -32,11 +32,8 @@ def generated_modules() -> Iterator[tuple[str, dict[str, Any]]]:
     from torch._inductor.codecache import PyCodeCache
 
     for module in PyCodeCache.modules:
-        kernels = {}
-        for name, value in vars(module).items():
-            is_autotuner = hasattr(value, "launchers") and hasattr(value, "compile_results")
-            if is_autotuner:
-                kernels[name] = value
+        named = vars(module).items()
+        kernels = {name: one for name, one in named if hasattr(one, "launchers") and hasattr(one, "compile_results")}
         path = Path(module.__file__ or "")
         if kernels and path.is_file():
             yield path.read_text(), kernels
@@ -47,10 +44,8 @@ def of_launched(kernel: Any) -> Configurations:
     if len(kernel.launchers) != 1:  # it was not called: autotuning has not chosen
         return []
     (launcher,) = kernel.launchers
-    if launcher.n_regs is None:
-        return []
     needs = _needs(launcher.config, launcher.n_regs, launcher.n_spills, launcher.shared)
-    return [needs]
+    return [] if launcher.n_regs is None else [needs]
 
 
 @functools.cache
@@ -80,22 +75,18 @@ def _compiled(kernel: Any, config: Any) -> Configurations:
             binary = kernel._precompile_config(config).kernel
     except (OutOfResources, PTXASError):
         return []
-    registers, frame_bytes = _usage(binary.asm["cubin"])
-    return [_needs(config, registers, frame_bytes // 4, binary.metadata.shared)]
-
-
-def _usage(cubin: bytes) -> tuple[int, int]:
-    """Registers of a thread, and bytes of its frame."""
+    # Registers of a thread, and bytes of its frame.
     import triton.backends.nvidia as nvidia
 
     tool = Path(next(iter(nvidia.__path__)), "bin", "cuobjdump")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
+        file.write(binary.asm["cubin"])
         file.flush()
         done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
     found = _USAGE.search(done.stdout + done.stderr)
     assert found is not None, f"cuobjdump printed no registers: {done.stdout[:200]}"
-    return int(found["registers"]), int(found["frame_bytes"])
+    registers, frame_bytes = int(found["registers"]), int(found["frame_bytes"])
+    return [_needs(config, registers, frame_bytes // 4, binary.metadata.shared)]
 
 
 def _needs(config: Any, registers: int, spills: int, shared_bytes: int) -> dict[str, Any]:

@@ -141,18 +141,12 @@ def computed(one: Any) -> set[_FxNode]:
 
     Inductor's origins of a template or an extern kernel also name the ops that made its inputs, in earlier kernels.
     """
-    found: set[_FxNode] = set()
-    for part in _with_buffers(one):
-        found |= _computed_by_part(part)
-    return found
+    return set[_FxNode]().union(*map(_computed_by_part, _with_buffers(one)))
 
 
 def made(one: Any) -> set[_FxNode]:
     """The ops whose values its buffers hold; a stage of a reduction that is split holds a part of its op's value."""
-    found: set[_FxNode] = set()
-    for part in _with_buffers(one):
-        found |= _made_by_part(part)
-    return found
+    return set[_FxNode]().union(*map(_made_by_part, _with_buffers(one)))
 
 
 def _made_by_part(part: Any) -> set[_FxNode]:
@@ -252,8 +246,7 @@ _MOST_ELEMENTS = 10**9
 
 def _accesses(one: Any) -> tuple[dict[str, int], dict[str, int]]:
     """Bytes read and written, by buffer."""
-    is_bare_template = one.is_template() and type(one) is _scheduler.SchedulerNode
-    if is_bare_template:
+    if one.is_template() and type(one) is _scheduler.SchedulerNode:
         # Inductor counts at most as many elements of a buffer as the output has: 0.9 MB of a weight of 117 MB.
         reads, writes = one.read_writes.reads, one.read_writes.writes
         return _whole(reads), _whole(writes)
@@ -303,8 +296,5 @@ def _bytes_of_value(value: Any) -> int:
         return sum(map(_bytes_of_value, value))
     if not isinstance(value, torch.Tensor):
         return 0
-    num_elements = 1
-    for size in value.shape:
-        is_symbol = not isinstance(size, int)
-        num_elements *= int(size.node.hint or 0) if is_symbol else size
-    return num_elements * value.dtype.itemsize
+    sizes = [size if isinstance(size, int) else int(size.node.hint or 0) for size in value.shape]
+    return math.prod(sizes) * value.dtype.itemsize

@@ -239,24 +239,17 @@ def group_waited_in(frame: FrameType | None) -> str:
     The flight recorder knows a collective only once it is issued; the first one of a group sets up the connections
     before that, and waits for the other ranks there.
     """
-    calls = takewhile(_is_of_communication, islice(frames_from(frame), 8))
+    within = (_TORCH, _WRAPPERS)
+    calls = takewhile(lambda call: call.f_code.co_filename.startswith(within), islice(frames_from(frame), 8))
     named = (_group_given(call.f_locals) for call in calls)
     return first(label for label in named if label is not None) or ""
-
-
-def _is_of_communication(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return is_torch(file) or file.startswith(_WRAPPERS)
 
 
 def _group_given(values: Mapping[str, Any]) -> str | None:
     """The group that a call is given, by its name or itself; None where it is given none, empty for an unknown one."""
     by_name = {group.name: group.label for group in _groups()}
-    given = [values.get("group_name")]
     arguments = values.get("args")
-    if isinstance(arguments, tuple):
-        given += arguments
-    for one in given:
+    for one in (values.get("group_name"), *(arguments if isinstance(arguments, tuple) else ())):
         if isinstance(one, str) and one in by_name:
             return by_name[one]
     handle = values.get("group", "none is given")
