@@ -79,8 +79,7 @@ def push(graph: Graph, pushing: Pushing, is_wanted: Callable[[Tensor, str], bool
         read_at_once = [replace(one, read=one.wait, read_at=one.ends_at) for one in sums]
         for form in (sums, read_at_once):
             reads = [one.read_at for one in form]
-            are_in_order = reads == sorted(reads)
-            if are_in_order and _max_in_flight(form) <= _MOST_IN_FLIGHT:
+            if reads == sorted(reads) and _max_in_flight(form) <= _MOST_IN_FLIGHT:
                 _insert_ops(form, pushing)
                 break
 
@@ -137,10 +136,8 @@ def _product_of(start: Node) -> Node | None:
     x, behind = start.args[0], start
     while _is_view(x) and x is behind.prev:
         x, behind = x.args[0], x
-    is_product = x.target is aten.mm.default
     is_right_before = x is behind.prev
-    is_read_once = len(x.users) == 1
-    return x if is_product and is_right_before and is_read_once else None
+    return x if is_right_before and x.target is aten.mm.default and len(x.users) == 1 else None
 
 
 def _is_view(node: Node) -> bool:
