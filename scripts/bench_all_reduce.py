@@ -22,7 +22,7 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpcompile.by_size.op import OP, chosen
-from tpcompile.by_size.table import MIN_RATIO, Cell, Measured, Table, fastest_rows
+from tpcompile.by_size.table import MIN_RATIO, NCCL, Cell, Measured, Row, Table
 from tpcompile.by_size.workspace import workspace_of
 from tpcompile.torch_api import c10d, symmetric
 
@@ -160,6 +160,41 @@ def cell_of(bench: Bench, found: list[dict[str, Any]]) -> Cell:
     )
 
 
+def fastest_rows(measured: Iterable[Measured]) -> tuple[Row, ...]:
+    """Rows that are not slower than NCCL at any measured size.
+
+    A row holds from the size before it to its own: its algorithm is the fastest at its own size of those that beat NCCL
+    there and are no slower than NCCL at the size before, or NCCL.
+    """
+    kept: list[Row] = []
+    before = None
+    for one in sorted(measured, key=lambda each: each.size_bytes):
+        faster = [name for name, us in one.us.items() if us * MIN_RATIO <= one.us[NCCL]]
+        if before is not None:
+            faster = [name for name in faster if before.us[name] <= before.us[NCCL]]
+        fastest = min(faster, key=one.us.__getitem__, default=NCCL)
+        row = Row(up_to_bytes=one.size_bytes, algorithm=fastest)
+        if kept and kept[-1].algorithm == row.algorithm:
+            kept.pop()
+        kept.append(row)
+        before = one
+    if kept and kept[-1].algorithm == NCCL:
+        kept.pop()
+    return tuple(kept)
+
+
+def with_cell(table: Table, cell: Cell) -> Table:
+    """The table with this cell in place of what it has for that GPU and number of ranks.
+
+    What it has on messages in flight is kept, if the cell says nothing on them.
+    """
+    others = [one for one in table.cells if (one.gpu, one.num_ranks) != (cell.gpu, cell.num_ranks)]
+    if cell.push_from_bytes is None:
+        cell = cell.model_copy(update={"push_from_bytes": table.push_from(cell.gpu, cell.num_ranks)})
+    cells = sorted([*others, cell], key=lambda one: (one.gpu, one.num_ranks))
+    return Table(cells=tuple(cells))
+
+
 def command_of(num_ranks: int) -> str:
     return f"torchrun --standalone --nproc-per-node {num_ranks} scripts/bench_all_reduce.py --json FILE"
 
@@ -201,7 +236,7 @@ def main() -> int:
         given.json.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
         if given.write is not None:
             before = Table.read(given.write) if given.write.exists() else Table()
-            before.with_cell(cell).write(given.write)
+            with_cell(before, cell).write(given.write)
     gc.collect()
     torch.cuda.synchronize()
     dist.destroy_process_group()
