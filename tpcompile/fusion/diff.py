@@ -162,7 +162,9 @@ def _surplus(ours: _ByStructure, theirs: _ByStructure) -> Iterator[Launch]:
 def _recoded(before: _ByStructure, after: _ByStructure) -> Iterator[str]:
     for structure, launches in before.items():
         others = after.get(structure, [])
-        if others and Counter(one.source for one in launches) != Counter(one.source for one in others):
+        sources = Counter(one.source for one in launches)
+        other_sources = Counter(one.source for one in others)
+        if others and sources != other_sources:
             yield launches[0].name
 
 
@@ -172,7 +174,8 @@ def _tuned(before: _ByStructure, after: _ByStructure) -> Iterator[str]:
         others = after.get(structure, [])
         for one, other in zip(launches, others, strict=False):
             is_known = bool(one.resources) and bool(other.resources)
-            if is_known and one.source == other.source and one.resources != other.resources:
+            is_tuned = one.source == other.source and one.resources != other.resources
+            if is_known and is_tuned:
                 yield f"{one.name}: {_needs(one)} -> {_needs(other)}"
 
 
@@ -186,10 +189,12 @@ def _splits(
     """Kernels whose nodes are in several kernels now, and why neighbours among those are apart."""
     for launch in removed:
         now = [one for one in added if set(one.fx) & set(launch.fx)]
-        if launch.role is Role.KERNEL and len(now) > 1:
-            neighbours = set(pairwise(sorted(map(new.launches.index, now))))
-            why = [one for one in missed_fusions(new, settings) if one.places in neighbours]
-            yield Split(was=launch.name, now=tuple(one.name for one in now), why=tuple(why))
+        if launch.role is not Role.KERNEL or len(now) < 2:
+            continue
+        places = sorted(map(new.launches.index, now))
+        neighbours = set(pairwise(places))
+        why = filter(lambda missed: missed.places in neighbours, missed_fusions(new, settings))
+        yield Split(was=launch.name, now=tuple(one.name for one in now), why=tuple(why))
 
 
 # Classes

@@ -64,7 +64,11 @@ def _aligned(calls: Sequence[Call], nodes: Iterable[Node]) -> tuple[list[list[No
         why_not = f"the code launches {_counted(by_code)}, the scheduler's nodes are {_counted(by_node)}"
         return [[] for _ in calls], why_not
     members = iter(groups)
-    return [[] if call.role is Role.WRAPPER else next(members)[1] for call in calls], ""
+    found = []
+    for call in calls:
+        is_of_node = call.role is not Role.WRAPPER
+        found.append(next(members)[1] if is_of_node else [])
+    return found, ""
 
 
 def _as_launched(nodes: Iterable[Node]) -> list[tuple[Role, list[Node]]]:

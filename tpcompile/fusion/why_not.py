@@ -10,7 +10,6 @@ from itertools import chain, combinations
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import Frozen
-from tpcompile.fusion.exchanges import reason_of_exchange
 from tpcompile.fusion.kinds import Kind, kind_of
 from tpcompile.fusion.manifest_records import Decisions, GraphManifest, Launch, Pair, Role
 from tpcompile.fusion.reasons import DIFFERENT_ORDER, NOTHING_SHARED, TWO_ORDERS, Boundary, Reason, reason_of
@@ -141,21 +140,17 @@ def _saved(graph: GraphManifest, places: tuple[int, int]) -> int:
     one = graph.launches[places[0]]
     other = graph.launches[places[1]]
     at_hand = other.reads.keys() & _buffers(one)
-    read_only_there = one.writes.keys() & other.reads.keys() - _needed_elsewhere(graph, places)
+    # What the graph returns or a different launch reads; a wait moves nothing.
+    needed_elsewhere: set[str] = set()
+    if graph.decisions is not None:
+        needed_elsewhere.update(graph.decisions.outputs)
+    for at, launch in enumerate(graph.launches):
+        if launch.role is not Role.WAIT and at not in places:
+            needed_elsewhere.update(launch.reads)
+    read_only_there = one.writes.keys() & other.reads.keys() - needed_elsewhere
     saved_reads = sum(other.reads[name] for name in at_hand)
     saved_writes = sum(one.writes[name] for name in read_only_there)
     return saved_reads + saved_writes
-
-
-def _needed_elsewhere(graph: GraphManifest, places: tuple[int, int]) -> set[str]:
-    """Buffers that the graph returns or that a different launch reads; a wait moves nothing."""
-    needed: set[str] = set()
-    if graph.decisions is not None:
-        needed.update(graph.decisions.outputs)
-    for at, launch in enumerate(graph.launches):
-        if launch.role is not Role.WAIT and at not in places:
-            needed.update(launch.reads)
-    return needed
 
 
 def _between(launches: Sequence[Launch], places: tuple[int, int]) -> list[Launch]:
@@ -306,3 +301,50 @@ _STAGES = Reason(
     text="one reduction in two stages: the second reduces the partial results of the first",
     remedy="config.triton.cooperative_reductions",
 )
+
+
+# Exchanges
+
+ASYNC_TP = "_inductor.config._micro_pipeline_tp"
+"""The setting, as a manifest has it, by which Inductor makes one op of an exchange and a matmul."""
+_PRODUCTS = frozenset({"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten._scaled_mm"})
+_TAKEN = frozenset({"aten.mm", "aten._scaled_mm"})
+"""The matmuls that torch 2.11 and 2.13 look for."""
+_GATHER, _SCATTER = "all_gather_into_tensor", "reduce_scatter_tensor"
+_ENABLE = "torch.distributed._symmetric_memory.enable_symm_mem_for_group(group)"
+_WHO_WAITS = {_GATHER: "the matmul waits for the all-gather", _SCATTER: "the reduce-scatter waits for the matmul"}
+_INSTEAD = {"aten.bmm": "F.linear or x @ weight, which is an mm; then async TP (config._micro_pipeline_tp)"}
+
+
+def reason_of_exchange(both: Sequence[Launch], settings: Mapping[str, str]) -> Reason | None:
+    """None where neither is a collective."""
+    exchanges = [one for one in both if one.role is Role.COLLECTIVE]
+    if not exchanges:
+        return None
+    kind = _with_matmul(both)
+    if kind:
+        text = _WHO_WAITS[kind]
+        remedy = f"async TP: config._micro_pipeline_tp, and {_ENABLE}"
+        if settings.get(ASYNC_TP) == "True":
+            text = f"async TP is on and did not match: {text}"
+            remedy = f"{_ENABLE} before the compile"
+        matmul = next(filter(None, map(_product, both)))
+        if matmul not in _TAKEN:
+            text += f", and async TP does not look for {matmul.removeprefix('aten.')}"
+            remedy = _INSTEAD.get(matmul, "")
+        return Reason(boundary=Boundary.COLLECTIVE, text=text, remedy=remedy)
+    text = f"{exchanges[0].kind} is a collective: the kernels before and after it are apart"
+    return Reason(boundary=Boundary.COLLECTIVE, text=text)
+
+
+def _with_matmul(both: Sequence[Launch]) -> str:
+    """What async TP is for: a matmul behind an all-gather, or before a reduce-scatter; empty for any other pair."""
+    first, second = both
+    if first.kind.startswith(_GATHER):
+        return _GATHER if _product(second) else ""
+    return _SCATTER if second.kind.startswith(_SCATTER) and _product(first) else ""
+
+
+def _product(launch: Launch) -> str:
+    """The matmul that it computes, as the graph called it; empty for none."""
+    return min(_PRODUCTS & set(launch.ops), default="")

@@ -32,7 +32,8 @@ def launches(code: str) -> tuple[Call, ...]:
     kernels = {kernel.name: kernel for kernel in found if kernel.kind != "call"}
     calls: list[ast.Call] = []
     for function in ast.walk(ast.parse(code)):
-        if isinstance(function, ast.FunctionDef) and _FUNCTIONS.fullmatch(function.name):
+        name = function.name if isinstance(function, ast.FunctionDef) else ""
+        if _FUNCTIONS.fullmatch(name):
             inside = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
             calls += sorted(inside, key=lambda call: (call.lineno, call.col_offset))
     launched = (_launch(call, kernels) for call in calls)
