@@ -49,7 +49,7 @@ def attach(report: pytest.TestReport, run_dir: Path | None, rootdir: Path) -> No
 
 
 def write(reports: Sequence[Any], environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Append to the step summary; return the lines to print, at most ten: the first of each test comes before a second."""
+    """Append to the step summary; return at most ten lines to print: the first of each test comes before a second."""
     notes = [Note(**getattr(report, _FIELD)) for report in reports if hasattr(report, _FIELD)]
     turns = zip_longest(*(note.errors for note in notes))
     errors = list(dict.fromkeys(error for turn in turns for error in turn if error is not None))[: github.MAX_ERRORS]
