@@ -79,7 +79,8 @@ def push(graph: Graph, pushing: Pushing, is_wanted: Callable[[Tensor, str], bool
         read_at_once = [replace(one, read=one.wait, read_at=one.ends_at) for one in sums]
         for form in (sums, read_at_once):
             reads = [one.read_at for one in form]
-            if reads == sorted(reads) and _max_in_flight(form) <= _MOST_IN_FLIGHT:
+            are_in_order = reads == sorted(reads)
+            if are_in_order and _max_in_flight(form) <= _MOST_IN_FLIGHT:
                 _insert_ops(form, pushing)
                 break
 
@@ -136,8 +137,10 @@ def _product_of(start: Node) -> Node | None:
     x, behind = start.args[0], start
     while _is_view(x) and x is behind.prev:
         x, behind = x.args[0], x
+    is_product = x.target is aten.mm.default
     is_right_before = x is behind.prev
-    return x if is_right_before and x.target is aten.mm.default and len(x.users) == 1 else None
+    is_read_once = len(x.users) == 1
+    return x if is_product and is_right_before and is_read_once else None
 
 
 def _is_view(node: Node) -> bool:
@@ -180,7 +183,6 @@ def _insert_ops(sums: list[InFlight], pushing: Pushing) -> None:
 
 
 def _insert_sum(one: InFlight, received: Node) -> Node:
-    """The sum in place of the wait for it."""
     x, wait = one.start.args[0], one.wait
     value = wait.meta["val"]
     flat = insert_call(wait, wait, aten.slice.Tensor, (received, 0, 0, value.numel()))
@@ -252,5 +254,4 @@ def replace_by_call(wait: Node, op: Callable[..., Tensor], arguments: tuple[Any,
 
 
 def _copy_metadata(made: Node, like: Node, keys: tuple[str, ...]) -> None:
-    """Copy this metadata of a node, as far as it has it."""
     made.meta.update({key: like.meta[key] for key in keys if key in like.meta})

@@ -102,7 +102,6 @@ def _can_share(group: Any, device: torch.device) -> bool:
 
 
 def _device() -> torch.device:
-    """The device of this rank."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device(CPU)
 
 

@@ -6,6 +6,7 @@ A driver may hang or crash it, and the command itself imports no torch.
 from __future__ import annotations
 
 import json
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ def facts() -> dict[str, Any]:
     """The fields of `doctor.torch_says.Answer`."""
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     backends = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available} if dist.is_available() else {}
-    pairs = [(one, other) for one in range(num_gpus) for other in range(num_gpus) if one != other]
+    pairs = permutations(range(num_gpus), 2)
     no_access = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
     return {
         "torch": torch.__version__,

@@ -90,12 +90,10 @@ class _Lookups:
         self._previous: Any = None
 
     def add(self, listener: Lookup) -> None:
-        """Call `listener` after every guard lookup."""
         self._listeners.append(listener)
         self._install()
 
     def remove(self, listener: Lookup) -> None:
-        """Stop calling `listener`."""
         if listener in self._listeners:
             self._listeners.remove(listener)
             self._install()
@@ -110,8 +108,9 @@ class _Lookups:
             return
         if self._installed is None or found is not self._installed:
             self._previous = found
-        is_alone = len(self._listeners) == 1 and self._previous is None
-        self._installed = self._listeners[0] if is_alone else self._all if self._listeners else None
+        self._installed = self._all if self._listeners else None
+        if len(self._listeners) == 1 and self._previous is None:
+            self._installed = self._listeners[0]
         _eval_frame.set_guard_complete_hook(self._installed or self._previous)
 
     def _all(self, hit: bool) -> bool:

@@ -31,7 +31,6 @@ def seen(before: Callable[[Any], None]) -> Iterator[None]:
 
 
 def _kinds() -> list[Any]:
-    """The classes of kernels of this process."""
     if importlib.util.find_spec("triton") is None:
         return []
     from triton import knobs

@@ -158,7 +158,8 @@ def whose_op(name: str) -> Place | None:
     is_called_by_torch = name.partition("::")[0] in _CALLERS_IN_TORCH
     if is_called_by_torch and registers_for_others(place):
         return None
-    return place if makers.is_ours(place.file) or not is_torchs(place.file) else None
+    is_torchs_own = is_torchs(place.file) and not makers.is_ours(place.file)
+    return None if is_torchs_own else place
 
 
 def _caller(noted: Place, functions: list[Any]) -> Place:

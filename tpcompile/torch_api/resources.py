@@ -32,8 +32,11 @@ def generated_modules() -> Iterator[tuple[str, dict[str, Any]]]:
     from torch._inductor.codecache import PyCodeCache
 
     for module in PyCodeCache.modules:
-        named = vars(module).items()
-        kernels = {name: one for name, one in named if hasattr(one, "launchers") and hasattr(one, "compile_results")}
+        kernels = {}
+        for name, value in vars(module).items():
+            is_autotuner = hasattr(value, "launchers") and hasattr(value, "compile_results")
+            if is_autotuner:
+                kernels[name] = value
         path = Path(module.__file__ or "")
         if kernels and path.is_file():
             yield path.read_text(), kernels
@@ -44,8 +47,9 @@ def of_launched(kernel: Any) -> Configurations:
     if len(kernel.launchers) != 1:  # it was not called: autotuning has not chosen
         return []
     (launcher,) = kernel.launchers
-    needs = _needs(launcher.config, launcher.n_regs, launcher.n_spills, launcher.shared)
-    return [] if launcher.n_regs is None else [needs]
+    if launcher.n_regs is None:
+        return []
+    return [_needs(launcher.config, launcher.n_regs, launcher.n_spills, launcher.shared)]
 
 
 @functools.cache

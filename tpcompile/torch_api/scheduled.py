@@ -174,12 +174,9 @@ def _computed_by_part(part: Any) -> set[_FxNode]:
         of_buffer = _called(buffer.get_origins()) if is_stage else set()
         if of_buffer & results:
             earlier |= of_buffer - results
-    return _backward(first, inside - earlier)
-
-
-def _backward(results: Iterable[_FxNode], inside: set[_FxNode]) -> set[_FxNode]:
-    """What the results are computed from, without leaving `inside`."""
-    left = list(results)
+    # What the results are computed from, without leaving `inside`.
+    inside -= earlier
+    left = list(first)
     found: set[_FxNode] = set()
     while left:
         origin = left.pop()
@@ -291,7 +288,6 @@ def _bytes_of_buffer(name: str) -> int:
 
 
 def _bytes_of_value(value: Any) -> int:
-    """Bytes of all tensors in a value of a graph."""
     if isinstance(value, list | tuple):
         return sum(map(_bytes_of_value, value))
     if not isinstance(value, torch.Tensor):

@@ -248,8 +248,11 @@ def group_waited_in(frame: FrameType | None) -> str:
 def _group_given(values: Mapping[str, Any]) -> str | None:
     """The group that a call is given, by its name or itself; None where it is given none, empty for an unknown one."""
     by_name = {group.name: group.label for group in _groups()}
+    given = [values.get("group_name")]
     arguments = values.get("args")
-    for one in (values.get("group_name"), *(arguments if isinstance(arguments, tuple) else ())):
+    if isinstance(arguments, tuple):
+        given += arguments
+    for one in given:
         if isinstance(one, str) and one in by_name:
             return by_name[one]
     handle = values.get("group", "none is given")
