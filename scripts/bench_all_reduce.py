@@ -33,7 +33,7 @@ from torch import Tensor
 from tpcompile.by_size.op import OP, chosen
 from tpcompile.by_size.table import MIN_RATIO, NCCL, Cell, Measured, Row, Table
 from tpcompile.by_size.workspace import workspace_of
-from tpcompile.torch_api import c10d, symmetric
+from tpcompile.torch_api import c10d
 
 SIZES = [64, 512] + [4096 << step for step in range(14)] + [48 << 20]
 """Bytes: statistics of 8 and 64 tokens, 4 KiB to 32 MiB, and the 4680 tokens of wan14b."""
@@ -97,9 +97,15 @@ class Bench:
         return call
 
     def raw(self, algorithm: str, num_bytes: int) -> Sum:
-        like = torch.zeros(num_bytes // DTYPE.itemsize, dtype=DTYPE, device=self.device)
-        call = symmetric.all_reduce(algorithm.replace("_", "-"), like, self.group)
-        return lambda x: call()
+        """The sum alone, of a buffer of its own: what a copy into it adds is in the other forms. Never by multicast."""
+        import torch.distributed._symmetric_memory as symm
+
+        buffer = symm.empty(num_bytes // DTYPE.itemsize, dtype=DTYPE, device=self.device)
+        buffer.zero_()
+        symm.rendezvous(buffer, self.group)
+        if algorithm == "one_shot":
+            return lambda x: torch.ops.symm_mem.one_shot_all_reduce(buffer, "sum", self.name)
+        return lambda x: torch.ops.symm_mem.two_shot_all_reduce_(buffer, "sum", self.name)
 
     def times(self, num_bytes: int, forms: dict[str, Sum]) -> dict[str, float]:
         """us of each form, without the kernel before it; the slowest rank of each round."""
