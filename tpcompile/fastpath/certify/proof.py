@@ -75,9 +75,7 @@ def certify(
     """
     path = _provable(name, tp_sizes)
     trial = trial_of(name)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtypes = path.dtypes or _DTYPES
-    settings = [Setting(tp, dtype, device) for dtype in dtypes for tp in tp_sizes]
+    settings = _settings(path, tp_sizes)
     on_gpu = torch.cuda.is_available()
     known_power = _known_power(path) if on_gpu or is_for_more_cases else None
     _prepare(path)
@@ -171,6 +169,12 @@ def _measured(path: FastPath, trial: Trial, known: Sequence[Prepared]) -> tuple[
         raise DivergenceError(f"fast path {path.name}: {measured.failure}")
     results, used_s = measured.result
     return results, used_s
+
+
+def _settings(path: FastPath, tp_sizes: Iterable[int]) -> list[Setting]:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtypes = path.dtypes or _DTYPES
+    return [Setting(tp, dtype, device) for dtype in dtypes for tp in tp_sizes]
 
 
 def _results(path: FastPath, trial: Trial, known: Iterable[Prepared]) -> Iterator[Result]:
