@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from tpcompile.collectives.api import rank_index
 from tpcompile.collectives.observer import Call, observing
+from tpcompile.ranks.groups import rank_index
 from tpcompile.torch_api.dispatch import AsyncCollectiveTensor, TorchDispatchMode, base_of, has_gradient_hook
 from tpcompile.typecheck.cut import Sources, nodes_behind
 from tpcompile.typecheck.ops import FUNCTIONAL, WAITS
