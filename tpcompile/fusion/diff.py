@@ -164,7 +164,8 @@ def _recoded(before: _ByStructure, after: _ByStructure) -> Iterator[str]:
         others = after.get(structure, [])
         sources = Counter(one.source for one in launches)
         other_sources = Counter(one.source for one in others)
-        if others and sources != other_sources:
+        is_in_both = bool(others)
+        if is_in_both and sources != other_sources:
             yield launches[0].name
 
 
@@ -173,8 +174,9 @@ def _tuned(before: _ByStructure, after: _ByStructure) -> Iterator[str]:
     for structure, launches in before.items():
         others = after.get(structure, [])
         for one, other in zip(launches, others, strict=False):
+            has_same_code = one.source == other.source
             is_known = bool(one.resources) and bool(other.resources)
-            is_tuned = one.source == other.source and one.resources != other.resources
+            is_tuned = has_same_code and one.resources != other.resources
             if is_known and is_tuned:
                 yield f"{one.name}: {_needs(one)} -> {_needs(other)}"
 
@@ -189,12 +191,13 @@ def _splits(
     """Kernels whose nodes are in several kernels now, and why neighbours among those are apart."""
     for launch in removed:
         now = [one for one in added if set(one.fx) & set(launch.fx)]
-        if launch.role is not Role.KERNEL or len(now) < 2:
-            continue
-        places = sorted(map(new.launches.index, now))
-        neighbours = set(pairwise(places))
-        why = filter(lambda missed: missed.places in neighbours, missed_fusions(new, settings))
-        yield Split(was=launch.name, now=tuple(one.name for one in now), why=tuple(why))
+        is_split = len(now) > 1
+        if launch.role is Role.KERNEL and is_split:
+            places = sorted(map(new.launches.index, now))
+            neighbours = set(pairwise(places))
+            why = filter(lambda missed: missed.places in neighbours, missed_fusions(new, settings))
+            names = [one.name for one in now]
+            yield Split(was=launch.name, now=tuple(names), why=tuple(why))
 
 
 # Classes

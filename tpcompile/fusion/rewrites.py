@@ -164,7 +164,8 @@ _KEPT = (aten.copy_.default, prims._sink_tokens.default)
 
 def _without_impure(node: Node) -> bool:
     is_call = node.op == "call_function" and node.target not in _KEPT
-    is_for_its_effect = is_call and not node.users and node.is_impure()
+    is_unused = not node.users
+    is_for_its_effect = is_call and is_unused and node.is_impure()
     if is_for_its_effect:
         node.graph.erase_node(node)
     return is_for_its_effect
@@ -175,8 +176,9 @@ def _without_effect(node: Node) -> bool:
     results = [user for user in node.users if user.args[1:] != (0,)]
     if any(user.users for user in results):
         return False
+    token = node.args[0]
     for user in list(node.users):
-        _replace(user, node.args[0])
+        _replace(user, token)
     node.graph.erase_node(node)
     return True
 

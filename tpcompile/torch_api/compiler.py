@@ -177,7 +177,8 @@ def program_lines(frame: FrameType | None) -> list[UserLine]:
         wrapper = wrapper.f_back
     lines: list[UserLine] = []
     for one, number in traceback.walk_stack(wrapper or frame):
-        if not _is_library(one.f_code.co_filename):
+        file = one.f_code.co_filename
+        if not _is_library(file):
             lines.append(line_at(one, number))
     return lines[::-1]
 

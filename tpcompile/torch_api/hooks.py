@@ -108,10 +108,14 @@ class _Lookups:
             return
         if self._installed is None or found is not self._installed:
             self._previous = found
-        self._installed = self._all if self._listeners else None
-        if len(self._listeners) == 1 and self._previous is None:
-            self._installed = self._listeners[0]
+        self._installed = self._wanted()
         _eval_frame.set_guard_complete_hook(self._installed or self._previous)
+
+    def _wanted(self) -> Any:
+        if not self._listeners:
+            return None
+        is_alone = len(self._listeners) == 1 and self._previous is None
+        return self._listeners[0] if is_alone else self._all
 
     def _all(self, hit: bool) -> bool:
         if self._previous is not None:

@@ -292,5 +292,8 @@ def _bytes_of_value(value: Any) -> int:
         return sum(map(_bytes_of_value, value))
     if not isinstance(value, torch.Tensor):
         return 0
-    sizes = [size if isinstance(size, int) else int(size.node.hint or 0) for size in value.shape]
-    return math.prod(sizes) * value.dtype.itemsize
+    num_elements = 1
+    for size in value.shape:
+        is_symbol = not isinstance(size, int)
+        num_elements *= int(size.node.hint or 0) if is_symbol else size
+    return num_elements * value.dtype.itemsize

@@ -193,10 +193,13 @@ def _error_ratio(exact: dict[str, Tensor] | None, got: dict[str, Tensor], eager:
         return None
     ratios = []
     for name, value in exact.items():
-        if name not in got or got[name].shape != value.shape:
+        is_there = name in got and got[name].shape == value.shape
+        if not is_there:
             return math.inf
-        ratios.append(error_ratio.error_of(got[name], eager[name], value)["ratio"])
-    return math.inf if any(map(math.isnan, ratios)) else max(ratios)
+        error = error_ratio.error_of(got[name], eager[name], value)
+        ratios.append(error["ratio"])
+    is_nan = any(map(math.isnan, ratios))
+    return math.inf if is_nan else max(ratios)
 
 
 # What the profiler sees
