@@ -22,7 +22,7 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpcompile.by_size.op import OP, chosen
-from tpcompile.by_size.table import MIN_RATIO, Cell, Measured, Table, fastest_rows
+from tpcompile.by_size.table import MIN_RATIO, NCCL, Cell, Measured, Row, Table
 from tpcompile.by_size.workspace import workspace_of
-from tpcompile.torch_api import c10d, symmetric
+from tpcompile.torch_api import c10d
 
 SIZES = [64, 512] + [4096 << step for step in range(14)] + [48 << 20]
 """Bytes: statistics of 8 and 64 tokens, 4 KiB to 32 MiB, and the 4680 tokens of wan14b."""
@@ -97,9 +97,15 @@ class Bench:
         return call
 
     def raw(self, algorithm: str, num_bytes: int) -> Sum:
-        like = torch.zeros(num_bytes // DTYPE.itemsize, dtype=DTYPE, device=self.device)
-        call = symmetric.all_reduce(algorithm.replace("_", "-"), like, self.group)
-        return lambda x: call()
+        """The sum alone, of a buffer of its own: what a copy into it adds is in the other forms. Never by multicast."""
+        import torch.distributed._symmetric_memory as symm
+
+        buffer = symm.empty(num_bytes // DTYPE.itemsize, dtype=DTYPE, device=self.device)
+        buffer.zero_()
+        symm.rendezvous(buffer, self.group)
+        if algorithm == "one_shot":
+            return lambda x: torch.ops.symm_mem.one_shot_all_reduce(buffer, "sum", self.name)
+        return lambda x: torch.ops.symm_mem.two_shot_all_reduce_(buffer, "sum", self.name)
 
     def times(self, num_bytes: int, forms: dict[str, Sum]) -> dict[str, float]:
         """us of each form, without the kernel before it; the slowest rank of each round."""
@@ -160,6 +166,41 @@ def cell_of(bench: Bench, found: list[dict[str, Any]]) -> Cell:
     )
 
 
+def fastest_rows(measured: Iterable[Measured]) -> tuple[Row, ...]:
+    """Rows that are not slower than NCCL at any measured size.
+
+    A row holds from the size before it to its own: its algorithm is the fastest at its own size of those that beat NCCL
+    there and are no slower than NCCL at the size before, or NCCL.
+    """
+    kept: list[Row] = []
+    before = None
+    for one in sorted(measured, key=lambda each: each.size_bytes):
+        faster = [name for name, us in one.us.items() if us * MIN_RATIO <= one.us[NCCL]]
+        if before is not None:
+            faster = [name for name in faster if before.us[name] <= before.us[NCCL]]
+        fastest = min(faster, key=one.us.__getitem__, default=NCCL)
+        row = Row(up_to_bytes=one.size_bytes, algorithm=fastest)
+        if kept and kept[-1].algorithm == row.algorithm:
+            kept.pop()
+        kept.append(row)
+        before = one
+    if kept and kept[-1].algorithm == NCCL:
+        kept.pop()
+    return tuple(kept)
+
+
+def with_cell(table: Table, cell: Cell) -> Table:
+    """The table with this cell in place of what it has for that GPU and number of ranks.
+
+    What it has on messages in flight is kept, if the cell says nothing on them.
+    """
+    others = [one for one in table.cells if (one.gpu, one.num_ranks) != (cell.gpu, cell.num_ranks)]
+    if cell.push_from_bytes is None:
+        cell = cell.model_copy(update={"push_from_bytes": table.push_from(cell.gpu, cell.num_ranks)})
+    cells = sorted([*others, cell], key=lambda one: (one.gpu, one.num_ranks))
+    return Table(cells=tuple(cells))
+
+
 def command_of(num_ranks: int) -> str:
     return f"torchrun --standalone --nproc-per-node {num_ranks} scripts/bench_all_reduce.py --json FILE"
 
@@ -201,7 +242,7 @@ def main() -> int:
         given.json.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
         if given.write is not None:
             before = Table.read(given.write) if given.write.exists() else Table()
-            before.with_cell(cell).write(given.write)
+            with_cell(before, cell).write(given.write)
     gc.collect()
     torch.cuda.synchronize()
     dist.destroy_process_group()

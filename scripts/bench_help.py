@@ -13,7 +13,7 @@ import time
 
 BUDGET_S = 0.3
 REPEATS = 20
-COMMAND = [sys.executable, "-m", "tpcompile.cli", "--help"]
+COMMAND = [sys.executable, "-m", "tpcompile", "--help"]
 
 
 def main() -> int:

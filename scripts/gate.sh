@@ -9,4 +9,4 @@ set -euo pipefail
 # shellcheck source=scripts/venv.sh
 source "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
 make_venv "$ROOT/.venv" "$DEFAULT_TORCH" run
-exec "$VENV_PYTHON" -m tpcompile.cli gate "$@"
+exec "$VENV_PYTHON" -m tpcompile gate "$@"

@@ -24,7 +24,8 @@ from tpcompile.fastpath.registry import TpSupport
 from tpcompile.fusion.bisect import Kind
 from tpcompile.fusion.diff import Change
 from tpcompile.fusion.reasons import Boundary
-from tpcompile.fusion.win import mode_records, mode_table
+from tpcompile.fusion.win import decide as deciding
+from tpcompile.fusion.win import mode_records
 from tpcompile.fusion.win.decide import decide
 from tpcompile.typecheck.spmd import parse_type
 
@@ -103,7 +104,7 @@ def test_the_types_of_the_page_can_be_parsed() -> None:
 def test_the_output_of_verify_win_is_what_it_prints_of_the_report() -> None:
     modes = json.loads((ROOT / "results" / "h100x1-modes.json").read_text())["programs"]["pointwise"]["modes"]
     found = [mode_records.Measured.model_validate(one) for one in modes]
-    printed = "\n".join(line.plain for line in mode_table.lines(found, decide(found)))
+    printed = "\n".join(line.plain for line in deciding.lines(found, decide(found)))
     assert f"```text\n{printed}\n```" in page("verify-win")
     columns = cells(page("verify-win"), "column")
     assert not_listed(["speed-up", "kernels", "regions", "error", "first s", "cached", "cold"], columns) == []

@@ -256,8 +256,8 @@ def measured(case: Case) -> dict[str, Any]:
 
 def main() -> None:
     """Print the table of each program, and write what was measured."""
+    from tpcompile.fusion.win.decide import lines
     from tpcompile.fusion.win.mode_records import Advice, Measured
-    from tpcompile.fusion.win.mode_table import lines
     from tpcompile.report import console
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

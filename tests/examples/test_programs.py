@@ -108,7 +108,7 @@ def test_the_fast_path_is_refused_until_it_is_certified(user: Path) -> None:
     assert use(user).returncode == 1
     command = [
         "-m",
-        "tpcompile.cli",
+        "tpcompile",
         "certify",
         "head_norm",
         "--import",

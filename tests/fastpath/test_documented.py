@@ -31,7 +31,7 @@ INTERPRETED = {"TRITON_INTERPRET": "1"}
 
 
 def certify(folder: Path, *arguments: str) -> forked.Ended:
-    command = ["-m", "tpcompile.cli", "certify", "head_norm", "--import", "my_kernels", *arguments]
+    command = ["-m", "tpcompile", "certify", "head_norm", "--import", "my_kernels", *arguments]
     return forked.run_python(command, environ=os.environ | INTERPRETED, cwd=folder, timeout_s=280)
 
 

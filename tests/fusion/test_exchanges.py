@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tpcompile.fusion.exchanges import ASYNC_TP, reason_of_exchange
 from tpcompile.fusion.manifest_records import Launch, Role
 from tpcompile.fusion.reasons import Boundary, Reason
+from tpcompile.fusion.why_not import ASYNC_TP, reason_of_exchange
 
 GATHER = Launch(role=Role.COLLECTIVE, name="all_gather", kind="all_gather_into_tensor")
 SCATTER = Launch(role=Role.COLLECTIVE, name="reduce_scatter", kind="reduce_scatter_tensor")

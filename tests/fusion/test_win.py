@@ -177,7 +177,7 @@ def measuring(asked: Path) -> Ended:
 
 
 def test_noise_is_shown_as_a_part_of_the_speed_up() -> None:
-    from tpcompile.fusion.win.mode_table import lines
+    from tpcompile.fusion.win.decide import lines
 
     noisy = mode(gain=2.0, step_ms=(0.25, 0.5, 0.5, 1.0) * 2)
     shown = [str(line) for line in lines([noisy], decide([noisy]))]

@@ -318,7 +318,7 @@ def test_a_rank_whose_record_cannot_be_written_is_the_machine(tmp_path: Path) ->
     run_dir = tmp_path / "run"
     (run_dir / "rank_1" / "record.json").mkdir(parents=True)  # in the way
     flags = ["--set", AOT[0], "--device", "cpu", "--nproc", "2", "--run-dir", run_dir]
-    ended = run_python(["-m", "tpcompile.cli", "gate", "--target", "tests.gate.own:pair", *flags])
+    ended = run_python(["-m", "tpcompile", "gate", "--target", "tests.gate.own:pair", *flags])
     assert ended.returncode == ExitCode.ENVIRONMENT, ended.stdout[-1500:] + ended.stderr[-1500:]
     assert "could not write" in ended.stdout
 
@@ -337,7 +337,7 @@ def test_a_rank_whose_record_cannot_be_written_is_the_machine(tmp_path: Path) ->
     ],
 )
 def test_flags_that_do_not_go_together_are_refused_before_a_rank_starts(flags: list[str], text: str) -> None:
-    ended = run_python(["-m", "tpcompile.cli", "gate", "--device", "cpu", *flags])
+    ended = run_python(["-m", "tpcompile", "gate", "--device", "cpu", *flags])
     assert (ended.returncode, ended.stderr.count("\n")) == (ExitCode.USAGE, 1)
     assert text in ended.stderr
 

@@ -17,7 +17,7 @@ from tests.profiles.recorder import Recorder
 from tpcompile.errors import ConfigError, DivergenceError
 from tpcompile.profiles import TUNED, callables, chosen, run
 from tpcompile.profiles.agreement import Agreement
-from tpcompile.profiles.tuned import Tuned
+from tpcompile.profiles.callables import Tuned
 
 WAIT_S = 1.0
 """Of a rank that does not come."""

@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from tpcompile.collectives import api as collectives
+from tpcompile import collectives
 from tpcompile.errors import ConfigError
 from tpcompile.ranks import groups
 from tpcompile.torch_api import simulated

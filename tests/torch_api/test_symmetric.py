@@ -21,7 +21,7 @@ def test_torch_still_has_the_names() -> None:
     symm = pytest.importorskip("torch.distributed._symmetric_memory")
     assert callable(symm.empty) and callable(symm.rendezvous) and callable(symm.enable_symm_mem_for_group)
     assert callable(torch._C._distributed_c10d._SymmetricMemory.has_multicast_support)
-    assert torch.ops.symm_mem.one_shot_all_reduce and torch.ops.symm_mem.two_shot_all_reduce_
+    assert torch.ops.symm_mem.one_shot_all_reduce_copy and torch.ops.symm_mem.two_shot_all_reduce_out
     assert hasattr(torch._C._distributed_c10d._SymmetricMemory, "buffer_ptrs")
 
 

@@ -57,7 +57,12 @@ def bound(block: BlockConfig, floors: Floors, *, tp: int, train: bool) -> Bound:
     """FLOPs at the rate of products, and bytes of the weights at the rate of reading, on one rank."""
     shapes = list(products(block, tp))
     num_passes = block.num_layers * (_PASSES_OF_TRAINING if train else 1)
-    flops = num_passes * (sum(shape.flops for shape in shapes) + _attention_flops(block) / tp)
+    # Both products of attention over all heads, q k^T and that with v; a causal mask hides half.
+    tokens, width = block.batch * block.seq_len, block.num_heads * block.head_dim
+    own = 4.0 * tokens * block.seq_len * width * (0.5 if block.causal else 1.0)
+    cross = 4.0 * tokens * (block.context_len or block.seq_len) * width if block.cross_attention else 0.0
+    attention_flops = own + cross
+    flops = num_passes * (sum(shape.flops for shape in shapes) + attention_flops / tp)
     num_weights = num_passes * sum(shape.n * shape.k for shape in shapes)
     weight_bytes = num_weights * getattr(torch, block.dtype).itemsize
     return Bound(
@@ -66,14 +71,6 @@ def bound(block: BlockConfig, floors: Floors, *, tp: int, train: bool) -> Bound:
         flops_ms=flops / floors.gemm_tflops / 1e9,
         bytes_ms=weight_bytes / floors.read_gbytes_per_s / 1e6,
     )
-
-
-def _attention_flops(block: BlockConfig) -> float:
-    """Both products of attention over all heads, q k^T and that with v; a causal mask hides half."""
-    tokens, width = block.batch * block.seq_len, block.num_heads * block.head_dim
-    own = 4.0 * tokens * block.seq_len * width * (0.5 if block.causal else 1.0)
-    cross = 4.0 * tokens * (block.context_len or block.seq_len) * width if block.cross_attention else 0.0
-    return own + cross
 
 
 def measure(block: BlockConfig, tp: int, device: torch.device) -> Floors:

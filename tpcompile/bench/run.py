@@ -281,6 +281,5 @@ def _largest(answers: Sequence[Mapping[str, Any]], name: str) -> Any:
 
 
 def _worst(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The largest error of these answers."""
     found = max(answers, key=lambda answer: answer["error_ratio"])
     return {"error_ratio": found["error_ratio"], "worst": found["worst"]}

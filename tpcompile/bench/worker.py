@@ -17,7 +17,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,6 +40,7 @@ from tpcompile.profiles import Profiled
 from tpcompile.ranks.env import choose_device, process_group, rank_env
 from tpcompile.ranks.pool import become
 from tpcompile.recording import CaptureSession
+from tpcompile.version import installed
 
 FLOORS = "floors"
 """The task of the processes that measure rates and write the reference."""
@@ -181,19 +181,12 @@ def machine(device: torch.device) -> dict[str, str]:
     return {
         "device": torch.cuda.get_device_name(device) if is_gpu else "cpu",
         "torch": torch.__version__,
-        "triton": _version("triton"),
+        "triton": installed("triton") or "-",
         "cuda": torch.version.cuda or "-",
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if is_gpu else "-",
         "python": platform.python_version(),
-        "transformers": _version("transformers"),
+        "transformers": installed("transformers") or "-",
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "-"
 
 
 class _Steps:

@@ -153,7 +153,6 @@ def heights(num_rows: int, width: int, num_multiprocessors: int) -> list[int]:
 
 
 def _rounded_up(num_rows: float) -> int:
-    """Rounded up to whole units."""
     return math.ceil(num_rows / _UNIT) * _UNIT
 
 

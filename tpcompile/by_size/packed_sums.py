@@ -39,8 +39,7 @@ def pack(graph: Graph) -> None:
         is_known = all(isinstance(size, int) for size in value.shape)
         if not is_known or value.nbytes > _MOST_BYTES:
             continue
-        only_leaves = all(map(_can_be_moved, _behind(wait)))
-        if only_leaves:
+        if all(map(_can_be_moved, _behind(wait))):
             alike[str(start.args[2]), value.dtype, value.device].append(start)
     for starts in alike.values():
         for together in _batches(starts):

@@ -183,7 +183,6 @@ def _insert_ops(sums: list[InFlight], pushing: Pushing) -> None:
 
 
 def _insert_sum(one: InFlight, received: Node) -> Node:
-    """The sum in place of the wait for it."""
     x, wait = one.start.args[0], one.wait
     value = wait.meta["val"]
     flat = insert_call(wait, wait, aten.slice.Tensor, (received, 0, 0, value.numel()))
@@ -255,5 +254,4 @@ def replace_by_call(wait: Node, op: Callable[..., Tensor], arguments: tuple[Any,
 
 
 def _copy_metadata(made: Node, like: Node, keys: tuple[str, ...]) -> None:
-    """Copy this metadata of a node, as far as it has it."""
     made.meta.update({key: like.meta[key] for key in keys if key in like.meta})

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Graph
 
 from tpcompile.by_size import in_flight, packed_sums, pushed_sums
 from tpcompile.by_size.op import OP, chosen
@@ -74,11 +74,9 @@ class Sums:
     def identity(self) -> tuple[str, ...]:
         """The table, the GPU, and the rows of each group of this process by its name."""
         device = _device()
-        of_groups = []
-        for group, name in c10d.known_groups():
-            rows, push_from = self._chosen(group, device)
-            of_groups.append(f"{name}={rows} {push_from}")
-        return (self.table.digest, gpu_of(device), *sorted(of_groups))
+        chosen = [(name, *self._chosen(group, device)) for group, name in c10d.known_groups()]
+        of_groups = sorted(f"{name}={rows} {push_from}" for name, rows, push_from in chosen)
+        return (self.table.digest, gpu_of(device), *of_groups)
 
     def _chosen(self, group: Any, device: torch.device) -> tuple[str, int | None]:
         """(rows, bytes from which on sums are pushed) for a group; none where its ranks cannot share memory."""
@@ -104,7 +102,6 @@ def _can_share(group: Any, device: torch.device) -> bool:
 
 
 def _device() -> torch.device:
-    """The device of this rank."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device(CPU)
 
 
@@ -120,7 +117,14 @@ class ReplacingPass(CustomGraphPass):
         if self._pushing is not None:
             push(graph, self._pushing, self._chooser.pushes)
         for start in graph.find_nodes(op="call_function", target=ops.all_reduce.default):
-            self._replace(start)
+            wait, value = start.next, summed(start)
+            if value is None or only_wait(start) is not wait:  # something may run beside the collective
+                continue
+            x, _, group_name = start.args
+            rows = self._chooser.rows_for(value, str(group_name))
+            if rows:
+                replace_by_call(wait, self._op, (x, rows, group_name))
+                start.graph.erase_node(start)
 
     def uuid(self) -> Any:
         """Code is cached for these files, the ops and what the chooser decides."""
@@ -130,13 +134,3 @@ class ReplacingPass(CustomGraphPass):
     def __deepcopy__(self, memo: dict[int, Any]) -> ReplacingPass:
         """torch.compile copies its settings; groups cannot be copied."""
         return self
-
-    def _replace(self, start: Node) -> None:
-        wait, value = start.next, summed(start)
-        if value is None or only_wait(start) is not wait:  # something may run beside the collective
-            return
-        x, _, group_name = start.args
-        rows = self._chooser.rows_for(value, str(group_name))
-        if rows:
-            replace_by_call(wait, self._op, (x, rows, group_name))
-            start.graph.erase_node(start)

@@ -69,17 +69,6 @@ class Table(Frozen):
         """Write the file."""
         Path(path).write_text(f"{self.to_json(indent=1)}\n")
 
-    def with_cell(self, cell: Cell) -> Table:
-        """The table with this cell in place of what it has for that GPU and number of ranks.
-
-        What it has on messages in flight is kept, if the cell says nothing on them.
-        """
-        others = [one for one in self.cells if (one.gpu, one.num_ranks) != (cell.gpu, cell.num_ranks)]
-        if cell.push_from_bytes is None:
-            cell = cell.model_copy(update={"push_from_bytes": self.push_from(cell.gpu, cell.num_ranks)})
-        cells = sorted([*others, cell], key=lambda one: (one.gpu, one.num_ranks))
-        return Table(cells=tuple(cells))
-
     def rows(self, gpu: str, num_ranks: int) -> str:
         """The rows as the op takes them, `65536:nccl 8388608:two_shot`; empty where NCCL sums everything."""
         for cell in self.cells:
@@ -124,29 +113,6 @@ def rows_of(text: str) -> tuple[Row, ...]:
     """The rows of a text that `Table.rows` made."""
     parts = [word.split(":") for word in text.split()]
     return tuple(Row.model_validate({"up_to_bytes": size, "algorithm": name}) for size, name in parts)
-
-
-def fastest_rows(measured: Iterable[Measured]) -> tuple[Row, ...]:
-    """Rows that are not slower than NCCL at any measured size.
-
-    A row holds from the size before it to its own: its algorithm is the fastest at its own size of those that beat NCCL
-    there and are no slower than NCCL at the size before, or NCCL.
-    """
-    kept: list[Row] = []
-    before = None
-    for one in sorted(measured, key=lambda each: each.size_bytes):
-        faster = [name for name, us in one.us.items() if us * MIN_RATIO <= one.us[NCCL]]
-        if before is not None:
-            faster = [name for name in faster if before.us[name] <= before.us[NCCL]]
-        fastest = min(faster, key=one.us.__getitem__, default=NCCL)
-        row = Row(up_to_bytes=one.size_bytes, algorithm=fastest)
-        if kept and kept[-1].algorithm == row.algorithm:
-            kept.pop()
-        kept.append(row)
-        before = one
-    if kept and kept[-1].algorithm == NCCL:
-        kept.pop()
-    return tuple(kept)
 
 
 def _text(rows: Iterable[Row]) -> str:

@@ -28,7 +28,10 @@ def defaults(file: Path | None, folder: Path) -> dict[str, Any]:
     else:
         return _checked(_read(file), str(file))
     for path in projects:
-        section = _section(_read(path), path)
+        tool = _read(path).get("tool", {})
+        section = tool.get("tpcompile") if isinstance(tool, dict) else None
+        if section is not None and not isinstance(section, dict):
+            raise ConfigError(f"{path}: tool.tpcompile must be a table")
         if section is not None:
             return _checked(section, f"{path} [tool.tpcompile]")
     return {}
@@ -42,14 +45,6 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
-
-
-def _section(data: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
-    tool = data.get("tool", {})
-    found = tool.get("tpcompile") if isinstance(tool, dict) else None
-    if found is not None and not isinstance(found, dict):
-        raise ConfigError(f"{path}: tool.tpcompile must be a table")
-    return found
 
 
 def _checked(given: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -7,22 +7,13 @@ from typing import Annotated
 import typer
 
 from tpcompile.report.stdout import say
-from tpcompile.version import __version__
+from tpcompile.version import __version__, installed
 
 
 def _print_and_exit(is_asked: bool) -> None:
     if is_asked:
         say(f"tpcompile {__version__}")
         raise typer.Exit
-
-
-def _version_of(name: str) -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def option(
@@ -40,5 +31,5 @@ def version() -> None:
 
     say(f"tpcompile {__version__}")
     for name in ("torch", "triton"):
-        say(f"{name} {_version_of(name)}")
+        say(f"{name} {installed(name) or 'not installed'}")
     say(f"python {platform.python_version()}")

@@ -2,13 +2,11 @@
 
 from tpcompile.collectives.api import (
     Dst,
-    GroupLike,
     all_gather_single,
     all_reduce,
     all_to_all_single,
     broadcast,
     copy_to_tp,
-    rank_index,
     reduce_scatter_single,
     scatter_single,
 )
@@ -18,6 +16,7 @@ from tpcompile.collectives.asynchronous import (
     all_to_all_start,
     reduce_scatter_start,
 )
+from tpcompile.ranks.groups import GroupLike, rank_index
 
 __all__ = [
     "Dst",

@@ -37,22 +37,10 @@ from tpcompile.collectives import autograd, checks, issue
 from tpcompile.collectives.observer import Call, active
 from tpcompile.collectives.plans import keep_plan, plan_of, plan_of_shape
 from tpcompile.errors import ConfigError
-from tpcompile.ranks.groups import GroupLike, rank_index, rank_index_of
+from tpcompile.ranks.groups import GroupLike, rank_index_of
 from tpcompile.torch_api import c10d
 
 Dst = Literal["I", "R"]
-__all__ = [
-    "Dst",
-    "GroupLike",
-    "all_gather_single",
-    "all_reduce",
-    "all_to_all_single",
-    "broadcast",
-    "copy_to_tp",
-    "rank_index",
-    "reduce_scatter_single",
-    "scatter_single",
-]
 
 
 def all_reduce(x: Tensor, *, group: GroupLike, dst: Dst = "I", op: str = "sum") -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from tpcompile.collectives import api as collectives
 from tpcompile.collectives.api import Dst
 from tpcompile.collectives.issue import joined, stacked
-from tpcompile.ranks.groups import GroupLike, resolve_group
+from tpcompile.ranks.groups import GroupLike, rank_index, resolve_group
 from tpcompile.ranks.mesh import neighbours
 from tpcompile.torch_api.c10d import REDUCE_OPS
 
@@ -65,7 +65,7 @@ class Collectives:
 
     def rank_index(self, device: torch.device) -> Tensor:
         """`rank` as tensor data, [1] int64 on `device`, equal graphs on all ranks."""
-        return collectives.rank_index(self.group, device)
+        return rank_index(self.group, device)
 
     def replicas(self, count: int) -> Collectives:
         """The subgroup of this rank: ranks k * count to (k + 1) * count - 1; all ranks of the group must call it."""

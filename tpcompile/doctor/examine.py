@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from tpcompile.doctor import caches, host, known, torch_says, variables
 from tpcompile.doctor.finding import Finding
 
 
-def examine(
-    environ: Mapping[str, str], *, child: Sequence[str] = torch_says.CHILD, timeout_s: float = torch_says.TIMEOUT_S
-) -> Iterator[Finding]:
-    """Each finding as soon as it is known; `child` is the command that asks torch."""
+def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Each finding as soon as it is known."""
     yield host.python()
-    answer = torch_says.ask(child, timeout_s)
+    answer = torch_says.ask()
     if isinstance(answer, Finding):
         yield answer
     else:

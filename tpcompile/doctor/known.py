@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from importlib import metadata, resources
+from importlib import resources
 
 from pydantic import BaseModel, ConfigDict
 
+from tpcompile import version
 from tpcompile.doctor.finding import Finding, warn
 
 
@@ -41,13 +42,8 @@ def problems() -> list[Problem]:
 
 def installed(names: Sequence[str]) -> dict[str, str]:
     """Package -> its version, of those that are installed."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    versions = {name: version.installed(name) for name in names}
+    return {name: found for name, found in versions.items() if found}
 
 
 def known(versions: Mapping[str, str] | None = None) -> list[Finding]:

@@ -46,19 +46,13 @@ def ask(command: Sequence[str] = CHILD, timeout_s: float = TIMEOUT_S) -> Answer 
     except OSError as error:
         return fail(_NO_ANSWER, f"{command[0]} cannot be started: {error.strerror}", "install torch for this Python")
     if done.returncode != 0:
-        return fail(_NO_ANSWER, f"{_how_ended(done.returncode)}: {_last_line(done.stderr)}", "pip install torch")
+        code, (*_, last) = done.returncode, done.stderr.strip().splitlines() or ["no output"]
+        how = f"it ended with exit code {code}" if code >= 0 else f"it was ended by signal {-code}"
+        return fail(_NO_ANSWER, f"{how}: {last}", "pip install torch")
     try:
         return Answer.model_validate_json(done.stdout.strip().rpartition("\n")[2])
     except ValidationError:
         return fail(_NO_ANSWER, f"no answer but {done.stdout[-200:]!r}", "report this as a bug of tpcompile")
-
-
-def _how_ended(code: int) -> str:
-    return f"it ended with exit code {code}" if code >= 0 else f"it was ended by signal {-code}"
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["no output"])[-1]
 
 
 def findings(answer: Answer, environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -30,13 +30,9 @@ def variables(environ: Mapping[str, str]) -> list[Finding]:
     for name in sorted(environ):
         value = environ[name]
         if name in _RISKY and value not in _OFF:
-            risky.append(_risk(name, value))
+            effect, todo = _RISKY[name]
+            risky.append(warn("environment", f"{name}={value}: {effect}", todo))
         elif name.startswith(_BEGIN):
             others.append(f"{name}={value}")
     listed = Finding(name="environment", says=" ".join(others) or "nothing set that changes compilation")
     return [listed, *risky]
-
-
-def _risk(name: str, value: str) -> Finding:
-    effect, todo = _RISKY[name]
-    return warn("environment", f"{name}={value}: {effect}", todo)

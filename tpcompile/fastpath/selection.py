@@ -110,7 +110,11 @@ def obstacle(decision: Decision, device: str) -> str:
     """Why this process cannot run what was chosen; empty when it can."""
     if not decision.is_used:
         return ""
-    path = _registered(decision.path)
+    # The fast path of that name; imports those that ship with tpcompile, and Triton with them.
+    if decision.path not in registered():
+        with suppress(ImportError):
+            importlib.import_module("tpcompile.fastpath.kernels.all")
+    path = registered().get(decision.path)
     if path is None:
         return "it is not registered here; install and import the package that has it"
     if path.min_sm > _capability(device):
@@ -125,14 +129,6 @@ def obstacle(decision: Decision, device: str) -> str:
     if not path.is_tp_aware:
         return f"it is declared tp={path.tp}, at {path.line}"
     return uncertified(path, tp=shape.tp, dtypes=[shape.dtype])
-
-
-def _registered(name: str) -> FastPath | None:
-    """The fast path of that name; imports those that ship with tpcompile, and Triton with them."""
-    if name not in registered():
-        with suppress(ImportError):
-            importlib.import_module("tpcompile.fastpath.kernels.all")
-    return registered().get(name)
 
 
 def takes(path: FastPath, dtype: str) -> bool:

@@ -55,7 +55,14 @@ def source_of(launcher: Callable[..., Any], *, reference: Any = None, files: Col
     """
     function = checked(launcher)
     references = [] if reference is None else [reference]
-    walk = _walked(launcher, references, own=top_of(function.__module__), is_told=bool(files))
+    # Walk again until two walks find the same effects: what the program changes decides what the walk reads.
+    changes = Effects()
+    for _ in range(_MOST_WALKS):
+        walk = Walk(top_of(function.__module__), changes=changes, is_told=bool(files))
+        walk.read(launcher, references)
+        known, changes = changes, effects_of(walk.ran)
+        if known == changes:
+            break
     parts = walk.parts | {f"file {name}": content(file) for name, file in declared(launcher, files).items()}
     text = "\n".join(f"{name}\n{parts[name]}" for name in sorted(parts))
     return Source(
@@ -76,18 +83,6 @@ def checked(launcher: Callable[..., Any]) -> FunctionType:
         raise ConfigError(f"{launcher!r} is not a Python function, nor a Triton kernel or custom op made from one")
     definition_of(function)
     return function
-
-
-def _walked(launcher: Any, references: list[Any], *, own: str, is_told: bool) -> Walk:
-    """Walk again until two walks find the same effects: what the program changes decides what the walk reads."""
-    changes = Effects()
-    for _ in range(_MOST_WALKS):
-        walk = Walk(own, changes=changes, is_told=is_told)
-        walk.read(launcher, references)
-        known, changes = changes, effects_of(walk.ran)
-        if known == changes:
-            break
-    return walk
 
 
 def declared(launcher: Callable[..., Any], files: Collection[str]) -> dict[str, Path]:

@@ -9,7 +9,6 @@ record_files.py      records of this package as JSON files
 bisect.py            a program with one kind of op taken out -> what keeps kernels apart
 attempts.py          compiles these programs
 rewrites.py          graphs with one kind of op taken out
-exchanges.py         a collective and a matmul -> whether async TP would overlap them
 reasons.py           Inductor's reasons -> plain words and what would change it
 why_not.py           pairs of launches that share a buffer -> why they are two
 launched.py          manifest of a graph -> items in which ranks are compared

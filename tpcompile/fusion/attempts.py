@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tpcompile.errors import ConfigError
 from tpcompile.fusion import rewrites
@@ -41,21 +40,11 @@ def bisect(compiled: Compile, kinds: Sequence[Kind] = tuple(Kind)) -> Bisection:
 
 
 def _attempt(compiled: Compile, kind: Kind) -> Attempt:
-    if kind is Kind.SHAPES:
-        return _compiled(compiled, kind, Variant(is_static=True), [])
-    rewriting = RewritingPass(_REWRITES[kind])
-    return _compiled(compiled, kind, Variant(graph_pass=rewriting), rewriting.found)
-
-
-def _compiled(compiled: Compile, kind: Kind, variant: Variant, found: list[dict[str, Any]]) -> Attempt:
+    rewriting = None if kind is Kind.SHAPES else RewritingPass(_REWRITES[kind])
     try:
-        manifest = compiled(variant)
+        manifest = compiled(Variant(graph_pass=rewriting, is_static=rewriting is None))
     except Exception as error:  # Inductor cannot compile every rewritten graph
-        return Attempt(kind=kind, failed=_first_line(error))
-    taken_out = tuple(map(TakenOut.model_validate, found))
-    return Attempt(kind=kind, taken_out=taken_out, now=totals(manifest))
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"
+        line, _, _ = str(error).strip().partition("\n")
+        return Attempt(kind=kind, failed=f"{type(error).__name__}: {line}")
+    found = rewriting.found if rewriting else []
+    return Attempt(kind=kind, taken_out=tuple(map(TakenOut.model_validate, found)), now=totals(manifest))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 from tpcompile.errors import ConfigError
@@ -221,33 +220,25 @@ def _exceeded(before: GraphBaseline, graph: GraphManifest, tolerance: float) -> 
 
 def _regression(says: str, before: GraphBaseline, graph: GraphManifest, manifest: Manifest) -> Regression:
     """What a graph has more of, and why: the fusions that are newly missed, those between two kernels first."""
-    newly = _newly_missed(before, graph, manifest.settings)
-    newly.sort(key=lambda missed: not _are_kernels(graph, missed))
+    # Missed fusions that the baseline does not know, those that save most first.
+    known = Counter(before.missed)
+    newly = []
+    for one in missed_fusions(graph, manifest.settings):
+        text = _text(graph, one)
+        if known[text]:
+            known[text] -= 1
+        else:
+            newly.append(one)
+    launches = graph.launches
+    newly.sort(key=lambda missed: not all(launches[at].role is Role.KERNEL for at in missed.places))
     reasons: list[str] = []
     lines: list[UserLine] = []
     for missed in newly:
         reasons.append(f"{_pair(graph, missed)} are two launches: {missed.reason.says}")
         lines += missed.lines
-    for launch in graph.launches:
+    for launch in launches:
         lines += launch.lines
     return Regression(says=says, reasons=tuple(reasons), line=first(lines))
-
-
-def _are_kernels(graph: GraphManifest, missed: Missed) -> bool:
-    return all(graph.launches[at].role is Role.KERNEL for at in missed.places)
-
-
-def _newly_missed(before: GraphBaseline, graph: GraphManifest, settings: Mapping[str, str]) -> list[Missed]:
-    """Missed fusions that the baseline does not know, those that save most first."""
-    known = Counter(before.missed)
-    found = []
-    for one in missed_fusions(graph, settings):
-        text = _text(graph, one)
-        if known[text]:
-            known[text] -= 1
-        else:
-            found.append(one)
-    return found
 
 
 # Better

@@ -109,8 +109,9 @@ def diff(base: Manifest, new: Manifest, *, across_versions: bool = False) -> Dif
         else:
             found.append(graph_diff(before, after, new.settings))
     differing = tuple(one for one in found if not one.is_empty)
+    classes = map(_class_of_graph, differing)
     return Diff(
-        change=_class(missing, added, differing),
+        change=Change.OVERHEAD if missing or added else max(classes, key=_BY_WEIGHT.index, default=Change.NONE),
         missing=tuple(missing),
         new=tuple(added),
         graphs=differing,
@@ -187,28 +188,19 @@ def _needs(launch: Launch) -> str:
 def _splits(
     removed: Iterable[Launch], added: Sequence[Launch], new: GraphManifest, settings: Mapping[str, str]
 ) -> Iterator[Split]:
-    """Kernels whose nodes are in several kernels now."""
+    """Kernels whose nodes are in several kernels now, and why neighbours among those are apart."""
     for launch in removed:
         now = [one for one in added if set(one.fx) & set(launch.fx)]
-        if launch.role is Role.KERNEL and len(now) > 1:
-            yield Split(was=launch.name, now=tuple(one.name for one in now), why=tuple(_why(now, new, settings)))
-
-
-def _why(now: Sequence[Launch], new: GraphManifest, settings: Mapping[str, str]) -> Iterator[Missed]:
-    places = sorted(map(new.launches.index, now))
-    neighbours = set(pairwise(places))
-    for one in missed_fusions(new, settings):
-        if one.places in neighbours:
-            yield one
+        is_split = len(now) > 1
+        if launch.role is Role.KERNEL and is_split:
+            places = sorted(map(new.launches.index, now))
+            neighbours = set(pairwise(places))
+            why = filter(lambda missed: missed.places in neighbours, missed_fusions(new, settings))
+            names = [one.name for one in now]
+            yield Split(was=launch.name, now=tuple(names), why=tuple(why))
 
 
 # Classes
-
-
-def _class(missing: Sequence[str], added: Sequence[str], graphs: Sequence[GraphDiff]) -> Change:
-    if missing or added:
-        return Change.OVERHEAD
-    return max(map(_class_of_graph, graphs), key=_BY_WEIGHT.index, default=Change.NONE)
 
 
 def _class_of_graph(one: GraphDiff) -> Change:

@@ -14,30 +14,21 @@ def launched(graph: GraphManifest, settings: Mapping[str, str] | None = None) ->
     """What each launch is and computes, without names of kernels, whose numbers say nothing; waits are left out."""
     if not graph.is_aligned:
         return LaunchedGraph(phase=graph.phase, is_known=False)
-    apart = _apart(graph, settings or {})
+    apart: dict[int, Missed] = {}  # place of a launch -> the fusion with an earlier one that would save most
+    for missed in missed_fusions(graph, settings or {}):  # the most first
+        apart.setdefault(missed.places[1], missed)
     items = []
     for at, launch in enumerate(graph.launches):
         if launch.role is not Role.WAIT:
-            items.append(_item(graph, launch, apart.get(at)))
+            notes = {}
+            if at in apart:
+                notes = {"from": says(graph.launches[apart[at].places[0]]), "apart": apart[at].reason.says}
+            # One buffer more is made in memory where it was computed before.
+            num_written = str(len(launch.writes)) if launch.role is Role.KERNEL else ""
+            fields = {"launch": says(launch), "writes": num_written}
+            line = first(launch.lines)
+            items.append(Item(kind=ItemKind.LAUNCH, about="launch", fields=fields, notes=notes, line=line))
     return LaunchedGraph(phase=graph.phase, is_known=True, launches=tuple(items))
-
-
-def _apart(graph: GraphManifest, settings: Mapping[str, str]) -> dict[int, Missed]:
-    """Place of a launch -> the fusion with an earlier launch that would save most."""
-    found: dict[int, Missed] = {}
-    for missed in missed_fusions(graph, settings):  # the most first
-        found.setdefault(missed.places[1], missed)
-    return found
-
-
-def _item(graph: GraphManifest, launch: Launch, missed: Missed | None) -> Item:
-    notes = {}
-    if missed is not None:
-        notes = {"from": says(graph.launches[missed.places[0]]), "apart": missed.reason.says}
-    # One buffer more is made in memory where it was computed before.
-    num_written = str(len(launch.writes)) if launch.role is Role.KERNEL else ""
-    fields = {"launch": says(launch), "writes": num_written}
-    return Item(kind=ItemKind.LAUNCH, about="launch", fields=fields, notes=notes, line=first(launch.lines))
 
 
 def says(launch: Launch) -> str:

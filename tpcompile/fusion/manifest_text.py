@@ -15,7 +15,7 @@ from tpcompile.evidence.records.base import at_text
 from tpcompile.fusion.baseline import Outcome
 from tpcompile.fusion.bisect import WORDS as TAKEN_OUT
 from tpcompile.fusion.bisect import Attempt, Bisection
-from tpcompile.fusion.diff import WORDS, Change, Diff, GraphDiff, Split
+from tpcompile.fusion.diff import WORDS, Change, Diff, GraphDiff
 from tpcompile.fusion.kinds import TERMINAL, kind_of, label, ops_text, shortened, size_text
 from tpcompile.fusion.manifest import removed_round_trips, total, total_before
 from tpcompile.fusion.manifest_records import Decisions, GraphManifest, Launch, Manifest, Role, Totals
@@ -181,18 +181,14 @@ def _graph_diff(graph: GraphDiff) -> Iterator[Text]:
                 f"  {sign} {label(launch)} {ops_text(launch, _OPS)}  {_places(launch.lines)}".rstrip(), style=style
             )
     for split in graph.splits:
-        yield from _split(split)
+        yield Text(f"  {split.was} is {len(split.now)} kernels now: {', '.join(split.now)}")
+        for one in split.why:
+            logged = f" (Inductor: {one.logged[-1]})" if one.logged else ""
+            yield Text(f"    {one.first} and {one.second}: {one.reason.text}{logged}")
+            if one.reason.remedy:
+                yield Text(f"    try: {one.reason.remedy}", style="dim")
     for name in graph.recoded:
         yield Text(f"  different code: {name}")
-
-
-def _split(split: Split) -> Iterator[Text]:
-    yield Text(f"  {split.was} is {len(split.now)} kernels now: {', '.join(split.now)}")
-    for one in split.why:
-        logged = f" (Inductor: {one.logged[-1]})" if one.logged else ""
-        yield Text(f"    {one.first} and {one.second}: {one.reason.text}{logged}")
-        if one.reason.remedy:
-            yield Text(f"    try: {one.reason.remedy}", style="dim")
 
 
 def bisection(found: Bisection) -> Iterator[Text]:
@@ -200,7 +196,12 @@ def bisection(found: Bisection) -> Iterator[Text]:
     yield Text(f"as it is: {_kernels(found.as_it_is)}", style="bold")
     helping = list(filter(found.helps, found.attempts))
     for attempt in sorted(helping, key=found.fewer_kernels, reverse=True):
-        yield from _attempt(found, attempt)
+        assert attempt.now is not None, "what helps was compiled"
+        fewer = found.fewer_kernels(attempt)
+        gain = f"{fewer} fewer" if fewer else "fewer bytes"
+        yield Text(f"without {attempt.kind}: {_kernels(attempt.now)}, {gain}: {TAKEN_OUT[attempt.kind]}", style="green")
+        for one in dict.fromkeys(attempt.taken_out):
+            yield Text(f"    {one.op.removeprefix('aten.')}  {_places(one.lines)}".rstrip())
     if not helping:
         yield Text("no kind of op that was taken out keeps kernels apart")
     yield from _in_vain(found, [attempt for attempt in found.attempts if attempt not in helping])
@@ -223,15 +224,6 @@ def _in_vain(found: Bisection, others: Iterable[Attempt]) -> Iterator[Text]:
         yield Text(f"not in this program: {', '.join(absent)}")
     for text in failed:
         yield Text(text, style="yellow")
-
-
-def _attempt(found: Bisection, attempt: Attempt) -> Iterator[Text]:
-    assert attempt.now is not None, "what helps was compiled"
-    fewer = found.fewer_kernels(attempt)
-    gain = f"{fewer} fewer" if fewer else "fewer bytes"
-    yield Text(f"without {attempt.kind}: {_kernels(attempt.now)}, {gain}: {TAKEN_OUT[attempt.kind]}", style="green")
-    for one in dict.fromkeys(attempt.taken_out):
-        yield Text(f"    {one.op.removeprefix('aten.')}  {_places(one.lines)}".rstrip())
 
 
 def _kernels(totals: Totals) -> str:

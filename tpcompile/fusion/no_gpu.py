@@ -55,19 +55,15 @@ def _built(folder: Path) -> Path:
         return library
     with TemporaryDirectory(dir=library.parent) as partial:
         built = Path(partial, library.name)
-        _build(folder, built)
+        include = folder / "include"
+        command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{include}", str(_SOURCE), "-o", str(built)]
+        command += [f"-I{include / 'torch/csrc/api/include'}"]
+        command += [f"-L{folder / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{folder / 'lib'}"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            raise PreflightError("--arch needs g++, and there is none; install it (Debian: apt install g++)") from None
+        if done.returncode:
+            raise PreflightError(f"--arch: g++ failed: {done.stderr.strip().splitlines()[-1]}")
         built.replace(library)  # a process that loads it meanwhile finds all of it
     return library
-
-
-def _build(folder: Path, library: Path) -> None:
-    include = folder / "include"
-    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{include}", str(_SOURCE), "-o", str(library)]
-    command += [f"-I{include / 'torch/csrc/api/include'}"]
-    command += [f"-L{folder / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{folder / 'lib'}"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise PreflightError("--arch needs g++, and there is none; install it (Debian: apt install g++)") from None
-    if done.returncode:
-        raise PreflightError(f"--arch: g++ failed: {done.stderr.strip().splitlines()[-1]}")

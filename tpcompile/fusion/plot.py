@@ -181,11 +181,7 @@ def _draw_launches(axes: Any, rows: Sequence[Row], widest: int) -> None:
         tick.set_fontweight("normal" if row.launch is not None else "bold")
     axes.set_xlim(0, 1.15 * widest or 1)
     _without_frame(axes)
-    _legend(axes, rows)
-
-
-def _legend(axes: Any, rows: Sequence[Row]) -> None:
-    """The kinds that there are, above the launches."""
+    # The kinds that there are, above the launches.
     drawn = {kind_of(row.launch) for row in rows if row.launch is not None}
     shown = [kind for kind in Kind if kind in drawn]
     handles = [matplotlib_of().patches.Patch(color=PLOT[kind], label=str(kind)) for kind in shown]

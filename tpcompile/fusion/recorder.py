@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,10 +68,11 @@ def logged_manifests() -> AbstractContextManager[None]:
 
 def manifest_of(events: Iterable[TraceEvent], settings: Mapping[str, str]) -> Manifest:
     """Events of this process, in order -> the manifest of its graphs, whose compiles had these settings."""
-    graphs = tuple(map(_graph, events))
+    found = [(json.loads(logged.payload)["manifest"], logged.compile_id or "") for logged in events]
+    graphs = tuple(GraphManifest.model_validate({**fields, "compile_id": of}) for fields, of in found)
     devices = devices_of(graphs)
     is_for_gpu = "cuda" in devices if devices else torch.cuda.is_available()
-    found = Manifest(
+    manifest = Manifest(
         torch=torch.__version__,
         triton=compiler.triton_version(),
         device=device_name("cuda" if is_for_gpu else "cpu"),
@@ -80,7 +80,7 @@ def manifest_of(events: Iterable[TraceEvent], settings: Mapping[str, str]) -> Ma
         sources=sources_of(graphs),
         graphs=graphs,
     )
-    return resources.with_launched(found)
+    return resources.with_launched(manifest)
 
 
 def devices_of(graphs: Iterable[GraphManifest]) -> set[str]:
@@ -110,11 +110,6 @@ def _as_named(launched: str) -> str:
     return f"{namespace}::{op}"
 
 
-def _graph(logged: TraceEvent) -> GraphManifest:
-    fields = json.loads(logged.payload)["manifest"]
-    return GraphManifest.model_validate({**fields, "compile_id": logged.compile_id or ""})
-
-
 def _log(code: str, decisions: dict[str, Any] | None) -> None:
     """Log a graph in the trace, and read or write its decisions in the cache; runs on the compiling thread."""
     sha256 = hashlib.sha256(code.strip().encode()).hexdigest()
@@ -124,7 +119,12 @@ def _log(code: str, decisions: dict[str, Any] | None) -> None:
         with suppress(OSError, TpCompileError):
             decisions = read_object(path)
     else:
-        _keep(path, decisions)
+        # Beside the cached code; a cache that cannot be written is no error of the recording.
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_suffix(f".{id(decisions)}.partial")
+            partial.write_text(json.dumps(decisions))
+            partial.replace(path)
     try:
         known = None if decisions is None else Decisions.model_validate(decisions)
         found = graph_manifest(code, known, compile_id="", is_cached=is_cached)
@@ -134,15 +134,6 @@ def _log(code: str, decisions: dict[str, Any] | None) -> None:
         return
     fields = {"manifest": found.model_dump(mode="json"), "launched": items.model_dump(mode="json")}
     scheduling.log_event(FUSION, json.dumps(fields))
-
-
-def _keep(path: Path, decisions: dict[str, Any]) -> None:
-    """Beside the cached code; a cache that cannot be written is no error of the recording."""
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{id(decisions)}.partial")
-        partial.write_text(json.dumps(decisions))
-        partial.replace(path)
 
 
 def device_name(kind: str) -> str:

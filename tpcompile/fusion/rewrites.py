@@ -80,10 +80,7 @@ _PLACE_OF_OP = {
 
 def _name(node: Node) -> str:
     place = _PLACE_OF_OP.get(node.target)
-    return _name_of(node.target if place is None else node.args[place])
-
-
-def _name_of(target: Any) -> str:
+    target: Any = node.target if place is None else node.args[place]
     if isinstance(target, OpOverload):
         return f"{target.namespace}.{target._overloadpacket.__name__}"
     return str(getattr(target, "__name__", target))
@@ -117,11 +114,10 @@ def _insert(before: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
 
 def _without(node: Node) -> bool:
     """Put its first argument in its place."""
-    source: Any = node.args[0]
-    return _replace(node, source)
+    return _replace(node, node.args[0])
 
 
-def _replace(node: Node, other: Node) -> bool:
+def _replace(node: Node, other: Any) -> bool:
     node.replace_all_uses_with(other)
     node.graph.erase_node(node)
     return True
@@ -151,7 +147,7 @@ def _without_copy(node: Node) -> bool:
     output = node.graph.output_node()
     returned: Any = output.args[0]
     output.args = ((*returned, value),)
-    return _replace(node, value)  # type: ignore[arg-type]
+    return _replace(node, value)
 
 
 # Side effects
@@ -180,7 +176,7 @@ def _without_effect(node: Node) -> bool:
     results = [user for user in node.users if user.args[1:] != (0,)]
     if any(user.users for user in results):
         return False
-    token: Any = node.args[0]
+    token = node.args[0]
     for user in list(node.users):
         _replace(user, token)
     node.graph.erase_node(node)
@@ -211,9 +207,7 @@ _MATMULS = frozenset({"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten
 
 
 def _copied(node: Node) -> bool:
-    readers = {_name(user) for user in node.users}
-    feeds_a_matmul = not readers.isdisjoint(_MATMULS)
-    if feeds_a_matmul:
+    if any(_name(user) in _MATMULS for user in node.users):
         return False
     copy = _insert(node.next, aten.clone.default, node, memory_format=torch.contiguous_format)
     node.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
@@ -319,15 +313,10 @@ def _with_sums(node: Node) -> bool:
         operands[part] = alike
     for part, inputs in operands.items():
         if part.users:
-            part.replace_all_uses_with(_sum(node, inputs))
+            total = _insert(node, aten.neg.default, inputs[0])
+            for other in inputs[1:]:
+                total = _insert(node, aten.add.Tensor, total, other)
+            part.replace_all_uses_with(total)
     for part in dict.fromkeys((*parts, node)):
         node.graph.erase_node(part)
     return True
-
-
-def _sum(before: Node, operands: Iterable[Node]) -> Node:
-    first, *others = operands
-    total = _insert(before, aten.neg.default, first)
-    for other in others:
-        total = _insert(before, aten.add.Tensor, total, other)
-    return total

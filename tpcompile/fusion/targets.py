@@ -105,7 +105,6 @@ def built_on(
 
 
 def _tensors(built: Target) -> Iterator[torch.Tensor]:
-    """Weights and inputs."""
     program = built.program
     if isinstance(program, nn.Module):
         yield from program.parameters()

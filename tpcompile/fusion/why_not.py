@@ -10,7 +10,6 @@ from itertools import chain, combinations
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import Frozen
-from tpcompile.fusion.exchanges import reason_of_exchange
 from tpcompile.fusion.kinds import Kind, kind_of
 from tpcompile.fusion.manifest_records import Decisions, GraphManifest, Launch, Pair, Role
 from tpcompile.fusion.reasons import DIFFERENT_ORDER, NOTHING_SHARED, TWO_ORDERS, Boundary, Reason, reason_of
@@ -89,7 +88,7 @@ def _buffers(launch: Launch) -> set[str]:
 
 def _looked_at(launches: Sequence[Launch], decisions: Decisions) -> dict[tuple[int, int], list[Pair]]:
     """Places of two launches -> the pairs of their parts that the scheduler looked at."""
-    place_of = _place_of(launches)
+    place_of = {part: at for at, launch in enumerate(launches) for part in launch.parts}
     found: dict[tuple[int, int], list[Pair]] = defaultdict(list)
     for pair in decisions.pairs:
         first_places = _places(pair.first, place_of)
@@ -98,14 +97,6 @@ def _looked_at(launches: Sequence[Launch], decisions: Decisions) -> dict[tuple[i
         are_two_launches = len(first_places) == len(second_places) == 1 and len(both) == 2
         if are_two_launches:
             found[both[0], both[1]].append(pair)
-    return found
-
-
-def _place_of(launches: Sequence[Launch]) -> dict[str, int]:
-    """Part of a node -> the place of its launch."""
-    found: dict[str, int] = {}
-    for at, launch in enumerate(launches):
-        found.update(dict.fromkeys(launch.parts, at))
     return found
 
 
@@ -127,7 +118,8 @@ def _missed(
     lines = chain.from_iterable(one.lines for one in both)
     between = _between(graph.launches, places) if _BETWEEN in logged else []
     reason = reason_of_exchange(both, settings) or _reason(graph, both, between, pairs, logged)
-    if _is_on(reason.remedy, settings):
+    setting, _, _ = reason.remedy.partition(" ")
+    if settings.get(f"_inductor.{setting}") == "True":  # it is on already
         reason = reason.model_copy(update={"remedy": ""})
     return Missed(
         first=both[0].name,
@@ -143,34 +135,22 @@ def _missed(
     )
 
 
-def _is_on(remedy: str, settings: Mapping[str, str]) -> bool:
-    """True where the setting that a remedy begins with is on already."""
-    setting, _, _ = remedy.partition(" ")
-    return settings.get(f"_inductor.{setting}") == "True"
-
-
 def _saved(graph: GraphManifest, places: tuple[int, int]) -> int:
     """Reads of the second that the first has at hand; and writes that nothing else reads."""
     one = graph.launches[places[0]]
     other = graph.launches[places[1]]
     at_hand = other.reads.keys() & _buffers(one)
-    read_only_there = one.writes.keys() & other.reads.keys() - _needed_elsewhere(graph, places)
+    # What the graph returns or a different launch reads; a wait moves nothing.
+    needed_elsewhere: set[str] = set()
+    if graph.decisions is not None:
+        needed_elsewhere.update(graph.decisions.outputs)
+    for at, launch in enumerate(graph.launches):
+        if launch.role is not Role.WAIT and at not in places:
+            needed_elsewhere.update(launch.reads)
+    read_only_there = one.writes.keys() & other.reads.keys() - needed_elsewhere
     saved_reads = sum(other.reads[name] for name in at_hand)
     saved_writes = sum(one.writes[name] for name in read_only_there)
     return saved_reads + saved_writes
-
-
-def _needed_elsewhere(graph: GraphManifest, places: tuple[int, int]) -> set[str]:
-    """Buffers that the graph returns or that a different launch reads; a wait moves nothing."""
-    needed: set[str] = set()
-    if graph.decisions is not None:
-        needed.update(graph.decisions.outputs)
-    for at, launch in enumerate(graph.launches):
-        is_one_of_both = at in places
-        moves_data = launch.role is not Role.WAIT
-        if moves_data and not is_one_of_both:
-            needed.update(launch.reads)
-    return needed
 
 
 def _between(launches: Sequence[Launch], places: tuple[int, int]) -> list[Launch]:
@@ -202,10 +182,16 @@ def _reason(
     logged: Sequence[str],
 ) -> Reason:
     if all(map(_is_matmul, both)):
-        return _of_matmuls(both)
+        is_reader = bool(both[0].writes.keys() & both[1].reads.keys())
+        remedy = "" if is_reader else _SIDE_BY_SIDE
+        return Reason(boundary=Boundary.EXTERN, text="two library calls", remedy=remedy)
     boundary = first(filter(None, map(_boundary_of, both)))
     if boundary is not None:
-        return _with_template(boundary, both)
+        # A template takes pointwise ops behind a matmul: no reduction, and nothing before it.
+        first_one, second = both
+        is_pointwise = kind_of(second) is Kind.POINTWISE or (second.kind == "cpp" and "reduction" not in second.body)
+        takes_it = _is_matmul(first_one) and is_pointwise
+        return boundary.model_copy(update={"remedy": _TO_TEMPLATE}) if takes_it else boundary
     if between:
         return _of_between(between)
     have_one_result = bool(set(both[0].made) & set(both[1].made))
@@ -234,20 +220,11 @@ def _without_a_reason(answers: Set[bool | None]) -> Reason:
     )
 
 
-def _of_matmuls(both: Sequence[Launch]) -> Reason:
-    is_reader = bool(both[0].writes.keys() & both[1].reads.keys())
-    remedy = "" if is_reader else _SIDE_BY_SIDE
-    return Reason(boundary=Boundary.EXTERN, text="two library calls", remedy=remedy)
-
-
 def _most_telling(logged: Sequence[str]) -> Reason:
     """The last reason of several tries that is not about the order alone."""
-    found = reason_of(logged[-1])
-    for text in reversed(logged):
-        reason = reason_of(text)
-        if reason.boundary is not Boundary.ORDER:
-            return reason
-    return found
+    reasons = list(map(reason_of, logged))
+    of_more = [reason for reason in reasons if reason.boundary is not Boundary.ORDER]
+    return (of_more or reasons)[-1]
 
 
 def _by_use(graph: GraphManifest, both: Sequence[Launch], reason: Reason) -> Reason:
@@ -299,32 +276,17 @@ def _of_between(between: Sequence[Launch]) -> Reason:
 
 def _boundary_of(launch: Launch) -> Reason | None:
     """Why nothing is fused into this launch; None for a generated kernel."""
-    if launch.role is Role.KERNEL and launch.kind == "triton":
-        return Reason(boundary=Boundary.TRITON, text=f"{launch.name} is a Triton kernel of yours")
+    name = launch.name
     if launch.role is Role.KERNEL:
-        return None
+        is_users = launch.kind == "triton"
+        return Reason(boundary=Boundary.TRITON, text=f"{name} is a Triton kernel of yours") if is_users else None
     if launch.role in (Role.COPY, Role.WRAPPER):
-        text = f"{launch.name} is done by the wrapper, outside of any kernel"
-        return Reason(boundary=Boundary.DEVICE, text=text)
-    return _of_extern(launch)
-
-
-def _with_template(reason: Reason, both: Sequence[Launch]) -> Reason:
-    """A template takes pointwise ops behind a matmul: no reduction, and nothing before it."""
-    first_one, second = both
-    is_pointwise = kind_of(second) is Kind.POINTWISE or (second.kind == "cpp" and "reduction" not in second.body)
-    takes_it = _is_matmul(first_one) and is_pointwise
-    return reason.model_copy(update={"remedy": _TO_TEMPLATE}) if takes_it else reason
-
-
-def _of_extern(launch: Launch) -> Reason:
-    namespace = _NAMESPACE.match(launch.name)
-    is_custom = namespace is not None and namespace["name"] not in _OF_TORCH
-    if is_custom:
-        text = f"{launch.name} is a custom op, which Inductor does not look into"
-        return Reason(boundary=Boundary.CUSTOM, text=text, remedy="write it with torch's ops")
-    text = f"{launch.name} is a library call"
-    return Reason(boundary=Boundary.EXTERN, text=text)
+        return Reason(boundary=Boundary.DEVICE, text=f"{name} is done by the wrapper, outside of any kernel")
+    namespace = _NAMESPACE.match(name)
+    if namespace is None or namespace["name"] in _OF_TORCH:
+        return Reason(boundary=Boundary.EXTERN, text=f"{name} is a library call")
+    text = f"{name} is a custom op, which Inductor does not look into"
+    return Reason(boundary=Boundary.CUSTOM, text=text, remedy="write it with torch's ops")
 
 
 def _is_matmul(launch: Launch) -> bool:
@@ -339,3 +301,50 @@ _STAGES = Reason(
     text="one reduction in two stages: the second reduces the partial results of the first",
     remedy="config.triton.cooperative_reductions",
 )
+
+
+# Exchanges
+
+ASYNC_TP = "_inductor.config._micro_pipeline_tp"
+"""The setting, as a manifest has it, by which Inductor makes one op of an exchange and a matmul."""
+_PRODUCTS = frozenset({"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten._scaled_mm"})
+_TAKEN = frozenset({"aten.mm", "aten._scaled_mm"})
+"""The matmuls that torch 2.11 and 2.13 look for."""
+_GATHER, _SCATTER = "all_gather_into_tensor", "reduce_scatter_tensor"
+_ENABLE = "torch.distributed._symmetric_memory.enable_symm_mem_for_group(group)"
+_WHO_WAITS = {_GATHER: "the matmul waits for the all-gather", _SCATTER: "the reduce-scatter waits for the matmul"}
+_INSTEAD = {"aten.bmm": "F.linear or x @ weight, which is an mm; then async TP (config._micro_pipeline_tp)"}
+
+
+def reason_of_exchange(both: Sequence[Launch], settings: Mapping[str, str]) -> Reason | None:
+    """None where neither is a collective."""
+    exchanges = [one for one in both if one.role is Role.COLLECTIVE]
+    if not exchanges:
+        return None
+    kind = _with_matmul(both)
+    if kind:
+        text = _WHO_WAITS[kind]
+        remedy = f"async TP: config._micro_pipeline_tp, and {_ENABLE}"
+        if settings.get(ASYNC_TP) == "True":
+            text = f"async TP is on and did not match: {text}"
+            remedy = f"{_ENABLE} before the compile"
+        matmul = next(filter(None, map(_product, both)))
+        if matmul not in _TAKEN:
+            text += f", and async TP does not look for {matmul.removeprefix('aten.')}"
+            remedy = _INSTEAD.get(matmul, "")
+        return Reason(boundary=Boundary.COLLECTIVE, text=text, remedy=remedy)
+    text = f"{exchanges[0].kind} is a collective: the kernels before and after it are apart"
+    return Reason(boundary=Boundary.COLLECTIVE, text=text)
+
+
+def _with_matmul(both: Sequence[Launch]) -> str:
+    """What async TP is for: a matmul behind an all-gather, or before a reduce-scatter; empty for any other pair."""
+    first, second = both
+    if first.kind.startswith(_GATHER):
+        return _GATHER if _product(second) else ""
+    return _SCATTER if second.kind.startswith(_SCATTER) and _product(first) else ""
+
+
+def _product(launch: Launch) -> str:
+    """The matmul that it computes, as the graph called it; empty for none."""
+    return min(_PRODUCTS & set(launch.ops), default="")

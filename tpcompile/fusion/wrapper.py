@@ -31,8 +31,8 @@ def launches(code: str) -> tuple[Call, ...]:
     kernels = _kernels(code)
     calls: list[ast.Call] = []
     for function in _functions(ast.parse(code)):
-        inside = filter(lambda node: isinstance(node, ast.Call), ast.walk(function))
-        calls += sorted(inside, key=lambda call: (call.lineno, call.col_offset))  # type: ignore[arg-type, attr-defined]
+        inside = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+        calls += sorted(inside, key=lambda call: (call.lineno, call.col_offset))
     launched = (_launch(call, kernels) for call in calls)
     return tuple(filter(None, launched))
 
@@ -40,6 +40,12 @@ def launches(code: str) -> tuple[Call, ...]:
 def _kernels(code: str) -> dict[str, Kernel]:
     _phase, found = parse_kernels(code, roles=GroupRoles({}))
     return {kernel.name: kernel for kernel in found if kernel.kind != "call"}
+
+
+def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and _FUNCTIONS.fullmatch(node.name):
+            yield node
 
 
 def triton_sources(code: str) -> dict[str, str]:
@@ -57,18 +63,16 @@ def phase_of(code: str) -> str:
     return parse_kernels(code, roles=GroupRoles({}))[0]
 
 
-def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and _FUNCTIONS.fullmatch(node.name):
-            yield node
-
-
 def _launch(call: ast.Call, kernels: Mapping[str, Kernel]) -> Call | None:
     """None for a call that launches nothing: an allocation, a view, a guard of the device."""
     target = ast.unparse(call.func)
     kernel = kernels.get(target.removesuffix(".run"))
     if kernel is not None:
-        return Call(role=Role.KERNEL, name=kernel.name, kind=_kind(kernel), source=_source(kernel))
+        named = _TRITON.match(kernel.name)
+        kind = named["kind"] if named else kernel.kind.removesuffix("_pybinding")
+        text = _NOT_CODE.sub("", kernel.code.replace(kernel.name, "KERNEL"))
+        source = hashlib.sha256(text.encode()).hexdigest()[:_HASH_LENGTH]
+        return Call(role=Role.KERNEL, name=kernel.name, kind=kind, source=source)
     if target.endswith(".run"):
         return Call(role=Role.KERNEL, name=target.removesuffix(".run"), kind="triton")
     if collective := _COLLECTIVE.match(target):
@@ -76,27 +80,7 @@ def _launch(call: ast.Call, kernels: Mapping[str, Kernel]) -> Call | None:
         return Call(role=role, name=target, kind=collective["op"])
     if target.startswith(_EXTERN) and "_assert_" not in target:
         return Call(role=Role.EXTERN, name=target, kind=target.rsplit(".", 1)[0])
-    return _in_eager(call.func, target)
-
-
-def _in_eager(function: ast.expr, target: str) -> Call | None:
-    method = function.attr if isinstance(function, ast.Attribute) else ""
-    is_of_buffer = bool(_BUFFER.match(target))
-    launches_it = method in _FILLS or (method in _COMPUTES and is_of_buffer)
-    if not launches_it:
-        return None
-    role = Role.WRAPPER
-    if method == "copy_":
-        role = Role.COPY
-    return Call(role=role, name=method, kind="eager")
-
-
-def _kind(kernel: Kernel) -> str:
-    """`poi`, `red`, ... of a Triton kernel; else the language."""
-    named = _TRITON.match(kernel.name)
-    return named["kind"] if named else kernel.kind.removesuffix("_pybinding")
-
-
-def _source(kernel: Kernel) -> str:
-    text = _NOT_CODE.sub("", kernel.code.replace(kernel.name, "KERNEL"))
-    return hashlib.sha256(text.encode()).hexdigest()[:_HASH_LENGTH]
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    if method in _FILLS or (method in _COMPUTES and _BUFFER.match(target)):
+        return Call(role=Role.COPY if method == "copy_" else Role.WRAPPER, name=method, kind="eager")
+    return None

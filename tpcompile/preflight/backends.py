@@ -31,7 +31,21 @@ def sdpa_backend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> str:
 
 def resolved_backends(device: torch.device) -> dict[str, str]:
     """Attention, matmul, convolution and autotuning choices on this device, as `backend NAME` -> text."""
-    facts = attention_choices(device) | _flags() | compat.autotune_settings()
+    backends = torch.backends
+    flags = {
+        "cpu capability": backends.cpu.get_cpu_capability(),
+        "mkldnn": f"available={backends.mkldnn.is_available()} enabled={backends.mkldnn.enabled}",
+        "mkl": str(backends.mkl.is_available()),
+        "opt_einsum": f"enabled={backends.opt_einsum.enabled} strategy={backends.opt_einsum.strategy}",
+        "cudnn": f"enabled={backends.cudnn.enabled} benchmark={backends.cudnn.benchmark} "
+        f"deterministic={backends.cudnn.deterministic}",
+        "blas": str(backends.cuda.preferred_blas_library()),
+        "linalg": str(backends.cuda.preferred_linalg_library()),
+        "deterministic warn_only": str(torch.is_deterministic_algorithms_warn_only_enabled()),
+        "default device": torch.get_default_device().type,
+        "grad mode": f"grad={torch.is_grad_enabled()} inference={torch.is_inference_mode_enabled()}",
+    }
+    facts = attention_choices(device) | flags | compat.autotune_settings()
     return {f"backend {name}": value for name, value in facts.items()}
 
 
@@ -71,20 +85,3 @@ def answer_of(ask: Callable[[], Any]) -> tuple[str, bool]:
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}", True
     return normalise.device(normalise.objects(str(value))), True
-
-
-def _flags() -> dict[str, str]:
-    backends = torch.backends
-    return {
-        "cpu capability": backends.cpu.get_cpu_capability(),
-        "mkldnn": f"available={backends.mkldnn.is_available()} enabled={backends.mkldnn.enabled}",
-        "mkl": str(backends.mkl.is_available()),
-        "opt_einsum": f"enabled={backends.opt_einsum.enabled} strategy={backends.opt_einsum.strategy}",
-        "cudnn": f"enabled={backends.cudnn.enabled} benchmark={backends.cudnn.benchmark} "
-        f"deterministic={backends.cudnn.deterministic}",
-        "blas": str(backends.cuda.preferred_blas_library()),
-        "linalg": str(backends.cuda.preferred_linalg_library()),
-        "deterministic warn_only": str(torch.is_deterministic_algorithms_warn_only_enabled()),
-        "default device": torch.get_default_device().type,
-        "grad mode": f"grad={torch.is_grad_enabled()} inference={torch.is_inference_mode_enabled()}",
-    }

@@ -7,7 +7,6 @@ import os
 import platform
 import socket
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 import torch.distributed as dist
@@ -20,6 +19,7 @@ from tpcompile.evidence.text.ranks import exact_ranks
 from tpcompile.preflight.backends import Resolvers, answers, resolved_backends
 from tpcompile.preflight.weights import Group, Layout, Weight
 from tpcompile.torch_api import compiler as compat
+from tpcompile.version import installed
 
 VERSIONS, ENV, CONFIG, BACKENDS, DEVICE = "versions", "environment variables", "compiler settings", "backends", "device"
 TOPOLOGY, DTYPES, WEIGHTS, SHARDS = "topology", "dtype policy", "replicated weights", "shards"
@@ -146,10 +146,6 @@ def _environment() -> dict[str, dict[str, str]]:
         group, prefix = _PLACES.get(key.partition(" ")[0], (BACKENDS, "backend "))
         found[group][f"{prefix}{key}"] = value
     found[VERSIONS]["version python"] = platform.python_version()
-    for name in _PACKAGES:
-        try:
-            found[VERSIONS][f"version {name}"] = version(name)
-        except PackageNotFoundError:
-            found[VERSIONS][f"version {name}"] = "none"
+    found[VERSIONS] |= {f"version {name}": installed(name) or "none" for name in _PACKAGES}
     found[VERSIONS]["version cudnn"] = str(torch.backends.cudnn.version())
     return found

@@ -137,7 +137,15 @@ class Handshake:
             raise ConfigError("recheck has nothing to compare with: call check() first")
         self._exchanges.publish_state("taking fingerprints of the weights again")
         weights = self._weights()
-        changes = _changes(self._before, weights)
+        # A buffer that is not replicated may change.
+        old = {name: weight.print for name, weight in self._before.items()}
+        new = {name: weight.print for name, weight in weights.items()}
+        changes = {}
+        for name, weight in (self._before | weights).items():
+            is_watched = weight.is_parameter or weight.layout == Layout.REPLICATED
+            is_changed = old.get(name, "") != new.get(name, "")
+            if is_watched and is_changed:
+                changes[f"weight {name}"] = f"changed since the handshake ({weight.layout.value})"
         now = weight_facts(weights)[WEIGHTS]
         facts = RankFacts(groups={CHANGES: changes, WEIGHTS: now})
         return self._exchange(facts, title="preflight recheck", groups=(CHANGES, WEIGHTS), step=step)
@@ -195,16 +203,3 @@ def group_of(mesh: DeviceMesh | None, axis: str) -> Group:
         raise ConfigError(f"rank {dist.get_rank()} is not in the mesh; only its members may call")
     process_group = mesh.get_group(names.index(axis))
     return Group(axis, tuple(dist.get_process_group_ranks(process_group)))
-
-
-def _changes(before: dict[str, Weight], now: dict[str, Weight]) -> dict[str, str]:
-    """Parameters and replicated buffers whose bits changed; a buffer that is not replicated may change."""
-    old = {name: weight.print for name, weight in before.items()}
-    new = {name: weight.print for name, weight in now.items()}
-    found = {}
-    for name, weight in (before | now).items():
-        is_watched = weight.is_parameter or weight.layout == Layout.REPLICATED
-        is_changed = old.get(name, "") != new.get(name, "")
-        if is_watched and is_changed:
-            found[f"weight {name}"] = f"changed since the handshake ({weight.layout.value})"
-    return found

@@ -6,6 +6,7 @@ A driver may hang or crash it, and the command itself imports no torch.
 from __future__ import annotations
 
 import json
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ def facts() -> dict[str, Any]:
     """The fields of `doctor.torch_says.Answer`."""
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     backends = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available} if dist.is_available() else {}
+    pairs = permutations(range(num_gpus), 2)
+    no_access = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
     return {
         "torch": torch.__version__,
         "untested": untested(torch.__version__),
@@ -27,19 +30,13 @@ def facts() -> dict[str, Any]:
         "gpus": [_gpu(index) for index in range(num_gpus)],
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if num_gpus else "",
         "backends": [name for name, is_available in backends.items() if is_available()],
-        "no_peer_access": _without_access(num_gpus),
+        "no_peer_access": no_access,
     }
 
 
 def _gpu(index: int) -> str:
     properties = torch.cuda.get_device_properties(index)
     return f"{properties.name} ({properties.total_memory >> 30} GiB, sm_{properties.major}{properties.minor})"
-
-
-def _without_access(num_gpus: int) -> list[tuple[int, int]]:
-    """Pairs of GPUs of which the first cannot read the memory of the second."""
-    pairs = [(one, other) for one in range(num_gpus) for other in range(num_gpus) if one != other]
-    return [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
 
 
 if __name__ == "__main__":

@@ -87,25 +87,21 @@ def weights_of(
     found = {}
     for name, tensor in (*parameters.items(), *module.named_buffers()):
         declared = layout_by_dtensor(tensor, group) or specs.get(name) or _declared_by_caller(name, tensor, sharded)
-        found[name] = _weight(tensor, declared, is_parameter=name in parameters, with_shards=with_shards)
+        is_hashed = with_shards or declared.layout != Layout.SHARDED
+        local = local_of(tensor)
+        found[name] = Weight(
+            is_parameter=name in parameters,
+            layout=declared.layout,
+            declared_by=declared.by,
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            requires_grad=tensor.requires_grad,
+            shape=tuple(local.shape),
+            kind=_kind(tensor, local),
+            dim=declared.dim,
+            full_shape=declared.full_shape,
+            print=f"{describe(local)} {bits(local)}" if is_hashed else "",
+        )
     return found
-
-
-def _weight(tensor: Tensor, declared: Declared, *, is_parameter: bool, with_shards: bool) -> Weight:
-    is_hashed = with_shards or declared.layout != Layout.SHARDED
-    local = local_of(tensor)
-    return Weight(
-        is_parameter=is_parameter,
-        layout=declared.layout,
-        declared_by=declared.by,
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        requires_grad=tensor.requires_grad,
-        shape=tuple(local.shape),
-        kind=_kind(tensor, local),
-        dim=declared.dim,
-        full_shape=declared.full_shape,
-        print=f"{describe(local)} {bits(local)}" if is_hashed else "",
-    )
 
 
 def _kind(tensor: Tensor, local: Tensor) -> str:

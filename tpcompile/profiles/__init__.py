@@ -9,7 +9,6 @@ callables.py    program, profile -> the callable that `run` returns
 graphed.py      calls -> replays of the CUDA graph of their signature
 signature.py    arguments -> what a CUDA graph is made for, and the buffers that it reads
 gradients.py    a program -> the parameters whose gradients it may compute, and where those are
-tuned.py        calls of a program whose kernels are chosen by time -> the same kernels on all ranks
 cuda_graphs.py  a function -> its CUDA graph; the only module that needs CUDA
 agreement.py    what each rank is about to run -> the same on all of them, or the ranks that differ
 call_times.py   times of the candidates on every rank -> the one that all ranks run

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
-import torch.distributed as dist
 from pydantic import Field
 
 from tpcompile.errors import ConfigError, DivergenceError
@@ -81,11 +80,11 @@ class Agreement:
     itself too when it comes later.
     """
 
-    def __init__(self, ranks: Sequence[int], *, timeout_s: float, store: dist.Store | None = None) -> None:
+    def __init__(self, ranks: Sequence[int], *, timeout_s: float) -> None:
         self._ranks, self._timeout_s = sorted(ranks), timeout_s
         members = exact_ranks(self._ranks)
         _NUMBERS[members] += 1
-        self._store = RankStore.of_job(f"tpcompile/profiles/{members}/{_NUMBERS[members]}", store)
+        self._store = RankStore.of_job(f"tpcompile/profiles/{members}/{_NUMBERS[members]}", None)
         here = _Process(pid=os.getpid(), host=this_host())
         self._store.put(f"process/{self._store.rank}", here.model_dump(mode="json"))
         self._num_steps = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import Any, Self, get_args
 
@@ -19,9 +19,8 @@ from tpcompile.profiles.cuda_graphs import CudaGraphs
 from tpcompile.profiles.gradients import Gradients, modules_of
 from tpcompile.profiles.graphed import Graphed
 from tpcompile.profiles.steps import Steps
-from tpcompile.profiles.tuned import Tuned
 from tpcompile.ranks.groups import GroupLike, resolve_group
-from tpcompile.torch_api.autotuning import OPTIONS
+from tpcompile.torch_api.autotuning import OPTIONS, shared_timings
 
 
 def run(
@@ -167,7 +166,6 @@ class Profiled:
         return [call for call in self._calls.values() if isinstance(call, Graphed)]
 
     def _begin(self, *args: Any, **kwargs: Any) -> Any:
-        """The first call."""
         profile = self._steps.profile
         if profile != "graphed":  # which compares every signature, the first too
             self._steps.begin(candidates=list(self._calls))
@@ -197,3 +195,28 @@ class Profiled:
 
     def _refuse(self, *_args: Any, **_kwargs: Any) -> Any:
         raise ConfigError(f"{self._steps.label} was closed; make a new one with tpcompile.run")
+
+
+class Tuned:
+    """Compiles and calls a program that was compiled with the options of `tpcompile.profiles.TUNED`.
+
+    Ranks compile the same graphs, so they ask for the same times in the same order; a rank that asks for others is
+    named. In a process alone, `agreement` is None.
+    """
+
+    def __init__(self, program: Callable[..., Any], agreement: Agreement | None) -> None:
+        self._program, self._agreement = program, agreement
+        self.num_shared = 0
+        """Choices that were made so far."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the program returns."""
+        with shared_timings(self._share):
+            return self._program(*args, **kwargs)
+
+    def _share(self, what: str, candidates: Sequence[str], times: Callable[[], list[float]]) -> list[float]:
+        self.num_shared += 1
+        if self._agreement is None:
+            return times()
+        asked = f"{what}: {', '.join(candidates)}"
+        return self._agreement.of_first_rank(f"choice {self.num_shared}", asked, times, list[float])

@@ -19,7 +19,6 @@ Importing this package does not import torch.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -53,14 +52,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, and the server as what `run_on_ranks` forks its ranks from."""
     config.addinivalue_line("markers", _MARK)
-    if RANK not in config.stash:
-        config.add_cleanup(pool.register(functools.partial(_forked, config)))
+    if RANK in config.stash:
+        return
 
+    def forked(call: pool.Call) -> AbstractContextManager[pool.ExitCodes]:
+        from tpcompile.pytest_plugin import function_on_ranks
 
-def _forked(config: pytest.Config, call: pool.Call) -> AbstractContextManager[pool.ExitCodes]:
-    from tpcompile.pytest_plugin import function_on_ranks
+        return function_on_ranks.start(config, call)
 
-    return function_on_ranks.start(config, call)
+    config.add_cleanup(pool.register(forked))
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

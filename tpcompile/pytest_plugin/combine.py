@@ -39,7 +39,7 @@ def not_checked(item: pytest.Item, why: str) -> Iterator[pytest.TestReport]:
 
 def of_test(item: pytest.Item, job: Job, ends: Sequence[RankEnd]) -> Iterator[pytest.TestReport]:
     """The reports of a test that ran on ranks, phase by phase."""
-    stopped_by = _verdict(job)
+    stopped_by = _verdict(job.files.stopped_by_sentinel)
     if item.config.getoption("capture") == "no":
         _print_output(ends)
     failed: set[int] = set()
@@ -134,7 +134,6 @@ def _duration_s(phase: Phase) -> float:
 
 
 def _fields(item: pytest.Item, when: str) -> dict[str, Any]:
-    """Arguments of a report that passed."""
     return {
         "nodeid": item.nodeid,
         "location": item.location,
@@ -204,9 +203,8 @@ def _print_output(ends: Sequence[RankEnd]) -> None:
             print(f"[rank {end.rank}] {line}")
 
 
-def _verdict(job: Job) -> str:
-    """The verdict of a sentinel that ended ranks of this job; empty when none did."""
-    folder = job.files.stopped_by_sentinel
+def _verdict(folder: Path) -> str:
+    """The verdict of a sentinel that ended ranks, in its run directory; empty when none did."""
     if not folder.exists():
         return ""
     from tpcompile.evidence.rundir import RunDir

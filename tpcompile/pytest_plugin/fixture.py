@@ -111,7 +111,11 @@ class TensorParallel:
     def _observed(self, name: str, record: RankRecord) -> dict[int, Counter[str]]:
         """Counts of every rank, so that all ranks judge the same."""
         store = RankStore.of_job(f"tpcompile/pytest/{name}", None)
-        store.put(f"counts/{self.rank}", _counts(record))
+        recompiles = sum(counters.recompiles for counters in record.counters)
+        graphs = sum(counters.graphs for counters in record.counters)
+        breaks = sum(counters.breaks for counters in record.counters)
+        own_counts = {"graphs": graphs - recompiles, "breaks": breaks, "recompiles": recompiles}
+        store.put(f"counts/{self.rank}", own_counts)
         keys = {rank: f"counts/{rank}" for rank in range(self.world_size)}
         found, _ = store.gather(keys, dict[str, Number], timeout_s=self._timeout_s)
         return {rank: Counter(counts) for rank, counts in sorted(found.items())}
@@ -139,13 +143,6 @@ def _call(program: Callable[..., Any], arguments: Any, *, backward: bool) -> Any
         loss = output.sum()
         loss.backward()
     return output
-
-
-def _counts(record: RankRecord) -> dict[str, int]:
-    recompiles = sum(counters.recompiles for counters in record.counters)
-    graphs = sum(counters.graphs for counters in record.counters)
-    breaks = sum(counters.breaks for counters in record.counters)
-    return {"graphs": graphs - recompiles, "breaks": breaks, "recompiles": recompiles}
 
 
 def _wrong(observed: Mapping[int, Counter[str]], expected: Expected) -> dict[str, str]:

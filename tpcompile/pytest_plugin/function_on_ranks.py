@@ -49,29 +49,18 @@ def _forked(call: Call, running: Running) -> Iterator[ExitCodes]:
         try:
             yield running.exit_codes
         except TimeoutError as error:
-            for line in _stop(job, running):
-                error.add_note(line)
+            late = [rank for rank, code in enumerate(running.codes) if code is None]
+            running.stop(late)
+            running.is_served(_STOPPED_S)
+            for rank in late:
+                error.add_note(f"rank {rank} is at {where(read_text(job.files.stack(rank)))}")
             raise
         finally:
             running.close()  # before the output is read
-            _print_output(job)
-
-
-def _stop(job: Job, running: Running) -> Iterator[str]:
-    """Stop the ranks that still run, and tell the line at which each of them is."""
-    late = [rank for rank, code in enumerate(running.codes) if code is None]
-    running.stop(late)
-    running.is_served(_STOPPED_S)
-    for rank in late:
-        yield f"rank {rank} is at {where(read_text(job.files.stack(rank)))}"
-
-
-def _print_output(job: Job) -> None:
-    """Print what each rank wrote to the stream where spawned ranks write by themselves."""
-    for rank in range(job.world_size):
-        for stream in STREAMS:
-            for line in read_text(job.files.output(rank, stream)).splitlines():
-                print(f"[rank {rank}] {line}", file=getattr(sys, stream))
+            for rank in range(job.world_size):
+                for stream in STREAMS:  # where spawned ranks write by themselves
+                    for line in read_text(job.files.output(rank, stream)).splitlines():
+                        print(f"[rank {rank}] {line}", file=getattr(sys, stream))
 
 
 # In the process of a rank

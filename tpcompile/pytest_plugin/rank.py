@@ -31,14 +31,8 @@ def run(job: Job, rank: int, variables: Mapping[str, str]) -> int:
     torch.set_num_threads(1)
     torch.manual_seed(0)  # equal weights on all ranks
     connect(timeout_s=job.timeout_s + _MORE_S)
-    code = _session(Place(job, rank))
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    return code
-
-
-def _session(place: Place) -> int:
-    """Run the session; 0 unless pytest could not run the test. The failure of a test is in its report."""
+    # Run the session; 0 unless pytest could not run the test. The failure of a test is in its report.
+    place = Place(job, rank)
     temporary = str(place.job.files.folder / f"tmp_{place.rank}")
     test: TestRun = place.job.arguments
     sys.argv = ["pytest", *test.args]
@@ -47,7 +41,10 @@ def _session(place: Place) -> int:
     config.stash[RANK] = place
     config.pluginmanager.register(RankPlugin(config, place, test.nodeid), "tpcompile-rank")
     code = int(config.hook.pytest_cmdline_main(config=config))
-    return 0 if code == pytest.ExitCode.TESTS_FAILED else code
+    code = 0 if code == pytest.ExitCode.TESTS_FAILED else code
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return code
 
 
 class RankPlugin:
@@ -126,18 +123,15 @@ class RankPlugin:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Write a report, with the output since the previous one."""
         for stream in STREAMS:
-            text = self._new_output(stream)
+            getattr(sys, stream).flush()
+            with self._files.output(self._rank, stream).open("rb") as file:
+                file.seek(self._read_bytes[stream])
+                found = file.read()
+            self._read_bytes[stream] += len(found)
+            text = found.decode(errors="replace")
             if text:
                 report.sections.append((f"Captured {stream} {report.when}", text))
         self._write(self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
-
-    def _new_output(self, stream: str) -> str:
-        getattr(sys, stream).flush()
-        with self._files.output(self._rank, stream).open("rb") as file:
-            file.seek(self._read_bytes[stream])
-            found = file.read()
-        self._read_bytes[stream] += len(found)
-        return found.decode(errors="replace")
 
     def _write(self, fields: dict[str, Any]) -> None:
         text = json.dumps(fields, default=lambda value: str(value) if isinstance(value, Path) else repr(value))

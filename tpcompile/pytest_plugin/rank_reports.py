@@ -6,7 +6,6 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,8 +54,10 @@ def _job(item: pytest.Item, world_size: int, timeout_s: float) -> Job:
         options=_options(config),
         workerinput=_plain({"workerid": "master", **getattr(config, "workerinput", {})}),
     )
+    factory: pytest.TempPathFactory | None = getattr(config, "_tmp_path_factory", None)  # None by -p no:tmpdir
+    folder = str(factory.mktemp("ranks")) if factory else tempfile.mkdtemp(prefix="tpcompile-")
     job = Job(
-        folder=str(_folder(item)),
+        folder=folder,
         world_size=world_size,
         target="tpcompile.pytest_plugin.rank:run",
         arguments=test,
@@ -65,13 +66,6 @@ def _job(item: pytest.Item, world_size: int, timeout_s: float) -> Job:
     job.environ["CUDA_VISIBLE_DEVICES"] = ""
     job.environ.pop("GITHUB_STEP_SUMMARY", None)  # this session writes it, when it knows which tests failed
     return job
-
-
-def _folder(item: pytest.Item) -> Path:
-    factory: pytest.TempPathFactory | None = getattr(item.config, "_tmp_path_factory", None)
-    if factory is None:  # -p no:tmpdir
-        return Path(tempfile.mkdtemp(prefix="tpcompile-"))
-    return factory.mktemp("ranks", numbered=True)
 
 
 def _options(config: pytest.Config) -> dict[str, Any]:

@@ -157,9 +157,8 @@ def _supervise(job: Job, connection: Connection, session: Connection) -> None:
     while ranks.running:
         for ended in ranks.ended():
             _send(connection, ended)
-        has_message = ranks.wait([connection], timeout_s=_POLL_S)
         stopped: Sequence[int] | None = ()
-        if has_message:
+        if ranks.wait([connection], timeout_s=_POLL_S):
             try:
                 stopped = connection.recv()  # ranks to be stopped; None when the job is to end
             except (OSError, EOFError):  # the process that gave it has ended

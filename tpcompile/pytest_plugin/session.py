@@ -154,10 +154,9 @@ def _start_server(name: str, *, preload: Sequence[str], plugins: Sequence[str]) 
     try:
         listener = _bound(name, "server")
     except OSError as error:
-        is_known = error.errno in (errno.EADDRINUSE, errno.ENOENT)  # a server runs, or the session has ended
-        if not is_known:
-            raise
-        return
+        if error.errno in (errno.EADDRINUSE, errno.ENOENT):  # a server runs, or the session has ended
+            return
+        raise
     with listener:
         listener.listen(128)
         code = _CODE.format(path=sys.path, name=name, listener=listener.fileno(), preload=preload, plugins=plugins)

@@ -39,7 +39,14 @@ class Watch:
         is_served = self._running.is_served()  # first: what the server wrote before its end is there then
         for end in self._ranks:
             self._read(end)
-            self._read_the_rest(end)
+            end.stack = read_text(self._files.stack(end.rank))
+            for stream in STREAMS:
+                whole = read_text(self._files.output(end.rank, stream))
+                reported = 0
+                for when, report in end.reports.items():
+                    texts = [text for name, text in report["sections"] if name == f"Captured {stream} {when}"]
+                    reported += sum(map(len, texts))
+                end.unreported[stream] = whole[reported:]
             if end.exit_code is None and not is_served:
                 end.error = end.error or f"lost their server: {HAS_ENDED}"
         return self._ranks
@@ -52,8 +59,7 @@ class Watch:
         in_body = [end for end in alive if not end.has_called]
         now_s = time.monotonic()
         has_failed = any(end.has_failed for end in self._ranks)
-        is_first_failure = has_failed and not self._has_failed
-        if is_first_failure:
+        if has_failed and not self._has_failed:
             self._has_failed = True
             self._shorten_limit(now_s)
         if now_s > self._deadline_s:
@@ -85,13 +91,3 @@ class Watch:
                 end.reports[fields["when"]] = fields
         self._read_lines[end.rank] = len(lines)
         end.exit_code = self._running.codes[end.rank]  # from before the look: what it wrote before its end is there
-
-    def _read_the_rest(self, end: RankEnd) -> None:
-        end.stack = read_text(self._files.stack(end.rank))
-        for stream in STREAMS:
-            whole = read_text(self._files.output(end.rank, stream))
-            reported = 0
-            for when, report in end.reports.items():
-                texts = [text for name, text in report["sections"] if name == f"Captured {stream} {when}"]
-                reported += sum(map(len, texts))
-            end.unreported[stream] = whole[reported:]

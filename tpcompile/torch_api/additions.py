@@ -79,8 +79,7 @@ def used_by(backend: Any) -> tuple[str, ...]:
     chosen = getattr(backend, "_torchdynamo_orig_backend", backend)
     chosen = getattr(chosen, "compiler_fn", chosen)
     for name, modules in _RUN_BY.items():
-        torchs = _lookup_backend(name)
-        if chosen is torchs:
+        if chosen is _lookup_backend(name):
             return modules
     return ("torch.",)
 
@@ -130,8 +129,7 @@ def patterns(backend: Any) -> Iterator[tuple[str, Any]]:
     for name, module in list(sys.modules.items()):
         if not name.startswith(_PASSES):
             continue
-        values = list(vars(module).values())
-        entries = chain.from_iterable(map(_pattern_entries, values))
+        entries = chain.from_iterable(map(_pattern_entries, list(vars(module).values())))
         for made in makers.made_by_others(list(entries)):
             yield name, made
 

@@ -117,11 +117,8 @@ def _users_line(stack_trace: str, filter_fn: Callable[[str, str, str], bool] | N
     found = _innermost(stack_trace, lambda file, *_: not is_library_file(file))
     if not found:
         return _innermost(stack_trace, None)
-    line = int(found.lineno)
-    place = (found.file, line)
     for stacks in _asking:
-        at_place = stacks.setdefault(place, set())
-        at_place.add(stack_trace)
+        stacks.setdefault((found.file, int(found.lineno)), set()).add(stack_trace)
     return found
 
 
@@ -182,8 +179,7 @@ def program_lines(frame: FrameType | None) -> list[UserLine]:
     for one, number in traceback.walk_stack(wrapper or frame):
         file = one.f_code.co_filename
         if not _is_library(file):
-            line = line_at(one, number)
-            lines.append(line)
+            lines.append(line_at(one, number))
     return lines[::-1]
 
 
@@ -195,8 +191,7 @@ def failed_frames() -> list[SkippedFrame]:
     """Frames whose compile failed, among the last 64 compiles of this process; Dynamo runs their code in eager."""
     found = []
     for metrics in get_compilation_metrics():
-        is_failed = metrics.fail_type is not None
-        if not is_failed or metrics.co_filename is None:
+        if metrics.fail_type is None or metrics.co_filename is None:
             continue
         frame = UserLine(file=metrics.co_filename, line=metrics.co_firstlineno or 0, function=metrics.co_name or "")
         broke_at = None

@@ -45,16 +45,7 @@ def has_gradient_hook(tensor: Tensor) -> bool:
     return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
-_REDUCE_OPS = {
-    int(op): name
-    for op, name in (
-        (dist.ReduceOp.SUM, "sum"),
-        (dist.ReduceOp.AVG, "avg"),
-        (dist.ReduceOp.PRODUCT, "product"),
-        (dist.ReduceOp.MAX, "max"),
-        (dist.ReduceOp.MIN, "min"),
-    )
-}
+_REDUCE_OPS = {int(getattr(dist.ReduceOp, name.upper())): name for name in ("sum", "avg", "product", "max", "min")}
 
 
 def reduce_op_name(op: Any) -> str:

@@ -90,12 +90,10 @@ class _Lookups:
         self._previous: Any = None
 
     def add(self, listener: Lookup) -> None:
-        """Call `listener` after every guard lookup."""
         self._listeners.append(listener)
         self._install()
 
     def remove(self, listener: Lookup) -> None:
-        """Stop calling `listener`."""
         if listener in self._listeners:
             self._listeners.remove(listener)
             self._install()

@@ -13,8 +13,9 @@ import functools
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 
 @contextmanager
@@ -23,19 +24,13 @@ def seen(before: Callable[[Any], None]) -> Iterator[None]:
 
     The kernels that Inductor generates are launched otherwise, and are not seen.
     """
-    kinds = _kinds()
-    original = [kind.run for kind in kinds]
-    for kind in kinds:
-        kind.run = _checked(kind.run, before)
-    try:
+    with ExitStack() as stack:
+        for kind in _kinds():
+            stack.enter_context(mock.patch.object(kind, "run", _checked(kind.run, before)))
         yield
-    finally:
-        for kind, run in zip(kinds, original, strict=True):
-            kind.run = run
 
 
 def _kinds() -> list[Any]:
-    """The classes of kernels of this process."""
     if importlib.util.find_spec("triton") is None:
         return []
     from triton import knobs

@@ -140,12 +140,8 @@ def registers_for_others(place: Place) -> bool:
 @functools.cache
 def _build_roots() -> tuple[str, ...]:
     """Folders of the sources that this torch was built from, of which the C++ registrations have the paths."""
-    schema = registered("aten::add.Tensor").schema
-    noted = str(schema)
-    root, is_found, _ = noted.partition(_ANCHOR)
-    if not is_found:
-        return ()
-    sources = ("aten/", "build/", "c10/", "caffe2/", "torch/")
+    root, is_found, _ = str(registered("aten::add.Tensor").schema).partition(_ANCHOR)
+    sources = ("aten/", "build/", "c10/", "caffe2/", "torch/") if is_found else ()
     return tuple(f"{root}{folder}" for folder in sources)
 
 
@@ -162,20 +158,15 @@ def whose_op(name: str) -> Place | None:
     is_called_by_torch = name.partition("::")[0] in _CALLERS_IN_TORCH
     if is_called_by_torch and registers_for_others(place):
         return None
-    if makers.is_ours(place.file):
-        return place
-    if is_torchs(place.file):
-        return None
-    return place
+    is_torchs_own = is_torchs(place.file) and not makers.is_ours(place.file)
+    return None if is_torchs_own else place
 
 
 def _caller(noted: Place, functions: list[Any]) -> Place:
     """Who asked for a registration of a custom op with these functions, where torch noted only itself."""
     if not functions or not registers_for_others(noted):
         return noted
-    others = makers.made_by_others(functions)
-    first = (others or functions)[0]
-    return place_of(first)
+    return place_of((makers.made_by_others(functions) or functions)[0])
 
 
 def overloads(name: str) -> list[str]:
@@ -222,8 +213,7 @@ def all_replaced_kernels(*, thorough: bool) -> Iterator[tuple[str, str, Place]]:
         for key, function in op.py_kernels.items():
             made = inspect.unwrap(function)
             name = str(getattr(key, "name", key))
-            is_others = makers.is_others(made)
-            if is_others and not _LEFT_OUT.search(name):
+            if makers.is_others(made) and not _LEFT_OUT.search(name):
                 yield op.name(), f"{name} in Python", place_of(made)
 
 
@@ -292,8 +282,7 @@ def fake_kernel(name: str) -> Place | None:
     kernel = entry and entry.fake_impl.kernel
     if kernel is None:
         return None
-    source = str(kernel.source)
-    file, _, line = source.rpartition(":")
+    file, _, line = str(kernel.source).rpartition(":")
     return Place(file, int(line))
 
 

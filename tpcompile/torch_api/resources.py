@@ -49,8 +49,7 @@ def of_launched(kernel: Any) -> Configurations:
     (launcher,) = kernel.launchers
     if launcher.n_regs is None:
         return []
-    needs = _needs(launcher.config, launcher.n_regs, launcher.n_spills, launcher.shared)
-    return [needs]
+    return [_needs(launcher.config, launcher.n_regs, launcher.n_spills, launcher.shared)]
 
 
 @functools.cache
@@ -80,22 +79,18 @@ def _compiled(kernel: Any, config: Any) -> Configurations:
             binary = kernel._precompile_config(config).kernel
     except (OutOfResources, PTXASError):
         return []
-    registers, frame_bytes = _usage(binary.asm["cubin"])
-    return [_needs(config, registers, frame_bytes // 4, binary.metadata.shared)]
-
-
-def _usage(cubin: bytes) -> tuple[int, int]:
-    """Registers of a thread, and bytes of its frame."""
+    # Registers of a thread, and bytes of its frame.
     import triton.backends.nvidia as nvidia
 
     tool = Path(next(iter(nvidia.__path__)), "bin", "cuobjdump")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
+        file.write(binary.asm["cubin"])
         file.flush()
         done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
     found = _USAGE.search(done.stdout + done.stderr)
     assert found is not None, f"cuobjdump printed no registers: {done.stdout[:200]}"
-    return int(found["registers"]), int(found["frame_bytes"])
+    registers, frame_bytes = int(found["registers"]), int(found["frame_bytes"])
+    return [_needs(config, registers, frame_bytes // 4, binary.metadata.shared)]
 
 
 def _needs(config: Any, registers: int, spills: int, shared_bytes: int) -> dict[str, Any]:

@@ -141,18 +141,12 @@ def computed(one: Any) -> set[_FxNode]:
 
     Inductor's origins of a template or an extern kernel also name the ops that made its inputs, in earlier kernels.
     """
-    found: set[_FxNode] = set()
-    for part in _with_buffers(one):
-        found |= _computed_by_part(part)
-    return found
+    return set[_FxNode]().union(*map(_computed_by_part, _with_buffers(one)))
 
 
 def made(one: Any) -> set[_FxNode]:
     """The ops whose values its buffers hold; a stage of a reduction that is split holds a part of its op's value."""
-    found: set[_FxNode] = set()
-    for part in _with_buffers(one):
-        found |= _made_by_part(part)
-    return found
+    return set[_FxNode]().union(*map(_made_by_part, _with_buffers(one)))
 
 
 def _made_by_part(part: Any) -> set[_FxNode]:
@@ -180,12 +174,9 @@ def _computed_by_part(part: Any) -> set[_FxNode]:
         of_buffer = _called(buffer.get_origins()) if is_stage else set()
         if of_buffer & results:
             earlier |= of_buffer - results
-    return _backward(first, inside - earlier)
-
-
-def _backward(results: Iterable[_FxNode], inside: set[_FxNode]) -> set[_FxNode]:
-    """What the results are computed from, without leaving `inside`."""
-    left = list(results)
+    # What the results are computed from, without leaving `inside`.
+    inside -= earlier
+    left = list(first)
     found: set[_FxNode] = set()
     while left:
         origin = left.pop()
@@ -252,8 +243,7 @@ _MOST_ELEMENTS = 10**9
 
 def _accesses(one: Any) -> tuple[dict[str, int], dict[str, int]]:
     """Bytes read and written, by buffer."""
-    is_bare_template = one.is_template() and type(one) is _scheduler.SchedulerNode
-    if is_bare_template:
+    if one.is_template() and type(one) is _scheduler.SchedulerNode:
         # Inductor counts at most as many elements of a buffer as the output has: 0.9 MB of a weight of 117 MB.
         reads, writes = one.read_writes.reads, one.read_writes.writes
         return _whole(reads), _whole(writes)
@@ -298,7 +288,6 @@ def _bytes_of_buffer(name: str) -> int:
 
 
 def _bytes_of_value(value: Any) -> int:
-    """Bytes of all tensors in a value of a graph."""
     if isinstance(value, list | tuple):
         return sum(map(_bytes_of_value, value))
     if not isinstance(value, torch.Tensor):

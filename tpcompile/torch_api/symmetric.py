@@ -4,8 +4,8 @@ name                                         why
 distributed._symmetric_memory.empty          memory that rendezvous can map
 distributed._symmetric_memory.rendezvous     collective: the same allocation of every rank, mapped here
 distributed._symmetric_memory.enable_...     `enable_symm_mem_for_group`: Inductor may lower to it; deprecated in 2.13
-ops.symm_mem.one_shot_all_reduce, two_shot_  sums over the ranks by kernels that read the memory of all
-ops.symm_mem.one_shot_all_reduce_copy, two_shot_all_reduce_out    the same into memory of this rank alone
+ops.symm_mem.one_shot_all_reduce_copy        sum over the ranks by a kernel that reads the memory of all
+ops.symm_mem.two_shot_all_reduce_out         the same in two steps, into memory of this rank alone
 _SymmetricMemory.has_multicast_support       whether its ops may use NVLink multicast
 handle.get_buffer, put_signal, wait_signal   memory of a peer as a tensor; a flag of a peer, and of this rank
 _SymmetricMemory.buffer_ptrs, offset         its address for each rank, as seen from this GPU; never multicast_ptr
@@ -15,7 +15,6 @@ TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES     variable: ranks may share a GPU; se
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,21 +74,6 @@ def enable(group: dist.ProcessGroup) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # 2.13 says that it is no longer needed
         symm.enable_symm_mem_for_group(group.group_name)
-
-
-def all_reduce(algorithm: str, like: Tensor, group: dist.ProcessGroup) -> Callable[[], Tensor]:
-    """A sum over the ranks by `one-shot` or `two-shot`, of a buffer of its own as large as `like`; collective.
-
-    Never by multicast.
-    """
-    import torch.distributed._symmetric_memory as symm
-
-    buffer = symm.empty(like.numel(), dtype=like.dtype, device=like.device)
-    buffer.zero_()
-    symm.rendezvous(buffer, group)
-    if algorithm == "one-shot":
-        return lambda: torch.ops.symm_mem.one_shot_all_reduce(buffer, "sum", group.group_name)
-    return lambda: torch.ops.symm_mem.two_shot_all_reduce_(buffer, "sum", group.group_name)
 
 
 def memory(num_bytes: int, *, group: dist.ProcessGroup, device: torch.device) -> Tensor:

@@ -239,14 +239,10 @@ def group_waited_in(frame: FrameType | None) -> str:
     The flight recorder knows a collective only once it is issued; the first one of a group sets up the connections
     before that, and waits for the other ranks there.
     """
-    calls = takewhile(_is_of_communication, islice(frames_from(frame), 8))
+    within = (_TORCH, _WRAPPERS)
+    calls = takewhile(lambda call: call.f_code.co_filename.startswith(within), islice(frames_from(frame), 8))
     named = (_group_given(call.f_locals) for call in calls)
     return first(label for label in named if label is not None) or ""
-
-
-def _is_of_communication(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return is_torch(file) or file.startswith(_WRAPPERS)
 
 
 def _group_given(values: Mapping[str, Any]) -> str | None:

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from tpcompile.collectives.api import rank_index
 from tpcompile.collectives.observer import Call, observing
+from tpcompile.ranks.groups import rank_index
 from tpcompile.torch_api.dispatch import AsyncCollectiveTensor, TorchDispatchMode, base_of, has_gradient_hook
 from tpcompile.typecheck.cut import Sources, nodes_behind
 from tpcompile.typecheck.ops import FUNCTIONAL, WAITS
@@ -255,7 +255,10 @@ class SpmdTypeMode(TorchDispatchMode):
         bases = [tensor._base for tensor in step.written if tensor._base is not None]
         self._sources.add(step, [*map(_plain, targets), *bases], map(_plain, step.operands))
         for tensor, type_ in zip(targets, types, strict=False):
-            kept = _fitting(type_, tensor, differentiable=step.differentiable)
+            # As this tensor can have it: integers have no gradient, a dim must exist.
+            grad = type_.grad and step.differentiable and is_float(tensor)
+            has_dim = type_.dim is not None and type_.dim < tensor.dim()
+            kept = _with_own_scale(replace(type_, grad=grad).keep_dim_if(has_dim))
             self._types[_plain(tensor)] = kept
             base = base_of(tensor) if step.written else None
             if base is None:
@@ -287,13 +290,6 @@ def _plain(tensor: Tensor) -> Tensor:
 def _grad_enabled(name: str) -> bool:
     """Grad mode of the program; torch's functional collectives turn it off for their own ops."""
     return torch.is_grad_enabled() or name.startswith("_c10d_functional.") or in_generated_function()
-
-
-def _fitting(type_: SpmdType, tensor: Tensor, *, differentiable: bool) -> SpmdType:
-    """The type as this tensor can have it: integers have no gradient, a dim must exist."""
-    grad = type_.grad and differentiable and is_float(tensor)
-    has_dim = type_.dim is not None and type_.dim < tensor.dim()
-    return _with_own_scale(replace(type_, grad=grad).keep_dim_if(has_dim))
 
 
 def _with_own_scale(type_: SpmdType) -> SpmdType:

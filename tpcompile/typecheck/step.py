@@ -73,10 +73,10 @@ class Step:
         """Argument by position or name."""
         return self.args[index] if index < len(self.args) else self.kwargs.get(name, default)
 
-    def dim_at(self, index: int, default: int = 0) -> int:
+    def dim_at(self, index: int) -> int:
         """The argument `dim`, counted from the front of the first operand."""
         num_dims: int = self.args[0].dim()
-        dim: int = self.arg(index, "dim", default)
+        dim: int = self.arg(index, "dim", 0)
         return dim % max(1, num_dims)
 
     def type_at(self, index: int, name: str = "") -> SpmdType:

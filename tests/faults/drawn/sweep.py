@@ -131,7 +131,7 @@ def _launch(case: Drawn, route: Route, settings: Settings) -> Launch:
 
 
 def _diagnose(out: Path, world_size: int) -> tuple[str, ...]:
-    command = [sys.executable, "-m", "tpcompile.cli", "diagnose", str(out / TRACE), "--json", str(out / DIAGNOSED)]
+    command = [sys.executable, "-m", "tpcompile", "diagnose", str(out / TRACE), "--json", str(out / DIAGNOSED)]
     return (*command, "--world-size", str(world_size))
 
 

@@ -62,7 +62,8 @@ class SourceMutation:
         file = Path(folder, f"mutated_{os.getpid()}.py")
         file.write_text(ast.unparse(ast.Module([self.tree], [])))
         module = compile(file.read_text(), str(file), "exec", dont_inherit=True)
-        self.function.__code__ = _code_of(module, self.function.__name__)
+        codes = [constant for constant in module.co_consts if isinstance(constant, CodeType)]
+        self.function.__code__ = next(code for code in codes if code.co_name == self.function.__name__)
         linecache.checkcache(str(file))
         forget(self.function)
 
@@ -103,7 +104,9 @@ def source_mutations(functions: Iterable[FunctionType], *, of_options: bool = Fa
             continue  # a lambda, whose lines are those of the statement around it
         tree.decorator_list = []
         for place, changed in itertools.chain(_changes(tree), _without_options(tree) if of_options else ()):
-            mutated = _with(tree, place, changed)
+            # A copy of the function in which `changed` stands for the node `place`.
+            memo = {id(place): copy.deepcopy(changed) if changed is not None else ast.Pass()}
+            mutated = ast.fix_missing_locations(copy.deepcopy(tree, memo))
             line = first + place.lineno - 1
             yield SourceMutation(function, mutated, line, f"{ast.unparse(place)} -> {_text(changed)}")
 
@@ -187,17 +190,5 @@ def _changed_calls(call: ast.Call) -> Iterator[ast.AST]:
             yield ast.Call(call.func, swapped, call.keywords)
 
 
-def _with(tree: ast.FunctionDef, place: ast.AST, changed: ast.AST | None) -> ast.FunctionDef:
-    """A copy of the function in which `changed` stands for the node `place`."""
-    memo = {id(place): copy.deepcopy(changed) if changed is not None else ast.Pass()}
-    mutated = copy.deepcopy(tree, memo)
-    return ast.fix_missing_locations(mutated)
-
-
 def _text(changed: ast.AST | None) -> str:
     return ast.unparse(ast.fix_missing_locations(copy.deepcopy(changed))) if changed is not None else "nothing"
-
-
-def _code_of(module: CodeType, name: str) -> CodeType:
-    codes = [constant for constant in module.co_consts if isinstance(constant, CodeType) and constant.co_name == name]
-    return codes[0]

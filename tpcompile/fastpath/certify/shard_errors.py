@@ -105,7 +105,6 @@ Program = Callable[[dict[str, Any]], tuple[Tensor, ...]]
 
 
 def _whole(function: Callable[..., Any]) -> Program:
-    """The plain code as a program."""
     return lambda arguments: _tuple(function(**arguments))
 
 

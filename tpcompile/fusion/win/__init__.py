@@ -2,6 +2,5 @@
 
 measure_mode.py  a target and a mode -> what this process measured, as JSON; one process for each mode
 mode_records.py  what is measured, and the advice
-decide.py        measurements -> advice
-mode_table.py    measurements and advice -> lines
+decide.py        measurements -> advice, and lines of a table
 """

@@ -17,9 +17,8 @@ from tpcompile.cli import ending, outputs
 from tpcompile.cli.outputs import OtherJson
 from tpcompile.cli.passed_on import becoming
 from tpcompile.errors import ConfigError, ExitCode
-from tpcompile.fusion.win.decide import decide
+from tpcompile.fusion.win.decide import decide, lines
 from tpcompile.fusion.win.mode_records import MODES, Measured
-from tpcompile.fusion.win.mode_table import lines
 from tpcompile.report import console
 
 app = ending.new_app()

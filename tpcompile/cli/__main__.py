@@ -1,6 +1,0 @@
-"""`python -m tpcompile.cli` is `tpcompile`."""
-
-from tpcompile.cli import main
-
-if __name__ == "__main__":
-    main()
