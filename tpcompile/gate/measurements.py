@@ -12,8 +12,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator
 
 from tpcompile.choices import AnyMode
-from tpcompile.evidence.records import RankDigest
-from tpcompile.evidence.records.base import Frozen, Item
+from tpcompile.evidence.records import Frozen, RankDigest, WrongOp
 from tpcompile.fusion.baseline import Outcome
 
 
@@ -109,7 +108,7 @@ class GateFacts(Frozen):
     """Norms of what a target's reference returns in float64."""
     first_wrong: str = ""
     """The first module whose output is wrong."""
-    first_wrong_op: Item | None = None
+    first_wrong_op: WrongOp | None = None
     """The op, or the parameter or buffer, that this begins with; None when unknown."""
     fusion: Outcome | None = None
     """Kernels against the baseline; None in a run without one."""
