@@ -26,8 +26,15 @@ class TensorError(Frozen):
     single: float
     """The single-device error."""
     ratio: float
+    times: float | None = None
+    """The number of times that the tensor is the right one; None where it is no multiple of it."""
     says: str = ""
     """Why there is no error, where a run does not return the tensor, or returns it in a different shape."""
+
+    @property
+    def name(self) -> str:
+        """The tensor as the user named it in what a step returns; `forward`, `forward.1` where it has no name."""
+        return self.what.removeprefix("forward ")
 
     @property
     def badness(self) -> float:

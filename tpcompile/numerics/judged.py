@@ -7,9 +7,11 @@ ranks. One whose shape has no counterpart in the reference is right where all th
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 from tpcompile.numerics.traced import Fingerprint, Shape, Trace, Value
 
@@ -28,12 +30,25 @@ class Judged(Enum):
     """Right as the sum over the ranks."""
     AVERAGED = auto()
     """Right as the mean over the ranks."""
+    NORM = auto()
+    """One number whose squares are right as their sum over the ranks: the norm of a shard."""
     WRONG = auto()
 
     @property
     def is_summand(self) -> bool:
         """Right only together with the values of the other ranks."""
-        return self in (Judged.PARTIAL, Judged.AVERAGED)
+        return self in SUMMANDS
+
+
+SUMMANDS = (Judged.PARTIAL, Judged.AVERAGED, Judged.NORM)
+
+
+class Total(NamedTuple):
+    """One value over all ranks."""
+
+    sum: Fingerprint
+    norm: float
+    """Root of the sum of the squares of the first number of each fingerprint."""
 
 
 @dataclass(frozen=True)
@@ -86,22 +101,27 @@ def as_text(trace: Trace) -> str:
     return json.dumps([[value.name, value.shape, value.tensor] for value in trace.values])
 
 
-def sums_over_ranks(texts: Sequence[str]) -> list[Fingerprint | None]:
-    """Fingerprints of the sums over all ranks, value by value; empty where ranks did not run the same ops."""
+def sums_over_ranks(texts: Sequence[str]) -> list[Total | None]:
+    """The totals over all ranks, value by value; empty where ranks did not run the same ops."""
     ranks = list(map(json.loads, texts))
     ops = [[(name, shape) for name, shape, _ in values] for values in ranks]
     if ops.count(ops[0]) < len(ops):
         return []
-    found: list[Fingerprint | None] = []
+    found: list[Total | None] = []
     for values in zip(*ranks, strict=True):
         numbers = [fingerprint for _, _, fingerprint in values]
         is_known = None not in numbers
-        found.append(tuple(map(sum, zip(*numbers, strict=True))) if is_known else None)
+        found.append(_total(numbers) if is_known else None)
     return found
 
 
+def _total(numbers: Sequence[Fingerprint]) -> Total:
+    sums = tuple(map(sum, zip(*numbers, strict=True)))
+    return Total(sums, math.hypot(*(fingerprint[0] for fingerprint in numbers)))
+
+
 def all_judged(
-    values: Sequence[Value], known: Known, sums: Sequence[Fingerprint | None], *, tolerance: float, rank: int, size: int
+    values: Sequence[Value], known: Known, sums: Sequence[Total | None], *, tolerance: float, rank: int, size: int
 ) -> list[Judged]:
     """How each value of this rank of `size` is right, in their order."""
     found: list[Judged] = []
@@ -116,7 +136,7 @@ def all_judged(
 
 
 def _judged_alone(
-    value: Value, known: Known, total: Fingerprint | None, *, tolerance: float, rank: int, size: int
+    value: Value, known: Known, total: Total | None, *, tolerance: float, rank: int, size: int
 ) -> Judged | None:
     """How the value is right by its numbers; None where the reference has nothing to compare it with."""
     whole = known.whole.get(value.shape, [])
@@ -129,10 +149,12 @@ def _judged_alone(
     if _is_among(value.tensor, parts, tolerance):
         return Judged.PART
     if total is not None and size > 1:
-        if _is_among(total, whole, tolerance):
+        if _is_among(total.sum, whole, tolerance):
             return Judged.PARTIAL
-        if _is_among(times(total, 1 / size), whole, tolerance):
+        if _is_among(times(total.sum, 1 / size), whole, tolerance):
             return Judged.AVERAGED
+        if math.prod(value.shape) == 1 and any(_is_norm(total, right, tolerance) for right in whole):
+            return Judged.NORM
     is_own_number = not value.is_float or (value.name in _LOOKUPS and not value.in_backward)
     return None if is_own_number else Judged.WRONG
 
@@ -158,6 +180,10 @@ def is_near(numbers: Fingerprint, wanted: Fingerprint, tolerance: float) -> bool
     """True where they are equal up to the tolerance, relative to the norm of `wanted`."""
     apart = sum((one - other) ** 2 for one, other in zip(numbers, wanted, strict=True))
     return apart <= tolerance**2 * sum(number**2 for number in wanted)
+
+
+def _is_norm(total: Total, right: Right, tolerance: float) -> bool:
+    return math.isclose(total.norm, abs(right.tensor[0]), rel_tol=tolerance)
 
 
 def _is_among(numbers: Fingerprint, candidates: Iterable[Right], tolerance: float) -> bool:

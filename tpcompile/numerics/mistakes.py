@@ -13,8 +13,8 @@ from typing import Any
 
 from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import MistakeKind, WrongOp
-from tpcompile.numerics.judged import Judged, Known, Right, behind, is_near, times
-from tpcompile.numerics.traced import Fingerprint, Value
+from tpcompile.numerics.judged import SUMMANDS, Judged, Known, Right, Total, behind, is_near, times
+from tpcompile.numerics.traced import Value
 
 _TAKES_APART = {
     "aten.split", "aten.split_with_sizes", "aten.chunk", "aten.slice", "aten.narrow", "aten.unbind", "aten.select",
@@ -25,6 +25,8 @@ _SAME_VALUES = _TAKES_APART | {
     "aten.alias", "aten._to_copy", "aten.expand",
 }  # fmt: skip
 _LINEAR = _SAME_VALUES | {"aten.add", "aten.sub", "aten.sum", "aten.stack", "aten.cat", "aten._foreach_add"}
+_POWERS = {"aten.pow", "aten.linalg_vector_norm", "aten._foreach_norm", "aten._foreach_pow"}
+"""Of norms sums over the ranks are made by their squares."""
 _ADDS = {"aten.add", "aten.sub", "aten.sum", "aten.stack", "aten.cat", "aten._foreach_add"}
 _PRODUCTS = {"aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.convolution"}
 _ADDS_TO_PRODUCT = {"aten.addmm", "aten.baddbmm", "aten.addmv", "aten.convolution"}
@@ -50,14 +52,14 @@ class Evidence:
     values: Sequence[Value]
     judged: Sequence[Judged]
     known: Known
-    sums: Sequence[Fingerprint | None]
+    sums: Sequence[Total | None]
     tolerance: float
     rank: int
     size: int
 
     def divided_behind(self, places: Iterable[int]) -> int:
         """The first of the summands behind these that was made of no summand."""
-        summands = behind(places, self.values, self.judged, {Judged.PARTIAL, Judged.AVERAGED})
+        summands = behind(places, self.values, self.judged, set(SUMMANDS))
         made = [place for place in summands if summands.isdisjoint(self.values[place].sources)]
         return min(made)
 
@@ -92,7 +94,7 @@ class Evidence:
         return ""
 
     def is_summed_later(self, place: int) -> bool:
-        """True where a sum over the ranks is made of this value, or of what linear ops made of it."""
+        """True where a sum over the ranks is made of this value, or of what linear ops and powers made of it."""
         reached = {place}
         for number in range(place + 1, len(self.values)):
             value = self.values[number]
@@ -100,7 +102,7 @@ class Evidence:
                 continue
             if value.name in _SUMS_OVER_RANKS:
                 return True
-            if value.name in _LINEAR:
+            if value.name in _LINEAR or value.name in _POWERS:
                 reached.add(number)
         return False
 
@@ -137,12 +139,18 @@ def described(place: int, found: Evidence) -> WrongOp:
 def _counted_per_rank(place: int, found: Evidence) -> Fields:
     """A whole value, or a number, added to a summand or to a product of two shards, ahead of the sum over the ranks."""
     value = found.values[place]
-    is_sum = value.name in _ADDS and bool(found.given(place, Judged.PARTIAL))
+    is_sum = value.name in _ADDS and bool(found.given(place, *SUMMANDS))
     has_whole = bool(found.given(place, Judged.WHOLE))
     is_product = value.name in _ADDS_TO_PRODUCT and has_whole and len(found.given(place, Judged.PART)) >= 2
     if value.in_backward or not (is_sum or is_product) or not found.is_summed_later(place):
         return {}
-    return {"kind": MistakeKind.PER_RANK, "wanted": None}
+    made_of = behind(found.given(place, Judged.WHOLE), found.values, found.judged, set(Judged))
+    is_gradient = any(found.values[source].in_backward for source in made_of)
+    return {
+        "kind": MistakeKind.PER_RANK,
+        "of": f"a replicated {'gradient' if is_gradient else 'value'}",
+        "wanted": None,
+    }
 
 
 def _times_ranks(place: int, found: Evidence) -> Fields:
@@ -161,7 +169,7 @@ def _one_of_ranks(place: int, found: Evidence) -> Fields:
 
 def _not_summed(place: int, found: Evidence) -> Fields:
     """A summand that is the result, or that an op was given as if it were whole."""
-    summands = [place] if found.judged[place].is_summand else found.given(place, Judged.PARTIAL, Judged.AVERAGED)
+    summands = [place] if found.judged[place].is_summand else found.given(place, *SUMMANDS)
     if not summands:
         return {}
     divided = found.divided_behind(summands)
@@ -206,13 +214,13 @@ def _collective_of(forward: int, found: Evidence) -> int | None:
 def _cut_as_one(place: int, found: Evidence) -> Fields:
     """A piece of a product with a shard of a packed weight."""
     value = found.values[place]
-    parts = found.given(place, Judged.PART)
-    if value.name not in _TAKES_APART or not parts:
+    given = found.given(place, Judged.PART, Judged.WHOLE)  # the shard of a rank may be all of one piece
+    if value.name not in _TAKES_APART or not given:
         return {}
     parameter = found.parameter_behind(place)
     if not parameter:
         return {}
-    pieces = math.prod(found.values[parts[0]].shape) // max(1, math.prod(value.shape))
+    pieces = math.prod(found.values[given[0]].shape) // max(1, math.prod(value.shape))
     count = f"{pieces} pieces" if pieces > 1 else "pieces"
     return {"kind": MistakeKind.CUT_AS_ONE, "of": parameter, "pieces": count, "wanted": None}
 

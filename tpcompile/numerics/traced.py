@@ -39,15 +39,19 @@ NUM_SUMS = 8
 _TABLE_LENGTH = 2**16
 """Elements whose signs are kept, 4 MiB a device."""
 _WAIT = "_c10d_functional.wait_tensor"
+_READ = "aten._local_scalar_dense"
+"""What `item()` is."""
 _PENDING = ("_c10d_functional.", "c10d.")
 """Ops whose result is not there yet when they return."""
+_PIECES = (1, 2, 3)
+"""Tensors that may be packed in one: gate and up, queries with keys and values."""
 _MIXERS = (-7046029254386353131, -4658895280553007687, -7723592293110705685)
 """Constants of the SplitMix64 generator, as signed numbers."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A rank's equal part of a value along one dim."""
+    """A rank's equal part of a value along one dim, or of each of the equal pieces that are packed along it."""
 
     rank: int
     shape: Shape
@@ -126,13 +130,20 @@ def traced_call(call: Callable[[], Mapping[str, Tensor]], module: nn.Module | No
 
 def fingerprint(tensor: Tensor) -> Fingerprint:
     """Equal on all devices up to rounding."""
-    numbers = tensor.detach().double().flatten()
-    length = numbers.numel()
+    (numbers,) = fingerprints(tensor.flatten().unsqueeze(0))
+    return numbers
+
+
+def fingerprints(rows: Tensor) -> list[Fingerprint]:
+    """The fingerprint of each row of a tensor of two dims."""
+    numbers = rows.detach().double()
+    length = numbers.shape[1]
     if length <= _TABLE_LENGTH:
-        return tuple((_table(numbers.device)[:, :length] @ numbers).tolist())
-    place = torch.arange(length, device=numbers.device)
-    sums = [(numbers * _signs(place, number)).sum() for number in range(NUM_SUMS)]
-    return tuple(torch.stack(sums).tolist())
+        sums = numbers @ _table(numbers.device)[:, :length].T
+    else:
+        place = torch.arange(length, device=numbers.device)
+        sums = torch.stack([(numbers * _signs(place, number)).sum(1) for number in range(NUM_SUMS)], 1)
+    return list(map(tuple, sums.tolist()))
 
 
 def moments(tensor: Tensor) -> Fingerprint:
@@ -182,6 +193,8 @@ class _Tracing(TorchDispatchMode):
         self._names, self._size = names, size
         self._places: Any = WeakTensorKeyDictionary()
         self._modules: list[str] = []
+        self._numbers: dict[float, int] = {}
+        """Number that the program read from a tensor, in float32 -> place of the tensor."""
         self._forward_of: dict[int, int] = {}
         """Number of an autograd node -> place of the op that it was made for."""
 
@@ -225,6 +238,8 @@ class _Tracing(TorchDispatchMode):
         results = list(_tensors(out))
         if func._schema.is_mutable or name.startswith("c10d."):
             results += given
+        if name == _READ and isinstance(out, float):
+            self._numbers[_rounded(out)] = sources[0]
         if name == _WAIT:
             values = [self.trace.values[place] for place in sources]
             pending = [value for value in values if value.tensor is None]
@@ -250,7 +265,9 @@ class _Tracing(TorchDispatchMode):
 
     def _place_in(self, tensor: Tensor, line: UserLine | None) -> int:
         if tensor not in self._places:
-            self._keep(tensor, _Op(self._names.get(id(tensor), "an input"), line, is_given=True))
+            given = _Op(self._names.get(id(tensor), "an input"), line, is_given=True)
+            read = self._numbers.get(_rounded(float(tensor))) if tensor.numel() == 1 else None
+            self._keep(tensor, given if read is None else _Op("a number", line, (read,)))
         return int(self._places[tensor])
 
     def _keep(self, tensor: Tensor, op: _Op) -> None:
@@ -280,9 +297,22 @@ class _Tracing(TorchDispatchMode):
         if self._size == 1:
             return
         for dim, length in enumerate(tensor.shape):
-            if length and length % self._size == 0:
-                for rank, part in enumerate(tensor.chunk(self._size, dim)):
-                    yield Part(rank, tuple(part.shape), fingerprint(part))
+            may_be_packed = dim in (0, tensor.dim() - 1)  # rows of a weight, features of an activation
+            for pieces in _PIECES if may_be_packed else (1,):
+                if length and length % (self._size * pieces) == 0:
+                    yield from self._parts_along(tensor, dim, pieces)
+
+    def _parts_along(self, tensor: Tensor, dim: int, pieces: int) -> Iterator[Part]:
+        """The parts of all ranks, each made of its part of every piece."""
+        by_rank = tensor.unflatten(dim, (pieces, self._size, -1)).movedim(dim + 1, 0)
+        shape = list(tensor.shape)
+        shape[dim] //= self._size
+        for rank, numbers in enumerate(fingerprints(by_rank.flatten(1))):
+            yield Part(rank, tuple(shape), numbers)
+
+
+def _rounded(number: float) -> float:
+    return float(torch.tensor(number, dtype=torch.float32))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.evidence.records import WrongOp
 from tpcompile.numerics.agree import texts_of_all_ranks
-from tpcompile.numerics.judged import Judged, Known, all_judged, as_text, behind, sums_over_ranks
+from tpcompile.numerics.judged import Judged, Known, Total, all_judged, as_text, behind, sums_over_ranks
 from tpcompile.numerics.mistakes import Evidence, described
-from tpcompile.numerics.traced import Fingerprint, Trace, traced, traced_call
+from tpcompile.numerics.traced import Trace, traced, traced_call
 
 _ROUNDINGS = 8
 """Times the precision of the dtype by which equal values may differ: a run rounds many times, in its own order."""
@@ -84,7 +84,7 @@ def first_wrong_op(
     trace: Trace,
     starts: Sequence[Sequence[int]],
     known: Known,
-    sums: Sequence[Fingerprint | None],
+    sums: Sequence[Total | None],
     *,
     dtype: torch.dtype,
     rank: int,

@@ -38,7 +38,7 @@ from tpcompile.evidence.records.findings import (
     ranks_of,
 )
 from tpcompile.evidence.records.verdict import Check, CheckId, Lead, Verdict
-from tpcompile.evidence.records.wrong_op import MistakeKind, WrongOp, earliest
+from tpcompile.evidence.records.wrong_op import MistakeKind, WrongOp, earliest, multiple_text
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -86,6 +86,7 @@ __all__ = [
     "WrongOp",
     "earliest",
     "items_of",
+    "multiple_text",
     "ranks_of",
     "value_item",
 ]

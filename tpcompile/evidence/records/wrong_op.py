@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from enum import StrEnum
 
-from tpcompile.evidence.records.base import Frozen, UserLine
+from tpcompile.evidence.records.base import Frozen, UserLine, at_text
 
 
 class MistakeKind(StrEnum):
@@ -34,8 +34,8 @@ _SAYS = {
     MistakeKind.TP_TIMES: "{what} is {ratio} times the reference: what all {size} ranks hold alike is summed over them",
     MistakeKind.ONE_OF_TP: "{what} is 1/{size} of the reference: a sum over the ranks is divided by their number, or a "
     "mean is meant to be a sum",
-    MistakeKind.PER_RANK: "what every rank holds whole is added to a part of a sum: the sum over the ranks counts it "
-    "{size} times",
+    MistakeKind.PER_RANK: "{of}, which each rank holds whole, is added to its part of a sum: the sum over the ranks "
+    "counts it {size} times",
     MistakeKind.OTHER_PART: "{what} is what rank {other} should have",
     MistakeKind.CUT_AS_ONE: "{of} is cut as one matrix and then taken apart in {pieces}: each piece has to be sharded "
     "by itself",
@@ -96,10 +96,17 @@ class WrongOp(Frozen):
 
     @property
     def text(self) -> str:
-        """The op with its line and module, and what is wrong."""
-        module = f" in {self.module}" if self.module else ""
-        place = f" at {self.line}" if self.line else ""
-        return f"{self.about}{module}{place}: {self.says}"
+        """The op with its module and line, and what is wrong."""
+        return f"{self._name}{at_text(self.line)}: {self.says}"
+
+    @property
+    def brief(self) -> str:
+        """The same without the line."""
+        return f"{self._name}: {self.says}"
+
+    @property
+    def _name(self) -> str:
+        return f"{self.about} in {self.module}" if self.module else self.about
 
     @property
     def _values(self) -> str:
@@ -126,4 +133,5 @@ def multiple_text(ratio: float, size: int) -> str:
     ):  # fmt: skip
         if size > 1 and math.isclose(ratio, factor, rel_tol=1e-3):
             return text
-    return f"{ratio:.3g}"
+    digits = 3 if abs(ratio - 1) > 0.05 else 5
+    return f"{ratio:.{digits}g}"
