@@ -36,6 +36,8 @@ class Case:
     """`x` [B, S, D], `ids` [B, S] of the vocabulary."""
     sharded: Mapping[str, Layout] = field(default_factory=dict)
     """As of `check_numerics`."""
+    mark: str = "fault"
+    """The comment on the line to blame: in the forward, or for any other mark anywhere in its file."""
 
     @property
     def name(self) -> str:

@@ -17,6 +17,9 @@ from tpcompile.numerics.traced import Fingerprint, Shape, Trace, Value
 
 _LOOKUPS = {"aten.embedding", "aten.gather", "aten.index", "aten.index_select", "aten.take_along_dim"}
 """What they return for a rank's own numbers is masked later."""
+_COPIES = {"aten.clone", "aten.detach", "aten.alias", "aten.copy_", "aten.lift_fresh"}
+_NO_VALUES = {"aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided"}
+"""Their numbers mean nothing. Whether autograd copies a gradient depends on Python's memory: ranks differ in both."""
 
 
 class Judged(Enum):
@@ -58,6 +61,9 @@ class Right:
     tensor: Fingerprint
     value: Value
     """The whole value."""
+    place: int
+    """Place of the whole value in its trace."""
+    trace: Trace
     rank: int = -1
     """Whose part it is; -1 for the whole."""
 
@@ -73,14 +79,14 @@ class Known:
     def of(cls, traces: Iterable[Trace]) -> Known:
         """All values of these traces."""
         known = cls()
-        values: list[Value] = []
         for trace in traces:
-            values += trace.values
-        for value in values:
-            if value.tensor is not None:
-                known.whole.setdefault(value.shape, []).append(Right(value.tensor, value))
-            for part in value.parts:
-                known.parts.setdefault(part.shape, []).append(Right(part.tensor, value, part.rank))
+            for place, value in enumerate(trace.values):
+                if value.tensor is not None:
+                    whole = Right(value.tensor, value, place, trace)
+                    known.whole.setdefault(value.shape, []).append(whole)
+                for part in value.parts:
+                    right = Right(part.tensor, value, place, trace, part.rank)
+                    known.parts.setdefault(part.shape, []).append(right)
         return known
 
     def with_shape(self, shape: Shape) -> Iterator[Right]:
@@ -88,31 +94,29 @@ class Known:
         yield from self.whole.get(shape, [])
         yield from self.parts.get(shape, [])
 
-    def find(self, numbers: Fingerprint, shape: Shape, tolerance: float) -> Right | None:
-        """The first value or part that is equal to these numbers up to the tolerance, relative to its norm."""
-        for right in self.with_shape(shape):
-            if is_near(numbers, right.tensor, tolerance):
-                return right
-        return None
-
 
 def as_text(trace: Trace) -> str:
     """What the other ranks need of a trace: `sums_over_ranks` reads it."""
     return json.dumps([[value.name, value.shape, value.tensor] for value in trace.values])
 
 
-def sums_over_ranks(texts: Sequence[str]) -> list[Total | None]:
-    """The totals over all ranks, value by value; empty where ranks did not run the same ops."""
+def sums_over_ranks(texts: Sequence[str], *, rank: int = 0) -> list[Total | None]:
+    """The totals over all ranks of each value of one; None for copies, empty where ranks did not run the same ops."""
     ranks = list(map(json.loads, texts))
-    ops = [[(name, shape) for name, shape, _ in values] for values in ranks]
+    found: list[Total | None] = [None] * len(ranks[rank])
+    kept = [[place for place, (name, *_) in enumerate(values) if _is_kept(name)] for values in ranks]
+    ops = [[ranks[number][place][:2] for place in places] for number, places in enumerate(kept)]
     if ops.count(ops[0]) < len(ops):
         return []
-    found: list[Total | None] = []
-    for values in zip(*ranks, strict=True):
-        numbers = [fingerprint for _, _, fingerprint in values]
-        is_known = None not in numbers
-        found.append(_total(numbers) if is_known else None)
+    for places in zip(*kept, strict=True):
+        numbers = [values[place][2] for values, place in zip(ranks, places, strict=True)]
+        if None not in numbers:
+            found[places[rank]] = _total(numbers)
     return found
+
+
+def _is_kept(name: str) -> bool:
+    return name not in _COPIES and name not in _NO_VALUES
 
 
 def _total(numbers: Sequence[Fingerprint]) -> Total:
@@ -126,13 +130,26 @@ def all_judged(
     """How each value of this rank of `size` is right, in their order."""
     found: list[Judged] = []
     for place, value in enumerate(values):
+        same = [source for source in value.sources if _is_same(value, values[source])]
         total = sums[place] if sums else None
-        judged = _judged_alone(value, known, total, tolerance=tolerance, rank=rank, size=size)
-        sources = [found[source] for source in value.sources]
-        if judged is None:  # it is judged as what it was made of
-            judged = Judged.WRONG if Judged.WRONG in sources else Judged.PART
-        found.append(judged)
+        judged = found[same[0]] if same else None
+        if not same:
+            judged = _judged_alone(value, known, total, tolerance=tolerance, rank=rank, size=size)
+        found.append(judged or _as_made([found[source] for source in value.sources]))
     return found
+
+
+def _is_same(value: Value, source: Value) -> bool:
+    """True for a copy."""
+    return value.tensor is not None and (value.shape, value.tensor) == (source.shape, source.tensor)
+
+
+def _as_made(sources: Sequence[Judged]) -> Judged:
+    """How a value is right that the reference has nothing to compare with: as what it was made of."""
+    if Judged.WRONG in sources:
+        return Judged.WRONG
+    summands = [judged for judged in sources if judged.is_summand]
+    return summands[0] if summands else Judged.PART
 
 
 def _judged_alone(
@@ -142,13 +159,13 @@ def _judged_alone(
     whole = known.whole.get(value.shape, [])
     parts = [part for part in known.parts.get(value.shape, []) if part.rank == rank]
     has_counterpart = bool(whole or parts)
-    if value.tensor is None or not has_counterpart:
+    if value.tensor is None or not has_counterpart or value.name in _NO_VALUES:
         return None
     if _is_among(value.tensor, whole, tolerance):
         return Judged.WHOLE
     if _is_among(value.tensor, parts, tolerance):
         return Judged.PART
-    if total is not None and size > 1:
+    if total is not None and size > 1 and value.is_float:  # masks of the ranks add up to one of ones
         if _is_among(total.sum, whole, tolerance):
             return Judged.PARTIAL
         if _is_among(times(total.sum, 1 / size), whole, tolerance):

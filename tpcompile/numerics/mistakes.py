@@ -28,6 +28,8 @@ _LINEAR = _SAME_VALUES | {"aten.add", "aten.sub", "aten.sum", "aten.stack", "ate
 _POWERS = {"aten.pow", "aten.linalg_vector_norm", "aten._foreach_norm", "aten._foreach_pow"}
 """Of norms sums over the ranks are made by their squares."""
 _ADDS = {"aten.add", "aten.sub", "aten.sum", "aten.stack", "aten.cat", "aten._foreach_add"}
+_ACCUMULATES = {"aten.add", "aten.add_"}
+"""How autograd adds up the gradients of a tensor that is used twice."""
 _PRODUCTS = {"aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.convolution"}
 _ADDS_TO_PRODUCT = {"aten.addmm", "aten.baddbmm", "aten.addmv", "aten.convolution"}
 _STATISTICS = {
@@ -136,6 +138,43 @@ def described(place: int, found: Evidence) -> WrongOp:
     return WrongOp(**(everywhere | fields))
 
 
+def gradient_cut(place: int, found: Evidence) -> WrongOp | None:
+    """The op through which the other term of a right gradient comes, where this one is a term; None where it is not.
+
+    For a result of the run that is not the one of the reference, and is equal to a different value of it.
+    """
+    value = found.values[place]
+    numbers = value.tensor
+    if numbers is None or not value.in_backward:
+        return None
+    for right in found.known.with_shape(value.shape):
+        if right.rank not in (-1, found.rank) or not is_near(numbers, right.tensor, found.tolerance):
+            continue
+        other = _other_term(right.place, right.trace.values)
+        if other is not None:
+            return WrongOp(
+                about=other.name, line=other.line, module=other.module, place=place,
+                kind=MistakeKind.GRADIENT_CUT, in_backward=True, size=found.size,
+            )  # fmt: skip
+    return None
+
+
+def _other_term(place: int, values: Sequence[Value]) -> Value | None:
+    """The forward op of the gradient that is added to this one in a backward pass; None where none is."""
+    reached = {place}
+    for number in range(place + 1, len(values)):
+        value = values[number]
+        if reached.isdisjoint(value.sources):
+            continue
+        others = [values[source] for source in value.sources if source not in reached]
+        if value.name in _ACCUMULATES and others:
+            forward = others[0].forward
+            return None if forward is None else values[forward]
+        if value.name in _SAME_VALUES:
+            reached.add(number)
+    return None
+
+
 def _counted_per_rank(place: int, found: Evidence) -> Fields:
     """A whole value, or a number, added to a summand or to a product of two shards, ahead of the sum over the ranks."""
     value = found.values[place]
@@ -198,8 +237,13 @@ def _gradient_not_summed(place: int, divided: int, found: Evidence) -> Fields:
 
 
 def _collective_of(forward: int, found: Evidence) -> int | None:
-    """The collective that was given the result of this op, or views of it."""
+    """The collective that has its autograd node, or was given the result of this op, or views of it."""
     reached = {forward}
+    node = found.values[forward].node
+    of_node = (place for place, value in enumerate(found.values) if value.node == node)
+    own = find(of_node, lambda place: found.values[place].name.startswith(_COLLECTIVES))
+    if own is not None:
+        return own
     for number in range(forward + 1, len(found.values)):
         value = found.values[number]
         if value.in_backward or reached.isdisjoint(value.sources):

@@ -82,6 +82,8 @@ class Value:
     forward: int | None = None
     """In a backward pass the place of the op whose gradient it makes, where that is known."""
     in_backward: bool = False
+    node: int | None = None
+    """In a forward pass the number of its autograd node; an op without a gradient has that of the op before."""
 
     @property
     def shown(self) -> float | None:
@@ -255,7 +257,8 @@ class _Tracing(TorchDispatchMode):
     def _op(self, name: str, line: UserLine | None) -> _Op:
         """The op with the line of its forward op in a backward pass; the node of a copy has no op, but its user has."""
         number = backward_number()
-        if number is None:
+        is_recomputed = torch.is_grad_enabled()  # by activation checkpointing; else backward passes run without
+        if number is None or is_recomputed:
             return _Op(name, line)
         later = [known for known in self._forward_of if known >= number]
         if not later:
@@ -289,6 +292,7 @@ class _Tracing(TorchDispatchMode):
             module=module,
             forward=op.forward,
             in_backward=op.in_backward,
+            node=None if op.in_backward else forward_number(),
         )
         self._places[tensor] = len(self.trace.values)
         self.trace.values.append(value)

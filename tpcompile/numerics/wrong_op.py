@@ -19,7 +19,7 @@ from tpcompile.collectives.strategies import TpComm
 from tpcompile.evidence.records import WrongOp
 from tpcompile.numerics.agree import texts_of_all_ranks
 from tpcompile.numerics.judged import Judged, Known, Total, all_judged, as_text, behind, sums_over_ranks
-from tpcompile.numerics.mistakes import Evidence, described
+from tpcompile.numerics.mistakes import Evidence, described, gradient_cut
 from tpcompile.numerics.traced import Trace, traced, traced_call
 
 _ROUNDINGS = 8
@@ -52,7 +52,7 @@ def wrong_op_of(
     """
     rank, size = (group.rank(), group.size()) if group is not None else (0, 1)
     trace = traced_call(run.call, run.module)
-    sums = sums_over_ranks(texts_of_all_ranks(as_text(trace), group, device))
+    sums = sums_over_ranks(texts_of_all_ranks(as_text(trace), group, device), rank=rank)
     known = Known.of(traced_call(each.call, each.module, size=size) for each in references)
     starts = [[trace.results[name] for name in wrong if name in trace.results]]
     return first_wrong_op(trace, starts, known, sums, dtype=dtype, rank=rank, size=size)
@@ -74,7 +74,7 @@ def wrong_op(
     """
     trace = traced(stack, inputs)
     device = next(stack.parameters()).device
-    sums = sums_over_ranks(texts_of_all_ranks(as_text(trace), comm.group, device))
+    sums = sums_over_ranks(texts_of_all_ranks(as_text(trace), comm.group, device), rank=comm.rank)
     known = Known.of(traced(single, given, size=comm.size) for single, given in references)
     starts = [trace.outputs.get("", []), trace.outputs.get(module, [])]
     return first_wrong_op(trace, starts, known, sums, dtype=dtype, rank=comm.rank, size=comm.size)
@@ -98,10 +98,13 @@ def first_wrong_op(
     judged = all_judged(trace.values, known, sums, tolerance=tolerance, rank=rank, size=size)
     found = Evidence(trace.values, judged, known, sums, tolerance=tolerance, rank=rank, size=size)
     for places in starts:
-        wrong = behind(places, trace.values, judged, {Judged.WRONG})
-        origins = [place for place in wrong if wrong.isdisjoint(trace.values[place].sources)]
-        summands = [place for place in places if judged[place].is_summand]
-        begins = [*origins, *(found.divided_behind([place]) for place in summands)]
+        divided = {found.divided_behind([place]) for place in places if judged[place].is_summand}
+        unlike = {place for place in divided if found.given(place, Judged.WRONG)}  # a sum of what is wrong
+        behind_it = [source for place in unlike for source in trace.values[place].sources]
+        wrong = behind([*places, *behind_it], trace.values, judged, {Judged.WRONG})
+        origins = {place for place in wrong if wrong.isdisjoint(trace.values[place].sources)}
+        begins = origins | (divided - unlike)
         if begins:
             return described(min(begins), found)
-    return None
+    cut = [gradient_cut(place, found) for places in starts for place in places]
+    return next(filter(None, cut), None)

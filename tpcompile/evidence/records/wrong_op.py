@@ -15,6 +15,7 @@ class MistakeKind(StrEnum):
     UNKNOWN = ""
     NOT_SUMMED = "not summed"
     GRADIENT_NOT_SUMMED = "gradient not summed"
+    GRADIENT_CUT = "gradient cut"
     TP_TIMES = "tp times"
     ONE_OF_TP = "1 / tp"
     PER_RANK = "counted per rank"
@@ -31,6 +32,7 @@ _SAYS = {
     MistakeKind.NOT_SUMMED: "its result is right only when it is summed over the ranks{unsummed}",
     MistakeKind.GRADIENT_NOT_SUMMED: "the gradient of {of} is right only when it is summed over the ranks, and it is "
     "not: what the ranks do behind it differs",
+    MistakeKind.GRADIENT_CUT: "the gradient that comes through it on a single device does not arrive: it is cut off",
     MistakeKind.TP_TIMES: "{what} is {ratio} times the reference: what all {size} ranks hold alike is summed over them",
     MistakeKind.ONE_OF_TP: "{what} is 1/{size} of the reference: a sum over the ranks is divided by their number, or a "
     "mean is meant to be a sum",
