@@ -160,6 +160,9 @@ def test_a_fingerprint_is_the_same_with_signs_from_the_table_and_without() -> No
     short = torch.randn(_TABLE_LENGTH, generator=torch.Generator().manual_seed(0))
     long = torch.cat((short, torch.zeros(3)))
     assert fingerprint(long) == pytest.approx(fingerprint(short))
+    twice = torch.cat((short, short))
+    blocks_moved = torch.cat((2 * short, 0 * short))
+    assert fingerprint(twice) != pytest.approx(fingerprint(blocks_moved), rel=1e-2)
     long[-1] = 1e3  # beyond the table a number counts as well
     assert fingerprint(long) != pytest.approx(fingerprint(short), rel=1e-2)
 

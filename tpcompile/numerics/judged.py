@@ -166,14 +166,23 @@ def _judged_alone(
     if _is_among(value.tensor, parts, tolerance):
         return Judged.PART
     if total is not None and size > 1 and value.is_float:  # masks of the ranks add up to one of ones
-        if _is_among(total.sum, whole, tolerance):
-            return Judged.PARTIAL
-        if _is_among(times(total.sum, 1 / size), whole, tolerance):
-            return Judged.AVERAGED
-        if math.prod(value.shape) == 1 and any(_is_norm(total, right, tolerance) for right in whole):
-            return Judged.NORM
-    is_own_number = not value.is_float or (value.name in _LOOKUPS and not value.in_backward)
-    return None if is_own_number else Judged.WRONG
+        summand = _as_summand(total, whole, tolerance=tolerance, size=size)
+        if summand is not None:
+            return summand
+    is_lookup = value.name in _LOOKUPS and not value.in_backward
+    return Judged.WRONG if value.is_float and not is_lookup else None
+
+
+def _as_summand(total: Total, whole: Sequence[Right], *, tolerance: float, size: int) -> Judged | None:
+    """How a value is right together with those of the other ranks; None where it is not."""
+    if _is_among(total.sum, whole, tolerance):
+        return Judged.PARTIAL
+    if _is_among(times(total.sum, 1 / size), whole, tolerance):
+        return Judged.AVERAGED
+    numbers = [right for right in whole if math.prod(right.value.shape) == 1]
+    if any(_is_norm(total, right, tolerance) for right in numbers):
+        return Judged.NORM
+    return None
 
 
 def behind(places: Iterable[int], values: Sequence[Value], judged: Sequence[Judged], wanted: set[Judged]) -> set[int]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -139,13 +140,15 @@ def fingerprint(tensor: Tensor) -> Fingerprint:
 def fingerprints(rows: Tensor) -> list[Fingerprint]:
     """The fingerprint of each row of a tensor of two dims."""
     numbers = rows.detach().double()
-    length = numbers.shape[1]
+    num_rows, length = numbers.shape
+    table = _table(numbers.device)
     if length <= _TABLE_LENGTH:
-        sums = numbers @ _table(numbers.device)[:, :length].T
-    else:
-        place = torch.arange(length, device=numbers.device)
-        sums = torch.stack([(numbers * _signs(place, number)).sum(1) for number in range(NUM_SUMS)], 1)
-    return list(map(tuple, sums.tolist()))
+        return list(map(tuple, (numbers @ table[:, :length].T).tolist()))
+    # A long row is blocks of the table's length, each with signs of its own.
+    num_blocks = -(-length // _TABLE_LENGTH)
+    padded = F.pad(numbers, (0, num_blocks * _TABLE_LENGTH - length))
+    sums = padded.view(num_rows, num_blocks, _TABLE_LENGTH) @ table.T
+    return list(map(tuple, (sums * _block_signs(num_blocks, numbers.device)).sum(1).tolist()))
 
 
 def moments(tensor: Tensor) -> Fingerprint:
@@ -161,6 +164,14 @@ def _table(device: torch.device) -> Tensor:
     """The signs of all sums for the first places: making them for each tensor takes longer than the sums."""
     place = torch.arange(_TABLE_LENGTH, device=device)
     return torch.stack([_signs(place, number) for number in range(NUM_SUMS)])
+
+
+def _block_signs(num_blocks: int, device: torch.device) -> Tensor:
+    """[num_blocks, NUM_SUMS]; one for the first block."""
+    place = torch.arange(num_blocks, device=device)
+    signs = torch.stack([_signs(place + _TABLE_LENGTH, number) for number in range(NUM_SUMS)], 1)
+    signs[0] = 1.0
+    return signs
 
 
 def _signs(place: Tensor, number: int) -> Tensor:
