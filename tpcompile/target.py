@@ -57,7 +57,8 @@ class Target:
     resized: Inputs | None = None
     """Arguments in which one size differs; None leaves that phase out."""
     step: Callable[[Any, Inputs], Any] | None = None
-    """Called as `step(program, inputs)` in place of the program: a train step, for example."""
+    """Called as `step(program, inputs)` in place of the program: a train step, for example. What it returns in a dict
+    has the names of its keys in a verdict."""
     reference: nn.Module | None = None
     """The same program with the same full weights on one device, called with the same inputs. Both are compared with
     the reference in float64: the error of the program may be at most 2.5 times that of the reference in its own dtype.

@@ -12,15 +12,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import Collectives, TpComm
-from tpcompile.numerics.localise import UNSUMMED, as_text, sums_over_ranks, wrong_op
+from tpcompile.numerics.judged import as_text, sums_over_ranks
 from tpcompile.numerics.traced import _TABLE_LENGTH, Trace, fingerprint, traced
+from tpcompile.numerics.wrong_op import wrong_op
 from tpcompile.testing import run_on_ranks
 
 WIDTH, HIDDEN = 6, 8
 DTYPES = (torch.float32, torch.bfloat16)
 Step = Callable[[Tensor], Tensor]
 Found = tuple[str, str, str]
-"""The op, the code of its line, what is said of it; empty where nothing was found."""
+"""The op, the code of its line, the kind of mistake; empty where nothing was found."""
 
 
 def unchanged(x: Tensor) -> Tensor:
@@ -78,7 +79,7 @@ def found(module: MLP, dtype: torch.dtype) -> Found:
     item = wrong_op(module.to(dtype), (x,), references, "", module.comm, dtype=dtype)
     if item is None or item.line is None:
         return "", "", ""
-    return item.about, item.line.code, item.says
+    return item.about, item.line.code, item.kind.value
 
 
 def worker() -> dict[str, Found]:
@@ -120,21 +121,22 @@ def test_the_op_of_a_fault_is_named_with_its_line(ranks: list[dict[str, Found]],
 def test_a_wrong_parameter_or_buffer_is_named_with_the_line_that_uses_it(
     ranks: list[dict[str, Found]], name: str
 ) -> None:
-    op, code, says = ranks[1][name]
-    assert op == name and says.startswith("this tensor")
+    op, code, kind = ranks[1][name]
+    assert (op, kind) == (name, "tp times")  # it was multiplied by 2
     assert f"self.{name}" in code
 
 
-def test_a_sum_that_was_divided_by_the_number_of_ranks_is_named_as_one_that_misses_its_sum(
-    ranks: list[dict[str, Found]],
-) -> None:
-    *_, says = ranks[0][f"average {torch.float32}"]
-    assert says == UNSUMMED
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("average", "1 / tp"), ("rows turned round", "different order"), ("rows moved", "different order")],
+)
+def test_the_kind_of_a_fault_is_named(ranks: list[dict[str, Found]], name: str, kind: str) -> None:
+    assert ranks[0][f"{name} {torch.float32}"][2] == kind
 
 
 def test_an_output_without_its_sum_over_the_ranks_is_named(ranks: list[dict[str, Found]]) -> None:
-    op, code, says = ranks[0]["not reduced"]
-    assert (op, says) == ("aten.mm", UNSUMMED)
+    op, code, kind = ranks[0]["not reduced"]
+    assert (op, kind) == ("aten.mm", "not summed")
     assert "h @ self.down.T" in code
 
 
@@ -158,6 +160,9 @@ def test_a_fingerprint_is_the_same_with_signs_from_the_table_and_without() -> No
     short = torch.randn(_TABLE_LENGTH, generator=torch.Generator().manual_seed(0))
     long = torch.cat((short, torch.zeros(3)))
     assert fingerprint(long) == pytest.approx(fingerprint(short))
+    twice = torch.cat((short, short))
+    blocks_moved = torch.cat((2 * short, 0 * short))
+    assert fingerprint(twice) != pytest.approx(fingerprint(blocks_moved), rel=1e-2)
     long[-1] = 1e3  # beyond the table a number counts as well
     assert fingerprint(long) != pytest.approx(fingerprint(short), rel=1e-2)
 

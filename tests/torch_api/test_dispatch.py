@@ -73,3 +73,34 @@ def test_the_reduction_of_an_in_place_collective_is_named() -> None:
     finally:
         dist.destroy_process_group()
     assert ops.seen == ["sum", "avg", "product", "max", "min", ""]
+
+
+class _Numbers(dispatch.TorchDispatchMode):
+    """Numbers of forward and backward by op."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward: dict[str, int] = {}
+        self.backward: list[int | None] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        number = dispatch.backward_number()
+        if number is None:
+            self.forward.setdefault(func._schema.name, dispatch.forward_number())
+        self.backward.append(number)
+        return func(*args, **kwargs or {})
+
+
+def test_an_op_of_a_backward_pass_has_the_number_of_its_forward_op() -> None:
+    x = torch.ones(3, requires_grad=True)
+    with _Numbers() as numbers:
+        x.exp().cos().sum().backward()
+    order = [numbers.forward[name] for name in ("aten::exp", "aten::cos", "aten::sum")]
+    assert order == sorted(set(order))
+    assert set(order) <= set(numbers.backward)
+    assert dispatch.backward_number() is None
+
+
+def test_a_plain_tensor_is_its_own_local_part() -> None:
+    x = torch.ones(2)
+    assert dispatch.local_part(x) is x

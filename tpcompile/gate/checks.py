@@ -25,7 +25,7 @@ from tpcompile.evidence.judgement.checks import (
     tp_aware,
     values_text,
 )
-from tpcompile.evidence.records import Check, CheckId, Divergence, RankDigest, Status
+from tpcompile.evidence.records import Check, CheckId, Divergence, RankDigest, Status, earliest, multiple_text
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.evidence.text.reasons import in_one_line
@@ -34,6 +34,8 @@ from tpcompile.gate import beside, wrong_numbers
 from tpcompile.gate.measurements import Declared, GateFacts, GradientFactor, Schedule, TensorError
 
 FIRST, STEADY, RESIZED = "first", "steady", "resized"
+_LARGE = 1000
+"""Ratio of errors from which on its digits say nothing."""
 COMPARED = ("C", TARGET)
 """Modes in which all ranks must compile the same."""
 Facts = ByRank[GateFacts]
@@ -310,12 +312,19 @@ class _Measured(NamedTuple):
     def as_worst(self) -> str:
         """The error, the tensor and its single-device error."""
         error = self.error
-        at = f"{error.what} on rank {self.rank}"
+        at = f"{error.name} on rank {self.rank}"
         if error.says:
             return f"{at}: {error.says}"
         if not math.isfinite(error.ratio):
             return f"worst not finite: {at} ({error.error:.2e} against {error.single:.2e} on one device)"
-        return f"worst {error.ratio:.2f}x: {at} ({error.error:.2e} against {error.single:.2e} on one device)"
+        ratio = f"{error.ratio:.2f}" if error.ratio < _LARGE else f"{error.ratio:.2g}"
+        return f"worst {ratio}x: {at} ({error.error:.2e} against {error.single:.2e} on one device)"
+
+    def multiple(self, size: int) -> str:
+        """How many times the right one the tensor is, among `size` ranks; empty where it is no multiple."""
+        if self.error.times is None:
+            return ""
+        return f"{self.error.name}: {multiple_text(self.error.times, size)} times the reference"
 
 
 def _errors(config: JobConfig, facts: Facts, mode: AnyMode, id: CheckId, *, only: str) -> Check:
@@ -327,16 +336,21 @@ def _errors(config: JobConfig, facts: Facts, mode: AnyMode, id: CheckId, *, only
     measured = [_Measured(rank, error) for rank, found in errors.items() for error in found]
     measured.sort(key=lambda one: one.error.badness, reverse=True)
     bad = [one for one in measured if one.error.badness > limit]
-    details = [f"rank {one.rank} {one.error.what}: {one.error.says or f'{one.error.ratio:.2f}x'}" for one in bad[:8]]
+    details = [f"rank {one.rank} {one.error.name}: {one.error.says or f'{one.error.ratio:.2f}x'}" for one in bad[:8]]
     observed = measured[0].as_worst
-    wrong_in = facts.map(lambda known: known.first_wrong).where(bool)
     line = None
-    if bad and wrong_in and only == "forward":
-        details += [f"rank {rank}: first wrong in {module}" for rank, module in wrong_in.items()]
-        observed += f", first wrong in {values_text(wrong_in)}"
-        ops = facts.map(lambda known: known.first_wrong_op).where(bool)
-        details += [f"rank {rank}: {op.about} at {op.line}: {op.says}" for rank, op in ops.items() if op]
-        line = first(op.line for op in ops.values() if op)
+    if bad and only == "forward":
+        wrong_in = facts.map(lambda known: known.first_wrong).where(bool)
+        if wrong_in:
+            details += [f"rank {rank}: first wrong in {module}" for rank, module in wrong_in.items()]
+            observed += f", first wrong in {values_text(wrong_in)}"
+        ops = {rank: known.first_wrong_op for rank, known in facts.items() if known.first_wrong_op}
+        begins = earliest(ops)
+        if begins:
+            op, ranks = begins
+            observed = f"{measured[0].multiple(op.size) or observed}; it begins with {op.brief}"
+            details = [f"{named_ranks(ranks)}: {op.text}", *details]
+            line = op.line
     unmeasured = facts.without(errors).ranks
     if unmeasured:
         observed += f"; not measured on {named_ranks(unmeasured)}"

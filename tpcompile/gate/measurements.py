@@ -12,8 +12,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator
 
 from tpcompile.choices import AnyMode
-from tpcompile.evidence.records import RankDigest
-from tpcompile.evidence.records.base import Frozen, Item
+from tpcompile.evidence.records import Frozen, RankDigest, WrongOp
 from tpcompile.fusion.baseline import Outcome
 
 
@@ -27,8 +26,15 @@ class TensorError(Frozen):
     single: float
     """The single-device error."""
     ratio: float
+    times: float | None = None
+    """The number of times that the tensor is the right one; None where it is no multiple of it."""
     says: str = ""
     """Why there is no error, where a run does not return the tensor, or returns it in a different shape."""
+
+    @property
+    def name(self) -> str:
+        """The tensor as the user named it in what a step returns; `forward`, `forward.1` where it has no name."""
+        return self.what.removeprefix("forward ")
 
     @property
     def badness(self) -> float:
@@ -109,7 +115,7 @@ class GateFacts(Frozen):
     """Norms of what a target's reference returns in float64."""
     first_wrong: str = ""
     """The first module whose output is wrong."""
-    first_wrong_op: Item | None = None
+    first_wrong_op: WrongOp | None = None
     """The op, or the parameter or buffer, that this begins with; None when unknown."""
     fusion: Outcome | None = None
     """Kernels against the baseline; None in a run without one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -17,9 +18,22 @@ Outputs = Mapping[str, Tensor]
 
 
 def kept(result: Any) -> dict[str, Tensor]:
-    """Floating tensors of a result, as they are now: later calls may add to a gradient in place."""
-    found = error_ratio.named_tensors(result, "forward").items()
-    return {name: tensor.detach().clone() for name, tensor in found if tensor.is_floating_point()}
+    """Floating tensors and numbers of a result, as they are now: later calls may add to a gradient in place.
+
+    They are named by the keys of a dict, as `forward KEY`; else `forward`, `forward.1`.
+    """
+    found: dict[str, Tensor] = {}
+    if isinstance(result, Mapping):
+        for key, value in result.items():
+            found |= error_ratio.named_tensors(_as_tensor(value), f"forward {key}")
+    else:
+        found = error_ratio.named_tensors(_as_tensor(result), "forward")
+    return {name: tensor.detach().clone() for name, tensor in found.items() if tensor.is_floating_point()}
+
+
+def _as_tensor(value: Any) -> Any:
+    """A tensor of a number, in the precision of what numbers are read from; any other value as it is."""
+    return torch.tensor(value, dtype=torch.float32) if isinstance(value, float) else value
 
 
 def values_of(inputs: Any) -> tuple[str, ...]:
@@ -64,10 +78,20 @@ def errors(compiled: Outputs, eager: Outputs, single: Outputs, exact: Outputs) -
     found: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys((*exact, *single, *compiled, *eager)):
         unlike = _unlike(name, right)
-        found[name] = unlike or error_ratio.error_of(compiled[name], single[name], exact[name])
+        found[name] = unlike or _error_of(compiled[name], single[name], exact[name])
         apart = unlike or _unlike(name, same)
         found[f"eager {name}"] = apart or error_ratio.distance(compiled[name], eager[name], single[name], exact[name])
     return found
+
+
+def wrong_names(eager: Outputs, single: Outputs, exact: Outputs, *, limit: float) -> list[str]:
+    """The tensors that are wrong without torch.compile, too; all ranks must call it alike."""
+    found = errors(eager, eager, single, exact).items()
+    return [name for name, error in found if name in eager and not error["ratio"] <= limit]  # NaN is wrong
+
+
+def _error_of(got: Tensor, single: Tensor, exact: Tensor) -> dict[str, Any]:
+    return error_ratio.error_of(got, single, exact) | {"times": error_ratio.multiple_of(got, exact)}
 
 
 def _unlike(name: str, runs: Mapping[str, Outputs]) -> dict[str, Any]:

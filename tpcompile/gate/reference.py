@@ -10,14 +10,15 @@ from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.config import BlockConfig
-from tpcompile.evidence.records import Item
+from tpcompile.evidence.records import WrongOp
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.nn.fast_paths import use_plain_code
 from tpcompile.nn.state import load_full_state_dict
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
 from tpcompile.numerics.error_ratio import cast
-from tpcompile.numerics.localise import first_wrong, module_outputs, wrong_op
+from tpcompile.numerics.localise import first_wrong, module_outputs
 from tpcompile.numerics.single_device import Reference, Result, run_once
+from tpcompile.numerics.wrong_op import wrong_op
 
 __all__ = ["Result", "StackReference", "build", "call_once", "free"]
 
@@ -62,7 +63,7 @@ class StackReference(Reference):
         tokens = seq_len or self.config.seq_len
         return draw_inputs(self.config, seed=self.seed + 1, device=self.device, dtype=self.dtype, seq_len=tokens)
 
-    def first_wrong(self, stack: nn.Module, comm: TpComm, *, limit: float) -> tuple[str, Item | None]:
+    def first_wrong(self, stack: nn.Module, comm: TpComm, *, limit: float) -> tuple[str, WrongOp | None]:
         """The first module of a wrong stack that is wrong, run in eager, and the op that it begins with.
 
         All ranks must call it. Empty and None for a stack that is right.

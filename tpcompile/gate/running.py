@@ -129,7 +129,7 @@ class Gate:
         self.evidence.write_config(device)
         self.agreement.members, self.agreement.mode = domain.members, TARGET
         phases = self.evidence.phases = Phases(config=config, device=device, session=session, ranks=self.ranks)
-        run_target(phases, target, tp_size=len(domain.members))
+        run_target(phases, target, (target.mesh or mesh).get_group(target.axis))
 
     def new_session(self, mesh: DeviceMesh, fault: Fault, context: FaultContext) -> CaptureSession:
         """A capture session that knows the mesh and compares every compile before its code runs."""

@@ -7,8 +7,11 @@ local.py             `check_numerics_local`: all ranks in one process and thread
 single_device.py     the single-device module in float64 and in the dtype under test, and errors against it
 draw.py              weights and inputs from a seed, head-skewed or whole numbers
 error_ratio.py       errors as multiples of the single-device error
-localise.py          the first module whose output is wrong, and the op in it
+localise.py          the first module whose output is wrong
+wrong_op.py          the op that wrong numbers begin with: one search, forward and backward, for all routes
 traced.py            every op of one eager run: its line, and a fingerprint of its result
+judged.py            which values of a run are right: whole, as a part, as a summand
+mistakes.py          the kind of the mistake: a table
 counting.py          collectives in issue order against the declaration
 agree.py             whether all ranks drew the same tensors
 numerics_report.py   the report

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tpcompile.collectives import api as collectives
 from tpcompile.collectives.strategies import Collectives, InPlaceCollectives, TpComm
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.records import Collective, Item
+from tpcompile.evidence.records import Collective, WrongOp
 from tpcompile.layout import Layout
 from tpcompile.numerics.agree import check_equal_on_ranks, texts_of_all_ranks
 from tpcompile.numerics.counting import (
@@ -27,9 +27,10 @@ from tpcompile.numerics.counting import (
 )
 from tpcompile.numerics.draw import Values
 from tpcompile.numerics.error_ratio import cast
-from tpcompile.numerics.localise import first_wrong, module_outputs, wrong_op
+from tpcompile.numerics.localise import first_wrong, module_outputs
 from tpcompile.numerics.numerics_report import NumericsReport, ProgramReport, TensorError
 from tpcompile.numerics.single_device import Build, Inputs, Reference, Result
+from tpcompile.numerics.wrong_op import Run, wrong_op_of
 from tpcompile.ranks.groups import GroupLike, resolve_group
 from tpcompile.recording import CaptureSession
 
@@ -177,14 +178,8 @@ def check_program(
         graphs = sum(counters.graphs for counters in session.counters(session.compiles()))
         breaks = sum(counters.breaks for counters in session.counters(session.compiles()))
     tensors = tensor_errors(reference, module, comm, result, demands, train=train)
-    is_wrong = False
-    if program == "eager":
-        outputs = [tensor for tensor in tensors if tensor.name.startswith("forward")]
-        is_wrong = not all(output.ratio <= demands.limit for output in outputs)  # NaN is wrong
-    # The search communicates, so all ranks make it when one has to.
-    flags = torch.tensor([int(is_wrong)], device=reference.device)
-    is_wrong_anywhere = bool(collectives.all_reduce(flags, group=comm.group, op="max"))
-    first_module, first_op = _first_wrong(reference, module, comm, demands.limit) if is_wrong_anywhere else ("", None)
+    wrong = [tensor.name for tensor in tensors if program == "eager" and not tensor.ratio <= demands.limit]  # NaN too
+    first_module, first_op = _first_wrong(reference, module, comm, wrong, demands.limit, train=train)
     return ProgramReport(
         rank=comm.rank, strategy=type(comm).__name__, program=program,
         dtype=str(reference.dtype).removeprefix("torch."),
@@ -225,14 +220,29 @@ def wrong_order(
     return first_difference(seen, declared_by(demands.declared, module, reference.dtype, size=comm.size, train=train))
 
 
-def _first_wrong(reference: Reference, module: nn.Module, comm: TpComm, limit: float) -> tuple[str, Item | None]:
-    """The first module that is wrong, and the op that this begins with."""
-    inputs = reference.inputs_for(comm)
-    single_device = reference.single_device(reference.dtype), reference.given
-    float64 = reference.single_device(torch.float64), cast(reference.given, torch.float64)
-    references = [single_device, float64]
-    single = module_outputs(*single_device)
-    exact = module_outputs(*float64)
-    got = module_outputs(module, inputs)
-    name = first_wrong(got, single, exact, rank=comm.rank, size=comm.size, limit=limit)
-    return name, wrong_op(module, inputs, references, name, comm, dtype=reference.dtype)
+def _first_wrong(
+    reference: Reference, module: nn.Module, comm: TpComm, wrong: Sequence[str], limit: float, *, train: bool
+) -> tuple[str, WrongOp | None]:
+    """The first module whose output is wrong, and the op that the wrong outputs begin with, or else the gradients.
+
+    Empty and None where nothing is wrong. The search communicates, so all ranks make it when one has to.
+    """
+    outputs = [name for name in wrong if name.startswith("forward")]
+    flags = torch.tensor([int(bool(wrong)), int(bool(outputs))], device=reference.device)
+    is_wrong, is_forward_wrong = collectives.all_reduce(flags, group=comm.group, op="max").tolist()
+    if not is_wrong:
+        return "", None
+    name = ""
+    if is_forward_wrong:
+        name, wrong, train = _first_module(reference, module, comm, limit), outputs, False
+    references = [Run(run, single) for single, run in reference.runs_alone(train=train)]
+    own = Run(lambda: reference.run(module, module, comm, train=train).named, module)
+    found = wrong_op_of(own, references, wrong, comm.group, dtype=reference.dtype, device=reference.device)
+    return name, found
+
+
+def _first_module(reference: Reference, module: nn.Module, comm: TpComm, limit: float) -> str:
+    single = module_outputs(reference.single_device(reference.dtype), reference.given)
+    exact = module_outputs(reference.single_device(torch.float64), cast(reference.given, torch.float64))
+    got = module_outputs(module, reference.inputs_for(comm))
+    return first_wrong(got, single, exact, rank=comm.rank, size=comm.size, limit=limit)

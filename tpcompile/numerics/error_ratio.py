@@ -17,6 +17,8 @@ Errors = dict[str, dict[str, float]]
 """Name of a tensor -> `error`, `single` (the single-device error) and their `ratio`."""
 
 _FLOAT64_UNIT = 256 * torch.finfo(torch.float64).eps
+_NO_MULTIPLE = 1e-2
+"""Largest relative distance of a tensor from a multiple of the right one that counts as rounding, also in bfloat16."""
 _FEW = 64
 """Numbers below which the ratio of two errors scatters by more than a limit near 2.5 allows."""
 
@@ -34,6 +36,16 @@ def error_of(got: Tensor, single: Tensor, exact: Tensor, *, whole: float = 0.0) 
 def relative(got: Tensor, exact: Tensor) -> float:
     """Norm of the error over the norm of `exact` (float64)."""
     return float((got.double() - exact).norm() / exact.norm().clamp_min(torch.finfo(torch.float64).tiny))
+
+
+def multiple_of(got: Tensor, exact: Tensor) -> float | None:
+    """The number that `got` is `exact` (float64) times; None where it is no multiple, or is nothing."""
+    square = float(exact.square().sum())
+    if not square:
+        return None
+    factor = float((got.double() * exact).sum()) / square
+    is_multiple = float((got.double() - factor * exact).norm()) <= _NO_MULTIPLE * abs(factor) * square**0.5
+    return factor if is_multiple and factor else None
 
 
 def missing() -> dict[str, float]:

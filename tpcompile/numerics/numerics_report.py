@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from tpcompile.errors import DivergenceError
-from tpcompile.evidence.records import Frozen, Item
+from tpcompile.evidence.records import Frozen, WrongOp, earliest
 from tpcompile.evidence.text.ranks import named_ranks
 
 SCHEMA_VERSION = 1
@@ -63,8 +63,8 @@ class ProgramReport(Frozen):
     """Graph breaks."""
     first_wrong: str = ""
     """The module in which wrong numbers begin, when the eager forward is wrong."""
-    first_wrong_op: Item | None = None
-    """The op, or the parameter or buffer, that this begins with; None when unknown."""
+    first_wrong_op: WrongOp | None = None
+    """The op, or the parameter or buffer, that wrong outputs begin with, or else wrong gradients; None when unknown."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -126,9 +126,18 @@ class NumericsReport(Frozen):
         begins.discard("")
         for name in sorted(begins):
             lines.append(f"  first wrong module: {name}")
-        ops = [program.first_wrong_op for program in self.programs]
-        lines += dict.fromkeys(f"  {op.about} at {op.line}: {op.says}" for op in ops if op is not None)
+        for op, ranks in self.wrong_ops:
+            lines.append(f"  first wrong on {named_ranks(ranks)}: {op.text}")
         return "\n".join(lines)
+
+    @property
+    def wrong_ops(self) -> list[tuple[WrongOp, tuple[int, ...]]]:
+        """For each program that is wrong in eager the op that it begins with, and the ranks that have it."""
+        by_program: dict[tuple[str, str, str], dict[int, WrongOp]] = {}
+        for program in self.programs:
+            if program.first_wrong_op is not None:
+                by_program.setdefault(program.key, {})[program.rank] = program.first_wrong_op
+        return list(filter(None, map(earliest, by_program.values())))
 
     def __str__(self) -> str:
         return self.text()

@@ -39,6 +39,11 @@ class Result:
         """The first output."""
         return self.outputs["forward"]
 
+    @property
+    def named(self) -> dict[str, Tensor]:
+        """All of them: outputs by their names, gradients as `grad NAME`."""
+        return self.outputs | {f"grad {name}": grad for name, grad in self.grads.items()}
+
 
 class Reference:
     """One module on a single device, and what its tensor-parallel form is measured against.
@@ -180,6 +185,15 @@ class Reference:
         for name, exact_part in self._grad_parts(self.exact.grads, module, comm).items():
             found[f"grad {name}"] = single_parts[name], exact_part
         return found
+
+    def runs_alone(self, *, train: bool = True) -> list[tuple[nn.Module, Callable[[], dict[str, Tensor]]]]:
+        """The single-device modules in the dtype under test and in float64, each with what runs it on equal numbers."""
+        return [self._run_alone(dtype, train=train) for dtype in (self.dtype, torch.float64)]
+
+    def _run_alone(self, dtype: torch.dtype, *, train: bool) -> tuple[nn.Module, Callable[[], dict[str, Tensor]]]:
+        module, given = self.single_device(dtype), error_ratio.cast(self.given, dtype)
+        draw = self._draw_cotangent if self.train and train else None
+        return module, lambda: run_once(module, module, given, draw, self.differentiated).named
 
     def single_device(self, dtype: torch.dtype) -> nn.Module:
         """The single-device module in `dtype`, on the same numbers."""

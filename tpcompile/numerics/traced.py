@@ -1,37 +1,62 @@
-"""A module and its inputs -> every op of one eager run: its line, what it was given, a fingerprint of its result.
+"""A call -> every op of one eager run: its line, what it was given, a fingerprint of its result.
 
 A fingerprint is short, so a run of any size can be kept; and linear, so the sum of those of all ranks is that of the
-sum over the ranks. Seen on torch 2.11.0 and 2.13.0: the weak dictionary of `torch.utils.weak`.
+sum over the ranks. An op of a backward pass has the line of the op whose gradient it makes. Seen on torch 2.11.0 and
+2.13.0: the weak dictionary of `torch.utils.weak`.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.lines import line_of_frame
-from tpcompile.torch_api.dispatch import AsyncCollectiveTensor, TorchDispatchMode, tree_flatten
+from tpcompile.torch_api.dispatch import (
+    AsyncCollectiveTensor,
+    TorchDispatchMode,
+    backward_number,
+    forward_number,
+    local_part,
+    tree_flatten,
+)
 
 Fingerprint = tuple[float, ...]
 """Sums of a tensor under pseudo-random signs: they are about as large as its norm, also those of a difference."""
+Shape = tuple[int, ...]
 
 NUM_SUMS = 8
 """Numbers of a fingerprint."""
 _TABLE_LENGTH = 2**16
 """Elements whose signs are kept, 4 MiB a device."""
 _WAIT = "_c10d_functional.wait_tensor"
+_READ = "aten._local_scalar_dense"
+"""What `item()` is."""
 _PENDING = ("_c10d_functional.", "c10d.")
 """Ops whose result is not there yet when they return."""
+_PIECES = (1, 2, 3)
+"""Tensors that may be packed in one: gate and up, queries with keys and values."""
 _MIXERS = (-7046029254386353131, -4658895280553007687, -7723592293110705685)
 """Constants of the SplitMix64 generator, as signed numbers."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A rank's equal part of a value along one dim, or of each of the equal pieces that are packed along it."""
+
+    rank: int
+    shape: Shape
+    tensor: Fingerprint
 
 
 @dataclass(frozen=True)
@@ -40,15 +65,31 @@ class Value:
 
     name: str
     """The op, or the parameter or buffer; `an input` for others."""
-    shape: tuple[int, ...]
+    shape: Shape
     tensor: Fingerprint | None
     """None for the result of a collective that was not there yet."""
-    parts: tuple[tuple[tuple[int, ...], Fingerprint], ...]
-    """Shapes and fingerprints of a rank's equal parts of it, along each dim."""
+    parts: tuple[Part, ...]
+    """A rank's equal parts of it, along each dim."""
     line: UserLine | None
-    """Line of the op; for a tensor that was given, the line of its first use."""
+    """Line of the op, in a backward pass that of its forward op; for a tensor that was given, of its first use."""
     sources: tuple[int, ...] = ()
     """Places of what the op was given."""
+    moments: Fingerprint = ()
+    """Norm, sum and sum of cubes, which do not depend on the order; the value alone of a tensor with one element."""
+    is_float: bool = True
+    is_given: bool = False
+    module: str = ""
+    """Name of the innermost module that ran the op."""
+    forward: int | None = None
+    """In a backward pass the place of the op whose gradient it makes, where that is known."""
+    in_backward: bool = False
+    node: int | None = None
+    """In a forward pass the number of its autograd node; an op without a gradient has that of the op before."""
+
+    @property
+    def shown(self) -> float | None:
+        """The norm; the value of a tensor with one element."""
+        return self.moments[0] if self.moments else None
 
 
 @dataclass
@@ -58,31 +99,64 @@ class Trace:
     values: list[Value] = field(default_factory=list)
     outputs: dict[str, list[int]] = field(default_factory=dict)
     """Name of a module -> the values that it returned last."""
+    results: dict[str, int] = field(default_factory=dict)
+    """Name of a tensor that the call returned -> its value."""
 
 
 def traced(module: nn.Module, inputs: tuple[Any, ...], *, rank: int = 0, size: int = 1) -> Trace:
-    """Run the module in eager, without gradients; `parts` are those of one rank of `size`."""
-    named = [*module.named_parameters(), *module.named_buffers()]
-    mode = _Tracing({id(tensor): name for name, tensor in named}, rank=rank, size=size)
-    handles = [each.register_forward_hook(mode.keeping(name)) for name, each in module.named_modules()]
-    try:
-        with torch.no_grad(), mode:
+    """Run the module in eager, without gradients; `parts` are those of the ranks of `size`."""
+
+    def call() -> Mapping[str, Tensor]:
+        with torch.no_grad():
             module(*inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+        return {}
+
+    return traced_call(call, module, size=size)
+
+
+def traced_call(call: Callable[[], Mapping[str, Tensor]], module: nn.Module | None, *, size: int = 1) -> Trace:
+    """Run the call in eager, forward and backward; `module` names its parameters, and `parts` are of `size` ranks."""
+    named: list[tuple[str, Tensor]] = []
+    if module is not None:
+        named = [*module.named_parameters(), *module.named_buffers()]
+    names = {id(local_part(tensor)): _plain_name(name) for name, tensor in named}
+    mode = _Tracing(names, size=size)
+    with mode.following(module), mode:
+        results = call()
+    for name, tensor in results.items():
+        local = local_part(tensor)
+        place = mode.place_of(local.elem if isinstance(local, AsyncCollectiveTensor) else local)
+        if place is not None:
+            mode.trace.results[name] = place
     return mode.trace
 
 
 def fingerprint(tensor: Tensor) -> Fingerprint:
     """Equal on all devices up to rounding."""
-    numbers = tensor.detach().double().flatten()
-    length = numbers.numel()
+    (numbers,) = fingerprints(tensor.flatten().unsqueeze(0))
+    return numbers
+
+
+def fingerprints(rows: Tensor) -> list[Fingerprint]:
+    """The fingerprint of each row of a tensor of two dims."""
+    numbers = rows.detach().double()
+    num_rows, length = numbers.shape
+    table = _table(numbers.device)
     if length <= _TABLE_LENGTH:
-        return tuple((_table(numbers.device)[:, :length] @ numbers).tolist())
-    place = torch.arange(length, device=numbers.device)
-    sums = [(numbers * _signs(place, number)).sum() for number in range(NUM_SUMS)]
-    return tuple(torch.stack(sums).tolist())
+        return list(map(tuple, (numbers @ table[:, :length].T).tolist()))
+    # A long row is blocks of the table's length, each with signs of its own.
+    num_blocks = -(-length // _TABLE_LENGTH)
+    padded = F.pad(numbers, (0, num_blocks * _TABLE_LENGTH - length))
+    sums = padded.view(num_rows, num_blocks, _TABLE_LENGTH) @ table.T
+    return list(map(tuple, (sums * _block_signs(num_blocks, numbers.device)).sum(1).tolist()))
+
+
+def moments(tensor: Tensor) -> Fingerprint:
+    """Norm, sum and sum of cubes; the value alone of a tensor with one element."""
+    numbers = tensor.detach().double().flatten()
+    if numbers.numel() == 1:
+        return (float(numbers),)
+    return tuple(torch.stack([numbers.norm(), numbers.sum(), (numbers**3).sum()]).tolist())
 
 
 @functools.cache
@@ -90,6 +164,14 @@ def _table(device: torch.device) -> Tensor:
     """The signs of all sums for the first places: making them for each tensor takes longer than the sums."""
     place = torch.arange(_TABLE_LENGTH, device=device)
     return torch.stack([_signs(place, number) for number in range(NUM_SUMS)])
+
+
+def _block_signs(num_blocks: int, device: torch.device) -> Tensor:
+    """[num_blocks, NUM_SUMS]; one for the first block."""
+    place = torch.arange(num_blocks, device=device)
+    signs = torch.stack([_signs(place + _TABLE_LENGTH, number) for number in range(NUM_SUMS)], 1)
+    signs[0] = 1.0
+    return signs
 
 
 def _signs(place: Tensor, number: int) -> Tensor:
@@ -100,61 +182,152 @@ def _signs(place: Tensor, number: int) -> Tensor:
     return torch.where((mixed >> 40) & 1 == 0, 1.0, -1.0).double()
 
 
+def _plain_name(name: str) -> str:
+    """The name of a parameter or module without what torch.compile puts around it."""
+    return name.replace("_orig_mod.", "").removesuffix("_orig_mod")
+
+
+@dataclass(frozen=True)
+class _Op:
+    """What all results of one op share."""
+
+    name: str
+    line: UserLine | None
+    sources: tuple[int, ...] = ()
+    is_given: bool = False
+    forward: int | None = None
+    in_backward: bool = False
+
+
 class _Tracing(TorchDispatchMode):
-    def __init__(self, names: dict[int, str], *, rank: int, size: int) -> None:
+    def __init__(self, names: dict[int, str], *, size: int) -> None:
         super().__init__()
         self.trace = Trace()
-        self._names, self._rank, self._size = names, rank, size
+        self._names, self._size = names, size
         self._places: Any = WeakTensorKeyDictionary()
+        self._modules: list[str] = []
+        self._numbers: dict[float, int] = {}
+        """Number that the program read from a tensor, in float32 -> place of the tensor."""
+        self._forward_of: dict[int, int] = {}
+        """Number of an autograd node -> place of the op that it was made for."""
 
-    def keeping(self, name: str) -> Any:
-        """A forward hook that keeps the places of what a module returns."""
+    @contextmanager
+    def following(self, module: nn.Module | None) -> Iterator[None]:
+        """Keep what modules return, and which of them run."""
+        handles = []
+        for name, each in module.named_modules() if module is not None else ():
+            plain = _plain_name(name)
+            handles.append(each.register_forward_pre_hook(self._entering(plain)))
+            handles.append(each.register_forward_hook(self._leaving(plain), always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
+    def _entering(self, name: str) -> Any:
+        return lambda _module, _args: self._modules.append(name)
+
+    def _leaving(self, name: str) -> Any:
         def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            self._modules.pop()
             self.trace.outputs[name] = [self._places[tensor] for tensor in _tensors(output) if tensor in self._places]
 
         return hook
 
+    def place_of(self, tensor: Any) -> int | None:
+        """The place of a tensor that some op made or was given."""
+        return self._places.get(tensor)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented  # the ops on its local tensors are seen then
         kwargs = kwargs or {}
         given = list(_tensors((args, kwargs)))
-        line: UserLine | None = line_of_frame(sys._getframe(1))
-        sources = tuple(self._place_of(tensor, line) for tensor in given)
-        out = func(*args, **kwargs)
         name = func._schema.name.replace("::", ".")
+        op = self._op(name, line_of_frame(sys._getframe(1)))
+        sources = tuple(self._place_in(tensor, op.line) for tensor in given)
+        out = func(*args, **kwargs)
         results = list(_tensors(out))
         if func._schema.is_mutable or name.startswith("c10d."):
             results += given
+        if name == _READ and isinstance(out, float):
+            self._numbers[_rounded(out)] = sources[0]
         if name == _WAIT:
             values = [self.trace.values[place] for place in sources]
             pending = [value for value in values if value.tensor is None]
             if pending:  # the collective was seen: the result is its
-                name, line = pending[0].name, pending[0].line
+                op = _Op(pending[0].name, pending[0].line, (), False, pending[0].forward, pending[0].in_backward)
+        op = _Op(op.name, op.line, sources, False, op.forward, op.in_backward)
+        if results and not op.in_backward:
+            self._forward_of.setdefault(forward_number(), len(self.trace.values))
         for tensor in results:
-            self._keep(tensor, name, line, sources)
+            self._keep(tensor, op)
         return out
 
-    def _place_of(self, tensor: Tensor, line: UserLine | None) -> int:
+    def _op(self, name: str, line: UserLine | None) -> _Op:
+        """The op with the line of its forward op in a backward pass; the node of a copy has no op, but its user has."""
+        number = backward_number()
+        is_recomputed = torch.is_grad_enabled()  # by activation checkpointing; else backward passes run without
+        if number is None or is_recomputed:
+            return _Op(name, line)
+        later = [known for known in self._forward_of if known >= number]
+        if not later:
+            return _Op(name, line, in_backward=True)
+        place = self._forward_of[min(later)]
+        return _Op(name, self.trace.values[place].line, forward=place, in_backward=True)
+
+    def _place_in(self, tensor: Tensor, line: UserLine | None) -> int:
         if tensor not in self._places:
-            self._keep(tensor, self._names.get(id(tensor), "an input"), line, ())
+            given = _Op(self._names.get(id(tensor), "an input"), line, is_given=True)
+            read = self._numbers.get(_rounded(float(tensor))) if tensor.numel() == 1 else None
+            self._keep(tensor, given if read is None else _Op("a number", line, (read,)))
         return int(self._places[tensor])
 
-    def _keep(self, tensor: Tensor, name: str, line: UserLine | None, sources: tuple[int, ...]) -> None:
-        is_waited = any(self.trace.values[place].tensor is None for place in sources)
-        is_pending = name.startswith(_PENDING) and not is_waited
-        shape = tuple(tensor.shape)
-        numbers = None if is_pending else fingerprint(tensor)
-        parts = () if is_pending else tuple(self._parts(tensor))
+    def _keep(self, tensor: Tensor, op: _Op) -> None:
+        is_waited = any(self.trace.values[place].tensor is None for place in op.sources)
+        is_pending = op.name.startswith(_PENDING) and not is_waited
+        module = self._modules[-1] if self._modules else ""
+        if op.forward is not None:
+            module = self.trace.values[op.forward].module
+        value = Value(
+            op.name,
+            tuple(tensor.shape),
+            None if is_pending else fingerprint(tensor),
+            () if is_pending else tuple(self._parts(tensor)),
+            op.line,
+            op.sources,
+            moments=() if is_pending else moments(tensor),
+            is_float=tensor.is_floating_point(),
+            is_given=op.is_given,
+            module=module,
+            forward=op.forward,
+            in_backward=op.in_backward,
+            node=None if op.in_backward else forward_number(),
+        )
         self._places[tensor] = len(self.trace.values)
-        self.trace.values.append(Value(name, shape, numbers, parts, line, sources))
+        self.trace.values.append(value)
 
-    def _parts(self, tensor: Tensor) -> Iterator[tuple[tuple[int, ...], Fingerprint]]:
+    def _parts(self, tensor: Tensor) -> Iterator[Part]:
         if self._size == 1:
             return
         for dim, length in enumerate(tensor.shape):
-            if length and length % self._size == 0:
-                part = tensor.chunk(self._size, dim)[self._rank]
-                yield tuple(part.shape), fingerprint(part)
+            may_be_packed = dim in (0, tensor.dim() - 1)  # rows of a weight, features of an activation
+            for pieces in _PIECES if may_be_packed else (1,):
+                if length and length % (self._size * pieces) == 0:
+                    yield from self._parts_along(tensor, dim, pieces)
+
+    def _parts_along(self, tensor: Tensor, dim: int, pieces: int) -> Iterator[Part]:
+        """The parts of all ranks, each made of its part of every piece."""
+        by_rank = tensor.unflatten(dim, (pieces, self._size, -1)).movedim(dim + 1, 0)
+        shape = list(tensor.shape)
+        shape[dim] //= self._size
+        for rank, numbers in enumerate(fingerprints(by_rank.flatten(1))):
+            yield Part(rank, tuple(shape), numbers)
+
+
+def _rounded(number: float) -> float:
+    return float(torch.tensor(number, dtype=torch.float32))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -248,7 +248,8 @@ class SpmdTypeMode(TorchDispatchMode):
 
     def _note_not_followed(self, step: Step) -> None:
         if not self.not_followed_since:
-            self.not_followed_since = f"{user_function() or step.name} {step.site_of().short}"
+            since = f"{user_function() or step.name} {step.site_of().short}"
+            self.not_followed_since = f"{since}: {step.why_not_judged}" if step.why_not_judged else since
 
     def _keep(self, step: Step, types: Sequence[SpmdType]) -> None:
         targets = step.targets

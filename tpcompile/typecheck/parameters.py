@@ -30,7 +30,7 @@ def types_of_parameters(module: nn.Module, given: Mapping[str, str], *, tp: int)
         whole = SpmdType("I", parameter.requires_grad, scale=own_scale(name))
         if name not in declared:
             origin = Origin(f"parameter {name}", Site(), maker="parameter")
-            undeclared.append((parameter, replace(whole, origin=origin)))
+            undeclared.append((parameter, replace(whole, origin=origin, undeclared=name)))
             continue
         spec = declared[name].spec
         if spec.dim is None:

@@ -7,6 +7,7 @@ from tpcompile.typecheck.gradients import join
 from tpcompile.typecheck.pending import judge_pending
 from tpcompile.typecheck.rules_pointwise import pointwise
 from tpcompile.typecheck.rules_scale import with_scales
+from tpcompile.typecheck.rules_undeclared import with_undeclared
 from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, SpmdType, Types
 from tpcompile.typecheck.step import RULES, Result, Step, rule
 
@@ -32,6 +33,7 @@ def judge(step: Step) -> list[SpmdType]:
         types = judge_pending(step, pending[0], _judge)
     else:
         types = _judge(step)
+    types = with_undeclared(step, types)
     if step.is_wrapper:
         return types
     return with_scales(step, types)

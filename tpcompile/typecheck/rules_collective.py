@@ -11,6 +11,7 @@ from tpcompile.typecheck import wording
 from tpcompile.typecheck.ops import CHOICES, FUNCTIONAL, PARTIAL_OF, PRODUCTS
 from tpcompile.typecheck.rules_pointwise import used_as_whole
 from tpcompile.typecheck.rules_scale import is_times_ranks, weighted
+from tpcompile.typecheck.rules_undeclared import is_known_whole
 from tpcompile.typecheck.spmd import UNKNOWN, SpmdType
 from tpcompile.typecheck.step import Result, Step, rule, tensors_in
 from tpcompile.typecheck.summand import summands, wrong_summand
@@ -175,7 +176,8 @@ def _gathered(step: Step, x: SpmdType, dim: int, whole: SpmdType) -> SpmdType:
         pending = step.pending(kind, wording.PARTIAL_GATHERED, x=x)
         pending = replace(pending, dim=dim, op=op)
     elif x.kind in ("I", "R"):
-        pending = step.pending("gather", wording.DOUBLE_GATHER, x=x)
+        if is_known_whole(step, x):
+            pending = step.pending("gather", wording.DOUBLE_GATHER, x=x)
     elif x.is_known_shard and x.dim != dim:
         pending = step.pending("gather", wording.WRONG_GATHER_DIM, x=x, dim=dim)
         pending = replace(pending, dim=x.dim)
@@ -210,7 +212,7 @@ def wrong_reduce(step: Step, x: SpmdType, op: str) -> SpmdType | None:
     if op not in _SUMS:
         return None
     if x.kind in ("I", "R"):
-        return _double_reduce(step, x, op)
+        return _double_reduce(step, x, op) if is_known_whole(step, x) else None
     if not x.is_known_shard:
         return None
     if x.is_masked:

@@ -95,6 +95,8 @@ class SpmdType:
     """What has to be done to the value before it is one of the whole tensor; see pending.py."""
     is_zero: bool = False
     """C: all elements are zero, so it may be added to any type."""
+    undeclared: str = field(default="", compare=False)
+    """I and R: a parameter without a declared layout that it is made of. It is whole only if that one is."""
     scale: Scale | None = field(default=None, compare=False)
     """I, R, V and P: multiples of which tensors it is the sum of; None where it is a tensor of its own."""
     origin: Origin = field(default_factory=lambda: NOT_KNOWN, compare=False)

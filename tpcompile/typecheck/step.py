@@ -62,6 +62,8 @@ class Step:
     """Gradients are recorded where the op runs, and its result can have one."""
     is_judged: bool = True
     """A rule knows the op; a rule sets it to False where a fault in the op would not be found."""
+    why_not_judged: str = ""
+    """What a rule would have to know; empty where no rule knows the op."""
     violations: list[Violation] = field(default_factory=list)
 
     @property

@@ -38,6 +38,7 @@ from tpcompile.evidence.records.findings import (
     ranks_of,
 )
 from tpcompile.evidence.records.verdict import Check, CheckId, Lead, Verdict
+from tpcompile.evidence.records.wrong_op import MistakeKind, WrongOp, earliest, multiple_text
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -62,6 +63,7 @@ __all__ = [
     "Layer",
     "LayerDigest",
     "Lead",
+    "MistakeKind",
     "Node",
     "Normalised",
     "Parted",
@@ -81,7 +83,10 @@ __all__ = [
     "UserLine",
     "Verdict",
     "Went",
+    "WrongOp",
+    "earliest",
     "items_of",
+    "multiple_text",
     "ranks_of",
     "value_item",
 ]

@@ -1,0 +1,132 @@
+"""Programs of users whose ranks agree on wrong numbers, for `--target tests.gate.own_numbers:NAME`.
+
+`--set wrong=yes` puts the fault in; the line to blame is marked with a comment that names the program.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import tpcompile
+from tpcompile.collectives.strategies import Collectives
+from tpcompile.target import TargetContext
+
+WIDTH, HIDDEN = 16, 32
+
+
+class Gated(nn.Module):
+    """A norm, then an MLP with gate and up in one weight, as published checkpoints have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm = nn.RMSNorm(WIDTH)
+        self.gate_up = nn.Linear(WIDTH, 2 * HIDDEN, bias=False)
+        self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
+        with torch.no_grad():
+            self.norm.weight.copy_(torch.linspace(0.5, 2, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        gate, up = self.gate_up(self.norm(x)).chunk(2, -1)  # gate_up
+        return x + self.down(F.silu(gate) * up)
+
+
+PLAN = {"gate_up": ColwiseParallel(), "down": RowwiseParallel()}
+
+
+def gate_up(ctx: TargetContext) -> tpcompile.Target:
+    """The fused weight under a plan, which cuts it as one matrix; right where its rows were put in order before."""
+    model = Gated()
+    if not _is_wrong(ctx):
+        rows = torch.arange(2 * HIDDEN).view(2, ctx.world_size, -1).transpose(0, 1).flatten()
+        with torch.no_grad():
+            model.gate_up.weight.copy_(model.gate_up.weight[rows].clone())
+    program = parallelize_module(model, ctx.mesh["tp"], PLAN)
+    return tpcompile.Target(program=program, inputs=_inputs(), reference=Gated())
+
+
+class Sharded(nn.Module):
+    """The same without gate, its weights plain shards of this rank."""
+
+    def __init__(self, comm: Collectives) -> None:
+        super().__init__()
+        full = Gated()
+        self.comm, self.norm = comm, full.norm
+        up, down = full.gate_up.weight.detach()[:HIDDEN], full.down.weight.detach()
+        self.up = nn.Parameter(up.chunk(comm.size)[comm.rank].clone())
+        self.down = nn.Parameter(down.chunk(comm.size, 1)[comm.rank].clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        h = F.linear(self.comm.copy_to_tp(self.norm(x)), self.up)
+        return x + self.comm.all_reduce(F.linear(F.silu(h), self.down))
+
+
+def gradient_norm(ctx: TargetContext) -> tpcompile.Target:
+    """A train step that returns the norm of the gradients; the wrong one counts replicated ones on every rank."""
+    is_wrong = _is_wrong(ctx)
+
+    def step(program: Any, inputs: tuple[Tensor]) -> dict[str, Any]:
+        loss = program(*inputs).square().mean()
+        loss.backward()
+        comm = program.comm
+        total = torch.zeros(())
+        for name, parameter in program.named_parameters():
+            square = parameter.grad.square().sum()
+            if comm.size > 1 and "norm" in name and not is_wrong:
+                square = square / comm.size
+            total = total + square  # gradient_norm
+            parameter.grad = None
+        if comm.size > 1:
+            dist.all_reduce(total, group=comm.group)
+        return {"loss": loss, "gradient norm": total.sqrt()}
+
+    comm = Collectives(ctx.mesh.get_group("tp"))
+    return tpcompile.Target(
+        program=Sharded(comm), inputs=_inputs(), reference=Sharded(Collectives(None)), step=step
+    )  # fmt: skip
+
+
+def norm_of_a_plan(ctx: TargetContext) -> tpcompile.Target:
+    """The same of a model under a plan, by local gradients and as a number."""
+    is_wrong = _is_wrong(ctx)
+
+    def step(program: Any, inputs: tuple[Tensor]) -> dict[str, Any]:
+        program.zero_grad()
+        loss = program(*inputs).square().mean()
+        loss.backward()
+        norms = []
+        for parameter in program.parameters():
+            grad = parameter.grad
+            is_sharded = isinstance(grad, DTensor)
+            local = grad.to_local() if is_sharded else grad
+            share = 1 if is_sharded or is_wrong or program.is_alone else ctx.world_size
+            norms.append(torch.linalg.vector_norm(local) / share**0.5)
+        total = torch.stack(norms).square().sum()  # norm_of_a_plan
+        if not program.is_alone:
+            dist.all_reduce(total)
+        return {"loss": loss, "gradient norm": total.sqrt().item()}
+
+    program, reference = Gated(), Gated()
+    rows = torch.arange(2 * HIDDEN).view(2, ctx.world_size, -1).transpose(0, 1).flatten()
+    with torch.no_grad():
+        program.gate_up.weight.copy_(program.gate_up.weight[rows].clone())
+    program = parallelize_module(program, ctx.mesh["tp"], PLAN)
+    program.is_alone, reference.is_alone = False, True
+    return tpcompile.Target(program=program, inputs=_inputs(), reference=reference, step=step)
+
+
+def _is_wrong(ctx: TargetContext) -> bool:
+    return bool(ctx.settings.get("wrong"))
+
+
+def _inputs() -> tuple[Tensor]:
+    return (torch.randn(2, 6, WIDTH, generator=torch.Generator().manual_seed(1)),)

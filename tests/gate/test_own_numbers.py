@@ -1,0 +1,70 @@
+"""Targets whose ranks agree on wrong numbers: the op, its line, the kind of mistake and the name of the value."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.gate.runs import GateRun, run_many
+from tpcompile.evidence.records import Check, CheckId, MistakeKind
+from tpcompile.evidence.rundir import RunDir
+from tpcompile.gate.measurements import GateFacts
+
+PROGRAMS = Path(__file__).with_name("own_numbers.py")
+KINDS = {
+    "gate_up": MistakeKind.CUT_AS_ONE,
+    "gradient_norm": MistakeKind.PER_RANK,
+    "norm_of_a_plan": MistakeKind.PER_RANK,
+}
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
+    jobs = {}
+    for name in KINDS:
+        for wrong in ("yes", "no"):
+            settings = ["compile.backend=eager", f"wrong={wrong}"]
+            job = {"target": f"tests.gate.own_numbers:{name}", "overrides": settings, "device": "cpu"}
+            jobs[f"{name}-{wrong}"] = job
+    return run_many(tmp_path_factory.mktemp("numbers"), jobs)
+
+
+def line_of(mark: str) -> int:
+    lines = PROGRAMS.read_text().splitlines()
+    return next(number for number, text in enumerate(lines, 1) if text.endswith(f"# {mark}"))
+
+
+def forward_check(run: GateRun) -> Check:
+    (check,) = [check for check in run.judged.checks if check.id == CheckId.FORWARD]
+    return check
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_op_and_the_kind_of_a_mistake_are_named(runs: dict[str, GateRun], name: str) -> None:
+    run = runs[f"{name}-yes"]
+    assert run.exit_code == 1
+    (check,) = run.failed().values()
+    assert check.line is not None
+    assert (Path(check.line.file).name, check.line.line) == (PROGRAMS.name, line_of(name))
+    facts = [GateFacts.model_validate(record.facts) for record in RunDir(run.run_dir).read_records()]
+    assert {one.first_wrong_op.kind for one in facts if one.first_wrong_op} == {KINDS[name]}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_program_with_right_numbers_passes(runs: dict[str, GateRun], name: str) -> None:
+    run = runs[f"{name}-no"]
+    assert run.exit_code == 0, run.judged.summary
+
+
+@pytest.mark.parametrize("name", ["gradient_norm", "norm_of_a_plan"])
+def test_a_value_has_the_name_that_the_step_gave_it(runs: dict[str, GateRun], name: str) -> None:
+    observed = forward_check(runs[f"{name}-yes"]).observed
+    assert re.match(r"gradient norm: 1\.00\d+ times the reference; it begins with aten\.", observed), observed
+    assert "a replicated gradient" in observed
+
+
+def test_the_weight_that_was_cut_as_one_is_named(runs: dict[str, GateRun]) -> None:
+    assert "gate_up.weight is cut as one matrix" in forward_check(runs["gate_up-yes"]).observed

@@ -1,0 +1,216 @@
+"""Values of a wrong run and of its references -> which of them are right: whole, as a part, or as a summand.
+
+A value is right where the reference has an equal one: whole, or the rank's part of it, or the sum or mean over the
+ranks. One whose shape has no counterpart in the reference is right where all that its op was given is right.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple
+
+from tpcompile.numerics.traced import Fingerprint, Shape, Trace, Value
+
+_LOOKUPS = {"aten.embedding", "aten.gather", "aten.index", "aten.index_select", "aten.take_along_dim"}
+"""What they return for a rank's own numbers is masked later."""
+_COPIES = {"aten.clone", "aten.detach", "aten.alias", "aten.copy_", "aten.lift_fresh"}
+_NO_VALUES = {"aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided"}
+"""Their numbers mean nothing. Whether autograd copies a gradient depends on Python's memory: ranks differ in both."""
+
+
+class Judged(Enum):
+    """How a value of a rank is right."""
+
+    WHOLE = auto()
+    """Equal to a value of the reference."""
+    PART = auto()
+    """Equal to the rank's part of one; or without a counterpart, and made of nothing wrong."""
+    PARTIAL = auto()
+    """Right as the sum over the ranks."""
+    AVERAGED = auto()
+    """Right as the mean over the ranks."""
+    NORM = auto()
+    """One number whose squares are right as their sum over the ranks: the norm of a shard."""
+    WRONG = auto()
+
+    @property
+    def is_summand(self) -> bool:
+        """Right only together with the values of the other ranks."""
+        return self in SUMMANDS
+
+
+SUMMANDS = (Judged.PARTIAL, Judged.AVERAGED, Judged.NORM)
+
+
+class Total(NamedTuple):
+    """One value over all ranks."""
+
+    sum: Fingerprint
+    norm: float
+    """Root of the sum of the squares of the first number of each fingerprint."""
+
+
+@dataclass(frozen=True)
+class Right:
+    """A value of the reference, or a rank's part of one."""
+
+    tensor: Fingerprint
+    value: Value
+    """The whole value."""
+    place: int
+    """Place of the whole value in its trace."""
+    trace: Trace
+    rank: int = -1
+    """Whose part it is; -1 for the whole."""
+
+
+@dataclass
+class Known:
+    """Values of the references, by shape."""
+
+    whole: dict[Shape, list[Right]] = field(default_factory=dict)
+    parts: dict[Shape, list[Right]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, traces: Iterable[Trace]) -> Known:
+        """All values of these traces."""
+        known = cls()
+        for trace in traces:
+            for place, value in enumerate(trace.values):
+                if value.tensor is not None:
+                    whole = Right(value.tensor, value, place, trace)
+                    known.whole.setdefault(value.shape, []).append(whole)
+                for part in value.parts:
+                    right = Right(part.tensor, value, place, trace, part.rank)
+                    known.parts.setdefault(part.shape, []).append(right)
+        return known
+
+    def with_shape(self, shape: Shape) -> Iterator[Right]:
+        """Whole values of this shape, then parts."""
+        yield from self.whole.get(shape, [])
+        yield from self.parts.get(shape, [])
+
+
+def as_text(trace: Trace) -> str:
+    """What the other ranks need of a trace: `sums_over_ranks` reads it."""
+    return json.dumps([[value.name, value.shape, value.tensor] for value in trace.values])
+
+
+def sums_over_ranks(texts: Sequence[str], *, rank: int = 0) -> list[Total | None]:
+    """The totals over all ranks of each value of one; None for copies, empty where ranks did not run the same ops."""
+    ranks = list(map(json.loads, texts))
+    found: list[Total | None] = [None] * len(ranks[rank])
+    kept = [[place for place, (name, *_) in enumerate(values) if _is_kept(name)] for values in ranks]
+    ops = [[ranks[number][place][:2] for place in places] for number, places in enumerate(kept)]
+    if ops.count(ops[0]) < len(ops):
+        return []
+    for places in zip(*kept, strict=True):
+        numbers = [values[place][2] for values, place in zip(ranks, places, strict=True)]
+        if None not in numbers:
+            found[places[rank]] = _total(numbers)
+    return found
+
+
+def _is_kept(name: str) -> bool:
+    return name not in _COPIES and name not in _NO_VALUES
+
+
+def _total(numbers: Sequence[Fingerprint]) -> Total:
+    sums = tuple(map(sum, zip(*numbers, strict=True)))
+    return Total(sums, math.hypot(*(fingerprint[0] for fingerprint in numbers)))
+
+
+def all_judged(
+    values: Sequence[Value], known: Known, sums: Sequence[Total | None], *, tolerance: float, rank: int, size: int
+) -> list[Judged]:
+    """How each value of this rank of `size` is right, in their order."""
+    found: list[Judged] = []
+    for place, value in enumerate(values):
+        same = [source for source in value.sources if _is_same(value, values[source])]
+        total = sums[place] if sums else None
+        judged = found[same[0]] if same else None
+        if not same:
+            judged = _judged_alone(value, known, total, tolerance=tolerance, rank=rank, size=size)
+        found.append(judged or _as_made([found[source] for source in value.sources]))
+    return found
+
+
+def _is_same(value: Value, source: Value) -> bool:
+    """True for a copy."""
+    return value.tensor is not None and (value.shape, value.tensor) == (source.shape, source.tensor)
+
+
+def _as_made(sources: Sequence[Judged]) -> Judged:
+    """How a value is right that the reference has nothing to compare with: as what it was made of."""
+    if Judged.WRONG in sources:
+        return Judged.WRONG
+    summands = [judged for judged in sources if judged.is_summand]
+    return summands[0] if summands else Judged.PART
+
+
+def _judged_alone(
+    value: Value, known: Known, total: Total | None, *, tolerance: float, rank: int, size: int
+) -> Judged | None:
+    """How the value is right by its numbers; None where the reference has nothing to compare it with."""
+    whole = known.whole.get(value.shape, [])
+    parts = [part for part in known.parts.get(value.shape, []) if part.rank == rank]
+    has_counterpart = bool(whole or parts)
+    if value.tensor is None or not has_counterpart or value.name in _NO_VALUES:
+        return None
+    if _is_among(value.tensor, whole, tolerance):
+        return Judged.WHOLE
+    if _is_among(value.tensor, parts, tolerance):
+        return Judged.PART
+    if total is not None and size > 1 and value.is_float:  # masks of the ranks add up to one of ones
+        summand = _as_summand(total, whole, tolerance=tolerance, size=size)
+        if summand is not None:
+            return summand
+    is_lookup = value.name in _LOOKUPS and not value.in_backward
+    return Judged.WRONG if value.is_float and not is_lookup else None
+
+
+def _as_summand(total: Total, whole: Sequence[Right], *, tolerance: float, size: int) -> Judged | None:
+    """How a value is right together with those of the other ranks; None where it is not."""
+    if _is_among(total.sum, whole, tolerance):
+        return Judged.PARTIAL
+    if _is_among(times(total.sum, 1 / size), whole, tolerance):
+        return Judged.AVERAGED
+    numbers = [right for right in whole if math.prod(right.value.shape) == 1]
+    if any(_is_norm(total, right, tolerance) for right in numbers):
+        return Judged.NORM
+    return None
+
+
+def behind(places: Iterable[int], values: Sequence[Value], judged: Sequence[Judged], wanted: set[Judged]) -> set[int]:
+    """The places that are judged so, and all that are so judged of what they were made from."""
+    found: set[int] = set()
+    left = list(places)
+    while left:
+        place = left.pop()
+        if judged[place] in wanted and place not in found:
+            found.add(place)
+            left += values[place].sources
+    return found
+
+
+def times(numbers: Fingerprint, factor: float) -> Fingerprint:
+    """The fingerprint of a multiple."""
+    return tuple(number * factor for number in numbers)
+
+
+def is_near(numbers: Fingerprint, wanted: Fingerprint, tolerance: float) -> bool:
+    """True where they are equal up to the tolerance, relative to the norm of `wanted`."""
+    apart = sum((one - other) ** 2 for one, other in zip(numbers, wanted, strict=True))
+    return apart <= tolerance**2 * sum(number**2 for number in wanted)
+
+
+def _is_norm(total: Total, right: Right, tolerance: float) -> bool:
+    return math.isclose(total.norm, abs(right.tensor[0]), rel_tol=tolerance)
+
+
+def _is_among(numbers: Fingerprint, candidates: Iterable[Right], tolerance: float) -> bool:
+    return any(is_near(numbers, right.tensor, tolerance) for right in candidates)

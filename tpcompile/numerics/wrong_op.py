@@ -1,0 +1,110 @@
+"""A wrong run and its single-device references -> the op that its wrong numbers begin with, and the kind of mistake.
+
+From a wrong output the search goes back through what is wrong, to the ops that were given nothing wrong. So what the
+reference does not have (a packed projection of other widths, a partial sum) is not blamed where what is made of it is
+right again. Of several such ops the first in the order of execution is the finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tpcompile.collectives.strategies import TpComm
+from tpcompile.evidence.records import WrongOp
+from tpcompile.numerics.agree import texts_of_all_ranks
+from tpcompile.numerics.judged import Judged, Known, Total, all_judged, as_text, behind, sums_over_ranks
+from tpcompile.numerics.mistakes import Evidence, described, gradient_cut
+from tpcompile.numerics.traced import Trace, traced, traced_call
+
+_ROUNDINGS = 8
+"""Times the precision of the dtype by which equal values may differ: a run rounds many times, in its own order."""
+_LEAST = 1e-5
+
+
+@dataclass(frozen=True)
+class Run:
+    """A call to be traced, forward and backward; it returns tensors by name."""
+
+    call: Callable[[], Mapping[str, Tensor]]
+    module: nn.Module | None
+    """Names the parameters, and the modules that run."""
+
+
+def wrong_op_of(
+    run: Run,
+    references: Sequence[Run],
+    wrong: Collection[str],
+    group: dist.ProcessGroup | None,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> WrongOp | None:
+    """The op that the wrong ones among the results of a run begin with; None when unknown.
+
+    `wrong` are names of results. `references` return the same in the dtype under test and in float64. All ranks of the
+    group must call it, also one whose results are right.
+    """
+    rank, size = (group.rank(), group.size()) if group is not None else (0, 1)
+    trace = traced_call(run.call, run.module)
+    sums = sums_over_ranks(texts_of_all_ranks(as_text(trace), group, device), rank=rank)
+    known = Known.of(traced_call(each.call, each.module, size=size) for each in references)
+    starts = [[trace.results[name] for name in wrong if name in trace.results]]
+    return first_wrong_op(trace, starts, known, sums, dtype=dtype, rank=rank, size=size)
+
+
+def wrong_op(
+    stack: nn.Module,
+    inputs: tuple[Any, ...],
+    references: Sequence[tuple[nn.Module, tuple[Any, ...]]],
+    module: str,
+    comm: TpComm,
+    *,
+    dtype: torch.dtype,
+) -> WrongOp | None:
+    """The op that the wrong output of a module begins with; None when unknown. All ranks of the group must call it.
+
+    `references` are the single-device modules with their inputs, in the dtype under test and in float64. A rank whose
+    modules are right passes an empty name.
+    """
+    trace = traced(stack, inputs)
+    device = next(stack.parameters()).device
+    sums = sums_over_ranks(texts_of_all_ranks(as_text(trace), comm.group, device), rank=comm.rank)
+    known = Known.of(traced(single, given, size=comm.size) for single, given in references)
+    starts = [trace.outputs.get("", []), trace.outputs.get(module, [])]
+    return first_wrong_op(trace, starts, known, sums, dtype=dtype, rank=comm.rank, size=comm.size)
+
+
+def first_wrong_op(
+    trace: Trace,
+    starts: Sequence[Sequence[int]],
+    known: Known,
+    sums: Sequence[Total | None],
+    *,
+    dtype: torch.dtype,
+    rank: int,
+    size: int,
+) -> WrongOp | None:
+    """The first op, or tensor that was given, from which the wrong values among `starts` come; None when unknown.
+
+    The first of the `starts` in which something is wrong counts.
+    """
+    tolerance = max(_ROUNDINGS * torch.finfo(dtype).eps, _LEAST)
+    judged = all_judged(trace.values, known, sums, tolerance=tolerance, rank=rank, size=size)
+    found = Evidence(trace.values, judged, known, sums, tolerance=tolerance, rank=rank, size=size)
+    for places in starts:
+        divided = {found.divided_behind([place]) for place in places if judged[place].is_summand}
+        unlike = {place for place in divided if found.given(place, Judged.WRONG)}  # a sum of what is wrong
+        behind_it = [source for place in unlike for source in trace.values[place].sources]
+        wrong = behind([*places, *behind_it], trace.values, judged, {Judged.WRONG})
+        origins = {place for place in wrong if wrong.isdisjoint(trace.values[place].sources)}
+        begins = origins | (divided - unlike)
+        if begins:
+            return described(min(begins), found)
+    cut = [gradient_cut(place, found) for places in starts for place in places]
+    return next(filter(None, cut), None)
