@@ -339,3 +339,10 @@ def test_no_line_of_the_list_of_commands_is_cut(tpcompile: Run, name: str) -> No
     _, out, _ = tpcompile("--help")
     (line,) = [line for line in out.splitlines() if line.startswith(f"  {name} ")]
     assert line.endswith(".") and "..." not in line
+
+
+def test_no_line_of_the_list_of_fusions_commands_is_cut(tpcompile: Run) -> None:
+    _, out, _ = tpcompile("fusion", "--help")
+    listed = out.partition("Commands:")[2].strip().splitlines()
+    assert len(listed) == 8
+    assert [line for line in listed if "..." in line or not line.endswith(".")] == []

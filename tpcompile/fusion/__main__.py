@@ -27,13 +27,9 @@ app = ending.new_app(
     no_args_is_help=True,
     help="""Which kernels a program became, what did not fuse and why, and what changed.
 
-    tpcompile fusion record my_model:build --nproc 8   # one process compiles as rank 0 of 8
+    Example: tpcompile fusion record my_model:build --nproc 8
 
-    tpcompile fusion show manifest.json                # launches in order, the largest misses
-
-    tpcompile fusion diff base.json manifest.json      # exit code 1 where kernels differ
-
-    tpcompile fusion plot manifest.json -o fusion.svg  # bytes and kernels before and after
+    Then: tpcompile fusion show manifest.json
     """,
 )
 _MANIFEST = Annotated[Path, typer.Argument(help="Written by `tpcompile fusion record`.")]
@@ -47,7 +43,7 @@ _SETTINGS = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE
 _MISSED = Annotated[int, typer.Option("--missed", min=0, help="How many missed fusions of each graph are shown.")]
 
 
-@app.command()
+@app.command(short_help="Compile a program once and write its manifest.")
 def record(
     target: _TARGET,
     out: Annotated[Path, typer.Option("-o", "--out", help="File of the manifest.")] = Path("manifest.json"),
@@ -79,13 +75,13 @@ def record(
     _print([Text(f"written: {out}")])
 
 
-@app.command()
+@app.command(short_help="Show the launches and the largest misses.")
 def show(manifest: _MANIFEST, missed: _MISSED = 5) -> None:
     """Show the launches of each graph in order, and the fusions that would save most."""
     _print(texts.manifest(manifests.read(manifest), num_missed=missed))
 
 
-@app.command()
+@app.command(short_help="Say why two launches are not one.")
 def explain(
     manifest: _MANIFEST,
     first: Annotated[int, typer.Argument(help="Number of a launch, as `show` prints it.")],
@@ -98,7 +94,7 @@ def explain(
     _tell(found, texts.pair(found), json)
 
 
-@app.command()
+@app.command(short_help="Make a manifest the limit of later ones.")
 def baseline(
     manifest: _MANIFEST,
     out: Annotated[Path, typer.Option("-o", "--out", help="File of the baseline; commit it.")],
@@ -113,7 +109,7 @@ def baseline(
     _print([Text(f"written: {out}")])
 
 
-@app.command()
+@app.command(short_help="Compare a manifest with a baseline.")
 def check(
     manifest: _MANIFEST,
     limit: Annotated[Path, typer.Option("--baseline", help="Written by `tpcompile fusion baseline`.")],
@@ -133,7 +129,7 @@ def check(
     raise typer.Exit(outcome.is_worse)
 
 
-@app.command()
+@app.command(short_help="Draw kernels and bytes, before and after.")
 def plot(
     manifest: _MANIFEST,
     new: Annotated[Path | None, typer.Argument(help="A second manifest, drawn beside the first.")] = None,
@@ -147,7 +143,7 @@ def plot(
     _print([Text(f"written: {out}")])
 
 
-@app.command()
+@app.command(short_help="Compare two manifests.")
 def diff(
     base: _MANIFEST,
     new: _MANIFEST,
@@ -160,7 +156,7 @@ def diff(
     raise typer.Exit(found.change is not differences.Change.NONE)
 
 
-@app.command()
+@app.command(short_help="Take kinds of ops out, and time the rest.")
 def bisect(
     target: _TARGET,
     nproc: _NPROC = 1,
