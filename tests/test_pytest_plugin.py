@@ -119,7 +119,7 @@ def test_in_actions_under_xdist_annotations_and_summary_are_the_same(tmp_path: P
     session = run_session(tmp_path, {"faulty": source("faulty")}, *options, environ=environ, is_forked=True)
     lines = [line_of("faulty", FIVE[name]).partition(":")[2] for name in chosen]
     places = re.findall(r"^::error file=test_faulty.py,line=(\d+),", session.output, re.MULTILINE)
-    assert sorted(places) == sorted(lines)
+    assert set(lines) < set(places) and len(places) == 3, "where the ranks parted, and where a collective is missing"
     titles = re.findall(r"^## test_(\w+)", found.read_text().replace("\\", ""), re.MULTILINE)
     assert sorted(titles) == sorted(chosen)
 

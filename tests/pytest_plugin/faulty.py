@@ -26,11 +26,11 @@ def test_rank_constant(tp: TensorParallel) -> None:
 
 
 def test_break_on_one_rank(tp: TensorParallel) -> None:
-    is_odd = tp.rank == 1
+    is_odd = tp.rank == 1  # line: break
 
     def block(x: Tensor) -> Tensor:
         if is_odd:
-            torch._dynamo.graph_break()  # line: break
+            torch._dynamo.graph_break()
         return x + 1
 
     tp.check(block, torch.ones(4), **FAST)
@@ -42,10 +42,10 @@ def test_dtype(tp: TensorParallel) -> None:
 
 
 def test_missing_collective(tp: TensorParallel) -> None:
-    is_odd = tp.rank == 1
+    is_odd = tp.rank == 1  # line: missing
 
     def block(x: Tensor) -> Tensor:
-        return x * 2 if is_odd else tp.comm.all_reduce(x * 2)  # line: missing
+        return x * 2 if is_odd else tp.comm.all_reduce(x * 2)
 
     tp.check(block, torch.ones(4), **FAST)
 
