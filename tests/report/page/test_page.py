@@ -18,6 +18,7 @@ from tpcompile.cli.outputs import write_page
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.logs.diagnose import examined
 from tpcompile.evidence.records import Item, UserLine, Verdict, value_item
+from tpcompile.evidence.records.findings import Parted, Went
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.timeline.stream import Event as Did
 from tpcompile.evidence.timeline.stream import Kind, Stream, TimedStream
@@ -76,6 +77,18 @@ def test_the_page_of_a_run_shows_both_sides_from_the_first_difference_on(tmp_pat
     assert difference.listing is not None
     first = next(row for row in difference.listing.rows if row is not None and row.differs)
     assert ("2" in str(first.left), "3" in str(first.right)) == (True, True)
+
+
+def test_where_it_is_seen_and_where_the_ranks_parted_and_a_line_that_both_sides_share_once() -> None:
+    seen_at, origin, other = verdicts.LINE, verdicts.OTHER_LINE, UserLine(file="/repo/other.py", line=3)
+    sides = tuple(Went(ranks=(n,), how="value", line=(origin, other)[n], value=f"returns {n}") for n in range(2))
+    parted = Parted(line=origin, times=0, sides=sides)
+    shown = view._parting(
+        verdicts.LEAD.model_copy(update={"line": origin, "seen_at": seen_at, "parted": parted}), guard=""
+    )
+    assert shown.source is not None and shown.parted_at is not None
+    assert (shown.source.place, shown.parted_at.place) == (str(seen_at), str(origin))
+    assert [side.source is None for side in shown.sides] == [True, False]
 
 
 def test_layers_guards_and_settings_are_shown_with_the_values_of_the_ranks(tmp_path: Path) -> None:

@@ -106,7 +106,12 @@ def _parting(lead: Lead, guard: str) -> Parting:
         source=excerpt(lead.seen_at or lead.line),
         parted_at=excerpt(lead.line) if lead.seen_at else None,
         sides=tuple(
-            Side(named_ranks(side.ranks), plain(f"{side_text(side)}{usual}"), excerpt(side.line)) for side in sides
+            Side(
+                named_ranks(side.ranks),
+                plain(f"{side_text(side)}{usual}"),
+                excerpt(side.line) if side.line != lead.line else None,  # it stands above both
+            )
+            for side in sides
         ),
         led_to=plain(led_to_text(parted).removeprefix("; ")) if parted and parted.led_to else "",
         consequence=plain(lead.consequence),
