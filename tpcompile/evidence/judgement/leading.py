@@ -132,12 +132,13 @@ def blamed_text(ranks: Sequence[int], *, is_known: bool) -> str:
 
 
 def summary(lead: Lead) -> str:
-    """Cause, ranks and line in one line; of what followed from a branch, the kind: a check has the rest."""
+    """Cause, ranks and line in one line; of what followed from a branch its cause, where that is known."""
     if not lead.consequence:
         return _with_ranks(lead, cause_text(lead))
     parted = lead.says.removesuffix(f"; so {lead.consequence}")
-    kind = lead.consequence.partition(": ")[0]
-    return f"{_with_ranks(lead, lead.cause.value)}: {parted}; so {kind}"
+    head = lead.consequence.partition(": ")[0]
+    follows = head if head in list(Cause) else lead.consequence
+    return f"{_with_ranks(lead, lead.cause.value)}: {parted}; so {follows}"
 
 
 def short_summary(verdict: Verdict) -> str:
