@@ -42,6 +42,8 @@ def behave(behaviour: str, run: RunDir, rank: int, world: int) -> None:
         sys.exit(2)
     if behaviour == "pass_talking":
         print("a rank talks", flush=True)
+    if behaviour == "pass_warned":
+        print("W1128 17:50:18.190000 283 torch/utils/cpp_extension.py:178] a warning", file=sys.stderr, flush=True)
     if behaviour.startswith("killed"):
         signal.signal(signal.SIGTERM, lambda *_: _stopped(behaviour, run, rank, world))
     _say(run, rank, world, "C/first", "running")
@@ -57,7 +59,7 @@ def behave(behaviour: str, run: RunDir, rank: int, world: int) -> None:
     if behaviour.startswith("killed"):
         time.sleep(STOP_S)
     _say(run, rank, world, "done", "finished")
-    codes = {"pass": 0, "pass_talking": 0, "red": 1, "preflight": 4, "crash_after_pass": 0}
+    codes = {"pass": 0, "pass_talking": 0, "pass_warned": 0, "red": 1, "preflight": 4, "crash_after_pass": 0}
     code = codes[behaviour]
     if rank == 0:
         status = Status.FAIL if code else Status.PASS

@@ -46,6 +46,17 @@ def test_torchruns_report_is_shown_only_where_no_rank_reported(tmp_path: Path, b
     assert bool(re.search(rf"torchrun's own report, \d+ lines: {log}", err)) is not is_shown
 
 
+@pytest.mark.slow
+def test_what_torch_warned_of_is_counted_and_in_the_log(tmp_path: Path) -> None:
+    program = tmp_path / "under_torchrun.py"
+    program.write_text(UNDER_TORCHRUN)
+    environ = {name: value for name, value in os.environ.items() if name != "TORCH_LOGS"}
+    ended = run_python([program, tmp_path, "pass_warned"], environ={**environ, "PYTHONPATH": PYTHONPATH})
+    log = tmp_path / "run" / "logs" / "torchrun.log"
+    assert log.read_text().count("a warning") == 2 and "a warning" not in ended.stderr
+    assert re.search(rf"what torch warned of, \d+ lines: {log}", ended.stderr)
+
+
 def test_with_json_stdout_has_the_verdict_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plan = a_plan(tmp_path, "pass_talking")
     out = io.StringIO()

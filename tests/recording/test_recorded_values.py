@@ -90,7 +90,7 @@ VARIED = (
 )  # fmt: skip
 
 
-FLOATS = (0.5, -0.03125, 1e300, -1e300, 1e-300, float("inf"), float("-inf"), 1.0 / 3)
+FLOATS = (0.5, 0.05, -0.0, float("nan"), -0.03125, 1e300, -1e300, 1e-300, float("inf"), float("-inf"), 1.0 / 3)
 
 
 @pytest.mark.usefixtures("callbacks")
@@ -98,7 +98,7 @@ def test_a_float_is_there_rounded_too(name: str) -> None:
     found = values(recorded(lambda _: [varied(value) for value in FLOATS], name), "varied")
     nears = [int.from_bytes(value, "little") for kind, value in found if kind == "near" and isinstance(value, bytes)]
     assert nears == [near_bits(value) for value in FLOATS]
-    assert value_text(0, (), nears[0]) == "0.5" and value_text(0, (), nears[-1]) == "0.3333"
+    assert [value_text(0, near=near) for near in (nears[0], nears[-1], near_bits(0.05))] == ["0.5", "0.333", "0.05"]
 
 
 class Counter:
@@ -127,13 +127,20 @@ class Odd:
         raise RuntimeError(name)
 
 
+class OddText(str):
+    """Whose class a look at it would ask for."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
 class OddList(list[int]):
     def __len__(self) -> int:
         raise RuntimeError
 
 
 def odd_values() -> None:
-    values = Odd(), OddList([1]), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "\ud800"
+    values = Odd(), OddList([1]), OddText("a"), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "\ud800"
     for value in values:
         varied(value)
     holder = values[0]
@@ -147,7 +154,7 @@ def odd_values() -> None:
 @pytest.mark.usefixtures("callbacks")
 def test_no_code_of_the_users_runs_for_a_value_and_none_of_a_class_is_one(name: str) -> None:
     flow = recorded(lambda _: odd_values(), name)
-    assert [value for value, _ in values(flow, "varied")] == ["value"] * 2  # the list and the text
+    assert [value for value, _ in values(flow, "varied")] == ["value"] * 3  # the list and the texts
     assert all(code.names == () for code in flow.codes if code.function.endswith(".Held"))
 
 

@@ -76,6 +76,12 @@ def test_a_rank_that_leaves_alone_is_heard_with_its_state(shared: dist.Store, mo
     assert shared.num_keys() == 0
 
 
+def test_all_ranks_see_that_something_was_claimed_and_the_look_claims_nothing(shared: dist.Store) -> None:
+    first, second = members(shared, 2)
+    assert not first.log.is_claimed("problem") and not second.log.is_claimed("problem")
+    assert first.log.claim("problem") and second.log.is_claimed("problem") and not second.log.claim("problem")
+
+
 def test_a_rank_that_raised_does_not_wait_for_others(shared: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_log, "_TOGETHER_S", 1e6)
     ranks = members(shared, 2)

@@ -177,7 +177,7 @@ static void append_value(uint64_t ns, uint32_t code, uint32_t number, PyObject *
             float rounded = (float)PyFloat_AS_DOUBLE(value);
             uint32_t bits;
             memcpy(&bits, &rounded, sizeof bits);
-            append(ns, code, VALUE, NEAR << 21 | bits >> 12);
+            append(ns, code, VALUE, NEAR << 21 | ((bits + 0x800u) >> 12 & (EXACT - 1)));
         }
         known = (uint32_t)(hash ^ hash >> 20 ^ hash >> 40) & (EXACT - 1);
     }

@@ -41,13 +41,7 @@ def lines(verdict: Verdict, *, command: str) -> list[str]:
     """The whole report; `command` is the subcommand of tpcompile, for the title."""
     found = [f"tpcompile {command}: {headline(verdict)}"]
     if verdict.lead is not None:
-        lead = verdict.lead
-        guard = guard_line(verdict)
-        found.append(
-            f"cause: {_joined(cause_text(lead), lead_ranks_text(lead), guard, _source(lead.seen_at or lead.line))}"
-        )
-        at = _source(lead.line) if lead.seen_at is not None else ""
-        found += [f"the ranks parted{' ' if at else ''}{at}: {sides}" for sides in [parted_text(lead)] if sides]
+        found += _lead(verdict.lead, guard_line(verdict))
     own = [check for check in verdict.checks if not check.is_consequence]
     found += [_check(check, verdict.lead) for check in own if check.status != Status.SKIPPED]
     skipped = grouped((check for check in own if check.status == Status.SKIPPED), lambda check: check.observed)
@@ -68,6 +62,16 @@ def last_lines(verdict: Verdict, summary: str = "") -> list[str]:
     """The outcome, what to do first, and where there is more about the cause; alone with the whole summary."""
     said = f"{outcome(verdict)}: {summary or verdict.summary}"
     return [said, *do_first_lines(verdict.lead), *more_lines(verdict.lead)]
+
+
+def _lead(lead: Lead, guard: str) -> Iterator[str]:
+    """The cause, its ranks and the line where it is seen; then where the ranks parted, if that is known."""
+    seen = _source(lead.seen_at or lead.line)
+    yield f"cause: {_joined(cause_text(lead), lead_ranks_text(lead), guard, seen)}"
+    sides = parted_text(lead)
+    if sides:
+        at = f" {_source(lead.line)}" if lead.seen_at is not None else ""
+        yield f"the ranks parted{at}: {sides}"
 
 
 def _check(check: Check, lead: Lead | None) -> str:

@@ -67,8 +67,8 @@ def parted_text(lead: Lead | None) -> str:
     return f"{'; '.join(map(side_text, parted.sides))}{usual_text(parted)}{led_to_text(parted)}"
 
 
-SAID = "as said above"
-_SHORT = 80
+SAID, _SHORT = "as said above", 80
+"""Of a finding that stands above it and is longer than that."""
 
 
 def observed_text(check: Check, lead: Lead | None) -> str:

@@ -65,7 +65,7 @@ class Alarms:
     def once(self, problem: Check, gone: tuple[int, ...] = (), *, is_interrupted: bool = False) -> None:
         """Raise the alarm for a problem that is not about a compile, unless a rank has already raised one."""
         if self._log.claim(_PROBLEM):
-            self._tell(Alarm(key="problem", problem=problem, gone=gone, is_interrupted=is_interrupted))
+            self._tell(Alarm(key=_PROBLEM, problem=problem, gone=gone, is_interrupted=is_interrupted))
 
     @property
     def is_raised(self) -> bool:

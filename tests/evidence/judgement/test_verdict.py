@@ -12,7 +12,7 @@ from tests.gate.test_checks import CONFIG, counters, errors, facts, healthy
 from tpcompile.config import RunConfig, load
 from tpcompile.errors import ConfigError, ExitCode
 from tpcompile.evidence.digests.digest import digest_rank
-from tpcompile.evidence.judgement.verdict import Absent, conclude, fetch_from
+from tpcompile.evidence.judgement.verdict import Absent, Rules, conclude, fetch_from
 from tpcompile.evidence.records import (
     Check,
     CheckId,
@@ -112,6 +112,21 @@ def test_a_graph_break_on_one_rank_explains_the_collectives_that_it_did_not_comp
         assert (found.lead.cause == Cause.GRAPH_BREAK) == (live.id == CheckId.AGREED)
     without = verdict(plain(0), odd(1), problems=[problem(CheckId.AGREED)])
     assert without.summary.startswith(CheckId.AGREED.heading)
+
+
+@pytest.mark.parametrize(
+    ("cause", "follows"),
+    [(Cause.GRAPH_BREAK, {CheckId.GRAPHS, CheckId.ONE_REGION, CheckId.ENTERED}), (Cause.COMPILE_DISABLED, set())],
+)
+def test_more_graphs_and_regions_follow_from_a_graph_break_and_from_nothing_else(
+    cause: Cause, follows: set[CheckId]
+) -> None:
+    ids = (CheckId.UNBROKEN, CheckId.GRAPHS, CheckId.ONE_REGION, CheckId.ENTERED, CheckId.STEADY)
+    failed = [Check(id=one, status=Status.FAIL, expected="1", observed="2", cause=cause) for one in ids]
+    rules = Rules(lambda *_: failed, timeout_s=1.0)
+    found = conclude(rules, [], fetch_from([]), world_size=2)
+    assert found.lead is not None and found.lead.cause is cause
+    assert {check.id for check in found.checks if check.is_consequence} == follows
 
 
 def test_collectives_that_differ_before_they_run_follow_from_any_other_cause_that_was_found() -> None:

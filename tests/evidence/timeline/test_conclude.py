@@ -82,6 +82,13 @@ def test_a_guard_names_the_value_for_which_the_ranks_compiled_different_collecti
     assert (found.lead.cause, found.lead.line.function) == (Cause.EXTRA_COLLECTIVE, "Depths.first")
 
 
+def test_of_content_what_to_do_is_told_for_the_branch_first(flows: dict[int, Flow]) -> None:
+    red = verdict(Cause.DTYPE, (0, 1), is_rank_known=False, do_first="Cast it.", line=UserLine(file="m.py", line=3))
+    found = with_branch(red, flows, READABLE).lead
+    assert found is not None and found.seen_at == UserLine(file="m.py", line=3)
+    assert found.do_first.startswith("Make all ranks take the same branch") and found.do_first.endswith("Or: Cast it.")
+
+
 def test_a_rank_whose_lines_are_not_known_stays_to_blame(flows: dict[int, Flow]) -> None:
     """One of a different domain: a branch between ranks 0 and 1 does not explain it."""
     before = verdict(Cause.STUCK_COLLECTIVE, (3,))

@@ -166,7 +166,7 @@ def test_what_a_line_sets_beside_it_is_told_too() -> None:
         ((torch.float32, torch.bfloat16), ("sets op = torch.float32", "sets op = torch.bfloat16")),
         (("a secret", "another"), ("sets op to a value of its own",) * 2),
         ((0.5, -3), ("sets op = 0.5", "sets op to a value of its own")),
-        ((1 / 3, 1 / 7), ("sets op = 0.3333", "sets op = 0.1428")),
+        ((1 / 3, 1 / 7), ("sets op = 0.333", "sets op = 0.143")),
     ],
 )
 def test_a_value_is_shown_if_the_program_has_it_as_a_literal(values: tuple[Any, ...], sides: tuple[str, ...]) -> None:
@@ -200,6 +200,10 @@ def test_content_that_differs_keeps_its_cause_and_has_the_line_and_the_rank() ->
     assert (found.cause, found.ranks, found.is_rank_known) == (Cause.COLLECTIVE_SIZES, (1,), True)
     assert found.line.line == marked(programs.tokens_of)
     assert "returns 23" in side_text(found.parted.sides[1])
+    assert found.do_first == "Make what is set there equal on all ranks."
+    advised = lead.model_copy(update={"do_first": "Pad it."})
+    red = with_branch(verdict.model_copy(update={"lead": advised}), flows, {programs.__file__}).lead
+    assert red is not None and red.do_first.endswith("equal on all ranks. Or: Pad it.")
 
 
 def test_a_long_call_of_one_rank_is_one_step_of_its_frame() -> None:

@@ -12,9 +12,9 @@ import math
 import mmap
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -131,18 +131,20 @@ def tagged(number: int, tag: bytes, value: int) -> int:
 
 def hashed(number: int, value: object) -> int:
     """The hash of None, of a bool, int, float or text, as in flow.c, without code of the value's class; else 0."""
+    kind: Any = type(value)  # isinstance would ask an object of the user's for its class
+    given: Any = value
     if value is None:
         return tagged(number, b"N", 0)
-    if isinstance(value, bool):
-        return tagged(number, b"B", value)
-    if isinstance(value, int):
-        exact = int.__index__(value)
+    if kind is bool:
+        return tagged(number, b"B", given)
+    if issubclass(kind, int):
+        exact = int.__index__(given)
         return tagged(number, b"I", exact if -(1 << 63) <= exact < 1 << 63 else 0)
-    if isinstance(value, float):
-        return tagged(number, b"F", int.from_bytes(struct.pack("<d", float.__pos__(value)), "little"))
-    if isinstance(value, str):
-        number = tagged(number, b"S", str.__len__(value))
-        for letter in str.__getitem__(value, slice(64)):
+    if issubclass(kind, float):
+        return tagged(number, b"F", int.from_bytes(struct.pack("<d", float.__pos__(given)), "little"))
+    if issubclass(kind, str):
+        number = tagged(number, b"S", str.__len__(given))
+        for letter in str.__getitem__(given, slice(64)):
             number = mixed(number, ord(letter).to_bytes(4, "little"))
         return number
     return 0
@@ -154,29 +156,33 @@ def hashed_name(number: int, name: str) -> int:
 
 
 def near_bits(value: float) -> int:
-    """A float as a float32 with 11 bits of its mantissa."""
+    """A float as a float32, rounded to 11 bits of its mantissa, as in flow.c."""
     try:
         bits = struct.pack("<f", value)
     except OverflowError:
         bits = struct.pack("<f", math.copysign(math.inf, value))
-    return int.from_bytes(bits, "little") >> _NEAR_SHIFT
+    return (int.from_bytes(bits, "little") + (1 << _NEAR_SHIFT - 1) >> _NEAR_SHIFT) & EXACT - 1
 
 
-def value_text(known: int, literals: Iterable[object] = (), near: int | None = None) -> str:
-    """A value that its bits tell: a small int, None, a dtype, one of the `literals` of a program; empty for others.
+def texts_of(literals: Iterable[object]) -> dict[int, str]:
+    """The bits of values -> how they are written."""
+    texts = {shortened(hashed(SEED, one)): repr(one) for one in literals}
+    return {bits: text for bits, text in texts.items() if bits is not None}
 
-    A float is shown with four digits, by `near`, its bits.
 
-    What a program has only read, such as a token from a file, is never shown.
+def value_text(known: int, texts: Mapping[int, str] | None = None, near: int | None = None) -> str:
+    """A value that its bits tell: a small int, None, a dtype, one of the `texts` of a program; empty for others.
+
+    A float that is none of these is shown with the three digits that `near`, its rounded bits, have. What a program has
+    only read, such as a token from a file, is never shown.
     """
     if known & EXACT:
         return str(known & EXACT - 1)
-    named = _CONSTANTS.get(known)
-    named = named or next((repr(one) for one in literals if shortened(hashed(SEED, one)) == known), "")
+    named = _CONSTANTS.get(known) or (texts or {}).get(known, "")
     if named or near is None:
         return named
     (value,) = struct.unpack("<f", (near << _NEAR_SHIFT).to_bytes(4, "little"))
-    return f"{value:.4g}"
+    return f"{value:.3g}"
 
 
 def until(flow: Flow, raised_at: Sequence[tuple[str, int]]) -> Flow:

@@ -5,11 +5,12 @@ Only values are shown that are small numbers, flags, dtypes, or literals of the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from functools import lru_cache
 
 from tpcompile.evidence.iterables import differ, first
 from tpcompile.evidence.timeline import source
-from tpcompile.evidence.timeline.flow import value_text
+from tpcompile.evidence.timeline.flow import texts_of, value_text
 from tpcompile.evidence.timeline.values import Scopes
 from tpcompile.evidence.timeline.walk import Place, Value, Walks
 
@@ -17,13 +18,20 @@ _SHOWN = 2
 """Values that are told of a branch."""
 
 
-def literals_of(walks: Walks, readable: Collection[str]) -> Sequence[object]:
-    """The texts and numbers in the files of the program that may be opened."""
-    files = sorted({code.file for code in walks.codes} & set(readable))
-    return [one for file in files for one in source.literals(file)]
+def texts_of_program(walks: Walks, readable: Collection[str]) -> dict[int, str]:
+    """The bits of the literals in the files of the program that may be opened -> their text."""
+    texts: dict[int, str] = {}
+    for file in sorted({code.file for code in walks.codes} & set(readable)):
+        texts |= _texts_of_file(file)
+    return texts
 
 
-def given(
+@lru_cache(maxsize=256)
+def _texts_of_file(file: str) -> Mapping[int, str]:
+    return texts_of(source.literals(file))
+
+
+def values_read(
     walks: Walks, scopes: Scopes, readable: Collection[str], branch: Place, starts: Mapping[int, int]
 ) -> dict[int, str]:
     """Rank -> `slot = 1, kind = 'drop'`; empty where the values are equal, not known, or may not be shown.
@@ -35,14 +43,14 @@ def given(
     file = walks.codes[code].file
     if file not in readable:
         return {}
-    literals = literals_of(walks, readable)
+    known_texts = texts_of_program(walks, readable)
     told: dict[int, list[str]] = {rank: [] for rank in starts}
     for name in sorted(source.read(file, line) | source.assigned(file, line)):
         texts: dict[int, str] = {}
         for rank, start in starts.items():
             value = _newest(walks, scopes, rank, code, name, start)
             is_old = value is not None and value.place == branch and value.known_at < start
-            text = value_text(value.known, literals, value.near) if value is not None and not is_old else ""
+            text = value_text(value.known, known_texts, value.near) if value is not None and not is_old else ""
             texts[rank] = f"{value.name} = {text}" if value is not None and text else ""
         is_set_here = name in source.assigned(file, line)
         if differ(texts.values()) and (is_set_here or all(texts.values())):

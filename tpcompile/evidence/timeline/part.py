@@ -13,8 +13,8 @@ from tpcompile.evidence.records.findings import Parted, Went
 from tpcompile.evidence.timeline import source
 from tpcompile.evidence.timeline.before import UnlikeBefore, unlike_before
 from tpcompile.evidence.timeline.expect import contexts_before
-from tpcompile.evidence.timeline.flow import Flow, Kind, value_text
-from tpcompile.evidence.timeline.given import given, literals_of
+from tpcompile.evidence.timeline.flow import Flow, Kind, texts_of, value_text
+from tpcompile.evidence.timeline.given import texts_of_program, values_read
 from tpcompile.evidence.timeline.own_way import own_fork
 from tpcompile.evidence.timeline.pair import Pair, last_pass
 from tpcompile.evidence.timeline.values import Scopes, Unlike, compared
@@ -26,8 +26,8 @@ _MAX_S = 6.0
 """Of walking all ranks beside the first one: the ones looked at until then are compared."""
 _TOLD, _FEW_TOLD = 24, 3
 """Passes of a branch by which it is judged whether the past tells the next one, and how few do not judge it."""
-_AHEAD, _KNOWN = 12, 0.7
-"""Steps after a fork that say whether a rank came to new lines, and how many of them must have been executed before."""
+_KNOWN = 0.7
+"""How many of the passes must have been foretold by those before."""
 
 
 def parted(
@@ -136,26 +136,23 @@ def _parted(
     after = steps[fork.ends[0] : fork.ends[0] + 1]
     firsts = {rank: first([*way, *after]) for rank, way in ways.items()}
     sides = grouped(firsts, lambda rank: firsts[rank])
-    onward = {}
-    starts: dict[int, int] = {}
-    for step, ranks in sides.items():
-        rank = base if base in ranks else ranks[0]
-        starts[rank] = there[rank].starts[1] if rank in there else fork.starts[0]
-        onward[step] = _known_share(ways[rank] or steps[fork.ends[0] :], set(walks.steps[rank][: starts[rank]]))
-    values = given(walks, Scopes(walks.codes), readable, fork.branch, starts)
+    leaders = [base if base in ranks else ranks[0] for ranks in sides.values()]
+    starts = {rank: there[rank].starts[1] if rank in there else fork.starts[0] for rank in leaders}
+    values = values_read(walks, Scopes(walks.codes), readable, fork.branch, starts)
     code, line = fork.branch
     before = _ways_before(fork, steps, {one.starts[0] for one in earlier})
     here = last_pass(steps[: fork.starts[0]], fork.branch)
     is_loop = _is_loop(walks.codes[code].file, line, readable)
+    # The end of a loop over items is foretold by nothing. Through one that issues collectives the ranks go together.
     is_told = not is_loop or differ(before) or walks.issued(steps[last_pass(steps[:here], fork.branch) : here])
     return Parted(
         line=_user_line(walks, code, line),
         times=max(0, sum(is_line(step) and place_of(step) == fork.branch for step in steps[: fork.starts[0]]) - 1),
         sides=tuple(
             _went(walks, ranks, firsts[rank], ways[rank], fork, given=values.get(rank, ""))
-            for rank, ranks in zip(starts, sides.values(), strict=True)
+            for rank, ranks in zip(leaders, sides.values(), strict=True)
         ),
-        odd=_odd(sides, onward, before if is_told else None),
+        odd=_odd(sides, before if is_told else []),
     )
 
 
@@ -192,17 +189,20 @@ def _set_text(name: str, value: str) -> str:
     return f"returns {value or 'a value of its own'}"
 
 
-def _set_beside(origin: Unlike, pairs: Sequence[Pair], literals: Sequence[object]) -> dict[int, str]:
+def _set_beside(origin: Unlike, pairs: Sequence[Pair], texts: Mapping[int, str]) -> dict[int, str]:
     """Value of the origin -> `, name = 'quality'`: what else the line set differently there."""
     told: dict[int, str] = {}
     for pair in pairs:
-        unlike = pair.values.found.get(origin.key)
-        others = [one for one in pair.values.found.values() if one is not None and one.set_at == origin.set_at]
-        for one in others if unlike is not None else ():
-            texts = (value_text(one.mine, literals, one.nears[0]), value_text(one.theirs, literals, one.nears[1]))
-            if one.name != origin.name and all(texts) and unlike is not None:
-                told.setdefault(unlike.mine, f", {one.name} = {texts[0]}")
-                told.setdefault(unlike.theirs, f", {one.name} = {texts[1]}")
+        apart = pair.values.found.get(origin.key)
+        if apart is None:
+            continue
+        for one in pair.values.found.values():
+            if one is None or one.set_at != origin.set_at or one.name == origin.name:
+                continue
+            mine, theirs = value_text(one.mine, texts, one.nears[0]), value_text(one.theirs, texts, one.nears[1])
+            if mine and theirs:
+                told.setdefault(apart.mine, f", {one.name} = {mine}")
+                told.setdefault(apart.theirs, f", {one.name} = {theirs}")
     return told
 
 
@@ -223,8 +223,8 @@ def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[Pair], s
         if (one.place, one.name) == (origin.place, origin.name) and one.set_at < origin.set_at
     ]
     before = {one.known for one in earlier}
-    literals = [*literals_of(walks, pairs[0].readable), *said]
-    beside = _set_beside(origin, pairs, literals)
+    texts = texts_of_program(walks, pairs[0].readable) | texts_of(said)
+    beside = _set_beside(origin, pairs, texts)
     known = [value for value in sides if value in before]
     usual: Sequence[int] | None = sides[known[0]] if len(known) == 1 else None
     if 2 * len(largest) > len(values):
@@ -237,48 +237,28 @@ def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[Pair], s
         sides=tuple(
             Went(ranks=tuple(ranks), how="value", line=line, value=_set_text(origin.name, text) + beside.get(value, ""))
             for value, ranks in sides.items()
-            for text in [value_text(value, literals, nears[value])]
+            for text in [value_text(value, texts, nears[value])]
         ),
         odd=tuple(sorted(odd)),
     )
 
 
-def _odd(
-    sides: Mapping[Step | None, Sequence[int]], onward: Mapping[Step | None, float], before: Sequence[Step] | None
-) -> tuple[int, ...]:
+def _odd(sides: Mapping[Step | None, Sequence[int]], before: Sequence[Step]) -> tuple[int, ...]:
     """The ranks outside of a majority; else those that went another way than the common past makes likely.
 
-    Where two ranks had not passed the branch before, one that goes on in lines that both know is the usual one, and one
-    that comes to new lines is odd. `onward` is how much of what each side did next is known, `before` the ways
-    that both went at the branch; None where these say nothing, as those of a loop over items that has not ended before.
-
-    A loop whose passes issue collectives is one that the ranks go through together, and the one that ends it is odd.
+    `before` are the ways that all went at the branch.
     """
     largest = max(sides.values(), key=len)
-    usual: Sequence[int] | None = largest
-    num_ranks = sum(map(len, sides.values()))
-    if 2 * len(largest) <= num_ranks:
-        if before is None:
-            return ()
-        due = _successor(before, sides)
-        usual = sides.get(due) if due is not None else None
-        best = max(onward, key=lambda step: onward[step])
-        are_new = all(share <= 1 - _KNOWN for step, share in onward.items() if step != best)
-        if num_ranks == 2 and due is None and are_new and onward[best] >= _KNOWN:
-            usual = sides[best]
-    if usual is None:
+    has_majority = 2 * len(largest) > sum(map(len, sides.values()))
+    due = None if has_majority else _successor(before, sides)
+    usual = largest if has_majority else sides.get(due, ()) if due is not None else ()
+    if not usual:
         return ()
     return tuple(sorted(rank for ranks in sides.values() if ranks is not usual for rank in ranks))
 
 
 def _is_loop(file: str, line: int, readable: Collection[str]) -> bool:
     return file in readable and source.loop_around(file, line)[0] == line
-
-
-def _known_share(way: Sequence[Step], known: Collection[Step]) -> float:
-    """How many of the first lines of a way had been executed before: 0 to 1."""
-    lines = [step for step in way[:_AHEAD] if is_line(step)]
-    return sum(step in known for step in lines) / len(lines) if lines else 0.0
 
 
 def _ways_before(fork: Fork, steps: Sequence[Step], parted_at: Collection[int]) -> list[Step]:

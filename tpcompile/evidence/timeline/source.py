@@ -32,13 +32,13 @@ def loop_around(file: str, line: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=256)
 def literals(file: str) -> tuple[str | float, ...]:
-    """Texts and numbers that stand in a file, without its docstrings: a value that is one of them is no secret."""
-    found: dict[str | float, None] = {}
+    """Short texts, and numbers, that stand in a file: a value that is one of them is no secret."""
+    found: dict[tuple[type, str | float], None] = {}  # 1 and 1.0 are equal, and two values
     constants = (node.value for node in ast.walk(_tree(file)) if isinstance(node, ast.Constant))
     for value in constants:
         if isinstance(value, str | int | float) and len(str(value)) <= _LITERAL:
-            found[value] = None
-    return tuple(found)
+            found[type(value), value] = None
+    return tuple(value for _, value in found)
 
 
 @lru_cache(maxsize=256)
