@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch.distributed as dist
 
 from tests.gate.threads import on_threads
 from tests.ranks.messages import STATE
+from tpcompile.evidence.timeline.flow import Flow
 from tpcompile.ranks.store import RankStore
 from tpcompile.sentinel import store_log
-from tpcompile.sentinel.events import Event, PeersLeft
+from tpcompile.sentinel.events import Asked, Event, PeersLeft
 from tpcompile.sentinel.listener import Listener
-from tpcompile.sentinel.messages import FINISHED, RankState
+from tpcompile.sentinel.log_entries import Ask
+from tpcompile.sentinel.messages import FINISHED, Announcement, CompilePost, Position, RankState
 from tpcompile.sentinel.store_log import LeftRanks, StoreLog
 
 
@@ -40,6 +44,10 @@ class Member:
         return [tuple(event.states) for event in self.heard if isinstance(event, PeersLeft)]
 
 
+def post(rank: int) -> CompilePost:
+    return CompilePost(rank=rank, frame="f", program="p", collectives="c", lowered="", num_collectives=1)
+
+
 @pytest.fixture
 def shared() -> dist.Store:
     return dist.HashStore()
@@ -59,6 +67,58 @@ def test_ranks_that_finish_together_read_one_entry_each(shared: dist.Store, monk
 def test_nothing_is_left_in_the_store_when_all_have_left(shared: dist.Store) -> None:
     ranks = members(shared, 4)
     assert all(on_threads(lambda rank: ranks[rank].leave(), range(4)))
+    assert shared.num_keys() == 0
+
+
+def test_entries_that_all_ranks_have_heard_are_deleted_while_the_job_runs(shared: dist.Store) -> None:
+    ranks = members(shared, 2)
+    for number in range(200):
+        ranks[number % 2].log.append(Ask, number=number)
+    for _ in range(500):
+        if min(len(rank.heard) for rank in ranks) == 200 and shared.num_keys() < 40:
+            break
+        time.sleep(0.02)
+    assert shared.num_keys() < 40, "one batch that is not full, and the counters"
+    assert [event.number for event in ranks[0].heard if isinstance(event, Asked)] == [*range(200)]
+    assert all(on_threads(lambda rank: ranks[rank].leave(), range(2)))
+    assert shared.num_keys() == 0
+
+
+def test_entries_that_one_rank_has_not_heard_are_kept_for_it(shared: dist.Store) -> None:
+    late = StoreLog(lambda: RankStore(shared, rank=1, world_size=2), range(2), domain="tp", number=1)
+    early = StoreLog(lambda: RankStore(shared, rank=0, world_size=2), range(2), domain="tp", number=1)
+    for number in range(100):
+        early.append(Ask, number=number)
+    heard = early.entries()
+    assert [next(heard) for _ in range(100)]
+    numbers = [entry.number for _, entry in zip(range(100), late.entries(), strict=False) if isinstance(entry, Ask)]
+    assert numbers == [*range(100)]
+
+
+def test_nothing_of_a_position_is_left_when_all_ranks_have_compiled_the_same_there(shared: dist.Store) -> None:
+    ranks = members(shared, 2)
+    position = Position(region="f", call=1, index=0)
+    for rank in ranks:
+        rank.log.announce(Announcement(rank=rank.rank, position=position, compile_id="0/0"))
+        is_last, is_equal = rank.log.post(position, post(rank.rank))
+    assert (is_last, is_equal) == (True, True)
+    assert shared.num_keys() > 0
+    ranks[1].log.settle(position)
+    assert all(on_threads(lambda rank: ranks[rank].leave(), range(2)))
+    assert shared.num_keys() == 0
+
+
+def test_what_ranks_published_for_all_domains_is_deleted_by_the_last_of_all(shared: dist.Store) -> None:
+    logs = [
+        StoreLog(lambda r=rank: RankStore(shared, rank=r, world_size=2), [rank], domain=f"tp {rank}", number=0)
+        for rank in range(2)
+    ]
+    for log in logs:
+        log.say_here(black_box="")
+        log.keep_flow(Flow())
+    logs[0].forget()
+    assert logs[1].kept_flow(0) is not None
+    logs[1].forget()
     assert shared.num_keys() == 0
 
 

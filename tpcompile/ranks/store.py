@@ -122,7 +122,7 @@ class RankStore:
         Raises RuntimeError when the store cannot be reached.
         """
         try:
-            self._store.wait([key], timedelta(seconds=timeout_s))
+            self._store.wait([key], timedelta(seconds=max(timeout_s, 0.001)))  # 0 is no limit
         except dist.DistStoreError:
             return False
         return True

@@ -55,7 +55,7 @@ from tpcompile.sentinel.events import (
     WentPast,
 )
 from tpcompile.sentinel.finding import Finding
-from tpcompile.sentinel.messages import Announcement, CompilePost, Position, RankState
+from tpcompile.sentinel.messages import CompilePost, Position, RankState
 from tpcompile.sentinel.parted import parted
 from tpcompile.sentinel.progress import Progress, Region
 from tpcompile.sentinel.split import parts_alone, split_alone
@@ -85,8 +85,6 @@ class Protocol:
         """Positions at which this rank has compiled."""
         self._free: set[Position] = set()
         """Positions whose code may run."""
-        self._announced: dict[Position, Announcement] = {}
-        """Compiles of this rank that have not ended."""
         self._passed: dict[Position, RankState] = {}
         """Position -> state of a rank that passed it without compiling."""
         self._compares_at_s = 0.0
@@ -144,22 +142,17 @@ class Protocol:
         is_left_alone = self._is_left_alone(self._region(event.found.position))
         if is_left_alone:
             return []
-        self._announced[event.found.position] = event.found
         return [Announce(event.found)]
 
     def _compile_ended(self, event: CompileEnded) -> list[Action]:
         position, post = event.position, event.post
         region = self._region(position)
-        begun = self._announced.pop(position, None)
         if self._is_left_alone(region):
             return []
         self._open.add(position)
         actions: list[Action] = [Post(position, post)]
         needs_others = bool(post.num_collectives or region.num_collectives)
         region.num_collectives = post.num_collectives
-        if begun and begun.num_issued and post.num_collectives:
-            # Others wait in the new code: whether they come is decided by the call, as the region is no longer local.
-            actions.append(Announce(begun.model_copy(update={"num_issued": 0})))
         if not self._counts(region, post):
             return actions
         region.ended.add(position.place)

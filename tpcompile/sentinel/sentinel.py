@@ -40,7 +40,7 @@ from tpcompile.sentinel.exception_cause import Losses
 from tpcompile.sentinel.executed import Executed
 from tpcompile.sentinel.hooks import Hooks, region_name
 from tpcompile.sentinel.listener import Listener
-from tpcompile.sentinel.log_entries import Degraded, Passed, Settled
+from tpcompile.sentinel.log_entries import Degraded, Passed
 from tpcompile.sentinel.loop_counters import counters
 from tpcompile.sentinel.messages import FINISHED, RUNNING, WAITING
 from tpcompile.sentinel.progress import Progress
@@ -159,7 +159,9 @@ class Sentinel:
         self._losses = Losses(self.log, self.protocol, self._snapshot)
         self.listener = Listener(self.log, self._on)
         self._timer = Timer(self._on, terminated=self._terminated, ends=self.log.close_client)
-        self._comparison = Comparison(self.log, self._progress, on=self._on)
+        self._comparison = Comparison(
+            self.log, self._progress, on=self._on, has_parted=lambda: self.protocol.has_parted
+        )
         self.gives_way: Callable[[], None] | None = None
         """Ends this one where the program begins to watch itself; None for a sentinel of the program."""
         self._pid = os.getpid()
@@ -170,7 +172,7 @@ class Sentinel:
             ev.Post: self._post,
             ev.Wait: self._wait,
             ev.Release: self._release,
-            ev.DecideEqual: lambda action: self.log.decide(action.position, Settled),
+            ev.DecideEqual: lambda action: self.log.settle(action.position),
             ev.TellPassed: lambda action: self.log.decide(action.position, Passed, state=self._snapshot.state()),
             ev.RaiseAlarm: self._alarms.of_compile,
             ev.RaiseOneRank: self._alarms.of_one_rank,
@@ -376,8 +378,8 @@ class Sentinel:
     def _compare_all_that_ran(self) -> None:
         """Compare with all ranks before this one leaves: a short job may end before the timer compares."""
         known, had_parted = len(self.findings), self.protocol.has_parted
-        self._comparison.at_the_end()
-        if self.protocol.has_parted and not had_parted:
+        is_found = self._comparison.at_the_end()
+        if is_found or (self.protocol.has_parted and not had_parted):
             self.wait_for_finding(known)
 
     def _say_left(self, why: str) -> None:

@@ -1,15 +1,17 @@
 """Messages of the sentinel <-> keys of the job's store; one client per thread, operations are counted.
 
     here/<rank>             pid, host and black box of a rank, once
-    events, event/<n>       an append-only log; every listener blocks on its next entry
+    events, event/<n>       a log; every listener blocks on its next entry
+    heard/<n>, swept        counters: ranks that have heard a batch of entries, and batches that are deleted
     first/<position>        counter: the first to compile there announces it
     post/<position>         hashes of the first rank that finished; all other ranks compare with them
     posted/<position>       counter: how many have finished
     differs/<position>      set when a rank's post differs from the first one
     decided/<position>      counter: the first verdict on a position becomes an event, later ones are dropped
     state/<ask>/<rank>      answer to an `ask` event
-    ran/<rank>              which compiled variants a rank ran, from time to time; ran/all/<rank> when it leaves
-    counted/<rank>          a rank's counters at selected calls of its regions, from time to time
+    more/<rank>/<n>         what a rank called since the last time, for its neighbour, who deletes it
+    called/<rank>           what a rank called, when it leaves
+    ran/...                 hash of the variants that the ranks ran, and whether all are equal, when they leave
     left, left/<rank>       how many ranks have left, and what each did last; over: how many read no more
     raised                  the first rank that raised an exception
     closed/<rank>           set when a rank that raised sends nothing more
@@ -18,8 +20,9 @@
     waiting/<n>/<rank>      shared by all domains: state of a rank that waits for ranks of a different domain
     waiting/<n>/problem     shared by all domains: the first problem for which a domain ends the job
 
-Calls of compiled code write no key; the timer writes `ran` and `counted`. A position is (region, call, index),
-see `progress`.
+Calls of compiled code write no key; the timer writes `more`. A position is (region, call, index), see `progress`. What
+is written for a position is deleted when all ranks have compiled the same there, entries when all have heard them, and
+the rest when all have left: a healthy job leaves nothing.
 """
 
 from __future__ import annotations
@@ -30,25 +33,31 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tpcompile.evidence.records import Check, Frozen
+from tpcompile.evidence.records import Check
 from tpcompile.evidence.records.bounds import Rank, Seconds
 from tpcompile.evidence.text.ranks import exact_ranks, is_among
 from tpcompile.evidence.timeline.flow import Flow
 from tpcompile.ranks.liveness import this_host
 from tpcompile.ranks.run_dir import agreed_run_dir
-from tpcompile.ranks.store import RankStore
-from tpcompile.sentinel.counter_samples import Counted
+from tpcompile.ranks.store import Budget, RankStore
+from tpcompile.sentinel.called import Called, Table
 from tpcompile.sentinel.deadlock import Seen
-from tpcompile.sentinel.log_entries import AnyEntry, Ask, CompileBegins, Entry, Left
+from tpcompile.sentinel.log_entries import AnyEntry, Ask, CompileBegins, Entry, Left, Settled
 from tpcompile.sentinel.messages import FINISHED, RUNNING, Announcement, CompilePost, Position, RankState
 from tpcompile.sentinel.process import Process
-from tpcompile.sentinel.variants import Ran
 
 E = TypeVar("E", bound=Entry)
 Connect = Callable[[], RankStore]
 _TOGETHER_S, _MAX_ROUNDS = 0.5, 4
 """Time in which ranks that finish share an entry of the log, and how often a rank waits for the entry of another."""
 _FOREVER_S = 365 * 86400.0
+_RAN = ("first", "differs", "posted", "complete", "judged")
+_BATCH = 32
+"""Entries that are deleted together: a counter for each would cost more than they do."""
+_UNREAD = 4
+"""Differences that a neighbour may leave unread before this rank waits with the next one."""
+_MAX_CALLED_BYTES = 64 << 20
+"""What a rank reads at most of what the others called."""
 
 
 class LeftRanks(Mapping[int, RankState]):
@@ -133,6 +142,8 @@ class StoreLog:
         """
         number = 1
         while True:
+            if number % _BATCH == 1 and number > 1:
+                self._sweep(number // _BATCH)
             store = self._count(2)
             key = f"event/{number}"
             is_there = store.wait(key, timeout_s=_FOREVER_S)
@@ -140,6 +151,17 @@ class StoreLog:
             number += is_there
             if entry is not None and entry.rank in self.members:
                 yield entry
+
+    def _sweep(self, batch: int) -> None:
+        """Record that this rank has heard that batch of entries; the last rank deletes it."""
+        store = self._count(1)
+        if store.count(f"heard/{batch}") == len(self.members):
+            entries = range((batch - 1) * _BATCH + 1, batch * _BATCH + 1)
+            self._delete([*_entry_keys(entries), f"heard/{batch}"])
+            store.count("swept")
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        self._count(len(keys)).delete(*keys)
 
     def leave(self, state: RankState, *, has_heard: Callable[[float], bool]) -> None:
         """Publish that this rank leaves. Ranks that leave within a moment share an entry of the log.
@@ -171,15 +193,20 @@ class StoreLog:
         return found or RankState(rank=rank, activity=RUNNING, since_s=0.0, ended=FINISHED)
 
     def forget(self) -> None:
-        """Record that this rank reads no more of the log; the last rank deletes it."""
-        store, number = self._count(1), len(self.members)
-        if store.count("over") < number:
-            return
-        names = ("left", "ran", _ran_key(is_all=True), "counted")
-        keys = [f"{name}/{rank}" for name in names for rank in self.members]
-        events = range(store.count("events", 0) + 1)
-        keys += [f"{name}/{entry}" for entry in events for name in ("event", "claim/left")]
-        self._count(len(keys)).delete(*keys, "events", "left", "over")
+        """Record that this rank reads no more; the last rank of a domain deletes its keys, the last of all the rest."""
+        store, board, number = self._count(1), self._shared(1), self.world_size
+        if store.count("over") == len(self.members):
+            swept, asks = store.count("swept", 0), range(1, store.count("asks", 0) + 1)
+            entries = range(swept * _BATCH, store.count("events", 0) + 1)
+            batches = range(swept, len(entries) // _BATCH + swept + 2)
+            keys = [f"{name}/{rank}" for name in ("left", "called") for rank in self.members]
+            keys += [f"state/{ask}/{rank}" for ask in asks for rank in self.members]
+            keys += [*_entry_keys(entries), *(f"heard/{batch}" for batch in batches)]
+            self._delete([*keys, *(f"ran/{name}" for name in _RAN), "events", "asks", "swept", "left", "over"])
+        if board.count("over") == number:
+            keys = [f"{name}{rank}" for name in ("here/", "flow/", "") for rank in range(number)]
+            self._count(len(keys) + 2)
+            board.delete(*keys, "published", "over")
 
     def announce(self, found: Announcement) -> None:
         """Publish that a compile begins, unless a rank has done so for this position."""
@@ -199,6 +226,11 @@ class StoreLog:
             store.delete(f"post/{key}", f"posted/{key}")
         return is_last, is_equal
 
+    def settle(self, position: Position) -> None:
+        """Publish that all ranks have compiled the same at a position, which no rank writes about from then on."""
+        self.decide(position, Settled)
+        self._delete([f"first/{position.key}", f"decided/{position.key}"])
+
     def decide(self, position: Position, kind: type[E], **fields: Any) -> None:
         """Decide on a position and publish that to every rank, unless it is decided."""
         if self._count(1).count(f"decided/{position.key}") == 1:
@@ -212,22 +244,51 @@ class StoreLog:
         """True once a rank has claimed `name`."""
         return self._count(1).count(f"claim/{name}", by=0) > 0
 
-    def say_ran(self, ran: Mapping[str, Ran], *, is_all: bool) -> None:
-        """Publish which compiled variants this rank ran."""
-        self._count(1).put(f"{_ran_key(is_all=is_all)}/{self.rank}", _dumped(ran))
+    def say_more(self, number: int, news: Table) -> bool:
+        """Publish the difference of that number; False, and nothing published, where the neighbour reads none."""
+        store = self._count(2)
+        if number > _UNREAD and store.has(f"more/{self.rank}/{number - _UNREAD}"):
+            return False
+        store.put(f"more/{self.rank}/{number}", news)
+        return True
 
-    def ran_on(self, ranks: Sequence[int], *, wait_s: float) -> dict[int, dict[str, Ran]]:
-        """The variants that these ranks have published; with `wait_s`, those published on leaving."""
-        store = self._count(1).under(_ran_key(is_all=wait_s > 0))
-        return _published(store, ranks, dict[str, Ran], timeout_s=wait_s)
+    def more_of(self, rank: int, number: int) -> Table | None:
+        """The difference of that number that a rank has published, once; None where there is none."""
+        key = f"more/{rank}/{number}"
+        found: Table | None = self._count(1).peek(key, Table)
+        if found is not None:
+            self._delete([key])
+        return found
 
-    def say_counted(self, counted: Mapping[str, Counted]) -> None:
-        """Publish this rank's counters at calls of its regions."""
-        self._count(1).put(f"counted/{self.rank}", _dumped(counted))
+    def say_called(self, called: Called, *, num_said: int) -> None:
+        """Publish all that this rank called, before it leaves; differences that nobody has read are deleted."""
+        self._count(1).put(f"called/{self.rank}", called.model_dump(mode="json"))
+        unread = range(max(num_said - _UNREAD, 0) + 1, num_said + 1)
+        self._delete([f"more/{self.rank}/{number}" for number in unread])
 
-    def counted_on(self, ranks: Sequence[int]) -> dict[int, dict[str, Counted]]:
-        """The counters that these ranks have published."""
-        return _published(self._count(1).under("counted"), ranks, dict[str, Counted])
+    def called_on(self, ranks: Sequence[int]) -> dict[int, Called]:
+        """What these ranks called that have published it all."""
+        keys = {rank: f"called/{rank}" for rank in ranks}
+        return self._count(len(ranks)).gather(keys, Called, timeout_s=0.0, budget=Budget(_MAX_CALLED_BYTES))[0]
+
+    def differ(self, sha: str, *, wait_s: float) -> bool:
+        """Publish the hash of the variants that this rank ran, and wait for the others; True where one differs."""
+        store = self._count(4)
+        if store.put_first("ran/first", sha, str) != sha:
+            store.put("ran/differs", True)
+        if store.count("ran/posted") == len(self.members):
+            store.put("ran/complete", True)
+        else:
+            store.wait("ran/complete", timeout_s=wait_s)
+        return bool(store.peek("ran/differs", bool))
+
+    def say_judged(self, *, has_parted: bool) -> None:
+        """Publish whether variants that differ are a finding."""
+        self._count(1).put("ran/judged", has_parted)
+
+    def judged(self, *, wait_s: float) -> bool:
+        """True where a rank has published in time that variants which differ are a finding."""
+        return bool(self._count(2).get("ran/judged", bool, timeout_s=wait_s))
 
     def raises_first(self) -> bool:
         """Publish that an exception ends this rank; True for the first rank that does."""
@@ -329,9 +390,5 @@ def _reachable(board: RankStore, wanted: set[int], known: set[int]) -> dict[int,
     return found
 
 
-def _ran_key(*, is_all: bool) -> str:
-    return "ran/all" if is_all else "ran"
-
-
-def _dumped(table: Mapping[str, Frozen]) -> dict[str, Any]:
-    return {name: record.model_dump(mode="json") for name, record in table.items()}
+def _entry_keys(entries: Iterable[int]) -> list[str]:
+    return [f"{name}/{entry}" for entry in entries for name in ("event", "claim/left")]
