@@ -131,6 +131,7 @@ def check(run: Capture, *, timeout_s: float = 300.0) -> ReportedVerdict:
         world_size=client.world_size,
         domain=domain.name,
         coordinate=domain.coordinate,
+        coordinates=domain.coordinates,
         tp_size=domain.tp_size,
         tp_aware=run.tp_aware,
     )

@@ -58,6 +58,7 @@ class Evidence:
         if self.domain is not None:
             members = len(self.domain.members)
             place = {"domain": self.domain.name, "coordinate": self.domain.coordinate, "tp_size": members}
+            place["coordinates"] = self.domain.coordinates
         facts = self.phases.facts if self.phases else GateFacts()
         facts = facts.changed(fusion=self.fusion.outcome(session))
         record = session.record(

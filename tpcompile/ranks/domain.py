@@ -22,6 +22,8 @@ class Domain(NamedTuple):
     """Roles of the groups in the mesh; None without one."""
     coordinate: int
     """Place of this rank among the members."""
+    coordinates: dict[str, int] = {}
+    """Place of this rank along each axis of the mesh."""
 
     @property
     def tp_size(self) -> int:
@@ -44,7 +46,8 @@ def domain_of(mesh: DeviceMesh | None, axis: str) -> Domain:
     if axis not in names:
         raise ConfigError(f"the mesh has no axis {axis!r}; it has {', '.join(names) or 'none'}")
     members = sorted(dist.get_process_group_ranks(mesh.get_group(axis)))
-    return Domain(axis, members, mesh_roles(mesh), mesh.get_local_rank(axis))
+    at = {name: mesh.get_local_rank(name) for name in names}
+    return Domain(axis, members, mesh_roles(mesh), at[axis], at)
 
 
 ALONE = Domain("world", [0], None, 0)

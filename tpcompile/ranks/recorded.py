@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from tpcompile.evidence.digests.digest import digest_rank, environment_items, layer_items
+from tpcompile.evidence.judgement.mesh_places import with_places
 from tpcompile.evidence.judgement.verdict import Absent, Rules, conclude
 from tpcompile.evidence.records import Check, Frozen, Item, Layer, RankDigest, RankRecord, Verdict
 from tpcompile.evidence.timeline.conclude import with_branch, without_branch
@@ -14,7 +15,7 @@ from tpcompile.ranks.exchange import Ask, Side
 
 _MAX_FLOWS = 16
 """Ranks whose executed lines are read, of a domain and of all others: each costs a read, and a walk."""
-_OWN = frozenset({"rank", "domain", "coordinate", "places", "rank_reads", "facts"})
+_OWN = frozenset({"rank", "domain", "coordinate", "coordinates", "places", "rank_reads", "facts"})
 """Fields of a digest in which ranks that compiled the same differ."""
 
 
@@ -75,6 +76,10 @@ def record_side(
             absent=[Absent(rank, seen) for rank, seen in absent.items()],
             problems=[*problems, *([why] if why is not None else [])],
         )
+        named = with_flow(verdict, found, ask)
+        return with_places(named, list(found.values()))
+
+    def with_flow(verdict: Verdict, found: Mapping[int, RankDigest], ask: Ask) -> Verdict:
         own = flow_of(record.rank) if verdict.lead is not None else None
         if own is None:
             return verdict if flow_of is _nothing else without_branch(verdict)

@@ -205,15 +205,16 @@ class CaptureSession:
         world_size: int,
         domain: str = "tp",
         coordinate: int | None = None,
+        coordinates: Mapping[str, int] | None = None,
         tp_size: int | None = None,
         tp_aware: Iterable[str] = (),
         facts: dict[str, Any] | None = None,
     ) -> RankRecord:
         """The record of this rank.
 
-        `coordinate` is its place in the symmetry domain, by default its rank; `tp_size` the number of ranks over which
-        its tensors are sharded, by default all; `tp_aware` the custom ops, kernels, passes and backends that are
-        declared right on a shard.
+        `coordinate` is its place in the symmetry domain, by default its rank, `coordinates` that along each axis of the
+        mesh; `tp_size` the number of ranks over which its tensors are sharded, by default all; `tp_aware` the custom
+        ops, kernels, passes and backends that are declared right on a shard.
         """
         compiles = self.compiles()
         self._additions.note_kernels(thorough=True)
@@ -225,6 +226,7 @@ class CaptureSession:
             world_size=world_size,
             domain=domain,
             coordinate=rank if coordinate is None else coordinate,
+            coordinates=dict(coordinates or {}),
             environment=tuple(sorted({**self._environment, **kernels, **profiles}.items())),
             groups=tuple(sorted(self._roles.items())),
             compiles=compiles,

@@ -142,7 +142,7 @@ class Sentinel:
         self._settlement = Settlement(
             self.log, session=self.session, progress=self._progress, shutdown=self.shutdown, timeline=self._timeline,
             policy=policy, allow=allow, kernels=kernels, run_dir=run_dir, executed=self.executed,
-            snapshot=self._snapshot, prints=prints, place=(self.world_size, self.domain, domain.coordinate),
+            snapshot=self._snapshot, prints=prints, place=(self.world_size, domain),
             command="sentinel" if session is None else "check",  # a session is that of `tpcompile.capture`
             why_gone=lambda: self._losses.of_gone(),
         )  # fmt: skip

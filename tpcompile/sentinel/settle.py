@@ -17,6 +17,7 @@ from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text.ranks import named_ranks
+from tpcompile.ranks.domain import Domain
 from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.recorded import record_side
 from tpcompile.ranks.store import RankStore
@@ -90,7 +91,7 @@ class Settlement:
         snapshot: Snapshot,
         prints: bool,
         command: str,
-        place: tuple[int, str, int],
+        place: tuple[int, Domain],
         why_gone: Callable[[], Check | None],
     ) -> None:
         self._log, self._session, self._progress, self._shutdown = log, session, progress, shutdown
@@ -100,7 +101,7 @@ class Settlement:
         self._kernels: Kernels = kernels
         self._run_dir = run_dir
         self._executed, self._snapshot, self._prints, self._command = executed, snapshot, prints, command
-        self._world_size, self._domain, self._coordinate = place
+        self._world_size, self._domain = place
         self.findings: list[Verdict] = []
         """Red verdicts so far; more than one only with a policy that continues."""
 
@@ -182,7 +183,11 @@ class Settlement:
     def record(self, position: Position | None, num_issued: int = 0) -> RankRecord:
         """This rank's compiles of the region up to the position; all but the last are known to agree."""
         everything = self._session.record(
-            rank=self._log.rank, world_size=self._world_size, domain=self._domain, coordinate=self._coordinate
+            rank=self._log.rank,
+            world_size=self._world_size,
+            domain=self._domain.name,
+            coordinate=self._domain.coordinate,
+            coordinates=self._domain.coordinates,
         )
         wanted = self._progress.compiled_until(position, num_issued) if position is not None else frozenset()
         kept = tuple(compile_ for compile_ in everything.compiles if compile_.compile_id in wanted)
@@ -239,7 +244,7 @@ class Settlement:
             show.show(verdict, console.stderr(), run=None, command=self._command)
             return
         rules = self._rules
-        facts = {"kind": SENTINEL, "domain": self._domain, "timeout_s": rules.timeout_s, "allowed": rules.allowed}
+        facts = {"kind": SENTINEL, "domain": self._domain.name, "timeout_s": rules.timeout_s, "allowed": rules.allowed}
         directory.write_run(facts)
         if self._prints:
             publish(verdict, directory, console.stderr(), os.environ, command=self._command)

@@ -44,6 +44,7 @@ def digest_rank(record: RankRecord) -> RankDigest:
         rank=record.rank,
         domain=record.domain,
         coordinate=record.coordinate,
+        coordinates=record.coordinates,
         environment=_sha(environment_items(record)),
         compiles=tuple(digest_compile(compile_, index) for index, compile_ in enumerate(compiles)),
         counters=record.counters,

@@ -119,8 +119,9 @@ def cause_text(lead: Lead) -> str:
 
 
 def lead_ranks_text(lead: Lead) -> str:
-    """The ranks of a lead, as in `blamed_text`."""
-    return blamed_text(lead.ranks, is_known=lead.is_rank_known)
+    """The ranks of a lead, as in `blamed_text`, and where they are in the mesh."""
+    text = blamed_text(lead.ranks, is_known=lead.is_rank_known)
+    return f"{text}, {lead.place}" if lead.place else text
 
 
 def blamed_text(ranks: Sequence[int], *, is_known: bool) -> str:

@@ -18,6 +18,7 @@ from tpcompile.evidence.iterables import find, grouped, indexed
 from tpcompile.evidence.judgement import checks
 from tpcompile.evidence.judgement import leading as lead
 from tpcompile.evidence.judgement.equal_ranks import equal_groups
+from tpcompile.evidence.judgement.mesh_places import with_places
 from tpcompile.evidence.judgement.rank_taint import find_taints
 from tpcompile.evidence.judgement.taint_check import taint_check
 from tpcompile.evidence.records import (
@@ -134,7 +135,7 @@ def conclude(
     summary = lead.summary(leading) if leading else _passed(rules, digests, found)
     if is_alone:
         status, exit_code, summary = Status.SKIPPED, ExitCode.INCOMPLETE, _alone(world_size)
-    return Verdict(
+    verdict = Verdict(
         status=status,
         exit_code=exit_code,
         world_size=world_size,
@@ -149,6 +150,7 @@ def conclude(
         timings_ms=rules.timings(digests),
         domains=equal_groups(domains, divergences),
     )
+    return with_places(verdict, digests)
 
 
 _RAISED = (CheckId.NO_ERROR, CheckId.MACHINE)

@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from tpcompile.errors import ConfigError
@@ -38,6 +38,8 @@ class Domain:
 
     name: str
     ranks: tuple[int, ...]
+    places: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    """Rank -> its place along each axis of the mesh, where there is one."""
 
     @functools.cached_property
     def coordinates(self) -> dict[int, int]:
@@ -68,13 +70,12 @@ class Mesh:
 
     def domains(self) -> Domains:
         """One domain per place on the other axes."""
-        parts: dict[str, list[int]] = {}
-        for rank, place in enumerate(itertools.product(*map(range, self.sizes.values()))):
-            others = dict(zip(self.sizes, place, strict=True))
-            others.pop(self.axis, None)
-            name = ", ".join(f"{axis}={number}" for axis, number in others.items())
-            parts.setdefault(name or "all", []).append(rank)
-        return Domains(Source.MESH, tuple(Domain(name, tuple(ranks)) for name, ranks in parts.items()))
+        parts: dict[str, dict[int, dict[str, int]]] = {}
+        for rank, numbers in enumerate(itertools.product(*map(range, self.sizes.values()))):
+            place = dict(zip(self.sizes, numbers, strict=True))
+            name = ", ".join(f"{axis}={number}" for axis, number in place.items() if axis != self.axis)
+            parts.setdefault(name or "all", {})[rank] = place
+        return Domains(Source.MESH, tuple(Domain(name, tuple(places), places) for name, places in parts.items()))
 
 
 def parse_mesh(text: str, axis: str) -> Mesh:

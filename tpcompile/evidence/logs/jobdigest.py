@@ -122,6 +122,7 @@ class JobDigest:
             world_size=self.world_size,
             domain=domain.name,
             coordinate=domain.coordinates[log.rank],
+            coordinates=dict(domain.places.get(log.rank, {})),
             environment=(("torch", log.torch_version or self.torch_version),),
             compiles=compiles,
             is_cut=member.is_incomplete,

@@ -298,6 +298,8 @@ class RankRecord(Frozen):
     """Symmetry domain: ranks with the same text must agree."""
     coordinate: int = 0
     """This rank's place inside the domain."""
+    coordinates: dict[str, int] = {}
+    """This rank's place along each axis of the mesh; empty without one."""
     environment: tuple[tuple[str, str], ...] = ()
     groups: tuple[tuple[str, str], ...] = ()
     """Process-group name -> role."""

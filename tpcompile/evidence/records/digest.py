@@ -129,6 +129,7 @@ class RankDigest(Frozen):
     rank: Rank
     domain: str
     coordinate: int
+    coordinates: dict[str, int] = {}
     environment: str
     compiles: tuple[CompileDigest, ...] = ()
     counters: tuple[PhaseCounters, ...] = ()

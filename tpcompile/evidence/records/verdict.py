@@ -163,6 +163,8 @@ class Lead(Frozen):
     ranks: tuple[Rank, ...] = ()
     is_rank_known: bool = True
     """False where the ranks differ and the evidence does not say which of them are at fault."""
+    place: str = ""
+    """Where the ranks are in the mesh, `all with pp = 1`; empty where that says no more than their numbers."""
     line: UserLine | None = None
     """The line to blame: of what the executed lines explain, the one at which the ranks parted."""
     seen_at: UserLine | None = None

@@ -1,0 +1,85 @@
+"""Where the ranks of a finding are in the mesh, and that a difference of several domains has the ranks of all."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.evidence import samples
+from tpcompile.evidence.digests.digest import digest_rank
+from tpcompile.evidence.judgement.mesh_places import place_text
+from tpcompile.evidence.judgement.verdict import agree_rules, conclude
+from tpcompile.evidence.records import RankRecord, Verdict
+from tpcompile.gate.replay import fetch_from
+
+SIZES = {"pp": 2, "dp": 2, "tp": 4}
+
+
+def mesh(**sizes: int) -> dict[int, dict[str, int]]:
+    places = itertools.product(*map(range, sizes.values()))
+    return {rank: dict(zip(sizes, place, strict=True)) for rank, place in enumerate(places)}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        (range(8, 16), "all with pp = 1"),
+        (range(1, 16, 4), "all with tp = 1"),
+        ([9, 13], "all with pp = 1, tp = 1"),
+        ([*range(2, 16, 4), *range(3, 16, 4)], "all with tp = 2-3"),
+        ([13], "at pp 1, dp 1, tp 1"),
+        (range(16), ""),
+        ([1, 2], ""),
+        ([1, 6], ""),
+        ([], ""),
+        ([3, 99], ""),
+    ],
+)
+def test_ranks_that_follow_a_coordinate_are_named_by_it(ranks: list[int], text: str) -> None:
+    assert place_text(sorted(ranks), mesh(**SIZES)) == text
+
+
+def test_in_a_mesh_of_one_axis_the_number_of_the_rank_says_it() -> None:
+    assert place_text([1], mesh(tp=4)) == place_text([1], mesh(dp=1, tp=4)) == place_text([1], {}) == ""
+
+
+def judged(odd: set[int]) -> Verdict:
+    """Ranks of a mesh of pp, dp and tp; the odd ones have another constant, and each stage has a graph of its own."""
+    records: list[RankRecord] = []
+    for rank, place in mesh(**SIZES).items():
+        constant = samples.call("mul", "%0", "3" if rank in odd else "2")
+        compile_ = samples.compiled(samples.call("add", "%0", str(place["pp"])), constant, samples.reduce("%1"))
+        first = rank - place["tp"]
+        records.append(
+            samples.record(
+                rank, compile_, world_size=16, domain=f"tp {first}-{first + 3}", coordinate=place["tp"],
+                coordinates=place,
+            )
+        )  # fmt: skip
+    digests = [digest_rank(record) for record in records]
+    return conclude(agree_rules(timeout_s=1), digests, fetch_from(records), world_size=16)
+
+
+def test_stages_that_differ_are_no_finding() -> None:
+    assert judged(set()).exit_code == 0
+
+
+def test_a_difference_of_all_domains_has_the_ranks_of_all_and_their_coordinate() -> None:
+    lead = judged({1, 5, 9, 13}).lead
+    assert lead is not None
+    assert (lead.ranks, lead.place, lead.is_rank_known) == ((1, 5, 9, 13), "all with tp = 1", True)
+
+
+def test_a_difference_of_one_stage_says_the_stage() -> None:
+    verdict = judged({8, 9, 12, 13})
+    assert verdict.lead is not None
+    assert verdict.lead.ranks == tuple(range(8, 16)) and not verdict.lead.is_rank_known
+    assert verdict.lead.place == "all with pp = 1" and "all with pp = 1" in verdict.summary
+
+
+def test_one_rank_has_its_coordinates_and_a_difference_of_no_coordinate_has_none() -> None:
+    one, two = judged({6}).lead, judged({6, 8}).lead
+    assert one is not None and two is not None
+    assert (one.ranks, one.place) == ((6,), "at pp 0, dp 1, tp 2")
+    assert (two.ranks, two.place) == ((6, 8), "")
