@@ -14,22 +14,21 @@ only where hashes differ.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol
 
 from loguru import logger
-from pydantic import BaseModel, BeforeValidator, Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue
 
 from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.records import Frozen, Verdict
-from tpcompile.evidence.records.bounds import MAX_BYTES, Rank, checked, typed
+from tpcompile.evidence.records.bounds import Rank, checked, typed
+from tpcompile.ranks.packed import PackedVerdict, packed
 from tpcompile.ranks.store import Budget, RankStore
 
 _DETAIL_TIMEOUT_S = 60.0
@@ -125,28 +124,6 @@ def _sha(common: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()
 
 
-def _packed(verdict: Verdict) -> str:
-    """A verdict as it is sent to each rank: lists of many ranks, 10 times shorter."""
-    return base64.b64encode(zlib.compress(verdict.model_dump_json().encode())).decode()
-
-
-def _unpacked(value: object) -> object:
-    """JSON of what `_packed` made. Raises ValueError."""
-    if not isinstance(value, str):
-        return value
-    decoder = zlib.decompressobj()
-    try:
-        data = decoder.decompress(base64.b64decode(value, validate=True), MAX_BYTES)
-        if decoder.unconsumed_tail:
-            raise ValueError(f"more than {MAX_BYTES} bytes")
-        return json.loads(data)
-    except (zlib.error, RecursionError) as error:
-        raise ValueError(str(error)) from None
-
-
-_PackedVerdict = Annotated[Verdict, BeforeValidator(_unpacked)]
-
-
 class _Published:
     """This rank's digest in the store: its entry, and what it has in common with others where it is the first."""
 
@@ -205,7 +182,7 @@ class Exchange:
         pause_s, looks_at, ends_at = longest_s / 4, 0.0, deadline + _DETAIL_TIMEOUT_S
         while not turn.is_mine:
             now_s = time.monotonic()
-            verdict: Verdict | None = self._store.peek("verdict", _PackedVerdict)
+            verdict: Verdict | None = self._store.peek("verdict", PackedVerdict)
             if verdict is not None or self._store.why_refused("verdict"):
                 return verdict
             if self._reply(turn, side, mine):
@@ -317,7 +294,7 @@ class _Judge:
             absent[rank] = f"{seen}; what it sent is not valid: {problem}" if problem else seen
         verdict = self._side.judge(dict(sorted(found.items())), absent, self.ask)
         # the first one counts, should a rank have taken this one for dead
-        first: Verdict | None = self._store.put_first("verdict", _packed(verdict), _PackedVerdict)
+        first: Verdict | None = self._store.put_first("verdict", packed(verdict), PackedVerdict)
         return verdict if first is None else first
 
     def _gather(self, keys: dict[int, str], kind: Any, timeout_s: float) -> tuple[dict[int, Any], tuple[int, ...]]:

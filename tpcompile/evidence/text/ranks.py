@@ -13,6 +13,21 @@ def exact_ranks(ranks: Sequence[int]) -> str:
     return ",".join(map(_run_text, _runs(sorted(ranks))))
 
 
+def ranks_of_exact(text: str, *, at_most: int) -> list[int]:
+    """The ranks of an exact text. Raises ValueError for any other text, and for more ranks."""
+    found: list[int] = []
+    for part in text.split(","):
+        run = _RUN.fullmatch(part)
+        if run is None:
+            raise ValueError(f"no ranks: {part[:40]!r}")
+        first, last, step = (int(number or 0) for number in run.groups())
+        ranks = range(first, max(first, last) + 1, step or 1)
+        if len(found) + len(ranks) > at_most:
+            raise ValueError(f"more than {at_most} ranks")
+        found += ranks
+    return found
+
+
 def ranks_text(ranks: Sequence[int]) -> str:
     """`(0, 1, 2, 5)` -> `0-2,5`; without a rule in them, the first of many ranks and how many more there are."""
     runs = list(_runs(sorted(ranks)))
