@@ -7,7 +7,7 @@ import pytest
 from tests.evidence.samples import broken, call, compiled, guard, line, only
 from tpcompile.evidence.judgement import leading as lead
 from tpcompile.evidence.layers.row_text import spoken
-from tpcompile.evidence.records import Check, CheckId, Divergence, RecompileCause, Status, UserLine
+from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, RecompileCause, Status, UserLine
 from tpcompile.evidence.records.causes import Cause
 
 
@@ -89,3 +89,15 @@ def test_a_break_of_the_users_own_comes_before_its_recompiles() -> None:
     of_library = failed(CheckId.UNBROKEN).model_copy(update={"is_of_library": True})
     first = lead.of_run([of_library], [], causes={CheckId.UNBROKEN}, recompiles=[again()])
     assert first is not None and first.says.startswith("recompiled")
+
+
+@pytest.mark.parametrize(
+    ("consequence", "text"),
+    [
+        (f"{Cause.STUCK_COLLECTIVE.value}: rank 1 waits", f"so {Cause.STUCK_COLLECTIVE.value}"),
+        ("rank 1 waits in all_reduce #9: rank 0 comes later", "so rank 1 waits in all_reduce #9: rank 0 comes later"),
+    ],
+)
+def test_of_what_followed_the_cause_is_said_or_all_where_it_has_none(consequence: str, text: str) -> None:
+    found = Lead(cause=Cause.PARTED, says=f"ranks parted; so {consequence}", ranks=(1,), consequence=consequence)
+    assert lead.summary(found).endswith(text)

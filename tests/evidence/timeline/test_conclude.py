@@ -162,3 +162,12 @@ def test_a_role_that_is_not_among_the_ranks_of_the_finding_is_not_to_blame(
     flows = {rank: flow_of(programs.same_on_all, rank) for rank in range(3)}
     found = with_branch(verdict(Cause.STUCK_COLLECTIVE, (0, 1), is_rank_known=False), flows, READABLE)
     assert found.lead is not None and found.lead.ranks == ranks
+
+
+@pytest.mark.parametrize(
+    ("how", "ranks", "text"),
+    [("line", (3,), "rank 3 goes on at"), ("line", (0, 1), "ranks 0-1 go on at"), ("ends", (0, 1), "ranks 0-1 end")],
+)
+def test_several_ranks_have_a_plural(how: Any, ranks: tuple[int, ...], text: str) -> None:
+    line = UserLine(file="engine.py", line=5, function="step")
+    assert conclude.side_text(Went(ranks=ranks, how=how, line=line)).startswith(text)

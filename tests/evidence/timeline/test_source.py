@@ -41,3 +41,9 @@ def test_a_line_that_speaks_of_ranks(program: str, tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text("number = dist.get_rank()\nnumber = 1\n")
     assert [source.speaks_of_rank(str(own), line) for line in (1, 2)] == [True, False]
+
+
+def test_a_number_and_its_float_are_two_literals(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("a, b, c, d = 1, 1.0, True, 1\n")
+    assert sorted(map(repr, source.literals(str(own)))) == ["1", "1.0", "True"]
