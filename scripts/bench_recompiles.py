@@ -31,7 +31,7 @@ from scripts.bench_scale import Counted, Rank, Tally
 from tpcompile import Sentinel, collectives
 
 _FORK = multiprocessing.get_context("fork")
-_WORLD, _TIMEOUT_S, _POLL_S = 2, 600.0, 0.2
+_WORLD, _TIMEOUT_S, _POLL_S = 2, 1800.0, 0.2
 
 
 def client(port: int) -> dist.TCPStore:
