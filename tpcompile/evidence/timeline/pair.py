@@ -106,8 +106,7 @@ class Pair:
         if set_before is not None:
             return Counts(set_before, found if isinstance(found, Unlike) else None, False)
         if found is not None:
-            elsewhere = [one for one in depends.reasons if not isinstance(found, Unlike) or one.place != found.place]
-            lines = [one for one in elsewhere if is_line(steps[one.set_at])]
+            lines = [one for one in depends.reasons if is_line(steps[one.set_at])]
             following: list[Fork | Unlike] = [*lines[:1], *list(depends.decided.values())[:1]]  # both newest first
             last = max(following, key=start_of, default=None)
             return Counts(found, last if isinstance(found, Unlike) else None, False)
