@@ -18,7 +18,7 @@ from tpcompile.gate.measurements import GateDigest
 from tpcompile.gate.record import Evidence
 from tpcompile.gate.replay import gate_rules
 from tpcompile.gate.status import StatusBoard
-from tpcompile.ranks.exchange import Ask, Exchange
+from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.recorded import record_side
 from tpcompile.ranks.store import RankStore
 from tpcompile.report.publish import publish
@@ -74,9 +74,7 @@ class Ending:
         try:
             verdict = exchange.verdict(side)
         except RuntimeError:  # the store does not respond: judge with this rank's digest alone
-            own = {record.rank: side.own}
-            alone = Ask(lambda _, *asked: {record.rank: side.own_answer(*asked)})
-            verdict = side.judge(own, self._last_statuses(), alone)
+            verdict = side.judged_alone(self._last_statuses())
         self.last_state.close()
         forget_dead(self.watch_store, self.others)
         return self.publish(verdict, judge=verdict is not None and self.evidence.directory.read_verdict() is None)

@@ -101,6 +101,7 @@ class Settlement:
         self._run_dir = run_dir
         self._executed, self._snapshot, self._prints, self._command = executed, snapshot, prints, command
         self._world_size, self._domain, self._coordinate = place
+        self._agreed: Path | None = None
         self.findings: list[Verdict] = []
         """Red verdicts so far; more than one only with a policy that continues."""
 
@@ -142,6 +143,19 @@ class Settlement:
         self._act(settled, verdict)
         self.findings.append(verdict)
         return True
+
+    def settle_alone(self, problem: Check) -> None:
+        """Stop with a verdict of this rank's own, where it reaches no rank of a different node."""
+        record = self.record(None)
+        side = record_side(record, self._rules, problems=[problem], domain=self._log.members)
+        verdict = side.judged_alone({})
+        self._timeline.note(TimelineEvent.VERDICT)
+        try:
+            self._report(record, verdict)
+        except TpCompileError as error:
+            logger.error("no report: {}; rank divergence: {}", error, verdict.summary)
+        self._shutdown.tell_launcher(DivergenceError(verdict.summary))
+        self._shutdown.leave(verdict.exit_code)
 
     def _act(self, settled: _Settled, verdict: Verdict) -> None:
         """Apply the policy to a red verdict."""
@@ -246,7 +260,13 @@ class Settlement:
 
     def _directory(self) -> RunDir:
         """Directory of all ranks' reports, of this job alone. Raises PreflightError when it cannot be written."""
-        return RunDir.create(self._log.run_dir(self._run_dir))
+        return RunDir.create(self.agreed_dir())
+
+    def agreed_dir(self) -> Path:
+        """Which directory that is; all ranks agree on it while they reach each other. Raises PreflightError if unseen."""
+        if self._agreed is None:
+            self._agreed = self._log.run_dir(self._run_dir)
+        return self._agreed
 
     def keep_traceback(self, text: str) -> None:
         """Write the traceback to the run directory."""
