@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-import pytest
-
 from tests import forked
 from tpcompile.pytest_plugin.files import STREAMS, Files, Job
 from tpcompile.pytest_plugin.session import Running
@@ -156,16 +154,6 @@ def two_nodes(folder: Path) -> Iterator[Nodes]:
 
 def _ip(*arguments: str) -> str:
     return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
-
-
-@pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[Nodes]:
-    """Two nodes; the test is skipped where none can be made."""
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    with two_nodes(tmp_path) as made:
-        yield made
 
 
 # In the forked processes

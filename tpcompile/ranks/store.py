@@ -45,8 +45,7 @@ class Line:
     @contextmanager
     def asking(self) -> Iterator[None]:
         """Around what the store must answer at once. Raises RuntimeError where it is given up."""
-        if self.why_given_up:
-            raise RuntimeError(self.why_given_up)
+        self.check()
         thread, at_s = threading.get_ident(), time.monotonic()
         self._asked[thread] = at_s
         try:
@@ -58,6 +57,11 @@ class Line:
             self._failed_at = None
         finally:
             del self._asked[thread]
+
+    def check(self) -> None:
+        """Raises RuntimeError where the line is given up."""
+        if self.why_given_up:
+            raise RuntimeError(self.why_given_up)
 
     def silent_since(self) -> float | None:
         """When this process asked what the store has not answered, on the monotonic clock; None where it answers."""
@@ -178,6 +182,7 @@ class RankStore:
 
         Raises RuntimeError when the store cannot be reached.
         """
+        LINE.check()
         try:
             self._store.wait([key], timedelta(seconds=timeout_s))
         except dist.DistStoreError:

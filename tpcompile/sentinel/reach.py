@@ -10,12 +10,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
+from tpcompile.node import ranks_here
 from tpcompile.ranks.store import Line
-from tpcompile.sentinel.describe import describe
+from tpcompile.sentinel.describe import clock_text, describe
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import RankState
 
@@ -59,24 +59,13 @@ class Reach:
         return 0.0 if since_s is None or here is None else now_s - max(since_s, self._here_since_s)
 
 
-def on_this_host(rank: int) -> range:
-    """The ranks that the launcher has started on the host of this one, as its variables say."""
-    first = rank - int(os.environ.get("LOCAL_RANK", "0"))
-    return range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
-def clock_text(ago_s: float) -> str:
-    """When that was, by the clock of this host."""
-    return f"{datetime.fromtimestamp(time.time() - ago_s, UTC):%H:%M:%S} UTC"
-
-
 def cut_off(state: RankState, *, silent_s: float) -> Finding:
     """The finding of a rank that waits for ranks of nodes that it cannot reach."""
-    mine = on_this_host(state.rank)
+    mine = ranks_here(state.rank)
     away = tuple(sorted(rank for rank in state.waits_with if rank not in mine))
     place = os.environ.get("MASTER_ADDR", "rank 0")
-    since = f"since {clock_text(silent_s)} ({silent_s:.0f} s)"
-    says = f"{place}, which serves the job's store, is unreachable {since}"
+    since = clock_text(time.time() - silent_s, for_s=silent_s)
+    says = f"{place}, which serves the job's store, is unreachable since {since}"
     if away:
         says += f"; not heard of: {named_ranks(away)}"
     return Finding(

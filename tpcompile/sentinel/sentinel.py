@@ -197,6 +197,11 @@ class Sentinel:
         return self._progress.is_active
 
     @property
+    def job(self) -> str:
+        """Identity of the job, equal on all ranks; empty before this rank is watched."""
+        return self._settlement.job
+
+    @property
     def findings(self) -> list[Verdict]:
         """Red verdicts so far: those of a policy that continues, and ops and kernels that may not run on a shard."""
         return self._settlement.findings
@@ -354,7 +359,7 @@ class Sentinel:
         states = self.log.ask(may_live, timeout_s=_ANSWER_S)
         silent = set(action.expected) - states.keys()
         absent = absences(self.log, silent)
-        self._on(ev.Answers(time.monotonic(), states, absent, self.log.other_domains(states)))
+        self._on(ev.Answers(time.monotonic(), states, absent, self.log.other_domains(states), time.time()))
 
     def _settle(self, action: ev.Settle) -> None:
         is_red = self._settlement.settle(action.alarm, action.present)

@@ -6,9 +6,10 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tpcompile.errors import DivergenceError, ExitCode, TpCompileError
 from tpcompile.evidence.comparison.compare import Allowed
@@ -17,6 +18,7 @@ from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text.ranks import named_ranks
+from tpcompile.node import is_first_here
 from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.recorded import record_side
 from tpcompile.ranks.store import RankStore
@@ -102,6 +104,8 @@ class Settlement:
         self._executed, self._snapshot, self._prints, self._command = executed, snapshot, prints, command
         self._world_size, self._domain, self._coordinate = place
         self._agreed: Path | None = None
+        self.job = ""
+        """Identity of the run, once `agreed_dir` was called."""
         self.findings: list[Verdict] = []
         """Red verdicts so far; more than one only with a policy that continues."""
 
@@ -123,7 +127,7 @@ class Settlement:
         problems = [alarm.problem] if alarm.problem else []
         side = record_side(
             record, self._rules, problems=problems, flow_of=self._executed.flow_of, domain=self._log.members,
-            why_absent=self._why_gone,
+            why_absent=self._why_gone, host_of=self._log.host_of,
         )  # fmt: skip
         exchange = Exchange(store, present, others=self, timeout_s=_EXCHANGE_S)
         verdict = exchange.verdict(side)
@@ -151,7 +155,7 @@ class Settlement:
         verdict = side.judged_alone({})
         self._timeline.note(TimelineEvent.VERDICT)
         try:
-            self._report(record, verdict)
+            self._report(record, verdict if is_first_here() else None)
         except TpCompileError as error:
             logger.error("no report: {}; rank divergence: {}", error, verdict.summary)
         self._shutdown.tell_launcher(DivergenceError(verdict.summary))
@@ -196,8 +200,9 @@ class Settlement:
     def record(self, position: Position | None, num_issued: int = 0) -> RankRecord:
         """This rank's compiles of the region up to the position; all but the last are known to agree."""
         everything = self._session.record(
-            rank=self._log.rank, world_size=self._world_size, domain=self._domain, coordinate=self._coordinate
-        )
+            rank=self._log.rank, world_size=self._world_size, domain=self._domain, coordinate=self._coordinate,
+            job=self.job,
+        )  # fmt: skip
         wanted = self._progress.compiled_until(position, num_issued) if position is not None else frozenset()
         kept = tuple(compile_ for compile_ in everything.compiles if compile_.compile_id in wanted)
         return everything.model_copy(update={"compiles": kept, "counters": ()})
@@ -216,6 +221,7 @@ class Settlement:
             settled.store.put("published", True)
         else:
             settled.store.wait("published", timeout_s=_PUBLISH_S)
+            self._write_for_node(settled.verdict)
         self._tell_launcher(settled)
         ended = map(self._log.process_of, filter(self.is_gone, settled.alarm.gone))
         for process in ended:
@@ -223,6 +229,14 @@ class Settlement:
         self._shutdown.exit_code = settled.exit_code
         self.wait_for_first_failed_rank()
         self._shutdown.leave(self._shutdown.exit_code)
+
+    def _write_for_node(self, verdict: Verdict | None) -> None:
+        """Write the verdict to the folder of this node, where the judge has a different one."""
+        if verdict is None or not verdict.hosts or not is_first_here():
+            return
+        with suppress(TpCompileError):  # that it cannot be written is said already
+            if self._directory().write_verdict(verdict):
+                self._directory().write_run(self._facts())
 
     def _tell_launcher(self, settled: _Settled) -> None:
         """Have torchrun report the verdict as its root cause, of a rank to blame; its exception is one already."""
@@ -252,19 +266,23 @@ class Settlement:
             logger.warning("{} has the verdict of a different job; this one is printed only", directory.path)
             show.show(verdict, console.stderr(), run=None, command=self._command)
             return
-        rules = self._rules
-        facts = {"kind": SENTINEL, "domain": self._domain, "timeout_s": rules.timeout_s, "allowed": rules.allowed}
-        directory.write_run(facts)
+        directory.write_run(self._facts())
         if self._prints:
             publish(verdict, directory, console.stderr(), os.environ, command=self._command)
+
+    def _facts(self) -> dict[str, Any]:
+        """How a replay judges the records."""
+        rules = self._rules
+        return {"kind": SENTINEL, "domain": self._domain, "timeout_s": rules.timeout_s, "allowed": rules.allowed}
 
     def _directory(self) -> RunDir:
         """Directory of all ranks' reports, of this job alone. Raises PreflightError when it cannot be written."""
         return RunDir.create(self.agreed_dir())
 
     def agreed_dir(self) -> Path:
-        """Which directory that is; all ranks agree on it while they reach each other. Raises PreflightError if unseen."""
+        """Which one: the ranks agree on it while they reach each other. Raises PreflightError if it is not seen."""
         if self._agreed is None:
+            self.job = self._log.job()
             self._agreed = self._log.run_dir(self._run_dir)
         return self._agreed
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+from tpcompile.ranks.liveness import host_name, this_host
 from tpcompile.ranks.store import Line
 from tpcompile.sentinel import flight
 from tpcompile.sentinel.messages import RankState
@@ -68,6 +69,7 @@ def state_of(
         "blocked": flight.is_blocked(frame),
         "stack": flight.user_stack(frame),
         "issued": flight.recorded(begun=begun),
+        "host": host_name(this_host()),
         "calling": watching.group_waited_in(frame),
         "messages": flight.messages(posted),
         "p2p": flight.point_to_point(frame, posted),
