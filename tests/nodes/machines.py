@@ -7,16 +7,18 @@ name, /etc/hosts, /dev/shm and TMPDIR are those of the node. The clock is too, w
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from tests import forked
 from tpcompile.pytest_plugin.files import STREAMS, Files, Job
@@ -51,7 +53,6 @@ class Node:
     address: str
     folder: Path
     """What the node alone has: its output, temporary files, run directories."""
-    neighbours: tuple[str, ...] = ()
 
     def pids(self) -> list[int]:
         """Processes that run in it."""
@@ -60,6 +61,18 @@ class Node:
     def cable(self, state: str) -> None:
         """Plug the cable in ("up") or pull it out ("down")."""
         _ip("-n", self.namespace, "link", "set", "cable", state)
+
+    def slow_down(self, rate: str) -> str:
+        """Let no more than `rate`, such as "200kbit", leave the node: what is more waits. Returns why it cannot."""
+        bucket = ["tbf", "rate", rate, "burst", "1600", "latency", "20s"]
+        command = ["tc", "-n", self.namespace, "qdisc", "add", "dev", "cable", "root", *bucket]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+    def num_delayed(self) -> int:
+        """Packets that have waited since then."""
+        command = ["tc", "-n", self.namespace, "-s", "-j", "qdisc", "show", "dev", "cable"]
+        (found,) = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        return int(found["overlimits"])
 
     def enter(self) -> None:
         """Make this process, and those that it starts, run on the node."""
@@ -87,15 +100,26 @@ class Nodes:
     b: Node
     _running: dict[str, Running] = field(default_factory=dict)
 
-    def start(self, node: Node, command: Sequence[str | Path], environ: Mapping[str, str] = {}) -> None:  # noqa: B006
-        """Start `python COMMAND` on a node; once per node."""
+    def __iter__(self) -> Iterator[Node]:
+        return iter((self.a, self.b))
+
+    def start(
+        self,
+        node: Node,
+        command: Sequence[str | Path],
+        environ: Mapping[str, str] | None = None,
+        *,
+        fresh: bool = False,
+    ) -> None:
+        """Start `python COMMAND` in the folder of a node, once per node; `fresh` in an interpreter of its own."""
         folder = node.folder / "job"
         folder.mkdir()
         variables = {
             **os.environ, "PYTHONPATH": forked.PYTHONPATH, "OMP_NUM_THREADS": "1", forked._JOB: str(folder),
-            "TMPDIR": str(node.folder / "tmp"), "HOME": str(node.folder), **environ,
+            "TMPDIR": str(node.folder / "tmp"), "HOME": str(node.folder), **(environ or {}),
         }  # fmt: skip
-        arguments = {"command": [str(word) for word in command], "node": (node.namespace, node.name, str(node.folder))}
+        place = (node.namespace, node.name, str(node.folder))
+        arguments = {"command": [str(word) for word in command], "node": place, "fresh": fresh}
         self._running[node.name] = forked.start(
             "tests.nodes.machines:play", folder, arguments, environ=variables, cwd=node.folder
         )
@@ -163,5 +187,7 @@ def play(job: Job, rank: int, variables: Mapping[str, str]) -> NoReturn:
     """The command of a node."""
     namespace, name, folder = job.arguments["node"]
     Node(name, namespace, "", Path(folder)).enter()
+    if job.arguments["fresh"]:
+        os.execv(sys.executable, [sys.executable, *job.arguments["command"]])
     tempfile.tempdir = None  # that of the process that this one was forked from
     forked.play_job(job, rank, variables)
