@@ -14,3 +14,8 @@ def ranks_here(rank: int) -> range:
     """The ranks that the launcher has started on the node of this one; this one alone where it does not say."""
     first = rank - int(os.environ.get("LOCAL_RANK", "0"))
     return range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def has_agent() -> bool:
+    """True where torchrun's agent serves the job's store, which then outlives each rank."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

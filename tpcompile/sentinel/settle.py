@@ -18,7 +18,7 @@ from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text.ranks import named_ranks
-from tpcompile.node import is_first_here
+from tpcompile.node import has_agent, is_first_here
 from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.recorded import record_side
 from tpcompile.ranks.store import RankStore
@@ -217,10 +217,9 @@ class Settlement:
             logger.error("no report: {}", error)
             if settled.to_tell is not None:
                 logger.error("rank divergence: {}", settled.to_tell.summary)
-        if settled.is_judge:
-            settled.store.put("published", True)
-        else:
-            settled.store.wait("published", timeout_s=_PUBLISH_S)
+        with suppress(RuntimeError):  # the rank that served the store has ended
+            self._wait_until_published(settled)
+        if not settled.is_judge:
             self._write_for_node(settled.verdict)
         self._tell_launcher(settled)
         ended = map(self._log.process_of, filter(self.is_gone, settled.alarm.gone))
@@ -229,6 +228,19 @@ class Settlement:
         self._shutdown.exit_code = settled.exit_code
         self.wait_for_first_failed_rank()
         self._shutdown.leave(self._shutdown.exit_code)
+
+    def _wait_until_published(self, settled: _Settled) -> None:
+        """The judge ends first with its report; then its peers, if its process serves the store that they read."""
+        store = settled.store
+        if not settled.is_judge:
+            is_last = store.count("heard") == len(settled.present) - 1
+            if is_last:
+                store.put("all heard", True)
+            store.wait("published", timeout_s=_PUBLISH_S)
+            return
+        store.put("published", True)
+        if not has_agent() and len(settled.present) > 1:
+            store.wait("all heard", timeout_s=_PUBLISH_S)
 
     def _write_for_node(self, verdict: Verdict | None) -> None:
         """Write the verdict to the folder of this node, where the judge has a different one."""
@@ -295,8 +307,9 @@ class Settlement:
 
     def wait_for_first_failed_rank(self) -> None:
         """Wait until the first rank that raised has ended: torchrun's root cause is the first process to end."""
-        log = self._log
-        first = log.first_raised()
+        log, first = self._log, None
+        with suppress(RuntimeError):  # the rank that served the store has ended
+            first = log.first_raised()
         if first is None or first == log.rank:
             return
         stay_until_gone(log.process_of(first).state, lambda: log.has_closed(first))
