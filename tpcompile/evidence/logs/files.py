@@ -64,7 +64,7 @@ def _check_one_run(folders: Sequence[Path]) -> None:
     """Raise ConfigError for run directories of `tpcompile run`, or their `trace`, that are of different runs."""
     run_of = {folder: job for folder in folders for job in _runs(folder)}
     if len(set(run_of.values())) > 1:
-        says = ", ".join(f"{printable(folder)} of {shortened(job)}" for folder, job in run_of.items())
+        says = ", ".join(f"{printable(folder)} of {shortened(job, at_most=60)}" for folder, job in run_of.items())
         raise ConfigError(f"these folders are of different runs: {says}; pass those of one")
 
 
