@@ -18,7 +18,7 @@ from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text.ranks import named_ranks
-from tpcompile.node import has_agent, is_first_here
+from tpcompile.node import is_first_here
 from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.recorded import record_side
 from tpcompile.ranks.store import RankStore
@@ -42,7 +42,8 @@ Kernels = Literal["warn", "stop"]
 """What to do when ranks run different kernels for one graph, as autotuning chose them."""
 _EXCHANGE_S = 20.0
 """For the digests of ranks that are alive: on a loaded host one that compiles took more than 4 s to answer."""
-_PUBLISH_S = 5.0
+_PUBLISH_S, _WRITTEN_S = 5.0, 2.0
+"""How long the ranks wait for the report of the judge, and the judge for theirs."""
 _OWN_EXCEPTION = (Cause.RAISED, Cause.COMPILE_FAILED)
 """Causes of which torchrun's report has the traceback."""
 
@@ -155,7 +156,9 @@ class Settlement:
         verdict = side.judged_alone({})
         self._timeline.note(TimelineEvent.VERDICT)
         try:
-            self._report(record, verdict if is_first_here() else None)
+            self._report(record)
+            if is_first_here():
+                self._publish(verdict, self._directory())
         except TpCompileError as error:
             logger.error("no report: {}; rank divergence: {}", error, verdict.summary)
         self._shutdown.tell_launcher(DivergenceError(verdict.summary))
@@ -212,15 +215,12 @@ class Settlement:
         if len(self._log.members) < self._world_size:  # another domain may judge later
             self._executed.keep()
         try:
-            self._report(settled.record, settled.to_tell)
+            self._report(settled.record)
+            self._publish_in_turn(settled)
         except TpCompileError as error:
             logger.error("no report: {}", error)
             if settled.to_tell is not None:
                 logger.error("rank divergence: {}", settled.to_tell.summary)
-        with suppress(RuntimeError):  # the rank that served the store has ended
-            self._wait_until_published(settled)
-        if not settled.is_judge:
-            self._write_for_node(settled.verdict)
         self._tell_launcher(settled)
         ended = map(self._log.process_of, filter(self.is_gone, settled.alarm.gone))
         for process in ended:
@@ -229,18 +229,23 @@ class Settlement:
         self.wait_for_first_failed_rank()
         self._shutdown.leave(self._shutdown.exit_code)
 
-    def _wait_until_published(self, settled: _Settled) -> None:
-        """The judge ends first with its report; then its peers, if its process serves the store that they read."""
+    def _publish_in_turn(self, settled: _Settled) -> None:
+        """The judge publishes after the other ranks have written, and ends once they have its verdict."""
         store = settled.store
+        with suppress(RuntimeError):  # the rank that served the store has ended
+            if settled.is_judge and len(settled.present) > 1:
+                store.wait("all written", timeout_s=_WRITTEN_S)
+            elif not settled.is_judge:
+                if store.count("written") == len(settled.present) - 1:
+                    store.put("all written", True)
+                store.wait("published", timeout_s=_PUBLISH_S)
         if not settled.is_judge:
-            is_last = store.count("heard") == len(settled.present) - 1
-            if is_last:
-                store.put("all heard", True)
-            store.wait("published", timeout_s=_PUBLISH_S)
+            self._write_for_node(settled.verdict)
             return
-        store.put("published", True)
-        if not has_agent() and len(settled.present) > 1:
-            store.wait("all heard", timeout_s=_PUBLISH_S)
+        if settled.verdict is not None:
+            self._publish(settled.verdict, self._directory())
+        with suppress(RuntimeError):
+            store.put("published", True)
 
     def _write_for_node(self, verdict: Verdict | None) -> None:
         """Write the verdict to the folder of this node, where the judge has a different one."""
@@ -259,16 +264,14 @@ class Settlement:
         if self._log.rank in blamed or not blamed:
             self._shutdown.tell_launcher(DivergenceError(verdict.summary))
 
-    def _report(self, record: RankRecord, verdict: Verdict | None) -> None:
-        """Write this rank's evidence, and the verdict where this rank judged."""
+    def _report(self, record: RankRecord) -> None:
+        """Write this rank's evidence."""
         directory = self._directory()
         directory.write_record(record)
         timeline = json.dumps(self._timeline.entries, indent=1)
         directory.write_text(f"rank_{record.rank}/timeline.json", timeline)
         stream = timed_stream(self._snapshot.state(), time.time())
         directory.write_text(f"streams/rank_{record.rank}.json", stream.to_json())
-        if verdict is not None:
-            self._publish(verdict, directory)
 
     def _publish(self, verdict: Verdict, directory: RunDir) -> None:
         """Write and print it; print it alone where a different job was faster."""
