@@ -18,7 +18,7 @@ from tpcompile.evidence.judgement.verdict import capture_rules
 from tpcompile.ranks.domain import ALONE, Domain, domain_of
 from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.recorded import record_side
-from tpcompile.ranks.run_dir import agreed_run_dir
+from tpcompile.ranks.run_dir import agreed_job, agreed_run_dir
 from tpcompile.ranks.store import RankStore
 from tpcompile.recording import CaptureSession
 from tpcompile.report.verdict import Evidence, ReportedVerdict
@@ -134,6 +134,7 @@ def check(run: Capture, *, timeout_s: float = 300.0) -> ReportedVerdict:
         coordinates=domain.coordinates,
         tp_size=domain.tp_size,
         tp_aware=run.tp_aware,
+        job=agreed_job(client),
     )
     run_dir = agreed_run_dir(client, "check")
     rules = capture_rules(timeout_s=timeout_s, allowed=run.allowed, num_breaks=run.num_breaks, alone=run.alone)

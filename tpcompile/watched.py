@@ -55,6 +55,8 @@ class Watched(BaseModel):
     compiles: int
     world_size: int
     has_ended: bool
+    job: str = ""
+    """Identity of the job, equal on all ranks."""
     gave_way: bool = False
     """The program has a sentinel of its own."""
     has_looked: bool = False

@@ -166,3 +166,15 @@ def test_the_folder_one_is_in_gets_a_name_beside_it(tmp_path: Path, monkeypatch:
 def test_a_folder_that_cannot_be_looked_at_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match="File name"):
         free_name(tmp_path / ("a" * 300))
+
+
+def test_the_folders_of_two_nodes_are_read_as_one_run(tmp_path: Path) -> None:
+    first, second = (RunDir.create(tmp_path / name) for name in "ab")
+    for rank, run in enumerate((first, second)):
+        run.write_record(RankRecord(rank=rank, world_size=2, job="one"))
+    assert [record.rank for record in first.read_records(beside=[second])] == [0, 1]
+    with pytest.raises(ConfigError, match="two records of rank 0"):
+        first.read_records(beside=[first])
+    second.write_record(RankRecord(rank=1, world_size=2, job="other"))
+    with pytest.raises(ConfigError, match="'one' and 'other'"):
+        first.read_records(beside=[second])

@@ -157,3 +157,28 @@ def test_a_silent_rank_gets_time() -> None:
     found = stuck(states, Lost(1, "silent", is_final=True))
     assert found is not None
     assert found.cause == Cause.STOPPED_RESPONDING
+
+
+def silent(rank: int, host: str = "node-b") -> Lost:
+    """A rank that has not answered for too long."""
+    return Lost(rank, "silent", host=host, since="21:40:03 UTC (62 s)", is_final=True)
+
+
+def test_a_host_of_which_no_rank_answers_is_unreachable() -> None:
+    waiting = [state(rank, issued(1, done=False)).model_copy(update={"host": "node-a"}) for rank in (0, 1)]
+    found = stuck(by_rank(*waiting), silent(2), silent(3))
+    assert found is not None
+    assert (found.cause, found.ranks) == (Cause.STOPPED_RESPONDING, (2, 3))
+    assert "node-b is unreachable since 21:40:03 UTC" in found.observed
+
+
+def test_a_host_of_which_a_rank_answers_is_not() -> None:
+    hosts = ("node-a", "node-b")
+    waiting = [
+        state(rank, issued(1, done=False)).model_copy(update={"host": host})
+        for rank, host in zip((0, 2), hosts, strict=True)
+    ]
+    found = stuck(by_rank(*waiting), silent(3))
+    assert found is not None
+    assert found.ranks == (3,)
+    assert "unreachable" not in found.observed

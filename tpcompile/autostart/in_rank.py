@@ -95,6 +95,7 @@ def _note(sentinel: Sentinel, *, has_ended: bool = False, gave_way: bool = False
         compiles=sentinel.stats["compiles"],
         world_size=sentinel.world_size,
         has_ended=has_ended,
+        job=sentinel.job,
         gave_way=gave_way,
         has_looked=has_looked,
         findings=tuple(verdict.summary for verdict in sentinel.findings),

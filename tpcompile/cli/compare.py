@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,15 +15,21 @@ if TYPE_CHECKING:
     from tpcompile.evidence.rundir import RunDir
 
 
-def judge(directory: RunDir) -> Verdict:
-    """The verdict of a run, from the records of its ranks. Raises ConfigError when there are none."""
+def judge(directory: RunDir, beside: Sequence[RunDir] = ()) -> Verdict:
+    """The verdict of a run, from the records of its ranks, as `replay`. Raises ConfigError when there are none."""
     from tpcompile.gate.replay import replay
 
-    return replay(directory)
+    return replay(directory, beside)
 
 
 def compare(
-    run: Annotated[Path, typer.Argument(help="Run directory of `tpcompile gate`, of a check, or of a sentinel.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...",
+            help="Run directory of `tpcompile gate`, of a check, or of a sentinel; of a run on several nodes, all.",
+        ),
+    ],
     quiet: Quiet = False,
     json: Json = None,
     junitxml: Junit = None,
@@ -36,8 +43,9 @@ def compare(
     from tpcompile.evidence.rundir import RunDir
     from tpcompile.report import console, show
 
-    directory = RunDir.open(run)
-    verdict = judge(directory)
+    run = runs[0]
+    directory, *beside = map(RunDir.open, runs)
+    verdict = judge(directory, beside)
     kind = str(directory.read_run().get("kind", "gate"))
     outputs.write(verdict, json=json, junitxml=junitxml)
     if html is not None:

@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -165,14 +165,16 @@ class RunDir:
         """Write all evidence of one rank."""
         self._write(f"rank_{record.rank}/record.json", record.to_json())
 
-    def read_records(self, *, facts: type[Frozen] | None = None) -> list[RankRecord]:
-        """Evidence of all ranks that left any, by rank; `facts` is what the measured values of each must be.
+    def read_records(self, *, facts: type[Frozen] | None = None, beside: Sequence[RunDir] = ()) -> list[RankRecord]:
+        """Evidence of all ranks that left any, by rank; `facts` is what the measured values of each must be, `beside`
+        are the folders that other nodes have written of the run.
 
-        Raises ConfigError on a file of a different schema or a damaged one, on two records of one rank, and on records
-        that contradict each other about which ranks must agree.
+        Raises ConfigError on a file of a different schema or a damaged one, on two records of one rank, on records of
+        different runs, and on such that contradict each other about which ranks must agree.
         """
         found: dict[int, tuple[Path, RankRecord]] = {}
-        for path in self.rank_files("record.json"):
+        paths = [path for run in (self, *beside) for path in run.rank_files("record.json")]
+        for path in paths:
             record = self._read(RankRecord, path)
             _check_whole(record, path)
             if facts is not None:
@@ -182,6 +184,7 @@ class RunDir:
             if first != path:
                 both = f"{first} and {path}"
                 raise ConfigError(f"two records of rank {rank}: {both}; keep that of this run")
+        _check_one_run(found)
         _check_domains(found)
         return [record for _, record in found.values()]
 
@@ -295,6 +298,15 @@ def _check_whole(record: RankRecord, path: Path) -> None:
     num_graphs = sum(counters.graphs for counters in record.counters)
     if num_graphs and not record.compiles:
         raise damaged(path, f"it counts {num_graphs} graphs and holds no compile")
+
+
+def _check_one_run(found: Mapping[int, tuple[Path, RankRecord]]) -> None:
+    """Raise ConfigError for records of two runs, which say nothing about each other."""
+    by_job = grouped(found.values(), lambda one: one[1].job)
+    if len(by_job) > 1:
+        first, other = ([path for path, _ in alike] for alike in list(by_job.values())[:2])
+        names = " and ".join(map(repr, by_job))
+        raise ConfigError(f"{first[0]} and {other[0]} are of different runs, {names}: pass the folders of one")
 
 
 def _check_domains(found: Mapping[int, tuple[Path, RankRecord]]) -> None:

@@ -18,13 +18,15 @@ from tpcompile.gate.measurements import GateDigest
 from tpcompile.gate.record import Evidence
 from tpcompile.gate.replay import gate_rules
 from tpcompile.gate.status import StatusBoard
-from tpcompile.ranks.exchange import Ask, Exchange
+from tpcompile.node import is_first_here
+from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.recorded import record_side
 from tpcompile.ranks.store import RankStore
 from tpcompile.report.publish import publish
 from tpcompile.report.show import Amount
 
 _LAST_WORDS_TIMEOUT_S = 8.0
+_PUBLISHED = "published"
 
 
 class Output(NamedTuple):
@@ -55,7 +57,9 @@ class Ending:
         config = self.evidence.config
         exchange = self._exchange(store, timeout_s=config.gate.store_timeout_s)
         flow_of = partial(self.last_state.flow_of, store=store)
-        return exchange.verdict(record_side(record, gate_rules(config), kind=GateDigest, flow_of=flow_of))
+        host_of = StatusBoard(self.evidence.directory, store).host_of
+        side = record_side(record, gate_rules(config), kind=GateDigest, flow_of=flow_of, host_of=host_of)
+        return exchange.verdict(side)
 
     def last_words(self, check: Check) -> ExitCode:
         """Write the record so far, judge with the failed check, return the exit code; runs on the watch's thread."""
@@ -70,13 +74,13 @@ class Ending:
         exchange = self._exchange(self.watch_store, timeout_s=_LAST_WORDS_TIMEOUT_S)
         flow_of = partial(self.last_state.flow_of, store=self.watch_store)
         rules = gate_rules(self.evidence.config)
-        side = record_side(record, rules, problems=problems, kind=GateDigest, flow_of=flow_of)
+        side = record_side(
+            record, rules, problems=problems, kind=GateDigest, flow_of=flow_of, host_of=self.others.host_of
+        )
         try:
             verdict = exchange.verdict(side)
         except RuntimeError:  # the store does not respond: judge with this rank's digest alone
-            own = {record.rank: side.own}
-            alone = Ask(lambda _, *asked: {record.rank: side.own_answer(*asked)})
-            verdict = side.judge(own, self._last_statuses(), alone)
+            verdict = side.judged_alone(self._last_statuses())
         self.last_state.close()
         forget_dead(self.watch_store, self.others)
         return self.publish(verdict, judge=verdict is not None and self.evidence.directory.read_verdict() is None)
@@ -87,9 +91,21 @@ class Ending:
             return ExitCode.FAIL
         directory, output = self.evidence.directory, self.output
         is_first = judge and directory.write_verdict(verdict)
+        if verdict.hosts:
+            self._write_for_node(verdict, judge=judge)
         if is_first and not output.quiet:
             publish(verdict, directory, output.console, os.environ, amount=output.amount)
         return ExitCode(verdict.exit_code)
+
+    def _write_for_node(self, verdict: Verdict, *, judge: bool) -> None:
+        """Write the verdict to the folder of this node, where the judge, which comes first, has a different one."""
+        with suppress(RuntimeError):
+            if judge:
+                self.watch_store.put(_PUBLISHED, True)
+            elif is_first_here():
+                self.watch_store.wait(_PUBLISHED, timeout_s=_LAST_WORDS_TIMEOUT_S)
+        if is_first_here():
+            self.evidence.write_for_node(verdict)
 
     def unwritten(self, error: PreflightError, store: RankStore, *, after: str = "") -> ExitCode:
         """End a run whose record cannot be written: no verdict, but a state for the launcher or one line on stderr."""

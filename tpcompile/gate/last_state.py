@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Collection
 from contextlib import suppress
 
 from tpcompile.evidence.groups.by_rank import ByRank
@@ -19,11 +20,12 @@ from tpcompile.gate.call_numbers import Calls
 from tpcompile.gate.stuck import explained, is_of_wait
 from tpcompile.ranks.exchange import Others
 from tpcompile.ranks.liveness import this_host
-from tpcompile.ranks.store import RankStore
+from tpcompile.ranks.store import LINE, RankStore
 from tpcompile.recording.flow import FlowRecorder
 from tpcompile.recording.ring import flow_left
 from tpcompile.sentinel import flight
 from tpcompile.sentinel.blackbox import BlackBox, absence_of, forget
+from tpcompile.sentinel.describe import clock_text
 from tpcompile.sentinel.messages import FINISHED, RUNNING, Issued, RankState
 from tpcompile.sentinel.process import Process
 from tpcompile.sentinel.situation import Lost
@@ -58,10 +60,18 @@ class LastState:
         self._black_box.close()
         self._flow.stop()
 
+    def waits_in(self) -> object | None:
+        """What the main thread waits in, in communication or for the store; equal while it does not move."""
+        if not (flight.is_blocked(watching.main_thread_frame(self._main_thread)) or LINE.is_asking(self._main_thread)):
+            return None
+        return tuple(issued.id for issued in flight.recorded())
+
     def flow_of(self, rank: int, store: RankStore) -> Flow | None:
         """What this rank has executed, or what a rank has left that has ended."""
         if rank != self._rank:
-            return flow_left(process_of(rank, store).black_box)
+            with suppress(RuntimeError):  # the store does not respond
+                return flow_left(process_of(rank, store).black_box)
+            return None
         found = self._flow.flow()
         return found and found.model_copy(update={"issuing": flight.issuing_places(())})
 
@@ -100,12 +110,13 @@ class LastState:
     def explained(self, check: Check, store: RankStore, others: Others) -> tuple[Check, ...]:
         """The check, and the one that it follows from; every rank calls it, with the same check."""
         with suppress(RuntimeError):  # the store does not respond
-            store.put(f"state/{self._rank}", self._state().model_dump(mode="json"))
+            store.put(f"state/{self._rank}", self.state().model_dump(mode="json"))
             if is_of_wait(check):
                 keys = {rank: f"state/{rank}" for rank in range(store.world_size)}
                 found, late = store.gather(keys, RankState, timeout_s=_ANSWER_S, gone=others.is_gone)
                 states = dict(sorted(found.items()))
-                lost = {rank: _lost(rank, process_of(rank, store), others) for rank in late}
+                hosts = {state.host for state in states.values()}
+                lost = {rank: _lost(rank, process_of(rank, store), others, answering=hosts) for rank in late}
                 calls = {rank: store.peek(f"calls/{rank}", Calls) for rank in keys}
                 return explained(
                     check,
@@ -115,7 +126,8 @@ class LastState:
                 )
         return (check,)
 
-    def _state(self) -> RankState:
+    def state(self) -> RankState:
+        """What this rank does now, or did last."""
         frame = watching.main_thread_frame(self._main_thread)
         state = state_of(frame, rank=self._rank, activity=RUNNING, since_s=0.0)
         if self._has_raised:
@@ -136,6 +148,13 @@ def _oldest(issued: tuple[Issued, ...]) -> Issued | None:
     return max(in_flight, key=lambda one: one.age_s, default=None)
 
 
+def _waits_since() -> str:
+    """When this rank began to wait in the collective that does not end, or in its question."""
+    oldest = _oldest(flight.recorded())
+    waited_s = _ANSWER_S if oldest is None else oldest.age_s
+    return clock_text(time.time() - waited_s, for_s=waited_s)
+
+
 def process_of(rank: int, store: RankStore) -> Process:
     """The process that a rank published."""
     return store.peek(f"process/{rank}", Process) or Process()
@@ -148,10 +167,11 @@ def forget_dead(store: RankStore, others: Others) -> None:
             forget(process_of(rank, store).black_box)
 
 
-def _lost(rank: int, process: Process, others: Others) -> Lost | None:
-    """A rank that did not answer; None where its process may be alive."""
+def _lost(rank: int, process: Process, others: Others, *, answering: Collection[str]) -> Lost | None:
+    """A rank that did not answer; None where its process may be alive, on a host of which ranks answer."""
     absence = absence_of(process)
     if absence.may_live:
-        return None
+        is_away = bool(absence.host) and absence.host not in answering
+        return Lost(rank, "silent", host=absence.host, since=_waits_since(), is_final=True) if is_away else None
     how = "died" if absence.how == "dead" else absence.how
     return Lost(rank, how, others.last_seen(rank), absence.stack, absence.aborted, is_final=True)

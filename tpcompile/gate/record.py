@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tpcompile.config import JobConfig
-from tpcompile.evidence.records import RankRecord
+from tpcompile.evidence.records import RankRecord, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate.fusion import FusionCheck
 from tpcompile.gate.measurements import GateFacts
@@ -31,13 +31,21 @@ class Evidence:
     fusion: FusionCheck
     session: CaptureSession | None = None
     phases: Phases | None = None
+    job: str = ""
     domain: Domain | None = None
     """The ranks that must agree with this one; None is all of them."""
 
     def write_config(self, device: torch.device) -> None:
         """Write `config.json` and `run.json`, the only file that names a time and a machine, on rank 0."""
-        if self.env.rank != 0:
-            return
+        if self.env.rank == 0:
+            self._write_config(device)
+
+    def write_for_node(self, verdict: Verdict) -> None:
+        """Write what rank 0 writes elsewhere: the folder of this node is its own."""
+        if self.directory.write_verdict(verdict):
+            self._write_config(torch.device("cpu"))
+
+    def _write_config(self, device: torch.device) -> None:
         self.directory.write_config(self.config.model_dump_json(indent=1))
         facts = {
             "command": " ".join(sys.argv),
@@ -66,6 +74,7 @@ class Evidence:
             world_size=self.env.world_size,
             tp_aware=self.config.gate.tp_aware_ops,
             facts=facts.model_dump(mode="json"),
+            job=self.job,
             **place,
         )
         self.directory.write_record(record)

@@ -59,10 +59,13 @@ def gate_rules(config: JobConfig) -> Rules:
     )  # fmt: skip
 
 
-def replay(run_dir: RunDir) -> Verdict:
-    """Judge a finished run again, from its rank records alone. Raises ConfigError when there are none."""
+def replay(run_dir: RunDir, beside: Sequence[RunDir] = ()) -> Verdict:
+    """Judge a finished run again, from its rank records alone, also those in the folders of other nodes `beside`.
+
+    Raises ConfigError when there are none, or when they are of different runs.
+    """
     facts = None if _kind(run_dir) in _WITHOUT_GATE else GateFacts
-    records = run_dir.read_records(facts=facts)
+    records = run_dir.read_records(facts=facts, beside=beside)
     if not records:
         raise ConfigError(f"{run_dir.path} holds no rank records; was the run stopped before anything compiled?")
     world_size = max(record.world_size for record in records)
@@ -73,8 +76,14 @@ def replay(run_dir: RunDir) -> Verdict:
     red = [check for check in live_checks if check.is_red]
     # The live verdict knew the processes of these ranks, which a directory does not.
     explained = {rank for check in red if check.id in _LOST for rank in check.ranks}
-    seen = {status.rank: f"in phase {status.phase}" for status in run_dir.read_statuses()}
-    absent = [Absent(rank, seen.get(rank, "never: it left no status")) for rank in sorted(missing - explained)]
+    host_of = {} if live is None else {rank: host for host, ranks in live.hosts.items() for rank in ranks}
+    seen = {rank: f"on {host}, whose folder has its record: pass it as well" for rank, host in host_of.items()}
+    statuses = [status for run in (run_dir, *beside) for status in run.read_statuses()]
+    seen |= {status.rank: f"in phase {status.phase}" for status in statuses}
+    absent = [
+        Absent(rank, seen.get(rank, "never: it left no status"), host_of.get(rank, ""))
+        for rank in sorted(missing - explained)
+    ]
     digests = [digest_rank(record) for record in records]
     verdict = conclude(
         _rules_of(run_dir),

@@ -28,8 +28,10 @@ from tpcompile.gate.status import StatusBoard
 from tpcompile.gate.target import BUILD, declared, run_target
 from tpcompile.gate.watch import Watch
 from tpcompile.ranks.mesh import mesh_roles
-from tpcompile.ranks.store import RankStore
+from tpcompile.ranks.store import LINE, RankStore
 from tpcompile.recording import CaptureSession
+from tpcompile.sentinel.checks import finding_check
+from tpcompile.sentinel.reach import Reach, cut_off
 from tpcompile.target import TargetContext, TargetError, find, target_of
 
 
@@ -57,12 +59,22 @@ class Gate:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """The watch runs, and a rank that aborts leaves its stack."""
+        limit_s = self.evidence.config.gate.store_timeout_s
+        reach = Reach(LINE, limit_s=limit_s, place=self.last_state.waits_in, lost=self.cut_off)
         self.last_state.open(self.store)
+        reach.start()
         try:
             with self.watch:
                 yield
         finally:
+            reach.close()
             self.last_state.close()
+
+    def cut_off(self, silent_s: float) -> None:
+        """End this rank, with the ranks of its node: the others cannot be reached. Does not return."""
+        found = finding_check(cut_off(self.last_state.state(), silent_s=silent_s))
+        LINE.give_up(found.observed)
+        self.watch.end(found.model_copy(update={"mode": self.evidence.config.modes[-1]}))
 
     def run(self, device: torch.device, fault: Fault, context: FaultContext) -> ExitCode:
         """All modes, then the exchange; any failure ends in a verdict."""

@@ -24,7 +24,7 @@ from tpcompile.gate.fusion import FusionCheck
 from tpcompile.gate.record import Evidence
 from tpcompile.gate.running import Gate
 from tpcompile.ranks.env import RankEnv, check_cpp_compiler, choose_device, process_group, rank_env
-from tpcompile.ranks.run_dir import agreed_run_dir
+from tpcompile.ranks.run_dir import agreed_job, agreed_run_dir
 from tpcompile.ranks.store import RankStore
 from tpcompile.report import console as consoles
 from tpcompile.report.show import Amount
@@ -58,7 +58,8 @@ def run(
         fault, context = _fault(config, env)
         device = _device(config, env, fault)
         fusion = FusionCheck.of(config, device)
-        directory = _claim(run_dir, config, RankStore.connect(prefix, rank=env.rank, world_size=env.world_size))
+        store = RankStore.connect(prefix, rank=env.rank, world_size=env.world_size)
+        directory, job = _claim(run_dir, config, store), agreed_job(store)
     except DirectoryTakenError as error:
         return refuse(error, config, None, rank=rank, quiet=quiet)
     except TpCompileError as error:
@@ -74,7 +75,7 @@ def run(
         except TpCompileError as error:
             return refuse(error, config, directory.path, rank=rank, quiet=quiet)
         output = Output(quiet, amount, console or consoles.stdout())
-        gate = Gate(Evidence(config, env, directory, fusion), prefix, output)
+        gate = Gate(Evidence(config, env, directory, fusion, job=job), prefix, output)
         stack.enter_context(gate.watched())
         try:
             return gate.run(device, fault, context)

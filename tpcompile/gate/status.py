@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tpcompile.errors import PreflightError
 from tpcompile.evidence.rundir import RankStatus, RunDir
-from tpcompile.ranks.liveness import process_state, this_host
+from tpcompile.ranks.liveness import host_name, process_state, this_host
 from tpcompile.ranks.store import RankStore
 
 ENDED = frozenset({"finished", "failed", "stopped", "unwritten"})
@@ -57,6 +57,13 @@ class StatusBoard:
             for rank, status in seen.items()
             if status is not None and status.state not in ENDED and _is_dead(status)
         }
+
+    def host_of(self, rank: int) -> str:
+        """Name of its host; empty where it has not published a state."""
+        status = None
+        with suppress(RuntimeError):  # the store does not respond
+            status = self._status_of(rank)
+        return "" if status is None else host_name(status.host)
 
     def is_gone(self, rank: int) -> bool:
         """True when the rank's process is known to be dead; on a different host that is not known."""

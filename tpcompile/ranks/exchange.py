@@ -111,6 +111,12 @@ class Side:
         answer = self.answer(typed(question, self.question))
         return None if answer is None else typed(answer, kind)
 
+    def judged_alone(self, absent: dict[int, str]) -> Verdict:
+        """The verdict where no other rank can be reached."""
+        own = self.own
+        ask = Ask(lambda _, *asked: {own.rank: self.own_answer(*asked)})
+        return self.judge({own.rank: own}, absent, ask)
+
 
 class _Entry(Frozen):
     """What a rank publishes: its own fields, and the hash of the others."""

@@ -22,6 +22,11 @@ def this_host() -> str:
         return name
 
 
+def host_name(host: str) -> str:
+    """The name in what `this_host` gave, without its domain; empty for an empty one."""
+    return host.partition(" ")[0].partition(".")[0]
+
+
 def process_state(pid: int, host: str) -> Liveness:
     """State of a process; `host` is `this_host()` of its rank. `unknown` on a different host.
 

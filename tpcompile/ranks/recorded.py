@@ -15,7 +15,7 @@ from tpcompile.ranks.exchange import Ask, Side
 
 _MAX_FLOWS = 16
 """Ranks whose executed lines are read, of a domain and of all others: each costs a read, and a walk."""
-_OWN = frozenset({"rank", "domain", "coordinate", "coordinates", "places", "rank_reads", "facts"})
+_OWN = frozenset({"rank", "domain", "coordinate", "coordinates", "places", "rank_reads", "facts", "host"})
 """Fields of a digest in which ranks that compiled the same differ."""
 
 
@@ -25,6 +25,11 @@ def _known(flows: Mapping[int, Flow | None]) -> dict[int, Flow]:
 
 def _nothing(_rank: int) -> None:
     """Stand for the flow of a program whose lines are not recorded."""
+
+
+def _nowhere(_rank: int) -> str:
+    """Stand for the host of a rank of which nothing is known."""
+    return ""
 
 
 def _unknown() -> None:
@@ -55,12 +60,14 @@ def record_side(
     flow_of: Callable[[int], Flow | None] = _nothing,
     domain: Collection[int] | None = None,
     why_absent: Callable[[], Check | None] = _unknown,
+    host_of: Callable[[int], str] = _nowhere,
 ) -> Side:
     """Side of an exchange made from a captured record.
 
     `problems` are checks that have already failed, `kind` is the type of a digest where its facts have one, `flow_of`
     gives what this rank has executed, and what a rank that does not take part has left. `domain` are the ranks
-    that must agree; None: all. `why_absent` looks why ranks do not report, where nothing else has failed.
+    that must agree; None: all. `why_absent` looks why ranks do not report, where nothing else has failed. `host_of`
+    names the host of a rank that does not.
     """
 
     def judge(found: dict[int, RankDigest], absent: dict[int, str], ask: Ask) -> Verdict:
@@ -73,7 +80,7 @@ def record_side(
             list(found.values()),
             fetch,
             world_size=record.world_size,
-            absent=[Absent(rank, seen) for rank, seen in absent.items()],
+            absent=[Absent(rank, seen, host_of(rank)) for rank, seen in absent.items()],
             problems=[*problems, *([why] if why is not None else [])],
         )
         named = with_flow(verdict, found, ask)

@@ -26,6 +26,13 @@ class _Choice(Frozen):
     """Number of the first configured directory that is free."""
 
 
+def agreed_job(store: RankStore) -> str:
+    """Identity of the run, equal on all ranks that ask under this prefix: folders of several nodes are told by it."""
+    mine = _Choice(stamp=new_stamp(), number=1)
+    agreed = store.put_first("job", mine.model_dump(mode="json"), _Choice) or mine
+    return agreed.stamp
+
+
 def agreed_run_dir(store: RankStore, kind: str, configured: Path | str | None = None) -> Path:
     """`runs/<time>-<kind>-<id>`, or the configured path with the number of the first that is free, on all ranks alike.
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -24,6 +26,58 @@ _POLL_S = 0.02
 _MAX_LOGGED = 20
 """Values of one client that are logged as not valid."""
 _logger = Sink("store")
+
+
+class Line:
+    """The line of this process to the job's store: since when nothing has come over it, and whether it is given up.
+
+    torch's client waits for a server on an unreachable node until TCP gives up, a quarter of an hour: threads that wait
+    cannot be woken, so a different one looks here.
+    """
+
+    def __init__(self) -> None:
+        self._asked: dict[int, float] = {}
+        """Thread -> when it asked what has not been answered, on the monotonic clock."""
+        self._failed_at: float | None = None
+        """When the first was asked of those that failed, with no answer since."""
+        self.why_given_up = ""
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Around what the store must answer at once. Raises RuntimeError where it is given up."""
+        self.check()
+        thread, at_s = threading.get_ident(), time.monotonic()
+        self._asked[thread] = at_s
+        try:
+            yield
+        except RuntimeError:
+            self._failed_at = min(at_s, self._failed_at or at_s)
+            raise
+        else:
+            self._failed_at = None
+        finally:
+            del self._asked[thread]
+
+    def check(self) -> None:
+        """Raises RuntimeError where the line is given up."""
+        if self.why_given_up:
+            raise RuntimeError(self.why_given_up)
+
+    def silent_since(self) -> float | None:
+        """When this process asked what the store has not answered, on the monotonic clock; None where it answers."""
+        asked = [*self._asked.copy().values(), *([] if self._failed_at is None else [self._failed_at])]
+        return min(asked, default=None)
+
+    def is_asking(self, thread: int) -> bool:
+        """True for a thread that waits for an answer."""
+        return thread in self._asked
+
+    def give_up(self, why: str) -> None:
+        """Have every later question fail at once: this process ends, and says what it knows by itself."""
+        self.why_given_up = why
+
+
+LINE = Line()
 
 
 class Budget:
@@ -58,12 +112,13 @@ class RankStore:
         RuntimeError when no store is served there.
         """
         if "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
-            client: dist.Store = dist.TCPStore(
-                os.environ["MASTER_ADDR"],
-                int(os.environ["MASTER_PORT"]),
-                is_master=False,
-                timeout=timedelta(seconds=timeout_s),
-            )
+            with LINE.asking():
+                client: dist.Store = dist.TCPStore(
+                    os.environ["MASTER_ADDR"],
+                    int(os.environ["MASTER_PORT"]),
+                    is_master=False,
+                    timeout=timedelta(seconds=timeout_s),
+                )
         else:
             client = own_client_of_default_store()
         # torchrun's store may outlive a restart, with the keys of the previous attempt. On one node only: each node has
@@ -93,7 +148,8 @@ class RankStore:
 
     def put(self, key: str, value: Any) -> None:
         """Publish a JSON value."""
-        self._store.set(key, json.dumps(value, sort_keys=True))
+        with LINE.asking():
+            self._store.set(key, json.dumps(value, sort_keys=True))
 
     def put_first(self, key: str, value: Any, kind: Any) -> Any | None:
         """Publish unless the key has a value of `kind`; return the value that the key then has.
@@ -101,26 +157,32 @@ class RankStore:
         A value that is not of that kind is replaced, by one rank. None when the key still has one then.
         """
         text = json.dumps(value, sort_keys=True)
-        raw = self._store.compare_set(key, "", text)
+        with LINE.asking():
+            raw = self._store.compare_set(key, "", text)
         found = self._read(key, raw, kind)
         if found is None:
-            found = self._read(key, self._store.compare_set(key, raw, text), kind)
+            with LINE.asking():
+                raw = self._store.compare_set(key, raw, text)
+            found = self._read(key, raw, kind)
         return found
 
     def count(self, key: str, by: int = 1) -> int:
         """Add to a counter shared by all ranks; return the new total."""
-        return int(self._store.add(key, by))
+        with LINE.asking():
+            return int(self._store.add(key, by))
 
     def delete(self, *keys: str) -> None:
         """Remove these keys, as far as they exist."""
-        for key in keys:
-            self._store.delete_key(key)
+        with LINE.asking():
+            for key in keys:
+                self._store.delete_key(key)
 
     def wait(self, key: str, *, timeout_s: float) -> bool:
         """Block, without polling, until a rank publishes `key`; False when `timeout_s` passed first.
 
         Raises RuntimeError when the store cannot be reached.
         """
+        LINE.check()
         try:
             self._store.wait([key], timedelta(seconds=max(timeout_s, 0.001)))  # 0 is no limit
         except dist.DistStoreError:
@@ -129,14 +191,19 @@ class RankStore:
 
     def has(self, key: str) -> bool:
         """True when there is a value at `key`. Does not block."""
-        return bool(self._store.check([key]))
+        with LINE.asking():
+            return bool(self._store.check([key]))
 
     def peek(self, key: str, kind: Any, *, sender: int | None = None, budget: Budget | None = None) -> Any | None:
         """The value at `key`, or None when there is none of `kind` yet. Does not block.
 
         A record with a rank must have that of the `sender`, if one is given. What exceeds a `budget` is not valid.
         """
-        return self._read(key, self._store.get(key), kind, sender, budget) if self.has(key) else None
+        if not self.has(key):
+            return None
+        with LINE.asking():
+            raw = self._store.get(key)
+        return self._read(key, raw, kind, sender, budget)
 
     def get(self, key: str, kind: Any, *, timeout_s: float) -> Any | None:
         """The value at `key`, waiting up to `timeout_s`; None when it did not arrive, or is not of `kind`."""

@@ -13,6 +13,7 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from tpcompile.errors import PreflightError
+from tpcompile.node import has_agent
 from tpcompile.ranks.env import RankEnv
 from tpcompile.ranks.store import RankStore
 
@@ -28,7 +29,7 @@ def served_store(env: RankEnv, *, timeout_s: float) -> Iterator[None]:
     Must be entered before this process has threads: it forks. Raises PreflightError when the port is taken, on the
     other ranks when there is no store within `timeout_s`.
     """
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if has_agent():
         yield
         return
     if env.rank == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 from collections import Counter, defaultdict
@@ -209,12 +210,14 @@ class CaptureSession:
         tp_size: int | None = None,
         tp_aware: Iterable[str] = (),
         facts: dict[str, Any] | None = None,
+        job: str = "",
     ) -> RankRecord:
         """The record of this rank.
 
         `coordinate` is its place in the symmetry domain, by default its rank, `coordinates` that along each axis of the
         mesh; `tp_size` the number of ranks over which its tensors are sharded, by default all; `tp_aware` the custom
-        ops, kernels, passes and backends that are declared right on a shard.
+        ops, kernels, passes and backends that are declared right on a shard; `job` the identity on which the ranks
+        agreed.
         """
         compiles = self.compiles()
         self._additions.note_kernels(thorough=True)
@@ -237,6 +240,8 @@ class CaptureSession:
             refused_ops=judged.refused,
             fast_paths=tuple(sorted([*judged.statuses, *selection.statuses()])),
             facts=facts or {},
+            host=socket.gethostname().partition(".")[0],
+            job=job,
         )
 
     def judged(self, compiles: Iterable[CompileRecord], *, tp_size: int, tp_aware: Iterable[str] = ()) -> ban.Judged:

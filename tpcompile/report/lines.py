@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 from tpcompile.evidence.iterables import differ, grouped
 from tpcompile.evidence.judgement.equal_ranks import equal_ranks
-from tpcompile.evidence.judgement.leading import blamed_text, cause_text, lead_ranks_text, short_summary
+from tpcompile.evidence.judgement.leading import Hosts, blamed_text, cause_text, lead_ranks_text, short_summary
 from tpcompile.evidence.judgement.rank_taint import value_text
 from tpcompile.evidence.records import Check, Divergence, Lead, Status, UserLine, Verdict, items_of
-from tpcompile.evidence.text.ranks import named_ranks, ranks_text
+from tpcompile.evidence.text.ranks import named_ranks, on_hosts, ranks_text
 from tpcompile.report.wording import (
     accepted_lines,
     cause_lines,
@@ -50,7 +50,7 @@ def lines(verdict: Verdict, *, command: str) -> list[str]:
     found += [f"follows from it: {'; '.join(follows)}"] if follows else []
     found += [text for text, _ in equal_ranks(verdict)]
     found += [f"median ms per call: {mode} {ms:.3g}" for mode, ms in sorted(verdict.timings_ms.items())]
-    found += _differences(red_by_kind(verdict))
+    found += _differences(red_by_kind(verdict), verdict.hosts)
     found += _taints(verdict)
     found += _recompiles(verdict)
     found += [f"accepted difference: {text}" for text in accepted_lines(verdict)]
@@ -81,12 +81,12 @@ def _check(check: Check, lead: Lead | None) -> str:
     head = f"{check.status.value.upper()} {mode}{check.name}: {observed} (expected {check.expected})"
     if not check.is_red:
         return head
-    ranks = blamed_text(check.ranks, is_known=check.is_rank_known)
+    ranks = blamed_text(check.ranks, is_known=check.is_rank_known, hosts=lead.hosts if lead is not None else {})
     source = _source(check.line) if lead is None or check.line not in (lead.line, lead.seen_at) else ""
     return _joined(head, ranks, source, *detail_lines(check)[:MAX_DETAILS])
 
 
-def _differences(found: Sequence[Sequence[Divergence]]) -> Iterator[str]:
+def _differences(found: Sequence[Sequence[Divergence]], hosts: Hosts) -> Iterator[str]:
     for number, alike in enumerate(found[:MAX_DIFFERENCES], start=1):
         divergence = alike[0]
         head = f"difference {number} of {len(found)}"
@@ -95,7 +95,7 @@ def _differences(found: Sequence[Sequence[Divergence]]) -> Iterator[str]:
         yield f"{head}: {_joined(divergence.title, kind, divergence.where, domain, *cause_lines(divergence))}"
         is_one_line = not differ(group.line for group in divergence.groups)
         for group in divergence.groups:
-            side = f"{named_ranks(group.ranks)}: {item_text(group.item)}"
+            side = f"{named_ranks(group.ranks)}{on_hosts(group.ranks, hosts)}: {item_text(group.item)}"
             yield f"{head}, {_joined(side, '' if is_one_line else _source(group.line))}"
         if is_one_line and divergence.groups[0].line is not None:
             yield f"{head}, all of them {_source(divergence.groups[0].line)}"

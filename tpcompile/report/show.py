@@ -48,12 +48,12 @@ def _show(verdict: Verdict, console: Console, run: Path | None, command: str, am
         return
     if not console.is_terminal:
         found = lines.lines(verdict, command=command) if amount == "all" else lines.last_lines(verdict)
-        console.file.write("".join(f"{line}\n" for line in [*found, *terminal.replay(run)]))
+        console.file.write("".join(f"{line}\n" for line in [*found, *terminal.replay(run, verdict)]))
         return
     if amount == "all":
         _print_body(verdict, console, run, command)
     console.print(Group(*terminal.last_lines(verdict, short_summary(verdict) if amount == "all" else "")))
-    for line in terminal.replay(run):
+    for line in terminal.replay(run, verdict):
         console.print(Text(line, style="dim"), soft_wrap=True)
 
 
@@ -61,7 +61,7 @@ def _print_body(verdict: Verdict, console: Console, run: Path | None, command: s
     """All but the last lines, cut where it is longer than a reader scrolls."""
     body = console.render_lines(Group(*terminal.body(verdict, command, terminal.USUAL)), pad=False)
     last = console.render_lines(Group(*terminal.last_lines(verdict, short_summary(verdict))), pad=False)
-    room = MAX_LINES - len(last) - len(terminal.replay(run))
+    room = MAX_LINES - len(last) - len(terminal.replay(run, verdict))
     is_cut = len(body) > room
     shown = body[: room - 1] if is_cut else body
     for line in shown:

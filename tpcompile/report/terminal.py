@@ -22,6 +22,7 @@ from tpcompile.evidence.judgement import equal_ranks as equality
 from tpcompile.evidence.judgement.leading import blamed_text, cause_text, lead_ranks_text, short_summary
 from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, RankGroup, Status, UserLine, Verdict
 from tpcompile.evidence.records.base import known
+from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.evidence.timeline.conclude import led_to_text, side_text, usual_text
 from tpcompile.report import findings
@@ -80,7 +81,7 @@ def render(
 ) -> None:
     """Print the verdict; `run` is its run directory, for the replay command."""
     console.print(Group(*body(verdict, command, limits), *last_lines(verdict, short_summary(verdict))))
-    for text in replay(run):
+    for text in replay(run, verdict):
         console.print(Text(text, style="dim"), soft_wrap=True)
 
 
@@ -91,12 +92,21 @@ def whole(verdict: Verdict, command: str) -> str:
     return text.getvalue()
 
 
-def replay(run: Path | None) -> list[str]:
-    """The commands that judge the run again, and make a page of it; empty for one without a directory."""
+def replay(run: Path | None, verdict: Verdict) -> list[str]:
+    """The commands that judge the run again, and make a page of it; empty for one without a directory.
+
+    Where nodes have a folder each, which of them has the evidence of which ranks.
+    """
     if run is None:
         return []
     where = plain(shlex.quote(str(run)))
-    return [f"replay: tpcompile compare {where}", f"page: tpcompile report {where}"]
+    here = {path.parent.name for path in RunDir(run).rank_files("record.json")}
+    away = {
+        host: ranks for host, ranks in verdict.hosts.items() if here and here.isdisjoint(f"rank_{one}" for one in ranks)
+    }
+    folders = " ".join([where, *(f"COPY-OF-{host}" for host in away)])
+    there = [f"evidence of {named_ranks(ranks)}: in {where} on {host}" for host, ranks in away.items()]
+    return [*there, f"replay: tpcompile compare {folders}", f"page: tpcompile report {where}"]
 
 
 def body(verdict: Verdict, command: str, limits: Limits) -> Iterator[RenderableType]:

@@ -14,7 +14,7 @@ from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel.deadlock import Deadlock, Seen
-from tpcompile.sentinel.describe import describe
+from tpcompile.sentinel.describe import clock_text, describe
 from tpcompile.sentinel.events import Absence, Answers
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.hang import why_stuck
@@ -152,19 +152,21 @@ class Asking:
     def _lost(self, answers: Answers) -> ByRank[Lost]:
         now_s = answers.now_s
         self._silent_since = {rank: self._silent_since.get(rank, now_s) for rank in answers.absent}
-        return ByRank({rank: self._gone(rank, found, now_s) for rank, found in answers.absent.items()})
+        unix_s = answers.unix_s
+        return ByRank({rank: self._gone(rank, found, now_s, unix_s) for rank, found in answers.absent.items()})
 
-    def _gone(self, rank: int, found: Absence, now_s: float) -> Lost:
+    def _gone(self, rank: int, found: Absence, now_s: float, unix_s: float) -> Lost:
         how = _HOWS.get(found.how, "silent")
         if how == "died":
             return self._died(rank, found)
         limit_s = self._limits.stopped_s if how == "stopped" else self._limits.unresponsive_s
         silent_s = now_s - self._silent_since[rank]
         is_final = silent_s >= limit_s
-        return Lost(rank, how, self._seen(rank), is_final=is_final)
+        since = clock_text(unix_s - silent_s, for_s=silent_s)
+        return Lost(rank, how, self._seen(rank), is_final=is_final, host=found.host, since=since)
 
     def _died(self, rank: int, found: Absence) -> Lost:
-        return Lost(rank, "died", self._seen(rank), found.stack, found.aborted, is_final=True)
+        return Lost(rank, "died", self._seen(rank), found.stack, found.aborted, host=found.host, is_final=True)
 
     def _seen(self, rank: int) -> str:
         state = self._before.get(rank)

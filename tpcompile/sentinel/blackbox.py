@@ -20,6 +20,7 @@ from tpcompile.errors import PreflightError
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import known
 from tpcompile.private_folder import shared_folder
+from tpcompile.ranks.liveness import host_name
 from tpcompile.recording.ring import forget_ring
 from tpcompile.sentinel import flight
 from tpcompile.sentinel.events import Absence
@@ -79,9 +80,10 @@ def absence_of(process: Process) -> Absence:
     """What is known about a rank that does not answer, from the process it registered."""
     how = process.state()
     if how != "dead":
-        return Absence(how)
+        return Absence(how, host=host_name(process.host))
     name = process.black_box
-    return Absence(how, last_stack(name, process.main_thread), has_aborted(name, process.main_thread))
+    stack, has_ended = last_stack(name, process.main_thread), has_aborted(name, process.main_thread)
+    return Absence(how, stack, has_ended, host_name(process.host))
 
 
 def forget(name: str) -> None:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from tpcompile.sentinel.messages import COMPILES, COMPILING, RankState, at
+
+
+def clock_text(unix_s: float, *, for_s: float) -> str:
+    """`21:40:03 UTC (62 s)`: a time of this host, and how long ago it was."""
+    return f"{datetime.fromtimestamp(unix_s, UTC):%H:%M:%S} UTC ({for_s:.0f} s)"
 
 
 def describe(state: RankState) -> str:

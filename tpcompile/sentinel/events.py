@@ -39,6 +39,8 @@ class Absence:
     stack: tuple[UserLine, ...] = ()
     """The user's frames in which it died, outermost first; empty when it left no stack."""
     aborted: bool = False
+    host: str = ""
+    """Name of its host."""
 
     @property
     def may_live(self) -> bool:
@@ -134,6 +136,8 @@ class Answers:
     absent: Mapping[int, Absence]
     other_domains: Mapping[int, Seen] = field(default_factory=dict)
     """Ranks of other domains that wait. Their states may be old; the collectives they issued remain valid."""
+    unix_s: float = 0.0
+    """The same time by the clock of this host."""
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tpcompile.evidence.groups.by_rank import ByRank
-from tpcompile.evidence.iterables import first
+from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
@@ -26,7 +27,7 @@ def lost_ranks(situation: Situation) -> Finding | None:
 
 def _found(dead: ByRank[Lost], states: ByRank[RankState]) -> Finding:
     waiting = states.where(lambda state: state.waits_at or state.in_flight)
-    says = "; ".join(map(str, dead.values()))
+    says = "; ".join(_texts(dead, states))
     if waiting:
         says += f"; waiting: {named_ranks(waiting.ranks)}"
     aborted = dead.where(lambda gone: gone.aborted).where(_line)
@@ -42,6 +43,24 @@ def _found(dead: ByRank[Lost], states: ByRank[RankState]) -> Finding:
         return Finding(Cause.COLLECTIVE_SIZES, says, everyone, aborted.first.line, is_rank_known=False)
     lines = [*dead.found(_line).values(), *waiting.found(_line).values()]
     return Finding(cause, says, dead.ranks, first(lines))
+
+
+def _texts(dead: ByRank[Lost], states: ByRank[RankState]) -> list[str]:
+    """One for each rank; one for a host of which no rank answers, while ranks of others do."""
+    answering = {state.host for state in states.values()}
+    silent = dead.where(lambda gone: gone.how == "silent" and gone.host != "" and gone.host not in answering)
+    by_host = grouped(silent.values(), lambda gone: gone.host) if answering else {}
+    away = {gone.rank for alike in by_host.values() for gone in alike}
+    texts = [_unreachable(host, alike) for host, alike in by_host.items()]
+    return [*texts, *(str(gone) for rank, gone in dead.items() if rank not in away)]
+
+
+def _unreachable(host: str, silent: Sequence[Lost]) -> str:
+    since = f"since {silent[0].since}"
+    if len(silent) == 1:  # a process that is stopped there looks the same
+        return f"rank {silent[0].rank}, the only one on {host}, does not answer {since}"
+    ranks = named_ranks([gone.rank for gone in silent])
+    return f"{host} is unreachable {since}: its {ranks} do not answer"
 
 
 def _line(one: Lost | RankState) -> UserLine | None:

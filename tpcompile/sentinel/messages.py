@@ -266,6 +266,8 @@ class RankState(Frozen):
     """CPU time of its process; where it uses a GPU, which may compute meanwhile, the time that passes."""
     ended: str = ""
     """Why this rank has left: FINISHED, or an exception. Empty before that."""
+    host: str = ""
+    """Name of its host."""
     phase: str = ""
     """The phase of the gate that the rank has finished; it waits for the other ranks before the next one."""
 

@@ -22,13 +22,13 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from tpcompile.errors import ConfigError
+from tpcompile.errors import ConfigError, TpCompileError
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.records import Verdict
 from tpcompile.evidence.timeline.stream import TimedStream
 from tpcompile.fastpath import peers
 from tpcompile.ranks.domain import domain_of
-from tpcompile.ranks.store import RankStore
+from tpcompile.ranks.store import LINE, RankStore
 from tpcompile.recording import CaptureSession
 from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.alarms import Alarms
@@ -45,6 +45,7 @@ from tpcompile.sentinel.loop_counters import counters
 from tpcompile.sentinel.messages import FINISHED, RUNNING, WAITING
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.protocol import Protocol
+from tpcompile.sentinel.reach import Reach, cut_off
 from tpcompile.sentinel.refused_kernels import RefusedKernels
 from tpcompile.sentinel.settle import Kernels, Policy, Settlement
 from tpcompile.sentinel.shutdown import Shutdown, is_exit
@@ -159,6 +160,9 @@ class Sentinel:
         self._losses = Losses(self.log, self.protocol, self._snapshot)
         self.listener = Listener(self.log, self._on)
         self._timer = Timer(self._on, terminated=self._terminated, ends=self.log.close_client)
+        self._reach = Reach(
+            LINE, limit_s=unresponsive_s, place=lambda: self._snapshot.waits_in(LINE), lost=self._out_of_reach
+        )
         self._comparison = Comparison(
             self.log, self._progress, on=self._on, has_parted=lambda: self.protocol.has_parted
         )
@@ -195,6 +199,11 @@ class Sentinel:
         return self._progress.is_active
 
     @property
+    def job(self) -> str:
+        """Identity of the job, equal on all ranks; empty before this rank is watched."""
+        return self._settlement.job
+
+    @property
     def findings(self) -> list[Verdict]:
         """Red verdicts so far: those of a policy that continues, and ops and kernels that may not run on a shard."""
         return self._settlement.findings
@@ -219,6 +228,8 @@ class Sentinel:
         self.session.__enter__()
         self._black_box.open()
         self.log.say_here(black_box=self._black_box.name)
+        with suppress(TpCompileError):  # said where there is something to write
+            self._settlement.agreed_dir()  # a rank that is cut off later cannot ask for it
         self._hooks.install()
         self._messages.install()
         self.executed.open(self._black_box.name)
@@ -226,6 +237,7 @@ class Sentinel:
         _LIVE.add(self)
         self.listener.start()
         self._timer.start()
+        self._reach.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -247,6 +259,7 @@ class Sentinel:
             return  # a forked child owns none of this
         self._hooks.remove()
         self._messages.remove()
+        self._reach.close()
         if was_active:
             self._say_left(why)
         self._timer.close()
@@ -348,7 +361,7 @@ class Sentinel:
         states = self.log.ask(may_live, timeout_s=_ANSWER_S)
         silent = set(action.expected) - states.keys()
         absent = absences(self.log, silent)
-        self._on(ev.Answers(time.monotonic(), states, absent, self.log.other_domains(states)))
+        self._on(ev.Answers(time.monotonic(), states, absent, self.log.other_domains(states), time.time()))
 
     def _settle(self, action: ev.Settle) -> None:
         is_red = self._settlement.settle(action.alarm, action.present)
@@ -359,6 +372,15 @@ class Sentinel:
         """Stop watching on all ranks, with one warning; the job continues without a sentinel."""
         logger.warning("rank {}: the sentinel has stopped watching: {}", self.rank, action.why)
         self.log.append(Degraded, why=f"on rank {self.rank}, {action.why}")
+
+    def _out_of_reach(self, silent_s: float) -> None:
+        """The node of this rank is cut off, and nothing that it waits for can come."""
+        found = cut_off(self._snapshot.state(), silent_s=silent_s)
+        if self.policy == "stop" and self.shutdown.exit_code is None:
+            LINE.give_up(found.observed)
+            self._settlement.settle_alone(finding_check(found))
+        else:
+            logger.warning("rank {}: {}", self.rank, found.observed)
 
     def stream(self) -> TimedStream:
         """What this rank did so far, as far as torch's flight recorder has it."""

@@ -6,9 +6,10 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tpcompile.errors import DivergenceError, ExitCode, TpCompileError
 from tpcompile.evidence.comparison.compare import Allowed
@@ -17,6 +18,7 @@ from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text.ranks import named_ranks
+from tpcompile.node import is_first_here
 from tpcompile.ranks.domain import Domain
 from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.recorded import record_side
@@ -41,7 +43,8 @@ Kernels = Literal["warn", "stop"]
 """What to do when ranks run different kernels for one graph, as autotuning chose them."""
 _EXCHANGE_S = 20.0
 """For the digests of ranks that are alive: on a loaded host one that compiles took more than 4 s to answer."""
-_PUBLISH_S = 5.0
+_PUBLISH_S, _WRITTEN_S = 5.0, 2.0
+"""How long the ranks wait for the report of the judge, and the judge for theirs."""
 _OWN_EXCEPTION = (Cause.RAISED, Cause.COMPILE_FAILED)
 """Causes of which torchrun's report has the traceback."""
 
@@ -102,6 +105,9 @@ class Settlement:
         self._run_dir = run_dir
         self._executed, self._snapshot, self._prints, self._command = executed, snapshot, prints, command
         self._world_size, self._domain = place
+        self._agreed: Path | None = None
+        self.job = ""
+        """Identity of the run, once `agreed_dir` was called."""
         self.findings: list[Verdict] = []
         """Red verdicts so far; more than one only with a policy that continues."""
 
@@ -123,7 +129,7 @@ class Settlement:
         problems = [alarm.problem] if alarm.problem else []
         side = record_side(
             record, self._rules, problems=problems, flow_of=self._executed.flow_of, domain=self._log.members,
-            why_absent=self._why_gone,
+            why_absent=self._why_gone, host_of=self._log.host_of,
         )  # fmt: skip
         exchange = Exchange(store, present, others=self, timeout_s=_EXCHANGE_S)
         verdict = exchange.verdict(side)
@@ -143,6 +149,21 @@ class Settlement:
         self._act(settled, verdict)
         self.findings.append(verdict)
         return True
+
+    def settle_alone(self, problem: Check) -> None:
+        """Stop with a verdict of this rank's own, where it reaches no rank of a different node."""
+        record = self.record(None)
+        side = record_side(record, self._rules, problems=[problem], domain=self._log.members)
+        verdict = side.judged_alone({})
+        self._timeline.note(TimelineEvent.VERDICT)
+        try:
+            self._report(record)
+            if is_first_here():
+                self._publish(verdict, self._directory())
+        except TpCompileError as error:
+            logger.error("no report: {}; rank divergence: {}", error, verdict.summary)
+        self._shutdown.tell_launcher(DivergenceError(verdict.summary))
+        self._shutdown.leave(verdict.exit_code)
 
     def _act(self, settled: _Settled, verdict: Verdict) -> None:
         """Apply the policy to a red verdict."""
@@ -188,6 +209,7 @@ class Settlement:
             domain=self._domain.name,
             coordinate=self._domain.coordinate,
             coordinates=self._domain.coordinates,
+            job=self.job,
         )
         wanted = self._progress.compiled_until(position, num_issued) if position is not None else frozenset()
         kept = tuple(compile_ for compile_ in everything.compiles if compile_.compile_id in wanted)
@@ -198,15 +220,12 @@ class Settlement:
         if len(self._log.members) < self._world_size:  # another domain may judge later
             self._executed.keep()
         try:
-            self._report(settled.record, settled.to_tell)
+            self._report(settled.record)
+            self._publish_in_turn(settled)
         except TpCompileError as error:
             logger.error("no report: {}", error)
             if settled.to_tell is not None:
                 logger.error("rank divergence: {}", settled.to_tell.summary)
-        if settled.is_judge:
-            settled.store.put("published", True)
-        else:
-            settled.store.wait("published", timeout_s=_PUBLISH_S)
         self._tell_launcher(settled)
         ended = map(self._log.process_of, filter(self.is_gone, settled.alarm.gone))
         for process in ended:
@@ -214,6 +233,32 @@ class Settlement:
         self._shutdown.exit_code = settled.exit_code
         self.wait_for_first_failed_rank()
         self._shutdown.leave(self._shutdown.exit_code)
+
+    def _publish_in_turn(self, settled: _Settled) -> None:
+        """The judge publishes after the other ranks have written, and ends once they have its verdict."""
+        store = settled.store
+        with suppress(RuntimeError):  # the rank that served the store has ended
+            if settled.is_judge and len(settled.present) > 1:
+                store.wait("all written", timeout_s=_WRITTEN_S)
+            elif not settled.is_judge:
+                if store.count("written") == len(settled.present) - 1:
+                    store.put("all written", True)
+                store.wait("published", timeout_s=_PUBLISH_S)
+        if not settled.is_judge:
+            self._write_for_node(settled.verdict)
+            return
+        if settled.verdict is not None:
+            self._publish(settled.verdict, self._directory())
+        with suppress(RuntimeError):
+            store.put("published", True)
+
+    def _write_for_node(self, verdict: Verdict | None) -> None:
+        """Write the verdict to the folder of this node, where the judge has a different one."""
+        if verdict is None or not verdict.hosts or not is_first_here():
+            return
+        with suppress(TpCompileError):  # that it cannot be written is said already
+            if self._directory().write_verdict(verdict):
+                self._directory().write_run(self._facts())
 
     def _tell_launcher(self, settled: _Settled) -> None:
         """Have torchrun report the verdict as its root cause, of a rank to blame; its exception is one already."""
@@ -224,16 +269,14 @@ class Settlement:
         if self._log.rank in blamed or not blamed:
             self._shutdown.tell_launcher(DivergenceError(verdict.summary))
 
-    def _report(self, record: RankRecord, verdict: Verdict | None) -> None:
-        """Write this rank's evidence, and the verdict where this rank judged."""
+    def _report(self, record: RankRecord) -> None:
+        """Write this rank's evidence."""
         directory = self._directory()
         directory.write_record(record)
         timeline = json.dumps(self._timeline.entries, indent=1)
         directory.write_text(f"rank_{record.rank}/timeline.json", timeline)
         stream = timed_stream(self._snapshot.state(), time.time())
         directory.write_text(f"streams/rank_{record.rank}.json", stream.to_json())
-        if verdict is not None:
-            self._publish(verdict, directory)
 
     def _publish(self, verdict: Verdict, directory: RunDir) -> None:
         """Write and print it; print it alone where a different job was faster."""
@@ -243,15 +286,25 @@ class Settlement:
             logger.warning("{} has the verdict of a different job; this one is printed only", directory.path)
             show.show(verdict, console.stderr(), run=None, command=self._command)
             return
-        rules = self._rules
-        facts = {"kind": SENTINEL, "domain": self._domain.name, "timeout_s": rules.timeout_s, "allowed": rules.allowed}
-        directory.write_run(facts)
+        directory.write_run(self._facts())
         if self._prints:
             publish(verdict, directory, console.stderr(), os.environ, command=self._command)
 
+    def _facts(self) -> dict[str, Any]:
+        """How a replay judges the records."""
+        rules = self._rules
+        return {"kind": SENTINEL, "domain": self._domain.name, "timeout_s": rules.timeout_s, "allowed": rules.allowed}
+
     def _directory(self) -> RunDir:
         """Directory of all ranks' reports, of this job alone. Raises PreflightError when it cannot be written."""
-        return RunDir.create(self._log.run_dir(self._run_dir))
+        return RunDir.create(self.agreed_dir())
+
+    def agreed_dir(self) -> Path:
+        """Which one: the ranks agree on it while they reach each other. Raises PreflightError if it is not seen."""
+        if self._agreed is None:
+            self.job = self._log.job()
+            self._agreed = self._log.run_dir(self._run_dir)
+        return self._agreed
 
     def keep_traceback(self, text: str) -> None:
         """Write the traceback to the run directory."""
@@ -262,8 +315,9 @@ class Settlement:
 
     def wait_for_first_failed_rank(self) -> None:
         """Wait until the first rank that raised has ended: torchrun's root cause is the first process to end."""
-        log = self._log
-        first = log.first_raised()
+        log, first = self._log, None
+        with suppress(RuntimeError):  # the rank that served the store has ended
+            first = log.first_raised()
         if first is None or first == log.rank:
             return
         stay_until_gone(log.process_of(first).state, lambda: log.has_closed(first))

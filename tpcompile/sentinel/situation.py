@@ -38,6 +38,9 @@ class Lost:
     """The user's frames of its main thread, outermost first, if faulthandler wrote them."""
     aborted: bool = False
     """The process ended with SIGABRT, as mismatched collectives make it do; a crash elsewhere does not."""
+    host: str = ""
+    since: str = ""
+    """When it was asked first without an answer, by the clock of the rank that asked; empty unless it is silent."""
     is_final: bool = False
     """It died, or has been stopped or silent for too long."""
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+from tpcompile.ranks.liveness import host_name, this_host
+from tpcompile.ranks.store import Line
 from tpcompile.sentinel import flight
 from tpcompile.sentinel.messages import RankState
 from tpcompile.sentinel.protocol import Protocol
@@ -44,6 +46,15 @@ class Snapshot:
             return True
         return any(not issued.is_done and issued.age_s > for_s for issued in flight.recorded())
 
+    def waits_in(self, line: Line) -> object | None:
+        """What the main thread waits in, in communication or for the store; equal while it does not move."""
+        frame = self._main_frame()
+        is_waiting = flight.is_blocked(frame) or line.is_asking(self._main_thread)
+        position = self._protocol.waits_at()
+        if not is_waiting and position is None:
+            return None
+        return position, self._progress.ticks, tuple(issued.id for issued in flight.recorded())
+
     def _main_frame(self) -> FrameType | None:
         return watching.main_thread_frame(self._main_thread)
 
@@ -58,6 +69,7 @@ def state_of(
         "blocked": flight.is_blocked(frame),
         "stack": flight.user_stack(frame),
         "issued": flight.recorded(begun=begun),
+        "host": host_name(this_host()),
         "calling": watching.group_waited_in(frame),
         "messages": flight.messages(posted),
         "p2p": flight.point_to_point(frame, posted),

@@ -37,8 +37,8 @@ from tpcompile.evidence.records import Check
 from tpcompile.evidence.records.bounds import Rank, Seconds
 from tpcompile.evidence.text.ranks import exact_ranks, is_among
 from tpcompile.evidence.timeline.flow import Flow
-from tpcompile.ranks.liveness import this_host
-from tpcompile.ranks.run_dir import agreed_run_dir
+from tpcompile.ranks.liveness import host_name, this_host
+from tpcompile.ranks.run_dir import agreed_job, agreed_run_dir
 from tpcompile.ranks.store import Budget, RankStore
 from tpcompile.sentinel.called import Called, Table
 from tpcompile.sentinel.deadlock import Seen
@@ -205,8 +205,8 @@ class StoreLog:
             self._delete([*keys, *(f"ran/{name}" for name in _RAN), "events", "asks", "swept", "left", "over"])
         if board.count("over") == number:
             keys = [f"{name}{rank}" for name in ("here/", "flow/", "") for rank in range(number)]
-            self._count(len(keys) + 2)
-            board.delete(*keys, "published", "over")
+            self._count(len(keys) + 3)
+            board.delete(*keys, "published", "job", "over")
 
     def announce(self, found: Announcement) -> None:
         """Publish that a compile begins, unless a rank has done so for this position."""
@@ -334,6 +334,14 @@ class StoreLog:
     def run_dir(self, configured: Path | str | None) -> Path:
         """Directory of all ranks' reports; the first rank that calls this chooses which."""
         return agreed_run_dir(self._count(1), "sentinel", configured)
+
+    def job(self) -> str:
+        """Identity of the run, equal in all domains."""
+        return agreed_job(self._shared(1))
+
+    def host_of(self, rank: int) -> str:
+        """Name of the host of a rank of any domain; empty where it has not said it."""
+        return host_name(self.process_of(rank).host)
 
     def answer(self, ask: str, state: RankState) -> None:
         """Answer an `ask` event."""

@@ -319,3 +319,21 @@ def test_records_keep_every_field_through_the_run_directory(run: RunDir) -> None
     found = record(0, *healthy(0).compiles, environment=(("torch", "2.13"),), groups=(("0", "tp"),), facts={"a": 1.5})
     run.write_record(found)
     assert run.read_records() == [found]
+
+
+def test_ranks_of_several_hosts_are_named_with_them() -> None:
+    hosts = ("node-a", "node-a", "node-b")
+    ranks = [plain(0), plain(1), odd(2)]
+    placed = [one.model_copy(update={"host": host}) for one, host in zip(ranks, hosts, strict=True)]
+    found = verdict(*placed, world_size=4, absent=[Absent(3, "never", "node-b")])
+    assert found.hosts == {"node-a": (0, 1), "node-b": (2, 3)}
+    assert found.lead is not None
+    assert found.lead.hosts == found.hosts
+    assert "(node-b)" in found.summary
+
+
+def test_a_job_on_one_host_names_none() -> None:
+    ranks = [one.model_copy(update={"host": "node-a"}) for one in (plain(0), plain(1), odd(2))]
+    found = verdict(*ranks, world_size=3)
+    assert found.hosts == {}
+    assert "node-a" not in found.summary

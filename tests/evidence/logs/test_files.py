@@ -12,7 +12,7 @@ import pytest
 from tests.evidence.logs.damage import rehashed
 from tests.evidence.logs.test_damage import shown
 from tests.evidence.logs.test_diagnose import JOBS, LOG, check
-from tpcompile.errors import PreflightError
+from tpcompile.errors import ConfigError, PreflightError
 from tpcompile.evidence.judgement import checks
 from tpcompile.evidence.logs.diagnose import LEFT_OUT, diagnose
 from tpcompile.evidence.logs.ends import Lack
@@ -100,3 +100,20 @@ def test_one_torch_version_is_observed(healthy: Path) -> None:
     verdict = diagnose([healthy])
     assert verdict.exit_code == 0
     assert "2.13.0" in check(verdict, f"environment {checks.AGREE}").observed
+
+
+def test_folders_of_two_runs_are_refused(healthy: Path, tmp_path: Path) -> None:
+    folders = []
+    for rank in (0, 1):
+        folder = tmp_path / f"node_{rank}"
+        (folder / "trace").mkdir(parents=True)
+        (folder / "watched").mkdir()
+        (healthy / LOG.format(rank)).rename(folder / "trace" / LOG.format(rank))
+        (folder / "watched" / f"rank_{rank}.json").write_text('{"job": "one"}')
+        folders.append(folder)
+    traces = [folder / "trace" for folder in folders]
+    assert list(find_logs(folders).paths) == list(find_logs(traces).paths) == [0, 1]
+    (folders[1] / "watched" / "rank_1.json").write_text('{"job": "other"}')
+    for given in (folders, traces):
+        with pytest.raises(ConfigError, match="different runs"):
+            find_logs(given)

@@ -314,3 +314,17 @@ def test_the_pages_of_tlparse_are_linked_where_it_is_installed(
     paths = [link.partition("#") for link in links]
     assert all((tmp_path / path).is_file() for path, _, _ in paths)
     assert {anchor for _, _, anchor in paths} <= {"", "[0/0]"}
+
+
+@pytest.mark.parametrize("ahead_s", [3600.0, -3600.0, 1.0])
+def test_ranks_whose_clocks_differ_stand_at_one_place(ahead_s: float, tmp_path: Path) -> None:
+    """A second is how much later a busy rank may hear of the alarm: its clock is not moved."""
+    run = RunDir.create(tmp_path)
+    for number, shift_s in ((0, 0.0), (1, ahead_s)):
+        times = [(100.0 + number, "compile starts"), (103.0 + number, "compile ends"), (104.0, "alarm")]
+        entries = [[at_s + shift_s, what, "0/0" if "compile" in what else ""] for at_s, what in times]
+        run.write_text(f"rank_{number}/timeline.json", json.dumps(entries))
+    found = of_run.timed_events(run)
+    moved_s = 0.0 if abs(ahead_s) > 5.0 else ahead_s
+    assert [event.start for event in found[0]] == [100.0, 104.0]
+    assert [event.start for event in found[1]] == [101.0 + moved_s, 104.0 + moved_s]

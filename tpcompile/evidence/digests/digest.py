@@ -62,6 +62,7 @@ def digest_rank(record: RankRecord) -> RankDigest:
         fast_paths=record.fast_paths,
         overwritten=tuple(overwritten),
         facts=record.facts,
+        host=record.host,
     )
 
 

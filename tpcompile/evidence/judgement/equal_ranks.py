@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tpcompile.evidence.groups.by_rank import ByRank, Groups
 from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.records import Divergence, Verdict
+from tpcompile.evidence.text.phrases import listed
 from tpcompile.evidence.text.ranks import axis_of, named_ranks, places_of, ranks_text
 
 _MAX_DOMAINS = 8
@@ -56,6 +57,9 @@ def equal_ranks(verdict: Verdict) -> list[tuple[str, bool]]:
         found.append((f"equal ranks in {domain}: {text}{note}", is_split))
     if missing and recorded:
         found.append((f"no record: {named_ranks(missing)}", False))
+    if verdict.hosts:
+        places = [f"{host} {ranks_text(ranks)}" for host, ranks in verdict.hosts.items()]
+        found.append((f"ranks by host: {listed(places, by=' | ', at_most=_MAX_LINES)}", False))
     return found
 
 

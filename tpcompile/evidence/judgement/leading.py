@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
+from types import MappingProxyType
 
 from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, RecompileCause, Status, Verdict
 from tpcompile.evidence.records.base import at_text
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.lines import is_packaged
-from tpcompile.evidence.text.ranks import named_ranks
+from tpcompile.evidence.text.ranks import named_ranks, on_hosts
 
+Hosts = Mapping[str, Sequence[int]]
 _MAX_SAID = 100
 """Characters of cause and difference that a last line repeats."""
 _WRONG = (
@@ -120,15 +122,18 @@ def cause_text(lead: Lead) -> str:
 
 def lead_ranks_text(lead: Lead) -> str:
     """The ranks of a lead, as in `blamed_text`, and where they are in the mesh."""
-    text = blamed_text(lead.ranks, is_known=lead.is_rank_known)
+    text = blamed_text(lead.ranks, is_known=lead.is_rank_known, hosts=lead.hosts)
     return f"{text}, {lead.place}" if lead.place else text
 
 
-def blamed_text(ranks: Sequence[int], *, is_known: bool) -> str:
-    """`rank 1`, or `ranks 0-1 differ` where the evidence does not name the rank at fault; empty for no ranks."""
+def blamed_text(ranks: Sequence[int], *, is_known: bool, hosts: Hosts = MappingProxyType({})) -> str:
+    """`rank 1`, or `ranks 0-1 differ` where the evidence does not name the rank at fault; empty for no ranks.
+
+    With the `hosts` of a job that has several, `rank 1 (node-b)`.
+    """
     if not ranks:
         return ""
-    text = named_ranks(ranks)
+    text = f"{named_ranks(ranks)}{on_hosts(ranks, hosts)}"
     return text if is_known else f"{text} differ"
 
 

@@ -46,6 +46,7 @@ class Absent:
 
     rank: int
     last_seen: str
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,8 @@ def conclude(
     found += hidden_check((*rules.taint_modes, *rules.modes, "")[0], digests)
     recompiles = recompile_causes(digests, expected_phases=rules.expected_recompiles)
     leading = lead.of_run(found, divergences, causes=checks.CAUSES, recompiles=recompiles)
+    hosts = _hosts([*digests, *absent])
+    leading = leading and leading.model_copy(update={"hosts": hosts})
     found = [_following(check, leading) for check in found]
     exit_code = _exit_code(found, is_red=leading is not None)
     domains = {name: [digest.rank for digest in ranks] for name, ranks in by_domain(digests).items()}
@@ -149,8 +152,16 @@ def conclude(
         recompiles=recompiles,
         timings_ms=rules.timings(digests),
         domains=equal_groups(domains, divergences),
+        hosts=hosts,
     )
     return with_places(verdict, digests)
+
+
+def _hosts(ranks: Sequence[RankDigest | Absent]) -> dict[str, tuple[int, ...]]:
+    """Host -> its ranks; empty where all ranks of which it is known are on one."""
+    known = sorted((one for one in ranks if one.host), key=lambda one: one.rank)
+    by_host = {host: tuple(one.rank for one in alike) for host, alike in grouped(known, lambda one: one.host).items()}
+    return by_host if len(by_host) > 1 else {}
 
 
 _RAISED = (CheckId.NO_ERROR, CheckId.MACHINE)

@@ -6,6 +6,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.logs.unpacked import PACKED
 from tpcompile.evidence.records.bounds import MAX_RANKS
+from tpcompile.evidence.records.reader import read_object
 from tpcompile.evidence.shortened import shortened
 from tpcompile.evidence.text.ranks import named_ranks
 
@@ -36,6 +38,7 @@ def find_logs(folders: Sequence[Path], *, num_ranks: int = 0) -> LogFiles:
     Raises ConfigError for fewer than two ranks, unless the job is known to have had more: torch opens no log on a rank
     that compiles nothing. Raises it for two logs of one rank too: two jobs, or one that was restarted.
     """
+    _check_one_run(folders)
     found: dict[int, dict[str, Path]] = {}
     left_out = []
     for path in _candidates(folders):
@@ -55,6 +58,22 @@ def find_logs(folders: Sequence[Path], *, num_ranks: int = 0) -> LogFiles:
             "a rank that compiles nothing writes none: pass the number of ranks with --world-size N"
         )
     return LogFiles(paths.map(lambda files: min(files.values())), tuple(left_out))
+
+
+def _check_one_run(folders: Sequence[Path]) -> None:
+    """Raise ConfigError for run directories of `tpcompile run`, or their `trace`, that are of different runs."""
+    run_of = {folder: job for folder in folders for job in _runs(folder)}
+    if len(set(run_of.values())) > 1:
+        says = ", ".join(f"{printable(folder)} of {shortened(job, at_most=60)}" for folder, job in run_of.items())
+        raise ConfigError(f"these folders are of different runs: {says}; pass those of one")
+
+
+def _runs(folder: Path) -> Iterator[str]:
+    """Which run its ranks have said that they are of."""
+    for place in (folder, folder.parent):
+        for path in sorted(place.glob("watched/rank_*.json"))[:1]:
+            with suppress(OSError, ConfigError):
+                yield str(read_object(path).get("job", ""))
 
 
 def _candidates(folders: Sequence[Path]) -> Iterator[Path]:

@@ -319,3 +319,7 @@ class RankRecord(Frozen):
     """Name of each fast path, custom op or kernel -> `used`, `refused: why` or `not applicable: why`."""
     facts: dict[str, Any] = {}
     """Measured values a check needs (errors, timings), plain JSON."""
+    host: str = ""
+    """Name of the host of this rank."""
+    job: str = ""
+    """Identity of the run, equal on all its ranks; empty where they did not agree on one."""

@@ -155,6 +155,7 @@ class RankDigest(Frozen):
     overwritten: tuple[Item, ...] = ()
     """In-place all-reduces that clobber a buffer which Inductor's code reads later."""
     facts: dict[str, Any] = {}
+    host: str = ""
 
     def rank_sources(self, what: str) -> list[RankRead]:
         """Rank reads, or guards with a rank's name."""

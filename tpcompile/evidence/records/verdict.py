@@ -176,6 +176,8 @@ class Lead(Frozen):
     """What became of it, where the ranks parted at a branch."""
     parted: Parted | None = None
     """The branch at which the ranks parted before that, where their executed lines are known."""
+    hosts: dict[str, tuple[Rank, ...]] = {}
+    """Host -> ranks of the job; empty where they are all on one."""
 
 
 class Verdict(Frozen):
@@ -200,3 +202,5 @@ class Verdict(Frozen):
     recompiles: tuple[RecompileCause, ...] = ()
     domains: dict[str, tuple[tuple[Rank, ...], ...]] = {}
     """Domain -> groups of ranks that no red difference separates."""
+    hosts: dict[str, tuple[Rank, ...]] = {}
+    """Host -> its ranks, as far as they are known; empty where they are all on one."""

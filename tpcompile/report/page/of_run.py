@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ _KINDS: dict[Kind, EventKind] = {
     Kind.ITERATION: "iteration", Kind.CALL: "calls", Kind.COMPILE: "compile", Kind.COLLECTIVE: "collective",
     Kind.SEND: "message", Kind.RECEIVE: "message", Kind.BREAK: "break", Kind.END: "end",
 }  # fmt: skip
+_ALARM, _LATE_S = "alarm", 5.0
+"""What each rank notes when it hears of an alarm, and how much later that is on a rank that is only busy."""
 
 
 def evidence_of_run(run_dir: RunDir, verdict: Verdict) -> Evidence:
@@ -77,7 +80,9 @@ def _content(data: dict[str, Any]) -> str:
     compiles = data.get("compiles")
     if isinstance(compiles, list):
         compiles = [{**one, "normalised": None} if isinstance(one, dict) else one for one in compiles]
-    same = {name: value for name, value in data.items() if name not in ("rank", "coordinate", "facts", "places")}
+    same = {
+        name: value for name, value in data.items() if name not in ("rank", "coordinate", "facts", "places", "host")
+    }
     return hashlib.sha256(json.dumps({**same, "compiles": compiles}, sort_keys=True).encode()).hexdigest()
 
 
@@ -104,7 +109,27 @@ def timed_events(run_dir: RunDir) -> dict[int, list[Event]]:
     for path in sorted((run_dir.path / "streams").glob("rank_*.json")):
         timed = read_record(TimedStream, path)
         found.setdefault(timed.stream.rank, []).extend(_done(timed))
-    return found
+    return _on_one_clock(found)
+
+
+def _on_one_clock(found: Mapping[int, list[Event]]) -> dict[int, list[Event]]:
+    """The same by the clock of one rank: all hear of an alarm at once, and note it at the times of their clocks."""
+    heard: dict[int, float] = {}
+    for rank, events in sorted(found.items()):
+        alarms = [event.start for event in events if event.label == _ALARM]
+        if alarms:
+            heard[rank] = alarms[0]
+    right_s = next(iter(heard.values()), 0.0)
+    moved: dict[int, list[Event]] = {}
+    for rank, events in found.items():
+        ahead_s = heard.get(rank, right_s) - right_s
+        is_wrong = abs(ahead_s) > _LATE_S
+        moved[rank] = [_earlier(event, ahead_s) for event in events] if is_wrong else events
+    return moved
+
+
+def _earlier(event: Event, by_s: float) -> Event:
+    return replace(event, start=event.start - by_s, end=event.end - by_s)
 
 
 def _noted(entries: object) -> Iterator[Event]:
