@@ -144,7 +144,7 @@ def test_in_a_job_that_is_started_already_this_process_becomes_a_rank(
 def test_compare_replays_a_run_and_ends_with_its_code(
     tpcompile: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(replay_module, "replay", lambda run_dir: samples.failing())
+    monkeypatch.setattr(replay_module, "replay", lambda *_: samples.failing())
     code, out, _ = tpcompile("compare", str(RunDir.create(tmp_path / "run").path))
     assert code == 1
     assert "FAIL (exit 1)" in out
@@ -289,7 +289,7 @@ def test_every_command_with_a_verdict_writes_the_same_files(
     command: str, tpcompile: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if command == "compare":
-        monkeypatch.setattr(replay_module, "replay", lambda run_dir: samples.failing())
+        monkeypatch.setattr(replay_module, "replay", lambda *_: samples.failing())
         where = str(RunDir.create(tmp_path / "run").path)
     else:
         where = str(JOBS / "stride")

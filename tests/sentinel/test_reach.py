@@ -95,3 +95,6 @@ def test_the_finding_names_the_host_of_the_store_and_the_ranks_elsewhere(monkeyp
     assert (found.cause, found.ranks) == (Cause.STOPPED_RESPONDING, (0, 1))
     assert "node-a" in found.observed
     assert "(62 s)" in found.observed
+    beside_rank_0 = cut_off(here.model_copy(update={"rank": 0}), silent_s=62.0)
+    assert beside_rank_0.ranks == (2, 3)
+    assert "node-a" not in beside_rank_0.observed

@@ -66,6 +66,8 @@ def cut_off(state: RankState, *, silent_s: float) -> Finding:
     place = os.environ.get("MASTER_ADDR", "rank 0")
     since = clock_text(time.time() - silent_s, for_s=silent_s)
     says = f"{place}, which serves the job's store, is unreachable since {since}"
+    if 0 in mine:
+        says = f"the job's store, which this node serves, has not answered since {since}"
     if away:
         says += f"; not heard of: {named_ranks(away)}"
     return Finding(
