@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from signal import SIGTERM
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch.distributed as dist
@@ -31,6 +31,7 @@ from tpcompile.ranks.domain import domain_of
 from tpcompile.ranks.store import RankStore
 from tpcompile.recording import CaptureSession
 from tpcompile.sentinel import events as ev
+from tpcompile.sentinel.agreed_values import AgreedValues, check_arguments
 from tpcompile.sentinel.alarms import Alarms
 from tpcompile.sentinel.asking import Limits
 from tpcompile.sentinel.blackbox import BlackBox, absences
@@ -159,7 +160,8 @@ class Sentinel:
         self._losses = Losses(self.log, self.protocol, self._snapshot)
         self.listener = Listener(self.log, self._on)
         self._timer = Timer(self._on, terminated=self._terminated, ends=self.log.close_client)
-        self._comparison = Comparison(self.log, self._progress, on=self._on)
+        self._agreed = AgreedValues(domain.axis, domain.members)
+        self._comparison = Comparison(self.log, self._progress, self._agreed, on=self._on)
         self.gives_way: Callable[[], None] | None = None
         """Ends this one where the program begins to watch itself; None for a sentinel of the program."""
         self._pid = os.getpid()
@@ -181,6 +183,8 @@ class Sentinel:
             ev.Look: lambda action: self._on(
                 ev.Looked(time.monotonic(), self._snapshot.is_stuck(for_s=self._limits.hang_after_s))
             ),
+            ev.Recall: self._recall,
+            ev.TellValues: lambda action: self.log.tell_values(action.number, self._agreed.values(action.span)),
             ev.Ask: self._ask,
             ev.Say: lambda action: logger.info("{}", action.text),
             ev.Settle: self._settle,
@@ -262,19 +266,57 @@ class Sentinel:
         self.executed.close()
         self.session.__exit__(None, None, None)
 
-    def watch(self, target: Any, *, name: str = "", uneven: str = "") -> Any:
+    def agree(self, name: str, value: Any, *, every: int = 1, step: int | None = None) -> None:
+        """Say that this value is equal on all ranks of the domain; the job ends, or goes on, by the policy if not.
+
+        Each rank calls it as often and in the same order, outside of compiled regions and of captured CUDA graphs. Only
+        a hash is taken, on the value's device and without waiting for it; ranks compare some seconds later, and when
+        the block ends. Every bit counts: a NaN equals the same NaN, -0.0 is not 0.0.
+
+        name: names the value in the report, up to 200 characters.
+        value: a tensor of any shape and dtype, a Python number or text, or a list, tuple, dict or dataclass of them. Of
+        a DTensor what is replicated on the axis.
+        every: compare the first of so many calls with this name, as for parameters.
+        step: shown in the report beside the number of the call.
+
+        Raises ConfigError before the block begins, for a sharded DTensor, and for what cannot be compared.
+        """
+        self._agrees(name, value, every, step, sys._getframe(1))
+
+    def _agrees(self, name: str, value: Any, every: int, step: int | None, frame: FrameType) -> None:
+        check_arguments(name, every)
+        if not self.listener.has_started:
+            raise ConfigError(f"agree({name!r}) before the block of the sentinel: call it inside of `with Sentinel()`")
+        if self.is_active and not self.protocol.has_parted:
+            self._agreed.add(name, value, every=every, step=step, frame=frame)
+
+    def _agreeing(self, call: Callable[..., Any], name: str, every: int) -> Callable[..., Any]:
+        """`call`, whose results are values that must be equal."""
+
+        def agrees(*args: Any, **kwargs: Any) -> Any:
+            found = call(*args, **kwargs)
+            self._agrees(name, found, every, None, sys._getframe(1))
+            return found
+
+        return agrees
+
+    def watch(self, target: Any, *, name: str = "", uneven: str = "", agree: str = "", every: int = 1) -> Any:
         """`target`, a compiled callable or a module, as a region of its own; a module is changed in place and returned.
 
         All regions are watched anyway. One made here has a name, counts even if never compiled, and may be `uneven`:
         its content may differ between ranks for that reason (the tokens of an expert), its collectives may not. So may
         that of other calls of a function's code.
+
+        agree: its results must be equal on all ranks; the name of the value, as in `agree`, and so is `every`.
         """
+        if agree:
+            check_arguments(agree, every)
         region = self._progress.region(name or region_name(target))
         region.reason_uneven = uneven
         watched = self._hooks.watched(target, region)
         if uneven and watched is not target:  # it can still be called by its own name
             self._progress.region(region_name(target)).reason_uneven = uneven
-        return watched
+        return watching.wrap_calls(watched, lambda call: self._agreeing(call, agree, every)) if agree else watched
 
     def wait_for_finding(self, known: int) -> None:
         """Give the ranks time to settle an alarm before this process ends; it had `known` findings before."""
@@ -347,6 +389,13 @@ class Sentinel:
         silent = set(action.expected) - states.keys()
         absent = absences(self.log, silent)
         self._on(ev.Answers(time.monotonic(), states, absent, self.log.other_domains(states)))
+
+    def _recall(self, action: ev.Recall) -> None:
+        here = [rank for rank in self.log.members if rank not in self.protocol.left]
+        values = self.log.ask_values(action.span, here, timeout_s=_ANSWER_S)
+        over = self.log.links_on(self.log.members, is_over=True)
+        nums = {rank: links.num for rank, links in over.items()}
+        self._on(ev.Recalled(action.span, {**values, self.rank: self._agreed.values(action.span)}, nums))
 
     def _settle(self, action: ev.Settle) -> None:
         is_red = self._settlement.settle(action.alarm, action.present)

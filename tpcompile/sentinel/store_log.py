@@ -10,6 +10,9 @@
     state/<ask>/<rank>      answer to an `ask` event
     ran/<rank>              which compiled variants a rank ran, from time to time; ran/all/<rank> when it leaves
     counted/<rank>          a rank's counters at selected calls of its regions, from time to time
+    agreed/<rank>           how many values a rank said are equal, and some links of their chain, from time to time;
+                            agreed/over/<rank> when it leaves, agreed/newest/<rank> the last values themselves
+    values/<ask>/<rank>     the values that are asked for where links differ
     left, left/<rank>       how many ranks have left, and what each did last; over: how many read no more
     raised                  the first rank that raised an exception
     closed/<rank>           set when a rank that raised sends nothing more
@@ -18,8 +21,8 @@
     waiting/<n>/<rank>      shared by all domains: state of a rank that waits for ranks of a different domain
     waiting/<n>/problem     shared by all domains: the first problem for which a domain ends the job
 
-Calls of compiled code write no key; the timer writes `ran` and `counted`. A position is (region, call, index),
-see `progress`.
+Calls of compiled code and of `agree` write no key; the timer writes `ran`, `counted` and `agreed`. A position is
+(region, call, index), see `progress`.
 """
 
 from __future__ import annotations
@@ -31,15 +34,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tpcompile.evidence.records import Check, Frozen
-from tpcompile.evidence.records.bounds import Rank, Seconds
+from tpcompile.evidence.records.bounds import Number, Rank, Seconds
 from tpcompile.evidence.text.ranks import exact_ranks, is_among
 from tpcompile.evidence.timeline.flow import Flow
 from tpcompile.ranks.liveness import this_host
 from tpcompile.ranks.run_dir import agreed_run_dir
 from tpcompile.ranks.store import RankStore
+from tpcompile.sentinel.agreement import Links, Span, Value
 from tpcompile.sentinel.counter_samples import Counted
 from tpcompile.sentinel.deadlock import Seen
-from tpcompile.sentinel.log_entries import AnyEntry, Ask, CompileBegins, Entry, Left
+from tpcompile.sentinel.log_entries import AnyEntry, Ask, AskValues, CompileBegins, Entry, Left
 from tpcompile.sentinel.messages import FINISHED, RUNNING, Announcement, CompilePost, Position, RankState
 from tpcompile.sentinel.process import Process
 from tpcompile.sentinel.variants import Ran
@@ -48,6 +52,8 @@ E = TypeVar("E", bound=Entry)
 Connect = Callable[[], RankStore]
 _TOGETHER_S, _MAX_ROUNDS = 0.5, 4
 """Time in which ranks that finish share an entry of the log, and how often a rank waits for the entry of another."""
+_AGREED, _AGREED_OVER, _NEWEST = "agreed", "agreed/over", "agreed/newest"
+_Values = dict[Number, Value]
 _FOREVER_S = 365 * 86400.0
 
 
@@ -175,7 +181,7 @@ class StoreLog:
         store, number = self._count(1), len(self.members)
         if store.count("over") < number:
             return
-        names = ("left", "ran", _ran_key(is_all=True), "counted")
+        names = ("left", "ran", _ran_key(is_all=True), "counted", _AGREED, _AGREED_OVER, _NEWEST)
         keys = [f"{name}/{rank}" for name in names for rank in self.members]
         events = range(store.count("events", 0) + 1)
         keys += [f"{name}/{entry}" for entry in events for name in ("event", "claim/left")]
@@ -228,6 +234,32 @@ class StoreLog:
     def counted_on(self, ranks: Sequence[int]) -> dict[int, dict[str, Counted]]:
         """The counters that these ranks have published."""
         return _published(self._count(1).under("counted"), ranks, dict[str, Counted])
+
+    def say_links(self, links: Links) -> None:
+        """Publish how far this rank's values are, and links of their chain."""
+        self._count(1).put(f"{_AGREED_OVER if links.is_over else _AGREED}/{self.rank}", links.model_dump(mode="json"))
+
+    def links_on(self, ranks: Sequence[int], *, is_over: bool, wait_s: float = 0.0) -> dict[int, Links]:
+        """The links that these ranks have published, from time to time or on leaving."""
+        store = self._count(1).under(_AGREED_OVER if is_over else _AGREED)
+        return _published(store, ranks, Links, timeout_s=wait_s)
+
+    def keep_values(self, values: Mapping[int, Value]) -> None:
+        """Publish the last values, before this rank leaves: the others may find that they differ."""
+        self._count(1).put(f"{_NEWEST}/{self.rank}", _dumped(values))
+
+    def tell_values(self, ask: int, values: Mapping[int, Value]) -> None:
+        """Answer an `AskValues` entry."""
+        self._count(1).put(f"values/{ask}/{self.rank}", _dumped(values))
+
+    def ask_values(self, span: Span, ranks: Sequence[int], *, timeout_s: float) -> dict[int, dict[int, Value]]:
+        """The values of these ranks in the span, also of those that have left; some may be missing."""
+        ask = self._count(1).count("asks of values")
+        self.append(AskValues, number=ask, span=span)
+        others = [rank for rank in ranks if rank != self.rank]
+        found = _published(self._count(1).under(f"values/{ask}"), others, _Values, timeout_s=timeout_s)
+        silent = [rank for rank in self.members if rank not in found]
+        return found | _published(self._count(len(silent)).under(_NEWEST), silent, _Values)
 
     def raises_first(self) -> bool:
         """Publish that an exception ends this rank; True for the first rank that does."""
@@ -333,5 +365,5 @@ def _ran_key(*, is_all: bool) -> str:
     return "ran/all" if is_all else "ran"
 
 
-def _dumped(table: Mapping[str, Frozen]) -> dict[str, Any]:
-    return {name: record.model_dump(mode="json") for name, record in table.items()}
+def _dumped(table: Mapping[Any, Frozen]) -> dict[str, Any]:
+    return {str(name): record.model_dump(mode="json") for name, record in table.items()}
