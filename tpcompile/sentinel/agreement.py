@@ -13,8 +13,8 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field
 
-from tpcompile.evidence.groups.by_rank import ByRank
-from tpcompile.evidence.iterables import first
+from tpcompile.evidence.groups.by_rank import ByRank, entry
+from tpcompile.evidence.iterables import differ, first
 from tpcompile.evidence.records import Frozen, UserLine
 from tpcompile.evidence.records.bounds import Number
 from tpcompile.evidence.records.causes import Cause
@@ -128,10 +128,10 @@ def first_span(by_rank: Mapping[int, Links]) -> Span | None:
     if len(ranks) < 2:
         return None
     common = sorted(set.intersection(*(set(one.links) for one in ranks.values())))
-    equal = [number for number in common if not ranks.differ(lambda one, at=number: one.links[at])]
-    unequal = first(number for number in common if number not in equal)
+    unequal = first(number for number in common if differ(one.links[number] for one in ranks.values()))
+    equal = [number for number in common if unequal is None or number < unequal]
     if unequal is not None:
-        return Span(after=max([number for number in equal if number < unequal], default=0), upto=unequal)
+        return Span(after=max(equal, default=0), upto=unequal)
     fewest, most = min(one.num for one in ranks.values()), max(one.num for one in ranks.values())
     is_final = all(one.is_over for one in ranks.values() if one.num == fewest)
     if fewest == most or not is_final:
@@ -147,9 +147,8 @@ def difference(
     `nums` are how many values each rank that has left had in all. A rank is blamed where more than half of all
     members agree without it.
     """
-    known = ByRank(by_rank)
     for number in range(span.after + 1, span.upto + 1):
-        values = known.found(lambda table, at=number: table.get(at))
+        values = entry(by_rank, number)
         over = [rank for rank, num in nums.items() if num < number]
         if over and values:
             return _fewer(values, over, number, num_members)
