@@ -169,7 +169,7 @@ def _blamed(values: ByRank[T], by: Callable[[T], Hashable], num_members: int) ->
 def _other_value(values: ByRank[Value], num_members: int) -> Finding:
     odd, is_known = _blamed(values, lambda one: one.content, num_members)
     value = values[odd[0]]
-    before = f"; equal up to call {value.call - 1}" if value.call > 1 else ""
+    before = "; equal before" if value.call > 1 else ""
     observed = f"{value}: {_sides(values, lambda one: one.shown)}{before}"
     return Finding(Cause.AGREED_VALUES, observed, odd, value.line, is_rank_known=is_known, is_of_agreement=True)
 
