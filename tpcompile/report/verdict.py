@@ -41,7 +41,7 @@ class ShownVerdict(Verdict):
     @classmethod
     def shown(cls, verdict: Verdict, *, is_reporter: bool, command: str, choose_run_dir: Callable[[], Path]) -> Self:
         """The verdict, as what `command` prints; `choose_run_dir` gives the directory that all its ranks agree on."""
-        found = cls.model_construct(**dict(verdict))
+        found = cast("Self", cls.model_construct(**dict(verdict)))
         found._is_reporter, found._command, found._choose_run_dir = is_reporter, command, choose_run_dir
         return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from types import FrameType
@@ -33,7 +33,7 @@ _SHOWN = (bool, int, float, type(None))
 """Classes whose values a finding shows; of texts and containers it has a hash, as they may be private."""
 _MAX_SHOWN = 32
 _MAX_WAITING = 4096
-"""Hashes under way: far more than a GPU lets a program be ahead."""
+"""Hashes under way: more than a GPU lets a program be ahead, by the kernels that its queue holds."""
 _BETWEEN = (watching.TORCH, __file__.rpartition("/")[0])
 """Folders whose frames are between a call and the program."""
 _Place = tuple[str, int, str]
@@ -49,7 +49,8 @@ class _Hashed(NamedTuple):
     sums: Tensor | None
     """[LANES] int64 in host memory; None for a Python value."""
     bits: str
-    arrived: Callable[[], bool]
+    event: torch.cuda.Event | None
+    """Recorded behind the copy of the sums; None where they are there."""
     place: _Place | None
     step: int | None
 
@@ -62,6 +63,11 @@ class AgreedValues:
         self._calls: Counter[str] = Counter()
         self._waiting: deque[_Hashed] = deque()
         self._chain = Chain()
+        self._rows: tuple[Tensor, ...] = ()
+        """Pinned memory for sums under way, [LANES] each, used in turn; from the first value on a GPU on."""
+        self._num_rows = 0
+        self._events: list[torch.cuda.Event] = []
+        """To be used again: to make one costs as much as a kernel."""
         self._lock = threading.Lock()
 
     def add(self, name: str, value: Any, *, every: int, step: int | None, frame: FrameType | None) -> None:
@@ -74,20 +80,18 @@ class AgreedValues:
         if (call - 1) % every:
             return
         place = _place_of(frame)
-        hashed = list(self._hashed(name, value, call, place, step))
-        with self._lock:
-            self._waiting.extend(hashed)
-        self.settle()
+        for hashed in self._hashed(name, value, call, place, step):
+            with self._lock:
+                self._waiting.append(hashed)
+            self.settle(waits=len(self._waiting) == _MAX_WAITING)
 
     def settle(self, *, waits: bool = False) -> None:
-        """Append the values whose hashes have arrived, in order; with `waits` all, after the device has finished."""
+        """Append the values whose hashes have arrived, in order; with `waits` all."""
         with self._lock:
-            while self._waiting:
-                oldest = self._waiting[0]
-                is_full = waits or len(self._waiting) > _MAX_WAITING
-                if not (is_full or oldest.arrived()):
-                    return
-                self._chain.add(_value(self._waiting.popleft()))
+            while self._waiting and _has_arrived(self._waiting[0].event, waits=waits):
+                arrived = self._waiting.popleft()
+                self._chain.add(_value(arrived))
+                self._events += [] if arrived.event is None else [arrived.event]
 
     def links(self, *, is_over: bool = False) -> Links:
         """What the other ranks compare."""
@@ -109,13 +113,26 @@ class AgreedValues:
         for leaf_name, leaf in named_leaves(name, value):
             if isinstance(leaf, Tensor):
                 for part_name, part in self._parts(leaf_name, leaf):
-                    found, arrived = _on_host(sums(part))
-                    yield _Hashed(part_name, call, describe(part), found, "", arrived, place, step)
+                    found, event = self._on_host(sums(part))
+                    yield _Hashed(part_name, call, describe(part), found, "", event, place, step)
             else:
                 plain.append(f"{leaf_name}={_plain(leaf_name, leaf)}")
         if plain:
             what, bits = _said(value, plain)
-            yield _Hashed(name, call, what, None, bits, _at_once, place, step)
+            yield _Hashed(name, call, what, None, bits, None, place, step)
+
+    def _on_host(self, on_device: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+        """Sums in host memory, and what says that they have arrived there."""
+        if on_device.device.type != "cuda":
+            return on_device.cpu(), None
+        if not self._rows:
+            self._rows = torch.empty(_MAX_WAITING, LANES, dtype=torch.int64, pin_memory=True).unbind()
+        host = self._rows[self._num_rows % _MAX_WAITING]
+        self._num_rows += 1
+        host.copy_(on_device, non_blocking=True)
+        event = self._events.pop() if self._events else torch.cuda.Event()
+        event.record(torch.cuda.current_stream(on_device.device))
+        return host, event
 
     def _parts(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """The tensor of this rank, or the tensors that a wrapper holds."""
@@ -150,19 +167,10 @@ def check_arguments(name: object, every: object) -> None:
         raise ConfigError(f"agree({name!r}): every={every!r} must be a whole number of calls, 1 or more")
 
 
-def _on_host(on_device: Tensor) -> tuple[Tensor, Callable[[], bool]]:
-    """Sums in host memory, and whether they have arrived there."""
-    if on_device.device.type != "cuda":
-        return on_device.cpu(), _at_once
-    host = torch.empty(LANES, dtype=torch.int64, pin_memory=True)
-    host.copy_(on_device, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record()
-    return host, event.query
-
-
-def _at_once() -> bool:
-    return True
+def _has_arrived(event: torch.cuda.Event | None, *, waits: bool) -> bool:
+    if event is not None and waits:
+        event.synchronize()
+    return event is None or event.query()
 
 
 def _plain(name: str, leaf: Any) -> str:

@@ -8,6 +8,8 @@ every device and in every run. Two kernels and a copy, where a cryptographic has
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -37,7 +39,7 @@ def sums(tensor: Tensor) -> Tensor:
 
 
 def _of_row(words: Tensor) -> Tensor:
-    return (words * _numbers_of(words)).sum(1)
+    return (words * _numbers_of(words.device, len(words))).sum(1)
 
 
 def _words(raw: Tensor) -> Tensor:
@@ -48,13 +50,16 @@ def _words(raw: Tensor) -> Tensor:
     return raw.view(torch.int32)
 
 
-def _numbers_of(words: Tensor) -> Tensor:
-    """The odd numbers of the positions, [LANES, len(words)] int64; made once for a power of two of positions."""
-    known = _numbers.get(words.device)
-    if known is None or known.shape[1] < len(words):
-        size = 1 << max(10, (len(words) - 1).bit_length())
-        with torch.inference_mode(False):  # they outlive the mode of the caller
-            position = torch.arange(1, size + 1, dtype=torch.int64, device=words.device)
-            lanes = [splitmix(position * seed) | 1 for seed in _SEEDS]
-            known = _numbers[words.device] = torch.stack(lanes)
-    return known[:, : len(words)]
+@lru_cache(maxsize=64)  # to cut them anew costs half as much as to multiply with them
+def _numbers_of(device: torch.device, num_words: int) -> Tensor:
+    """The odd numbers of the positions, [LANES, num_words] int64; made once for a power of two of positions."""
+    known = _numbers.get(device)
+    if known is None or known.shape[1] < num_words:
+        known = _numbers[device] = _made(device, 1 << max(10, (num_words - 1).bit_length()))
+    return known[:, :num_words]
+
+
+def _made(device: torch.device, num_words: int) -> Tensor:
+    with torch.inference_mode(False):  # they outlive the mode of the caller
+        position = torch.arange(1, num_words + 1, dtype=torch.int64, device=device)
+        return torch.stack([splitmix(position * seed) | 1 for seed in _SEEDS])
