@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tpcompile.sentinel.agreed_values import AgreedValues
+from tpcompile.sentinel.agreement import Links
 from tpcompile.sentinel.comparison import Comparison
 from tpcompile.sentinel.counter_samples import Counted
 from tpcompile.sentinel.progress import Progress
@@ -17,9 +19,13 @@ class Log:
     def __init__(self) -> None:
         self.said: list[dict[str, Counted]] = []
         self.asked: list[list[int]] = []
+        self.links: list[Links] = []
 
     def say_counted(self, counted: dict[str, Counted]) -> None:
         self.said.append(counted)
+
+    def say_links(self, links: Links) -> None:
+        self.links.append(links)
 
     def counted_on(self, ranks: list[int]) -> dict[int, dict[str, Counted]]:
         self.asked.append(list(ranks))
@@ -31,7 +37,7 @@ def test_a_tick_of_the_timer_does_not_take_back_that_a_rank_has_left() -> None:
     progress = Progress(lambda _: None)
     region = progress.enter(progress.region("f"))
     region.variants["0/0"] = region.position.key
-    comparison = Comparison(log, progress, on=lambda _: None)
+    comparison = Comparison(log, progress, AgreedValues("tp", log.members), on=lambda _: None)
     comparison.with_the_next()
     comparison.at_the_end()
     comparison.with_the_next()
