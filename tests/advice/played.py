@@ -37,7 +37,7 @@ BACKEND = "aot_eager_decomp_partition"
 """Instead of Inductor, where a program names none: it traces and partitions likewise, and compiles nothing."""
 WATCHED = frozenset({
     Cause.STUCK_COLLECTIVE, Cause.INPUT_VALUES, Cause.WEIGHTS, Cause.KILLED, Cause.RAISED, Cause.PARTED,
-    Cause.CALL_COUNT, Cause.WRONG_VARIANT,
+    Cause.CALL_COUNT, Cause.WRONG_VARIANT, Cause.AGREED_VALUES,
 })  # fmt: skip
 """What shows only while ranks run: tests/advice/test_watched_programs.py plays their programs."""
 LISTED = frozenset({Cause.COMPILE_ORDER, Cause.RANK_PARAMETRIC})

@@ -15,6 +15,8 @@ from tpcompile.evidence.rundir import RunDir
 pytestmark = [pytest.mark.slow, pytest.mark.ranks]
 OWN_CHECK = frozenset({Cause.INPUT_VALUES, Cause.WEIGHTS})
 """Their programs make the check themselves, and say what it found."""
+OWN_SENTINEL = frozenset({Cause.AGREED_VALUES})
+"""Their programs make the sentinel that they call."""
 WATCHED_BY = Path(__file__).parent / "watched.py"
 
 
@@ -31,10 +33,18 @@ def job(cause: Cause, source: str, folder: Path) -> tuple[Ended, str]:
     if cause in OWN_CHECK:
         ended = torchrun([program], cwd=folder)
         return ended, cause if f"AssertionError: {cause.value}" in ended.stderr else ""
+    if cause in OWN_SENTINEL:
+        ended = torchrun([program], cwd=folder)
+        (run_dir,) = folder.glob("runs/*") if ended.returncode else [folder]
+        return ended, _cause_in(run_dir)
     flow = "flow" if cause == Cause.PARTED else "no flow"
     ended = torchrun([WATCHED_BY, program, folder / "run", flow], cwd=folder)
-    verdict = RunDir(folder / "run").read_verdict()
-    return ended, verdict.lead.cause if verdict is not None and verdict.lead is not None else ""
+    return ended, _cause_in(folder / "run")
+
+
+def _cause_in(run_dir: Path) -> str:
+    verdict = RunDir(run_dir).read_verdict()
+    return verdict.lead.cause if verdict is not None and verdict.lead is not None else ""
 
 
 @pytest.mark.parametrize("cause", [cause for cause in Cause if cause in WATCHED], ids=lambda cause: cause.slug)

@@ -16,10 +16,11 @@ import torch.distributed as dist
 
 from tpcompile.errors import ConfigError, DivergenceError
 from tpcompile.evidence.groups.by_rank import ByRank
-from tpcompile.evidence.records import Verdict
 from tpcompile.evidence.text.ranks import exact_ranks, named_ranks
 from tpcompile.ranks.exchange import Exchange, Fetch, Question, Side
+from tpcompile.ranks.run_dir import agreed_run_dir
 from tpcompile.ranks.store import RankStore
+from tpcompile.report.verdict import ShownVerdict
 
 _ROOT = "tpcompile/preflight"
 _num_exchanges: Counter[str] = Counter()
@@ -85,7 +86,7 @@ class Exchanges:
         """Always False: ranks publish their state here, not their process."""
         return False
 
-    def verdict(self, side: Side) -> Verdict:
+    def verdict(self, side: Side) -> ShownVerdict:
         """Publish this rank's digest, then judge or answer until there is a verdict.
 
         Raises DivergenceError when the judge stops responding or the store cannot be reached.
@@ -103,7 +104,12 @@ class Exchanges:
             )
         with suppress(dist.DistError):  # the verdict is known; the rank that serves the store may have exited
             self._root.put(f"seen/{self.rank}", f"done with {self._name}, number {number}")
-        return verdict
+        return ShownVerdict.shown(
+            verdict,
+            is_reporter=self.rank == self.ranks[0],
+            command="preflight",
+            choose_run_dir=lambda: agreed_run_dir(store, "preflight", None),
+        )
 
     @contextmanager
     def _store_errors(self) -> Iterator[None]:

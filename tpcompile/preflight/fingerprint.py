@@ -97,7 +97,7 @@ def mix128(raw: Tensor) -> str:
     for first, words in _words(raw):
         position = torch.arange(first + 1, first + 1 + len(words), dtype=torch.int64, device=raw.device)
         for lane, (at, key) in enumerate(_LANES):
-            totals[lane] += _splitmix(words ^ (position * at + key)).sum()
+            totals[lane] += splitmix(words ^ (position * at + key)).sum()
     lanes = "".join(f"{total & (1 << 64) - 1:016x}" for total in totals.tolist())  # the one wait for the device
     return f"{lanes}-{raw.numel():x}"
 
@@ -113,7 +113,7 @@ def _words(raw: Tensor) -> Iterator[tuple[int, Tensor]]:
         yield start // _WORD_BYTES, piece.view(torch.int64)
 
 
-def _splitmix(words: Tensor) -> Tensor:
+def splitmix(words: Tensor) -> Tensor:
     """The finaliser of splitmix64, a bijection on 64-bit words; every input bit affects every output bit."""
     words = (words ^ _shifted(words, 30)) * _MIX_1
     words = (words ^ _shifted(words, 27)) * _MIX_2

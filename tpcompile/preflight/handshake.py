@@ -29,6 +29,7 @@ from tpcompile.preflight.facts import (
 from tpcompile.preflight.locate import Question, answer_elements
 from tpcompile.preflight.weights import Group, Layout, ShardedBy, Weight, weights_of
 from tpcompile.ranks.exchange import Fetch, Side
+from tpcompile.report.verdict import ShownVerdict
 
 _LAYERS = [layer.value for layer in Layer]
 
@@ -43,7 +44,7 @@ def check_setup(
     resolved: Resolvers | None = None,
     sharded: ShardedBy = None,
     allow: Allowed = (),
-) -> Verdict:
+) -> ShownVerdict:
     """Compare how all ranks are set up; every rank calls it before the first compile, every rank gets the verdict.
 
     Ranks of one group must agree in versions, variables, settings, resolved backends, device, dtypes and replicated
@@ -115,7 +116,7 @@ class Handshake:
         self._exchanges = Exchanges("handshake", ranks=ranks, store=store, timeout_s=timeout_s)
         self._before: dict[str, Weight] = {}
 
-    def check(self) -> Verdict:
+    def check(self) -> ShownVerdict:
         """Compare all facts and keep the weights. Raises DivergenceError when the judging rank stops responding."""
         self._exchanges.publish_state("taking fingerprints of the weights")
         weights = self._weights()
@@ -126,7 +127,7 @@ class Handshake:
         self._before = weights
         return self._exchange(facts, title="preflight", groups=KNOWN_GROUPS, unresolved=unresolved)
 
-    def recheck(self, *, step: int | None = None) -> Verdict:
+    def recheck(self, *, step: int | None = None) -> ShownVerdict:
         """Compare the weights with those at `check`: red when some ranks changed them, listed when all ranks did.
 
         Replicated weights must also still be bit-equal. Raises ConfigError unless `frozen`, and before `check`.
@@ -163,7 +164,7 @@ class Handshake:
         groups: Sequence[str],
         unresolved: dict[str, str] | None = None,
         step: int | None = None,
-    ) -> Verdict:
+    ) -> ShownVerdict:
         digest = SetupDigest(
             rank=dist.get_rank(),
             domain=f"{self._group.axis} {exact_ranks(self._group.ranks)}",

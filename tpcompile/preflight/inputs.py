@@ -26,6 +26,7 @@ from tpcompile.preflight.handshake import group_of
 from tpcompile.preflight.locate import Question, answer_elements, located
 from tpcompile.preflight.weights import Group, Layout, layout_by_dtensor
 from tpcompile.ranks.exchange import Fetch, Side
+from tpcompile.report.verdict import ShownVerdict
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.Size, range, slice)
 
@@ -126,7 +127,7 @@ class InputCheck:
         self._group, self._sharded, self._timeout_s = group_of(mesh, axis), tuple(sharded), timeout_s
         self._exchanges = Exchanges("inputs", ranks=self._group.ranks, store=store, timeout_s=timeout_s)
 
-    def check(self, *args: Any, step: int | None = None, **kwargs: Any) -> Verdict:
+    def check(self, *args: Any, step: int | None = None, **kwargs: Any) -> ShownVerdict:
         """Compare the arguments of one call; every rank of the group calls it and gets the verdict.
 
         Raises DivergenceError when the judging rank stops responding; a rank that does not arrive is a failed check.

@@ -1,10 +1,10 @@
-"""A verdict that prints, publishes and raises: what `tpcompile.check` returns."""
+"""A verdict that prints, publishes and raises: what `tpcompile.check` and the preflight checks return."""
 
 from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self, cast
 
@@ -31,41 +31,43 @@ class Evidence(NamedTuple):
     alone: bool = False
 
 
-class ReportedVerdict(Verdict):
-    """A verdict on a program of the user's own. All ranks have the same one; the first rank reports it."""
+class ShownVerdict(Verdict):
+    """A verdict that all ranks which were compared have alike; the first of them reports it."""
 
-    _evidence: Evidence = PrivateAttr()
+    _is_reporter: bool = PrivateAttr(False)
+    _command: str = PrivateAttr("")
+    _choose_run_dir: Callable[[], Path] = PrivateAttr()
 
-    @staticmethod
-    def of(verdict: Verdict, evidence: Evidence) -> ReportedVerdict:
-        """The verdict, with the evidence of this rank."""
-        found = ReportedVerdict.model_construct(**dict(verdict))
-        found._evidence = evidence
+    @classmethod
+    def shown(cls, verdict: Verdict, *, is_reporter: bool, command: str, choose_run_dir: Callable[[], Path]) -> Self:
+        """The verdict, as what `command` prints; `choose_run_dir` gives the directory that all its ranks agree on."""
+        found = cast("Self", cls.model_construct(**dict(verdict)))
+        found._is_reporter, found._command, found._choose_run_dir = is_reporter, command, choose_run_dir
         return found
 
     @property
     def is_reporter(self) -> bool:
-        """True on the rank that prints and writes the verdict."""
-        return self._evidence.record.rank == 0
+        """True on the rank that prints and writes the verdict: the first one that was compared."""
+        return self._is_reporter
 
     def print(self, console: Console | None = None) -> None:
-        """Print the verdict to `console`, by default stdout; on rank 0, nothing on the other ranks."""
+        """Print the verdict to `console`, by default stdout; on the first rank, nothing on the other ranks."""
         if self.is_reporter:
-            show.show(self, console or consoles.stdout(), command="check")
+            show.show(self, console or consoles.stdout(), command=self._command)
 
     def __str__(self) -> str:
         """What `print` prints."""
         console = Console(file=io.StringIO(), width=160)
-        show.show(self, console, command="check")
+        show.show(self, console, command=self._command)
         return cast(io.StringIO, console.file).getvalue()
 
     def publish(self, run_dir: Path | str | None = None) -> Path:
         """Write evidence and reports, and return the run directory; every rank calls it.
 
-        Each rank writes its record; rank 0 also verdict.json, junit.xml and, in GitHub Actions, the step summary and
-        annotations. `tpcompile compare RUN_DIR` judges it again. `run_dir` is by default
-        runs/<utc time>-check-<id>. Raises PreflightError when it cannot be written, and on rank 0 DirectoryTakenError
-        when it holds a verdict.
+        Each rank writes the record of what it compiled, if there is one; `tpcompile compare RUN_DIR` then judges it
+        again. The first rank writes verdict.json, junit.xml and, in GitHub Actions, the step summary and annotations.
+        `run_dir` is by default runs/<utc time>-<kind>-<id>, where kind is `check` or `preflight`. Raises PreflightError
+        when it cannot be written, and on the first rank DirectoryTakenError when it holds a verdict.
         """
         directory = self._write_evidence(run_dir)
         if self.is_reporter:
@@ -73,21 +75,11 @@ class ReportedVerdict(Verdict):
         return directory.path
 
     def _write_evidence(self, run_dir: Path | str | None) -> RunDir:
-        """What `publish` writes for `tpcompile compare`, without the reports."""
-        evidence = self._evidence
-        directory = RunDir.create(run_dir or evidence.run_dir)
+        """What `publish` writes, without the reports."""
+        directory = RunDir.create(run_dir or self._choose_run_dir())
         if self.is_reporter and directory.holds_run():
             raise DirectoryTakenError(directory.path)
-        directory.write_record(evidence.record)
         if self.is_reporter:
-            facts = {
-                "kind": CAPTURED,
-                "timeout_s": evidence.timeout_s,
-                "allowed": list(evidence.allowed),
-                "num_breaks": evidence.num_breaks,
-                "alone": evidence.alone,
-            }
-            directory.write_run(facts)
             directory.write_verdict(self)
         return directory
 
@@ -98,3 +90,35 @@ class ReportedVerdict(Verdict):
             error.exit_code = ExitCode(self.exit_code)
             raise error
         return self
+
+
+class ReportedVerdict(ShownVerdict):
+    """A verdict on a program of the user's own, with the evidence of this rank."""
+
+    _evidence: Evidence = PrivateAttr()
+
+    @staticmethod
+    def of(verdict: Verdict, evidence: Evidence) -> ReportedVerdict:
+        """The verdict, with the evidence of this rank."""
+        is_reporter = evidence.record.rank == 0
+        found = ReportedVerdict.shown(
+            verdict, is_reporter=is_reporter, command="check", choose_run_dir=lambda: evidence.run_dir
+        )
+        found._evidence = evidence
+        return found
+
+    def _write_evidence(self, run_dir: Path | str | None) -> RunDir:
+        """What `tpcompile compare` reads."""
+        directory = super()._write_evidence(run_dir)
+        evidence = self._evidence
+        directory.write_record(evidence.record)
+        if self.is_reporter:
+            facts = {
+                "kind": CAPTURED,
+                "timeout_s": evidence.timeout_s,
+                "allowed": list(evidence.allowed),
+                "num_breaks": evidence.num_breaks,
+                "alone": evidence.alone,
+            }
+            directory.write_run(facts)
+        return directory

@@ -23,6 +23,8 @@ hang.py             a situation -> why the ranks do not progress: the first reas
                     lost_ranks.py, exited_ranks.py, wrong_group.py and one_sided_compile.py over waits.py and
                     region_lines.py; who parted, where all of them were on their way, parted.py says
 deadlock.py         ranks of all domains -> a ring of ranks that wait for each other
+agreed_values.py    values that the program says are equal -> hashes, of device_sums.py for tensors
+agreement.py        their hashes on all ranks -> the first value that differs, or the call that some ranks left out
 comparison.py       what ran on the ranks -> findings without a stuck rank, in split.py, variants.py and call_counts.py
 loop_counters.py    the counters around a call; counter_samples.py keeps them
 refused_kernels.py  custom ops, kernels, passes and backends that may not run on a shard -> a finding each

@@ -16,6 +16,7 @@ from tpcompile.sentinel.messages import Position, RankState
 
 _OF_LOSS = CheckId.ALIVE, "all ranks run to the end"
 _OF_WAIT = CheckId.MOVING, "every wait can end"
+_OF_VALUES = CheckId.EQUAL_VALUES, "the same values on all ranks"
 """Check, and its `expected` text."""
 
 
@@ -52,6 +53,8 @@ def _one_rank_cause(compile_: CompileRecord) -> Cause:
 def finding_check(finding: Finding) -> Check:
     """The check for a finding about ranks that cannot continue."""
     check_id, expected = _OF_LOSS if finding.is_loss else _OF_WAIT
+    if finding.is_of_agreement:
+        check_id, expected = _OF_VALUES
     return Check(
         id=check_id,
         status=Status.FAIL,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tpcompile.evidence.records import Check, Frozen, UserLine
 from tpcompile.evidence.records.bounds import Rank
+from tpcompile.sentinel.agreement import Links, Span, Value
 from tpcompile.sentinel.counter_samples import Counted
 from tpcompile.sentinel.deadlock import Seen
 from tpcompile.sentinel.finding import Finding
@@ -146,6 +147,18 @@ class Compared:
 
     ran: Mapping[int, Mapping[str, Ran]]
     counted: Mapping[int, Mapping[str, Counted]]
+    links: Mapping[int, Links] = field(default_factory=dict)
+    is_last: bool = False
+    """This rank leaves: nothing is compared after this."""
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """Values of the ranks that answered; of those that have left, how many they had."""
+
+    span: Span
+    values: Mapping[int, Mapping[int, Value]]
+    nums: Mapping[int, int]
 
 
 # Events of other ranks, from the log.
@@ -182,6 +195,14 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class RecallAsked:
+    """A rank asks for the values of all ranks in a span."""
+
+    number: int
+    span: Span
+
+
+@dataclass(frozen=True)
 class PeersLeft:
     """Ranks closed their sentinels; a state may be read when it is asked for."""
 
@@ -204,7 +225,8 @@ class AlarmHeard:
 
 Event = (
     CompileStarted | CompileEnded | Posted | WentPast | StillCompiling | Settled | Failed | Leaving | Tick | Looked
-    | Answers | Compared | PeerCompiled | PeerPassed | Decided | Asked | PeersLeft | PeerFailed | AlarmHeard
+    | Answers | Compared | Recalled | RecallAsked | PeerCompiled | PeerPassed | Decided | Asked | PeersLeft
+    | PeerFailed | AlarmHeard
 )  # fmt: skip
 
 # Actions.
@@ -299,6 +321,21 @@ class Compare:
 
 
 @dataclass(frozen=True)
+class Recall:
+    """Ask for the values of all ranks in a span; `Recalled` follows."""
+
+    span: Span
+
+
+@dataclass(frozen=True)
+class TellValues:
+    """Publish the values of this rank in a span."""
+
+    number: int
+    span: Span
+
+
+@dataclass(frozen=True)
 class Ask:
     """Ask for the state of all ranks; `Answers` follows."""
 
@@ -329,5 +366,5 @@ class StopWatching:
 
 Action = (
     Announce | Post | Wait | Release | DecideEqual | TellPassed | RaiseAlarm | RaiseOneRank | RaiseFinding | Later
-    | Answer | Look | Compare | Ask | Say | Settle | StopWatching
+    | Answer | Look | Compare | Recall | TellValues | Ask | Say | Settle | StopWatching
 )  # fmt: skip

@@ -31,6 +31,8 @@ class Finding:
     """The innermost line of what these ranks left out."""
     is_by_number: bool = False
     """Only the number of collectives is known to differ; which collective, the ranks' flight recorders show."""
+    is_of_agreement: bool = False
+    """A value that the program says is equal, or the calls that say so, differ; no rank need wait."""
 
     @property
     def is_loss(self) -> bool:

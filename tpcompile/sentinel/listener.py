@@ -16,9 +16,11 @@ from tpcompile.sentinel.events import (
     PeerFailed,
     PeerPassed,
     PeersLeft,
+    RecallAsked,
 )
 from tpcompile.sentinel.log_entries import (
     Ask,
+    AskValues,
     CompileBegins,
     Degraded,
     Entry,
@@ -84,6 +86,7 @@ _EVENTS: dict[type[Entry], Callable[[Any], Event]] = {
     Passed: lambda entry: PeerPassed(entry.position, entry.state),
     Settled: lambda entry: Decided(entry.position),
     Ask: lambda entry: Asked(entry.rank, entry.number),
+    AskValues: lambda entry: RecallAsked(entry.number, entry.span),
     Raised: lambda entry: AlarmHeard(entry.alarm),
     Degraded: lambda entry: PeerFailed(entry.why),
 }

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from tpcompile.evidence.records import Frozen
 from tpcompile.evidence.records.bounds import Number, Rank
+from tpcompile.sentinel.agreement import Span
 from tpcompile.sentinel.events import Alarm
 from tpcompile.sentinel.messages import Announcement, Position, RankState
 
@@ -53,6 +54,14 @@ class Ask(_Entry):
     number: Number
 
 
+class AskValues(_Entry):
+    """A rank asks for the values of all ranks in a span."""
+
+    kind: Literal["values"] = "values"
+    number: Number
+    span: Span
+
+
 class Left(_Entry):
     """These ranks have closed their sentinels: all that have so far."""
 
@@ -75,5 +84,5 @@ class Degraded(_Entry):
     why: str
 
 
-Entry = CompileBegins | Passed | Settled | Ask | Left | Raised | Degraded
+Entry = CompileBegins | Passed | Settled | Ask | AskValues | Left | Raised | Degraded
 AnyEntry = Annotated[Entry, Field(discriminator="kind")]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, MutableMapping, Seque
 from dataclasses import replace
 from typing import Any, cast
 
+from tpcompile.sentinel.agreement import difference, first_span
 from tpcompile.sentinel.asking import Asking, Limits
 from tpcompile.sentinel.call_counts import parted_calls
 from tpcompile.sentinel.events import (
@@ -43,6 +44,9 @@ from tpcompile.sentinel.events import (
     RaiseAlarm,
     RaiseFinding,
     RaiseOneRank,
+    Recall,
+    RecallAsked,
+    Recalled,
     Release,
     Say,
     Settle,
@@ -50,6 +54,7 @@ from tpcompile.sentinel.events import (
     StillCompiling,
     StopWatching,
     TellPassed,
+    TellValues,
     Tick,
     Wait,
     WentPast,
@@ -64,6 +69,8 @@ from tpcompile.sentinel.variants import wrong_variant
 _WHILE_WATCHED = (StillCompiling, Tick, Looked, Failed, PeerFailed)
 """Events that are ignored once the rank is no longer watched."""
 _COMPARE_EVERY_S = 2.0
+_RECALLS = 3
+"""Times that a rank asks for values that differ, while others have not come to them."""
 _COMPILE_S = 2.0
 """Time in which a compile that a different rank passed may end, because its result gives a better report."""
 
@@ -92,6 +99,8 @@ class Protocol:
         """What ran on the ranks was found to differ; reported once."""
         self.stopped_because = ""
         """Why this rank stopped watching before its block ended; empty while it watches."""
+        self._recalls_left = _RECALLS
+        """How often this rank may ask for the values that differ before it names what it knows."""
         self._suspected: Finding | None = None
         """The finding that numbers of collectives differ, until the answers show which collective it is."""
         self._lock = threading.Lock()
@@ -101,7 +110,7 @@ class Protocol:
             Failed: self._failed, PeerFailed: self._failed, Leaving: self._leaving, Tick: self._tick,
             Looked: self._looked, Answers: self._answers, Compared: self._compared, PeerCompiled: self._peer_compiled,
             PeerPassed: self._peer_passed, Decided: self._decided, Asked: self._asked, PeersLeft: self._peers_left,
-            AlarmHeard: self._alarm_heard,
+            AlarmHeard: self._alarm_heard, Recalled: self._recalled, RecallAsked: self._recall_asked,
         }  # fmt: skip
 
     def on(self, event: Event) -> list[Action]:
@@ -252,14 +261,36 @@ class Protocol:
         return [Answer(event.number)]
 
     def _compared(self, event: Compared) -> list[Action]:
-        finding = None if self.has_parted else _parted(event)
-        if finding is None:
+        if self.has_parted:
             return []
+        if event.is_last:
+            self._recalls_left = 1
+        finding = _parted(event)
+        if finding is None:
+            span = first_span(event.links)
+            return [] if span is None else [Recall(span)]
         self.has_parted = True
         if finding.is_by_number and self.is_active:
             self._suspected = finding
             return self._ask(self.asking.now_s)
         return [RaiseFinding(finding)]
+
+    def _recalled(self, event: Recalled) -> list[Action]:
+        """Name the value that differs, once all ranks have come to it: a majority is one of all ranks."""
+        if self.has_parted:
+            return []
+        self._recalls_left -= 1
+        reached = {rank for rank, values in event.values.items() if event.span.upto in values} | event.nums.keys()
+        if self._recalls_left > 0 and not reached.issuperset(self.members):
+            return []  # the next comparison asks again
+        finding = difference(event.values, event.span, event.nums, num_members=len(self.members))
+        if finding is None:
+            return []
+        self.has_parted = True
+        return [RaiseFinding(finding)]
+
+    def _recall_asked(self, event: RecallAsked) -> list[Action]:
+        return [TellValues(event.number, event.span)]
 
     # Ends.
 

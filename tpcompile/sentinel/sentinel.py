@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from signal import SIGTERM
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch.distributed as dist
@@ -31,6 +31,8 @@ from tpcompile.ranks.domain import domain_of
 from tpcompile.ranks.store import LINE, RankStore
 from tpcompile.recording import CaptureSession
 from tpcompile.sentinel import events as ev
+from tpcompile.sentinel.agreed_comparison import AgreedComparison
+from tpcompile.sentinel.agreed_values import AgreedValues, check_arguments
 from tpcompile.sentinel.alarms import Alarms
 from tpcompile.sentinel.asking import Limits
 from tpcompile.sentinel.blackbox import BlackBox, absences
@@ -166,6 +168,8 @@ class Sentinel:
         self._comparison = Comparison(
             self.log, self._progress, on=self._on, has_parted=lambda: self.protocol.has_parted
         )
+        self._agreed = AgreedValues(domain.axis, domain.members)
+        self._agreed_comparison = AgreedComparison(self.log, self._agreed, on=self._on)
         self.gives_way: Callable[[], None] | None = None
         """Ends this one where the program begins to watch itself; None for a sentinel of the program."""
         self._pid = os.getpid()
@@ -183,10 +187,12 @@ class Sentinel:
             ev.RaiseFinding: self._alarms.of_finding,
             ev.Later: self._later,
             ev.Answer: lambda action: self.log.answer(str(action.number), self._snapshot.state()),
-            ev.Compare: lambda action: self._comparison.with_the_next(),
+            ev.Compare: self._compare,
             ev.Look: lambda action: self._on(
                 ev.Looked(time.monotonic(), self._snapshot.is_stuck(for_s=self._limits.hang_after_s))
             ),
+            ev.Recall: self._recall,
+            ev.TellValues: lambda action: self._agreed_comparison.tell(action.number, action.span),
             ev.Ask: self._ask,
             ev.Say: lambda action: logger.info("{}", action.text),
             ev.Settle: self._settle,
@@ -277,19 +283,57 @@ class Sentinel:
         self.executed.close()
         self.session.__exit__(None, None, None)
 
-    def watch(self, target: Any, *, name: str = "", uneven: str = "") -> Any:
+    def agree(self, name: str, value: Any, *, every: int = 1, step: int | None = None) -> None:
+        """Say that this value is equal on all ranks of the domain; the job ends, or goes on, by the policy if not.
+
+        Each rank calls it as often and in the same order, outside of compiled regions and of captured CUDA graphs. Only
+        a hash is taken, on the value's device and without waiting for it; ranks compare some seconds later, and when
+        the block ends. Every bit counts: a NaN equals the same NaN, -0.0 is not 0.0.
+
+        name: names the value in the report, up to 200 characters.
+        value: a tensor of any shape and dtype, a Python number or text, or a list, tuple, dict or dataclass of them. Of
+        a DTensor what is replicated on the axis.
+        every: compare the first of so many calls with this name, as for parameters.
+        step: shown in the report beside the number of the call.
+
+        Raises ConfigError before the block begins, for a sharded DTensor, and for what cannot be compared.
+        """
+        self._agrees(name, value, every, step, sys._getframe(1))
+
+    def _agrees(self, name: str, value: Any, every: int, step: int | None, frame: FrameType) -> None:
+        check_arguments(name, every)
+        if not self.listener.has_started:
+            raise ConfigError(f"agree({name!r}) before the block of the sentinel: call it inside of `with Sentinel()`")
+        if self.is_active and not self.protocol.has_parted:
+            self._agreed.add(name, value, every=every, step=step, frame=frame)
+
+    def _agreeing(self, call: Callable[..., Any], name: str, every: int) -> Callable[..., Any]:
+        """`call`, whose results are values that must be equal."""
+
+        def agrees(*args: Any, **kwargs: Any) -> Any:
+            found = call(*args, **kwargs)
+            self._agrees(name, found, every, None, sys._getframe(1))
+            return found
+
+        return agrees
+
+    def watch(self, target: Any, *, name: str = "", uneven: str = "", agree: str = "", every: int = 1) -> Any:
         """`target`, a compiled callable or a module, as a region of its own; a module is changed in place and returned.
 
         All regions are watched anyway. One made here has a name, counts even if never compiled, and may be `uneven`:
         its content may differ between ranks for that reason (the tokens of an expert), its collectives may not. So may
         that of other calls of a function's code.
+
+        agree: its results must be equal on all ranks; the name of the value, as in `agree`, and so is `every`.
         """
+        if agree:
+            check_arguments(agree, every)
         region = self._progress.region(name or region_name(target))
         region.reason_uneven = uneven
         watched = self._hooks.watched(target, region)
         if uneven and watched is not target:  # it can still be called by its own name
             self._progress.region(region_name(target)).reason_uneven = uneven
-        return watched
+        return watching.wrap_calls(watched, lambda call: self._agreeing(call, agree, every)) if agree else watched
 
     def wait_for_finding(self, known: int) -> None:
         """Give the ranks time to settle an alarm before this process ends; it had `known` findings before."""
@@ -363,6 +407,15 @@ class Sentinel:
         absent = absences(self.log, silent)
         self._on(ev.Answers(time.monotonic(), states, absent, self.log.other_domains(states), time.time()))
 
+    def _compare(self, _: ev.Compare) -> None:
+        self._comparison.with_the_next()
+        self._agreed_comparison.with_the_next()
+
+    def _recall(self, action: ev.Recall) -> None:
+        self._agreed_comparison.recall(
+            action.span, [rank for rank in self.log.members if rank not in self.protocol.left]
+        )
+
     def _settle(self, action: ev.Settle) -> None:
         is_red = self._settlement.settle(action.alarm, action.present)
         if is_red is not None:
@@ -401,6 +454,7 @@ class Sentinel:
         """Compare with all ranks before this one leaves: a short job may end before the timer compares."""
         known, had_parted = len(self.findings), self.protocol.has_parted
         is_found = self._comparison.at_the_end()
+        self._agreed_comparison.at_the_end()
         if is_found or (self.protocol.has_parted and not had_parted):
             self.wait_for_finding(known)
 

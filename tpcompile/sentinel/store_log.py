@@ -12,6 +12,7 @@
     more/<rank>/<n>         what a rank called since the last time, for its neighbour, who deletes it
     called/<rank>           what a rank called, when it leaves
     ran/...                 hash of the variants that the ranks ran, and whether all are equal, when they leave
+    agreed/...              see `agreed_board`
     left, left/<rank>       how many ranks have left, and what each did last; over: how many read no more
     raised                  the first rank that raised an exception
     closed/<rank>           set when a rank that raised sends nothing more
@@ -40,6 +41,7 @@ from tpcompile.evidence.timeline.flow import Flow
 from tpcompile.ranks.liveness import host_name, this_host
 from tpcompile.ranks.run_dir import agreed_job, agreed_run_dir
 from tpcompile.ranks.store import Budget, RankStore
+from tpcompile.sentinel.agreed_board import agreed_keys
 from tpcompile.sentinel.called import Called, Table
 from tpcompile.sentinel.deadlock import Seen
 from tpcompile.sentinel.log_entries import AnyEntry, Ask, CompileBegins, Entry, Left, Settled
@@ -201,6 +203,7 @@ class StoreLog:
             batches = range(swept, len(entries) // _BATCH + swept + 2)
             keys = [f"{name}/{rank}" for name in ("left", "called") for rank in self.members]
             keys += [f"state/{ask}/{rank}" for ask in asks for rank in self.members]
+            keys += agreed_keys(store, self.members)
             keys += [*_entry_keys(entries), *(f"heard/{batch}" for batch in batches)]
             self._delete([*keys, *(f"ran/{name}" for name in _RAN), "events", "asks", "swept", "left", "over"])
         if board.count("over") == number:
@@ -372,9 +375,9 @@ class StoreLog:
             board.put(str(rank), seen.model_dump(mode="json"))
         return _reachable(board, wanted, set(self.members))
 
-    def store(self, prefix: str) -> RankStore:
-        """A client under its own prefix, for one exchange."""
-        return self._count(0).under(prefix)
+    def store(self, prefix: str, *, operations: int = 0) -> RankStore:
+        """A client under its own prefix, for one exchange, or for that many operations."""
+        return self._count(operations).under(prefix)
 
 
 def _published(store: RankStore, ranks: Iterable[int], kind: Any, *, timeout_s: float = 0.0) -> dict[int, Any]:

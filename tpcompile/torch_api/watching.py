@@ -47,7 +47,7 @@ _CALL, _WRAPPED_CALL = _module.Module._call_impl.__code__, _module.Module._wrapp
 _HOOKED_CALL = next((const for const in _CALL.co_consts if isinstance(const, CodeType)), None)
 """The function in `_call_impl` that calls a module with hooks, as FSDP's are."""
 _DYNAMO = _eval_frame.__file__.rpartition("/")[0]
-_TORCH = torch.__file__.rpartition("/")[0]
+TORCH = torch.__file__.rpartition("/")[0]
 _PACKAGE = __file__.rpartition("/torch_api/")[0]
 _WRAPPERS = f"{_PACKAGE}/collectives/"
 _PEERS = {inspect.unwrap(dist.send).__code__: "dst", inspect.unwrap(dist.recv).__code__: "src"}
@@ -169,7 +169,7 @@ def swallows_errors() -> bool:
 
 def is_torch(filename: str) -> bool:
     """True for a file of torch itself."""
-    return filename.startswith(_TORCH)
+    return filename.startswith(TORCH)
 
 
 def _is_module_call(code: CodeType) -> bool:
@@ -239,7 +239,7 @@ def group_waited_in(frame: FrameType | None) -> str:
     The flight recorder knows a collective only once it is issued; the first one of a group sets up the connections
     before that, and waits for the other ranks there.
     """
-    within = (_TORCH, _WRAPPERS)
+    within = (TORCH, _WRAPPERS)
     calls = takewhile(lambda call: call.f_code.co_filename.startswith(within), islice(frames_from(frame), 8))
     named = (_group_given(call.f_locals) for call in calls)
     return first(label for label in named if label is not None) or ""

@@ -230,3 +230,26 @@ def compiled_before_the_sentinel(run: Run) -> None:
     for step in run.steps():
         run.advance(compiled, optimizer, run.data(step))
         run.advance(compiled, optimizer, run.data(step, 1, 3 + step // 2, run.draw.width))
+
+
+def _says_what_is_equal(run: Run) -> None:
+    mlp = run.mlp()
+    optimizer = sgd(mlp)
+    compiled = run.sentinel.watch(run.compile(mlp), agree="hidden")
+    for step in run.steps():
+        y_BSD = run.advance(compiled, optimizer, run.data(step))
+        run.sentinel.agree("tokens", y_BSD.argmax(-1), step=step)
+        run.sentinel.agree("loss", y_BSD.square().mean(), step=step)
+        run.sentinel.agree("schedule", {"step": step, "rate": 0.1 / (step + 1)}, every=2)
+
+
+@program(sizes=(2, 4))
+def values_that_are_equal(run: Run) -> None:
+    """Outputs, tokens, the loss and Python numbers of every step are said to be equal on all ranks, and are."""
+    _says_what_is_equal(run)
+
+
+@program(sizes=(4,), dp=2)
+def values_that_are_equal_in_a_group(run: Run) -> None:
+    """The same in two tensor-parallel groups with different batches."""
+    _says_what_is_equal(run)

@@ -110,3 +110,15 @@ def perturbed_input(context: Context) -> None:
         if report(context, inputs.check(x_BD, step=step)):
             return
         compiled(x_BD)
+
+
+@fault(Cause.AGREED_VALUES, _DRIFT, marker="# fault: tokens", step=2, world_size=3)
+def sampled_tokens(context: Context) -> None:
+    """Rank 1 draws from its generator once more at step 2, so that its tokens are other ones from then on."""
+    generator = torch.Generator().manual_seed(0)
+    for step in range(context.num_steps):
+        if context.faulty(step):
+            torch.rand(1, generator=generator)
+        tokens = torch.randint(50_000, (8,), generator=generator).to(context.device)
+        if context.sentinel is not None:
+            context.sentinel.agree("tokens", tokens, step=step)  # fault: tokens

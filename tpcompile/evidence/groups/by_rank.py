@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from tpcompile.evidence.iterables import differ, grouped
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 U = TypeVar("U")
 Groups = tuple[tuple[int, ...], ...]
@@ -110,6 +111,6 @@ def by_name(tables: Mapping[int, Mapping[str, T]], names: Iterable[str] = ()) ->
     return [one for one in entries if len(one) > 1]
 
 
-def entry(tables: Mapping[int, Mapping[str, T]], name: str) -> ByRank[T]:
+def entry(tables: Mapping[int, Mapping[K, T]], name: K) -> ByRank[T]:
     """The entries of one name, by rank."""
     return ByRank(tables).found(lambda table: table.get(name))

@@ -64,6 +64,7 @@ class Cause(StrEnum):
     ENVIRONMENT = "environment differs"
     INPUT_VALUES = "input values differ"
     WEIGHTS = "weights differ"
+    AGREED_VALUES = "values that must be equal differ"
     KILLED = "rank was killed"
     NEVER_ARRIVED = "rank never arrived"
     RAISED = "rank raised"
@@ -156,6 +157,10 @@ ADVICE: dict[Cause, tuple[str, ...]] = {
     Cause.PARTED: ("Make all ranks take the same branch there: decide it from a value that they have agreed on.",),
     Cause.INPUT_VALUES: ("Broadcast the batch from one rank of the group.",),
     Cause.WEIGHTS: ("Broadcast the weights from one rank of the group.",),
+    Cause.AGREED_VALUES: (
+        "Compute the value on all ranks from equal inputs, with one seed.",
+        "Or broadcast it from one rank of the group.",
+    ),
 }
 """Each sentence has a program in tests/advice that is red, and green where the sentence is followed."""
 

@@ -47,6 +47,8 @@ class CheckId(StrEnum):
     TOGETHER = "together"
     SAME_BRANCHES = "same branches"
     MOVING = "moving"
+    EQUAL_VALUES = "equal values"
+    """Values that the program says are equal on all ranks."""
     UNTAINTED = "untainted"
     HIDDEN = "hidden"
     TP_AWARE = "tp-aware"
@@ -101,6 +103,7 @@ _NAMES = {
     CheckId.TOGETHER: "every rank compiles together",
     CheckId.SAME_BRANCHES: "ranks take the same branches",
     CheckId.MOVING: "ranks make progress",
+    CheckId.EQUAL_VALUES: "values that must be equal",
     CheckId.UNTAINTED: "rank-dependent guards and constants",
     CheckId.HIDDEN: "text that differs by nature",
     CheckId.TP_AWARE: "custom ops, kernels, passes and backends",
