@@ -39,6 +39,7 @@ class Ranks:
                 "says": lead.says,
                 "ranks": lead.ranks,
                 "is_rank_known": lead.is_rank_known,
+                "set_at": lead.line.code if lead.line and lead.seen_at else "",
                 "code": (lead.seen_at or lead.line).code if lead.line else "",
             }
             for lead in leads
@@ -66,7 +67,7 @@ class Ranks:
                 time.sleep(0.01)
                 is_done = bool(sentinel.findings) or time.monotonic() - begun_s > _LIVE_S
                 go_on = torch.tensor([float(not is_done)])
-                dist.all_reduce(go_on, op=dist.ReduceOp.MIN)
+                dist.all_reduce(go_on, op=dist.ReduceOp.MAX)  # until all ranks know it
             before_the_end = len(sentinel.findings)
         return [*self.found(sentinel), {"before_the_end": before_the_end}]
 
@@ -99,6 +100,15 @@ class Ranks:
         with self.sentinel() as sentinel:
             for step in range(3):
                 sentinel.agree("loss", 1.5 if self.is_odd and step == 1 else 1.25)
+        return self.found(sentinel)
+
+    def set_apart(self) -> Any:
+        """A number from which the value is made differs from step 5 on; the executed lines are recorded."""
+        with self.sentinel(flow=True) as sentinel:
+            for step in range(8):
+                temperature = _temperature(step)
+                sentinel.agree("hidden", torch.ones(3) / temperature, step=step)
+                dist.all_reduce(torch.ones(3))
         return self.found(sentinel)
 
     def left_out(self) -> Any:
@@ -168,6 +178,13 @@ class Ranks:
                 _error(lambda: sentinel.watch(torch.compile(_twice), agree="x", every=-1)),
             ]
         return [*self.found(sentinel), {"errors": errors}]
+
+
+def _temperature(step: int) -> float:
+    temperature = 1.0
+    if step >= 5 and dist.get_rank() == ODD:
+        temperature = 2.0
+    return temperature
 
 
 def _twice(x: Tensor) -> Tensor:

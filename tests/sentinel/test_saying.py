@@ -14,8 +14,8 @@ from tpcompile.testing import run_on_ranks
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(330)]
 VALUE, CALLS = Cause.AGREED_VALUES.value, Cause.CALL_COUNT.value
 NAMES = [
-    "token", "token_while_it_runs", "router", "drifted", "loss", "left_out", "stopped", "never", "in_a_domain",
-    "healthy", "refused",
+    "set_apart", "token", "token_while_it_runs", "router", "drifted", "loss", "left_out", "stopped", "never",
+    "in_a_domain", "healthy", "refused",
 ]  # fmt: skip
 
 
@@ -39,6 +39,7 @@ def finding(results: list[dict[str, list[dict[str, Any]]]], name: str) -> dict[s
         ("router", VALUE, "'experts[0]' (call 3)", "router(x)  # the line of the router"),
         ("drifted", VALUE, "\"parameters['weight']\" (call 11, step 10)", 'sentinel.agree("parameters", '),
         ("loss", VALUE, "'loss' (call 2): 1.25 on ranks 0-1,3, 1.5 on rank 2", 'sentinel.agree("loss", 1.5 if'),
+        ("set_apart", VALUE, "'hidden' (call 6, step 5)", 'sentinel.agree("hidden", torch.ones(3) / '),
         ("left_out", CALLS, "'loss' (call 4) on rank 2", 'sentinel.agree("loss", float(step))'),
         ("stopped", CALLS, "rank 2 ended after 4 calls of agree", 'sentinel.agree("tokens", torch.tensor([step]))'),
         ("never", CALLS, "rank 2 ended after 0 calls of agree", 'sentinel.agree("tokens", torch.tensor([1]))'),
@@ -52,6 +53,13 @@ def test_what_differs_is_named_with_its_call_its_line_and_its_rank(
     assert says in found["says"]
     assert (list(found["ranks"]), found["is_rank_known"]) == ([ODD], True)
     assert found["code"].startswith(code)
+
+
+def test_the_line_that_set_the_ranks_apart_is_named_where_lines_are_recorded(
+    results: list[dict[str, list[dict[str, Any]]]],
+) -> None:
+    assert finding(results, "set_apart")["set_at"] in ("if step >= 5 and dist.get_rank() == ODD:", "return temperature")
+    assert finding(results, "token")["set_at"] == ""
 
 
 def test_it_is_found_while_the_job_runs(results: list[dict[str, list[dict[str, Any]]]]) -> None:
