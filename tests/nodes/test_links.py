@@ -85,10 +85,9 @@ def test_a_cut_for_good_ends_both_sides_with_the_reason(nodes: Nodes) -> None:
 
 
 def test_a_slow_link_is_no_alarm(nodes: Nodes) -> None:
-    """What leaves a node waits for tens of milliseconds with every packet."""
-    for node in nodes:
-        if reason := node.slow_down("300kbit"):
-            pytest.skip(f"this kernel delays no packets: {reason}")
+    """What leaves node-b waits for tens of milliseconds with every packet."""
+    if reason := nodes.b.slow_down("250kbit"):
+        pytest.skip(f"this kernel delays no packets: {reason}")
     start(nodes, "nothing", 8)
     assert is_through(nodes.wait())
-    assert min(node.num_delayed() for node in nodes) > 20
+    assert nodes.b.num_delayed() > 20
