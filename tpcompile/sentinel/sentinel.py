@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from signal import SIGTERM
@@ -31,20 +31,18 @@ from tpcompile.ranks.domain import domain_of
 from tpcompile.ranks.store import LINE, RankStore
 from tpcompile.recording import CaptureSession
 from tpcompile.sentinel import events as ev
-from tpcompile.sentinel.agreed_comparison import AgreedComparison
 from tpcompile.sentinel.agreed_values import AgreedValues, check_arguments
 from tpcompile.sentinel.alarms import Alarms
 from tpcompile.sentinel.asking import Limits
-from tpcompile.sentinel.blackbox import BlackBox, absences
+from tpcompile.sentinel.blackbox import BlackBox
 from tpcompile.sentinel.checks import finding_check
-from tpcompile.sentinel.comparison import Comparison
+from tpcompile.sentinel.effects import Effects
 from tpcompile.sentinel.exception_cause import Losses
 from tpcompile.sentinel.executed import Executed
 from tpcompile.sentinel.hooks import Hooks, region_name
 from tpcompile.sentinel.listener import Listener
-from tpcompile.sentinel.log_entries import Degraded, Passed
 from tpcompile.sentinel.loop_counters import counters
-from tpcompile.sentinel.messages import FINISHED, RUNNING, WAITING
+from tpcompile.sentinel.messages import FINISHED
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.protocol import Protocol
 from tpcompile.sentinel.reach import Reach, cut_off
@@ -63,7 +61,7 @@ from tpcompile.torch_api.point_to_point import Messages
 _NUMBERS: dict[str, itertools.count[int]] = {}
 _LIVE: weakref.WeakSet[Sentinel] = weakref.WeakSet()
 """Sentinels of this process that are active."""
-_CLOSE_S, _DECIDE_S, _ANSWER_S = 10.0, 2.0, 2.0
+_CLOSE_S = 10.0
 
 
 class Sentinel:
@@ -132,11 +130,11 @@ class Sentinel:
         self.log = StoreLog(lambda: make("tpcompile/sentinel"), domain.members, domain=self.domain, number=number)
         self.session = session or CaptureSession(groups=domain.roles, count_regions=False)
         self.policy: Policy = policy
-        self._limits = Limits(hang_after_s, stopped_s, unresponsive_s, skew_limit_s)
+        limits = Limits(hang_after_s, stopped_s, unresponsive_s, skew_limit_s)
         self._progress = Progress(
             lambda found: self._on(ev.WentPast(found)), counters=lambda: counters(sys._getframe(), domain.members)
         )
-        self.protocol = Protocol(self.rank, domain.members, self._progress, self._limits)
+        self.protocol = Protocol(self.rank, domain.members, self._progress, limits)
         self._timeline, self._black_box = Timeline(), BlackBox()
         self._messages = Messages()
         self.executed = Executed(self.log, self._progress, self._messages, flow=flow, follow=follow)
@@ -165,39 +163,20 @@ class Sentinel:
         self._reach = Reach(
             LINE, limit_s=unresponsive_s, place=lambda: self._snapshot.waits_in(LINE), lost=self._out_of_reach
         )
-        self._comparison = Comparison(
-            self.log, self._progress, on=self._on, has_parted=lambda: self.protocol.has_parted
-        )
         self._agreed = AgreedValues(domain.axis, domain.members)
-        self._agreed_comparison = AgreedComparison(self.log, self._agreed, on=self._on)
+        self._effects = Effects(
+            self.log, self.protocol, self._progress, snapshot=self._snapshot, settlement=self._settlement,
+            alarms=self._alarms, agreed=self._agreed, limits=limits,
+        )  # fmt: skip
         self.gives_way: Callable[[], None] | None = None
         """Ends this one where the program begins to watch itself; None for a sentinel of the program."""
         self._pid = os.getpid()
-        self._changed = threading.Condition()
-        self._late: list[threading.Timer] = []
-        self._effects: dict[type, Callable[[Any], None]] = {
-            ev.Announce: lambda action: self.log.announce(action.found),
-            ev.Post: self._post,
-            ev.Wait: self._wait,
-            ev.Release: self._release,
-            ev.DecideEqual: lambda action: self.log.settle(action.position),
-            ev.TellPassed: lambda action: self.log.decide(action.position, Passed, state=self._snapshot.state()),
-            ev.RaiseAlarm: self._alarms.of_compile,
-            ev.RaiseOneRank: self._alarms.of_one_rank,
-            ev.RaiseFinding: self._alarms.of_finding,
-            ev.Later: self._later,
-            ev.Answer: lambda action: self.log.answer(str(action.number), self._snapshot.state()),
-            ev.Compare: self._compare,
-            ev.Look: lambda action: self._on(
-                ev.Looked(time.monotonic(), self._snapshot.is_stuck(for_s=self._limits.hang_after_s))
-            ),
-            ev.Recall: self._recall,
-            ev.TellValues: lambda action: self._agreed_comparison.tell(action.number, action.span),
-            ev.Ask: self._ask,
-            ev.Say: lambda action: logger.info("{}", action.text),
-            ev.Settle: self._settle,
-            ev.StopWatching: self._stop_watching,
-        }
+
+    def _on(self, event: ev.Event) -> None:
+        self._effects.on(event)
+
+    def _safely(self, act: Callable[[], object]) -> None:
+        self._effects.safely(act)
 
     @property
     def is_active(self) -> bool:
@@ -273,8 +252,7 @@ class Sentinel:
             self.shutdown.stay_for_sigterm(self._timer.signals)
         else:
             self._timer.signals.restore()
-        for late in self._late:
-            late.cancel()
+        self._effects.close()
         self.listener.close()
         with suppress(RuntimeError):  # the rank that serves the store has ended
             self.log.forget()
@@ -337,8 +315,7 @@ class Sentinel:
 
     def wait_for_finding(self, known: int) -> None:
         """Give the ranks time to settle an alarm before this process ends; it had `known` findings before."""
-        with self._changed:
-            self._changed.wait_for(lambda: len(self.findings) > known or not self.is_active, timeout=_CLOSE_S)
+        self._effects.wait_until(lambda: len(self.findings) > known or not self.is_active, timeout_s=_CLOSE_S)
 
     def interrupted(self) -> None:
         """Somebody ends the job: where this rank has waited in vain, have the ranks settle for whom."""
@@ -353,78 +330,6 @@ class Sentinel:
         """Stop in a forked child: connections, threads and the signal pipe belong to the parent."""
         self._progress.is_active = False
         self._timer.signals.forget()
-
-    # Events to the protocol, and its actions.
-
-    def _on(self, event: ev.Event) -> None:
-        self._safely(lambda: self._carry_out(self.protocol.on(event)))
-
-    def _carry_out(self, actions: Sequence[ev.Action]) -> None:
-        for action in actions:
-            self._effects[type(action)](action)
-
-    def _safely(self, act: Callable[[], object]) -> None:
-        """Call `act`; if the store cannot be reached, stop watching, so that the job itself is not affected."""
-        try:
-            act()
-        except RuntimeError as error:
-            self._on(ev.Failed(f"the job's store cannot be reached: {error}"))
-
-    def _post(self, action: ev.Post) -> None:
-        is_last, is_equal = self.log.post(action.position, action.post)
-        self._on(ev.Posted(action.position, is_last, is_equal))
-
-    def _wait(self, action: ev.Wait) -> None:
-        """Block the compiling thread until all ranks agree, or have settled that they continue."""
-        self._progress.waits_at = action.position
-        self._progress.set(WAITING)
-        try:
-            with self._changed:
-                while self.protocol.must_wait(action.position):
-                    self._changed.wait(timeout=1.0)  # in slices, so that Ctrl-C is handled
-        finally:
-            self._progress.waits_at = None
-            self._progress.set(RUNNING)
-
-    def _release(self, _: ev.Release) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-    def _later(self, action: ev.Later) -> None:
-        def on_late() -> None:
-            self._on(action.event)
-            self.log.close_client()  # of the timer's thread
-
-        late = threading.Timer(action.after_s, on_late)
-        late.daemon = True
-        self._late.append(late)
-        late.start()
-
-    def _ask(self, action: ev.Ask) -> None:
-        may_live = [rank for rank, found in absences(self.log, action.expected).items() if found.may_live]
-        states = self.log.ask(may_live, timeout_s=_ANSWER_S)
-        silent = set(action.expected) - states.keys()
-        absent = absences(self.log, silent)
-        self._on(ev.Answers(time.monotonic(), states, absent, self.log.other_domains(states), time.time()))
-
-    def _compare(self, _: ev.Compare) -> None:
-        self._comparison.with_the_next()
-        self._agreed_comparison.with_the_next()
-
-    def _recall(self, action: ev.Recall) -> None:
-        self._agreed_comparison.recall(
-            action.span, [rank for rank in self.log.members if rank not in self.protocol.left]
-        )
-
-    def _settle(self, action: ev.Settle) -> None:
-        is_red = self._settlement.settle(action.alarm, action.present)
-        if is_red is not None:
-            self._on(ev.Settled(action.alarm.position, is_red))
-
-    def _stop_watching(self, action: ev.StopWatching) -> None:
-        """Stop watching on all ranks, with one warning; the job continues without a sentinel."""
-        logger.warning("rank {}: the sentinel has stopped watching: {}", self.rank, action.why)
-        self.log.append(Degraded, why=f"on rank {self.rank}, {action.why}")
 
     def _out_of_reach(self, silent_s: float) -> None:
         """The node of this rank is cut off, and nothing that it waits for can come."""
@@ -446,17 +351,13 @@ class Sentinel:
             self._raises(failure)
             return
         watching.finish_device_work()  # a hang on the GPU happens while the sentinel still watches
-        with self._changed:  # a rank that has left takes no part in open comparisons
-            self._changed.wait_for(lambda: self.protocol.has_decided_all() or not self.is_active, timeout=_DECIDE_S)
-        self._safely(self._compare_all_that_ran)
+        known = len(self.findings)
 
-    def _compare_all_that_ran(self) -> None:
-        """Compare with all ranks before this one leaves: a short job may end before the timer compares."""
-        known, had_parted = len(self.findings), self.protocol.has_parted
-        is_found = self._comparison.at_the_end()
-        self._agreed_comparison.at_the_end()
-        if is_found or (self.protocol.has_parted and not had_parted):
-            self.wait_for_finding(known)
+        def compare() -> None:
+            if self._effects.compare_all_that_ran():
+                self.wait_for_finding(known)
+
+        self._safely(compare)
 
     def _say_left(self, why: str) -> None:
         state = self._snapshot.state().model_copy(update={"ended": why, "waits_at": None})
