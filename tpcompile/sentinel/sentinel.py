@@ -392,8 +392,8 @@ class Sentinel:
 
     def _recall(self, action: ev.Recall) -> None:
         here = [rank for rank in self.log.members if rank not in self.protocol.left]
+        over = self.log.links_on(self.log.members, is_over=True, wait_s=_CLOSE_S if action.waits else 0.0)
         values = self.log.ask_values(action.span, here, timeout_s=_ANSWER_S)
-        over = self.log.links_on(self.log.members, is_over=True)
         nums = {rank: links.num for rank, links in over.items()}
         self._on(ev.Recalled(action.span, {**values, self.rank: self._agreed.values(action.span)}, nums))
 
