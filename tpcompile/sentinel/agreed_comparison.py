@@ -57,14 +57,17 @@ class AgreedComparison:
         for rank, one in theirs.items():
             self._on(Compared({}, {}, {rank: one, self._log.rank: links}, is_last=True))
 
-    def recall(self, span: Span, here: list[int]) -> None:
-        """Ask the ranks that are here for their values in the span, and read those that the others have left."""
+    def recall(self, span: Span, here: list[int], *, wait_s: float) -> None:
+        """Ask the ranks that are here for their values in the span, and read those that the others have left.
+
+        A rank that leaves waits for the ends of the others: a majority is one of all.
+        """
+        over = self._board.links_on(self._log.members, is_over=True, wait_s=wait_s)
         ask = self._board.new_ask()
         self._log.append(AskValues, number=ask, span=span)
         others = [rank for rank in here if rank != self._log.rank]
         found = self._board.values_told(ask, others, timeout_s=_ANSWER_S)
         found |= self._board.values_kept([rank for rank in self._log.members if rank not in found])
-        over = self._board.links_on(self._log.members, is_over=True)
         nums = {rank: links.num for rank, links in over.items()}
         self._on(Recalled(span, {**found, self._log.rank: self._agreed.values(span)}, nums))
 

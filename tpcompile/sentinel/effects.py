@@ -23,7 +23,7 @@ from tpcompile.sentinel.sink import logger
 from tpcompile.sentinel.snapshot import Snapshot
 from tpcompile.sentinel.store_log import StoreLog
 
-_DECIDE_S, _ANSWER_S = 2.0, 2.0
+_DECIDE_S, _ANSWER_S, _LEAVING_S = 2.0, 2.0, 10.0
 
 
 class Effects:
@@ -147,9 +147,8 @@ class Effects:
         self._agreed_comparison.with_the_next()
 
     def _recall(self, action: ev.Recall) -> None:
-        self._agreed_comparison.recall(
-            action.span, [rank for rank in self._log.members if rank not in self._protocol.left]
-        )
+        here = [rank for rank in self._log.members if rank not in self._protocol.left]
+        self._agreed_comparison.recall(action.span, here, wait_s=_LEAVING_S if action.waits else 0.0)
 
     def _settle(self, action: ev.Settle) -> None:
         is_red = self._settlement.settle(action.alarm, action.present)

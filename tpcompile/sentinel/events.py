@@ -325,6 +325,8 @@ class Recall:
     """Ask for the values of all ranks in a span; `Recalled` follows."""
 
     span: Span
+    waits: bool
+    """This rank leaves and asks once: it gives the others time to come to their end."""
 
 
 @dataclass(frozen=True)

@@ -268,7 +268,7 @@ class Protocol:
         finding = _parted(event)
         if finding is None:
             span = first_span(event.links)
-            return [] if span is None else [Recall(span)]
+            return [] if span is None else [Recall(span, waits=event.is_last)]
         self.has_parted = True
         if finding.is_by_number and self.is_active:
             self._suspected = finding
@@ -305,6 +305,7 @@ class Protocol:
             return []
         if alarm.position is not None and self._region(alarm.position).is_reported:
             return self._decided(Decided(alarm.position))
+        self.has_parted |= alarm.position is None  # one such problem is reported, whichever rank found it
         return [Settle(alarm, self._members_without({*self.left, *alarm.gone}))]
 
     def _settled(self, event: Settled) -> list[Action]:
