@@ -1,7 +1,12 @@
-"""Programs of users that are right in eager, for `--target tests.gate.own_compiled:NAME`; `--set wrong=yes` adds a fault
-to the compiler."""
+"""Programs that are right in eager, for `--target tests.gate.own_compiled:NAME`.
+
+`--set wrong=yes` adds a fault to the compiler.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -64,10 +69,11 @@ class InPlace(Sharded):
 
 
 class Dropout(Sharded):
-    """The same mask in every run in eager."""
+    """Before the layer is cut, so that all ranks and the reference have one mask."""
 
-    def act(self, h: Tensor) -> Tensor:
-        return h
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        return super().forward(F.dropout(x, 0.5))
 
 
 def _made(
@@ -81,7 +87,7 @@ def _made(
     comm = Collectives(ctx.mesh.get_group("tp"))
     return tpcompile.Target(
         program=module(comm, dtype), inputs=(x,), reference=module(Collectives(None), dtype),
-        tp_aware=("HalvesTanh", "drops_relu", "without_in_place"),
+        tp_aware=own_compilers.NAMES,
     )  # fmt: skip
 
 
@@ -102,7 +108,19 @@ def lowering(ctx: TargetContext) -> tpcompile.Target:
 
 
 def backend(ctx: TargetContext) -> tpcompile.Target:
-    return _made(ctx, InPlace, "backend")
+    target = _made(ctx, InPlace, "backend")
+    used = own_compilers.without_in_place if ctx.settings.get("wrong") else "inductor"
+    return replace(target, program=torch.compile(target.program, backend=used), is_compiled=True)
+
+
+def dropout(ctx: TargetContext) -> tpcompile.Target:
+    """Each call begins with one seed; compiled code has random numbers of its own."""
+
+    def step(program: Callable[[Tensor], Tensor], inputs: tuple[Tensor]) -> Tensor:
+        torch.manual_seed(0)
+        return program(*inputs)
+
+    return replace(_made(ctx, Dropout, ""), step=step)
 
 
 def bf16(ctx: TargetContext) -> tpcompile.Target:

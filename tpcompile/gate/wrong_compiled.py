@@ -32,7 +32,7 @@ def with_compiler(mode: AnyMode, facts: ByRank[GateFacts], checks: Sequence[Chec
         line=shown.line,
         ranks=() if is_random else ranks,
     )
-    update = {"status": Status.INFO} if is_random else {"is_consequence": True}
+    update: dict[str, object] = {"status": Status.INFO} if is_random else {"is_consequence": True}
     return [check, *(_explained(one, update) for one in checks)]
 
 

@@ -64,6 +64,7 @@ class WrongGraph:
     """What each node is in eager."""
     number: int
     """Of its run, among those of the call."""
+    of_dynamo: bool = False
     in_backward: bool = False
     """Its outputs are right, the gradients of its inputs are not."""
 
@@ -97,7 +98,7 @@ class Comparison:
             in_backward = found = self._gradients_differ(graph, originals, copies, got, state)
         if found and len(self.wrong) < _MOST:
             values = recorded.values | dict(zip(_placeholders(graph.module), originals, strict=True))
-            self.wrong.append(WrongGraph(graph, values, self.num_runs, in_backward))
+            self.wrong.append(WrongGraph(graph, values, self.num_runs, self.of_dynamo, in_backward))
         return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
     def _gradients_differ(

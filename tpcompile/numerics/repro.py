@@ -13,14 +13,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tpcompile.numerics.smallest import Part
 from tpcompile.numerics.wrong_op import tolerance_of
-from tpcompile.torch_api.comparing import Settings, added_modules
+from tpcompile.torch_api.comparing import Settings, added, expression
 
 _FOUND = "bisected: "
 _PLAIN = (bool, int, float, str, type(None))
@@ -40,13 +40,15 @@ import sys
 import torch
 import torch._functorch.config
 import torch._inductor.config
+import torch._inductor.decomposition
+import torch._inductor.lowering
 from torch import device, inf, nan, tensor  # names in the graph
 
 sys.path[:0] = {path!r}
 ADDED = [importlib.import_module(name) for name in {modules!r}]  # passes, lowerings, ... that are not torch's
 for name, value in {settings!r}.items():
     setattr(torch._inductor.config, name, value)
-{passes}
+{additions}
 torch._inductor.config.fallback_random = True  # the random numbers of eager
 torch._inductor.config.fx_graph_cache = False
 torch._functorch.config.enable_autograd_cache = False
@@ -82,7 +84,7 @@ def differ(one, other):
 def fails():
     torch._dynamo.reset()
     wanted = run(Graph())
-    got = run(torch.compile(Graph(), backend={backend!r}, dynamic=False))
+    got = run(torch.compile(Graph(), backend={backend}, dynamic=False))
     wrong = [pair for pair in zip(got, wanted) if differ(*pair)]
     for one, other in wrong[:1]:
         print("compiled:", one)
@@ -114,42 +116,30 @@ class Ran(NamedTuple):
     detail: str = ""
 
 
-def write(path: Path, part: Part, *, settings: Settings, backend: str, title: str, words: str) -> None:
+def write(path: Path, part: Part, *, settings: Settings, backend: Any, title: str, words: str) -> None:
     """Write the file; a function among the settings is found again in its module."""
     in_backward = any(one.in_backward for one in part.differences)
     dtypes = [one.wanted.dtype for one in part.differences if isinstance(one.wanted, Tensor)]
     floats = [dtype for dtype in dtypes if dtype.is_floating_point]
     plain = {name: value for name, value in settings.items() if isinstance(value, _PLAIN)}
+    additions = added(backend, settings)
+    modules = sorted({one.module for one in additions})
     text = _TEMPLATE.format(
         title=title,
         torch=torch.__version__,
         words=words,
-        path=[one for one in sys.path if one] if added_modules(backend, settings) else [],
-        modules=added_modules(backend, settings),
+        path=[one for one in sys.path if one] if modules else [],
+        modules=modules,
         settings=plain,
-        passes="\n".join(_pass_lines(settings)),
+        additions="\n".join(one.line for one in additions if one.line),
         inputs="\n    ".join(_in_base64(part.inputs)),
         code=_indented(part.module.code),
         in_backward=in_backward,
         tolerance=max(map(tolerance_of, floats), default=tolerance_of(torch.float32)),
-        backend=backend,
+        backend=repr(backend) if isinstance(backend, str) else expression(backend),
         found=_FOUND,
     )
     path.write_text(text)
-
-
-def _pass_lines(settings: Settings) -> list[str]:
-    """Lines that set passes which are functions or objects of a module again."""
-    found = []
-    for name, value in sorted(settings.items()):
-        is_plain = isinstance(value, (*_PLAIN, list, dict, tuple, set))
-        if is_plain or not callable(value):
-            continue
-        is_function = hasattr(value, "__name__")
-        made_from = value if is_function else type(value)
-        what = f"sys.modules[{made_from.__module__!r}].{made_from.__qualname__}"
-        found.append(f"torch._inductor.config.{name} = {what}{'' if is_function else '()'}")
-    return found
 
 
 def _in_base64(inputs: Sequence[Tensor]) -> list[str]:

@@ -53,8 +53,8 @@ class Part:
 class Search:
     """Parts of one graph, compiled until the time is over."""
 
-    def __init__(self, wrong: WrongGraph, *, backend: Any, timeout_s: float) -> None:
-        self._wrong, self._backend = wrong, backend
+    def __init__(self, wrong: WrongGraph, *, timeout_s: float) -> None:
+        self._wrong = wrong
         self._until = time.monotonic() + timeout_s
         self.num_compiles = 0
 
@@ -119,7 +119,7 @@ class Search:
         self.num_compiles += 1
         try:
             with with_settings(self._wrong.graph.settings), torch.set_grad_enabled(self._wrong.in_backward):
-                differences = differences_of(part, self._backend)
+                differences = differences_of(part, self._wrong.graph.backend)
         except Exception:  # a part that a backend cannot compile shows nothing
             return None
         return Part(part.module, part.inputs, part.nodes, differences) if differences else None

@@ -1,13 +1,12 @@
 """Compiled code that is wrong while eager is right -> the layer of the compiler, the op, the kernel, and a repro.
 
-All ranks run the program again, each graph beside its eager values; then a rank whose graphs are wrong searches alone in
-parts of them, which have no collectives. Inductor's graphs come first: their tensors are plain, and there are those of
-the backward. Then Dynamo's, for any backend. What is left are the random numbers of compiled code, and stale code.
+All ranks run the program again, each graph beside its eager values; then a rank whose graphs are wrong searches alone
+in parts of them, which have no collectives. Inductor's graphs come first: their tensors are plain, and there are
+those of the backward. Then Dynamo's, for any backend. What is left are random numbers of compiled code, and stale code.
 """
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -20,6 +19,8 @@ from torch import Tensor, fx
 from tpcompile.evidence.records import CompilerLayer, UserLine, WrongCompiled
 from tpcompile.evidence.text.comments import stack_lines
 from tpcompile.evidence.text.lines import innermost
+from tpcompile.fusion.manifest_records import Launch, Manifest
+from tpcompile.fusion.recorder import FusionRecorder
 from tpcompile.numerics import repro
 from tpcompile.numerics.beside_eager import Comparison, WrongGraph, first_difference, short
 from tpcompile.numerics.smallest import Part, Search
@@ -36,9 +37,6 @@ _LAYERS = {
     ("inductor", None): CompilerLayer.INDUCTOR,
 }
 """Backend and subsystem of torch's bisector; of others the backend alone counts."""
-_FRAGMENT = "#   %{node} : "
-_KERNEL = re.compile(r"\b((?:cpp|triton)_\w+|extern_kernels\.\w+|torch\.ops\.\w+\.\w+)[.(]")
-_ATEN = re.compile(r"Original ATen: \[(.*)\]")
 
 
 @dataclass(frozen=True)
@@ -53,11 +51,12 @@ class Route:
     """Forget what was compiled."""
     any_says: Callable[[str, bool], bool]
     """True on all ranks where any says True."""
-    backend: str
     folder: Path | None
     """Where repro.py is written; None for nowhere."""
     timeout_s: float
     """For what a rank does alone."""
+    shows_names: bool = False
+    """True where the folder is the run directory, of which a verdict has names."""
     rank: int = 0
     red_cpu_s: float = 0.0
 
@@ -69,22 +68,22 @@ def search(route: Route) -> WrongCompiled | None:
     if found is None:
         return None
     spent = {"search_cpu_s": round(time.process_time() - began, 2), "red_cpu_s": round(route.red_cpu_s, 2)}
-    return found.model_copy(update={"backend": route.backend, **spent})
+    return found.model_copy(update=spent)
 
 
 def _found(route: Route) -> WrongCompiled | None:
-    if route.backend == "inductor":
-        inner = Comparison()
+    inner = Comparison()
+    with FusionRecorder() as recorder:
         _called(route, comparing.inductor_graphs(inner.on_run))
-        found = _in_parts(route, inner.wrong)
-        if route.any_says("compiled/inductor", found is not None):
-            return found
+    found = _in_parts(route, inner.wrong, recorder.manifest())
+    if route.any_says("compiled/inductor", found is not None):
+        return found
     outer = Comparison(of_dynamo=True)
     result = _called(route, comparing.dynamo_graphs(outer.on_run))
     is_traced_wrong = not route.is_right(result)  # these are the values of Dynamo's graphs in eager
     if route.any_says("compiled/dynamo", is_traced_wrong):
         return WrongCompiled(layer=CompilerLayer.DYNAMO) if is_traced_wrong else None
-    found = _in_parts(route, outer.wrong)
+    found = _in_parts(route, outer.wrong, None)
     if route.any_says("compiled/graph", found is not None):
         return found
     return _without_graph(route, is_seen=bool(outer.wrong))
@@ -106,38 +105,39 @@ def _called(route: Route, around: AbstractContextManager[None]) -> Any:
         return route.call()
 
 
-def _in_parts(route: Route, graphs: Sequence[WrongGraph]) -> WrongCompiled | None:
+def _in_parts(route: Route, graphs: Sequence[WrongGraph], manifest: Manifest | None) -> WrongCompiled | None:
     """The first graph that has a part which is wrong alone; a rank does this on its own."""
     until = time.monotonic() + route.timeout_s
     for wrong in graphs:
         left_s = until - time.monotonic()
-        part = Search(wrong, backend=route.backend, timeout_s=left_s / 2).smallest()
+        part = Search(wrong, timeout_s=left_s / 2).smallest()
         if part is not None:
-            return _described(route, wrong, part, timeout_s=until - time.monotonic())
+            found = _described(wrong, part, manifest)
+            return _with_repro(route, wrong, part, found, timeout_s=until - time.monotonic())
     return None
 
 
-def _described(route: Route, wrong: WrongGraph, part: Part, *, timeout_s: float) -> WrongCompiled:
+def _described(wrong: WrongGraph, part: Part, manifest: Manifest | None) -> WrongCompiled:
     difference = part.differences[0]
     node = next((one for one in part.nodes if one.name == difference.node), part.nodes[-1])
     got, wanted = difference.got, difference.wanted
     if isinstance(got, Tensor) and isinstance(wanted, Tensor):
         got, wanted = first_difference(got, wanted)
-    kernel, kernel_ops = kernel_of(node.name, wrong.graph.code)
-    found = WrongCompiled(
+    kernel = kernel_of(node, wrong, manifest) if manifest else None
+    return WrongCompiled(
         layer=CompilerLayer.UNKNOWN,
+        backend=backend_name(wrong.graph.backend),
         op=op_name(node),
         node=node.name,
         line=_line_of(node),
         others=tuple(op_name(one) for one in part.nodes if one is not node),
-        kernel=kernel,
-        kernel_ops=kernel_ops,
+        kernel=kernel.name if kernel else "",
+        kernel_ops=kernel.ops if kernel else (),
         graph=wrong.number,
-        in_backward=difference.in_backward,
+        in_backward=difference.in_backward or wrong.graph.is_backward,
         got=short(got),
         wanted=short(wanted),
     )
-    return _with_repro(route, wrong, part, found, timeout_s=timeout_s)
 
 
 def _with_repro(
@@ -147,15 +147,17 @@ def _with_repro(
     if route.folder is None:
         return found
     name = "repro.py" if route.rank == 0 else f"repro.rank{route.rank}.py"
-    words = f"{route.backend} wrong result {found.op} silent incorrectness"
-    title = f"Compiled by {route.backend}, {found.op} is {found.got}; in eager it is {found.wanted}."
+    backend = backend_name(wrong.graph.backend)
+    words = f"{backend} wrong result {found.op} silent incorrectness"
+    title = f"Compiled by {backend}, {found.op} is {found.got}; in eager it is {found.wanted}."
     path = route.folder / name
-    repro.write(path, part, settings=wrong.graph.settings, backend=route.backend, title=title, words=words)
+    repro.write(path, part, settings=wrong.graph.settings, backend=wrong.graph.backend, title=title, words=words)
     ran = repro.ran(path, timeout_s=max(1.0, timeout_s))
     layer = _layer_of(ran) if ran.fails else CompilerLayer.UNKNOWN
-    if layer is CompilerLayer.UNKNOWN and wrong.graph.code:
+    if layer is CompilerLayer.UNKNOWN and not wrong.of_dynamo:
         layer = CompilerLayer.INDUCTOR  # its graph is right in eager
-    known = {"layer": layer, "detail": _in_short(ran.detail), "repro": name, "fails_alone": ran.fails, "words": words}
+    shown = name if route.shows_names else str(path)
+    known = {"layer": layer, "detail": _in_short(ran.detail), "repro": shown, "fails_alone": ran.fails, "words": words}
     return found.model_copy(update=known)
 
 
@@ -186,17 +188,16 @@ def _line_of(node: fx.Node) -> UserLine | None:
     return innermost(stack_lines(node.meta.get("stack_trace") or ""))
 
 
-def kernel_of(node: str, code: str) -> tuple[str, tuple[str, ...]]:
-    """The kernel in generated code that computes a node, with its ops; empty where the code does not say."""
-    lines = code.splitlines()
-    wanted = _FRAGMENT.format(node=node)
-    at = next((number for number, line in enumerate(lines) if line.strip().startswith(wanted)), None)
-    if at is None:
-        return "", ()
-    before = (_ATEN.search(line) for line in reversed(lines[:at]))
-    ops = next(filter(None, before), None)
-    after = (_KERNEL.search(line) for line in lines[at:] if not line.strip().startswith("#"))
-    kernel = next(filter(None, after), None)
-    if kernel is None:
-        return "", ()
-    return kernel[1], tuple(ops[1].split(", ")) if ops else ()
+def backend_name(backend: Any) -> str:
+    """Its name, for a person."""
+    return backend if isinstance(backend, str) else getattr(backend, "__qualname__", type(backend).__qualname__)
+
+
+def kernel_of(node: fx.Node, wrong: WrongGraph, manifest: Manifest) -> Launch | None:
+    """The kernel that computes a node of a graph; None where none is known."""
+    phase = "backward" if wrong.graph.is_backward else "forward"
+    for graph in manifest.graphs:
+        for launch in graph.launches:
+            if graph.phase == phase and node.name in launch.fx:
+                return launch
+    return None

@@ -3,12 +3,12 @@
     name                                        why
     compile_fx.compile_fx(inner_compile=)       graphs behind AOTAutograd, forward and backward, ahead of Inductor
     output_graph.OutputGraph.call_user_compiler graphs of Dynamo, for any backend
+    _TorchCompileWrapper, registry._COMPILER_FNS    the backend that a program was compiled with
     config.get_config_copy, _config             settings that a compile has, to compile a part of its graph alike
     fallback_random, fx_graph_cache,
     enable_autograd_cache                       the same random numbers as eager; nothing but code from a cache
     lowering.lowerings, decomposition.decompositions    functions that are not torch's, and their modules
     debug_utils.cast_dtype_args_to_fp64         a graph in float64
-    CompiledFxGraph.source_code                 kernels and the nodes that each was made from
 
 `tests/torch_api/test_comparing.py` fails when one of the names moves.
 """
@@ -18,13 +18,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 from torch import Tensor, fx
 from torch._prims_common import clone_preserve_strides
 
+_NOT_ADDED = ("torch", "builtins", "functools", "tpcompile")
 Settings = dict[str, Any]
 Compiled = Callable[..., Sequence[Any]]
 
@@ -32,12 +33,15 @@ Compiled = Callable[..., Sequence[Any]]
 class Graph:
     """A graph that was compiled, as it was before."""
 
-    def __init__(self, module: fx.GraphModule, settings: Settings) -> None:
+    def __init__(
+        self, module: fx.GraphModule, settings: Settings, *, backend: Any = "inductor", is_backward: bool = False
+    ) -> None:
         self.module = fx.GraphModule(module, copy.deepcopy(module.graph))  # passes edit the original
         self.settings = settings
         """Of Inductor, where they are not the default."""
-        self.code = ""
-        """What Inductor generated."""
+        self.backend = backend
+        """Its name, or the function where it has none."""
+        self.is_backward = is_backward
 
 
 OnRun = Callable[[Graph, Sequence[Any], Compiled], Sequence[Any]]
@@ -52,9 +56,8 @@ def inductor_graphs(on_run: OnRun) -> Iterator[None]:
     original = module.compile_fx
 
     def inner(graph: Any, inputs: Any, **options: Any) -> Any:
-        kept = Graph(graph, _settings())
+        kept = Graph(graph, _settings(), is_backward=bool(options.get("is_backward")))
         compiled = module.compile_fx_inner(graph, inputs, **options)
-        kept.code = getattr(compiled, "source_code", "")
 
         def run(args: list[Any]) -> list[Any]:
             given = list(args)
@@ -79,7 +82,7 @@ def dynamo_graphs(on_run: OnRun) -> Iterator[None]:
     original = OutputGraph.call_user_compiler
 
     def call_user_compiler(self: Any, graph: Any, inputs: Any) -> Any:
-        kept = Graph(graph, {})
+        kept = Graph(graph, _settings(), backend=_backend(self.compiler_fn))
         compiled: Any = original(self, graph, inputs)
         return lambda *args: on_run(kept, args, compiled)
 
@@ -121,21 +124,54 @@ def _settings() -> Settings:
     return found
 
 
-def added_modules(backend: Any, settings: Settings) -> list[str]:
-    """Names of the modules that are not torch's and made a backend, pass, lowering or decomposition of this process."""
-    from torch._dynamo.backends.registry import lookup_backend
-    from torch._inductor.decomposition import decompositions
-    from torch._inductor.lowering import lowerings
+class Added(NamedTuple):
+    """Something that is not torch's and that torch.compile calls: a backend, a pass, a lowering, a decomposition."""
 
-    made = [*lowerings.values(), *decompositions.values(), *settings.values()]
-    made.append(lookup_backend(backend) if isinstance(backend, str) else backend)
-    found = set()
-    for one in made:
-        is_object = callable(one) and not hasattr(one, "__name__")
-        name = getattr(type(one) if is_object else one, "__module__", None)
-        if isinstance(name, str) and name.partition(".")[0] not in ("torch", "builtins", "functools", "tpcompile"):
-            found.add(name)
-    return sorted(found)
+    module: str
+    line: str
+    """Python that puts it in again; empty where importing its module does."""
+
+
+def _backend(compiler: Any) -> Any:
+    """The name under which a backend is registered, else the backend."""
+    from torch._dynamo.backends import registry
+
+    while hasattr(compiler, "_torchdynamo_orig_backend"):
+        compiler = compiler._torchdynamo_orig_backend
+    if isinstance(compiler, torch._TorchCompileInductorWrapper):
+        return "inductor"
+    if isinstance(compiler, torch._TorchCompileWrapper):
+        compiler = compiler.compiler_fn
+    known = (name for name, function in registry._COMPILER_FNS.items() if function is compiler)
+    return next(known, compiler)
+
+
+def added(backend: Any, settings: Settings) -> list[Added]:
+    """What this process added to the compiler, of modules that can be imported again."""
+    from torch._dynamo.backends.registry import lookup_backend
+    from torch._inductor import decomposition, lowering
+
+    made = [(f"torch._inductor.config.{name} = {{}}", value) for name, value in sorted(settings.items())]
+    for table in (lowering.lowerings, decomposition.decompositions):
+        where = "lowering.lowerings" if table is lowering.lowerings else "decomposition.decompositions"
+        made += [(f"torch._inductor.{where}[torch.ops.{op}] = {{}}", function) for op, function in table.items()]
+    made.append(("", lookup_backend(backend) if isinstance(backend, str) else backend))
+    found = []
+    for line, one in made:
+        module = getattr(one, "__module__", None)
+        if not callable(one) or not isinstance(module, str):
+            continue
+        if module.partition(".")[0] not in _NOT_ADDED:
+            what = expression(one)
+            found.append(Added(module, "" if "<" in what else line.format(what)))
+    return found
+
+
+def expression(one: Any) -> str:
+    """Python for a function, or for an object of a class without arguments, of a module that is imported."""
+    is_object = not hasattr(one, "__qualname__")
+    maker = type(one) if is_object else one
+    return f"sys.modules[{maker.__module__!r}].{maker.__qualname__}" + ("()" if is_object else "")
 
 
 def in_float64(module: fx.GraphModule) -> fx.GraphModule:

@@ -49,7 +49,7 @@ class WrongCompiled(Frozen):
     got: str = ""
     wanted: str = ""
     repro: str = ""
-    """Name of the file in the run directory; empty without one."""
+    """The file: its name in the run directory, else its path; empty without one."""
     fails_alone: bool | None = None
     """What the file did when it was run; None where it was not."""
     words: str = ""
@@ -81,7 +81,7 @@ class WrongCompiled(Frozen):
             found.append(f"compiled together with {', '.join(self.others)}")
         if self.repro:
             alone = {True: "fails alone", False: "does not fail alone", None: "was not run"}[self.fails_alone]
-            found.append(f"{self.repro} in the run directory {alone}; search upstream for: {self.words}")
+            found.append(f"{self.repro} {alone}; search upstream for: {self.words}")
         if self.search_cpu_s:
             found.append(f"searched for {self.search_cpu_s:.1f} CPU s; the call that was red took {self.red_cpu_s:.1f}")
         return tuple(found)
