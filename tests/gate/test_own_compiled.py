@@ -89,3 +89,12 @@ def test_random_numbers_of_compiled_code_are_no_error(runs: dict[str, GateRun]) 
     (check,) = [check for check in run.judged.checks if check.id == CheckId.COMPILER]
     assert check.status == Status.INFO
     assert {one.layer for one in findings(run)} == {CompilerLayer.RANDOM}
+
+
+def test_a_fault_of_one_rank_is_found_on_that_rank(tmp_path: Path) -> None:
+    run = run_gate(
+        tmp_path / "run", "--target", f"{TARGETS}:lowering", "--set", "wrong=yes", "--set", "only_rank=1"
+    )  # fmt: skip
+    check = run.failed()[CheckId.COMPILER]
+    assert check.ranks == (1,)
+    assert (run.run_dir / "repro.rank1.py").exists()

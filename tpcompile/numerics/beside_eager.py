@@ -6,7 +6,7 @@ the latter, so an error does not reach a later graph, and all ranks issue the co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,7 +49,7 @@ class Recording(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """A copy is kept where a later node may write into the value."""
-        value = super().run_node(n)
+        value = settled(super().run_node(n))
         is_kept_whole = type(value) is Tensor and self.copies
         self.values[n.name] = value.detach().clone() if is_kept_whole else value
         return value
@@ -90,8 +90,7 @@ class Comparison:
         originals = list(map(copied_input, inputs))
         outputs = recorded.run(*inputs)
         wanted = _in_list(outputs)
-        # A graph may write into its inputs.
-        pairs = [*zip(got, wanted, strict=True), *zip(copies, inputs, strict=True)]
+        pairs = [*zip(got, wanted, strict=True), *self._written(copies, inputs, originals)]
         found = any(is_wrong(_plain(one), _plain(other)) for one, other in pairs)
         in_backward = False
         if self.of_dynamo and not found:
@@ -100,6 +99,14 @@ class Comparison:
             values = recorded.values | dict(zip(_placeholders(graph.module), originals, strict=True))
             self.wrong.append(WrongGraph(graph, values, self.num_runs, self.of_dynamo, in_backward))
         return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+    def _written(
+        self, copies: Sequence[Any], inputs: Sequence[Any], originals: Sequence[Any]
+    ) -> Iterator[tuple[Any, Any]]:
+        """Inputs after the compiled run and after eager. Inductor may use one that nobody needs as memory."""
+        for got, wanted, before in zip(copies, inputs, originals, strict=True):
+            if self.of_dynamo or is_wrong(_plain(before), _plain(wanted)):
+                yield got, wanted
 
     def _gradients_differ(
         self, graph: Graph, originals: Sequence[Any], copies: Sequence[Any], got: Sequence[Any], state: Tensor

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from tpcompile.numerics import error_ratio
 from tpcompile.numerics.beside_eager import WrongGraph, gradients, is_wrong
@@ -107,9 +107,13 @@ class Search:
         return [node for node in nodes if not inside.issuperset(node.users)]
 
     def _can_be_compiled(self, node: fx.Node) -> bool:
+        """False for a collective, also in a graph of its own that the node calls, as an autograd function does."""
         is_collective = "c10d" in str(node.target)
-        is_op = node.op in _OPS and not is_collective
-        return is_op and all(one.name in self._wrong.values for one in (node, *node.all_input_nodes))
+        if node.op not in _OPS or is_collective:
+            return False
+        values = self._wrong.values
+        given = [values.get(one.name) for one in node.all_input_nodes]
+        return node.name in values and not any(isinstance(one, nn.Module) for one in given)
 
     def _compiled(self, nodes: Sequence[fx.Node], ends: Sequence[fx.Node]) -> Part | None:
         """The part of these nodes with what is wrong of it; None where it is right, or cannot be compiled."""
