@@ -1,6 +1,6 @@
 """A part of a graph that is wrong where it is compiled -> a file of torch alone that shows it, and what it does.
 
-The file prints both values and ends with 1 where compiled is wrong, with 0 where it is right. With `--bisect` it also
+The file prints both values and ends with 1 where compiled is wrong, with 0 where it is right. With the argument `bisect` it also
 runs torch's own `CompilerBisector` on itself, which names the layer.
 """
 
@@ -27,7 +27,7 @@ _PLAIN = (bool, int, float, str, type(None))
 _TEMPLATE = '''"""{title}
 
 torch {torch}. Search https://github.com/pytorch/pytorch/issues for: {words}
-Prints the value in eager and compiled; exit code 1 where they differ. `--bisect` names the layer of the compiler.
+Prints the value in eager and compiled; exit code 1 where they differ. `bisect` names the layer of the compiler.
 """
 
 import base64
@@ -95,7 +95,7 @@ def fails():
 if __name__ == "__main__":
     is_wrong = fails()
     print("compiled is wrong" if is_wrong else "compiled is right", "in torch", torch.__version__)
-    if is_wrong and "--bisect" in sys.argv:
+    if is_wrong and "bisect" in sys.argv:
         from torch._inductor.compiler_bisector import CompilerBisector
 
         found = CompilerBisector.do_bisect(lambda: not fails())
@@ -155,7 +155,7 @@ def _indented(code: str) -> str:
 
 def ran(path: Path, *, timeout_s: float) -> Ran:
     """Run the file, with the bisection of the compiler's layers."""
-    command = [sys.executable, str(path), "--bisect"]
+    command = [sys.executable, str(path), "bisect"]
     try:
         ended = subprocess.run(command, timeout=timeout_s, check=False, capture_output=True, text=True)
     except subprocess.TimeoutExpired:

@@ -102,9 +102,9 @@ class Search:
         return part
 
     def _ends(self, nodes: Sequence[fx.Node]) -> list[fx.Node]:
-        """Those that something outside uses."""
+        """Those that something outside uses, or nothing: they write into what they are given."""
         inside = set(nodes)
-        return [node for node in nodes if not inside.issuperset(node.users)]
+        return [node for node in nodes if not node.users or not inside.issuperset(node.users)]
 
     def _can_be_compiled(self, node: fx.Node) -> bool:
         """False for a collective, also in a graph of its own that the node calls, as an autograd function does."""
