@@ -23,6 +23,8 @@ stuck.py      these states -> the rank that the others wait for; pure
 fusion.py     kernels of this rank, against a baseline
 checks.py     digests -> the checks of modes A, B and C; torch-free
 beside.py     what ranks compile beside the program, such as an evaluation on rank 0; torch-free
+compiled.py       where compiled code begins to be wrong, while eager is right
+wrong_compiled.py        the check of it; torch-free
 wrong_numbers.py         where to look first when a target's numbers are wrong; torch-free
 replay.py     a run directory -> its verdict again, offline; torch-free
 faults/       what `--fault NAME` injects

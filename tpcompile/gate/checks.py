@@ -32,6 +32,7 @@ from tpcompile.evidence.text.reasons import in_one_line
 from tpcompile.fusion.baseline import Outcome
 from tpcompile.gate import beside, wrong_numbers
 from tpcompile.gate.measurements import Declared, GateFacts, GradientFactor, Schedule, TensorError
+from tpcompile.gate.wrong_compiled import with_compiler
 
 FIRST, STEADY, RESIZED = "first", "steady", "resized"
 _LARGE = 1000
@@ -91,6 +92,11 @@ def mode_c(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
     """Mode C must pass every check: one graph, equal ranks, no recompile, right forward and gradients."""
     ranks = digests_by_rank(digests)
     facts = _facts(ranks)
+    numbers = [
+        _errors(config, facts, "C", CheckId.FORWARD, only="forward"),
+        *([_errors(config, facts, "C", CheckId.GRADIENTS, only="grad")] if config.train else []),
+        _errors(config, facts, "C", CheckId.EAGER, only="eager"),
+    ]
     return [
         any_compiled("C", ranks),
         *_graphs("C", ranks),
@@ -99,9 +105,7 @@ def mode_c(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
         *_resized(ranks, "C", divergences, f"{config.block.seq_len} to {config.resized_seq_len} tokens"),
         *agreement("C", ranks, divergences),
         _schedule(facts),
-        _errors(config, facts, "C", CheckId.FORWARD, only="forward"),
-        *([_errors(config, facts, "C", CheckId.GRADIENTS, only="grad")] if config.train else []),
-        _errors(config, facts, "C", CheckId.EAGER, only="eager"),
+        *with_compiler("C", facts, numbers),
         *_replays(config, facts),
         tp_aware("C", ranks),
         kept("C", ranks),
@@ -118,10 +122,11 @@ def target(config: JobConfig, digests: Sequence[RankDigest], divergences: Sequen
     numbers: list[Check] = []
     if declared.has_reference:
         right = _errors(config, facts, TARGET, CheckId.FORWARD, only="forward")
-        if right.is_red:
+        if right.is_red and not any(known.wrong_compiled for known in facts.values()):
             right = right.model_copy(update={"details": (wrong_numbers.differing(ranks), *right.details)})
         numbers.append(right)
         numbers.append(_errors(config, facts, TARGET, CheckId.EAGER, only="eager"))
+        numbers = with_compiler(TARGET, facts, numbers)
     else:
         why = "no reference is declared: the numbers were not compared"
         numbers.append(_not_made(TARGET, CheckId.FORWARD, Status.SKIPPED, "a reference", why))

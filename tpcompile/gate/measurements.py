@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator
 
 from tpcompile.choices import AnyMode
-from tpcompile.evidence.records import Frozen, RankDigest, WrongOp
+from tpcompile.evidence.records import Frozen, RankDigest, WrongCompiled, WrongOp
 from tpcompile.fusion.baseline import Outcome
 
 
@@ -117,6 +117,8 @@ class GateFacts(Frozen):
     """The first module whose output is wrong."""
     first_wrong_op: WrongOp | None = None
     """The op, or the parameter or buffer, that this begins with; None when unknown."""
+    wrong_compiled: WrongCompiled | None = None
+    """Where compiled code begins to be wrong while eager is right; None where it does not, or nobody searched."""
     fusion: Outcome | None = None
     """Kernels against the baseline; None in a run without one."""
     median_ms: dict[AnyMode, float] = {}

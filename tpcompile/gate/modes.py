@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from tpcompile.collectives.strategies import Collectives, DisabledCollectives, I
 from tpcompile.config import RunConfig
 from tpcompile.fastpath import Selection, tp_region
 from tpcompile.gate.checks import FIRST, RESIZED, STEADY
+from tpcompile.gate.compiled import find_wrong_code
 from tpcompile.gate.faults import Fault, FaultContext
 from tpcompile.gate.measurements import GradientFactor, GraphBreaks, Schedule
 from tpcompile.gate.phases import RESIZED_CALLS, Phases
@@ -116,10 +117,11 @@ def mode_c(run: Run) -> None:
     with run.phase("C/eager", "the same without compile"):
         eager = run.call(program, stack)
         _compare_replays(run, step, stack)
-    step.close()
-    check_exchanges(stack)
     apart = run.reference.difference(stack, first, eager)
     run.facts = run.facts.with_errors("C", {f"eager {name}": value for name, value in apart.items()})
+    _find_wrong_code(run, step, stack, eager, differs=_is_any_beyond(run, apart))
+    step.close()
+    check_exchanges(stack)
     _keep_schedule(run, stack)
     _find_first_wrong(run, stack)
 
@@ -206,6 +208,26 @@ def _find_first_wrong(run: Run, stack: TransformerStack) -> None:
             module, op = run.reference.first_wrong(stack, Collectives(run.group), limit=limit)
         if is_wrong:
             run.facts = run.facts.changed(first_wrong=module or "the program around the stack", first_wrong_op=op)
+
+
+def _find_wrong_code(run: Run, step: ProfiledStep, stack: TransformerStack, eager: Result, *, differs: bool) -> None:
+    """When only compiled code is wrong, find the layer. A CUDA graph replays what was compiled: it is not searched."""
+    if step.replays.captures:
+        return
+
+    def call() -> Result:
+        return run.counted(lambda: step(run.reference.inputs()))
+
+    def is_right(result: Result) -> bool:
+        return not _is_any_beyond(run, run.reference.difference(stack, result, eager))
+
+    eager_is_wrong = _is_any_beyond(run, run.reference.errors(stack, eager, only_forward=not run.config.train))
+    find_wrong_code(run, "C", call, is_right, differs=differs, eager_is_wrong=eager_is_wrong)
+
+
+def _is_any_beyond(run: Run, errors: Mapping[str, Mapping[str, float]]) -> bool:
+    limit = run.config.gate.error_ratio
+    return any(not error["ratio"] <= limit for error in errors.values())  # NaN is wrong
 
 
 def _keep_schedule(run: Run, stack: TransformerStack) -> None:

@@ -90,6 +90,12 @@ def wrong_names(eager: Outputs, single: Outputs, exact: Outputs, *, limit: float
     return [name for name, error in found if name in eager and not error["ratio"] <= limit]  # NaN is wrong
 
 
+def unlike_eager(compiled: Outputs, eager: Outputs, single: Outputs, exact: Outputs, *, limit: float) -> list[str]:
+    """The tensors that are not those of eager; all ranks must call it alike."""
+    found = errors(compiled, eager, single, exact).items()
+    return [name for name, error in found if name.startswith("eager ") and not error["ratio"] <= limit]
+
+
 def _error_of(got: Tensor, single: Tensor, exact: Tensor) -> dict[str, Any]:
     return error_ratio.error_of(got, single, exact) | {"times": error_ratio.multiple_of(got, exact)}
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,6 +73,8 @@ class Phases:
     session: CaptureSession
     ranks: InStep
     facts: GateFacts = field(default_factory=GateFacts, kw_only=True)
+    folder: Path | None = field(default=None, kw_only=True)
+    """The run directory."""
 
     @contextmanager
     def phase(self, name: str, doing: str, *, before: Callable[[], object] = lambda: None) -> Iterator[None]:

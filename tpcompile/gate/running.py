@@ -115,7 +115,7 @@ class Gate:
         group = mesh.get_group("tp")
         self.evidence.phases = run = Run(
             config=config, device=device, session=session, ranks=self.ranks,
-            group=group, reference=reference, fault=fault, context=context,
+            group=group, reference=reference, fault=fault, context=context, folder=self.evidence.directory.path,
         )  # fmt: skip
         for mode in config.modes:
             session.reset_compiler()
@@ -140,7 +140,10 @@ class Gate:
         session.know_groups(domain.roles or {})
         self.evidence.write_config(device)
         self.agreement.members, self.agreement.mode = domain.members, TARGET
-        phases = self.evidence.phases = Phases(config=config, device=device, session=session, ranks=self.ranks)
+        folder = self.evidence.directory.path
+        phases = self.evidence.phases = Phases(
+            config=config, device=device, session=session, ranks=self.ranks, folder=folder
+        )  # fmt: skip
         run_target(phases, target, (target.mesh or mesh).get_group(target.axis))
 
     def new_session(self, mesh: DeviceMesh, fault: Fault, context: FaultContext) -> CaptureSession:

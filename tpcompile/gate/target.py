@@ -18,6 +18,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.fastpath import tp_region
 from tpcompile.gate import outputs
 from tpcompile.gate.checks import FIRST, RESIZED
+from tpcompile.gate.compiled import find_wrong_code
 from tpcompile.gate.measurements import Declared
 from tpcompile.gate.phases import RESIZED_CALLS, Phases
 from tpcompile.numerics import error_ratio
@@ -80,6 +81,17 @@ def run_target(phases: Phases, target: Target, group: dist.ProcessGroup) -> None
         phases.facts = phases.facts.with_errors(TARGET, outputs.errors(compiled, eager, single, exact))
         wrong = outputs.wrong_names(eager, single, exact, limit=phases.config.gate.error_ratio)
         _find_first_wrong(phases, target, wrong, group)
+
+        def again() -> outputs.Outputs:
+            outputs.forget_gradients(target.program, target.inputs)
+            return outputs.kept(call(target.inputs))
+
+        def apart(result: outputs.Outputs) -> bool:
+            return bool(outputs.unlike_eager(result, eager, single, exact, limit=phases.config.gate.error_ratio))
+
+        find_wrong_code(
+            phases, TARGET, again, lambda result: not apart(result), differs=apart(compiled), eager_is_wrong=bool(wrong)
+        )
 
 
 def runs_alone(target: Target) -> list[Run]:

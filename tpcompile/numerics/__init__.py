@@ -12,6 +12,10 @@ wrong_op.py          the op that wrong numbers begin with: one search, forward a
 traced.py            every op of one eager run: its line, and a fingerprint of its result
 judged.py            which values of a run are right: whole, as a part, as a summand
 mistakes.py          the kind of the mistake: a table
+wrong_compiled.py    eager is right, compiled is wrong: the layer, the op, the kernel
+beside_eager.py      each compiled graph of a call beside its eager values
+smallest.py          the fewest nodes of a graph that are wrong where they are compiled
+repro.py             a file of torch alone that shows it
 counting.py          collectives in issue order against the declaration
 agree.py             whether all ranks drew the same tensors
 numerics_report.py   the report

@@ -27,6 +27,11 @@ _ROUNDINGS = 8
 _LEAST = 1e-5
 
 
+def tolerance_of(dtype: torch.dtype) -> float:
+    """The largest relative distance of equal values."""
+    return max(_ROUNDINGS * torch.finfo(dtype).eps, _LEAST)
+
+
 @dataclass(frozen=True)
 class Run:
     """A call to be traced, forward and backward; it returns tensors by name."""
@@ -94,7 +99,7 @@ def first_wrong_op(
 
     The first of the `starts` in which something is wrong counts.
     """
-    tolerance = max(_ROUNDINGS * torch.finfo(dtype).eps, _LEAST)
+    tolerance = tolerance_of(dtype)
     judged = all_judged(trace.values, known, sums, tolerance=tolerance, rank=rank, size=size)
     found = Evidence(trace.values, judged, known, sums, tolerance=tolerance, rank=rank, size=size)
     for places in starts:

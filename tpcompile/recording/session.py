@@ -73,6 +73,7 @@ class CaptureSession:
         """(phase, name of a counter of Dynamo) -> count."""
         self._last_counters: dict[str, int] = {}
         self._current = ""
+        self._is_recording = True
         self.step: int | None = None
         self.before_event: Callable[[Mapping[str, Any]], None] | None = None
         """Called with the raw metadata of every event, on the compiling thread, before `step` is stamped on it."""
@@ -158,6 +159,16 @@ class CaptureSession:
         self._callbacks.close()
         torch.compiler.reset()
         self._callbacks.enter_context(torch_hooks.compile_callbacks(self._started, self._ended))
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """What is compiled and called inside is not part of the record: a rank may search alone."""
+        self._is_recording = False
+        try:
+            yield
+        finally:
+            self._is_recording = True
+            self._last_counters = compat.dynamo_counters()
 
     def count_call(self) -> None:
         """Count one call of the compiled program in the current phase."""
@@ -282,6 +293,8 @@ class CaptureSession:
         self._strings = compat.interned_strings()
 
     def _receive(self, metadata: dict[str, Any], payload: str | None) -> None:
+        if not self._is_recording:
+            return
         if self.before_event is not None:
             self.before_event(metadata)
         found = trace.event(metadata, payload, phase=self._current, step=self.step)
@@ -304,11 +317,11 @@ class CaptureSession:
             self.after_event(metadata)
 
     def _started(self, compile_id: str) -> None:
-        if self._on_start:
+        if self._on_start and self._is_recording:
             self._on_start(compile_id)
 
     def _looked_up(self, hit: bool, frame: FrameType | None = None) -> bool:
-        if hit and self._regions is not None:
+        if hit and self._regions is not None and self._is_recording:
             self._regions.entered(frame or sys._getframe(1), phase=self._current)
         return hit
 
@@ -327,6 +340,8 @@ class CaptureSession:
                 generated.replace_stacks(path, lambda stacks: with_current_stacks(stacks, traced))
 
     def _ended(self, compile_id: str) -> None:
+        if not self._is_recording:
+            return
         self._renew_lines(compile_id)
         if self._regions is not None and compile_id in self._with_graph:
             self._regions.entered(sys._getframe(), phase=self._current, compile_id=compile_id)

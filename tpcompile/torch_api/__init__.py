@@ -4,6 +4,7 @@ additions.py    passes, backends and tables that a program adds to the compiler
 autotuning.py   what Inductor times in order to choose between kernels
 binaries.py     what Triton compiled of a kernel for a GPU
 c10d.py         groups, and collectives as the eager wrappers issue them
+comparing.py    each compiled graph of a call, beside the graph that it was made from
 compiler.py     Dynamo, Inductor and the structured trace, as capture reads them
 dispatch.py     modes that see every op, views and trees of tensors, as the SPMD type check needs them
 epilogues.py    a matrix product that ends in an activation

@@ -38,6 +38,7 @@ from tpcompile.evidence.records.findings import (
     ranks_of,
 )
 from tpcompile.evidence.records.verdict import Check, CheckId, Lead, Verdict
+from tpcompile.evidence.records.wrong_compiled import CompilerLayer, WrongCompiled, first_layer
 from tpcompile.evidence.records.wrong_op import MistakeKind, WrongOp, earliest, multiple_text
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "Collective",
     "CompileDigest",
     "CompileRecord",
+    "CompilerLayer",
     "Divergence",
     "DivergenceClass",
     "EnteredRegion",
@@ -83,8 +85,10 @@ __all__ = [
     "UserLine",
     "Verdict",
     "Went",
+    "WrongCompiled",
     "WrongOp",
     "earliest",
+    "first_layer",
     "items_of",
     "multiple_text",
     "ranks_of",

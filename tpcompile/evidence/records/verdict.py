@@ -55,6 +55,8 @@ class CheckId(StrEnum):
     FORWARD = "forward"
     GRADIENTS = "gradients"
     EAGER = "eager"
+    COMPILER = "compiler"
+    """Compiled code is wrong while eager is right."""
     REPLAYED = "replayed"
     """What a replay computes is what the compiled call computes."""
     CLOBBERED = "clobbered"
@@ -96,6 +98,7 @@ _NAMES = {
     CheckId.FORWARD: "forward right",
     CheckId.GRADIENTS: "gradients right",
     CheckId.EAGER: "eager equals compiled",
+    CheckId.COMPILER: "compiler right",
     CheckId.REPLAYED: "replays equal compiled calls",
     CheckId.CLOBBERED: "no in-place all-reduce clobbers a live buffer",
     CheckId.ONE_REGION: "one region per call",

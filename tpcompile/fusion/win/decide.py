@@ -154,4 +154,8 @@ def lines(measured: Sequence[Measured], advice: Advice) -> Iterator[Text]:
         counted = f"{kernels:>12}{one.num_regions:8}{error:>7}"
         row = f"{timed}{counted}{one.first_call_s:9.1f}{cached:>8}{one.num_cold_calls:5}"
         yield Text(row, style="red" if is_wrong(one) else "")
+    for one in measured:
+        found = one.wrong_compiled
+        if found is not None:
+            yield from (Text(f"{one.mode}: {text}") for text in (found.brief, *found.details))
     yield Text(advice.says, style="green" if advice.is_win else "yellow")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import torch
@@ -17,11 +18,14 @@ from torch import Tensor, nn
 
 from tpcompile.cli import ending
 from tpcompile.errors import ConfigError, TargetRaised
+from tpcompile.evidence.records import WrongCompiled
 from tpcompile.fusion.manifest_records import Manifest, Role
 from tpcompile.fusion.recorder import FusionRecorder
 from tpcompile.fusion.targets import built_on, place_of
+from tpcompile.fusion.win.decide import ERROR_LIMIT
 from tpcompile.fusion.win.mode_records import Measured, Side
 from tpcompile.numerics import error_ratio
+from tpcompile.numerics.wrong_compiled import Route, search
 from tpcompile.ranks.env import check_cpp_compiler
 from tpcompile.target import Target, call_target, copied, raised_by
 from tpcompile.torch_api import compiler
@@ -39,6 +43,8 @@ _NO_WORK = frozenset({
     "aten::resolve_neg", "aten::_reshape_alias", "aten::split", "aten::narrow", "aten::unbind", "aten::lift_fresh",
 })  # fmt: skip
 """Leaf ops of eager code that move no data."""
+_SEARCH_S = 120.0
+"""For the parts of graphs, after the measurements; the process has 600 s by default."""
 _REPLAY = "cudaGraphLaunch"
 
 
@@ -138,6 +144,7 @@ def measured(program: Program, request: Request) -> Measured:
     after = compiler.dynamo_counters() | compiler.cuda_graph_counters()
     # As often called as eager; under CUDA graphs a replay.
     last_error = _error_ratio(exact.again, compiled_side.results(compiled), eager_side.results(eager))
+    worst_error = max(filter(None, (first_error, last_error)), default=first_error)
     steady_ms = statistics.median(compiled_ms)
     slow = [number for number, ms in enumerate(cold_ms, 1) if ms > _COLD_RATIO * steady_ms]
     manifest = recorder.manifest()
@@ -146,7 +153,8 @@ def measured(program: Program, request: Request) -> Measured:
         mode=request.mode,
         eager=_side(program, eager, None, eager_ms)[0],
         compiled=compiled_profile[0],
-        error_ratio=max(filter(None, (first_error, last_error)), default=first_error),
+        error_ratio=worst_error,
+        wrong_compiled=_wrong_code(program, request, exact, worst_error),
         first_call_s=first_call_s,
         cached_s=None,
         num_cold_calls=max(slow, default=0),
@@ -200,6 +208,33 @@ def _error_ratio(exact: dict[str, Tensor] | None, got: dict[str, Tensor], eager:
         ratios.append(error["ratio"])
     is_nan = any(map(math.isnan, ratios))
     return math.inf if is_nan else max(ratios)
+
+
+def _wrong_code(program: Program, request: Request, exact: _Exact, worst: float | None) -> WrongCompiled | None:
+    """Where compiled code is wrong: it is compared with float64, which has no collectives of several ranks here."""
+    right = exact.again
+    if right is None or worst is None or worst <= ERROR_LIMIT:
+        return None
+    eager_side, compiled_side = program.copied(), program.copied()
+    compiled = compiled_side.step(torch.compile(compiled_side.target.program, mode=request.mode))
+    eager = eager_side.results(eager_side.step(eager_side.target.program))
+
+    def is_right(results: dict[str, Tensor]) -> bool:
+        error = _error_ratio(right, results, eager)
+        return error is not None and error <= ERROR_LIMIT
+
+    began = time.process_time()
+    compiled_side.results(compiled)
+    route = Route(
+        call=lambda: compiled_side.results(compiled),
+        is_right=is_right,
+        reset=torch.compiler.reset,
+        any_says=lambda _question, answer: answer,
+        folder=Path(mkdtemp(prefix="tpcompile-repro-")),
+        timeout_s=_SEARCH_S,
+        red_cpu_s=time.process_time() - began,
+    )
+    return search(route)
 
 
 # What the profiler sees

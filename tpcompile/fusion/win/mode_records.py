@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from tpcompile.evidence.records import WrongCompiled
 from tpcompile.evidence.records.base import Frozen
 
 EAGER = "eager"
@@ -35,6 +36,8 @@ class Measured(Frozen):
     compiled: Side
     error_ratio: float | None
     """Largest error against float64, as a multiple of the error of eager; None where it could not be computed."""
+    wrong_compiled: WrongCompiled | None = None
+    """Where compiled code begins to be wrong; None where it is right, or outputs were not compared."""
     first_call_s: float
     """Seconds of the first call with an empty cache."""
     cached_s: float | None

@@ -1,0 +1,62 @@
+"""Compiled code beside its eager values: the fewest nodes that are wrong, and no alarm for what rounding explains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._inductor.lowering import lowerings
+
+from tpcompile.numerics.beside_eager import Comparison, is_wrong
+from tpcompile.numerics.smallest import Part, Search
+from tpcompile.torch_api import comparing
+
+aten = torch.ops.aten
+
+
+def compared(program: Callable[..., Tensor], *inputs: Tensor) -> Comparison:
+    """Graphs of Inductor that are wrong in a call, with the backward of its sum."""
+    found = Comparison()
+    torch.compiler.reset()
+    with comparing.inductor_graphs(found.on_run):
+        torch.compile(program)(*inputs).sum().backward()
+    return found
+
+
+def smallest(found: Comparison) -> list[Part]:
+    parts = (Search(wrong, timeout_s=60).smallest() for wrong in found.wrong)
+    return [part for part in parts if part is not None]
+
+
+def program(x: Tensor) -> Tensor:
+    return torch.sin(x @ x).relu() @ x
+
+
+def test_the_wrong_op_alone_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    cosine: Any = lowerings[aten.cos.default]
+    monkeypatch.setitem(lowerings, aten.sin.default, lambda x: cosine(x))
+    (part,) = smallest(compared(program, torch.randn(8, 8, requires_grad=True)))
+    assert [str(node.target) for node in part.nodes] == ["aten.sin.default"]
+
+
+def test_right_code_has_no_wrong_graph() -> None:
+    assert compared(program, torch.randn(8, 8, requires_grad=True)).wrong == []
+
+
+def test_noise_around_a_gradient_that_is_zero_is_no_error() -> None:
+    def one(x: Tensor) -> Tensor:
+        return torch.softmax(x * 3, -1)  # sums to a constant
+
+    assert smallest(compared(one, torch.randn(8, 16, requires_grad=True))) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sum_in_a_different_order_is_right_and_a_shifted_one_is_not(dtype: torch.dtype) -> None:
+    x = torch.randn(64, 4096).to(dtype)
+    forward, backward = x.sum(-1), x.flip(-1).float().sum(-1).to(dtype)
+    assert not is_wrong(backward, forward)
+    assert is_wrong(x[:, 1:].mul(1.2).sum(-1), forward)
+    assert is_wrong(forward * float("nan"), forward)

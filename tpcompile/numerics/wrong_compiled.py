@@ -1,0 +1,203 @@
+"""Compiled code that is wrong while eager is right -> the layer of the compiler, the op, the kernel, and a repro.
+
+All ranks run the program again, each graph beside its eager values; then a rank whose graphs are wrong searches alone
+in parts of them, which have no collectives. Inductor's graphs come first: their tensors are plain, and there are
+those of the backward. Then Dynamo's, for any backend. What is left are random numbers of compiled code, and stale code.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, fx
+
+from tpcompile.evidence.records import CompilerLayer, UserLine, WrongCompiled
+from tpcompile.evidence.text.comments import stack_lines
+from tpcompile.evidence.text.lines import innermost
+from tpcompile.fusion.manifest_records import Launch, Manifest
+from tpcompile.fusion.recorder import FusionRecorder
+from tpcompile.numerics import repro
+from tpcompile.numerics.beside_eager import Comparison, WrongGraph, first_difference, short
+from tpcompile.numerics.smallest import Part, Search
+from tpcompile.torch_api import comparing
+
+_LAYERS = {
+    ("eager", None): CompilerLayer.DYNAMO,
+    ("aot_eager", None): CompilerLayer.AOT,
+    ("aot_eager_decomp_partition", None): CompilerLayer.DECOMPOSITION,
+    ("inductor", "pre_grad_passes"): CompilerLayer.PRE_GRAD,
+    ("inductor", "joint_graph_passes"): CompilerLayer.JOINT,
+    ("inductor", "post_grad_passes"): CompilerLayer.POST_GRAD,
+    ("inductor", "lowerings"): CompilerLayer.LOWERING,
+    ("inductor", None): CompilerLayer.INDUCTOR,
+}
+"""Backend and subsystem of torch's bisector; of others the backend alone counts."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """The compiled program, as the route that found it wrong calls it."""
+
+    call: Callable[[], Any]
+    """Compiles where it must, and calls once."""
+    is_right: Callable[[Any], bool]
+    """True where a result is that of eager; all ranks call it alike."""
+    reset: Callable[[], object]
+    """Forget what was compiled."""
+    any_says: Callable[[str, bool], bool]
+    """True on all ranks where any says True."""
+    folder: Path | None
+    """Where repro.py is written; None for nowhere."""
+    timeout_s: float
+    """For what a rank does alone."""
+    shows_names: bool = False
+    """True where the folder is the run directory, of which a verdict has names."""
+    rank: int = 0
+    red_cpu_s: float = 0.0
+
+
+def search(route: Route) -> WrongCompiled | None:
+    """The finding of this rank; None where it is right here. All ranks must call it."""
+    began = time.process_time()
+    found = _found(route)
+    if found is None:
+        return None
+    spent = {"search_cpu_s": round(time.process_time() - began, 2), "red_cpu_s": round(route.red_cpu_s, 2)}
+    return found.model_copy(update=spent)
+
+
+def _found(route: Route) -> WrongCompiled | None:
+    inner = Comparison()
+    with FusionRecorder() as recorder:
+        _called(route, comparing.inductor_graphs(inner.on_run))
+    found = _in_parts(route, inner.wrong, recorder.manifest())
+    if route.any_says("compiled/inductor", found is not None):
+        return found
+    outer = Comparison(of_dynamo=True)
+    result = _called(route, comparing.dynamo_graphs(outer.on_run))
+    is_traced_wrong = not route.is_right(result)  # these are the values of Dynamo's graphs in eager
+    if route.any_says("compiled/dynamo", is_traced_wrong):
+        return WrongCompiled(layer=CompilerLayer.DYNAMO) if is_traced_wrong else None
+    found = _in_parts(route, outer.wrong, None)
+    if route.any_says("compiled/graph", found is not None):
+        return found
+    return _without_graph(route, is_seen=bool(outer.wrong))
+
+
+def _without_graph(route: Route, *, is_seen: bool) -> WrongCompiled | None:
+    """No part of a graph is wrong alone: what was run before may have been stale, or have had other random numbers."""
+    is_wrong = not route.is_right(_called(route, comparing.searching()))
+    if route.any_says("compiled/anew", is_wrong):
+        return WrongCompiled(layer=CompilerLayer.UNKNOWN) if is_wrong or is_seen else None
+    is_random = not route.is_right(_called(route, comparing.searching(fallback_random=False)))
+    is_random = route.any_says("compiled/random", is_random)
+    return WrongCompiled(layer=CompilerLayer.RANDOM if is_random else CompilerLayer.CACHE)
+
+
+def _called(route: Route, around: AbstractContextManager[None]) -> Any:
+    route.reset()
+    with around:
+        return route.call()
+
+
+def _in_parts(route: Route, graphs: Sequence[WrongGraph], manifest: Manifest | None) -> WrongCompiled | None:
+    """The first graph that has a part which is wrong alone; a rank does this on its own."""
+    until = time.monotonic() + route.timeout_s
+    for wrong in graphs:
+        left_s = until - time.monotonic()
+        part = Search(wrong, timeout_s=left_s / 2).smallest()
+        if part is not None:
+            found = _described(wrong, part, manifest)
+            return _with_repro(route, wrong, part, found, timeout_s=until - time.monotonic())
+    return None
+
+
+def _described(wrong: WrongGraph, part: Part, manifest: Manifest | None) -> WrongCompiled:
+    difference = part.differences[0]
+    node = next((one for one in part.nodes if one.name == difference.node), part.nodes[-1])
+    got, wanted = difference.got, difference.wanted
+    if isinstance(got, Tensor) and isinstance(wanted, Tensor):
+        got, wanted = first_difference(got, wanted)
+    kernel = kernel_of(node, wrong, manifest) if manifest else None
+    return WrongCompiled(
+        layer=CompilerLayer.UNKNOWN,
+        backend=backend_name(wrong.graph.backend),
+        op=op_name(node),
+        node=node.name,
+        line=_line_of(node),
+        others=tuple(op_name(one) for one in part.nodes if one is not node),
+        kernel=kernel.name if kernel else "",
+        kernel_ops=kernel.ops if kernel else (),
+        graph=wrong.number,
+        in_backward=difference.in_backward or wrong.graph.is_backward,
+        got=short(got),
+        wanted=short(wanted),
+    )
+
+
+def _with_repro(
+    route: Route, wrong: WrongGraph, part: Part, found: WrongCompiled, *, timeout_s: float
+) -> WrongCompiled:
+    """Write the file, run it once, and take the layer from it."""
+    if route.folder is None:
+        return found
+    name = "repro.py" if route.rank == 0 else f"repro.rank{route.rank}.py"
+    backend = backend_name(wrong.graph.backend)
+    words = f"{backend} wrong result {found.op} silent incorrectness"
+    title = f"Compiled by {backend}, {found.op} is {found.got}; in eager it is {found.wanted}."
+    path = route.folder / name
+    repro.write(path, part, settings=wrong.graph.settings, backend=wrong.graph.backend, title=title, words=words)
+    ran = repro.ran(path, timeout_s=max(1.0, timeout_s))
+    layer = _layer_of(ran) if ran.fails else CompilerLayer.UNKNOWN
+    if layer is CompilerLayer.UNKNOWN and not wrong.of_dynamo:
+        layer = CompilerLayer.INDUCTOR  # its graph is right in eager
+    shown = name if route.shows_names else str(path)
+    known = {"layer": layer, "detail": _in_short(ran.detail), "repro": shown, "fails_alone": ran.fails, "words": words}
+    return found.model_copy(update=known)
+
+
+def _layer_of(ran: repro.Ran) -> CompilerLayer:
+    if not ran.backend:
+        return CompilerLayer.BACKEND  # torch's own backends are right
+    known = _LAYERS.get((ran.backend, ran.subsystem))
+    return known or _LAYERS.get((ran.backend, None), CompilerLayer.UNKNOWN)
+
+
+def _in_short(detail: str) -> str:
+    lines = detail.strip().splitlines()
+    return lines[0][:120] if lines else ""
+
+
+def op_name(node: fx.Node) -> str:
+    """`aten.sin`, `torch.nn.functional.silu`, `Tensor.add_`."""
+    if node.op == "call_method":
+        return f"Tensor.{node.target}"
+    packet: Any = getattr(node.target, "overloadpacket", None)
+    if packet is not None:
+        return str(packet)
+    module = getattr(node.target, "__module__", None) or "torch"
+    return f"{module}.{getattr(node.target, '__name__', node.target)}"
+
+
+def _line_of(node: fx.Node) -> UserLine | None:
+    return innermost(stack_lines(node.meta.get("stack_trace") or ""))
+
+
+def backend_name(backend: Any) -> str:
+    """Its name, for a person."""
+    return backend if isinstance(backend, str) else getattr(backend, "__qualname__", type(backend).__qualname__)
+
+
+def kernel_of(node: fx.Node, wrong: WrongGraph, manifest: Manifest) -> Launch | None:
+    """The kernel that computes a node of a graph; None where none is known."""
+    phase = "backward" if wrong.graph.is_backward else "forward"
+    for graph in manifest.graphs:
+        for launch in graph.launches:
+            if graph.phase == phase and node.name in launch.fx:
+                return launch
+    return None
