@@ -19,7 +19,8 @@ from tpcompile.collectives.strategies import TpComm
 from tpcompile.evidence.records import WrongOp
 from tpcompile.numerics.agree import texts_of_all_ranks
 from tpcompile.numerics.judged import Judged, Known, Total, all_judged, as_text, behind, sums_over_ranks
-from tpcompile.numerics.mistakes import Evidence, described, gradient_cut
+from tpcompile.numerics.judged_run import Evidence
+from tpcompile.numerics.mistakes import described, gradient_cut
 from tpcompile.numerics.traced import Trace, traced, traced_call
 
 _ROUNDINGS = 8
