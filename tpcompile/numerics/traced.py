@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.lines import line_of_frame
+from tpcompile.numerics.optimizer_step import plain_name
 from tpcompile.torch_api.dispatch import (
     AsyncCollectiveTensor,
     TorchDispatchMode,
@@ -44,6 +45,8 @@ _READ = "aten._local_scalar_dense"
 """What `item()` is."""
 _PENDING = ("_c10d_functional.", "c10d.")
 """Ops whose result is not there yet when they return."""
+_ON_LISTS = ("aten._foreach_", "aten._fused_adam", "aten._fused_sgd", "aten._fused_adagrad")
+"""Ops of optimizers: the first result is made of the first tensors of all lists."""
 _PIECES = (1, 2, 3)
 """Tensors that may be packed in one: gate and up, queries with keys and values."""
 _MIXERS = (-7046029254386353131, -4658895280553007687, -7723592293110705685)
@@ -119,7 +122,7 @@ def traced_call(call: Callable[[], Mapping[str, Tensor]], module: nn.Module | No
     named: list[tuple[str, Tensor]] = []
     if module is not None:
         named = [*module.named_parameters(), *module.named_buffers()]
-    names = {id(local_part(tensor)): _plain_name(name) for name, tensor in named}
+    names = {id(local_part(tensor)): plain_name(name) for name, tensor in named}
     mode = _Tracing(names, size=size)
     with mode.following(module), mode:
         results = call()
@@ -182,11 +185,6 @@ def _signs(place: Tensor, number: int) -> Tensor:
     return torch.where((mixed >> 40) & 1 == 0, 1.0, -1.0).double()
 
 
-def _plain_name(name: str) -> str:
-    """The name of a parameter or module without what torch.compile puts around it."""
-    return name.replace("_orig_mod.", "").removesuffix("_orig_mod")
-
-
 @dataclass(frozen=True)
 class _Op:
     """What all results of one op share."""
@@ -216,7 +214,7 @@ class _Tracing(TorchDispatchMode):
         """Keep what modules return, and which of them run."""
         handles = []
         for name, each in module.named_modules() if module is not None else ():
-            plain = _plain_name(name)
+            plain = plain_name(name)
             handles.append(each.register_forward_pre_hook(self._entering(plain)))
             handles.append(each.register_forward_hook(self._leaving(plain), always_call=True))
         try:
@@ -258,11 +256,12 @@ class _Tracing(TorchDispatchMode):
             pending = [value for value in values if value.tensor is None]
             if pending:  # the collective was seen: the result is its
                 op = _Op(pending[0].name, pending[0].line, (), False, pending[0].forward, pending[0].in_backward)
-        op = _Op(op.name, op.line, sources, False, op.forward, op.in_backward)
         if results and not op.in_backward:
             self._forward_of.setdefault(forward_number(), len(self.trace.values))
-        for tensor in results:
-            self._keep(tensor, op)
+        apart = _read_for_each(name, args, results)
+        for number, tensor in enumerate(results):
+            own = tuple(self._places[each] for each in apart[number]) if apart else sources
+            self._keep(tensor, replace(op, sources=own))
         return out
 
     def _op(self, name: str, line: UserLine | None) -> _Op:
@@ -324,6 +323,20 @@ class _Tracing(TorchDispatchMode):
         shape[dim] //= self._size
         for rank, numbers in enumerate(fingerprints(by_rank.flatten(1))):
             yield Part(rank, tuple(shape), numbers)
+
+
+def _read_for_each(name: str, args: Sequence[Any], results: Sequence[Tensor]) -> list[list[Tensor]]:
+    """What each result of an op on lists of tensors was made from: one of each list. Empty for any other op."""
+    if not name.startswith(_ON_LISTS) or not args or not results:
+        return []
+    length = len(args[0])
+    lists = [each for each in args if isinstance(each, (list, tuple)) and len(each) == length]
+    single = [each for each in args if isinstance(each, Tensor)]
+    together = [list(_tensors([*each, *single])) for each in zip(*lists, strict=True)]
+    if len(results) == length:
+        return together
+    by_tensor = {id(tensor): each for each in together for tensor in each}
+    return [by_tensor.get(id(tensor), [tensor]) for tensor in results]
 
 
 def _rounded(number: float) -> float:

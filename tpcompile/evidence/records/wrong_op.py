@@ -25,6 +25,7 @@ class MistakeKind(StrEnum):
     MULTIPLE = "multiple"
     ORDER = "different order"
     MASKED = "masked differently"
+    LATE = "one step late"
 
 
 _SAYS = {
@@ -45,6 +46,7 @@ _SAYS = {
     MistakeKind.MULTIPLE: "{what} is {ratio} times the reference",
     MistakeKind.ORDER: "{what} has the numbers of the reference in a different order",
     MistakeKind.MASKED: "{what} differs from the reference in some rows only",
+    MistakeKind.LATE: "it was given {of} as it was before, not as it is then: one step late",
 }
 
 

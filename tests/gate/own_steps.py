@@ -1,0 +1,172 @@
+"""Train steps of users whose ranks agree on wrong numbers, for `--target tests.gate.own_steps:NAME`.
+
+`--set wrong=yes` puts the fault in; the line to blame is marked with a comment that names the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tpcompile
+from tpcompile.collectives.strategies import Collectives
+from tpcompile.target import TargetContext
+
+WIDTH, HIDDEN = 16, 32
+Step = Callable[[Any, Any], Any]
+
+
+class Block(nn.Module):
+    """A norm, then gate | up in one weight and their biases, which are zero; a bias behind the sum.
+
+    `head` reads features of this rank, as attention heads do, with a weight that all ranks hold.
+    """
+
+    def __init__(self, comm: Collectives, *, is_wrong: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        full = nn.Linear(WIDTH, 2 * HIDDEN), nn.Linear(HIDDEN, WIDTH)
+        self.comm, self.is_wrong = comm, is_wrong and comm.size > 1
+        self.norm = nn.Parameter(torch.linspace(0.5, 2, WIDTH))
+        rows = torch.arange(2 * HIDDEN).view(2, comm.size, -1)[:, comm.rank].flatten()
+        self.gate_up = nn.Linear(WIDTH, len(rows))
+        self.down = nn.Linear(HIDDEN // comm.size, WIDTH)
+        with torch.no_grad():
+            self.gate_up.weight.copy_(full[0].weight[rows])
+            self.gate_up.bias.zero_()
+            self.down.weight.copy_(full[1].weight.chunk(comm.size, 1)[comm.rank])
+            self.down.bias.copy_(full[1].bias)
+        self.scale = nn.Parameter(torch.full((1,), 1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        scale = self.scale if self.is_wrong else self.comm.copy_to_tp(self.scale)
+        h = self.gate_up(self.comm.copy_to_tp(F.rms_norm(x, (WIDTH,), self.norm)))
+        gate, up = h.chunk(2, -1)
+        act = F.silu(gate) * up * scale  # replicated_scale
+        return x + self.comm.all_reduce(F.linear(act, self.down.weight)) + self.down.bias
+
+
+def replicated(name: str) -> bool:
+    return name in ("norm", "scale", "down.bias")
+
+
+def loss_of(program: Any, x: Tensor) -> Tensor:
+    loss: Tensor = program(x).square().mean()
+    return loss
+
+
+def _target(ctx: TargetContext, step: Step, *, is_wrong: bool = False) -> tpcompile.Target:
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(2, 2, 6, WIDTH, generator=generator)
+    program = Block(Collectives(ctx.mesh.get_group("tp")), is_wrong=is_wrong)
+    return tpcompile.Target(program=program, inputs=(x, y), reference=Block(Collectives(None)), step=step)
+
+
+def _is_wrong(ctx: TargetContext) -> bool:
+    return bool(ctx.settings.get("wrong"))
+
+
+def replicated_scale(ctx: TargetContext) -> tpcompile.Target:
+    """The gradient of a replicated weight is not summed; only the optimizer sees it. Fused AdamW, made in the step."""
+
+    def step(program: Any, inputs: tuple[Tensor, Tensor]) -> Tensor:
+        optimizer = torch.optim.AdamW(program.parameters(), lr=1e-2, fused=True)
+        loss = loss_of(program, inputs[0])
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return _target(ctx, step, is_wrong=_is_wrong(ctx))
+
+
+def clipping(ctx: TargetContext) -> tpcompile.Target:
+    """Each rank clips by the norm of its own gradients: foreach SGD with momentum, one optimizer for all calls."""
+    is_wrong = _is_wrong(ctx)
+
+    def step(program: Any, inputs: tuple[Tensor, Tensor]) -> Tensor:
+        if not hasattr(program, "optimizer"):
+            program.optimizer = torch.optim.SGD(program.parameters(), lr=0.1, momentum=0.9, foreach=True)
+        program.zero_grad()
+        loss = loss_of(program, inputs[0])
+        loss.backward()
+        total = torch.zeros((), dtype=loss.dtype)
+        for name, parameter in program.named_parameters():
+            share = program.comm.size if replicated(name) else 1
+            total = total + parameter.grad.square().sum() / share  # clipping
+        if program.comm.size > 1 and not is_wrong:
+            dist.all_reduce(total, group=program.comm.group)
+        torch.nn.utils.clip_grads_with_norm_(program.parameters(), 0.01, total.sqrt())
+        program.optimizer.step()
+        return loss.detach()
+
+    return _target(ctx, step)
+
+
+def accumulated(ctx: TargetContext) -> tpcompile.Target:
+    """Two micro-batches, whose mean is divided by the number of ranks as well."""
+    is_wrong = _is_wrong(ctx)
+
+    def step(program: Any, inputs: tuple[Tensor, Tensor]) -> None:
+        optimizer = torch.optim.Adam(program.parameters(), lr=1e-2, foreach=False)
+        for x in inputs:
+            loss = loss_of(program, x) / len(inputs)
+            if is_wrong:
+                loss = loss / program.comm.size  # accumulated
+            loss.backward()
+        optimizer.step()
+
+    return _target(ctx, step)
+
+
+def learning_rate(ctx: TargetContext) -> tpcompile.Target:
+    """A step by hand, without an optimizer, whose learning rate is scaled by the ranks."""
+    is_wrong = _is_wrong(ctx)
+
+    def step(program: Any, inputs: tuple[Tensor, Tensor]) -> Tensor:
+        program.zero_grad()
+        loss = loss_of(program, inputs[0])
+        loss.backward()
+        rate = 0.1 * program.comm.size if is_wrong else 0.1
+        with torch.no_grad():
+            for parameter in program.parameters():
+                parameter.add_(parameter.grad, alpha=-rate)  # learning_rate
+        return loss.detach()
+
+    return _target(ctx, step)
+
+
+def stale(ctx: TargetContext) -> tpcompile.Target:
+    """Two steps; the second takes the gradient that the first was given."""
+    is_wrong = _is_wrong(ctx)
+
+    def step(program: Any, inputs: tuple[Tensor, Tensor]) -> None:
+        first: list[Tensor] = []
+        for x in inputs:
+            grads = torch.autograd.grad(loss_of(program, x), list(program.parameters()))
+            first = first or list(grads)
+            used = first if is_wrong and program.comm.size > 1 else grads
+            with torch.no_grad():
+                for parameter, grad in zip(program.parameters(), used, strict=True):
+                    parameter.sub_(0.1 * grad)  # stale
+
+    return _target(ctx, step)
+
+
+def half(ctx: TargetContext) -> tpcompile.Target:
+    """Right: bfloat16 with float32 master weights in the optimizer's state, made by hand."""
+
+    def step(program: Any, inputs: tuple[Tensor, Tensor]) -> Tensor:
+        optimizer = torch.optim.AdamW(program.parameters(), lr=1e-2)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=next(program.parameters()).dtype == torch.float32):
+            loss = loss_of(program, inputs[0])
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return _target(ctx, step)
