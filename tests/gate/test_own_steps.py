@@ -16,7 +16,7 @@ WRONG = {
     "replicated_scale": ("gradient of scale", MistakeKind.GRADIENT_NOT_SUMMED),
     "clipping": ("gradient of norm", MistakeKind.NOT_SUMMED),
     "accumulated": ("gradient of norm", MistakeKind.ONE_OF_TP),
-    "learning_rate": ("weight of norm", MistakeKind.UNKNOWN),
+    "learning_rate": ("weight of norm", MistakeKind.MULTIPLE),
     "stale": ("weight of norm", MistakeKind.LATE),
 }
 """Program -> the first value that is wrong, and the kind of the mistake."""

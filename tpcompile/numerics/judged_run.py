@@ -25,9 +25,12 @@ class Evidence:
 
     def divided_behind(self, places: Iterable[int]) -> int:
         """The first of the summands behind these that was made of no summand."""
+        return self.made_of_no_summand(places)[0]
+
+    def made_of_no_summand(self, places: Iterable[int]) -> list[int]:
+        """Those of the summands behind these, in their order."""
         summands = behind(places, self.values, self.judged, set(SUMMANDS))
-        made = [place for place in summands if summands.isdisjoint(self.values[place].sources)]
-        return min(made)
+        return sorted(place for place in summands if summands.isdisjoint(self.values[place].sources))
 
     def given(self, place: int, *judged: Judged) -> list[int]:
         """Those of the sources of a value that are judged so."""

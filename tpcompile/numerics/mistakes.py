@@ -12,6 +12,7 @@ from typing import Any
 
 from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import MistakeKind, WrongOp
+from tpcompile.numerics.beside_reference import late, update_multiple
 from tpcompile.numerics.judged import SUMMANDS, Judged, behind, is_near, times
 from tpcompile.numerics.judged_run import Evidence
 from tpcompile.numerics.op_names import (
@@ -22,6 +23,7 @@ from tpcompile.numerics.op_names import (
     MASKS,
     SAME_VALUES,
     STATISTICS,
+    SUMS_OVER_RANKS,
     TAKES_APART,
 )
 from tpcompile.numerics.traced import Value
@@ -130,14 +132,23 @@ def _not_summed(place: int, found: Evidence) -> Fields:
         return {}
     divided = found.divided_behind(summands)
     value = found.values[divided]
-    if _one_of_ranks(divided, found):
-        return _one_of_ranks(divided, found) | {"place": divided}
+    shares = [_one_of_ranks(each, found) for each in found.made_of_no_summand(summands)]
+    if all(shares):  # else a replicated term is a share of a sum that is not made
+        return shares[0] | {"place": divided}
     if value.in_backward:
         return _gradient_not_summed(place, divided, found)
     if value.name in STATISTICS:
         return {"kind": MistakeKind.LOCAL_STATISTIC, "place": divided}
     of = "" if divided == place else "and is used without it"
     return {"kind": MistakeKind.NOT_SUMMED, "place": divided, "of": of}
+
+
+def _wrong_group(place: int, found: Evidence) -> Fields:
+    """A sum over ranks of what is right as the sum over all of them, and that is not that sum."""
+    value = found.values[place]
+    if value.name not in SUMS_OVER_RANKS or not found.given(place, Judged.PARTIAL):
+        return {}
+    return {} if _one_of_ranks(place, found) else {"kind": MistakeKind.WRONG_GROUP}
 
 
 def _gradient_not_summed(place: int, divided: int, found: Evidence) -> Fields:
@@ -237,9 +248,12 @@ def _multiple(place: int, found: Evidence) -> Fields:
 ROWS: tuple[Callable[[int, Evidence], Fields], ...] = (
     _counted_per_rank,
     _times_ranks,
+    _wrong_group,
     _not_summed,
     _one_of_ranks,
     _cut_as_one,
+    late,
+    update_multiple,
     _other_part,
     _local_statistic,
     _masked,

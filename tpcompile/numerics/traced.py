@@ -279,7 +279,7 @@ class _Tracing(TorchDispatchMode):
     def _place_in(self, tensor: Tensor, line: UserLine | None) -> int:
         if tensor not in self._places:
             given = _Op(self._names.get(id(tensor), "an input"), line, is_given=True)
-            read = self._numbers.get(_rounded(float(tensor))) if tensor.numel() == 1 else None
+            read = self._numbers.get(_rounded(float(tensor.detach()))) if tensor.numel() == 1 else None
             self._keep(tensor, given if read is None else _Op("a number", line, (read,)))
         return int(self._places[tensor])
 
