@@ -167,7 +167,7 @@ SILENT = (
     Case(head_that_is_not_tied, {"table": TABLE}, "gradient cut", takes="ids", sharded={"forward": -1}),
     Case(scale_of_the_local_maximum, MLP, "local statistic"),
     Case(update_of_the_own_rows, {"square": SQUARE}, "not summed"),
-    Case(layer_that_is_left_out, {"square": SQUARE, "second": SQUARE, "third": SQUARE}, ""),
+    Case(layer_that_is_left_out, {"square": SQUARE, "second": SQUARE, "third": SQUARE}, "left out"),
     Case(gradient_of_the_wrong_group, {**MLP, "scale": SCALE}, "gradient not summed"),
     Case(router_of_sharded_tokens, {"router": ((4, WIDTH), None)}, "gradient not summed", sharded=SEQUENCE),
     Case(norm_bias_of_sharded_tokens, {"scale": SCALE, "bias": SCALE}, "gradient not summed", sharded=SEQUENCE),

@@ -6,13 +6,14 @@ wrong one, and its counterpart shows which of its inputs differs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tpcompile.evidence.records import MistakeKind
+from tpcompile.numerics.fingerprints import Fingerprint
 from tpcompile.numerics.judged import Judged, Right, is_near
 from tpcompile.numerics.judged_run import Evidence
-from tpcompile.numerics.traced import Fingerprint, Value
+from tpcompile.numerics.traced import Value
 
 _IN_PLACE = "_"
 """Last letter of an op that writes into what it was given first."""
@@ -28,15 +29,20 @@ class Pair(NamedTuple):
 
 
 def late(place: int, found: Evidence) -> dict[str, Any]:
-    """An input that is equal to an earlier one of the reference, made by the same op, while the others are right."""
+    """An input that is equal to an earlier one of the reference, made by the same op, while the others are right.
+
+    Where the run made it fewer times than the reference did, the newer one is not there: ops are left out.
+    """
     for right in _same_ops(place, found):
         pairs = _pairs(place, right, found)
         unlike = [pair for pair in pairs if not pair.is_equal]
         if not unlike or len(unlike) == len(pairs):
             continue
         if all(_is_earlier(pair, right, found) for pair in unlike):
-            about = found.values[unlike[0].own]
-            return {"kind": MistakeKind.LATE, "of": f"the result of {about.name}", "right": right}
+            wanted = right.trace.values[unlike[0].right]
+            is_fewer = _count(found.values, wanted) < _count(right.trace.values, wanted)
+            kind = MistakeKind.LEFT_OUT if is_fewer else MistakeKind.LATE
+            return {"kind": kind, "of": f"the result of {wanted.name}", "right": right}
     return {}
 
 
@@ -98,6 +104,10 @@ def _is_earlier(pair: Pair, right: Right, found: Evidence) -> bool:
     same = [value for value in before if (value.name, value.line) == (wanted.name, wanted.line)]
     chain = [right.trace.values[source] for source in wanted.sources if wanted.name.endswith(_IN_PLACE)]
     return any(_is_equal(own, value, found) for value in [*same, *chain])
+
+
+def _count(values: Sequence[Value], like: Value) -> int:
+    return sum((value.name, value.line) == (like.name, like.line) for value in values)
 
 
 def _difference(one: Fingerprint, other: Fingerprint) -> Fingerprint:

@@ -7,7 +7,6 @@ sum over the ranks. An op of a backward pass has the line of the op whose gradie
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.lines import line_of_frame
+from tpcompile.numerics.fingerprints import Fingerprint, Part, Shape, Summary, summary
 from tpcompile.numerics.optimizer_step import plain_name
 from tpcompile.torch_api.dispatch import (
     AsyncCollectiveTensor,
@@ -32,34 +31,15 @@ from tpcompile.torch_api.dispatch import (
     tree_flatten,
 )
 
-Fingerprint = tuple[float, ...]
-"""Sums of a tensor under pseudo-random signs: they are about as large as its norm, also those of a difference."""
-Shape = tuple[int, ...]
-
-NUM_SUMS = 8
-"""Numbers of a fingerprint."""
-_TABLE_LENGTH = 2**16
-"""Elements whose signs are kept, 4 MiB a device."""
 _WAIT = "_c10d_functional.wait_tensor"
 _READ = "aten._local_scalar_dense"
 """What `item()` is."""
 _PENDING = ("_c10d_functional.", "c10d.")
 """Ops whose result is not there yet when they return."""
+_ALIASES = ("aten.detach", "aten.alias", "aten.view", "aten._unsafe_view", "aten.clone")
+"""Of a tensor of the same shape they have its numbers, in its order."""
 _ON_LISTS = ("aten._foreach_", "aten._fused_adam", "aten._fused_sgd", "aten._fused_adagrad")
 """Ops of optimizers: the first result is made of the first tensors of all lists."""
-_PIECES = (1, 2, 3)
-"""Tensors that may be packed in one: gate and up, queries with keys and values."""
-_MIXERS = (-7046029254386353131, -4658895280553007687, -7723592293110705685)
-"""Constants of the SplitMix64 generator, as signed numbers."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A rank's equal part of a value along one dim, or of each of the equal pieces that are packed along it."""
-
-    rank: int
-    shape: Shape
-    tensor: Fingerprint
 
 
 @dataclass(frozen=True)
@@ -78,7 +58,7 @@ class Value:
     sources: tuple[int, ...] = ()
     """Places of what the op was given."""
     moments: Fingerprint = ()
-    """Norm, sum and sum of cubes, which do not depend on the order; the value alone of a tensor with one element."""
+    """Norm, sum and maximum, which do not depend on the order; the value alone of a tensor with one element."""
     is_float: bool = True
     is_given: bool = False
     module: str = ""
@@ -132,57 +112,6 @@ def traced_call(call: Callable[[], Mapping[str, Tensor]], module: nn.Module | No
         if place is not None:
             mode.trace.results[name] = place
     return mode.trace
-
-
-def fingerprint(tensor: Tensor) -> Fingerprint:
-    """Equal on all devices up to rounding."""
-    (numbers,) = fingerprints(tensor.flatten().unsqueeze(0))
-    return numbers
-
-
-def fingerprints(rows: Tensor) -> list[Fingerprint]:
-    """The fingerprint of each row of a tensor of two dims."""
-    numbers = rows.detach().double()
-    num_rows, length = numbers.shape
-    table = _table(numbers.device)
-    if length <= _TABLE_LENGTH:
-        return list(map(tuple, (numbers @ table[:, :length].T).tolist()))
-    # A long row is blocks of the table's length, each with signs of its own.
-    num_blocks = -(-length // _TABLE_LENGTH)
-    padded = F.pad(numbers, (0, num_blocks * _TABLE_LENGTH - length))
-    sums = padded.view(num_rows, num_blocks, _TABLE_LENGTH) @ table.T
-    return list(map(tuple, (sums * _block_signs(num_blocks, numbers.device)).sum(1).tolist()))
-
-
-def moments(tensor: Tensor) -> Fingerprint:
-    """Norm, sum and sum of cubes; the value alone of a tensor with one element."""
-    numbers = tensor.detach().double().flatten()
-    if numbers.numel() == 1:
-        return (float(numbers),)
-    return tuple(torch.stack([numbers.norm(), numbers.sum(), (numbers**3).sum()]).tolist())
-
-
-@functools.cache
-def _table(device: torch.device) -> Tensor:
-    """The signs of all sums for the first places: making them for each tensor takes longer than the sums."""
-    place = torch.arange(_TABLE_LENGTH, device=device)
-    return torch.stack([_signs(place, number) for number in range(NUM_SUMS)])
-
-
-def _block_signs(num_blocks: int, device: torch.device) -> Tensor:
-    """[num_blocks, NUM_SUMS]; one for the first block."""
-    place = torch.arange(num_blocks, device=device)
-    signs = torch.stack([_signs(place + _TABLE_LENGTH, number) for number in range(NUM_SUMS)], 1)
-    signs[0] = 1.0
-    return signs
-
-
-def _signs(place: Tensor, number: int) -> Tensor:
-    mixed = place * NUM_SUMS + number + 1
-    for mixer in _MIXERS:
-        mixed = mixed * mixer
-        mixed = mixed ^ (mixed >> 29)
-    return torch.where((mixed >> 40) & 1 == 0, 1.0, -1.0).double()
 
 
 @dataclass(frozen=True)
@@ -289,14 +218,15 @@ class _Tracing(TorchDispatchMode):
         module = self._modules[-1] if self._modules else ""
         if op.forward is not None:
             module = self.trace.values[op.forward].module
+        known = None if is_pending else self._summary(tensor, op)
         value = Value(
             op.name,
             tuple(tensor.shape),
-            None if is_pending else fingerprint(tensor),
-            () if is_pending else tuple(self._parts(tensor)),
+            None if known is None else known.whole,
+            () if known is None else known.parts,
             op.line,
             op.sources,
-            moments=() if is_pending else moments(tensor),
+            moments=() if known is None else known.moments,
             is_float=tensor.is_floating_point(),
             is_given=op.is_given,
             module=module,
@@ -307,22 +237,12 @@ class _Tracing(TorchDispatchMode):
         self._places[tensor] = len(self.trace.values)
         self.trace.values.append(value)
 
-    def _parts(self, tensor: Tensor) -> Iterator[Part]:
-        if self._size == 1:
-            return
-        for dim, length in enumerate(tensor.shape):
-            may_be_packed = dim in (0, tensor.dim() - 1)  # rows of a weight, features of an activation
-            for pieces in _PIECES if may_be_packed else (1,):
-                if length and length % (self._size * pieces) == 0:
-                    yield from self._parts_along(tensor, dim, pieces)
-
-    def _parts_along(self, tensor: Tensor, dim: int, pieces: int) -> Iterator[Part]:
-        """The parts of all ranks, each made of its part of every piece."""
-        by_rank = tensor.unflatten(dim, (pieces, self._size, -1)).movedim(dim + 1, 0)
-        shape = list(tensor.shape)
-        shape[dim] //= self._size
-        for rank, numbers in enumerate(fingerprints(by_rank.flatten(1))):
-            yield Part(rank, tuple(shape), numbers)
+    def _summary(self, tensor: Tensor, op: _Op) -> Summary:
+        """The summary of a tensor; an alias has that of what it is one of."""
+        source = self.trace.values[op.sources[0]] if op.name in _ALIASES and op.sources else None
+        if source is None or source.tensor is None or source.shape != tuple(tensor.shape):
+            return summary(tensor, size=self._size)
+        return Summary(source.tensor, source.parts, source.moments)
 
 
 def _read_for_each(name: str, args: Sequence[Any], results: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -26,6 +26,7 @@ class MistakeKind(StrEnum):
     ORDER = "different order"
     MASKED = "masked differently"
     LATE = "one step late"
+    LEFT_OUT = "left out"
     WRONG_GROUP = "summed over the wrong group"
 
 
@@ -49,6 +50,7 @@ _SAYS = {
     MistakeKind.MASKED: "{what} differs from the reference in some rows only",
     MistakeKind.WRONG_GROUP: "what the ranks gave is right as the sum over all {size} of them, and the result is not "
     "that sum: it is taken over a different group, or is no sum",
+    MistakeKind.LEFT_OUT: "it was given {of} as it is earlier: what the reference does in between is left out",
     MistakeKind.LATE: "it was given {of} as it was before, not as it is then: one step late",
 }
 
