@@ -158,6 +158,57 @@ def stale(ctx: TargetContext) -> tpcompile.Target:
     return _target(ctx, step)
 
 
+class LanguageModel(nn.Module):
+    """Rows of a padded vocabulary and heads of this rank; the head is the table, and dropout is that of torch."""
+
+    vocabulary, head = 10, 4
+
+    def __init__(self, comm: Collectives, *, is_wrong: bool) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.comm, self.is_wrong = comm, is_wrong and comm.size > 1
+        table, qkv = torch.randn(self.vocabulary, WIDTH), torch.randn(3, WIDTH, WIDTH) / WIDTH**0.5
+        table = F.pad(table, (0, 0, 0, 2)) if comm.size > 1 else table  # 12 rows; the reference has none of these
+        self.table = nn.Parameter(table.chunk(comm.size)[comm.rank].clone())
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH // comm.size)
+        with torch.no_grad():
+            self.qkv.weight.copy_(qkv.chunk(comm.size, 1)[comm.rank].flatten(0, 1))
+            self.qkv.bias.zero_()
+        self.norm = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[B, S] -> [B, S, rows of the vocabulary on this rank]."""
+        local = ids - self.comm.rank * len(self.table)
+        is_own = (local >= 0) & (local < len(self.table))
+        x = F.embedding(local.clamp(0, len(self.table) - 1), self.table) * is_own.unsqueeze(-1)
+        x = F.dropout(self.comm.all_reduce(x), 0.2)
+        h = x if self.is_wrong else self.comm.copy_to_tp(x)
+        q, k, v = (t.unflatten(-1, (-1, self.head)).transpose(1, 2) for t in self.qkv(h).chunk(3, -1))  # attention
+        o = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = F.rms_norm(x + self.comm.all_gather(o, dim=-1, dst="I"), (WIDTH,), self.norm)
+        logits: Tensor = F.linear(self.comm.copy_to_tp(x), self.table)
+        return logits
+
+
+def attention(ctx: TargetContext) -> tpcompile.Target:
+    """The gradient behind queries, keys and values is not summed. Their biases are zero, and that of the keys has a
+    gradient of nothing but rounding, which Adam makes a whole step."""
+    dtype = getattr(torch, str(ctx.settings.get("dtype", "float32")))
+    ids = torch.randint(0, LanguageModel.vocabulary, (2, 6), generator=torch.Generator().manual_seed(1))
+
+    def step(program: Any, inputs: tuple[Tensor]) -> Tensor:
+        optimizer = torch.optim.Adam(program.parameters(), lr=1e-2)
+        total = program(*inputs).float().square().sum()
+        loss = program.comm.all_reduce(total) / (inputs[0].numel() * WIDTH)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    program = LanguageModel(Collectives(ctx.mesh.get_group("tp")), is_wrong=_is_wrong(ctx)).to(dtype)
+    reference = LanguageModel(Collectives(None), is_wrong=False).to(dtype)
+    return tpcompile.Target(program=program, inputs=(ids,), reference=reference, step=step)
+
+
 def half(ctx: TargetContext) -> tpcompile.Target:
     """Right: bfloat16 with float32 master weights in the optimizer's state, made by hand."""
 

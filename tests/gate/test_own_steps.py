@@ -18,6 +18,7 @@ WRONG = {
     "accumulated": ("gradient of norm", MistakeKind.ONE_OF_TP),
     "learning_rate": ("weight of norm", MistakeKind.MULTIPLE),
     "stale": ("weight of norm", MistakeKind.LATE),
+    "attention": ("gradient of table", MistakeKind.GRADIENT_NOT_SUMMED),
 }
 """Program -> the first value that is wrong, and the kind of the mistake."""
 RIGHT = (*WRONG, "half")

@@ -5,13 +5,14 @@ Where a step trains, these are the gradients that the optimizer is given, its st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
 from tpcompile.gate import outputs
 from tpcompile.numerics import error_ratio
+from tpcompile.numerics.draw import drawing_alike
 from tpcompile.numerics.optimizer_step import Of, Step, followed
 from tpcompile.numerics.rows import Rows, all_rows
 from tpcompile.target import Target
@@ -52,9 +53,11 @@ class Compared:
 def run_step(target: Target, program: object, call: Callable[[], object], *, trains: Callable[[bool], bool]) -> Ran:
     """Call it, and put back what the step changed. `trains` is asked with the own answer and says that of all ranks."""
     if target.step is None:
-        return Ran(outputs.kept(call()))
+        with drawing_alike():
+            return Ran(outputs.kept(call()))
     is_named = isinstance(target.program, nn.Module)  # else the names are places in the optimizer
-    with followed(program if is_named and isinstance(program, nn.Module) else None) as step:
+    module = program if is_named and isinstance(program, nn.Module) else None
+    with drawing_alike(), followed(module) as step:
         returned = outputs.kept(call())
         return _with_step(returned, step) if trains(step.has_changed) else Ran(returned)
 
@@ -78,6 +81,18 @@ def comparable(own: Sequence[Ran], single: Ran, exact: Ran, *, rank: int, size: 
         return {**ran.returned, **{_name(of): tensor for of, tensor in ran.made.items() if of[1] in rows}}
 
     return Compared([of_own(ran) for ran in own], of_rank(single), of_rank(exact), normal, tuple(left_out))
+
+
+def spread_of(
+    moved: Iterable[outputs.Outputs], exact: outputs.Outputs, normal: Mapping[str, float]
+) -> dict[str, float]:
+    """The normal error of each tensor: the largest among one run and runs whose numbers are moved a little."""
+    found = dict(normal)
+    for run in moved:
+        for name, tensor in run.items():
+            if name in exact and tensor.shape == exact[name].shape:
+                found[name] = max(found.get(name, 0.0), error_ratio.relative(tensor, exact[name]))
+    return found
 
 
 def _taken(rows: Rows, tensor: Tensor, parameter: Tensor) -> Tensor:

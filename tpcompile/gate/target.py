@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -20,8 +20,8 @@ from tpcompile.gate import outputs
 from tpcompile.gate.checks import FIRST, RESIZED
 from tpcompile.gate.measurements import Declared
 from tpcompile.gate.phases import RESIZED_CALLS, Phases
-from tpcompile.gate.step_values import Ran, comparable, run_step
-from tpcompile.numerics import error_ratio
+from tpcompile.gate.step_values import Ran, comparable, run_step, spread_of
+from tpcompile.numerics import error_ratio, spread
 from tpcompile.numerics.optimizer_step import followed
 from tpcompile.numerics.wrong_op import Run, wrong_op_of
 from tpcompile.ranks.domain import Domain, domain_of
@@ -108,11 +108,24 @@ def _compare(phases: Phases, target: Target, compiled: Ran, eager: Ran, group: d
     phases.facts = phases.facts.changed(reference=outputs.norms(exact.named))
     found = comparable([compiled, eager], single, exact, rank=group.rank(), size=group.size())
     compiled_values, eager_values = found.own
-    errors = outputs.errors(compiled_values, eager_values, found.single, found.exact, found.normal)
+    limit, normal = phases.config.gate.error_ratio, dict(found.normal)
+    errors = outputs.errors(compiled_values, eager_values, found.single, found.exact, normal)
+    is_red = any(not error["ratio"] <= limit for error in errors.values())  # NaN is wrong
+    if phases.ranks.any_says(f"{TARGET}/red", is_red):
+        normal = spread_of(_moved_runs(target, trains=eager.trains), exact.named, normal)
+        errors = outputs.errors(compiled_values, eager_values, found.single, found.exact, normal)
     phases.facts = phases.facts.with_errors(TARGET, errors).changed(left_out=found.left_out)
-    limit = phases.config.gate.error_ratio
-    wrong = outputs.wrong_names(eager_values, found.single, found.exact, found.normal, limit=limit)
+    wrong = outputs.wrong_names(eager_values, found.single, found.exact, normal, limit=limit)
     _find_first_wrong(phases, target, wrong, group, trains=eager.trains)
+
+
+def _moved_runs(target: Target, *, trains: bool) -> Iterator[outputs.Outputs]:
+    """What the reference returns where its weights and inputs are moved by one unit in the last place."""
+    for seed in range(spread.NUM_RUNS):
+        module = copied(target.reference, "the reference")
+        assert module is not None, "without a reference nothing is measured"
+        spread.move_weights(module, seed=seed)
+        yield _run_alone(target, module, spread.moved_inputs(target.inputs, seed=seed), trains=trains).named
 
 
 def _alone(target: Target, *, trains: bool) -> list[tuple[Callable[[], Ran], nn.Module]]:
@@ -122,15 +135,16 @@ def _alone(target: Target, *, trains: bool) -> list[tuple[Callable[[], Ran], nn.
     exactly = copied(reference, "the reference").double()
     exact_inputs = error_ratio.cast(target.inputs, torch.float64)
 
-    def call(module: nn.Module, inputs: Inputs) -> Ran:
-        # A step that reads gradients of the target's inputs, not of what it is given, gets None.
-        outputs.forget_gradients(module, target.inputs, inputs)
-        with nullcontext() if target.step else torch.no_grad():
-            run = partial(call_target, target, module, inputs)
-            return run_step(target, module, run, trains=lambda _changes: trains)
-
     given = ((reference, target.inputs), (exactly, exact_inputs))
-    return [(partial(call, module, inputs), module) for module, inputs in given]
+    return [(partial(_run_alone, target, module, inputs, trains=trains), module) for module, inputs in given]
+
+
+def _run_alone(target: Target, module: nn.Module, inputs: Inputs, *, trains: bool) -> Ran:
+    # A step that reads gradients of the target's inputs, not of what it is given, gets None.
+    outputs.forget_gradients(module, target.inputs, inputs)
+    with nullcontext() if target.step else torch.no_grad():
+        run = partial(call_target, target, module, inputs)
+        return run_step(target, module, run, trains=lambda _changes: trains)
 
 
 def on_one_device(target: Target) -> tuple[outputs.Outputs, outputs.Outputs]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
@@ -146,9 +146,16 @@ def _total(numbers: Sequence[Fingerprint]) -> Total:
 
 
 def all_judged(
-    values: Sequence[Value], known: Known, sums: Sequence[Total | None], *, tolerance: float, rank: int, size: int
+    values: Sequence[Value],
+    known: Known,
+    sums: Sequence[Total | None],
+    *,
+    tolerance: float,
+    rank: int,
+    size: int,
+    right: Collection[str] = (),
 ) -> list[Judged]:
-    """How each value of this rank of `size` is right, in their order."""
+    """How each value of this rank of `size` is right, in their order; `right` names parameters that are."""
     found: list[Judged] = []
     for place, value in enumerate(values):
         same = [source for source in value.sources if _is_same(value, values[source])]
@@ -156,6 +163,8 @@ def all_judged(
         judged = found[same[0]] if same else None
         if not same:
             judged = _judged_alone(value, known, total, tolerance=tolerance, rank=rank, size=size)
+        if judged == Judged.WRONG and value.is_given and value.name in right:
+            judged = Judged.PART  # in a layout whose shape the reference has for something else
         found.append(judged or _as_made([found[source] for source in value.sources]))
     return found
 

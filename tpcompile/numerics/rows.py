@@ -6,7 +6,7 @@ are packed in one matrix, interleaved heads, key heads that several ranks hold, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +24,8 @@ class Rows:
     dim: int = 0
     index: Tensor | None = None
     """[rows of the rank]; -1 for one that is padding."""
+    length: int = 0
+    """Rows of the full parameter."""
 
     def of(self, full: Tensor) -> Tensor:
         """The same rows of a tensor that has the parameter's shape; zeros for padding."""
@@ -52,6 +54,35 @@ def all_rows(local: Mapping[str, Tensor], full: Mapping[str, Tensor], *, rank: i
     return found
 
 
+@dataclass(frozen=True)
+class Cut:
+    """Rows that a rank has of whatever is as long as its full parameter: gradients, features of an activation."""
+
+    rank: int
+    length: int
+    index: Tensor
+
+    def parts_of(self, tensor: Tensor) -> list[Tensor]:
+        """Its rows along the first dim, and its features along the last."""
+        dims = {0, tensor.dim() - 1} if tensor.dim() else set()
+        return [Rows(dim, self.index).of(tensor) for dim in sorted(dims) if tensor.shape[dim] == self.length]
+
+
+def unequal_cuts(layouts: Iterable[Rows], *, rank: int, size: int) -> list[Cut]:
+    """The different cuts among these layouts, without those in equal parts: of padding, of heads held by several."""
+    found: dict[tuple[int, ...], Cut] = {}
+    for rows in layouts:
+        if rows.index is None or _is_equal_part(rows, rank=rank, size=size):
+            continue
+        found[(rows.length, *rows.index.tolist())] = Cut(rank, rows.length, rows.index)
+    return list(found.values())
+
+
+def _is_equal_part(rows: Rows, *, rank: int, size: int) -> bool:
+    equal = _equal_part(rows.length, rank=rank, size=size)
+    return equal is not None and rows.index is not None and torch.equal(equal, rows.index.cpu())
+
+
 def rows_of(local: Tensor, full: Tensor, *, beside: Tensor | None, rank: int, size: int) -> Rows | None:
     """The rows of `full` of which `local` consists; None where it does not.
 
@@ -69,7 +100,7 @@ def rows_of(local: Tensor, full: Tensor, *, beside: Tensor | None, rank: int, si
             guesses = [_index(mine, whole)]
         for index in guesses:
             if index is not None and _are(index, mine, whole):
-                return Rows(dim, index)
+                return Rows(dim, index, len(whole))
     return Rows() if local.shape == full.shape else None  # a weight that is wrong before the step
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.lines import line_of_frame
-from tpcompile.numerics.fingerprints import Fingerprint, Part, Shape, Summary, summary
+from tpcompile.numerics.fingerprints import Fingerprint, Part, Shape, Summary, fingerprint, summary
 from tpcompile.numerics.optimizer_step import plain_name
+from tpcompile.numerics.rows import Cut
 from tpcompile.torch_api.dispatch import (
     AsyncCollectiveTensor,
     TorchDispatchMode,
@@ -31,6 +33,8 @@ from tpcompile.torch_api.dispatch import (
     tree_flatten,
 )
 
+_FOLLOWING = {Path(__file__).parent, Path(__file__).parents[1] / "gate"}
+"""Code that keeps weights ahead of a run and copies what it returns."""
 _WAIT = "_c10d_functional.wait_tensor"
 _READ = "aten._local_scalar_dense"
 """What `item()` is."""
@@ -97,13 +101,18 @@ def traced(module: nn.Module, inputs: tuple[Any, ...], *, rank: int = 0, size: i
     return traced_call(call, module, size=size)
 
 
-def traced_call(call: Callable[[], Mapping[str, Tensor]], module: nn.Module | None, *, size: int = 1) -> Trace:
-    """Run the call in eager, forward and backward; `module` names its parameters, and `parts` are of `size` ranks."""
+def traced_call(
+    call: Callable[[], Mapping[str, Tensor]], module: nn.Module | None, *, size: int = 1, cuts: Sequence[Cut] = ()
+) -> Trace:
+    """Run the call in eager, forward and backward; `module` names its parameters.
+
+    `parts` are those of `size` ranks, and of the rank that has these cuts.
+    """
     named: list[tuple[str, Tensor]] = []
     if module is not None:
         named = [*module.named_parameters(), *module.named_buffers()]
     names = {id(local_part(tensor)): plain_name(name) for name, tensor in named}
-    mode = _Tracing(names, size=size)
+    mode = _Tracing(names, size=size, cuts=cuts)
     with mode.following(module), mode:
         results = call()
     for name, tensor in results.items():
@@ -127,10 +136,10 @@ class _Op:
 
 
 class _Tracing(TorchDispatchMode):
-    def __init__(self, names: dict[int, str], *, size: int) -> None:
+    def __init__(self, names: dict[int, str], *, size: int, cuts: Sequence[Cut]) -> None:
         super().__init__()
         self.trace = Trace()
-        self._names, self._size = names, size
+        self._names, self._size, self._cuts = names, size, cuts
         self._places: Any = WeakTensorKeyDictionary()
         self._modules: list[str] = []
         self._numbers: dict[float, int] = {}
@@ -172,7 +181,7 @@ class _Tracing(TorchDispatchMode):
         kwargs = kwargs or {}
         given = list(_tensors((args, kwargs)))
         name = func._schema.name.replace("::", ".")
-        op = self._op(name, line_of_frame(sys._getframe(1)))
+        op = self._op(name, _line_of_caller())
         sources = tuple(self._place_in(tensor, op.line) for tensor in given)
         out = func(*args, **kwargs)
         results = list(_tensors(out))
@@ -206,7 +215,10 @@ class _Tracing(TorchDispatchMode):
         return _Op(name, self.trace.values[place].line, forward=place, in_backward=True)
 
     def _place_in(self, tensor: Tensor, line: UserLine | None) -> int:
-        if tensor not in self._places:
+        known = self._places.get(tensor)
+        if known is not None and self.trace.values[known].line is None:
+            self.trace.values[known] = replace(self.trace.values[known], line=line)
+        if known is None:
             given = _Op(self._names.get(id(tensor), "an input"), line, is_given=True)
             read = self._numbers.get(_rounded(float(tensor.detach()))) if tensor.numel() == 1 else None
             self._keep(tensor, given if read is None else _Op("a number", line, (read,)))
@@ -241,8 +253,17 @@ class _Tracing(TorchDispatchMode):
         """The summary of a tensor; an alias has that of what it is one of."""
         source = self.trace.values[op.sources[0]] if op.name in _ALIASES and op.sources else None
         if source is None or source.tensor is None or source.shape != tuple(tensor.shape):
-            return summary(tensor, size=self._size)
+            found = summary(tensor, size=self._size)
+            cut = [(cut.rank, part) for cut in self._cuts for part in cut.parts_of(tensor.detach())]
+            more = [Part(rank, tuple(part.shape), fingerprint(part)) for rank, part in cut]
+            return replace(found, parts=(*found.parts, *more))
         return Summary(source.tensor, source.parts, source.moments)
+
+
+def _line_of_caller() -> UserLine | None:
+    """The line that runs the op; None where that is the code which follows the run."""
+    line = line_of_frame(sys._getframe(2))
+    return None if line is None or Path(line.file).parent in _FOLLOWING else line
 
 
 def _read_for_each(name: str, args: Sequence[Any], results: Sequence[Tensor]) -> list[list[Tensor]]:
