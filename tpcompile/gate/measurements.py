@@ -34,7 +34,7 @@ class TensorError(Frozen):
     @property
     def name(self) -> str:
         """The tensor as the user named it in what a step returns; `forward`, `forward.1` where it has no name."""
-        return self.what.removeprefix("forward ")
+        return self.what.removeprefix("eager ").removeprefix("forward ")
 
     @property
     def badness(self) -> float:
