@@ -12,8 +12,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import parallelize_module
 
 import tpcompile
+from tests.gate.own_numbers import PLAN, Gated
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.target import TargetContext
 
@@ -207,6 +209,31 @@ def attention(ctx: TargetContext) -> tpcompile.Target:
     program = LanguageModel(Collectives(ctx.mesh.get_group("tp")), is_wrong=_is_wrong(ctx)).to(dtype)
     reference = LanguageModel(Collectives(None), is_wrong=False).to(dtype)
     return tpcompile.Target(program=program, inputs=(ids,), reference=reference, step=step)
+
+
+def plan(ctx: TargetContext) -> tpcompile.Target:
+    """Weights are DTensors, of which one has its rows in a different order; the wrong one decays only their norms."""
+    is_wrong = _is_wrong(ctx)
+
+    def step(program: Any, inputs: tuple[Tensor]) -> Tensor:
+        sharded = [each for each in program.parameters() if each.dim() > 1]
+        others = [each for each in program.parameters() if each.dim() == 1]
+        decay = 0.3 if is_wrong and program.is_parallel else 0.0
+        groups = [{"params": sharded}, {"params": others, "weight_decay": decay}]
+        optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+        loss: Tensor = program(*inputs).square().mean()
+        loss.backward()
+        optimizer.step()  # plan
+        return loss.detach()
+
+    program, reference = Gated(), Gated()
+    rows = torch.arange(2 * HIDDEN).view(2, ctx.world_size, -1).transpose(0, 1).flatten()
+    with torch.no_grad():
+        program.gate_up.weight.copy_(program.gate_up.weight[rows].clone())
+    program = parallelize_module(program, ctx.mesh["tp"], PLAN)
+    program.is_parallel, reference.is_parallel = True, False
+    x = torch.randn(2, 6, WIDTH, generator=torch.Generator().manual_seed(1))
+    return tpcompile.Target(program=program, inputs=(x,), reference=reference, step=step)
 
 
 def half(ctx: TargetContext) -> tpcompile.Target:

@@ -71,7 +71,8 @@ def comparable(own: Sequence[Ran], single: Ran, exact: Ran, *, rank: int, size: 
     """Take of the reference's tensors the rows that the rank has; all ranks must call it alike."""
     rows = all_rows(outputs.whole(own[0].before), single.before, rank=rank, size=size)
     left_out = sorted(set(own[0].before) ^ set(single.before) | (set(own[0].before) - set(rows)))
-    normal = {_name(of): error_ratio.relative(tensor, exact.made[of]) for of, tensor in single.made.items()}
+    both = [of for of in single.made if of in exact.made]
+    normal = {_name(of): error_ratio.relative(single.made[of], exact.made[of]) for of in both}
 
     def of_rank(ran: Ran) -> dict[str, Tensor]:
         made = {of: _taken(rows[of[1]], tensor, ran.before[of[1]]) for of, tensor in ran.made.items() if of[1] in rows}
