@@ -237,14 +237,14 @@ def plan(ctx: TargetContext) -> tpcompile.Target:
 
 
 def half(ctx: TargetContext) -> tpcompile.Target:
-    """Right: bfloat16 with float32 master weights in the optimizer's state, made by hand."""
+    """Autocast to bfloat16 of weights in float32; the wrong one does not sum the gradient of a replicated weight."""
 
     def step(program: Any, inputs: tuple[Tensor, Tensor]) -> Tensor:
         optimizer = torch.optim.AdamW(program.parameters(), lr=1e-2)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=next(program.parameters()).dtype == torch.float32):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = loss_of(program, inputs[0])
         loss.backward()
         optimizer.step()
         return loss.detach()
 
-    return _target(ctx, step)
+    return _target(ctx, step, is_wrong=_is_wrong(ctx))

@@ -26,6 +26,12 @@ _NO_VALUES = {"aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_e
 """Their numbers mean nothing. Whether autograd copies a gradient depends on Python's memory: ranks differ in both."""
 
 
+ROUNDINGS = 8
+"""Times the precision of the dtype by which equal values may differ: a run rounds many times, in its own order."""
+_MOST = 0.25
+"""Largest difference that counts as rounding, in float8 too."""
+
+
 class Judged(Enum):
     """How a value of a rank is right."""
 
@@ -162,11 +168,17 @@ def all_judged(
         total = sums[place] if sums else None
         judged = found[same[0]] if same else None
         if not same:
-            judged = _judged_alone(value, known, total, tolerance=tolerance, rank=rank, size=size)
+            allowed = allowed_for(value, tolerance)
+            judged = _judged_alone(value, known, total, tolerance=allowed, rank=rank, size=size)
         if judged == Judged.WRONG and value.is_given and value.name in right:
             judged = Judged.PART  # in a layout whose shape the reference has for something else
         found.append(judged or _as_made([found[source] for source in value.sources]))
     return found
+
+
+def allowed_for(value: Value, tolerance: float) -> float:
+    """How far the value may be from a right one; `tolerance` where it was made in no coarser dtype than the weights."""
+    return max(tolerance, min(ROUNDINGS * value.unit, _MOST))
 
 
 def _is_same(value: Value, source: Value) -> bool:

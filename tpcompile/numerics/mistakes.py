@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import MistakeKind, WrongOp
 from tpcompile.numerics.beside_reference import late, update_multiple
-from tpcompile.numerics.judged import SUMMANDS, Judged, behind, is_near, times
+from tpcompile.numerics.judged import SUMMANDS, Judged, allowed_for, behind, is_near, times
 from tpcompile.numerics.judged_run import Evidence
 from tpcompile.numerics.op_names import (
     ACCUMULATES,
@@ -34,6 +35,7 @@ Fields = dict[str, Any]
 
 def described(place: int, found: Evidence) -> WrongOp:
     """The finding for the value with which wrong numbers begin."""
+    found = replace(found, tolerance=allowed_for(found.values[place], found.tolerance))
     fields: Fields = {}
     for row in ROWS:
         fields = row(place, found)

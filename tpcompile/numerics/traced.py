@@ -63,6 +63,8 @@ class Value:
     """Places of what the op was given."""
     moments: Fingerprint = ()
     """Norm, sum and maximum, which do not depend on the order; the value alone of a tensor with one element."""
+    unit: float = 0.0
+    """The largest unit in the last place, relative, of the dtypes that it was made in: autocast rounds on the way."""
     is_float: bool = True
     is_given: bool = False
     module: str = ""
@@ -239,6 +241,7 @@ class _Tracing(TorchDispatchMode):
             op.line,
             op.sources,
             moments=() if known is None else known.moments,
+            unit=max(_unit(tensor), *(self.trace.values[place].unit for place in op.sources), 0.0),
             is_float=tensor.is_floating_point(),
             is_given=op.is_given,
             module=module,
@@ -258,6 +261,10 @@ class _Tracing(TorchDispatchMode):
             more = [Part(rank, tuple(part.shape), fingerprint(part)) for rank, part in cut]
             return replace(found, parts=(*found.parts, *more))
         return Summary(source.tensor, source.parts, source.moments)
+
+
+def _unit(tensor: Tensor) -> float:
+    return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
 
 
 def _line_of_caller() -> UserLine | None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.evidence.records import WrongOp
 from tpcompile.numerics.agree import texts_of_all_ranks
-from tpcompile.numerics.judged import Judged, Known, Total, all_judged, as_text, behind, sums_over_ranks
+from tpcompile.numerics.judged import ROUNDINGS, Judged, Known, Total, all_judged, as_text, behind, sums_over_ranks
 from tpcompile.numerics.judged_run import Evidence
 from tpcompile.numerics.mistakes import described, gradient_cut
 from tpcompile.numerics.optimizer_step import plain_name
@@ -26,8 +26,6 @@ from tpcompile.numerics.rows import Rows, all_rows, unequal_cuts
 from tpcompile.numerics.traced import Trace, traced, traced_call
 from tpcompile.torch_api.dispatch import local_part
 
-_ROUNDINGS = 8
-"""Times the precision of the dtype by which equal values may differ: a run rounds many times, in its own order."""
 _LEAST = 1e-5
 
 
@@ -51,14 +49,16 @@ def wrong_op_of(
 ) -> WrongOp | None:
     """The op that the wrong ones among the results of a run begin with; None when unknown.
 
-    `wrong` are names of results. `references` return the same in the dtype under test and in float64. All ranks of the
-    group must call it, also one whose results are right.
+    `wrong` are names of results. `references` return the same in the dtype under test and, last, in float64. All ranks
+    of the group must call it, also one whose results are right.
     """
     rank, size = (group.rank(), group.size()) if group is not None else (0, 1)
     trace = traced_call(run.call, run.module)
     sums = sums_over_ranks(texts_of_all_ranks(as_text(trace), group, device), rank=rank)
     layouts = _layouts(run.module, references[0].module, rank=rank, size=size)
     unequal = unequal_cuts(layouts.values(), rank=rank, size=size)
+    if max((value.unit for value in trace.values), default=0.0) <= torch.finfo(torch.float32).eps:
+        references = references[-1:]  # a run in float32 is no nearer to this one than the exact one is
     known = Known.of(traced_call(each.call, each.module, size=size, cuts=unequal) for each in references)
     starts = [[trace.results[name] for name in wrong if name in trace.results]]
     return first_wrong_op(trace, starts, known, sums, dtype=dtype, rank=rank, size=size, right=layouts)
@@ -112,7 +112,7 @@ def first_wrong_op(
 
     The first of the `starts` in which something is wrong counts. `right` names parameters that are right.
     """
-    tolerance = max(_ROUNDINGS * torch.finfo(dtype).eps, _LEAST)
+    tolerance = max(ROUNDINGS * torch.finfo(dtype).eps, _LEAST)
     judged = all_judged(trace.values, known, sums, tolerance=tolerance, rank=rank, size=size, right=right)
     found = Evidence(trace.values, judged, known, sums, tolerance=tolerance, rank=rank, size=size)
     for places in starts:
