@@ -1,6 +1,6 @@
 """Cost of the search for wrong numbers: a transformers Llama under a plan of DTensor on 2 gloo ranks, by its depth.
 
-    python scripts/bench_wrong_numbers.py --layers 4 8 16 --json results/bench_wrong_numbers.json
+    python scripts/bench_wrong_numbers.py --layers 4 8 16 --json results/wrong_numbers_cpu.json
 
 Each depth runs in processes of its own. The check is one eager train step (forward and backward) of the program and two
 of its reference, in float32 and float64; the search is what follows where it is red. CPU seconds are those of rank 0,
@@ -13,9 +13,12 @@ import argparse
 import copy
 import json
 import os
+import platform
 import resource
+import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +95,7 @@ def worker(rank: int, args: argparse.Namespace, num_layers: int, folder: str) ->
     check = measured(lambda: [run.call() for run in runs])
     searched = measured(search)
     if rank == 0:
-        row = {"layers": num_layers, "check": check, "search": searched, "found": found[0] and found[0].text}
+        row = {"layers": num_layers, "check": check, "search": searched, "found": found[0] and found[0].about}
         Path(folder, "row.json").write_text(json.dumps(row))
     dist.destroy_process_group()
 
@@ -117,8 +120,14 @@ def main() -> None:
     args = parser.parse_args()
     rows = [at_depth(args, num_layers) for num_layers in args.layers]
     if args.json:
-        fields = {"torch": torch.__version__, "cores": os.cpu_count(), "hidden": args.hidden, "tokens": args.tokens}
-        args.json.write_text(json.dumps({**fields, "rows": rows}, indent=1) + "\n")
+        about = {
+            "command": f"python {' '.join(sys.argv)}",
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": version("transformers"),
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores, shared with other work",
+        }
+        args.json.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
