@@ -52,6 +52,7 @@ def page(results: Path = RESULTS) -> str:
         *_flow_cost(read),
         *_scale(read),
         *_gate(read),
+        *_search(read["wrong_numbers_cpu.json"]),
         *_single(read),
         "## All files\n",
         _table(("file", "command", "machine", "versions, commit"), map(_origin, read, read.values())),
@@ -265,6 +266,17 @@ def _scale(read: Mapping[str, Any]) -> Iterator[str]:
         for one in read[name]["rows"]:
             rows.append((name, *(one[key] for key in keys), 1e-6 * (one["bytes_set"] + one["bytes_got"])))
     yield _table(("file", *keys, "MB over the store"), rows)
+
+
+def _search(report: Mapping[str, Any]) -> Iterator[str]:
+    yield "Check and search of wrong numbers on a Llama (`results/wrong_numbers_cpu.json`), rank 0 of 2:\n"
+    heading = ("layers", "check, CPU s", "search, CPU s", "multiple", "peak MiB, check", "with the search")
+    rows = [
+        (one["layers"], check["cpu_s"], search["cpu_s"], one["times_check"], check["peak_mib"], search["peak_mib"])
+        for one in report["rows"]
+        for check, search in [(one["check"], one["search"])]
+    ]
+    yield _table(heading, rows)
 
 
 def _gate(read: Mapping[str, Any]) -> Iterator[str]:

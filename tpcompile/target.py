@@ -62,7 +62,9 @@ class Target:
     reference: nn.Module | None = None
     """The same program with the same full weights on one device, called with the same inputs. Both are compared with
     the reference in float64: the error of the program may be at most 2.5 times that of the reference in its own dtype.
-    With a reference, `step` must not change the weights, and must return what is to be compared: a loss, gradients."""
+    What `step` returns is compared: a loss, gradients; and where it trains, the gradients that the optimizer is given,
+    its state and the weights after it. `step` makes the optimizer, or keeps it on the program that it is given. Weights
+    and optimizers are as before after each of the runs that are compared."""
     num_graphs: int | None = 1
     """Graphs that the first call compiles; None for any number."""
     is_compiled: bool = False

@@ -3,7 +3,7 @@
 The line to blame has the comment `# fault`.
 """
 
-# B batch, S sequence, D model width, F hidden width, H heads, E head size, V vocabulary; lower case is this rank's part
+# Letters of shapes: see wrong_programs.py
 from __future__ import annotations
 
 from typing import Any
@@ -13,20 +13,7 @@ import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.numerics.wrong_programs import (
-    MLP,
-    OUT,
-    QKV,
-    SCALE,
-    SQUARE,
-    TABLE,
-    UP,
-    WIDTH,
-    Case,
-    heads,
-    is_own,
-    merged,
-)  # fmt: skip
+from tests.numerics import wrong_programs as w
 from tpcompile.collectives import api as collectives
 
 
@@ -39,11 +26,11 @@ def bias_in_the_row_linear(m: Any, x: Tensor) -> Tensor:
 
 def attention_branch_without_sum(m: Any, x: Tensor) -> Tensor:
     q, k, v = F.linear(m.comm.copy_to_tp(x), m.qkv).chunk(3, -1)
-    o = merged(F.scaled_dot_product_attention(heads(q), heads(k), heads(v)))
+    o = w.merged(F.scaled_dot_product_attention(w.heads(q), w.heads(k), w.heads(v)))
     y = F.linear(o, m.out)  # fault
     if not m.is_wrong:
         y = m.comm.all_reduce(y)
-    return F.rms_norm(x + y, (WIDTH,))
+    return F.rms_norm(x + y, (w.WIDTH,))
 
 
 def norm_of_the_local_queries(m: Any, x: Tensor) -> Tensor:
@@ -51,9 +38,9 @@ def norm_of_the_local_queries(m: Any, x: Tensor) -> Tensor:
     if m.is_wrong:
         mean = q.square().mean(-1, keepdim=True)  # fault
     else:
-        mean = m.comm.all_reduce(q.square().sum(-1, keepdim=True), dst="R") / WIDTH
+        mean = m.comm.all_reduce(q.square().sum(-1, keepdim=True), dst="R") / w.WIDTH
     q = q * torch.rsqrt(mean + 1e-6)
-    o = merged(F.scaled_dot_product_attention(heads(q), heads(k), heads(v)))
+    o = w.merged(F.scaled_dot_product_attention(w.heads(q), w.heads(k), w.heads(v)))
     return m.comm.all_reduce(F.linear(o, m.out))
 
 
@@ -66,7 +53,7 @@ def output_reduced_twice(m: Any, x: Tensor) -> Tensor:
 
 def embedding_that_takes_a_row_too_many(m: Any, ids: Tensor) -> Tensor:
     size = len(m.table)
-    own, found = is_own(m, ids, size)
+    own, found = w.is_own(m, ids, size)
     if m.is_wrong:
         found = found | (ids == (m.comm.rank + 1) * size)
     y = torch.where(found.unsqueeze(-1), F.embedding(own, m.table), 0.0)  # fault
@@ -74,7 +61,7 @@ def embedding_that_takes_a_row_too_many(m: Any, ids: Tensor) -> Tensor:
 
 
 def column_linear_without_entry(m: Any, x: Tensor) -> Tensor:
-    x = F.layer_norm(x, (WIDTH,), m.scale)
+    x = F.layer_norm(x, (w.WIDTH,), m.scale)
     h = F.linear(x if m.is_wrong else m.comm.copy_to_tp(x), m.up)  # fault
     return m.comm.all_reduce(F.linear(F.gelu(h), m.down))
 
@@ -83,7 +70,7 @@ def average_for_a_sum(m: Any, x: Tensor) -> Tensor:
     y = F.linear(F.gelu(F.linear(m.comm.copy_to_tp(x), m.up)), m.down)
     op = "avg" if m.is_wrong else "sum"
     y = collectives.all_reduce(y, op=op, group=m.comm.group, dst="I") if m.comm.size > 1 else y  # fault
-    return F.rms_norm(x + y, (WIDTH,))
+    return F.rms_norm(x + y, (w.WIDTH,))
 
 
 def heads_gathered_in_the_wrong_order(m: Any, x: Tensor) -> Tensor:
@@ -104,7 +91,7 @@ def loss_of_local_means(m: Any, x_BsD: Tensor) -> Tensor:
 
 def norm_weight_of_sharded_tokens(m: Any, x_BsD: Tensor) -> Tensor:
     scale = m.scale if m.is_wrong else m.comm.copy_to_tp(m.scale)
-    y = F.rms_norm(x_BsD, (WIDTH,)) * scale  # fault
+    y = F.rms_norm(x_BsD, (w.WIDTH,)) * scale  # fault
     full = m.comm.all_gather(y, dim=1, dst="R")
     return m.comm.all_reduce(F.linear(F.gelu(F.linear(full, m.up)), m.down))
 
@@ -149,8 +136,8 @@ def scores_scaled_by_local_width(m: Any, x: Tensor) -> Tensor:
     q, k, v = F.linear(m.comm.copy_to_tp(x), m.qkv).chunk(3, -1)
     width = q.shape[-1] if m.is_wrong else q.shape[-1] * m.comm.size
     q = q / width**0.5  # fault
-    o = (heads(q) @ heads(k).transpose(-1, -2)).softmax(-1) @ heads(v)
-    return m.comm.all_reduce(F.linear(merged(o), m.out))
+    o = (w.heads(q) @ w.heads(k).transpose(-1, -2)).softmax(-1) @ w.heads(v)
+    return m.comm.all_reduce(F.linear(w.merged(o), m.out))
 
 
 def detached_entry(m: Any, x: Tensor) -> Tensor:
@@ -161,25 +148,27 @@ def detached_entry(m: Any, x: Tensor) -> Tensor:
 
 
 HELD_OUT = (
-    Case(bias_in_the_row_linear, {**MLP, "bias": SCALE}, "counted per rank"),
-    Case(attention_branch_without_sum, {"qkv": QKV, "out": OUT}, "not summed"),
-    Case(norm_of_the_local_queries, {"qkv": QKV, "out": OUT}, "local statistic"),
-    Case(output_reduced_twice, MLP, "tp times"),
-    Case(embedding_that_takes_a_row_too_many, {"table": TABLE, "square": SQUARE}, "masked differently", takes="ids"),
-    Case(column_linear_without_entry, {**MLP, "scale": SCALE}, "gradient not summed"),
-    Case(average_for_a_sum, MLP, "1 / tp"),
-    Case(heads_gathered_in_the_wrong_order, {"up": UP, "mix": ((WIDTH, 32), None)}, "different order"),
-    Case(loss_of_local_means, {"square": SQUARE}, "tp times", sharded={"input": 1}),
-    Case(norm_weight_of_sharded_tokens, {**MLP, "scale": SCALE}, "gradient not summed", sharded={"input": 1}),
-    Case(
+    w.Case(bias_in_the_row_linear, {**w.MLP, "bias": w.SCALE}, "counted per rank"),
+    w.Case(attention_branch_without_sum, {"qkv": w.QKV, "out": w.OUT}, "not summed"),
+    w.Case(norm_of_the_local_queries, {"qkv": w.QKV, "out": w.OUT}, "local statistic"),
+    w.Case(output_reduced_twice, w.MLP, "tp times"),
+    w.Case(
+        embedding_that_takes_a_row_too_many, {"table": w.TABLE, "square": w.SQUARE}, "masked differently", takes="ids"
+    ),
+    w.Case(column_linear_without_entry, {**w.MLP, "scale": w.SCALE}, "gradient not summed"),
+    w.Case(average_for_a_sum, w.MLP, "1 / tp"),
+    w.Case(heads_gathered_in_the_wrong_order, {"up": w.UP, "mix": ((w.WIDTH, 32), None)}, "different order"),
+    w.Case(loss_of_local_means, {"square": w.SQUARE}, "tp times", sharded={"input": 1}),
+    w.Case(norm_weight_of_sharded_tokens, {**w.MLP, "scale": w.SCALE}, "gradient not summed", sharded={"input": 1}),
+    w.Case(
         positions_that_begin_anew,
-        {"square": SQUARE},
+        {"square": w.SQUARE},
         "part of a different rank",
         sharded={"input": 1, "forward": 1},
     ),
-    Case(softmax_over_the_local_vocabulary, {"table": TABLE}, "local statistic"),
-    Case(row_linear_with_torchs_sum, MLP, "tp times"),
-    Case(expert_weighted_as_the_first, {**MLP, "router": ((4, WIDTH), None)}, "part of a different rank"),
-    Case(scores_scaled_by_local_width, {"qkv": QKV, "out": OUT}, "multiple"),
-    Case(detached_entry, {**MLP, "scale": SCALE}, "gradient cut"),
+    w.Case(softmax_over_the_local_vocabulary, {"table": w.TABLE}, "local statistic"),
+    w.Case(row_linear_with_torchs_sum, w.MLP, "tp times"),
+    w.Case(expert_weighted_as_the_first, {**w.MLP, "router": ((4, w.WIDTH), None)}, "part of a different rank"),
+    w.Case(scores_scaled_by_local_width, {"qkv": w.QKV, "out": w.OUT}, "multiple"),
+    w.Case(detached_entry, {**w.MLP, "scale": w.SCALE}, "gradient cut"),
 )

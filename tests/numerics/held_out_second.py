@@ -4,7 +4,7 @@ Two general steps were repaired after it: a mask is no summand, and a sum of wha
 The line to blame has the comment `# fault`.
 """
 
-# B batch, S sequence, D model width, F hidden width, H heads, E head size, V vocabulary; lower case is this rank's part
+# Letters of shapes: see wrong_programs.py
 from __future__ import annotations
 
 from typing import Any
@@ -13,21 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.numerics.wrong_programs import (
-    HIDDEN,
-    MLP,
-    OUT,
-    SCALE,
-    SQUARE,
-    TABLE,
-    TOKENS,
-    VOCABULARY,
-    WIDTH,
-    Case,
-    heads,
-    is_own,
-    merged,
-)  # fmt: skip
+from tests.numerics import wrong_programs as w
 from tpcompile.collectives import api as collectives
 from tpcompile.layout import Part, ShardSpec
 
@@ -44,9 +30,9 @@ def packed_projection_cut_as_one(m: Any, x: Tensor) -> Tensor:
         q, k, v = F.linear(m.comm.copy_to_tp(x), m.plain).chunk(3, -1)  # fault
     else:
         whole = m.comm.all_gather(m.plain, dim=0, dst="R")
-        rows = torch.arange(3 * WIDTH).view(3, m.comm.size, -1)[:, m.comm.rank].flatten()
+        rows = torch.arange(3 * w.WIDTH).view(3, m.comm.size, -1)[:, m.comm.rank].flatten()
         q, k, v = F.linear(m.comm.copy_to_tp(x), whole[rows]).chunk(3, -1)
-    o = merged(F.scaled_dot_product_attention(heads(q), heads(k), heads(v)))
+    o = w.merged(F.scaled_dot_product_attention(w.heads(q), w.heads(k), w.heads(v)))
     return m.comm.all_reduce(F.linear(o, m.out))
 
 
@@ -64,7 +50,7 @@ def rows_of_the_next_rank(m: Any, ids: Tensor) -> Tensor:
     local = ids - start
     found = ((local >= 0) & (local < size)).unsqueeze(-1)
     y = F.embedding(local.clamp(0, size - 1), m.table) * found  # fault
-    return F.rms_norm(m.comm.all_reduce(y), (WIDTH,), m.scale)
+    return F.rms_norm(m.comm.all_reduce(y), (w.WIDTH,), m.scale)
 
 
 def position_table_from_the_start(m: Any, x_BsD: Tensor) -> Tensor:
@@ -83,13 +69,13 @@ def group_norm_with_all_groups(m: Any, x: Tensor) -> Tensor:
 
 def mask_that_begins_at_the_first_query(m: Any, x_BsD: Tensor) -> Tensor:
     full = m.comm.all_gather(x_BsD, dim=1, dst="R")
-    q = heads(F.linear(x_BsD, m.comm.copy_to_tp(m.square)))
-    k = heads(F.linear(full, m.comm.copy_to_tp(m.square)))
+    q = w.heads(F.linear(x_BsD, m.comm.copy_to_tp(m.square)))
+    k = w.heads(F.linear(full, m.comm.copy_to_tp(m.square)))
     length = x_BsD.shape[1]
     row = torch.arange(length) + (0 if m.is_wrong else m.comm.rank * length)
-    mask = torch.arange(TOKENS) <= row.unsqueeze(-1)
+    mask = torch.arange(w.TOKENS) <= row.unsqueeze(-1)
     scores = (q @ k.transpose(-1, -2)).masked_fill(~mask, float("-inf"))  # fault
-    return merged(scores.softmax(-1) @ k)
+    return w.merged(scores.softmax(-1) @ k)
 
 
 def gather_whose_gradient_is_cut_to_the_shard(m: Any, x: Tensor) -> Tensor:
@@ -102,7 +88,7 @@ def gather_whose_gradient_is_cut_to_the_shard(m: Any, x: Tensor) -> Tensor:
 def sum_with_the_gradient_of_a_norm(m: Any, x: Tensor) -> Tensor:
     y = F.linear(F.gelu(F.linear(m.comm.copy_to_tp(x), m.up)), m.down)
     y = m.comm.all_reduce(y, dst="R" if m.is_wrong else "I")  # fault
-    return F.rms_norm(x + y, (WIDTH,))
+    return F.rms_norm(x + y, (w.WIDTH,))
 
 
 def input_divided_by_the_ranks(m: Any, x: Tensor) -> Tensor:
@@ -132,8 +118,8 @@ def _cross_entropy(m: Any, x: Tensor, *, sums_target: bool, shares_maximum: bool
     if shares_maximum and m.comm.size > 1:
         top = collectives.all_reduce(top, op="max", group=m.comm.group)
     total = m.comm.all_reduce((logits - top.unsqueeze(-1)).exp().sum(-1))
-    ids = torch.arange(x.shape[0] * x.shape[1]).view(x.shape[:2]) * 7 % VOCABULARY
-    own, found = is_own(m, ids, len(m.table))
+    ids = torch.arange(x.shape[0] * x.shape[1]).view(x.shape[:2]) * 7 % w.VOCABULARY
+    own, found = w.is_own(m, ids, len(m.table))
     target = torch.where(found, logits.gather(-1, own.unsqueeze(-1)).squeeze(-1), 0.0)  # fault: target
     if sums_target:
         target = m.comm.all_reduce(target)
@@ -149,16 +135,16 @@ def maximum_of_the_own_rows(m: Any, x: Tensor) -> Tensor:
 
 
 def head_without_entry(m: Any, ids: Tensor) -> Tensor:
-    own, found = is_own(m, ids, len(m.table))
+    own, found = w.is_own(m, ids, len(m.table))
     x = m.comm.all_reduce(F.embedding(own, m.table) * found.unsqueeze(-1))
-    x = F.rms_norm(x, (WIDTH,), m.scale)
+    x = F.rms_norm(x, (w.WIDTH,), m.scale)
     x = x if m.is_wrong else m.comm.copy_to_tp(x)
     return F.linear(x, m.table)  # fault
 
 
 def keys_of_the_other_heads(m: Any, x: Tensor) -> Tensor:
-    """Keys of all heads on every rank, of which it takes its own."""
-    q = F.linear(m.comm.copy_to_tp(x), m.up)[..., : WIDTH // m.comm.size]
+    """Keys of all w.heads on every rank, of which it takes its own."""
+    q = F.linear(m.comm.copy_to_tp(x), m.up)[..., : w.WIDTH // m.comm.size]
     k = m.comm.copy_to_tp(F.linear(x, m.square))
     place = (m.comm.rank + m.is_wrong) % m.comm.size
     k = k.chunk(m.comm.size, -1)[place]
@@ -198,29 +184,42 @@ def bias_on_every_rank_with_its_gradient(m: Any, x: Tensor) -> Tensor:
     return y if m.is_wrong else y + m.bias
 
 
-GATE_UP = ((2 * HIDDEN, WIDTH), ShardSpec(dim=0, parts=(Part(HIDDEN), Part(HIDDEN))))
+GATE_UP = ((2 * w.HIDDEN, w.WIDTH), ShardSpec(dim=0, parts=(Part(w.HIDDEN), Part(w.HIDDEN))))
 TOKEN_SHARDS = {"input": 1, "forward": 1}
 SECOND = (
-    Case(gate_and_up_taken_as_interleaved, {"gate_up": GATE_UP, "down": MLP["down"]}, "packed weight cut as one"),
-    Case(packed_projection_cut_as_one, {"plain": ((3 * WIDTH, WIDTH), 0), "out": OUT}, "packed weight cut as one"),
-    Case(residual_ahead_of_the_sum, MLP, "counted per rank"),
-    Case(rows_of_the_next_rank, {"table": TABLE, "scale": SCALE}, "masked differently", takes="ids"),
-    Case(position_table_from_the_start, {"positions": ((TOKENS, WIDTH), None)}, "part of a different rank",
-         sharded=TOKEN_SHARDS),
-    Case(group_norm_with_all_groups, MLP, "local statistic"),
-    Case(mask_that_begins_at_the_first_query, {"square": SQUARE}, "masked differently", sharded=TOKEN_SHARDS),
-    Case(gather_whose_gradient_is_cut_to_the_shard, MLP, "gradient not summed"),
-    Case(sum_with_the_gradient_of_a_norm, MLP, "tp times"),
-    Case(input_divided_by_the_ranks, MLP, "1 / tp"),
-    Case(pooled_over_own_tokens, {"square": SQUARE}, "local statistic", sharded={"input": 1}),
-    Case(experts_summed_twice, {**MLP, "router": ((4, WIDTH), None)}, "tp times"),
-    Case(target_logit_of_the_own_rows, {"table": TABLE}, "not summed", mark="fault: target"),
-    Case(maximum_of_the_own_rows, {"table": TABLE}, "local statistic", mark="fault: top"),
-    Case(head_without_entry, {"table": TABLE, "scale": SCALE}, "gradient not summed", takes="ids",
-         sharded={"forward": -1}),
-    Case(keys_of_the_other_heads, {"up": ((WIDTH, WIDTH), 0), "square": SQUARE}, "part of a different rank"),
-    Case(scale_of_the_first_rank, {**MLP, "wide": ((HIDDEN,), None)}, "part of a different rank"),
-    Case(token_shift_across_the_border, {}, "masked differently", sharded=TOKEN_SHARDS),
-    Case(adapter_that_did_not_enter, {**MLP, "a": ((4, WIDTH), None), "b": ((HIDDEN, 4), 0)}, "gradient not summed"),
-    Case(bias_on_every_rank_with_its_gradient, {**MLP, "bias": SCALE}, "counted per rank"),
-)  # fmt: skip
+    w.Case(gate_and_up_taken_as_interleaved, {"gate_up": GATE_UP, "down": w.MLP["down"]}, "packed weight cut as one"),
+    w.Case(
+        packed_projection_cut_as_one, {"plain": ((3 * w.WIDTH, w.WIDTH), 0), "out": w.OUT}, "packed weight cut as one"
+    ),
+    w.Case(residual_ahead_of_the_sum, w.MLP, "counted per rank"),
+    w.Case(rows_of_the_next_rank, {"table": w.TABLE, "scale": w.SCALE}, "masked differently", takes="ids"),
+    w.Case(
+        position_table_from_the_start,
+        {"positions": ((w.TOKENS, w.WIDTH), None)},
+        "part of a different rank",
+        sharded=TOKEN_SHARDS,
+    ),
+    w.Case(group_norm_with_all_groups, w.MLP, "local statistic"),
+    w.Case(mask_that_begins_at_the_first_query, {"square": w.SQUARE}, "masked differently", sharded=TOKEN_SHARDS),
+    w.Case(gather_whose_gradient_is_cut_to_the_shard, w.MLP, "gradient not summed"),
+    w.Case(sum_with_the_gradient_of_a_norm, w.MLP, "tp times"),
+    w.Case(input_divided_by_the_ranks, w.MLP, "1 / tp"),
+    w.Case(pooled_over_own_tokens, {"square": w.SQUARE}, "local statistic", sharded={"input": 1}),
+    w.Case(experts_summed_twice, {**w.MLP, "router": ((4, w.WIDTH), None)}, "tp times"),
+    w.Case(target_logit_of_the_own_rows, {"table": w.TABLE}, "not summed", mark="fault: target"),
+    w.Case(maximum_of_the_own_rows, {"table": w.TABLE}, "local statistic", mark="fault: top"),
+    w.Case(
+        head_without_entry,
+        {"table": w.TABLE, "scale": w.SCALE},
+        "gradient not summed",
+        takes="ids",
+        sharded={"forward": -1},
+    ),
+    w.Case(keys_of_the_other_heads, {"up": ((w.WIDTH, w.WIDTH), 0), "square": w.SQUARE}, "part of a different rank"),
+    w.Case(scale_of_the_first_rank, {**w.MLP, "wide": ((w.HIDDEN,), None)}, "part of a different rank"),
+    w.Case(token_shift_across_the_border, {}, "masked differently", sharded=TOKEN_SHARDS),
+    w.Case(
+        adapter_that_did_not_enter, {**w.MLP, "a": ((4, w.WIDTH), None), "b": ((w.HIDDEN, 4), 0)}, "gradient not summed"
+    ),
+    w.Case(bias_on_every_rank_with_its_gradient, {**w.MLP, "bias": w.SCALE}, "counted per rank"),
+)

@@ -4,7 +4,7 @@ Bugs of context, data and pipeline parallelism are rebuilt on the ranks of one g
 `# fault`.
 """
 
-# B batch, S sequence, D model width, F hidden width, H heads, E head size, V vocabulary; lower case is this rank's part
+# Letters of shapes: see wrong_programs.py
 from __future__ import annotations
 
 from typing import Any
@@ -14,21 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from tests.numerics.wrong_programs import (
-    HEAD,
-    MLP,
-    OUT,
-    QKV,
-    SCALE,
-    SQUARE,
-    TABLE,
-    TOKENS,
-    WIDTH,
-    Case,
-    heads,
-    is_own,
-    merged,
-)  # fmt: skip
+from tests.numerics import wrong_programs as w
 from tpcompile.collectives import api as collectives
 
 
@@ -47,7 +33,7 @@ def log_probabilities(m: Any, x: Tensor) -> Tensor:
 
 def embedding_mask(m: Any, ids: Tensor) -> Tensor:
     """Bug 1: the mask leaves out a row that the rank has."""
-    own, found = is_own(m, ids, len(m.table))
+    own, found = w.is_own(m, ids, len(m.table))
     if m.is_wrong:
         found = found & (own > 0)
     y = F.embedding(own, m.table).masked_fill(~found.unsqueeze(-1), 0.0)  # fault
@@ -70,7 +56,7 @@ def recomputed_with_a_different_input(m: Any, x: Tensor) -> Tensor:
 def loss_scaled_by_ranks(m: Any, x_BsD: Tensor) -> Tensor:
     """Bug 3, context parallel: a loss that was summed over all tokens is divided by the ranks once more."""
     loss = F.linear(x_BsD, m.comm.copy_to_tp(m.square)).square().sum()
-    loss = m.comm.all_reduce(loss) / (TOKENS * WIDTH)
+    loss = m.comm.all_reduce(loss) / (w.TOKENS * w.WIDTH)
     if m.is_wrong:
         loss = loss / m.comm.size  # fault
     return loss
@@ -85,7 +71,7 @@ def loss_not_averaged(m: Any, x_BsD: Tensor) -> Tensor:
 
 def head_that_is_not_tied(m: Any, ids: Tensor) -> Tensor:
     """Bug 5: the head has a copy of the table, so the table's gradient misses that of the head."""
-    own, found = is_own(m, ids, len(m.table))
+    own, found = w.is_own(m, ids, len(m.table))
     x = m.comm.all_reduce(torch.where(found.unsqueeze(-1), F.embedding(own, m.table), 0.0))
     head = m.table.detach().clone() if m.is_wrong else m.table
     return F.linear(m.comm.copy_to_tp(x), head)  # fault
@@ -104,7 +90,7 @@ def scale_of_the_local_maximum(m: Any, x: Tensor) -> Tensor:
 def update_of_the_own_rows(m: Any, x: Tensor) -> Tensor:
     """Bug 8, ZeRO: each rank updates its rows of a replicated weight, and nobody sends them on."""
     step = 0.1 * torch.sign(m.square.detach())
-    rows = torch.arange(WIDTH) // (WIDTH // m.comm.size)
+    rows = torch.arange(w.WIDTH) // (w.WIDTH // m.comm.size)
     if m.is_wrong:
         step = torch.where((rows == m.comm.rank).unsqueeze(-1), step, 0.0)  # fault
     return F.linear(x, m.square - step)
@@ -120,7 +106,7 @@ def layer_that_is_left_out(m: Any, x: Tensor) -> Tensor:
 
 def gradient_of_the_wrong_group(m: Any, x: Tensor) -> Tensor:
     """Bug 10: the gradient at the entry is summed over a group of one."""
-    x = F.rms_norm(x, (WIDTH,), m.scale)
+    x = F.rms_norm(x, (w.WIDTH,), m.scale)
     entered = x.view_as(x) if m.is_wrong else m.comm.copy_to_tp(x)
     h = F.linear(entered, m.up)  # fault
     return m.comm.all_reduce(F.linear(F.silu(h), m.down))
@@ -136,7 +122,7 @@ def router_of_sharded_tokens(m: Any, x_BsD: Tensor) -> Tensor:
 def norm_bias_of_sharded_tokens(m: Any, x_BsD: Tensor) -> Tensor:
     """Bug 12, sequence parallel."""
     bias = m.bias if m.is_wrong else m.comm.copy_to_tp(m.bias)
-    y = F.layer_norm(x_BsD, (WIDTH,), m.comm.copy_to_tp(m.scale), bias)  # fault
+    y = F.layer_norm(x_BsD, (w.WIDTH,), m.comm.copy_to_tp(m.scale), bias)  # fault
     return F.gelu(y)
 
 
@@ -145,37 +131,37 @@ def keys_gathered_without_their_gradient(m: Any, x_BsD: Tensor) -> Tensor:
     q, k, v = F.linear(x_BsD, m.comm.copy_to_tp(m.qkv_whole)).chunk(3, -1)
     both = torch.stack((k, v))
     both = m.comm.all_gather(both, dim=2, dst="I" if m.is_wrong else "R")  # fault
-    return merged(F.scaled_dot_product_attention(heads(q), heads(both[0]), heads(both[1])))
+    return w.merged(F.scaled_dot_product_attention(w.heads(q), w.heads(both[0]), w.heads(both[1])))
 
 
 def norm_of_local_heads(m: Any, x: Tensor) -> Tensor:
-    """Bug 14: the weight of a norm per head is replicated, and each rank has the gradient of its own heads."""
+    """Bug 14: the weight of a norm per head is replicated, and each rank has the gradient of its own w.heads."""
     q, k, v = F.linear(m.comm.copy_to_tp(x), m.qkv).chunk(3, -1)
     weight = m.head_scale if m.is_wrong else m.comm.copy_to_tp(m.head_scale)
-    q = F.rms_norm(heads(q), (HEAD,), weight)  # fault
-    o = F.scaled_dot_product_attention(q, heads(k), heads(v))
-    return m.comm.all_reduce(F.linear(merged(o), m.out))
+    q = F.rms_norm(w.heads(q), (w.HEAD,), weight)  # fault
+    o = F.scaled_dot_product_attention(q, w.heads(k), w.heads(v))
+    return m.comm.all_reduce(F.linear(w.merged(o), m.out))
 
 
 SEQUENCE = {"input": 1, "forward": 1}
 SILENT = (
-    Case(log_probabilities, {"table": TABLE}, "gradient not summed", sharded={"forward": -1}),
-    Case(embedding_mask, {"table": TABLE}, "masked differently", takes="ids"),
-    Case(recomputed_with_a_different_input, MLP, ""),
-    Case(loss_scaled_by_ranks, {"square": SQUARE}, "1 / tp", sharded={"input": 1}),
-    Case(loss_not_averaged, {"square": SQUARE}, "tp times", sharded={"input": 1}),
-    Case(head_that_is_not_tied, {"table": TABLE}, "gradient cut", takes="ids", sharded={"forward": -1}),
-    Case(scale_of_the_local_maximum, MLP, "local statistic"),
-    Case(update_of_the_own_rows, {"square": SQUARE}, "not summed"),
-    Case(layer_that_is_left_out, {"square": SQUARE, "second": SQUARE, "third": SQUARE}, ""),
-    Case(gradient_of_the_wrong_group, {**MLP, "scale": SCALE}, "gradient not summed"),
-    Case(router_of_sharded_tokens, {"router": ((4, WIDTH), None)}, "gradient not summed", sharded=SEQUENCE),
-    Case(norm_bias_of_sharded_tokens, {"scale": SCALE, "bias": SCALE}, "gradient not summed", sharded=SEQUENCE),
-    Case(
+    w.Case(log_probabilities, {"table": w.TABLE}, "gradient not summed", sharded={"forward": -1}),
+    w.Case(embedding_mask, {"table": w.TABLE}, "masked differently", takes="ids"),
+    w.Case(recomputed_with_a_different_input, w.MLP, ""),
+    w.Case(loss_scaled_by_ranks, {"square": w.SQUARE}, "1 / tp", sharded={"input": 1}),
+    w.Case(loss_not_averaged, {"square": w.SQUARE}, "tp times", sharded={"input": 1}),
+    w.Case(head_that_is_not_tied, {"table": w.TABLE}, "gradient cut", takes="ids", sharded={"forward": -1}),
+    w.Case(scale_of_the_local_maximum, w.MLP, "local statistic"),
+    w.Case(update_of_the_own_rows, {"square": w.SQUARE}, "not summed"),
+    w.Case(layer_that_is_left_out, {"square": w.SQUARE, "second": w.SQUARE, "third": w.SQUARE}, "left out"),
+    w.Case(gradient_of_the_wrong_group, {**w.MLP, "scale": w.SCALE}, "gradient not summed"),
+    w.Case(router_of_sharded_tokens, {"router": ((4, w.WIDTH), None)}, "gradient not summed", sharded=SEQUENCE),
+    w.Case(norm_bias_of_sharded_tokens, {"scale": w.SCALE, "bias": w.SCALE}, "gradient not summed", sharded=SEQUENCE),
+    w.Case(
         keys_gathered_without_their_gradient,
-        {"qkv_whole": ((3 * WIDTH, WIDTH), None)},
+        {"qkv_whole": ((3 * w.WIDTH, w.WIDTH), None)},
         "gradient not summed",
         sharded=SEQUENCE,
     ),
-    Case(norm_of_local_heads, {"qkv": QKV, "out": OUT, "head_scale": ((HEAD,), None)}, "gradient not summed"),
+    w.Case(norm_of_local_heads, {"qkv": w.QKV, "out": w.OUT, "head_scale": ((w.HEAD,), None)}, "gradient not summed"),
 )

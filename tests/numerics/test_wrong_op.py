@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import Collectives, TpComm
+from tpcompile.numerics.fingerprints import fingerprint, summary
 from tpcompile.numerics.judged import as_text, sums_over_ranks
-from tpcompile.numerics.traced import _TABLE_LENGTH, Trace, fingerprint, traced
+from tpcompile.numerics.traced import Trace, traced
 from tpcompile.numerics.wrong_op import wrong_op
 from tpcompile.testing import run_on_ranks
 
@@ -156,15 +157,28 @@ def test_a_fingerprint_is_linear_and_tells_a_permutation() -> None:
     assert 0.3 < size / float(one.norm()) < 3
 
 
-def test_a_fingerprint_is_the_same_with_signs_from_the_table_and_without() -> None:
-    short = torch.randn(_TABLE_LENGTH, generator=torch.Generator().manual_seed(0))
-    long = torch.cat((short, torch.zeros(3)))
-    assert fingerprint(long) == pytest.approx(fingerprint(short))
-    twice = torch.cat((short, short))
-    blocks_moved = torch.cat((2 * short, 0 * short))
-    assert fingerprint(twice) != pytest.approx(fingerprint(blocks_moved), rel=1e-2)
-    long[-1] = 1e3  # beyond the table a number counts as well
-    assert fingerprint(long) != pytest.approx(fingerprint(short), rel=1e-2)
+@pytest.mark.parametrize("shape", [(12,), (6, 12), (3, 4, 12), (2, 1, 300), (0, 4), ()])
+def test_a_part_has_the_fingerprint_of_a_tensor_that_holds_it_alone(shape: tuple[int, ...]) -> None:
+    full = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    found = summary(full, size=2)
+    assert found.whole == fingerprint(full)
+    for part in found.parts:
+        (dim,) = [place for place, length in enumerate(part.shape) if length != shape[place]]
+        same = [
+            torch.cat([piece.chunk(2, dim)[part.rank] for piece in full.chunk(pieces, dim)], dim)
+            for pieces in (1, 2, 3)
+            if shape[dim] % (2 * pieces) == 0
+        ]
+        assert any(fingerprint(one) == pytest.approx(part.tensor, abs=1e-9) for one in same)
+
+
+def test_two_rows_that_change_places_change_the_fingerprint() -> None:
+    x = torch.randn(256, 3, generator=torch.Generator().manual_seed(0))
+    for row in range(1, 256):
+        order = torch.arange(256)
+        order[[0, row]] = order[[row, 0]]
+        assert fingerprint(x) != pytest.approx(fingerprint(x[order]), rel=1e-3)
+    assert fingerprint(x[:3]) != pytest.approx(fingerprint(x[:3].T.contiguous()), rel=1e-3)
 
 
 def test_what_an_op_writes_in_place_is_followed() -> None:

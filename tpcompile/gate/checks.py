@@ -338,9 +338,9 @@ def _errors(config: JobConfig, facts: Facts, mode: AnyMode, id: CheckId, *, only
     errors = facts.map(lambda known: known.errors_in(mode, only)).where(bool)
     if not errors:
         return _not_made(mode, id, Status.FAIL, f"at most {limit:g}x", "not measured")
-    measured = [_Measured(rank, error) for rank, found in errors.items() for error in found]
-    measured.sort(key=lambda one: one.error.badness, reverse=True)
-    bad = [one for one in measured if one.error.badness > limit]
+    in_order = [_Measured(rank, error) for rank, found in errors.items() for error in found]
+    bad = [one for one in in_order if one.error.badness > limit]
+    measured = sorted(in_order, key=lambda one: one.error.badness, reverse=True)
     details = [f"rank {one.rank} {one.error.name}: {one.error.says or f'{one.error.ratio:.2f}x'}" for one in bad[:8]]
     observed = measured[0].as_worst
     line = None
@@ -353,9 +353,12 @@ def _errors(config: JobConfig, facts: Facts, mode: AnyMode, id: CheckId, *, only
         begins = earliest(ops)
         if begins:
             op, ranks = begins
-            observed = f"{measured[0].multiple(op.size) or observed}; it begins with {op.brief}"
+            observed = f"{bad[0].multiple(op.size) or observed}; it begins with {op.brief}"
             details = [f"{named_ranks(ranks)}: {op.text}", *details]
             line = op.line
+    left_out = first(known.left_out for known in facts.values() if known.left_out) if only == "forward" else None
+    if left_out:
+        details.append(f"not compared, as they are no rows of the reference's: {', '.join(left_out)}")
     unmeasured = facts.without(errors).ranks
     if unmeasured:
         observed += f"; not measured on {named_ranks(unmeasured)}"

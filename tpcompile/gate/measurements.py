@@ -34,7 +34,7 @@ class TensorError(Frozen):
     @property
     def name(self) -> str:
         """The tensor as the user named it in what a step returns; `forward`, `forward.1` where it has no name."""
-        return self.what.removeprefix("forward ")
+        return self.what.removeprefix("eager ").removeprefix("forward ")
 
     @property
     def badness(self) -> float:
@@ -113,6 +113,8 @@ class GateFacts(Frozen):
     """Fingerprints of a target's inputs before the first call; empty where there is no reference."""
     reference: tuple[float, ...] = ()
     """Norms of what a target's reference returns in float64."""
+    left_out: tuple[str, ...] = ()
+    """Parameters that a step changes and that are no rows of a parameter of the reference: they were not compared."""
     first_wrong: str = ""
     """The first module whose output is wrong."""
     first_wrong_op: WrongOp | None = None

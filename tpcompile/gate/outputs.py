@@ -67,37 +67,58 @@ def forget_gradients(*values: Any) -> None:
             tensor.grad = None
 
 
-def errors(compiled: Outputs, eager: Outputs, single: Outputs, exact: Outputs) -> dict[str, dict[str, Any]]:
+def whole(outputs: Outputs) -> dict[str, Tensor]:
+    """The outputs with the parts of each DTensor gathered; all ranks must call it alike."""
+    return {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in outputs.items()}
+
+
+def errors(
+    compiled: Outputs, eager: Outputs, single: Outputs, exact: Outputs, normal: Mapping[str, float] | None = None
+) -> dict[str, dict[str, Any]]:
     """Name -> the error against float64, and `eager NAME` -> the distance between compiled and eager.
 
     A tensor that one of the runs does not return, or returns in a different shape, has no error that is finite.
+    `normal` are single-device errors of tensors of which these are parts.
     """
-    compiled, eager = _whole(compiled), _whole(eager)
+    compiled, eager, normal = whole(compiled), whole(eager), normal or {}
     right = {"the program": compiled, "the reference": single, "the reference in float64": exact}
     same = {"the program": compiled, "the program in eager": eager}
     found: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys((*exact, *single, *compiled, *eager)):
         unlike = _unlike(name, right)
-        found[name] = unlike or _error_of(compiled[name], single[name], exact[name])
+        of_whole = normal.get(name, 0.0)
+        found[name] = unlike or _error_of(compiled[name], single[name], exact[name], of_whole)
         apart = unlike or _unlike(name, same)
-        found[f"eager {name}"] = apart or error_ratio.distance(compiled[name], eager[name], single[name], exact[name])
+        found[f"eager {name}"] = apart or error_ratio.distance(
+            compiled[name], eager[name], single[name], exact[name], whole=of_whole
+        )
     return found
 
 
-def wrong_names(eager: Outputs, single: Outputs, exact: Outputs, *, limit: float) -> list[str]:
+def wrong_names(
+    eager: Outputs, single: Outputs, exact: Outputs, normal: Mapping[str, float] | None = None, *, limit: float
+) -> list[str]:
     """The tensors that are wrong without torch.compile, too; all ranks must call it alike."""
-    found = errors(eager, eager, single, exact).items()
+    found = errors(eager, eager, single, exact, normal).items()
     return [name for name, error in found if name in eager and not error["ratio"] <= limit]  # NaN is wrong
 
 
-def unlike_eager(compiled: Outputs, eager: Outputs, single: Outputs, exact: Outputs, *, limit: float) -> list[str]:
+def unlike_eager(
+    compiled: Outputs,
+    eager: Outputs,
+    single: Outputs,
+    exact: Outputs,
+    normal: Mapping[str, float] | None = None,
+    *,
+    limit: float,
+) -> list[str]:
     """The tensors that are not those of eager; all ranks must call it alike."""
-    found = errors(compiled, eager, single, exact).items()
+    found = errors(compiled, eager, single, exact, normal).items()
     return [name for name, error in found if name.startswith("eager ") and not error["ratio"] <= limit]
 
 
-def _error_of(got: Tensor, single: Tensor, exact: Tensor) -> dict[str, Any]:
-    return error_ratio.error_of(got, single, exact) | {"times": error_ratio.multiple_of(got, exact)}
+def _error_of(got: Tensor, single: Tensor, exact: Tensor, of_whole: float) -> dict[str, Any]:
+    return error_ratio.error_of(got, single, exact, whole=of_whole) | {"times": error_ratio.multiple_of(got, exact)}
 
 
 def _unlike(name: str, runs: Mapping[str, Outputs]) -> dict[str, Any]:
@@ -109,8 +130,3 @@ def _unlike(name: str, runs: Mapping[str, Outputs]) -> dict[str, Any]:
     if len(set(shapes.values())) == 1:
         return {}
     return error_ratio.missing() | {"says": ", ".join(f"{shape} in {where}" for where, shape in shapes.items())}
-
-
-def _whole(outputs: Outputs) -> dict[str, Tensor]:
-    """The outputs with the parts of each DTensor gathered; all ranks must call it alike."""
-    return {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in outputs.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -21,7 +21,9 @@ from tpcompile.gate.checks import FIRST, RESIZED
 from tpcompile.gate.compiled import find_wrong_code
 from tpcompile.gate.measurements import Declared
 from tpcompile.gate.phases import RESIZED_CALLS, Phases
-from tpcompile.numerics import error_ratio
+from tpcompile.gate.step_values import Ran, comparable, run_step, spread_of
+from tpcompile.numerics import error_ratio, spread
+from tpcompile.numerics.optimizer_step import followed
 from tpcompile.numerics.wrong_op import Run, wrong_op_of
 from tpcompile.ranks.domain import Domain, domain_of
 from tpcompile.target import Inputs, Target, TargetError, call_target, copied
@@ -64,60 +66,115 @@ def run_target(phases: Phases, target: Target, group: dist.ProcessGroup) -> None
     if has_reference:
         outputs.forget_gradients(target.program, target.inputs)
         phases.facts = phases.facts.changed(inputs=outputs.values_of(target.inputs))
+
+    def trains(changes: bool) -> bool:
+        return phases.ranks.any_says(f"{TARGET}/trains", changes)
+
     with phases.phase(f"{TARGET}/{FIRST}", "compile and run"):
-        first = call(target.inputs)
-    compiled = outputs.kept(first) if has_reference else {}
+        compiled = _ran(target, call, trains=trains) if has_reference else Ran({})
+        if not has_reference:
+            call(target.inputs)
+    with _put_back(target) if has_reference else nullcontext():
+        _call_again(phases, target, call)
+    if has_reference:
+        outputs.forget_gradients(target.program, target.inputs)
+        call_eager = partial(call, around=torch.compiler.set_stance("force_eager"))
+        with phases.phase(f"{TARGET}/eager", "the same without compile"):
+            eager = _ran(target, call_eager, trains=lambda _changes: compiled.trains)
+        again = partial(_ran, target, call, trains=lambda _changes: compiled.trains)
+        _compare(phases, target, compiled, eager, group, again=again)
+
+
+def _ran(target: Target, call: Callable[[Inputs], Any], *, trains: Callable[[bool], bool]) -> Ran:
+    return run_step(target, target.program, lambda: call(target.inputs), trains=trains)
+
+
+def _put_back(target: Target) -> AbstractContextManager[Any]:
+    """Weights and optimizers are as before afterwards, where a step may change them."""
+    module = target.program if isinstance(target.program, nn.Module) else None
+    return nullcontext() if target.step is None else followed(module)
+
+
+def _call_again(phases: Phases, target: Target, call: Callable[[Inputs], Any]) -> None:
+    """The steady calls, then those with a different length."""
     phases.steady(TARGET, lambda: call(target.inputs))
     if target.resized is not None:
         with phases.phase(f"{TARGET}/{RESIZED}", "a different length"):
             for _ in range(RESIZED_CALLS):
                 call(target.resized)
-    if has_reference:
-        outputs.forget_gradients(target.program, target.inputs)
-        with phases.phase(f"{TARGET}/eager", "the same without compile"):
-            eager = outputs.kept(call(target.inputs, around=torch.compiler.set_stance("force_eager")))
-        single, exact = on_one_device(target)
-        phases.facts = phases.facts.changed(reference=outputs.norms(exact))
-        phases.facts = phases.facts.with_errors(TARGET, outputs.errors(compiled, eager, single, exact))
-        wrong = outputs.wrong_names(eager, single, exact, limit=phases.config.gate.error_ratio)
-        _find_first_wrong(phases, target, wrong, group)
-
-        def again() -> outputs.Outputs:
-            outputs.forget_gradients(target.program, target.inputs)
-            return outputs.kept(call(target.inputs))
-
-        def apart(result: outputs.Outputs) -> bool:
-            return bool(outputs.unlike_eager(result, eager, single, exact, limit=phases.config.gate.error_ratio))
-
-        find_wrong_code(
-            phases, TARGET, again, lambda result: not apart(result), differs=apart(compiled), eager_is_wrong=bool(wrong)
-        )
 
 
-def runs_alone(target: Target) -> list[Run]:
+def _compare(
+    phases: Phases,
+    target: Target,
+    compiled: Ran,
+    eager: Ran,
+    group: dist.ProcessGroup,
+    *,
+    again: Callable[[], Ran],
+) -> None:
+    """Compare both runs with the reference; what is wrong in eager, or only where it is compiled, is searched for."""
+    single, exact = (ran() for ran, _module in _alone(target, trains=eager.trains))
+    phases.facts = phases.facts.changed(reference=outputs.norms(exact.named))
+    found = comparable([compiled, eager], single, exact, rank=group.rank(), size=group.size())
+    compiled_values, eager_values = found.own
+    limit, normal = phases.config.gate.error_ratio, dict(found.normal)
+    errors = outputs.errors(compiled_values, eager_values, found.single, found.exact, normal)
+    is_red = any(not error["ratio"] <= limit for error in errors.values())  # NaN is wrong
+    if phases.ranks.any_says(f"{TARGET}/red", is_red):
+        normal = spread_of(_moved_runs(target, trains=eager.trains), exact.named, normal)
+        errors = outputs.errors(compiled_values, eager_values, found.single, found.exact, normal)
+    phases.facts = phases.facts.with_errors(TARGET, errors).changed(left_out=found.left_out)
+    wrong = outputs.wrong_names(eager_values, found.single, found.exact, normal, limit=limit)
+    _find_first_wrong(phases, target, wrong, group, trains=eager.trains)
+
+    def is_like_eager(ran: Ran) -> bool:
+        both = comparable([ran, eager], single, exact, rank=group.rank(), size=group.size())
+        mine, theirs = both.own
+        return not outputs.unlike_eager(mine, theirs, both.single, both.exact, normal, limit=limit)
+
+    find_wrong_code(
+        phases, TARGET, again, is_like_eager, differs=not is_like_eager(compiled), eager_is_wrong=bool(wrong)
+    )
+
+
+def _moved_runs(target: Target, *, trains: bool) -> Iterator[outputs.Outputs]:
+    """What the reference returns where its weights and inputs are moved by one unit in the last place."""
+    for seed in range(spread.NUM_RUNS):
+        module = copied(target.reference, "the reference")
+        assert module is not None, "without a reference nothing is measured"
+        spread.move_weights(module, seed=seed)
+        yield _run_alone(target, module, spread.moved_inputs(target.inputs, seed=seed), trains=trains).named
+
+
+def _alone(target: Target, *, trains: bool) -> list[tuple[Callable[[], Ran], nn.Module]]:
     """Calls of the reference of a target, in its own dtype and in float64; each returns what is compared."""
     reference = target.reference
     assert reference is not None, "without a reference nothing is measured"
     exactly = copied(reference, "the reference").double()
     exact_inputs = error_ratio.cast(target.inputs, torch.float64)
 
-    def call(module: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
-        # A step that reads gradients of the target's inputs, not of what it is given, gets None.
-        outputs.forget_gradients(module, target.inputs, inputs)
-        with nullcontext() if target.step else torch.no_grad():
-            return outputs.kept(call_target(target, module, inputs))
-
     given = ((reference, target.inputs), (exactly, exact_inputs))
-    return [Run(partial(call, module, inputs), module) for module, inputs in given]
+    return [(partial(_run_alone, target, module, inputs, trains=trains), module) for module, inputs in given]
+
+
+def _run_alone(target: Target, module: nn.Module, inputs: Inputs, *, trains: bool) -> Ran:
+    # A step that reads gradients of the target's inputs, not of what it is given, gets None.
+    outputs.forget_gradients(module, target.inputs, inputs)
+    with nullcontext() if target.step else torch.no_grad():
+        run = partial(call_target, target, module, inputs)
+        return run_step(target, module, run, trains=lambda _changes: trains)
 
 
 def on_one_device(target: Target) -> tuple[outputs.Outputs, outputs.Outputs]:
-    """What the reference of a target returns, in its own dtype and in float64."""
-    single, exact = (run.call() for run in runs_alone(target))
+    """What the reference of a target returns, in its own dtype and in float64; a step's changes are put back."""
+    single, exact = (run().returned for run, _module in _alone(target, trains=False))
     return single, exact
 
 
-def _find_first_wrong(phases: Phases, target: Target, wrong: Sequence[str], group: dist.ProcessGroup) -> None:
+def _find_first_wrong(
+    phases: Phases, target: Target, wrong: Sequence[str], group: dist.ProcessGroup, *, trains: bool
+) -> None:
     """When some rank is wrong in eager, all ranks look for the op that it begins with: the search communicates."""
     if not phases.ranks.any_says(f"{TARGET}/wrong", bool(wrong)):
         return
@@ -126,13 +183,19 @@ def _find_first_wrong(phases: Phases, target: Target, wrong: Sequence[str], grou
     def call() -> dict[str, Tensor]:
         outputs.forget_gradients(target.program, target.inputs)
         with tp_region(group.size()), torch.compiler.set_stance("force_eager"):
-            return outputs.kept(call_target(target, target.program, target.inputs))
+            run = partial(call_target, target, target.program, target.inputs)
+            return run_step(target, target.program, run, trains=lambda _changes: trains).named
 
-    alone, dtype = runs_alone(target), _coarsest(target.reference)
+    alone = [Run(partial(_named, run), module) for run, module in _alone(target, trains=trains)]
+    dtype = _coarsest(target.reference)
     with phases.phase(f"{TARGET}/localise", "find the first wrong op"):
         found = wrong_op_of(Run(call, module), alone, wrong, group, dtype=dtype, device=phases.device)
     if wrong:
         phases.facts = phases.facts.changed(first_wrong_op=found)
+
+
+def _named(run: Callable[[], Ran]) -> dict[str, Tensor]:
+    return run().named
 
 
 def _coarsest(module: nn.Module | None) -> torch.dtype:

@@ -10,12 +10,19 @@ error_ratio.py       errors as multiples of the single-device error
 localise.py          the first module whose output is wrong
 wrong_op.py          the op that wrong numbers begin with: one search, forward and backward, for all routes
 traced.py            every op of one eager run: its line, and a fingerprint of its result
+fingerprints.py      a tensor -> sums under signs, of all of it and of each rank's parts
 judged.py            which values of a run are right: whole, as a part, as a summand
+judged_run.py        a judged run, and what the reference has for each of its values
 mistakes.py          the kind of the mistake: a table
 wrong_compiled.py    eager is right, compiled is wrong: the layer, the op, the kernel
 beside_eager.py      each compiled graph of a call beside its eager values
 smallest.py          the fewest nodes of a graph that are wrong where they are compiled
 repro.py             a file of torch alone that shows it
+beside_reference.py  rows of it that compare what an op was given with what the reference's was given
+op_names.py          ops of torch by what they do to values
+optimizer_step.py    gradients, optimizer state and weights of a train step, by parameter; then all is put back
+rows.py              which rows of a full parameter a rank has, as the numbers show
+spread.py            numbers moved by one unit in the last place: how far rounding alone goes
 counting.py          collectives in issue order against the declaration
 agree.py             whether all ranks drew the same tensors
 numerics_report.py   the report

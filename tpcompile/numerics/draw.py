@@ -13,7 +13,8 @@ integers     small whole numbers: in float32 and float64 every product and every
 # B batch, S sequence, T context tokens, D model width, E head size
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -29,6 +30,7 @@ from tpcompile.nn.rope import rope_tables
 from tpcompile.nn.sharding import specs_of
 
 Values = Literal["skewed", "iid", "integers"]
+_SEED_OF_RUNS = 2
 _NORM_SPREAD, _BIAS_SCALE = 0.2, 0.1
 """Norm weights of one, or biases of zero, would hide a norm or a bias that a rank leaves out or applies twice."""
 
@@ -157,3 +159,12 @@ def _head_skews(module: nn.Module) -> dict[str, tuple[int, ...]]:
             skews[f"{prefix}wq"] = (num_q_heads,)
             skews[f"{prefix}wkv"] = (-num_kv_heads if child.k_norm is None else num_kv_heads, 0)
     return skews
+
+
+@contextmanager
+def drawing_alike() -> Iterator[None]:
+    """What torch draws within is the same in each call on each rank: masks of dropout on what all ranks hold."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(_SEED_OF_RUNS)
+        yield

@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
-from tpcompile.numerics.traced import Fingerprint, Shape, Trace, Value
+import torch
+from torch import Tensor
+
+from tpcompile.numerics.fingerprints import NUM_SUMS, Fingerprint, Shape
+from tpcompile.numerics.traced import Trace, Value
 
 _LOOKUPS = {"aten.embedding", "aten.gather", "aten.index", "aten.index_select", "aten.take_along_dim"}
 """What they return for a rank's own numbers is masked later."""
 _COPIES = {"aten.clone", "aten.detach", "aten.alias", "aten.copy_", "aten.lift_fresh"}
 _NO_VALUES = {"aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided"}
 """Their numbers mean nothing. Whether autograd copies a gradient depends on Python's memory: ranks differ in both."""
+
+
+ROUNDINGS = 8
+"""Times the precision of the dtype by which equal values may differ: a run rounds many times, in its own order."""
+_MOST = 0.25
+"""Largest difference that counts as rounding, in float8 too."""
 
 
 class Judged(Enum):
@@ -75,6 +85,8 @@ class Known:
     whole: dict[Shape, list[Right]] = field(default_factory=dict)
     parts: dict[Shape, list[Right]] = field(default_factory=dict)
 
+    _rows: dict[tuple[Shape, int], Tensor] = field(default_factory=dict)
+
     @classmethod
     def of(cls, traces: Iterable[Trace]) -> Known:
         """All values of these traces."""
@@ -88,6 +100,21 @@ class Known:
                     right = Right(part.tensor, value, place, trace, part.rank)
                     known.parts.setdefault(part.shape, []).append(right)
         return known
+
+    def is_among(self, numbers: Fingerprint, shape: Shape, rank: int, tolerance: float) -> bool:
+        """True where some whole value (-1), or some part of that rank, is near."""
+        rows = self._rows_of(shape, rank)
+        wanted = torch.tensor(numbers, dtype=torch.float64)
+        apart = (rows - wanted).square().sum(1)
+        return bool((apart <= tolerance**2 * rows.square().sum(1)).any())
+
+    def _rows_of(self, shape: Shape, rank: int) -> Tensor:
+        """[values, sums], made at the first question: a deep model has thousands of values of one shape."""
+        if (shape, rank) not in self._rows:
+            among = self.whole if rank < 0 else self.parts
+            numbers = [right.tensor for right in among.get(shape, []) if right.rank == rank]
+            self._rows[shape, rank] = torch.tensor(numbers, dtype=torch.float64).view(-1, NUM_SUMS)
+        return self._rows[shape, rank]
 
     def with_shape(self, shape: Shape) -> Iterator[Right]:
         """Whole values of this shape, then parts."""
@@ -125,18 +152,33 @@ def _total(numbers: Sequence[Fingerprint]) -> Total:
 
 
 def all_judged(
-    values: Sequence[Value], known: Known, sums: Sequence[Total | None], *, tolerance: float, rank: int, size: int
+    values: Sequence[Value],
+    known: Known,
+    sums: Sequence[Total | None],
+    *,
+    tolerance: float,
+    rank: int,
+    size: int,
+    right: Collection[str] = (),
 ) -> list[Judged]:
-    """How each value of this rank of `size` is right, in their order."""
+    """How each value of this rank of `size` is right, in their order; `right` names parameters that are."""
     found: list[Judged] = []
     for place, value in enumerate(values):
         same = [source for source in value.sources if _is_same(value, values[source])]
         total = sums[place] if sums else None
         judged = found[same[0]] if same else None
         if not same:
-            judged = _judged_alone(value, known, total, tolerance=tolerance, rank=rank, size=size)
+            allowed = allowed_for(value, tolerance)
+            judged = _judged_alone(value, known, total, tolerance=allowed, rank=rank, size=size)
+        if judged == Judged.WRONG and value.is_given and value.name in right:
+            judged = Judged.PART  # in a layout whose shape the reference has for something else
         found.append(judged or _as_made([found[source] for source in value.sources]))
     return found
+
+
+def allowed_for(value: Value, tolerance: float) -> float:
+    """How far the value may be from a right one; `tolerance` where it was made in no coarser dtype than the weights."""
+    return max(tolerance, min(ROUNDINGS * value.unit, _MOST))
 
 
 def _is_same(value: Value, source: Value) -> bool:
@@ -156,30 +198,29 @@ def _judged_alone(
     value: Value, known: Known, total: Total | None, *, tolerance: float, rank: int, size: int
 ) -> Judged | None:
     """How the value is right by its numbers; None where the reference has nothing to compare it with."""
-    whole = known.whole.get(value.shape, [])
-    parts = [part for part in known.parts.get(value.shape, []) if part.rank == rank]
-    has_counterpart = bool(whole or parts)
+    shape = value.shape
+    has_counterpart = shape in known.whole or shape in known.parts
     if value.tensor is None or not has_counterpart or value.name in _NO_VALUES:
         return None
-    if _is_among(value.tensor, whole, tolerance):
+    if known.is_among(value.tensor, shape, -1, tolerance):
         return Judged.WHOLE
-    if _is_among(value.tensor, parts, tolerance):
+    if known.is_among(value.tensor, shape, rank, tolerance):
         return Judged.PART
     if total is not None and size > 1 and value.is_float:  # masks of the ranks add up to one of ones
-        summand = _as_summand(total, whole, tolerance=tolerance, size=size)
+        summand = _as_summand(total, shape, known, tolerance=tolerance, size=size)
         if summand is not None:
             return summand
     is_lookup = value.name in _LOOKUPS and not value.in_backward
     return Judged.WRONG if value.is_float and not is_lookup else None
 
 
-def _as_summand(total: Total, whole: Sequence[Right], *, tolerance: float, size: int) -> Judged | None:
+def _as_summand(total: Total, shape: Shape, known: Known, *, tolerance: float, size: int) -> Judged | None:
     """How a value is right together with those of the other ranks; None where it is not."""
-    if _is_among(total.sum, whole, tolerance):
+    if known.is_among(total.sum, shape, -1, tolerance):
         return Judged.PARTIAL
-    if _is_among(times(total.sum, 1 / size), whole, tolerance):
+    if known.is_among(times(total.sum, 1 / size), shape, -1, tolerance):
         return Judged.AVERAGED
-    numbers = [right for right in whole if math.prod(right.value.shape) == 1]
+    numbers = known.whole.get(shape, []) if math.prod(shape) == 1 else []
     if any(_is_norm(total, right, tolerance) for right in numbers):
         return Judged.NORM
     return None
@@ -210,7 +251,3 @@ def is_near(numbers: Fingerprint, wanted: Fingerprint, tolerance: float) -> bool
 
 def _is_norm(total: Total, right: Right, tolerance: float) -> bool:
     return math.isclose(total.norm, abs(right.tensor[0]), rel_tol=tolerance)
-
-
-def _is_among(numbers: Fingerprint, candidates: Iterable[Right], tolerance: float) -> bool:
-    return any(is_near(numbers, right.tensor, tolerance) for right in candidates)

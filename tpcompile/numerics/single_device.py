@@ -17,8 +17,8 @@ from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.layout import Layout, Part, ShardSpec
 from tpcompile.nn.state import load_full_state_dict, local_slices_of
-from tpcompile.numerics import error_ratio
-from tpcompile.numerics.draw import Values, draw_normal, draw_weights
+from tpcompile.numerics import error_ratio, spread
+from tpcompile.numerics.draw import Values, draw_normal, draw_weights, drawing_alike
 from tpcompile.numerics.error_ratio import Errors, named_tensors
 
 Build = Callable[[TpComm], nn.Module]
@@ -103,6 +103,21 @@ class Reference:
         exact = self.exact.outputs | {f"grad {name}": grad for name, grad in self.exact.grads.items()}
         self.normal = {name: error_ratio.relative(single[name], whole) for name, whole in exact.items()}
         """Single-device error of every whole tensor."""
+        self._is_widened = False
+
+    def widen(self) -> None:
+        """Measure the single-device errors on numbers that are moved by one unit in the last place, too."""
+        if self._is_widened:
+            return
+        self._is_widened = True
+        for seed in range(spread.NUM_RUNS):
+            module = self.single_device(self.dtype)
+            spread.move_weights(module, seed=seed)
+            given = spread.moved_inputs(self.given, seed=seed)
+            moved = _run_alike(module, module, given, self._draw_cotangent if self.train else None, self.differentiated)
+            for name, tensor in moved.named.items():
+                error = error_ratio.relative(tensor, self.exact.named[name])
+                self.normal[name] = max(self.normal[name], error)
 
     def place(self, comm: TpComm) -> nn.Module:
         """This rank's module, with its slices of the weights; all ranks of the group call it."""
@@ -132,7 +147,7 @@ class Reference:
         """
         cotangents = self.cotangents(comm) if self.train and train else None
         arguments = self.inputs_for(comm)
-        return run_once(program, module, arguments, cotangents, self.differentiated, on_backward=on_backward)
+        return _run_alike(program, module, arguments, cotangents, self.differentiated, on_backward=on_backward)
 
     def cotangents(self, comm: TpComm | None = None) -> dict[str, Tensor]:
         """Gradients of the outputs that the backward pass starts from, by output."""
@@ -193,7 +208,7 @@ class Reference:
     def _run_alone(self, dtype: torch.dtype, *, train: bool) -> tuple[nn.Module, Callable[[], dict[str, Tensor]]]:
         module, given = self.single_device(dtype), error_ratio.cast(self.given, dtype)
         draw = self._draw_cotangent if self.train and train else None
-        return module, lambda: run_once(module, module, given, draw, self.differentiated).named
+        return module, lambda: _run_alike(module, module, given, draw, self.differentiated).named
 
     def single_device(self, dtype: torch.dtype) -> nn.Module:
         """The single-device module in `dtype`, on the same numbers."""
@@ -221,7 +236,7 @@ class Reference:
         module, given = self.single_device(dtype), self.given
         if dtype != self.dtype:
             given = error_ratio.cast(given, dtype)
-        return run_once(module, module, given, self._draw_cotangent if self.train else None, self.differentiated)
+        return _run_alike(module, module, given, self._draw_cotangent if self.train else None, self.differentiated)
 
     def _draw_cotangent(self, name: str, output: Tensor) -> Tensor:
         """Drawn for the first run, which is in the dtype under test; float64 then gets the same numbers."""
@@ -277,6 +292,9 @@ def run_once(
     grads = {name: leaf.grad for name, leaf in inner.items() if leaf.grad is not None}
     module.zero_grad(set_to_none=True)
     return Result({name: t.detach() for name, t in outputs.items()}, grads)
+
+
+_run_alike = drawing_alike()(run_once)
 
 
 def tensor_of(result: Result, name: str) -> Tensor | None:

@@ -7,21 +7,23 @@ sum over the ranks. An op of a backward pass has the line of the op whose gradie
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.lines import line_of_frame
+from tpcompile.numerics.fingerprints import Fingerprint, Part, Shape, Summary, fingerprint, summary
+from tpcompile.numerics.optimizer_step import plain_name
+from tpcompile.numerics.rows import Cut
 from tpcompile.torch_api.dispatch import (
     AsyncCollectiveTensor,
     TorchDispatchMode,
@@ -31,32 +33,17 @@ from tpcompile.torch_api.dispatch import (
     tree_flatten,
 )
 
-Fingerprint = tuple[float, ...]
-"""Sums of a tensor under pseudo-random signs: they are about as large as its norm, also those of a difference."""
-Shape = tuple[int, ...]
-
-NUM_SUMS = 8
-"""Numbers of a fingerprint."""
-_TABLE_LENGTH = 2**16
-"""Elements whose signs are kept, 4 MiB a device."""
+_FOLLOWING = {Path(__file__).parent, Path(__file__).parents[1] / "gate"}
+"""Code that keeps weights ahead of a run and copies what it returns."""
 _WAIT = "_c10d_functional.wait_tensor"
 _READ = "aten._local_scalar_dense"
 """What `item()` is."""
 _PENDING = ("_c10d_functional.", "c10d.")
 """Ops whose result is not there yet when they return."""
-_PIECES = (1, 2, 3)
-"""Tensors that may be packed in one: gate and up, queries with keys and values."""
-_MIXERS = (-7046029254386353131, -4658895280553007687, -7723592293110705685)
-"""Constants of the SplitMix64 generator, as signed numbers."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A rank's equal part of a value along one dim, or of each of the equal pieces that are packed along it."""
-
-    rank: int
-    shape: Shape
-    tensor: Fingerprint
+_ALIASES = ("aten.detach", "aten.alias", "aten.view", "aten._unsafe_view", "aten.clone")
+"""Of a tensor of the same shape they have its numbers, in its order."""
+_ON_LISTS = ("aten._foreach_", "aten._fused_adam", "aten._fused_sgd", "aten._fused_adagrad")
+"""Ops of optimizers: the first result is made of the first tensors of all lists."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +62,9 @@ class Value:
     sources: tuple[int, ...] = ()
     """Places of what the op was given."""
     moments: Fingerprint = ()
-    """Norm, sum and sum of cubes, which do not depend on the order; the value alone of a tensor with one element."""
+    """Norm, sum and maximum, which do not depend on the order; the value alone of a tensor with one element."""
+    unit: float = 0.0
+    """The largest unit in the last place, relative, of the dtypes that it was made in: autocast rounds on the way."""
     is_float: bool = True
     is_given: bool = False
     module: str = ""
@@ -114,13 +103,18 @@ def traced(module: nn.Module, inputs: tuple[Any, ...], *, rank: int = 0, size: i
     return traced_call(call, module, size=size)
 
 
-def traced_call(call: Callable[[], Mapping[str, Tensor]], module: nn.Module | None, *, size: int = 1) -> Trace:
-    """Run the call in eager, forward and backward; `module` names its parameters, and `parts` are of `size` ranks."""
+def traced_call(
+    call: Callable[[], Mapping[str, Tensor]], module: nn.Module | None, *, size: int = 1, cuts: Sequence[Cut] = ()
+) -> Trace:
+    """Run the call in eager, forward and backward; `module` names its parameters.
+
+    `parts` are those of `size` ranks, and of the rank that has these cuts.
+    """
     named: list[tuple[str, Tensor]] = []
     if module is not None:
         named = [*module.named_parameters(), *module.named_buffers()]
-    names = {id(local_part(tensor)): _plain_name(name) for name, tensor in named}
-    mode = _Tracing(names, size=size)
+    names = {id(local_part(tensor)): plain_name(name) for name, tensor in named}
+    mode = _Tracing(names, size=size, cuts=cuts)
     with mode.following(module), mode:
         results = call()
     for name, tensor in results.items():
@@ -129,62 +123,6 @@ def traced_call(call: Callable[[], Mapping[str, Tensor]], module: nn.Module | No
         if place is not None:
             mode.trace.results[name] = place
     return mode.trace
-
-
-def fingerprint(tensor: Tensor) -> Fingerprint:
-    """Equal on all devices up to rounding."""
-    (numbers,) = fingerprints(tensor.flatten().unsqueeze(0))
-    return numbers
-
-
-def fingerprints(rows: Tensor) -> list[Fingerprint]:
-    """The fingerprint of each row of a tensor of two dims."""
-    numbers = rows.detach().double()
-    num_rows, length = numbers.shape
-    table = _table(numbers.device)
-    if length <= _TABLE_LENGTH:
-        return list(map(tuple, (numbers @ table[:, :length].T).tolist()))
-    # A long row is blocks of the table's length, each with signs of its own.
-    num_blocks = -(-length // _TABLE_LENGTH)
-    padded = F.pad(numbers, (0, num_blocks * _TABLE_LENGTH - length))
-    sums = padded.view(num_rows, num_blocks, _TABLE_LENGTH) @ table.T
-    return list(map(tuple, (sums * _block_signs(num_blocks, numbers.device)).sum(1).tolist()))
-
-
-def moments(tensor: Tensor) -> Fingerprint:
-    """Norm, sum and sum of cubes; the value alone of a tensor with one element."""
-    numbers = tensor.detach().double().flatten()
-    if numbers.numel() == 1:
-        return (float(numbers),)
-    return tuple(torch.stack([numbers.norm(), numbers.sum(), (numbers**3).sum()]).tolist())
-
-
-@functools.cache
-def _table(device: torch.device) -> Tensor:
-    """The signs of all sums for the first places: making them for each tensor takes longer than the sums."""
-    place = torch.arange(_TABLE_LENGTH, device=device)
-    return torch.stack([_signs(place, number) for number in range(NUM_SUMS)])
-
-
-def _block_signs(num_blocks: int, device: torch.device) -> Tensor:
-    """[num_blocks, NUM_SUMS]; one for the first block."""
-    place = torch.arange(num_blocks, device=device)
-    signs = torch.stack([_signs(place + _TABLE_LENGTH, number) for number in range(NUM_SUMS)], 1)
-    signs[0] = 1.0
-    return signs
-
-
-def _signs(place: Tensor, number: int) -> Tensor:
-    mixed = place * NUM_SUMS + number + 1
-    for mixer in _MIXERS:
-        mixed = mixed * mixer
-        mixed = mixed ^ (mixed >> 29)
-    return torch.where((mixed >> 40) & 1 == 0, 1.0, -1.0).double()
-
-
-def _plain_name(name: str) -> str:
-    """The name of a parameter or module without what torch.compile puts around it."""
-    return name.replace("_orig_mod.", "").removesuffix("_orig_mod")
 
 
 @dataclass(frozen=True)
@@ -200,10 +138,10 @@ class _Op:
 
 
 class _Tracing(TorchDispatchMode):
-    def __init__(self, names: dict[int, str], *, size: int) -> None:
+    def __init__(self, names: dict[int, str], *, size: int, cuts: Sequence[Cut]) -> None:
         super().__init__()
         self.trace = Trace()
-        self._names, self._size = names, size
+        self._names, self._size, self._cuts = names, size, cuts
         self._places: Any = WeakTensorKeyDictionary()
         self._modules: list[str] = []
         self._numbers: dict[float, int] = {}
@@ -216,7 +154,7 @@ class _Tracing(TorchDispatchMode):
         """Keep what modules return, and which of them run."""
         handles = []
         for name, each in module.named_modules() if module is not None else ():
-            plain = _plain_name(name)
+            plain = plain_name(name)
             handles.append(each.register_forward_pre_hook(self._entering(plain)))
             handles.append(each.register_forward_hook(self._leaving(plain), always_call=True))
         try:
@@ -245,7 +183,7 @@ class _Tracing(TorchDispatchMode):
         kwargs = kwargs or {}
         given = list(_tensors((args, kwargs)))
         name = func._schema.name.replace("::", ".")
-        op = self._op(name, line_of_frame(sys._getframe(1)))
+        op = self._op(name, _line_of_caller())
         sources = tuple(self._place_in(tensor, op.line) for tensor in given)
         out = func(*args, **kwargs)
         results = list(_tensors(out))
@@ -258,11 +196,12 @@ class _Tracing(TorchDispatchMode):
             pending = [value for value in values if value.tensor is None]
             if pending:  # the collective was seen: the result is its
                 op = _Op(pending[0].name, pending[0].line, (), False, pending[0].forward, pending[0].in_backward)
-        op = _Op(op.name, op.line, sources, False, op.forward, op.in_backward)
         if results and not op.in_backward:
             self._forward_of.setdefault(forward_number(), len(self.trace.values))
-        for tensor in results:
-            self._keep(tensor, op)
+        apart = _read_for_each(name, args, results)
+        for number, tensor in enumerate(results):
+            own = tuple(self._places[each] for each in apart[number]) if apart else sources
+            self._keep(tensor, replace(op, sources=own))
         return out
 
     def _op(self, name: str, line: UserLine | None) -> _Op:
@@ -278,9 +217,12 @@ class _Tracing(TorchDispatchMode):
         return _Op(name, self.trace.values[place].line, forward=place, in_backward=True)
 
     def _place_in(self, tensor: Tensor, line: UserLine | None) -> int:
-        if tensor not in self._places:
+        known = self._places.get(tensor)
+        if known is not None and self.trace.values[known].line is None:
+            self.trace.values[known] = replace(self.trace.values[known], line=line)
+        if known is None:
             given = _Op(self._names.get(id(tensor), "an input"), line, is_given=True)
-            read = self._numbers.get(_rounded(float(tensor))) if tensor.numel() == 1 else None
+            read = self._numbers.get(_rounded(float(tensor.detach()))) if tensor.numel() == 1 else None
             self._keep(tensor, given if read is None else _Op("a number", line, (read,)))
         return int(self._places[tensor])
 
@@ -290,14 +232,16 @@ class _Tracing(TorchDispatchMode):
         module = self._modules[-1] if self._modules else ""
         if op.forward is not None:
             module = self.trace.values[op.forward].module
+        known = None if is_pending else self._summary(tensor, op)
         value = Value(
             op.name,
             tuple(tensor.shape),
-            None if is_pending else fingerprint(tensor),
-            () if is_pending else tuple(self._parts(tensor)),
+            None if known is None else known.whole,
+            () if known is None else known.parts,
             op.line,
             op.sources,
-            moments=() if is_pending else moments(tensor),
+            moments=() if known is None else known.moments,
+            unit=max(_unit(tensor), *(self.trace.values[place].unit for place in op.sources), 0.0),
             is_float=tensor.is_floating_point(),
             is_given=op.is_given,
             module=module,
@@ -308,22 +252,39 @@ class _Tracing(TorchDispatchMode):
         self._places[tensor] = len(self.trace.values)
         self.trace.values.append(value)
 
-    def _parts(self, tensor: Tensor) -> Iterator[Part]:
-        if self._size == 1:
-            return
-        for dim, length in enumerate(tensor.shape):
-            may_be_packed = dim in (0, tensor.dim() - 1)  # rows of a weight, features of an activation
-            for pieces in _PIECES if may_be_packed else (1,):
-                if length and length % (self._size * pieces) == 0:
-                    yield from self._parts_along(tensor, dim, pieces)
+    def _summary(self, tensor: Tensor, op: _Op) -> Summary:
+        """The summary of a tensor; an alias has that of what it is one of."""
+        source = self.trace.values[op.sources[0]] if op.name in _ALIASES and op.sources else None
+        if source is None or source.tensor is None or source.shape != tuple(tensor.shape):
+            found = summary(tensor, size=self._size)
+            cut = [(cut.rank, part) for cut in self._cuts for part in cut.parts_of(tensor.detach())]
+            more = [Part(rank, tuple(part.shape), fingerprint(part)) for rank, part in cut]
+            return replace(found, parts=(*found.parts, *more))
+        return Summary(source.tensor, source.parts, source.moments)
 
-    def _parts_along(self, tensor: Tensor, dim: int, pieces: int) -> Iterator[Part]:
-        """The parts of all ranks, each made of its part of every piece."""
-        by_rank = tensor.unflatten(dim, (pieces, self._size, -1)).movedim(dim + 1, 0)
-        shape = list(tensor.shape)
-        shape[dim] //= self._size
-        for rank, numbers in enumerate(fingerprints(by_rank.flatten(1))):
-            yield Part(rank, tuple(shape), numbers)
+
+def _unit(tensor: Tensor) -> float:
+    return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
+
+
+def _line_of_caller() -> UserLine | None:
+    """The line that runs the op; None where that is the code which follows the run."""
+    line = line_of_frame(sys._getframe(2))
+    return None if line is None or Path(line.file).parent in _FOLLOWING else line
+
+
+def _read_for_each(name: str, args: Sequence[Any], results: Sequence[Tensor]) -> list[list[Tensor]]:
+    """What each result of an op on lists of tensors was made from: one of each list. Empty for any other op."""
+    if not name.startswith(_ON_LISTS) or not args or not results:
+        return []
+    length = len(args[0])
+    lists = [each for each in args if isinstance(each, (list, tuple)) and len(each) == length]
+    single = [each for each in args if isinstance(each, Tensor)]
+    together = [list(_tensors([*each, *single])) for each in zip(*lists, strict=True)]
+    if len(results) == length:
+        return together
+    by_tensor = {id(tensor): each for each in together for tensor in each}
+    return [by_tensor.get(id(tensor), [tensor]) for tensor in results]
 
 
 def _rounded(number: float) -> float:

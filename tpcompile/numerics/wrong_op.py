@@ -18,18 +18,20 @@ from torch import Tensor, nn
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.evidence.records import WrongOp
 from tpcompile.numerics.agree import texts_of_all_ranks
-from tpcompile.numerics.judged import Judged, Known, Total, all_judged, as_text, behind, sums_over_ranks
-from tpcompile.numerics.mistakes import Evidence, described, gradient_cut
+from tpcompile.numerics.judged import ROUNDINGS, Judged, Known, Total, all_judged, as_text, behind, sums_over_ranks
+from tpcompile.numerics.judged_run import Evidence
+from tpcompile.numerics.mistakes import described, gradient_cut
+from tpcompile.numerics.optimizer_step import plain_name
+from tpcompile.numerics.rows import Rows, all_rows, unequal_cuts
 from tpcompile.numerics.traced import Trace, traced, traced_call
+from tpcompile.torch_api.dispatch import local_part
 
-_ROUNDINGS = 8
-"""Times the precision of the dtype by which equal values may differ: a run rounds many times, in its own order."""
 _LEAST = 1e-5
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
     """The largest relative distance of equal values."""
-    return max(_ROUNDINGS * torch.finfo(dtype).eps, _LEAST)
+    return max(ROUNDINGS * torch.finfo(dtype).eps, _LEAST)
 
 
 @dataclass(frozen=True)
@@ -52,15 +54,30 @@ def wrong_op_of(
 ) -> WrongOp | None:
     """The op that the wrong ones among the results of a run begin with; None when unknown.
 
-    `wrong` are names of results. `references` return the same in the dtype under test and in float64. All ranks of the
-    group must call it, also one whose results are right.
+    `wrong` are names of results. `references` return the same in the dtype under test and, last, in float64. All ranks
+    of the group must call it, also one whose results are right.
     """
     rank, size = (group.rank(), group.size()) if group is not None else (0, 1)
     trace = traced_call(run.call, run.module)
     sums = sums_over_ranks(texts_of_all_ranks(as_text(trace), group, device), rank=rank)
-    known = Known.of(traced_call(each.call, each.module, size=size) for each in references)
+    layouts = _layouts(run.module, references[0].module, rank=rank, size=size)
+    unequal = unequal_cuts(layouts.values(), rank=rank, size=size)
+    if max((value.unit for value in trace.values), default=0.0) <= torch.finfo(torch.float32).eps:
+        references = references[-1:]  # a run in float32 is no nearer to this one than the exact one is
+    known = Known.of(traced_call(each.call, each.module, size=size, cuts=unequal) for each in references)
     starts = [[trace.results[name] for name in wrong if name in trace.results]]
-    return first_wrong_op(trace, starts, known, sums, dtype=dtype, rank=rank, size=size)
+    return first_wrong_op(trace, starts, known, sums, dtype=dtype, rank=rank, size=size, right=layouts)
+
+
+def _layouts(own: nn.Module | None, reference: nn.Module | None, *, rank: int, size: int) -> dict[str, Rows]:
+    """Which rows of the reference's parameters the rank has, by their names, where it has not all."""
+    if own is None or reference is None:
+        return {}
+    local, full = (
+        {plain_name(name): local_part(each) for name, each in module.named_parameters()} for module in (own, reference)
+    )
+    cut = {name: each for name, each in local.items() if name in full and each.shape != full[name].shape}
+    return all_rows(cut, full, rank=rank, size=size)
 
 
 def wrong_op(
@@ -94,13 +111,14 @@ def first_wrong_op(
     dtype: torch.dtype,
     rank: int,
     size: int,
+    right: Collection[str] = (),
 ) -> WrongOp | None:
     """The first op, or tensor that was given, from which the wrong values among `starts` come; None when unknown.
 
-    The first of the `starts` in which something is wrong counts.
+    The first of the `starts` in which something is wrong counts. `right` names parameters that are right.
     """
     tolerance = tolerance_of(dtype)
-    judged = all_judged(trace.values, known, sums, tolerance=tolerance, rank=rank, size=size)
+    judged = all_judged(trace.values, known, sums, tolerance=tolerance, rank=rank, size=size, right=right)
     found = Evidence(trace.values, judged, known, sums, tolerance=tolerance, rank=rank, size=size)
     for places in starts:
         divided = {found.divided_behind([place]) for place in places if judged[place].is_summand}

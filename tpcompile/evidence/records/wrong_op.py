@@ -25,6 +25,9 @@ class MistakeKind(StrEnum):
     MULTIPLE = "multiple"
     ORDER = "different order"
     MASKED = "masked differently"
+    LATE = "one step late"
+    LEFT_OUT = "left out"
+    WRONG_GROUP = "summed over the wrong group"
 
 
 _SAYS = {
@@ -45,6 +48,10 @@ _SAYS = {
     MistakeKind.MULTIPLE: "{what} is {ratio} times the reference",
     MistakeKind.ORDER: "{what} has the numbers of the reference in a different order",
     MistakeKind.MASKED: "{what} differs from the reference in some rows only",
+    MistakeKind.WRONG_GROUP: "what the ranks gave is right as the sum over all {size} of them, and the result is not "
+    "that sum: it is taken over a different group, or is no sum",
+    MistakeKind.LEFT_OUT: "it was given {of} as it is earlier: what the reference does in between is left out",
+    MistakeKind.LATE: "it was given {of} as it was before, not as it is then: one step late",
 }
 
 
@@ -63,6 +70,8 @@ class WrongOp(Frozen):
     in_backward: bool = False
     is_given: bool = False
     """A tensor that the run was given, not a result."""
+    is_update: bool = False
+    """What the op adds to a tensor in place is compared, not the tensor."""
     of: str = ""
     """What the mistake was made with: a parameter, or the op that made what was not summed."""
     size: int = 1
@@ -84,6 +93,8 @@ class WrongOp(Frozen):
         what = "this tensor" if self.is_given else "its result"
         if self.in_backward:
             what = "a gradient"
+        if self.is_update:
+            what = "what it adds"
         unsummed = f", {self.of}" if self.of else ""
         text = _SAYS[self.kind].format(
             what=what,

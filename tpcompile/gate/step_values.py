@@ -1,0 +1,106 @@
+"""Runs of a target and of its reference -> the same tensors of each by name, as far as this rank has them.
+
+Where a step trains, these are the gradients that the optimizer is given, its state and the weights after it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from tpcompile.gate import outputs
+from tpcompile.numerics import error_ratio
+from tpcompile.numerics.draw import drawing_alike
+from tpcompile.numerics.optimizer_step import Of, Step, followed
+from tpcompile.numerics.rows import Rows, all_rows
+from tpcompile.target import Target
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one call returned; where it took a step, what that made of the parameters, and what these were before."""
+
+    returned: outputs.Outputs
+    made: Mapping[Of, Tensor] = field(default_factory=dict)
+    before: outputs.Outputs = field(default_factory=dict)
+
+    @property
+    def trains(self) -> bool:
+        """True where a step changed weights, on any rank."""
+        return bool(self.before)
+
+    @property
+    def named(self) -> dict[str, Tensor]:
+        """All that is compared."""
+        return {**self.returned, **{_name(of): tensor for of, tensor in self.made.items()}}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Tensors of this rank's runs and of those on one device, each with the same names and shapes."""
+
+    own: Sequence[outputs.Outputs]
+    single: outputs.Outputs
+    exact: outputs.Outputs
+    normal: Mapping[str, float]
+    """Single-device error of each whole tensor of a step."""
+    left_out: tuple[str, ...]
+    """Parameters that are no rows of the reference's."""
+
+
+def run_step(target: Target, program: object, call: Callable[[], object], *, trains: Callable[[bool], bool]) -> Ran:
+    """Call it, and put back what the step changed. `trains` is asked with the own answer and says that of all ranks."""
+    if target.step is None:
+        with drawing_alike():
+            return Ran(outputs.kept(call()))
+    is_named = isinstance(target.program, nn.Module)  # else the names are places in the optimizer
+    module = program if is_named and isinstance(program, nn.Module) else None
+    with drawing_alike(), followed(module) as step:
+        returned = outputs.kept(call())
+        return _with_step(returned, step) if trains(step.has_changed) else Ran(returned)
+
+
+def _with_step(returned: outputs.Outputs, step: Step) -> Ran:
+    made = {of: tensor.clone() for of, tensor in step.made().items()}
+    return Ran(returned, made, step.weights_before())
+
+
+def comparable(own: Sequence[Ran], single: Ran, exact: Ran, *, rank: int, size: int) -> Compared:
+    """Take of the reference's tensors the rows that the rank has; all ranks must call it alike."""
+    rows = all_rows(outputs.whole(own[0].before), single.before, rank=rank, size=size)
+    left_out = sorted(set(own[0].before) ^ set(single.before) | (set(own[0].before) - set(rows)))
+    both = [of for of in single.made if of in exact.made]
+    normal = {_name(of): error_ratio.relative(single.made[of], exact.made[of]) for of in both}
+
+    def of_rank(ran: Ran) -> dict[str, Tensor]:
+        made = {of: _taken(rows[of[1]], tensor, ran.before[of[1]]) for of, tensor in ran.made.items() if of[1] in rows}
+        return {**ran.returned, **{_name(of): tensor for of, tensor in made.items()}}
+
+    def of_own(ran: Ran) -> dict[str, Tensor]:
+        return {**ran.returned, **{_name(of): tensor for of, tensor in ran.made.items() if of[1] in rows}}
+
+    return Compared([of_own(ran) for ran in own], of_rank(single), of_rank(exact), normal, tuple(left_out))
+
+
+def spread_of(
+    moved: Iterable[outputs.Outputs], exact: outputs.Outputs, normal: Mapping[str, float]
+) -> dict[str, float]:
+    """The normal error of each tensor: the largest among one run and runs whose numbers are moved a little."""
+    found = dict(normal)
+    for run in moved:
+        for name, tensor in run.items():
+            if name in exact and tensor.shape == exact[name].shape:
+                found[name] = max(found.get(name, 0.0), error_ratio.relative(tensor, exact[name]))
+    return found
+
+
+def _taken(rows: Rows, tensor: Tensor, parameter: Tensor) -> Tensor:
+    """The rank's rows of a tensor of the parameter's shape; any other, such as a number, is whole on each rank."""
+    return rows.of(tensor) if tensor.shape == parameter.shape else tensor
+
+
+def _name(of: Of) -> str:
+    what, parameter = of
+    return f"forward {what} of {parameter}"

@@ -1,0 +1,125 @@
+"""An op of the run beside the same op of the reference -> what it was given that the reference's op was not.
+
+A value may be right by itself and yet not the one to use: that of the step before. The op that uses it is the first
+wrong one, and its counterpart shows which of its inputs differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from tpcompile.evidence.records import MistakeKind
+from tpcompile.numerics.fingerprints import Fingerprint
+from tpcompile.numerics.judged import Judged, Right, is_near
+from tpcompile.numerics.judged_run import Evidence
+from tpcompile.numerics.traced import Value
+
+_IN_PLACE = "_"
+"""Last letter of an op that writes into what it was given first."""
+
+
+class Pair(NamedTuple):
+    """What an op was given, and what the reference's was at the same place."""
+
+    own: int
+    right: int
+    """Place in the reference's trace."""
+    is_equal: bool
+
+
+def late(place: int, found: Evidence) -> dict[str, Any]:
+    """An input that is equal to an earlier one of the reference, made by the same op, while the others are right.
+
+    Where the run made it fewer times than the reference did, the newer one is not there: ops are left out.
+    """
+    for right in _same_ops(place, found):
+        pairs = _pairs(place, right, found)
+        unlike = [pair for pair in pairs if not pair.is_equal]
+        if not unlike or len(unlike) == len(pairs):
+            continue
+        if all(_is_earlier(pair, right, found) for pair in unlike):
+            wanted = right.trace.values[unlike[0].right]
+            is_fewer = _count(found.values, wanted) < _count(right.trace.values, wanted)
+            kind = MistakeKind.LEFT_OUT if is_fewer else MistakeKind.LATE
+            return {"kind": kind, "of": f"the result of {wanted.name}", "right": right}
+    return {}
+
+
+def update_multiple(place: int, found: Evidence) -> dict[str, Any]:
+    """What an op adds in place is a multiple of what the reference's adds to the same value."""
+    value = found.values[place]
+    if not value.name.endswith(_IN_PLACE) or not value.sources or value.tensor is None:
+        return {}
+    before = found.values[value.sources[0]].tensor
+    for right in _same_ops(place, found):
+        first = _pairs(place, right, found)[:1]
+        if before is None or not first or not first[0].is_equal:
+            continue
+        ratio = _ratio(_difference(value.tensor, before), _difference(right.tensor, before), found.tolerance)
+        if ratio is not None:
+            return {"kind": MistakeKind.MULTIPLE, "ratio": ratio, "right": right, "is_update": True}
+    return {}
+
+
+def _same_ops(place: int, found: Evidence) -> Iterator[Right]:
+    """Values of the reference that the same op on the same line made, the rank's part of those that are cut."""
+    value = found.values[place]
+    for right in found.known.with_shape(value.shape):
+        is_own = right.rank in (-1, found.rank)
+        if is_own and (right.value.name, right.value.line) == (value.name, value.line):
+            yield right
+
+
+def _pairs(place: int, right: Right, found: Evidence) -> list[Pair]:
+    sources = found.values[place].sources
+    if len(sources) != len(right.value.sources):
+        return []
+    return [
+        Pair(own, other, _is_equal(found.values[own], right.trace.values[other], found))
+        for own, other in zip(sources, right.value.sources, strict=True)
+    ]
+
+
+def _is_equal(own: Value, right: Value, found: Evidence) -> bool:
+    numbers = own.tensor
+    if numbers is None:
+        return right.tensor is None
+    return any(is_near(numbers, each, found.tolerance) for each in _as_here(own, right, found))
+
+
+def _as_here(own: Value, right: Value, found: Evidence) -> list[Fingerprint]:
+    """The reference's value and the rank's parts of it, as far as they have the shape of the own one."""
+    parts = [part.tensor for part in right.parts if (part.rank, part.shape) == (found.rank, own.shape)]
+    whole = [right.tensor] if right.tensor is not None and right.shape == own.shape else []
+    return whole + parts
+
+
+def _is_earlier(pair: Pair, right: Right, found: Evidence) -> bool:
+    """True where the reference made it earlier by the op that makes what it gives."""
+    own, wanted = found.values[pair.own], right.trace.values[pair.right]
+    if found.judged[pair.own] == Judged.WRONG:
+        return False
+    before = right.trace.values[: pair.right]
+    same = [value for value in before if (value.name, value.line) == (wanted.name, wanted.line)]
+    chain = [right.trace.values[source] for source in wanted.sources if wanted.name.endswith(_IN_PLACE)]
+    return any(_is_equal(own, value, found) for value in [*same, *chain])
+
+
+def _count(values: Sequence[Value], like: Value) -> int:
+    return sum((value.name, value.line) == (like.name, like.line) for value in values)
+
+
+def _difference(one: Fingerprint, other: Fingerprint) -> Fingerprint:
+    return tuple(a - b for a, b in zip(one, other, strict=True))
+
+
+def _ratio(got: Fingerprint, wanted: Fingerprint, tolerance: float) -> float | None:
+    """The number of times that it is the wanted one, rounded as both were; None where it is no multiple."""
+    square = sum(number**2 for number in wanted)
+    if not square:
+        return None
+    ratio = sum(one * other for one, other in zip(got, wanted, strict=True)) / square
+    apart = sum((one - ratio * other) ** 2 for one, other in zip(got, wanted, strict=True))
+    is_multiple = apart <= (100 * tolerance * ratio) ** 2 * square  # an update has fewer digits than the weight
+    return ratio if is_multiple and ratio else None

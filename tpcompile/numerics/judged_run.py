@@ -1,0 +1,76 @@
+"""A run of one rank, judged, and what the reference has for each of its values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tpcompile.evidence.iterables import find
+from tpcompile.numerics.judged import SUMMANDS, Judged, Known, Right, Total, behind, is_near, times
+from tpcompile.numerics.op_names import LINEAR, POWERS, PRODUCTS, SAME_VALUES, SUMS_OVER_RANKS
+from tpcompile.numerics.traced import Value
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A run of one rank, judged."""
+
+    values: Sequence[Value]
+    judged: Sequence[Judged]
+    known: Known
+    sums: Sequence[Total | None]
+    tolerance: float
+    rank: int
+    size: int
+
+    def divided_behind(self, places: Iterable[int]) -> int:
+        """The first of the summands behind these that was made of no summand."""
+        return self.made_of_no_summand(places)[0]
+
+    def made_of_no_summand(self, places: Iterable[int]) -> list[int]:
+        """Those of the summands behind these, in their order."""
+        summands = behind(places, self.values, self.judged, set(SUMMANDS))
+        return sorted(place for place in summands if summands.isdisjoint(self.values[place].sources))
+
+    def given(self, place: int, *judged: Judged) -> list[int]:
+        """Those of the sources of a value that are judged so."""
+        return [source for source in self.values[place].sources if self.judged[source] in judged]
+
+    def multiple(self, place: int, factor: float) -> Right | None:
+        """The value of the reference, or the rank's part of one, of which this is a multiple."""
+        value = self.values[place]
+        if value.tensor is None or self.size == 1:
+            return None
+        scaled = times(value.tensor, 1 / factor)
+        candidates = (right for right in self.known.with_shape(value.shape) if right.rank in (-1, self.rank))
+        return find(candidates, lambda right: is_near(scaled, right.tensor, self.tolerance))
+
+    def same_place(self, value: Value) -> Right | None:
+        """The value of the reference that the same op on the same line made."""
+        at_line = (right for right in self.known.with_shape(value.shape) if right.rank in (-1, self.rank))
+        return find(at_line, lambda right: (right.value.name, right.value.line) == (value.name, value.line))
+
+    def parameter_behind(self, place: int) -> str:
+        """The parameter that a value which is no more than a product with it comes from; empty where there is none."""
+        for source in self.values[place].sources:
+            value = self.values[source]
+            if value.is_given and value.name != "an input" and self.judged[source] == Judged.PART:
+                return value.name
+            is_followed = value.name in SAME_VALUES or value.name in PRODUCTS
+            found = self.parameter_behind(source) if is_followed else ""
+            if found:
+                return found
+        return ""
+
+    def is_summed_later(self, place: int) -> bool:
+        """True where a sum over the ranks is made of this value, or of what linear ops and powers made of it."""
+        reached = {place}
+        for number in range(place + 1, len(self.values)):
+            value = self.values[number]
+            if reached.isdisjoint(value.sources):
+                continue
+            if value.name in SUMS_OVER_RANKS:
+                return True
+            if value.name in LINEAR or value.name in POWERS:
+                reached.add(number)
+        return False

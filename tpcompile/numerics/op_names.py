@@ -1,0 +1,33 @@
+"""Ops of torch by what they do to values, as a trace names them."""
+
+from __future__ import annotations
+
+TAKES_APART = {
+    "aten.split", "aten.split_with_sizes", "aten.chunk", "aten.slice", "aten.narrow", "aten.unbind", "aten.select",
+    "aten.view", "aten._unsafe_view", "aten.reshape",
+}  # fmt: skip
+SAME_VALUES = TAKES_APART | {
+    "aten.t", "aten.transpose", "aten.permute", "aten.unsqueeze", "aten.squeeze", "aten.clone", "aten.detach",
+    "aten.alias", "aten._to_copy", "aten.expand",
+}  # fmt: skip
+LINEAR = SAME_VALUES | {"aten.add", "aten.sub", "aten.sum", "aten.stack", "aten.cat", "aten._foreach_add"}
+POWERS = {"aten.pow", "aten.linalg_vector_norm", "aten._foreach_norm", "aten._foreach_pow"}
+"""Of norms sums over the ranks are made by their squares."""
+ADDS = {"aten.add", "aten.sub", "aten.sum", "aten.stack", "aten.cat", "aten._foreach_add"}
+ACCUMULATES = {"aten.add", "aten.add_"}
+"""How autograd adds up the gradients of a tensor that is used twice."""
+PRODUCTS = {"aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.convolution"}
+ADDS_TO_PRODUCT = {"aten.addmm", "aten.baddbmm", "aten.addmv", "aten.convolution"}
+STATISTICS = {
+    "aten.mean", "aten.var", "aten.var_mean", "aten.std", "aten.amax", "aten.amin", "aten.max", "aten.min",
+    "aten.logsumexp", "aten._softmax", "aten._log_softmax", "aten._safe_softmax", "aten.native_layer_norm",
+    "aten._fused_rms_norm", "aten.native_group_norm", "aten.native_batch_norm", "aten.linalg_vector_norm",
+    "aten._foreach_norm",
+}  # fmt: skip
+"""Ops whose result depends on all of a dim, and that are not sums over it."""
+MASKS = {"aten.where", "aten.masked_fill", "aten.masked_fill_", "aten.index_put", "aten.index_put_"}
+COLLECTIVES = ("_c10d_functional.", "c10d.")
+SUMS_OVER_RANKS = (
+    "_c10d_functional.all_reduce", "_c10d_functional.reduce_scatter_tensor", "c10d.allreduce_",
+    "c10d._reduce_scatter_base_", "c10d.reduce_scatter_",
+)  # fmt: skip
