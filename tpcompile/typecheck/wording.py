@@ -145,6 +145,13 @@ MISSING_COPY_OF_REPLICAS = Wording(
     "their gradient, and nothing adds the parts up",
     "pass these rows through copy_to_tp over the ranks that share them: comm.replicas(n).copy_to_tp(rows)",
 )
+FUNCTION_GRADIENT = Wording(
+    "function-gradient",
+    "the backward of {op} does not give its inputs the gradient of their types, whether the gradient of its result is "
+    "equal on all ranks or partial",
+    "where the forward leaves a replicated tensor as it is, all-reduce the gradient in the backward; where the forward "
+    "reduces, return the gradient as it is; where it gathers, return this rank's part",
+)
 DOUBLE_COPY = Wording(
     "double-copy",
     "copy_to_tp of {x}{x.origin.made}, which is inside the parallel region already: its backward {effect}",
