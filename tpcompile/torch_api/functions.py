@@ -3,7 +3,7 @@
     name                                  why
     autograd.function._SingleLevelFunction  what `Function.apply` calls, also where a program kept `apply` by a name
 
-tests/typecheck/test_functions.py fails where torch moved it.
+tests/typecheck/test_by_hand.py fails where torch moved it.
 """
 
 from __future__ import annotations
