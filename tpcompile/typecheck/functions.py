@@ -31,7 +31,7 @@ class Follower(Protocol):
     def declare(self, tensor: Tensor, type_: SpmdType) -> None: ...
     def type_of(self, tensor: Tensor) -> SpmdType: ...
     def read(self, tensor: Tensor) -> None: ...
-    def aside(self, run: Callable[[], Any]) -> tuple[Any, list[Violation]]: ...
+    def aside(self, run: Callable[[], Any]) -> tuple[Any, list[Violation], bool]: ...
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,11 @@ def _fits(applied: Applied, follower: Follower, typed: Sequence[SpmdType]) -> bo
         with torch.no_grad():
             return applied.backward(node, *gradients)
 
-    found, violations = follower.aside(run)
+    found, violations, is_judged = follower.aside(run)
     if violations:
         return False
+    if not is_judged:
+        return None
     found = found if isinstance(found, tuple) else (found,)
     judged = list(_judged(applied, follower, found))
     if None in judged:
@@ -160,7 +162,7 @@ def _is_gradient_of(type_: SpmdType, gradient: SpmdType) -> bool | None:
     if type_.kind == "R":
         return gradient.is_partial_of("sum")
     if type_.kind == "V":
-        return not gradient.kind == "P"  # this rank's part of what is whole is a V, whose number is in no tensor
+        return gradient.kind != "P"  # this rank's part of what is whole is a V, whose number is in no tensor
     return gradient.is_whole
 
 

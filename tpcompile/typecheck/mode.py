@@ -176,13 +176,14 @@ class SpmdTypeMode(TorchDispatchMode):
             self._entered.append((step.site_of(), out.grad_fn))
         return out
 
-    def aside(self, run: Callable[[], Any]) -> tuple[Any, list[Violation]]:
-        """What `run` returns and the violations in it, of ops that are followed and not counted."""
+    def aside(self, run: Callable[[], Any]) -> tuple[Any, list[Violation], bool]:
+        """What `run` returns, the violations in it, and whether all of its ops were judged; they are not counted."""
         kept = self.num_ops, self.num_judged, self.not_followed_since, self.violations
+        self.num_ops = self.num_judged = 0
         self.violations = []
         try:
             out = run()
-            return out, self.violations
+            return out, self.violations, self.num_judged == self.num_ops
         finally:
             self.num_ops, self.num_judged, self.not_followed_since, self.violations = kept
 

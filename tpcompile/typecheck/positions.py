@@ -58,7 +58,8 @@ def _followed(step: Step, counting: Sequence[Tensor], judge: Judge) -> SpmdType 
     """The type of the result as a shard; None where an op may have moved what it counts from."""
     if step.name in _COMPARED and len(counting) == 2:
         return _rows_of_mask(step, counting)
-    if step.name not in _KEEPS or len({id(tensor) for tensor in counting}) > 1 and step.name not in PACKS:
+    is_of_several = len({id(tensor) for tensor in counting}) > 1
+    if step.name not in _KEEPS or (is_of_several and step.name not in PACKS):
         return None
 
     def as_shard(tensor: Tensor) -> SpmdType:

@@ -24,7 +24,8 @@ def _folders(*files: str) -> tuple[str, ...]:
 _OWN = _folders(__file__, collectives.__file__, torch_api.__file__)
 _OLD_NAMES = typing_extensions.__file__
 _SKIPPED = (*_OWN, *_folders(torch.__file__), _OLD_NAMES, str(Path(_OLD_NAMES).resolve()))
-"""This package, our collectives, our names of torch, torch and its decorator for old names: a frame in them is never the user's."""
+"""This package, our collectives and names of torch, torch, its decorator for old names: a frame in them is never the
+user's."""
 _OUTERMOST = str(Path(__file__).with_name("targets.py"))
 """What called this is a command line, not the user's code."""
 
