@@ -81,6 +81,23 @@ def test_a_backward_that_cannot_be_judged_is_said_in_the_first_line() -> None:
     assert "not followed since Unknown at test_by_hand.py:" in str(report).splitlines()[0]
 
 
+class Raising(Unknown):
+    """Its backward raises."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        raise RuntimeError("only in a real backward pass")
+
+
+def raising(m: Any, x: Tensor) -> Tensor:
+    return Raising.apply(x)
+
+
+def test_a_backward_that_raises_is_not_judged() -> None:
+    report = check_types(built(raising, **PLAIN), (X,), tp=TP, input_types=("I",))
+    assert report.finding is None and report.not_followed_since.startswith("Raising at test_by_hand.py:")
+
+
 def test_nothing_of_functions_stays_changed() -> None:
     _report(by_hand.CORRECT[0])
     assert "apply" not in vars(_SingleLevelFunction)
