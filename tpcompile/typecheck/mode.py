@@ -26,12 +26,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from tpcompile.collectives.observer import Call, observing
 from tpcompile.ranks.groups import rank_index
 from tpcompile.torch_api.dispatch import AsyncCollectiveTensor, TorchDispatchMode, base_of, has_gradient_hook
+from tpcompile.torch_api.functions import around_functions
 from tpcompile.typecheck.cut import Sources, nodes_behind
+from tpcompile.typecheck.functions import Applied, is_hand_written, types_of_results
 from tpcompile.typecheck.ops import FUNCTIONAL, WAITS
 from tpcompile.typecheck.parameters import types_of_parameters
 from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.rules import judge
-from tpcompile.typecheck.site import Site, current_site, in_generated_function, user_function
+from tpcompile.typecheck.site import Site, current_site, in_function_of_torch, in_generated_function, user_function
 from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, SpmdType, of_base, varying
 from tpcompile.typecheck.step import Step, is_float, is_same_group, tensors_in
 from tpcompile.typecheck.wording import RESULT_DROPPED
@@ -95,6 +97,7 @@ class SpmdTypeMode(TorchDispatchMode):
     def __enter__(self) -> SpmdTypeMode:
         self._stack = ExitStack()
         self._stack.enter_context(observing(self))
+        self._stack.enter_context(around_functions(self._applied))
         super().__enter__()
         return self
 
@@ -173,6 +176,46 @@ class SpmdTypeMode(TorchDispatchMode):
             self._entered.append((step.site_of(), out.grad_fn))
         return out
 
+    def aside(self, run: Callable[[], Any]) -> tuple[Any, list[Violation], bool]:
+        """What `run` returns, the violations in it, and whether all of its ops were judged; they are not counted."""
+        kept = self.num_ops, self.num_judged, self.not_followed_since, self.violations
+        self.num_ops = self.num_judged = 0
+        self.violations = []
+        try:
+            out = run()
+            return out, self.violations, self.num_judged == self.num_ops
+        finally:
+            self.num_ops, self.num_judged, self.not_followed_since, self.violations = kept
+
+    def _applied(self, cls: Any, args: tuple[Any, ...], run: Callable[[], Any]) -> Any:
+        """Follow a hand-written autograd.Function through its forward and its backward."""
+        if self._depth or not is_hand_written(cls) or in_function_of_torch():
+            return run()
+        types = [self.type_of(tensor) for tensor in tensors_in(args)]
+        place, site = len(self.violations), current_site(self._module_names)
+        out = run()
+        for number, found in enumerate(self.violations[place:], place):
+            # What is wrong with a call is at the call: the same Function is right elsewhere.
+            self.violations[number] = replace(found, site=site)
+        applied = Applied(cls.__name__, cls.backward, args, types, tensors_in(out), site, self.group.size())
+        if not self.train or not torch.is_grad_enabled():
+            return out
+        found_types, violation = types_of_results(applied, self)
+        self._count_function(applied, found_types, violation)
+        for result, type_ in zip(applied.results, found_types, strict=True):
+            self._types[_plain(result)] = _with_own_scale(type_)
+        return out
+
+    def _count_function(self, applied: Applied, types: Sequence[SpmdType], violation: Violation | None) -> None:
+        self.num_ops += 1
+        if violation is not None:
+            self.violations.append(violation)
+        is_followed = all(type_.kind != "U" for type_ in types)
+        if is_followed or violation is not None:
+            self.num_judged += 1
+        elif not self.not_followed_since:
+            self.not_followed_since = f"{applied.name} {applied.site.short}"
+
     def finish(self, outputs: list[Tensor]) -> frozenset[Site]:
         """Report the ops by which alone a parameter reaches these outputs, without a gradient.
 
@@ -224,8 +267,8 @@ class SpmdTypeMode(TorchDispatchMode):
 
     def _judged(self, step: Step) -> list[SpmdType]:
         is_differentiated = not self.train or step.is_wrapper or _grad_enabled(step.name)
-        if not is_differentiated and user_function():
-            # A hand-written autograd.Function has a gradient of its own, which only its author knows.
+        if not is_differentiated and in_function_of_torch():
+            # It has a gradient of its own, which only its author knows.
             return step.typed(UNKNOWN)
         is_dtensor = any(isinstance(tensor, DTensor) for tensor in step.results)
         if is_dtensor:

@@ -30,10 +30,17 @@ from tpcompile.typecheck.step import Step
 _APART = {"aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unbind", "aten.select"}
 _CUTS = {"aten.slice", "aten.narrow", "aten.split", "aten.split_with_sizes", "aten.chunk", "aten.select"}
 _GATHERS = {"all_gather_single", "_c10d_functional.all_gather_into_tensor"}
-_REDUCES = {"all_reduce", "reduce_scatter_single", "_c10d_functional.all_reduce"}
+_REDUCES = {"c10d.allreduce", "all_reduce", "reduce_scatter_single", "_c10d_functional.all_reduce"}
 _WRITES = {"aten.copy", "aten.where", "aten.index_put", "aten.slice_scatter"}
 _PROBES = {"aten.isnan", "aten.isinf", "aten.isfinite", "aten.eq", "aten.ne"}
-_OF_WHOLE = {"all_reduce", "all_gather_single", "reduce_scatter_single", "copy_to_tp", "scatter_single"}
+_OF_WHOLE = {
+    "c10d.allreduce",
+    "all_reduce",
+    "all_gather_single",
+    "reduce_scatter_single",
+    "copy_to_tp",
+    "scatter_single",
+}
 """Wrappers that take the value for one of the whole tensor; any other call may bring it where it belongs."""
 
 CARRIED, COMPLETED, LOST, WRONG = "carried", "completed", "lost", "wrong"

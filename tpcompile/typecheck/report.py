@@ -80,15 +80,21 @@ class Report:
         checked = f"judged {self.num_judged} of {self.num_ops} ops on {ranks}"
         if self.violations:
             first, *rest = self.violations
-            title = f"type check failed: {len(self.violations)} finding{'s' if rest else ''}, {checked}"
+            title = f"type check failed: {len(self.violations)} finding{'s' if rest else ''}, {checked}{self._lost}"
             later = [f"\nlater, may be a consequence\n{violation}" for violation in rest]
             return "\n".join([title, "", str(first), *later])
         if self.is_complete:
             return f"type check passed: {checked}"
         if not self.num_ops:
             return f"type check judged nothing: no op ran on {ranks}"
-        lost = f"not followed since {self.not_followed_since}"
-        return f"type check found nothing in the part that it followed: {checked}; {lost}"
+        return f"type check found nothing in the part that it followed: {checked}{self._lost}"
+
+    @property
+    def _lost(self) -> str:
+        """How many ops were not judged, and since which; empty where all were, or what a finding made is all."""
+        if not self.not_followed_since:
+            return ""
+        return f"; {self.num_ops - self.num_judged} not judged, not followed since {self.not_followed_since}"
 
     def raise_on_violation(self, *, strict: bool = False) -> None:
         """Raise DivergenceError with the whole text when there is a violation; with `strict`, unless all was judged."""

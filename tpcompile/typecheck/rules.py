@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+
 from tpcompile.typecheck import layout, rules_collective, rules_matmul, rules_reduce
 from tpcompile.typecheck.gradients import join
+from tpcompile.typecheck.ops import CHOICES, SAME_VALUE, VIEWS
 from tpcompile.typecheck.pending import judge_pending
+from tpcompile.typecheck.positions import with_positions
 from tpcompile.typecheck.rules_pointwise import pointwise
 from tpcompile.typecheck.rules_scale import with_scales
 from tpcompile.typecheck.rules_undeclared import with_undeclared
@@ -23,6 +29,9 @@ _MADE = {
 _BLIND = {*_ZEROS, *_MADE, "aten.fill", "aten.zero", "aten.copy"}
 """Ops whose results do not have the value of their first operand."""
 
+_LOOKS_UP = {"aten.embedding", "aten.gather", "aten.index"}
+_KEEPS_LOOKUPS = {*_LOOKS_UP, *SAME_VALUE, *VIEWS}
+
 
 def judge(step: Step) -> list[SpmdType]:
     """Types of the results of an aten, c10d or custom op, or of a wrapper call."""
@@ -34,6 +43,9 @@ def judge(step: Step) -> list[SpmdType]:
     else:
         types = _judge(step)
     types = with_undeclared(step, types)
+    types = with_positions(step, types, _judge)
+    if step.name not in _KEEPS_LOOKUPS:
+        types = [replace(type_, is_lookup=False) for type_ in types]
     if step.is_wrapper:
         return types
     return with_scales(step, types)
@@ -74,7 +86,33 @@ def _gathered(step: Step) -> Result:
     if types.has("P"):
         return UNKNOWN
     along = step.dim_at(1)
-    return join(step, Types(type_.keep_dim_if(type_.dim != along) for type_ in types))
+    x, index = step.type_at(0), step.type_at(2)
+    found = join(step, Types(type_.keep_dim_if(type_.dim != along) for type_ in types))
+    is_lookup = x.is_known_shard and x.dim == along and index.origin.what not in CHOICES
+    return replace(found, is_lookup=found.kind == "V" and is_lookup)
+
+
+@rule("aten.index")
+def _indexed(step: Step) -> Result:
+    """Elements by numbers along some dims: along the sharded one each rank finds its own."""
+    x = step.type_at(0)
+    places = [dim for dim, index in enumerate(step.args[1]) if index is not None]
+    indices = [step.args[1][dim] for dim in places]
+    are_numbers = all(index.dtype == torch.int64 for index in indices)
+    if not are_numbers or x.dim not in places or any(step.type_of(index).kind in ("P", "U") for index in indices):
+        return _unknown_op(step)
+    is_chosen = any(step.type_of(index).origin.what in CHOICES for index in indices)
+    return replace(x.with_dim(None), is_lookup=not is_chosen)
+
+
+@rule("aten.index_put")
+def _written_at(step: Step) -> Result:
+    """A shard with a constant where a mask says so stays one."""
+    x, value = step.type_at(0), step.type_at(2)
+    are_masks = all(index is None or index.dtype == torch.bool for index in step.args[1])
+    if x.kind != "V" or not are_masks or value.kind != "C":
+        return _unknown_op(step)
+    return replace(x, is_masked=True)
 
 
 rule(*_ZEROS)(lambda step: ZERO)

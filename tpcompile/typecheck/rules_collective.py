@@ -157,8 +157,35 @@ def _reduced_in_place(step: Step, x: SpmdType, op: str) -> SpmdType:
     return step.flag(wording.NO_STATED_GRADIENT)
 
 
-@rule("c10d._allgather_base", "c10d._reduce_scatter_base", "c10d.allgather", "c10d.broadcast", "c10d.reduce_scatter",
-      "c10d.alltoall_base", "c10d.alltoall")  # fmt: skip
+@rule("c10d._allgather_base")
+def _gathered_in_place(step: Step) -> Result:
+    """`dist.all_gather_into_tensor` of what needs no gradient; not followed where blocks are stacked."""
+    out, x = step.args[:2]
+    type_ = step.type_of(x)
+    is_joined = out.dim() == x.dim() and out.shape[0] == x.shape[0] * step.world
+    if not is_joined or not _is_followed(step, type_):
+        return _in_place(step)
+    return _gathered(step, type_, 0, SpmdType("I", origin=step.origin(maker="all_gather")))
+
+
+@rule("c10d._reduce_scatter_base")
+def _scattered_in_place(step: Step) -> Result:
+    """`dist.reduce_scatter_tensor` of what needs no gradient."""
+    out, x = step.args[:2]
+    type_ = step.type_of(x)
+    is_joined = out.dim() == x.dim() and out.shape[0] * step.world == x.shape[0]
+    if not is_joined or not _is_followed(step, type_):
+        return _in_place(step)
+    return wrong_reduce(step, type_, reduce_op_name(step.args[3])) or SpmdType("V", False, 0)
+
+
+def _is_followed(step: Step, x: SpmdType) -> bool:
+    """Over the checked group, and no gradient is lost."""
+    has_gradient = step.differentiable and step.types.grad
+    return step.is_own_group(step.args[2]) and not has_gradient and x.kind not in ("U", "C")
+
+
+@rule("c10d.allgather", "c10d.broadcast", "c10d.reduce_scatter", "c10d.alltoall_base", "c10d.alltoall")
 def _in_place(step: Step) -> Result:
     """Other in-place collectives: the output buffer is not followed, a gradient that it needs is reported."""
     if step.differentiable and step.types.grad:
@@ -213,11 +240,11 @@ def wrong_reduce(step: Step, x: SpmdType, op: str) -> SpmdType | None:
         return None
     if x.kind in ("I", "R"):
         return _double_reduce(step, x, op) if is_known_whole(step, x) else None
-    if not x.is_known_shard:
-        return None
     if x.is_masked:
         return None
-    return step.flag(wording.SHARDS_ADDED, x=x)
+    if x.is_lookup:
+        return step.flag(wording.LOOKUP_ADDED)
+    return step.flag(wording.SHARDS_ADDED, x=x) if x.is_known_shard else None
 
 
 def _wrong_op(step: Step, x: SpmdType, op: str) -> SpmdType | None:

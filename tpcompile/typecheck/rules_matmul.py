@@ -130,7 +130,11 @@ def _embedding(step: Step) -> Result:
     if weight.kind == "V":
         indices: Tensor = step.args[1]
         is_width_shard = weight.dim == 1 and index.is_whole
-        return replace(weight, dim=indices.dim()).keep_dim_if(is_width_shard)
+        # A row of zeros for what is not its own may have been put behind the rows of a rank.
+        has_row_of_zeros = step.arg(2, "padding_idx", -1) >= 0 or not step.args[0].is_leaf
+        is_lookup = weight.dim == 0 and not has_row_of_zeros
+        found = replace(weight, dim=indices.dim(), is_lookup=is_lookup)
+        return found.keep_dim_if(is_width_shard)
     if index.kind == "V":
         return replace(index, grad=weight.grad)
     return replace(weight, is_zero=False, origin=NOT_KNOWN)

@@ -12,7 +12,7 @@ from types import FrameType
 import torch
 import typing_extensions
 
-from tpcompile import collectives
+from tpcompile import collectives, torch_api
 
 
 def _folders(*files: str) -> tuple[str, ...]:
@@ -21,14 +21,15 @@ def _folders(*files: str) -> tuple[str, ...]:
     return tuple(f"{one.parent}/" for one in (*paths, *(path.resolve() for path in paths)))
 
 
-_OWN = _folders(__file__, collectives.__file__)
+_OWN = _folders(__file__, collectives.__file__, torch_api.__file__)
 _OLD_NAMES = typing_extensions.__file__
 _SKIPPED = (*_OWN, *_folders(torch.__file__), _OLD_NAMES, str(Path(_OLD_NAMES).resolve()))
-"""This package, our collectives, torch and its decorator for old names: a frame in them is never the user's."""
+"""This package, our collectives and names of torch, torch, its decorator for old names: a frame in them is never the
+user's."""
 _OUTERMOST = str(Path(__file__).with_name("targets.py"))
 """What called this is a command line, not the user's code."""
 
-_GENERATED = "GeneratedBackwardFor_"
+GENERATED = "GeneratedBackwardFor_"
 """How the Functions begin that `torch.library` makes of `register_autograd`; torch 2.11 and 2.13."""
 
 
@@ -87,19 +88,30 @@ def user_function() -> str:
     Empty outside of one.
     """
     for name in _functions():
-        if not name.startswith(_GENERATED):
+        if not name.startswith(GENERATED):
             return name
     return ""
 
 
 def in_generated_function() -> bool:
     """True when the op runs in a Function that torch made for one of its ops, which has that op's gradient."""
-    return any(name.startswith(_GENERATED) for name in _functions())
+    return any(name.startswith(GENERATED) for name in _functions())
+
+
+def in_function_of_torch() -> bool:
+    """True when the op runs in a Function of torch's own, such as a checkpoint: nothing is known of its gradient."""
+    return any(cls.__module__.startswith("torch.") for cls in _classes())
 
 
 def _functions() -> Iterator[str]:
     """Names of the autograd.Functions around an op, innermost first."""
+    for cls in _classes():
+        yield str(cls.__name__)
+
+
+def _classes() -> Iterator[type]:
+    """The autograd.Functions around an op, innermost first."""
     apply = torch.autograd.Function.apply.__func__.__code__
     for frame in _frames():
         if frame.f_code is apply:
-            yield str(frame.f_locals["cls"].__name__)
+            yield frame.f_locals["cls"]

@@ -91,10 +91,15 @@ class SpmdType:
     They have to enter a region of these ranks by copy_to_tp."""
     is_masked: bool = False
     """V: multiplied by, or chosen with, what differs per rank, so that the ranks' values may be added up."""
+    is_lookup: bool = False
+    """V: the rows of a table, or the elements, that a rank found by numbers of which most are another rank's: wrong
+    there until a mask or a product clears them."""
     pending: Pending | None = field(default=None, compare=False)
     """What has to be done to the value before it is one of the whole tensor; see pending.py."""
     is_zero: bool = False
     """C: all elements are zero, so it may be added to any type."""
+    positions: SpmdType | None = field(default=None, compare=False)
+    """C, I and R: it counts from 0 on every rank, and this is its type as a shard; see positions.py."""
     undeclared: str = field(default="", compare=False)
     """I and R: a parameter without a declared layout that it is made of. It is whole only if that one is."""
     scale: Scale | None = field(default=None, compare=False)
@@ -248,7 +253,7 @@ def of_base(old: SpmdType, part: SpmdType) -> SpmdType:
         return replace(part, scale=total([old.multiples.anew(), part.multiples.anew()]))
     if kinds in ("VV", "VC"):
         grad = Types([old, part]).grad
-        return replace(old, grad=grad).with_dim(None)
+        return replace(old, grad=grad, is_lookup=False).with_dim(None)
     if part.kind == "C":
         return old
     return UNKNOWN

@@ -85,6 +85,12 @@ LOCAL_DIAGONAL = Wording(
     "{op} takes the diagonal of the local block, and dim {x.dim} is sharded: on rank {rank} it begins elsewhere",
     "compare global positions, which begin at rank_index * local length",
 )
+LOCAL_NUMBERS = Wording(
+    "local-positions",
+    "{op} reads positions that count from 0 on every rank beside a shard of the same dim: on rank {rank} it begins "
+    "elsewhere",
+    "count from the rank's first place: torch.arange(n) + rank_index * n",
+)
 LOCAL_CAUSAL_MASK = Wording(
     "local-positions",
     "queries are sharded over tokens and keys are whole: is_causal takes the first query of every rank for token 0",
@@ -145,6 +151,13 @@ MISSING_COPY_OF_REPLICAS = Wording(
     "their gradient, and nothing adds the parts up",
     "pass these rows through copy_to_tp over the ranks that share them: comm.replicas(n).copy_to_tp(rows)",
 )
+FUNCTION_GRADIENT = Wording(
+    "function-gradient",
+    "the backward of {op} does not give its inputs the gradient of their types, whether the gradient of its result is "
+    "equal on all ranks or partial",
+    "where the forward leaves a replicated tensor as it is, all-reduce the gradient in the backward; where the forward "
+    "reduces, return the gradient as it is; where it gathers, return this rank's part",
+)
 DOUBLE_COPY = Wording(
     "double-copy",
     "copy_to_tp of {x}{x.origin.made}, which is inside the parallel region already: its backward {effect}",
@@ -185,6 +198,12 @@ SHARDS_ADDED = Wording(
     "shards-added",
     "the operand is a shard ({x}): a sum over the ranks adds up elements of different places",
     "all_gather the shard; or reduce the partial result of the op that contracts the sharded dim",
+)
+LOOKUP_ADDED = Wording(
+    "lookup-without-mask",
+    "the operand is what each rank found in its own shard: of a number that is another rank's it found something else, "
+    "and a sum over the ranks adds that",
+    "before the sum, put zeros where the number is not this rank's: x.masked_fill(~is_own, 0)",
 )
 WRONG_REDUCE_OP = Wording(
     "wrong-reduce-op",
