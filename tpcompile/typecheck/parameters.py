@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import filter as matching
 
@@ -16,11 +16,16 @@ from tpcompile.typecheck.site import Site
 from tpcompile.typecheck.spmd import Origin, SpmdType, parse_type, varying
 
 
-def types_of_parameters(module: nn.Module, given: Mapping[str, str], *, tp: int) -> list[tuple[Tensor, SpmdType]]:
+Shapes = Mapping[str, Sequence[int]]
+
+
+def types_of_parameters(
+    module: nn.Module, given: Mapping[str, str], *, tp: int, full: Shapes
+) -> list[tuple[Tensor, SpmdType]]:
     """Parameters with their types; of two types of one parameter the later counts.
 
-    The layouts that the modules declare in `shard_specs()`; any other parameter is I, and undeclared. `given` has types
-    by name pattern, which take the place of these. Raises ConfigError for a pattern that fits no parameter, and for a
+    The layouts that the modules declare in `shard_specs()`, else what the shapes on one device, `full`, say; any other
+    parameter is I, and undeclared. `given` has types by name pattern, which take the place of these. Raises ConfigError for a pattern that fits no parameter, and for a
     type that does not fit its parameter.
     """
     parameters = dict(module.named_parameters(remove_duplicate=False))
@@ -28,6 +33,9 @@ def types_of_parameters(module: nn.Module, given: Mapping[str, str], *, tp: int)
     undeclared, found = [], []
     for name, parameter in parameters.items():
         whole = SpmdType("I", parameter.requires_grad, scale=own_scale(name))
+        if name not in declared and (by_shape := _by_shape(parameter, full.get(name), whole, tp)) is not None:
+            found.append((parameter, by_shape))
+            continue
         if name not in declared:
             origin = Origin(f"parameter {name}", Site(), maker="parameter")
             undeclared.append((parameter, replace(whole, origin=origin, undeclared=name)))
@@ -48,3 +56,21 @@ def types_of_parameters(module: nn.Module, given: Mapping[str, str], *, tp: int)
             type_ = parse_type(text, ndim=parameter.dim(), grad=parameter.requires_grad)
             found.append((parameter, replace(type_, scale=own_scale(name))))
     return [*undeclared, *found]  # a tied parameter has the type that one of its modules declares
+
+
+def _by_shape(parameter: Tensor, full: Sequence[int] | None, whole: SpmdType, tp: int) -> SpmdType | None:
+    """The type of a parameter that has another shape on one device; None where the shapes do not say it.
+
+    Whether a hook on its gradient sums it over the ranks, a shape does not say.
+    """
+    if full is None or len(full) != parameter.dim():
+        return None
+    dims = [dim for dim, size in enumerate(parameter.shape) if size != full[dim]]
+    if not dims:
+        return None if _has_hook(parameter) else whole
+    is_cut_once = len(dims) == 1 and parameter.shape[dims[0]] in (full[dims[0]] // tp, -(-full[dims[0]] // tp))
+    return replace(varying(dims[0], grad=parameter.requires_grad), scale=whole.scale) if is_cut_once else None
+
+
+def _has_hook(parameter: Tensor) -> bool:
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
