@@ -1,7 +1,7 @@
 """A part of a graph that is wrong where it is compiled -> a file of torch alone that shows it, and what it does.
 
-The file prints both values and ends with 1 where compiled is wrong, with 0 where it is right. With the argument `bisect`
-it also runs torch's own `CompilerBisector` on itself, which names the layer.
+The file prints both values and ends with 1 where compiled is wrong, with 0 where it is right. With the argument
+`bisect` it also runs torch's own `CompilerBisector` on itself, which names the layer.
 """
 
 from __future__ import annotations

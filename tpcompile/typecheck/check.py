@@ -17,6 +17,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.torch_api.dispatch import FakeStore, tree_flatten, tree_unflatten
 from tpcompile.typecheck import wording
 from tpcompile.typecheck.mode import SpmdTypeMode
+from tpcompile.typecheck.parameters import Shapes
 from tpcompile.typecheck.report import Report, Violation, of_all_ranks
 from tpcompile.typecheck.spmd import parse_type
 from tpcompile.typecheck.step import is_float, tensors_in
@@ -31,16 +32,23 @@ def fake_ranks(tp: int, *, rank: int = 0) -> Iterator[dist.ProcessGroup]:
     Collectives return at once and their values mean nothing; types do not depend on values. Raises ConfigError when
     this process already has a process group: use `check_module` with that group.
     """
+    if not 0 <= rank < tp or tp < 2:
+        raise ConfigError(f"rank={rank} of tp={tp}: nothing to check; pass tp >= 2 and a rank below it")
+    with fake_group(tp, rank) as group:
+        yield group
+
+
+@contextmanager
+def fake_group(size: int, rank: int) -> Iterator[dist.ProcessGroup]:
+    """The same of any size, one rank alone too."""
     if dist.is_initialized():
         raise ConfigError(
             f"this process is rank {dist.get_rank()} of a group of {dist.get_world_size()} already; fake ranks need a "
             "process without one: use check_module(module, inputs, group=...) here"
         )
-    if not 0 <= rank < tp or tp < 2:
-        raise ConfigError(f"rank={rank} of tp={tp}: nothing to check; pass tp >= 2 and a rank below it")
     hook = sys.excepthook  # init_process_group installs one that prefixes every later traceback with the rank
     backend = ",".join(f"{device}:fake" for device in ("cpu", "cuda", "meta"))
-    dist.init_process_group(backend=backend, rank=rank, world_size=tp, store=FakeStore())
+    dist.init_process_group(backend=backend, rank=rank, world_size=size, store=FakeStore())
     try:
         assert dist.group.WORLD is not None
         # A group with a backend per device has no default one, and warns on stderr when it is destroyed.
@@ -100,6 +108,7 @@ def check_module(
     input_types: Sequence[str | None] | None = None,
     output_type: Types | None = "I",
     parameter_types: Mapping[str, str] | None = None,
+    full_shapes: Shapes | None = None,
     train: bool = True,
 ) -> Report:
     """Run `module(*inputs)` once as this rank of `group` and follow the types; the group may be fake or real.
@@ -107,11 +116,12 @@ def check_module(
     A mapping of inputs has them by the names of arguments.
     `input_types` has one entry per tensor among the inputs; an entry of None, or no list, means I for a tensor that
     requires grad and C (no gradient) for one that does not. `output_type` is the type that the caller expects of the
-    outputs, one for all or one per tensor; None only forbids a partial output. `parameter_types` as in `SpmdTypeMode`.
+    outputs, one for all or one per tensor; None only forbids a partial output. `parameter_types` as in `SpmdTypeMode`,
+    and `full_shapes` as well: the shapes of parameters on one device, by name.
     With `train=False` gradients are not judged; otherwise every parameter that requires grad must get the right one.
     Raises ConfigError for types that do not fit.
     """
-    mode = SpmdTypeMode(group, module=module, parameter_types=parameter_types, train=train)
+    mode = SpmdTypeMode(group, module=module, parameter_types=parameter_types, full_shapes=full_shapes, train=train)
     inputs = _declared_inputs(mode, inputs, input_types)
     rank = group.rank()
     with torch.set_grad_enabled(train), mode:

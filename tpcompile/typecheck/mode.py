@@ -30,7 +30,7 @@ from tpcompile.torch_api.functions import around_functions
 from tpcompile.typecheck.cut import Sources, nodes_behind
 from tpcompile.typecheck.functions import Applied, is_hand_written, types_of_results
 from tpcompile.typecheck.ops import FUNCTIONAL, WAITS
-from tpcompile.typecheck.parameters import types_of_parameters
+from tpcompile.typecheck.parameters import Shapes, types_of_parameters
 from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.rules import judge
 from tpcompile.typecheck.site import Site, current_site, in_function_of_torch, in_generated_function, user_function
@@ -57,9 +57,9 @@ class SpmdTypeMode(TorchDispatchMode):
 
     `group` is the one whose collectives it follows. `module` gives names for the report and the types of parameters:
     from the `shard_specs()` of its children, or for modules that have none from `parameter_types`, type by name
-    pattern such as `{"*.wo.weight": "V(1)"}`; all other parameters are replicated, all other tensors constants unless
-    `declare`d. Raises ConfigError for a pattern that matches no parameter and for a type that does not fit its
-    parameter. With `train=False` gradients are not followed.
+    pattern such as `{"*.wo.weight": "V(1)"}`, or from `full_shapes`, those on one device; all other parameters are
+    replicated, all other tensors constants unless `declare`d. Raises ConfigError for a pattern that matches no
+    parameter and for a type that does not fit its parameter. With `train=False` gradients are not followed.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class SpmdTypeMode(TorchDispatchMode):
         *,
         module: nn.Module | None = None,
         parameter_types: Mapping[str, str] | None = None,
+        full_shapes: Shapes | None = None,
         train: bool = True,
     ) -> None:
         super().__init__()
@@ -90,7 +91,9 @@ class SpmdTypeMode(TorchDispatchMode):
             for name, child in module.named_modules():
                 kind = type(child).__name__
                 self._module_names[id(child)] = f"{name} ({kind})" if name else kind
-            for parameter, type_ in types_of_parameters(module, parameter_types or {}, tp=group.size()):
+            for parameter, type_ in types_of_parameters(
+                module, parameter_types or {}, tp=group.size(), full=full_shapes or {}
+            ):
                 self.declare(parameter, type_)
         self._sources = Sources(followed)
 

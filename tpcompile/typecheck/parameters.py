@@ -15,7 +15,6 @@ from tpcompile.typecheck.scale import own_scale
 from tpcompile.typecheck.site import Site
 from tpcompile.typecheck.spmd import Origin, SpmdType, parse_type, varying
 
-
 Shapes = Mapping[str, Sequence[int]]
 
 
@@ -25,8 +24,8 @@ def types_of_parameters(
     """Parameters with their types; of two types of one parameter the later counts.
 
     The layouts that the modules declare in `shard_specs()`, else what the shapes on one device, `full`, say; any other
-    parameter is I, and undeclared. `given` has types by name pattern, which take the place of these. Raises ConfigError for a pattern that fits no parameter, and for a
-    type that does not fit its parameter.
+    parameter is I, and undeclared. `given` has types by name pattern, which take the place of these. Raises ConfigError
+    for a pattern that fits no parameter, and for a type that does not fit its parameter.
     """
     parameters = dict(module.named_parameters(remove_duplicate=False))
     declared = declarations_of(module)

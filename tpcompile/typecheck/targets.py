@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -12,8 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from tpcompile.errors import ConfigError
 from tpcompile.ranks.domain import domain_of
-from tpcompile.target import build, raised_by
-from tpcompile.typecheck.check import Types, check_module, on_fake_ranks
+from tpcompile.target import Target, build, raised_by
+from tpcompile.typecheck.check import Types, check_module, fake_group, on_fake_ranks
 from tpcompile.typecheck.report import Report
 
 
@@ -36,15 +37,17 @@ def check_target(
     are those of `check_module`. Raises ConfigError for a target that cannot be built or followed.
     """
 
+    shapes = _shapes_on_one_device(target, settings, device)
+
     def checked(group: dist.ProcessGroup) -> Report:
-        mesh = init_device_mesh("cpu", (nproc,), mesh_dim_names=("tp",))
-        built = build(target, settings, rank=group.rank(), device=torch.device(device), mesh=mesh)
+        built = _built(target, settings, group, device)
         if not isinstance(built.program, nn.Module):
             raise ConfigError(f"{target}: the program is no module; types are those of the parameters of a module")
         in_eager = torch.compiler.set_stance("force_eager") if built.is_compiled else nullcontext()
         with in_eager, raised_by(target):
             inputs = (built.inputs,) if isinstance(built.inputs, Tensor) else built.inputs
-            own_mesh = built.mesh or mesh
+            own_mesh = built.mesh
+            assert own_mesh is not None, "_built gives it one"
             domain_of(own_mesh, built.axis)  # raises ConfigError for an axis that the mesh does not have
             return check_module(
                 built.program,
@@ -53,7 +56,26 @@ def check_target(
                 input_types=input_types,
                 output_type=output_type,
                 parameter_types=parameter_types,
+                full_shapes=shapes,
                 train=train,
             )
 
     return on_fake_ranks(nproc, ranks, checked)
+
+
+def _built(target: str, settings: Sequence[str], group: dist.ProcessGroup, device: str) -> Target:
+    """The target as that rank builds it, with the mesh of all ranks where it has none of its own."""
+    mesh = init_device_mesh("cpu", (group.size(),), mesh_dim_names=("tp",))
+    built = build(target, settings, rank=group.rank(), device=torch.device(device), mesh=mesh)
+    return replace(built, mesh=built.mesh or mesh)
+
+
+def _shapes_on_one_device(target: str, settings: Sequence[str], device: str) -> dict[str, tuple[int, ...]]:
+    """Parameter -> its shape where the target is built for one rank; empty for one that cannot be."""
+    try:
+        with fake_group(1, 0) as group:
+            program = _built(target, settings, group, device).program
+            named = program.named_parameters() if isinstance(program, nn.Module) else ()
+            return {name: tuple(parameter.shape) for name, parameter in named}
+    except Exception:  # the target's: it may be for several ranks only; what is wrong with it, the check itself says
+        return {}
