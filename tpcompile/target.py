@@ -92,6 +92,12 @@ def build(target: str, settings: Sequence[str], *, rank: int, device: torch.devi
         return target_of(config, find(config)(context))
 
 
+def import_target(target: str, settings: Sequence[str]) -> None:
+    """Import the module of a target. Raises ConfigError where there is no such function."""
+    with raised_by(target):
+        find(load_target(target, settings))
+
+
 @contextmanager
 def raised_by(target: str) -> Iterator[None]:
     """What the user's code raises within is no bug of ours: TargetRaised."""
