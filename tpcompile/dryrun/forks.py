@@ -1,29 +1,33 @@
 """One process for each rank, forked from one that has imported torch and the target -> what each rank left.
 
 A rank shares nothing with the ranks before it: no cache of Dynamo or DTensor, no module global of the user's. The cost is
-that of a fork.
+that of a fork. The first rank is watched: where nothing outside of torch reads the rank, the program is the same one on all
+ranks, and those of the first and the last group are traced.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import torch
 
 from tpcompile.dryrun.plan import Plan
-from tpcompile.dryrun.trace import forget_users_modules, traced
+from tpcompile.dryrun.reads import traced_reads, watched_reads
+from tpcompile.dryrun.trace import forget_users_modules, installed_modules, traced
 from tpcompile.dryrun.warm import warm_up
 from tpcompile.errors import TpCompileError
 from tpcompile.evidence.digests.digest import digest_rank
-from tpcompile.evidence.records import Check, Frozen, Layer, RankDigest
+from tpcompile.evidence.records import Check, Frozen, Layer, RankDigest, UserLine
 from tpcompile.evidence.records.reader import read_json, validated
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.ranks.env import local_variables
@@ -44,6 +48,10 @@ class Left(Frozen):
     failed: Check | None = None
     refused: str = ""
     """Why the target cannot be built, one line; there is no digest then."""
+    reads: tuple[UserLine, ...] = ()
+    """Lines outside of torch that read the rank, of the rank that was watched."""
+    imported: tuple[str, ...] = ()
+    """Modules of installed packages that it imported."""
 
 
 class Ended(NamedTuple):
@@ -56,15 +64,27 @@ class Ended(NamedTuple):
 
 
 def trace_ranks(plan: Plan, run_dir: RunDir, *, jobs: int, limit_s: float) -> Iterator[Ended]:
-    """Trace the ranks of the plan, `jobs` at a time, each for `limit_s` seconds at most.
+    """Trace the ranks of the plan, `jobs` at a time, each for `limit_s` seconds at most; the first one alone.
 
     A rank's record is in the run directory when it is yielded. What it printed is in logs/rank_N.txt.
     """
     torch.set_num_threads(1)
     warm_up(plan.world_size + 1)
+    (first,) = _traced(plan, plan.ranks[:1], run_dir, jobs=1, limit_s=limit_s)
+    yield first
+    left = first.left
+    for name in left.imported if left is not None else ():
+        with suppress(ImportError):  # the rank tried it, too
+            importlib.import_module(name)
+    is_alike = left is not None and left.digest is not None and not left.reads and not left.failed
+    ranks = plan.when_alike() if is_alike else plan.ranks
+    yield from _traced(plan, ranks[1:], run_dir, jobs=jobs, limit_s=limit_s)
+
+
+def _traced(plan: Plan, ranks: Sequence[int], run_dir: RunDir, *, jobs: int, limit_s: float) -> Iterator[Ended]:
     gc.collect()
     gc.freeze()  # a collection in a rank would copy every page of what the ranks share
-    waiting = list(reversed(plan.ranks))
+    waiting = list(reversed(ranks))
     running: dict[int, tuple[int, float]] = {}
     try:
         while waiting or running:
@@ -124,14 +144,20 @@ def _run_rank(plan: Plan, rank: int, run_dir: RunDir, parent: int) -> NoReturn:
 
 def _leave(plan: Plan, rank: int, run_dir: RunDir) -> None:
     forget_users_modules()
+    before = installed_modules()
+    is_first = rank == plan.ranks[0]
     try:
-        found = traced(plan, rank, lowers=plan.lowers(rank))
+        with watched_reads() if is_first else nullcontext({}) as reads:
+            found = traced(plan, rank, lowers=plan.lowers(rank))
     except TpCompileError as error:
         left = Left(refused=str(error))
     else:
         run_dir.write_record(found.record)
         allow = tuple((Layer(layer), text, why) for layer, text, why in found.allow)
-        left = Left(digest=digest_rank(found.record), allow=allow, failed=found.failed)
+        digest = digest_rank(found.record)
+        lines = tuple({**reads, **traced_reads(digest)})
+        imported = tuple(name for name in installed_modules() if name not in before)
+        left = Left(digest=digest, allow=allow, failed=found.failed, reads=lines, imported=imported)
     run_dir.write_text(_left(rank), left.model_dump_json())
 
 

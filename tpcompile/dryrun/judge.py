@@ -24,7 +24,7 @@ _MAX_READ = 32
 
 
 class Judge:
-    """Takes ranks as they end; records of ranks that compiled the same are kept once each `_MAX_KEPT` are kept."""
+    """Takes ranks as they end. From the `_MAX_KEPT`th on, records of ranks that compiled the same are kept once."""
 
     def __init__(self, plan: Plan, run_dir: RunDir, *, limit_s: float, num_breaks: int | None) -> None:
         self.plan, self.run_dir, self.limit_s, self.num_breaks = plan, run_dir, limit_s, num_breaks
@@ -67,7 +67,7 @@ class Judge:
             absent=self.absent,
             problems=tuple(_joined(self.failed)),
         )
-        return _of_sample(found, self.plan)
+        return _with_number(found, self.plan, len(self.digests) + len(self.absent))
 
     def _fetch(self, rank: int, index: int, layer: Layer, part: str) -> Sequence[Item]:
         record = self._record(self._same_as[rank])
@@ -88,12 +88,15 @@ def _joined(failed: Iterable[Check]) -> list[Check]:
     return list(found.values())
 
 
-def _of_sample(verdict: Verdict, plan: Plan) -> Verdict:
-    """The verdict, which says how many ranks were traced; nothing is proved of the others, and it is incomplete."""
-    if not plan.is_sample:
+def _with_number(verdict: Verdict, plan: Plan, num_traced: int) -> Verdict:
+    """The verdict, which says how many ranks were traced where that is not all; of a sample, it is incomplete."""
+    if num_traced == plan.world_size:
         return verdict
-    said = f"{len(plan.ranks):,} of {plan.world_size:,} ranks were traced, seed {plan.seed}"
-    update: dict[str, object] = {"summary": f"{verdict.summary}; {said}"}
+    said = f"{num_traced:,} of {plan.world_size:,} ranks were traced"
+    if not plan.is_sample:
+        summary = f"{verdict.summary}; {said}, since no line outside of torch reads the rank"
+        return verdict.model_copy(update={"summary": summary})
+    update: dict[str, object] = {"summary": f"{verdict.summary}; {said}, seed {plan.seed}"}
     if verdict.exit_code == ExitCode.PASS:
         update |= {"status": Status.SKIPPED, "exit_code": ExitCode.INCOMPLETE}
     return verdict.model_copy(update=update)

@@ -37,6 +37,16 @@ class Plan:
         """
         return self.lowers_all or rank < self.axes[-1][1]
 
+    def when_alike(self) -> tuple[int, ...]:
+        """The ranks that are traced where no rank can differ by what it reads: the first and the last group.
+
+        Shards of uneven size differ by the coordinate: each coordinate of the innermost axis is among them.
+        """
+        if self.is_sample:
+            return self.ranks
+        size = self.axes[-1][1]
+        return tuple(rank for rank in self.ranks if rank < size or rank >= self.world_size - size)
+
     @property
     def is_sample(self) -> bool:
         """True where some ranks of the job are not traced."""

@@ -105,8 +105,15 @@ def forget_users_modules() -> None:
 
     Installed packages stay: they were imported before the ranks were forked.
     """
+    kept = installed_modules()
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        is_users = file is not None and not is_library_file(file) and not installed_in(file)
-        if is_users and name != "__main__" and not name.startswith("tpcompile"):
+        is_ours = name == "__main__" or name.startswith("tpcompile")
+        if file is not None and name not in kept and not is_ours and not is_library_file(file):
             del sys.modules[name]
+
+
+def installed_modules() -> dict[str, None]:
+    """Names of the imported modules of installed packages, in the order of their import."""
+    files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
+    return {name: None for name, file in files.items() if file is not None and installed_in(file)}

@@ -1,0 +1,74 @@
+"""Targets of the tests: a feed-forward network on a DTensor plan, and the same with a fault on one rank."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import tpcompile
+from tpcompile.target import TargetContext
+
+RANK = os.environ.get("RANK", "unset")
+"""Read when a rank imports this module."""
+
+
+class FeedForward(nn.Module):
+    """A gated feed-forward network; `fault` on `odd`."""
+
+    def __init__(self, width: int, num_layers: int, fault: str = "", odd: int = -1) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(2 * num_layers))
+        self.fault, self.odd = fault, odd
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, D] -> [B, D]."""
+        for up, down in zip(self.layers[::2], self.layers[1::2], strict=True):
+            x = x + down(F.silu(up(x)))
+        if self.fault == "constant":
+            x = x * (1.0 + (dist.get_rank() == self.odd))  # fault: constant
+        if self.fault == "branch" and dist.get_rank() == self.odd:
+            x = x.tanh()  # fault: branch
+        if self.fault == "break" and dist.get_rank() == self.odd:
+            torch._dynamo.graph_break()  # fault: break
+        return x
+
+
+def build(ctx: TargetContext) -> tpcompile.Target:
+    """Settings: fault and odd; width and layers."""
+    settings = ctx.settings
+    fault, odd, width = settings.get("fault", ""), settings.get("odd", -1), settings.get("width", 1024)
+    num_layers = settings.get("layers", 1)
+    if fault == "raise" and ctx.rank == odd:
+        raise ValueError("this rank cannot")  # fault: raise
+    if fault == "layer" and dist.get_rank() == odd:
+        num_layers += 1
+    batch = 3 if fault == "shape" and os.environ["RANK"] == str(odd) else 4
+    in_region = fault if fault in ("constant", "branch", "break") else ""
+    model = FeedForward(width, num_layers, in_region, odd).to(ctx.device)
+    plan = {f"layers.{n}": RowwiseParallel() if n % 2 else ColwiseParallel() for n in range(2 * num_layers)}
+    parallelize_module(model, ctx.mesh["tp"], plan)
+    return tpcompile.Target(program=model, inputs=(torch.randn(batch, width, device=ctx.device),))
+
+
+def on_cuda(ctx: TargetContext) -> tpcompile.Target:
+    """The same, written for GPUs."""
+    torch.cuda.set_device(0)
+    model = FeedForward(64, 1).cuda()
+    parallelize_module(model.to("cuda:0"), ctx.mesh["tp"], {"layers.0": ColwiseParallel(), "layers.1": RowwiseParallel()})
+    return tpcompile.Target(program=torch.compile(model), inputs=(torch.randn(4, 64, device="cuda"),), is_compiled=True)
+
+
+def imported_as(ctx: TargetContext) -> tpcompile.Target:
+    """A region with the rank that this module was imported as: what one rank set would be seen by the next."""
+    assert str(ctx.rank) == RANK, (ctx.rank, RANK)
+    return tpcompile.Target(program=lambda x: x + 1, inputs=(torch.randn(4),))
+
+
+def nothing(ctx: TargetContext) -> tpcompile.Target:
+    """A program of which nothing is compiled."""
+    return tpcompile.Target(program=torch.compiler.disable(lambda x: x + 1), inputs=(torch.randn(4),), is_compiled=True)
