@@ -11,6 +11,7 @@ from tpcompile.evidence.records import CheckId, Layer, RankDigest, RankRecord, V
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.records.reader import read_object, validated
 from tpcompile.evidence.rundir import RunDir
+from tpcompile.gate.replay import replay
 
 TARGETS = ROOT / "tests/dryrun/targets.py"
 
@@ -60,6 +61,7 @@ def test_a_fault_on_one_rank_is_named(fault: str, tmp_path: Path) -> None:
     assert verdict is not None
     assert verdict.lead is not None
     assert list(verdict.lead.ranks) == [9]
+    assert replay(RunDir(tmp_path / "run")).exit_code == 1
     red = [one for one in verdict.divergences if one.is_red]
     assert {one.domain for one in red} == {"tp 8-11"}
     if CAUSES[fault] is not None:
@@ -82,10 +84,11 @@ def test_a_sample_that_agrees_is_incomplete_and_says_its_seed(tmp_path: Path) ->
     assert ended.returncode == 6, ended.stdout + ended.stderr
     assert verdict is not None
     assert "3 of 1,024 ranks were traced, seed 5" in verdict.summary
+    assert replay(RunDir(tmp_path / "run")).exit_code == 6
 
 
 def test_a_program_for_gpus_is_traced_without_one(tmp_path: Path) -> None:
-    ended, verdict = dryrun(tmp_path, "--world-size", "2", function="on_cuda")
+    ended, _ = dryrun(tmp_path, "--world-size", "2", function="on_cuda")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert {layer for record in records(tmp_path).values() for layer in _layers(record)} >= {Layer.GRAPH, Layer.GUARDS}
 
@@ -98,7 +101,7 @@ def _layers(record: RankRecord) -> set[Layer]:
 
 
 def test_no_rank_sees_what_the_one_before_it_has_set(tmp_path: Path) -> None:
-    """Ranks traced one after the other import the user's module anew, and leave the record of a job of that rank alone."""
+    """A rank imports the user's module itself, and its record is the one that it leaves after other ranks."""
     ended, _ = dryrun(tmp_path / "all", "--world-size", "3", "--jobs", "1", function="imported_as")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     dryrun(tmp_path / "plan", "--world-size", "4", "--jobs", "1")
@@ -122,7 +125,9 @@ def test_nothing_compiled_is_never_green(tmp_path: Path) -> None:
         (("--world-size", "4", "--set", "no"), "no"),
     ],
 )
-def test_a_job_that_cannot_be_is_one_line_and_exit_code_2(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+def test_a_job_that_cannot_be_is_one_line_and_exit_code_2(
+    arguments: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
     ended, verdict = dryrun(tmp_path, *arguments)
     assert (ended.returncode, verdict) == (2, None)
     assert says in ended.stderr

@@ -18,6 +18,7 @@ from tpcompile.cli.outputs import Html, Json, Junit, Quiet
 from tpcompile.dryrun.forks import trace_ranks
 from tpcompile.dryrun.judge import Judge
 from tpcompile.dryrun.plan import Plan, axes_of, ranks_of
+from tpcompile.evidence.judgement.verdict import DRYRUN
 from tpcompile.evidence.rundir import RunDir, new_name
 from tpcompile.report import console, show
 from tpcompile.report.publish import publish
@@ -37,7 +38,9 @@ def dryrun(
         int | None, typer.Option(metavar="N", help="Trace N of the ranks only; without a difference exit with 6.")
     ] = None,
     seed: Annotated[int, typer.Option(help="What these ranks are drawn with.")] = 0,
-    lower: Annotated[bool, typer.Option("--lower-all", help="AOTAutograd on all ranks, not on the first group.")] = False,
+    lower: Annotated[
+        bool, typer.Option("--lower-all", help="AOTAutograd on all ranks, not on the first group.")
+    ] = False,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For `build`.")] = None,
     num_breaks: Annotated[int, typer.Option("--num-breaks", min=0, help="Graph breaks that are meant.")] = 0,
     jobs: Annotated[int | None, typer.Option(min=1, help="Ranks at a time; default: one for each core.")] = None,
@@ -54,8 +57,8 @@ def dryrun(
 
     Example: tpcompile dryrun my_model:build --mesh dp=64,tp=16
 
-    Each rank is a process on fake ranks with its tensors on meta. Exits as the gate does: with 1 for a difference, with 5
-    where nothing was compiled, and with 6 where no difference was found among some of the ranks.
+    Each rank is a process on fake ranks with its tensors on meta. Exits as the gate does: with 1 for a difference, with
+    5 where nothing was compiled, and with 6 where no difference was found among some of the ranks.
     """
     logs.setup(rank=0)
     axes = axes_of(world_size, mesh)
@@ -66,11 +69,11 @@ def dryrun(
     )  # fmt: skip
     import_target(target, plan.settings)
     directory = RunDir.create_new(run_dir or Path(new_name("dryrun")))
-    directory.write_run(_facts())
     judge = Judge(plan, directory, limit_s=limit_s, num_breaks=num_breaks)
     for ended in trace_ranks(plan, directory, jobs=jobs or len(os.sched_getaffinity(0)), limit_s=limit_s):
         judge.take(ended)
     verdict = judge.verdict()
+    directory.write_run(_facts() | judge.judged_by())
     directory.write_verdict(verdict)
     amount = show.amount(quiet=quiet, json=outputs.is_stdout(json))
     publish(verdict, directory, console.stdout(), os.environ, command="dryrun", amount=amount)
@@ -84,7 +87,7 @@ def dryrun(
 
 def _facts() -> dict[str, object]:
     return {
-        "kind": "dryrun",
+        "kind": DRYRUN,
         "command": " ".join(sys.argv),
         "started": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
         "host": platform.node(),

@@ -1,8 +1,8 @@
 """One process for each rank, forked from one that has imported torch and the target -> what each rank left.
 
-A rank shares nothing with the ranks before it: no cache of Dynamo or DTensor, no module global of the user's. The cost is
-that of a fork. The first rank is watched: where nothing outside of torch reads the rank, the program is the same one on all
-ranks, and those of the first and the last group are traced.
+A rank shares nothing with the ranks before it: no cache of Dynamo or DTensor, no module global of the user's. The
+cost is that of a fork. The first rank is watched: where nothing outside of torch reads the rank, the program is the
+same one on all ranks, and those of the first and the last group are traced.
 """
 
 from __future__ import annotations

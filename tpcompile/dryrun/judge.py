@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import Any
 
 from tpcompile.dryrun.forks import Ended
 from tpcompile.dryrun.plan import Plan
@@ -17,23 +18,21 @@ from tpcompile.evidence.rundir import RunDir
 
 _OF_RANK = {"rank", "domain", "coordinate", "places", "rank_reads", "facts"}
 """Fields in which ranks that compiled the same differ."""
-_MAX_KEPT = 64
-"""Records that are kept without a difference: the page of a run shows ranks."""
 _MAX_READ = 32
 """Records in memory at a time."""
 
 
 class Judge:
-    """Takes ranks as they end. From the `_MAX_KEPT`th on, records of ranks that compiled the same are kept once."""
+    """Takes ranks as they end. Outside of the first group, what several ranks of a group compiled is kept once."""
 
-    def __init__(self, plan: Plan, run_dir: RunDir, *, limit_s: float, num_breaks: int | None) -> None:
+    def __init__(self, plan: Plan, run_dir: RunDir, *, limit_s: float, num_breaks: int) -> None:
         self.plan, self.run_dir, self.limit_s, self.num_breaks = plan, run_dir, limit_s, num_breaks
         self.digests: list[RankDigest] = []
         self.failed: list[Check] = []
         self.absent: list[Absent] = []
         self.allow: dict[tuple[Layer, str, str], None] = {}
-        self._alike: dict[str, int] = {}
-        """Hash of what a rank compiled -> the first rank whose record has it."""
+        self._alike: dict[tuple[str, str], int] = {}
+        """Domain, and hash of what a rank compiled -> the first rank whose record has it."""
         self._same_as: dict[int, int] = {}
         self._record = lru_cache(_MAX_READ)(self._read)
 
@@ -50,15 +49,15 @@ class Judge:
         if left.failed is not None:
             self.failed.append(left.failed)
         content = left.digest.model_dump_json(exclude=_OF_RANK)
-        key = hashlib.sha256(content.encode()).hexdigest()
+        key = left.digest.domain, hashlib.sha256(content.encode()).hexdigest()
         first = self._alike.setdefault(key, rank)
         self._same_as[rank] = first
-        if first != rank and len(self.digests) > _MAX_KEPT:
+        if first != rank and not self.plan.lowers(rank):
             (self.run_dir.path / f"rank_{rank}" / "record.json").unlink()
 
     def verdict(self) -> Verdict:
         """The verdict on all ranks so far."""
-        rules = capture_rules(timeout_s=self.limit_s, allowed=tuple(self.allow), num_breaks=self.num_breaks)
+        rules = capture_rules(**self.judged_by())
         found = conclude(
             rules,
             sorted(self.digests, key=lambda digest: digest.rank),
@@ -68,6 +67,10 @@ class Judge:
             problems=tuple(_joined(self.failed)),
         )
         return _with_number(found, self.plan, len(self.digests) + len(self.absent))
+
+    def judged_by(self) -> dict[str, Any]:
+        """What `run.json` has to hold for the run to be judged again."""
+        return {"timeout_s": self.limit_s, "allowed": tuple(self.allow), "num_breaks": self.num_breaks}
 
     def _fetch(self, rank: int, index: int, layer: Layer, part: str) -> Sequence[Item]:
         record = self._record(self._same_as[rank])

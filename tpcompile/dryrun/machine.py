@@ -56,5 +56,8 @@ def traced_only(backend: str) -> Iterator[None]:
             options.pop(name, None)
         return real(model, **{**options, "backend": backend})
 
-    with mock.patch.object(torch, "compile", compile_), mock.patch.object(torch.cuda, "set_device", lambda device: None):
+    with (
+        mock.patch.object(torch, "compile", compile_),
+        mock.patch.object(torch.cuda, "set_device", lambda device: None),
+    ):
         yield

@@ -32,8 +32,8 @@ class Plan:
     def lowers(self, rank: int) -> bool:
         """True for the ranks of the first group of the innermost axis.
 
-        What AOTAutograd makes of a Dynamo graph follows from the graph and the coordinate: ranks of the other groups whose
-        graphs are equal would get what the rank with their coordinate got.
+        What AOTAutograd makes of a Dynamo graph follows from the graph and the coordinate: ranks of the other groups
+        whose graphs are equal would get what the rank with their coordinate got.
         """
         return self.lowers_all or rank < self.axes[-1][1]
 
