@@ -13,9 +13,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import tpcompile
 from tpcompile.target import TargetContext
 
-RANK = os.environ.get("RANK", "unset")
-"""Read when a rank imports this module."""
-
 
 class FeedForward(nn.Module):
     """A gated feed-forward network."""
@@ -77,12 +74,6 @@ def on_cuda(ctx: TargetContext) -> tpcompile.Target:
         model.to("cuda:0"), ctx.mesh["tp"], {"layers.0": ColwiseParallel(), "layers.1": RowwiseParallel()}
     )
     return tpcompile.Target(program=torch.compile(model), inputs=(torch.randn(4, 64, device="cuda"),), is_compiled=True)
-
-
-def imported_as(ctx: TargetContext) -> tpcompile.Target:
-    """A region with the rank that this module was imported as: what one rank set would be seen by the next."""
-    assert str(ctx.rank) == RANK, (ctx.rank, RANK)
-    return tpcompile.Target(program=lambda x: x + 1, inputs=(torch.randn(4),))
 
 
 def nothing(ctx: TargetContext) -> tpcompile.Target:

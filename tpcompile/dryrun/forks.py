@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -146,8 +146,9 @@ def _leave(plan: Plan, rank: int, run_dir: RunDir) -> None:
     forget_users_modules()
     before = installed_modules()
     is_first = rank == plan.ranks[0]
+    watch: AbstractContextManager[dict[UserLine, None]] = watched_reads() if is_first else nullcontext({})
     try:
-        with watched_reads() if is_first else nullcontext({}) as reads:
+        with watch as reads:
             found = traced(plan, rank, lowers=plan.lowers(rank))
     except TpCompileError as error:
         left = Left(refused=str(error))

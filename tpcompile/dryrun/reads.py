@@ -42,7 +42,7 @@ def _codes(functions: Iterable[Any]) -> frozenset[CodeType]:
 
 _READERS, _MESH_READERS = _codes(_FUNCTIONS), _codes(_OF_MESH)
 _CONTEXT = WatchedContext.__getattribute__.__code__
-_ENVIRONMENT = type(os.environ).__getitem__.__code__  # type: ignore[attr-defined]
+_ENVIRONMENT = type(os.environ).__getitem__.__code__
 
 
 @contextmanager
