@@ -56,14 +56,14 @@ CAUSES = {
 
 @pytest.mark.parametrize("fault", CAUSES)
 def test_a_fault_on_one_rank_is_named(fault: str, tmp_path: Path) -> None:
-    ended, verdict = dryrun(tmp_path, "--mesh", "dp=4,tp=4", "--set", f"fault={fault}", "--set", "odd=9")
+    ended, verdict = dryrun(tmp_path, "--mesh", "dp=2,tp=4", "--set", f"fault={fault}", "--set", "odd=5")
     assert ended.returncode == 1, ended.stdout + ended.stderr
     assert verdict is not None
     assert verdict.lead is not None
-    assert list(verdict.lead.ranks) == [9]
+    assert list(verdict.lead.ranks) == [5]
     assert replay(RunDir(tmp_path / "run")).exit_code == 1
     red = [one for one in verdict.divergences if one.is_red]
-    assert {one.domain for one in red} == {"tp 8-11"}
+    assert {one.domain for one in red} == {"tp 4-7"}
     if CAUSES[fault] is not None:
         assert verdict.lead.line is not None
         assert (Path(verdict.lead.line.file).name, verdict.lead.line.line) == ("targets.py", line_of(fault))
