@@ -36,7 +36,8 @@ from tpcompile.ranks.pool import become
 
 TORCHRUN = ("-m", "torch.distributed.run")
 FORKED = (
-    TORCHRUN[1], "tpcompile.bench", "tpcompile.fastpath.certify", "tpcompile.gate.faults", "tpcompile.gate.in_rank",
+    TORCHRUN[1], "tpcompile.bench", "tpcompile.dryrun", "tpcompile.fastpath.certify", "tpcompile.gate.faults",
+    "tpcompile.gate.in_rank",
     "tpcompile.fusion", "tpcompile.fusion.win", "tpcompile.fusion.win.measure_mode",
 )  # fmt: skip
 """Modules that a command starts with `python -m`, or becomes, since they use torch; a forked one has it already."""

@@ -93,7 +93,7 @@ def test_logs_are_diagnosed_without_torch(job: str, code: int, without_torch: Pa
     assert tpcompile.Verdict.model_validate_json(done.stdout).exit_code == code
 
 
-@pytest.mark.parametrize("command", ["gate", "bench", "certify", "fusion", "typecheck", "verify-win"])
+@pytest.mark.parametrize("command", ["gate", "bench", "certify", "dryrun", "fusion", "typecheck", "verify-win"])
 def test_a_command_that_needs_torch_says_so_in_one_line(command: str, without_torch: Path) -> None:
     done = run(without_torch, "-m", "tpcompile", command)
     assert done.returncode == 4

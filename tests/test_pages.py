@@ -36,6 +36,7 @@ _LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(#[^)]*)?\)")
 def commands() -> dict[str, Any]:
     """Name of a subcommand -> its click command."""
     from tpcompile.bench import __main__ as bench
+    from tpcompile.dryrun import __main__ as dryrun
     from tpcompile.fastpath.certify import __main__ as certify
     from tpcompile.fusion import __main__ as fusion
     from tpcompile.fusion.win import __main__ as win
@@ -44,6 +45,7 @@ def commands() -> dict[str, Any]:
     found = dict(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
     found["bench"] = typer.main.get_command(bench.app)
     found["certify"] = typer.main.get_command(certify.app)
+    found["dryrun"] = typer.main.get_command(dryrun.app)
     found["typecheck"] = typer.main.get_command(typecheck.app)
     found["verify-win"] = typer.main.get_command(win.app)
     commands = typer.main.get_command(fusion.app).commands  # type: ignore[attr-defined]

@@ -21,6 +21,7 @@ PASSED_ON = {
     "fusion": "tpcompile.fusion.__main__", "verify-win": "tpcompile.fusion.win.__main__",
     "certify": "tpcompile.fastpath.certify.__main__",
     "bench": "tpcompile.bench.__main__", "typecheck": "tpcompile.typecheck.__main__",
+    "dryrun": "tpcompile.dryrun.__main__",
 }  # fmt: skip
 """Commands whose arguments go to a module of their own."""
 OF_OTHERS = {

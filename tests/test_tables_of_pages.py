@@ -141,6 +141,7 @@ def test_the_figures_of_the_benchmark_are_those_of_its_reports() -> None:
 
 
 COMMANDS = {
+    "dryrun": "how-to/dry-run",
     "verify-win": "verify-win", "typecheck": "typecheck", "certify": "fastpath", "bench": "bench",
     "fusion record": "fusion", "fusion show": "fusion", "fusion explain": "fusion", "fusion diff": "fusion",
     "fusion bisect": "fusion", "fusion baseline": "fusion", "fusion check": "fusion", "fusion plot": "fusion",

@@ -38,6 +38,14 @@ class TargetContext:
     """`--set key=value` of the command line."""
 
 
+class WatchedContext(TargetContext):
+    """The same, for a profiler: what it is asked for is a call."""
+
+    def __getattribute__(self, name: str) -> Any:
+        """The attribute."""
+        return super().__getattribute__(name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """The user's own program, as the gate runs it; `build` returns a Target, or (program, inputs).
@@ -89,9 +97,15 @@ def build(target: str, settings: Sequence[str], *, rank: int, device: torch.devi
     Raises ConfigError where that cannot be.
     """
     config = load_target(target, settings)
-    context = TargetContext(rank=rank, world_size=mesh.size(), device=device, mesh=mesh, settings=config.settings)
+    context = WatchedContext(rank=rank, world_size=mesh.size(), device=device, mesh=mesh, settings=config.settings)
     with raised_by(target):
         return target_of(config, find(config)(context))
+
+
+def import_target(target: str, settings: Sequence[str]) -> None:
+    """Import the module of a target. Raises ConfigError where there is no such function."""
+    with raised_by(target):
+        find(load_target(target, settings))
 
 
 @contextmanager

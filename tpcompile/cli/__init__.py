@@ -38,6 +38,7 @@ _COMMANDS = (
     ("run", run.run, "Run a job without editing it; a verdict at the end."),
     ("diagnose", diagnose.diagnose, "Compare ranks offline, from TORCH_TRACE logs."),
     ("gate", gate.gate, "CI: one graph and equal guards on all ranks, or red."),
+    ("dryrun", passed_on.dryrun, "Trace 1,024 ranks on this machine, without a GPU."),
     ("explain", explain.explain, "Explain a cause that a verdict names."),
     ("report", report.report, "Make one HTML page of a run."),
     ("compare", compare.compare, "Compare the ranks of a finished run again."),

@@ -16,6 +16,11 @@ def certify(context: typer.Context) -> None:
     become("tpcompile.fastpath.certify", context.args)
 
 
+def dryrun(context: typer.Context) -> None:
+    """Trace each rank of a job that is not started, without a GPU, and compare them; `--help` says how."""
+    become("tpcompile.dryrun", context.args)
+
+
 def fusion(context: typer.Context) -> None:
     """Show which kernels a program became, what did not fuse and why, and what changed; `--help` says how."""
     become("tpcompile.fusion", context.args)

@@ -1,4 +1,4 @@
-"""A run directory -> its verdict again, offline and without torch: of the gate, of a check or of a sentinel."""
+"""A run directory -> its verdict again, offline and without torch: of the gate, of a check, a sentinel or a dry run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 
 from tpcompile.config import JobConfig
-from tpcompile.errors import ConfigError
+from tpcompile.errors import ConfigError, ExitCode
 from tpcompile.evidence.digests.digest import digest_rank
 from tpcompile.evidence.judgement import checks
 from tpcompile.evidence.judgement.verdict import (
     CAPTURED,
+    DRYRUN,
     SENTINEL,
     Absent,
     Rules,
@@ -21,7 +22,7 @@ from tpcompile.evidence.judgement.verdict import (
     conclude,
     fetch_from,
 )
-from tpcompile.evidence.records import Check, CheckId, Divergence, Layer, RankDigest, Verdict
+from tpcompile.evidence.records import Check, CheckId, Divergence, Layer, RankDigest, Status, Verdict
 from tpcompile.evidence.records.reader import validated
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.timeline.conclude import with_branch_of
@@ -32,7 +33,7 @@ _LOST = frozenset({CheckId.ALIVE, CheckId.REPORTED, CheckId.ARRIVED})
 """Checks that name ranks which are gone, with what was known of their processes."""
 
 
-_WITHOUT_GATE = [SENTINEL, CAPTURED]
+_WITHOUT_GATE = [SENTINEL, CAPTURED, DRYRUN]
 """Kinds of runs that `run.json` names, whose records have no measurements of the gate."""
 
 
@@ -64,13 +65,14 @@ def replay(run_dir: RunDir, beside: Sequence[RunDir] = ()) -> Verdict:
 
     Raises ConfigError when there are none, or when they are of different runs.
     """
-    facts = None if _kind(run_dir) in _WITHOUT_GATE else GateFacts
+    kind = _kind(run_dir)
+    facts = None if kind in _WITHOUT_GATE else GateFacts
     records = run_dir.read_records(facts=facts, beside=beside)
     if not records:
         raise ConfigError(f"{run_dir.path} holds no rank records; was the run stopped before anything compiled?")
     world_size = max(record.world_size for record in records)
     reported = {record.rank for record in records}
-    missing = set(range(world_size)) - reported
+    missing = set() if kind == DRYRUN else set(range(world_size)) - reported
     live = run_dir.read_verdict()
     live_checks = () if live is None else live.checks
     red = [check for check in live_checks if check.is_red]
@@ -94,7 +96,12 @@ def replay(run_dir: RunDir, beside: Sequence[RunDir] = ()) -> Verdict:
         problems=[check for check in live_checks if check.id in checks.LIVE_ONLY],
         reported=[check for check in red if check.id == CheckId.REPORTED and missing.intersection(check.ranks)],
     )
-    return verdict if live is None else with_branch_of(live, verdict)
+    if live is None:
+        return verdict
+    is_green_dryrun = kind == DRYRUN and verdict.exit_code == ExitCode.PASS
+    if is_green_dryrun and live.status != Status.FAIL:  # it knew how many ranks were traced, and why not all
+        return verdict.model_copy(update={name: getattr(live, name) for name in ("status", "exit_code", "summary")})
+    return with_branch_of(live, verdict)
 
 
 def _kind(run_dir: RunDir) -> object:

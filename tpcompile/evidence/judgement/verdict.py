@@ -85,6 +85,10 @@ CAPTURED = "captured"
 """`kind` in the `run.json` of a verdict that `tpcompile.check` published."""
 
 
+DRYRUN = "dryrun"
+"""`kind` in the `run.json` of a job that was not started: some of its ranks have records."""
+
+
 def capture_rules(*, timeout_s: float, allowed: Allowed = (), num_breaks: int | None = 0, alone: bool = False) -> Rules:
     """Rules for any program: something was compiled, no other graph breaks than expected, the ranks agree, no
     undeclared custom op. A job of one rank is incomplete unless it is meant to be `alone`."""

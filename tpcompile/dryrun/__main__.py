@@ -1,0 +1,101 @@
+"""`python -m tpcompile.dryrun TARGET`: the body of `tpcompile dryrun`, in a process that may import torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from tpcompile import logs
+from tpcompile.cli import ending, outputs
+from tpcompile.cli.outputs import Html, Json, Junit, Quiet
+from tpcompile.dryrun.forks import trace_ranks
+from tpcompile.dryrun.judge import Judge
+from tpcompile.dryrun.plan import Plan, axes_of, ranks_of
+from tpcompile.evidence.judgement.verdict import DRYRUN
+from tpcompile.evidence.rundir import RunDir, new_name
+from tpcompile.report import console, show
+from tpcompile.report.publish import publish
+from tpcompile.target import import_target
+
+app = ending.new_app()
+
+
+@app.command()
+def dryrun(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="MODULE:FUNCTION, as for `tpcompile gate`.")],
+    world_size: Annotated[int | None, typer.Option(min=2, help="Ranks of the job; none is started.")] = None,
+    mesh: Annotated[
+        str | None, typer.Option(metavar="AXIS=SIZE,...", help="Mesh of the job, outermost first: dp=64,tp=16.")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(metavar="N", help="Trace N of the ranks only; without a difference exit with 6.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="What these ranks are drawn with.")] = 0,
+    lower: Annotated[
+        bool, typer.Option("--lower-all", help="AOTAutograd on all ranks, not on the first group.")
+    ] = False,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For `build`.")] = None,
+    num_breaks: Annotated[int, typer.Option("--num-breaks", min=0, help="Graph breaks that are meant.")] = 0,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Ranks at a time; default: one for each core.")] = None,
+    limit_s: Annotated[float, typer.Option("--timeout-s", min=1.0, help="Seconds for one rank.")] = 600.0,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Directory for verdict and records; default: runs/<utc time>-dryrun-<id>.")
+    ] = None,
+    quiet: Quiet = False,
+    json: Json = None,
+    junitxml: Junit = None,
+    html: Html = None,
+) -> None:
+    """Trace each rank of a job that is not started, without a GPU, and compare what they compile.
+
+    Example: tpcompile dryrun my_model:build --mesh dp=64,tp=16
+
+    Each rank is a process on fake ranks with its tensors on meta. Exits as the gate does: with 1 for a difference, with
+    5 where nothing was compiled, and with 6 where no difference was found among some of the ranks.
+    """
+    logs.setup(rank=0)
+    axes = axes_of(world_size, mesh)
+    total = Plan(target=target, axes=axes, ranks=()).world_size
+    traced = ranks_of(total, count=ranks, seed=seed)
+    plan = Plan(
+        target=target, settings=tuple(settings or ()), axes=axes, ranks=traced, seed=seed, lowers_all=lower
+    )  # fmt: skip
+    import_target(target, plan.settings)
+    directory = RunDir.create_new(run_dir or Path(new_name("dryrun")))
+    judge = Judge(plan, directory, limit_s=limit_s, num_breaks=num_breaks)
+    for ended in trace_ranks(plan, directory, jobs=jobs or len(os.sched_getaffinity(0)), limit_s=limit_s):
+        judge.take(ended)
+    verdict = judge.verdict()
+    directory.write_run(_facts() | judge.judged_by())
+    directory.write_verdict(verdict)
+    amount = show.amount(quiet=quiet, json=outputs.is_stdout(json))
+    publish(verdict, directory, console.stdout(), os.environ, command="dryrun", amount=amount)
+    outputs.write(verdict, json=json, junitxml=junitxml)
+    if html is not None:
+        from tpcompile.report.page.of_run import evidence_of_run
+
+        outputs.write_page(evidence_of_run(directory, verdict), html)
+    raise typer.Exit(verdict.exit_code)
+
+
+def _facts() -> dict[str, object]:
+    return {
+        "kind": DRYRUN,
+        "command": " ".join(sys.argv),
+        "started": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "host": platform.node(),
+        "device": "meta",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+if __name__ == "__main__":
+    ending.run(app, "tpcompile dryrun")

@@ -1,0 +1,54 @@
+"""A small block of our own, compiled once -> what torch imports and builds when it first compiles, for all ranks."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from tpcompile.dryrun.machine import META
+from tpcompile.recording import CaptureSession
+from tpcompile.typecheck.check import fake_ranks
+
+
+class _Block(nn.Module):
+    """Embedding, norm, attention and MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(16, 16), nn.LayerNorm(16)
+        self.up, self.down = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, ids_BS: Tensor) -> Tensor:
+        """[B, S] -> [B, S, D]."""
+        x_BSD = self.embedding(ids_BS)
+        x_BHSd = self.norm(x_BSD).unflatten(-1, (2, 8)).transpose(1, 2)
+        y_BHSd = F.scaled_dot_product_attention(x_BHSd, x_BHSd, x_BHSd, is_causal=True)
+        y_BSD = y_BHSd.transpose(1, 2).flatten(-2)
+        return x_BSD + self.down(F.silu(self.up(y_BSD)))
+
+
+def warm_up(world_size: int) -> None:
+    """Compile the block as rank 0 of so many, one more than the job has.
+
+    Caches of torch that know a mesh know one that no rank of the job is in; nothing of the user's has run.
+    """
+    logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
+    with fake_ranks(world_size) as group:
+        mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("tp",))
+        assert group.size() == mesh.size()
+        for backend in ("eager", "aot_eager"):
+            with META:
+                block, ids_BS = _Block(), torch.zeros(1, 4, dtype=torch.long)
+            block.up.weight = nn.Parameter(torch.empty(world_size, 16, device=META))
+            block.up.bias = nn.Parameter(torch.empty(world_size, device=META))
+            block.down.weight = nn.Parameter(torch.empty(16, world_size, device=META))
+            parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()}, src_data_rank=None)
+            with CaptureSession() as session:
+                torch.compile(block, backend=backend)(ids_BS).sum().backward()
+            session.record(rank=0, world_size=world_size)
+            torch.compiler.reset()
