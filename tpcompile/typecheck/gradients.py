@@ -56,6 +56,9 @@ def wrong_gradient(step: Step, types: Types, *, partial: bool = False) -> SpmdTy
     differs_per_rank = partial or types.has("V")
     if not equal or not (differs_per_rank or summed):
         return None
+    if equal[0].origin.maker == "hooked":
+        step.why_not_judged = f"a hook on the gradient of {equal[0].origin} may sum it"
+        return UNKNOWN
     if equal[0].origin.maker == "parameter":
         return step.flag(wording.UNDECLARED, x=equal[0])
     if differs_per_rank and equal[0].is_reduced:

@@ -13,7 +13,7 @@ from tpcompile.nn.sharding import declarations_of
 from tpcompile.typecheck.layout import declared_rows
 from tpcompile.typecheck.scale import own_scale
 from tpcompile.typecheck.site import Site
-from tpcompile.typecheck.spmd import Origin, SpmdType, parse_type, varying
+from tpcompile.typecheck.spmd import Maker, Origin, SpmdType, parse_type, varying
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -36,7 +36,8 @@ def types_of_parameters(
             found.append((parameter, by_shape))
             continue
         if name not in declared:
-            origin = Origin(f"parameter {name}", Site(), maker="parameter")
+            maker: Maker = "hooked" if _has_hook(parameter) else "parameter"
+            origin = Origin(f"parameter {name}", Site(), maker=maker)
             undeclared.append((parameter, replace(whole, origin=origin, undeclared=name)))
             continue
         spec = declared[name].spec

@@ -26,8 +26,8 @@ from tpcompile.typecheck.site import Site
 
 Kind = Literal["I", "R", "V", "P", "C", "U"]
 _WRITTEN = re.compile(r"^([IRVPCU])(?:\((-?\w+)\))?$")
-Maker = Literal["op", "parameter", "all_reduce", "all_gather"]
-"""What made a value: an op, the module as a parameter without a declared layout, or one of these collectives."""
+Maker = Literal["op", "parameter", "hooked", "all_reduce", "all_gather"]
+"""What made a value: an op, the module as a parameter without a declared layout (and with a hook), or a collective."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Origin:
         return f", made by {self}" if self.what else ""
 
     def __str__(self) -> str:
-        return f"{self.what} at {self.site.file}:{self.site.line}"
+        return f"{self.what} at {self.site.file}:{self.site.line}" if self.site.line else self.what
 
 
 NOT_KNOWN = Origin("", Site())
