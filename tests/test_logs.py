@@ -62,6 +62,7 @@ def test_only_the_command_line_and_the_programs_of_ranks_set_sinks_up() -> None:
     ranks = {"tpcompile/gate/in_rank.py", "tpcompile/gate/__main__.py"}
     assert callers == {
         "tpcompile/cli/gate.py",
+        "tpcompile/dryrun/__main__.py",
         "tpcompile/fastpath/certify/__main__.py",
         *ranks,
     }

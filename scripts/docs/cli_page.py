@@ -23,6 +23,7 @@ Made from the commands themselves when the site is built: what `tpcompile COMMAN
 _PASSED_ON = {
     "bench": "tpcompile.bench.__main__",
     "certify": "tpcompile.fastpath.certify.__main__",
+    "dryrun": "tpcompile.dryrun.__main__",
     "fusion": "tpcompile.fusion.__main__",
     "typecheck": "tpcompile.typecheck.__main__",
     "verify-win": "tpcompile.fusion.win.__main__",

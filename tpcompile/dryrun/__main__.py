@@ -32,10 +32,12 @@ def dryrun(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="MODULE:FUNCTION, as for `tpcompile gate`.")],
     world_size: Annotated[int | None, typer.Option(min=2, help="Ranks of the job; none is started.")] = None,
     mesh: Annotated[
-        str | None, typer.Option(metavar="AXIS=SIZE,...", help="Mesh of the job, outermost first: dp=64,tp=16.")
+        str | None,
+        typer.Option("--mesh", metavar="AXIS=SIZE,...", help="Mesh, outermost first: dp=64,tp=16."),
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option(metavar="N", help="Trace N of the ranks only; without a difference exit with 6.")
+        int | None,
+        typer.Option("--ranks", metavar="N", help="Trace N ranks only; without a difference exit with 6."),
     ] = None,
     seed: Annotated[int, typer.Option(help="What these ranks are drawn with.")] = 0,
     lower: Annotated[

@@ -5,6 +5,7 @@ store.py      JSON between ranks through the c10d store
 run_dir.py    this rank's own path -> the run directory of all ranks
 store_process.py  the job's store where no torchrun agent serves one
 exchange.py   a digest from every rank -> one verdict on all ranks
+packed.py     a verdict <-> the text that each rank is sent
 agree.py      what each rank brings -> what one of them settled: the first value wins
 recorded.py   the record of a rank -> its side of an exchange
 mesh.py       DeviceMesh -> names of process groups and their axes

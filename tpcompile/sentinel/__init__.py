@@ -6,6 +6,7 @@ asking.py           when a rank that waits asks the others, and what the answers
 progress.py         regions and calls: the only progress that ranks can compare, all that steady state updates
 hooks.py            torch's hooks -> events
 entries.py          which call of compiled code begins
+effects.py          actions -> what they do to the store, to threads and to the other modules
 listener.py         the store's log -> events
 timer.py            a clock and SIGTERM -> events
 store_log.py        messages <-> keys of the job's store
@@ -24,10 +25,14 @@ hang.py             a situation -> why the ranks do not progress: the first reas
                     region_lines.py; who parted, where all of them were on their way, parted.py says
 deadlock.py         ranks of all domains -> a ring of ranks that wait for each other
 agreed_values.py    values that the program says are equal -> hashes, of device_sums.py for tensors
+agreed_board.py     these hashes <-> keys of the store
+agreed_comparison.py  what other ranks have there -> an event
 agreement.py        their hashes on all ranks -> the first value that differs, or the call that some ranks left out
 comparison.py       what ran on the ranks -> findings without a stuck rank, in split.py, variants.py and call_counts.py
+called.py           what one rank called, and the difference to what it was before
 loop_counters.py    the counters around a call; counter_samples.py keeps them
 refused_kernels.py  custom ops, kernels, passes and backends that may not run on a shard -> a finding each
+reach.py            since when the job's store is silent -> this rank's node is cut off
 exception_cause.py  an exception -> the rank whose end caused it
 alarms.py           what is wrong -> an alarm
 checks.py           what is wrong -> a failed check

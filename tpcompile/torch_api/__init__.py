@@ -10,6 +10,7 @@ dispatch.py     modes that see every op, views and trees of tensors, as the SPMD
 epilogues.py    a matrix product that ends in an activation
 flags.py        settings of torch.backends, as the environment layer compares them
 forked.py       what a forked rank sets anew, and the modules that are imported before a fork
+functions.py    autograd.Functions as they are applied
 generated.py    code that is generated, and the graph that runs instead of it
 hooks.py        what Dynamo calls around a compile and after a guard lookup
 inlined.py      ops that several kernels compute, and buffers that a limit put into memory

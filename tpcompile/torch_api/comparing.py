@@ -150,11 +150,13 @@ def added(backend: Any, settings: Settings) -> list[Added]:
     """What this process added to the compiler, of modules that can be imported again."""
     from torch._dynamo.backends.registry import lookup_backend
     from torch._inductor import decomposition, lowering
+    from torch._ops import OpOverload, OpOverloadPacket
 
     made = [(f"torch._inductor.config.{name} = {{}}", value) for name, value in sorted(settings.items())]
     for table in (lowering.lowerings, decomposition.decompositions):
         where = "lowering.lowerings" if table is lowering.lowerings else "decomposition.decompositions"
-        made += [(f"torch._inductor.{where}[torch.ops.{op}] = {{}}", function) for op, function in table.items()]
+        ops = {op: function for op, function in table.items() if isinstance(op, (OpOverload, OpOverloadPacket))}
+        made += [(f"torch._inductor.{where}[torch.ops.{op}] = {{}}", function) for op, function in ops.items()]
     made.append(("", lookup_backend(backend) if isinstance(backend, str) else backend))
     found = []
     for line, one in made:
