@@ -30,7 +30,7 @@ OPS = {
     "backend": "Tensor.clamp_",
 }
 RIGHT = (*LAYERS, "bf16", "dropout")
-pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
     jobs = {f"{name}-no": {"target": f"{TARGETS}:{name}", "device": "cpu"} for name in RIGHT}
     found = run_many(folder, jobs)
     for name in LAYERS:
-        found[f"{name}-yes"] = run_gate(folder / f"{name}-yes", "--target", f"{TARGETS}:{name}", "--set", "wrong=yes")
+        found[f"{name}-yes"] = run_gate(
+            folder / f"{name}-yes", "--target", f"{TARGETS}:{name}", "--set", "wrong=yes", "--device", "cpu"
+        )
     return found
 
 
