@@ -81,3 +81,18 @@ def test_parameters_of_a_function_have_their_place_in_the_optimizer() -> None:
     with followed(None) as step:
         train(module, SGD(module.parameters(), lr=0.1))
         assert ("gradient", "parameter 0.1") in step.made()
+
+
+def test_an_optimizer_of_views_of_parameters_is_followed_by_their_places() -> None:
+    """As one that has this rank's rows of each weight: plain tensors, which no module names."""
+    module = model()
+    rows = next(module.parameters()).detach()[:2]
+    before = rows.clone()
+    optimizer = SGD([rows], lr=0.1)
+    with followed(module) as step:
+        rows.grad = torch.ones_like(rows)
+        optimizer.step()
+        made = step.made()
+    assert torch.equal(made["gradient", "parameter 0.0"], torch.ones_like(rows))
+    assert torch.equal(made["weight", "parameter 0.0"], before - 0.1)
+    assert torch.equal(rows, before)

@@ -87,7 +87,8 @@ class Step:
         for number, group in enumerate(optimizer.param_groups):
             given = {f"parameter {number}.{place}": each for place, each in enumerate(group["params"])}
             self.keep(given)
-            for each in given.values():
+            for name, each in given.items():
+                self.names.setdefault(id(each), name)  # a view of a parameter is a plain tensor
                 if each.grad is not None:
                     self.gradients.setdefault(self.names[id(each)], each.grad.detach().clone())
         if optimizer not in self.optimizers:
