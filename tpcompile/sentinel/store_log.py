@@ -205,7 +205,7 @@ class StoreLog:
             keys += [f"state/{ask}/{rank}" for ask in asks for rank in self.members]
             keys += agreed_keys(store, self.members)
             keys += [*_entry_keys(entries), *(f"heard/{batch}" for batch in batches)]
-            self._delete([*keys, *(f"ran/{name}" for name in _RAN), "events", "asks", "swept", "left", "over"])
+            self._delete([*keys, *(f"ran/{name}" for name in _RAN), "events", "asks", "swept", "run_dir", "left", "over"])
         if board.count("over") == number:
             keys = [f"{name}{rank}" for name in ("here/", "flow/", "") for rank in range(number)]
             self._count(len(keys) + 3)
