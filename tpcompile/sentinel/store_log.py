@@ -53,7 +53,10 @@ Connect = Callable[[], RankStore]
 _TOGETHER_S, _MAX_ROUNDS = 0.5, 4
 """Time in which ranks that finish share an entry of the log, and how often a rank waits for the entry of another."""
 _FOREVER_S = 365 * 86400.0
-_RAN = ("first", "differs", "posted", "complete", "judged")
+_OF_DOMAIN = (
+    "ran/first", "ran/differs", "ran/posted", "ran/complete", "ran/judged", "events", "asks", "swept", "run_dir", "left",
+    "over",
+)  # fmt: skip
 _BATCH = 32
 """Entries that are deleted together: a counter for each would cost more than they do."""
 _UNREAD = 4
@@ -205,7 +208,7 @@ class StoreLog:
             keys += [f"state/{ask}/{rank}" for ask in asks for rank in self.members]
             keys += agreed_keys(store, self.members)
             keys += [*_entry_keys(entries), *(f"heard/{batch}" for batch in batches)]
-            self._delete([*keys, *(f"ran/{name}" for name in _RAN), "events", "asks", "swept", "run_dir", "left", "over"])
+            self._delete([*keys, *_OF_DOMAIN])
         if board.count("over") == number:
             keys = [f"{name}{rank}" for name in ("here/", "flow/", "") for rank in range(number)]
             self._count(len(keys) + 3)
