@@ -54,8 +54,8 @@ _TOGETHER_S, _MAX_ROUNDS = 0.5, 4
 """Time in which ranks that finish share an entry of the log, and how often a rank waits for the entry of another."""
 _FOREVER_S = 365 * 86400.0
 _OF_DOMAIN = (
-    "ran/first", "ran/differs", "ran/posted", "ran/complete", "ran/judged", "events", "asks", "swept", "run_dir", "left",
-    "over",
+    "ran/first", "ran/differs", "ran/posted", "ran/complete", "ran/judged", "events", "asks", "swept", "run_dir",
+    "left", "over",
 )  # fmt: skip
 _BATCH = 32
 """Entries that are deleted together: a counter for each would cost more than they do."""
