@@ -23,7 +23,7 @@ class CompilerLayer(StrEnum):
     CACHE = "code from a compile cache"
     RANDOM = "random numbers"
     """Compiled code draws different ones; nothing is wrong."""
-    UNKNOWN = "a layer that was not found"
+    UNKNOWN = "in no part of it without a collective; the layer is not known"
 
 
 class WrongCompiled(Frozen):
