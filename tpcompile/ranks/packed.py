@@ -47,7 +47,7 @@ def _without_ranges(value: Any, left: list[int]) -> Any:
 
 
 def _unpacked(value: object) -> object:
-    """JSON of what `_packed` made. Raises ValueError."""
+    """JSON of what `packed` made. Raises ValueError."""
     if not isinstance(value, str):
         return value
     decoder = zlib.decompressobj()
