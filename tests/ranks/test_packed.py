@@ -48,3 +48,10 @@ def test_ranks_that_nobody_has_are_refused(ranks: object) -> None:
     data["domains"]["tp"] = [{"ranks": ranks}]
     with pytest.raises(ValidationError):
         ADAPTER.validate_python(forged(data))
+
+
+def test_many_lists_of_ranks_are_refused_together() -> None:
+    data = verdict(range(1, 8)).model_dump(mode="json")
+    data["domains"] = {str(number): [{"ranks": "0-131071"}] for number in range(40)}
+    with pytest.raises(ValidationError, match="more than"):
+        ADAPTER.validate_python(forged(data))
