@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from tpcompile.torch_api import comparing
 from tpcompile.torch_api.comparing import Compiled, Graph
+
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 class Seen:
@@ -68,3 +71,14 @@ def test_what_a_program_adds_can_be_put_in_again() -> None:
         f"torch._inductor.config.post_grad_custom_post_pass = sys.modules[{__name__!r}].program"
     )
     assert [one.line for one in comparing.added("inductor", {"post_grad_custom_post_pass": local})][-1] == ""
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+def test_random_numbers_are_put_back(device: str) -> None:
+    torch.ones(1, device=device)
+    put_back = comparing.put_back_random()
+    drawn = torch.rand(4, device=device)
+    other = torch.rand(4, device=device)
+    put_back()
+    assert torch.equal(torch.rand(4, device=device), drawn)
+    assert not torch.equal(other, drawn)

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from tpcompile.numerics import error_ratio
 from tpcompile.numerics.wrong_op import tolerance_of
-from tpcompile.torch_api.comparing import Compiled, Graph, copied_input
+from tpcompile.torch_api.comparing import Compiled, Graph, PutBack, copied_input, put_back_random
 from tpcompile.torch_api.compiler import settled
 
 _MOST = 4
@@ -83,9 +83,9 @@ class Comparison:
         """Run both; the outputs are those of eager."""
         self.num_runs += 1
         copies = list(map(copied_input, inputs))
-        state = torch.get_rng_state()
+        put_back = put_back_random()
         got = _in_list(compiled(*copies))
-        torch.set_rng_state(state)
+        put_back()
         recorded = Recording(graph.module, copies=self.of_dynamo)
         originals = list(map(copied_input, inputs))
         outputs = recorded.run(*inputs)
@@ -94,7 +94,7 @@ class Comparison:
         found = any(is_wrong(_plain(one), _plain(other)) for one, other in pairs)
         in_backward = False
         if self.of_dynamo and not found:
-            in_backward = found = self._gradients_differ(graph, originals, copies, got, state)
+            in_backward = found = self._gradients_differ(graph, originals, copies, got, put_back)
         if found and len(self.wrong) < _MOST:
             values = recorded.values | dict(zip(_placeholders(graph.module), originals, strict=True))
             self.wrong.append(WrongGraph(graph, values, self.num_runs, self.of_dynamo, in_backward))
@@ -109,10 +109,10 @@ class Comparison:
                 yield got, wanted
 
     def _gradients_differ(
-        self, graph: Graph, originals: Sequence[Any], copies: Sequence[Any], got: Sequence[Any], state: Tensor
+        self, graph: Graph, originals: Sequence[Any], copies: Sequence[Any], got: Sequence[Any], put_back: PutBack
     ) -> bool:
         """All ranks have the same graph, so all of them run these backward passes."""
-        torch.set_rng_state(state)
+        put_back()
         again = list(map(copied_input, originals))
         wanted = _in_list(fx.Interpreter(graph.module).run(*again))
         pairs = zip(gradients(got, copies), gradients(wanted, again), strict=True)

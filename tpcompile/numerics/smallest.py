@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 
 from tpcompile.numerics import error_ratio
 from tpcompile.numerics.beside_eager import WrongGraph, gradients, is_wrong
-from tpcompile.torch_api.comparing import copied_input, in_float64, with_settings
+from tpcompile.torch_api.comparing import copied_input, in_float64, put_back_random, with_settings
 
 _OPS = ("call_function", "call_method")
 _WITHOUT_VALUE = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted")
@@ -177,9 +177,9 @@ def _run(part: Part, program: Any, inputs: Sequence[Tensor]) -> list[_Value]:
     """Outputs, what a node wrote into an input, and gradients of the inputs where gradients are on."""
     names = [one.name for one in next(iter(reversed(part.module.graph.nodes))).all_input_nodes]
     copies = list(map(copied_input, inputs))
-    state = torch.get_rng_state()
+    put_back = put_back_random()
     outputs = program(*copies)
-    torch.set_rng_state(state)
+    put_back()
     pairs = [*zip(names, outputs, strict=False), *zip(given_names(part), copies, strict=True)]
     found = [_Value(name, number, value, False) for number, (name, value) in enumerate(pairs)]
     if torch.is_grad_enabled():

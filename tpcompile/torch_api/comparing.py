@@ -28,6 +28,7 @@ from torch._prims_common import clone_preserve_strides
 _NOT_ADDED = ("torch", "builtins", "functools", "tpcompile")
 Settings = dict[str, Any]
 Compiled = Callable[..., Sequence[Any]]
+PutBack = Callable[[], None]
 
 
 class Graph:
@@ -183,6 +184,19 @@ def in_float64(module: fx.GraphModule) -> fx.GraphModule:
     widened = fx.GraphModule(module, copy.deepcopy(module.graph))
     found: fx.GraphModule = cast_dtype_args_to_fp64(widened)
     return found
+
+
+def put_back_random() -> PutBack:
+    """A function that sets torch's random numbers back to where they are now, on the CPU and on the current GPU."""
+    on_cpu = torch.get_rng_state()
+    on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+
+    def put_back() -> None:
+        torch.set_rng_state(on_cpu)
+        if on_gpu is not None:
+            torch.cuda.set_rng_state(on_gpu)
+
+    return put_back
 
 
 def copied_input(value: Any) -> Any:
