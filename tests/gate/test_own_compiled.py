@@ -74,6 +74,7 @@ def test_a_file_without_tpcompile_fails_alone(runs: dict[str, GateRun], name: st
     run = runs[f"{name}-yes"]
     assert {one.fails_alone for one in findings(run)} == {True}
     file = run.run_dir / "repro.py"
+    assert list(run.run_dir.glob("repro*.py")) == [file], "ranks that found the same op need one file"
     assert "tpcompile" not in file.read_text().partition("INPUTS")[2]
     ended = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 1

@@ -39,7 +39,7 @@ def find_wrong_code(
             call=call,
             is_right=is_right,
             reset=phases.session.reset_compiler,
-            any_says=lambda question, answer: phases.ranks.any_says(f"{mode}/{question}", answer),
+            all_say=lambda question, answer: phases.ranks.all_say(f"{mode}/{question}", answer),
             folder=phases.folder,
             shows_names=True,
             timeout_s=_SHARE * phases.config.gate.store_timeout_s,

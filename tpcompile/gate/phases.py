@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,6 +24,7 @@ from tpcompile.ranks.store import RankStore
 from tpcompile.recording import CaptureSession
 
 RESIZED_CALLS = 3
+Answer = TypeVar("Answer", bool, str)
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,16 @@ class InStep:
 
     def any_says(self, question: str, answer: bool) -> bool:
         """True when any rank answers True, on all ranks: they must take one branch before a collective."""
+        return any(self.all_say(question, answer).values())
+
+    def all_say(self, question: str, answer: Answer) -> dict[int, Answer]:
+        """What every rank answers, on all ranks."""
         self.store.put(f"{question}/{self.store.rank}", answer)
         keys = {rank: f"{question}/{rank}" for rank in range(self.store.world_size)}
-        found, late = self.store.gather(keys, bool, timeout_s=self.limits.store_timeout_s)
+        found, late = self.store.gather(keys, type(answer), timeout_s=self.limits.store_timeout_s)
         if late:
             self.watch.end(self.agreement.missing(question, late))
-        return any(found.values())
+        return found
 
 
 @dataclass

@@ -7,8 +7,9 @@ those of the backward. Then Dynamo's, for any backend. What is left are random n
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ _LAYERS = {
     ("inductor", None): CompilerLayer.INDUCTOR,
 }
 """Backend and subsystem of torch's bisector; of others the backend alone counts."""
+_OF_REPRO = {"layer", "detail", "repro", "fails_alone", "words"}
+"""Fields that are known from the file and its run."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,8 @@ class Route:
     """True where a result is that of eager; all ranks call it alike."""
     reset: Callable[[], object]
     """Forget what was compiled."""
-    any_says: Callable[[str, bool], bool]
-    """True on all ranks where any says True."""
+    all_say: Callable[[str, str], Mapping[int, str]]
+    """(question, this rank's answer) -> the answers of all ranks, on all of them."""
     folder: Path | None
     """Where repro.py is written; None for nowhere."""
     timeout_s: float
@@ -59,6 +62,10 @@ class Route:
     """True where the folder is the run directory, of which a verdict has names."""
     rank: int = 0
     red_cpu_s: float = 0.0
+
+    def any_says(self, question: str, answer: bool) -> bool:
+        """True on all ranks where any says True."""
+        return any(self.all_say(question, "yes" if answer else "").values())
 
 
 def search(route: Route) -> WrongCompiled | None:
@@ -75,7 +82,7 @@ def _found(route: Route) -> WrongCompiled | None:
     inner = Comparison()
     with FusionRecorder() as recorder:
         _called(route, comparing.inductor_graphs(inner.on_run))
-    found = _in_parts(route, inner.wrong, recorder.manifest())
+    found = _in_parts(route, inner.wrong, recorder.manifest(), name="inductor")
     if route.any_says("compiled/inductor", found is not None):
         return found
     outer = Comparison(of_dynamo=True)
@@ -83,7 +90,7 @@ def _found(route: Route) -> WrongCompiled | None:
     is_traced_wrong = not route.is_right(result)  # these are the values of Dynamo's graphs in eager
     if route.any_says("compiled/dynamo", is_traced_wrong):
         return WrongCompiled(layer=CompilerLayer.DYNAMO) if is_traced_wrong else None
-    found = _in_parts(route, outer.wrong, None)
+    found = _in_parts(route, outer.wrong, None, name="graph")
     if route.any_says("compiled/graph", found is not None):
         return found
     return _without_graph(route, is_seen=bool(outer.wrong))
@@ -105,15 +112,46 @@ def _called(route: Route, around: AbstractContextManager[None]) -> Any:
         return route.call()
 
 
-def _in_parts(route: Route, graphs: Sequence[WrongGraph], manifest: Manifest | None) -> WrongCompiled | None:
-    """The first graph that has a part which is wrong alone; a rank does this on its own."""
+@dataclass(frozen=True)
+class _Found:
+    """A part of a graph that is wrong alone."""
+
+    wrong: WrongGraph
+    part: Part
+    finding: WrongCompiled
+
+    @property
+    def place(self) -> str:
+        """Equal on ranks that need one repro only."""
+        line = self.finding.line
+        return json.dumps([self.finding.op, self.finding.in_backward, line and [line.file, line.line]])
+
+
+def _in_parts(
+    route: Route, graphs: Sequence[WrongGraph], manifest: Manifest | None, *, name: str
+) -> WrongCompiled | None:
+    """The first graph that has a part which is wrong alone. Of ranks that found one place the first makes the file."""
     until = time.monotonic() + route.timeout_s
+    found = _first_part(graphs, manifest, until=until)
+    mine = found.place if found else ""
+    places = route.all_say(f"compiled/{name} place", mine)
+    makers = {place: rank for rank, place in sorted(places.items(), reverse=True) if place}
+    made = None
+    if found and makers[mine] == route.rank and route.folder is not None:
+        made = _with_repro(route, route.folder, found, timeout_s=until - time.monotonic())
+    told = route.all_say(f"compiled/{name} repro", made.model_dump_json(include=_OF_REPRO) if made else "")
+    if found is None:
+        return None
+    of_repro = json.loads(told[makers[mine]] or "{}")
+    return WrongCompiled.model_validate(found.finding.model_dump() | of_repro)
+
+
+def _first_part(graphs: Sequence[WrongGraph], manifest: Manifest | None, *, until: float) -> _Found | None:
     for wrong in graphs:
         left_s = until - time.monotonic()
         part = Search(wrong, timeout_s=left_s / 2).smallest()
         if part is not None:
-            found = _described(wrong, part, manifest)
-            return _with_repro(route, wrong, part, found, timeout_s=until - time.monotonic())
+            return _Found(wrong, part, _described(wrong, part, manifest))
     return None
 
 
@@ -140,18 +178,15 @@ def _described(wrong: WrongGraph, part: Part, manifest: Manifest | None) -> Wron
     )
 
 
-def _with_repro(
-    route: Route, wrong: WrongGraph, part: Part, found: WrongCompiled, *, timeout_s: float
-) -> WrongCompiled:
+def _with_repro(route: Route, folder: Path, one: _Found, *, timeout_s: float) -> WrongCompiled:
     """Write the file, run it once, and take the layer from it."""
-    if route.folder is None:
-        return found
+    wrong, found = one.wrong, one.finding
     name = "repro.py" if route.rank == 0 else f"repro.rank{route.rank}.py"
     backend = backend_name(wrong.graph.backend)
     words = f"{backend} wrong result {found.op} silent incorrectness"
     title = f"Compiled by {backend}, {found.op} is {found.got}; in eager it is {found.wanted}."
-    path = route.folder / name
-    repro.write(path, part, settings=wrong.graph.settings, backend=wrong.graph.backend, title=title, words=words)
+    path = folder / name
+    repro.write(path, one.part, settings=wrong.graph.settings, backend=wrong.graph.backend, title=title, words=words)
     ran = repro.ran(path, timeout_s=max(1.0, timeout_s))
     layer = _layer_of(ran) if ran.fails else CompilerLayer.UNKNOWN
     if layer is CompilerLayer.UNKNOWN and not wrong.of_dynamo:

@@ -229,7 +229,7 @@ def _wrong_code(program: Program, request: Request, exact: _Exact, worst: float 
         call=lambda: compiled_side.results(compiled),
         is_right=is_right,
         reset=torch.compiler.reset,
-        any_says=lambda _question, answer: answer,
+        all_say=lambda _question, answer: {0: answer},
         folder=Path(mkdtemp(prefix="tpcompile-repro-")),
         timeout_s=_SEARCH_S,
         red_cpu_s=time.process_time() - began,
