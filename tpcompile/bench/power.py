@@ -21,7 +21,7 @@ from tpcompile.bench.records import Power
 from tpcompile.bench.step import timed_ms
 
 _EVERY_S = 0.005
-"""Between two readings; the energy counter moves every 0.1 s, so each move is seen within 5 ms."""
+"""Seconds between two readings; the energy counter moves every 0.1 s, so each move is seen within 5 ms."""
 _FEWEST_MOVES = 3
 """Moves of the counter without which the time between the first and the last says too little."""
 

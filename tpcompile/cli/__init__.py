@@ -52,7 +52,7 @@ _COMMANDS = (
     ("presets", presets.presets, "List the presets with their sizes."),
     ("version", version.version, "Print the versions to put into a bug report."),
 )
-"""In the order in which users need them; the line of `--help` is short enough not to be cut."""
+"""Commands in the order in which users need them; the line of `--help` is short enough not to be cut."""
 for _name, _command, _help in _COMMANDS:
     _is_passed_on = _command.__module__ == passed_on.__name__ or _command is bench.bench
     app.command(

@@ -26,7 +26,7 @@ Json = Annotated[
 OtherJson = Annotated[
     Path | None, typer.Option("--json", metavar="[FILE]", help="Write JSON; without FILE, to stdout and nothing else.")
 ]
-"""Of a command without a verdict."""
+"""The option of a command without a verdict."""
 Junit = Annotated[Path | None, typer.Option("--junitxml", metavar="FILE", help="Write the verdict as JUnit XML.")]
 Html = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Write a page of the run: one file, no network.")

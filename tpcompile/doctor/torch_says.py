@@ -26,13 +26,13 @@ class Answer(BaseModel):
     untested: str
     """What to warn of on this version; empty on a tested one."""
     cuda: str
-    """Of the build; empty for one without."""
+    """CUDA version of the build; empty for one without."""
     triton: str
     gpus: tuple[str, ...]
     nccl: str
     """Empty without a GPU."""
     backends: tuple[str, ...]
-    """Of torch.distributed."""
+    """Backends of torch.distributed in this build."""
     no_peer_access: tuple[tuple[int, int], ...]
 
 

@@ -21,7 +21,7 @@ class Role(StrEnum):
     COLLECTIVE = "collective"
     WAIT = "wait"
     COPY = "copy"
-    """Between devices, or into an input."""
+    """A copy between devices, or into an input."""
     WRAPPER = "wrapper"
     """An op that the wrapper runs in eager, as the second stage of a mix-order reduction."""
 

@@ -41,7 +41,7 @@ class Reason(Frozen):
 
     boundary: Boundary
     text: str
-    """In plain words."""
+    """The reason in plain words."""
     remedy: str = ""
     """The setting or rewrite that makes one launch of them, of which tests/advice has a program; empty for none."""
     saves_nothing: bool = False

@@ -23,7 +23,7 @@ class Calls(Frozen):
 
     phase: str
     begun: tuple[dict[str, Number], ...] = ()
-    """Before each call: process group -> number of the last collective."""
+    """Process group -> number of the last collective, for each call when it began."""
 
     def issued(self, call: int) -> Mapping[str, int]:
         """Group -> collectives of that call, counted from 0; empty until the next call has begun."""

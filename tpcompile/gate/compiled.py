@@ -11,7 +11,7 @@ from tpcompile.gate.phases import Phases
 from tpcompile.numerics.wrong_compiled import Route, search
 
 _SHARE = 0.4
-"""Of the time that the other ranks wait at the end of a phase: a rank that searches alone must arrive by then."""
+"""Share of the time that the others wait at the end of a phase: a rank that searches alone must arrive by then."""
 
 
 def find_wrong_code(

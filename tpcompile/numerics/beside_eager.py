@@ -63,7 +63,7 @@ class WrongGraph:
     values: Values
     """What each node is in eager."""
     number: int
-    """Of its run, among those of the call."""
+    """Number of its run, among those of the call."""
     of_dynamo: bool = False
     in_backward: bool = False
     """Its outputs are right, the gradients of its inputs are not."""

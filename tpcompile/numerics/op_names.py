@@ -12,7 +12,7 @@ SAME_VALUES = TAKES_APART | {
 }  # fmt: skip
 LINEAR = SAME_VALUES | {"aten.add", "aten.sub", "aten.sum", "aten.stack", "aten.cat", "aten._foreach_add"}
 POWERS = {"aten.pow", "aten.linalg_vector_norm", "aten._foreach_norm", "aten._foreach_pow"}
-"""Of norms sums over the ranks are made by their squares."""
+"""Norms: what is summed over the ranks are their squares."""
 ADDS = {"aten.add", "aten.sub", "aten.sum", "aten.stack", "aten.cat", "aten._foreach_add"}
 ACCUMULATES = {"aten.add", "aten.add_"}
 """How autograd adds up the gradients of a tensor that is used twice."""

@@ -38,7 +38,7 @@ class Step:
     names: dict[int, str]
     """`id` of a parameter -> its name."""
     gradients: dict[str, Tensor] = field(default_factory=dict)
-    """As its optimizer was given it first: clipped, summed over micro-batches."""
+    """Name -> the gradient as its optimizer was given it first: clipped, summed over micro-batches."""
     optimizers: list[Optimizer] = field(default_factory=list)
     saved: list[Callable[[], None]] = field(default_factory=list)
     """Each puts something back as it was before the call."""

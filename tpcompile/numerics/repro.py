@@ -112,7 +112,7 @@ class Ran(NamedTuple):
     """None where it did not end in time."""
     backend: str = ""
     subsystem: str = ""
-    """As torch's bisector names them; empty where it found nothing."""
+    """Both as torch's bisector names them; empty where it found nothing."""
     detail: str = ""
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 _PADDING = -1
 _MULTIPLIER = 6364136223846793005
-"""Of Knuth's MMIX generator: powers of it are the weights of a row's hash."""
+"""The multiplier of Knuth's MMIX generator: multiples of it are the weights of a row's hash."""
 
 
 @dataclass(frozen=True)

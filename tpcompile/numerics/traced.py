@@ -41,7 +41,7 @@ _READ = "aten._local_scalar_dense"
 _PENDING = ("_c10d_functional.", "c10d.")
 """Ops whose result is not there yet when they return."""
 _ALIASES = ("aten.detach", "aten.alias", "aten.view", "aten._unsafe_view", "aten.clone")
-"""Of a tensor of the same shape they have its numbers, in its order."""
+"""Ops that return the numbers of a tensor of the same shape, in its order."""
 _ON_LISTS = ("aten._foreach_", "aten._fused_adam", "aten._fused_sgd", "aten._fused_adagrad")
 """Ops of optimizers: the first result is made of the first tensors of all lists."""
 
@@ -70,10 +70,10 @@ class Value:
     module: str = ""
     """Name of the innermost module that ran the op."""
     forward: int | None = None
-    """In a backward pass the place of the op whose gradient it makes, where that is known."""
+    """Place of the op whose gradient it makes in a backward pass, where that is known."""
     in_backward: bool = False
     node: int | None = None
-    """In a forward pass the number of its autograd node; an op without a gradient has that of the op before."""
+    """Number of its autograd node in a forward pass; an op without a gradient has that of the op before."""
 
     @property
     def shown(self) -> float | None:

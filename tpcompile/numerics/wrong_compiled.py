@@ -55,9 +55,9 @@ class Route:
     all_say: Callable[[str, str], Mapping[int, str]]
     """(question, this rank's answer) -> the answers of all ranks, on all of them."""
     folder: Path | None
-    """Where repro.py is written; None for nowhere."""
+    """Folder in which repro.py is written; None for none."""
     timeout_s: float
-    """For what a rank does alone."""
+    """Limit for what a rank does alone."""
     shows_names: bool = False
     """True where the folder is the run directory, of which a verdict has names."""
     rank: int = 0

@@ -58,7 +58,7 @@ class Call:
     world_size: int
     collective_timeout_s: float
     folder: Path
-    """Where each rank writes its result or its traceback."""
+    """Folder in which each rank writes its result or its traceback."""
 
 
 ExitCodes: TypeAlias = Callable[[], list[int | None]]

@@ -68,7 +68,7 @@ def parted_text(lead: Lead | None) -> str:
 
 
 SAID, _SHORT = "as said above", 80
-"""Of a finding that stands above it and is longer than that."""
+"""What replaces a finding that stands above already, and the length from which on it does."""
 
 
 def observed_text(check: Check, lead: Lead | None) -> str:

@@ -39,7 +39,7 @@ class Value(Frozen):
 
     name: _Text
     call: Number
-    """Of `agree` with this name, from 1."""
+    """Number of the call of `agree` with this name, from 1."""
     what: _Text
     """dtype and shape of a tensor, a small Python value, or the class of any other."""
     bits: Annotated[str, Field(max_length=64)] = ""

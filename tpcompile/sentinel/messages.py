@@ -207,7 +207,7 @@ class Message(Frozen):
     peer: Rank
     """Global rank."""
     number: Number
-    """Among the messages of this op with this peer, from 1."""
+    """Its number among the messages of this op with this peer, from 1."""
     content: dict[str, str] = {}
     """Elements and dtypes, equal on both ends."""
     age_s: Seconds = 0.0

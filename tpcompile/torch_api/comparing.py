@@ -39,7 +39,7 @@ class Graph:
     ) -> None:
         self.module = fx.GraphModule(module, copy.deepcopy(module.graph))  # passes edit the original
         self.settings = settings
-        """Of Inductor, where they are not the default."""
+        """Settings of Inductor that are not the default."""
         self.backend = backend
         """Its name, or the function where it has none."""
         self.is_backward = is_backward

@@ -165,7 +165,7 @@ class _Diagnosis:
         """Differences that only the descriptions of the inputs have."""
 
         self.digest: JobDigest
-        """Of the last `conclude`."""
+        """What the last `conclude` made of the logs."""
 
     def verdict(self) -> Verdict:
         """Parse the first frames that differ, and more of them only when those are not red."""

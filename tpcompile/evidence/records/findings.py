@@ -192,7 +192,7 @@ class Parted(Frozen):
     """How often they had executed that line before, as far as that is known."""
     sides: tuple[Went, ...]
     usual: Went | None = None
-    """Where the rank went there before, of one that is compared with nobody else."""
+    """The way that the rank went there before, if it is compared with nobody else."""
     odd: tuple[Rank, ...] = ()
     """The ranks outside of a majority, or that left what they did before; empty where neither is known."""
     is_uneven: bool = True

@@ -13,10 +13,10 @@ class UnlikeBefore(NamedTuple):
     """A variable that had different values on the ranks."""
 
     here: Set
-    """As the first rank set it."""
+    """The variable as the first rank set it."""
     by_rank: Mapping[int, str]
     names: frozenset[str]
-    """As `Scopes` knows it."""
+    """Its names, as `Scopes` knows them."""
 
     @property
     def is_plain(self) -> bool:

@@ -63,7 +63,7 @@ class _Frame(NamedTuple):
     at: int
     """Index of its line, or of its start."""
     resumed_by: int | None
-    """Of a generator that goes on, index of the line that took its next value."""
+    """Index of the line that took the next value, of a generator that goes on."""
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Dependence:
     ignored: Collection[str]
     """Names that differ without harm."""
     forks: Sequence[Fork]
-    """Where the other rank went a different way, and not by habit."""
+    """Branches at which the other rank went a different way, and not by habit."""
     changed: Callable[[Fork], Collection[str]]
     """Names to which only one of the ranks gave a value there."""
     wanted: set[str] = field(default_factory=set)

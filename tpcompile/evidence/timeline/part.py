@@ -23,7 +23,7 @@ from tpcompile.evidence.timeline.walk import Fork, Step, Walks, common_start, fo
 _SHOWN = 4
 """Functions that are named of the way of a rank."""
 _MAX_S = 6.0
-"""Of walking all ranks beside the first one: the ones looked at until then are compared."""
+"""Limit for walking all ranks beside the first one: the ones looked at until then are compared."""
 _TOLD, _FEW_TOLD = 24, 3
 """Passes of a branch by which it is judged whether the past tells the next one, and how few do not judge it."""
 _KNOWN = 0.7

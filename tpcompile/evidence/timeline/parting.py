@@ -48,7 +48,7 @@ class Side:
     events: tuple[Event, ...]
     """What the first of them did from the parting on; the first event is where they went."""
     starts: tuple[int, ...]
-    """For each rank the index of that event in its stream; of an end that is no event, the number of events."""
+    """Index of that event in the stream of each rank; of an end that is no event, the number of events."""
     compared: Event
     """What differs from the other sides: of a call that issued it, the collective."""
 

@@ -31,7 +31,7 @@ class Unlike(NamedTuple):
     theirs: int
     key: Key
     nears: tuple[int | None, int | None] = (None, None)
-    """Of floats, to be shown."""
+    """Numbers of the floats that are shown."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from tpcompile.evidence.timeline.flow import LINE_BITS, LINE_MASK, NEAR, RETURNE
 
 _MAX_FORKS = 4000
 _MAX_S = 2.0
-"""Of walking two ranks: those that wait for the verdict wait for this."""
+"""Limit for walking two ranks: those that wait for the verdict wait for this."""
 _SAME = 3, 1
 """Equal steps of a frame in a row by which two ranks are together again in it; the same where one of them ends."""
 _WINDOWS = 64, 512, 4096
@@ -157,7 +157,7 @@ class Fork:
     ends: tuple[int, int]
     """Index of the step at which they are together again; the number of steps where they are not."""
     frames: tuple[Place, ...]
-    """Where both were when they parted, outermost first; the line of the innermost frame decided."""
+    """Places of both when they parted, outermost first; the line of the innermost frame decided."""
     is_final: bool
     """The ranks do not come together again."""
 

@@ -24,7 +24,7 @@ from tpcompile.torch_api.interpreted import patient
 _FACTORS = (3.0, 1.0)
 """Factors of the activations in each round; the last round is compared, so that words left by the one before show."""
 _SKEW_S = 0.005
-"""By how much ranks start apart in a round, so that kernels do wait for their peers."""
+"""Seconds by which ranks start apart in a round, so that kernels do wait for their peers."""
 _CPU_S = 10.0
 """Limit of a rank of a case, which takes 1 s; by the clock twenty times as long, for a rank that sleeps as it polls."""
 _MAX_POLLS = {"cpu": 2**11, "cuda": 2**22}

@@ -37,16 +37,16 @@ from tpcompile.fastpath.registry import TpSupport
 _TL_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _LEAST_BLOCK = 128
 _VALUES_PER_THREAD = 8
-"""Of 4 bytes, where every program has one row; twice as many where rows wait for programs."""
+"""Values of 4 bytes, where every program has one row; twice as many where rows wait for programs."""
 _FEW_ROWS = 32
-"""Of an exchange whose rows go out as words: half as fast per byte, and without waiting for a flag. On two H200 both
+"""Rows up to which they go out as words: half as fast per byte, and without waiting for a flag. On two H200 both
 took the same time for 64 rows of 5120."""
 _THREADS_PER_SM = 512
 _MOST_THREADS = 1024
-"""Of a program whose row goes out as words: a thread that has fewer words waits for fewer one after the other."""
+"""Threads of a program whose row goes out as words: one that has fewer words waits for fewer one after the other."""
 _REGISTERS_PER_SM = 65_536
 _MAX_REGISTERS = 128
-"""Of a thread, so that a multiprocessor holds _THREADS_PER_SM of them."""
+"""Registers of a thread, so that a multiprocessor holds _THREADS_PER_SM of them."""
 
 
 @triton.jit

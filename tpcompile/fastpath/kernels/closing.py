@@ -29,7 +29,7 @@ REFUSED_AT = 16
 """First of the bits of `_LATE` for ranks that refused; below are those of ranks that did not arrive."""
 _REFUSED_AT = tl.constexpr(REFUSED_AT)
 _NAN = tl.constexpr(0x7FFF7FFF)
-"""In float32, and twice in bfloat16 and in float16."""
+"""Bits of a NaN in float32, and of two in bfloat16 and in float16."""
 _BLOCK = 512
 
 

@@ -23,13 +23,13 @@ from tpcompile.fastpath.kernels.exchange import _ADDRESSES, _LATE, _MAX_POLLS, _
 from tpcompile.torch_api import symmetric
 
 MAX_RANKS = 16
-"""As many as have two words each in a warp."""
+"""Ranks that have two words each in a warp."""
 LIMIT_S = 30.0
 """About how long a wait may take."""
 _POLL_US = 0.2
 """A poll, measured on two H200: the parts `absent rank` of results/h200x2-exchange.json."""
 _NUMBERS: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
-"""Of the exchanges of each group, which its ranks make together."""
+"""Numbers of the exchanges of each group, which its ranks make together."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

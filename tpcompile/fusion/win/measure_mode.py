@@ -44,7 +44,7 @@ _NO_WORK = frozenset({
 })  # fmt: skip
 """Leaf ops of eager code that move no data."""
 _SEARCH_S = 120.0
-"""For the parts of graphs, after the measurements; the process has 600 s by default."""
+"""Limit of the search in parts of graphs, after the measurements; the process has 600 s by default."""
 _REPLAY = "cudaGraphLaunch"
 
 

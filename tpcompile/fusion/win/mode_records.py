@@ -49,7 +49,7 @@ class Measured(Frozen):
     """Compiled regions that a step enters."""
     num_breaks: int
     num_recompiles: int
-    """After the second call; all calls have equal inputs, or those that the step chooses."""
+    """Recompiles after the second call; all calls have equal inputs, or those that the step chooses."""
     num_rerecorded: int
     """Inputs of CUDA graphs that were recorded after the second call."""
     num_not_recorded: int

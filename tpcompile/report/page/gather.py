@@ -17,7 +17,7 @@ from tpcompile.report.page.of_logs import evidence_of_logs
 from tpcompile.report.page.of_run import evidence_of_run, timed_events
 
 _TRACE = "trace"
-"""Where `tpcompile run` keeps torch's logs in its run directory."""
+"""Folder of torch's logs in a run directory of `tpcompile run`."""
 
 
 @contextmanager

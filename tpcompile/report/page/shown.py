@@ -34,7 +34,7 @@ class Difference:
     """Text and address of pages of the compiles that differ."""
     advice: str
     more: str
-    """Where else it is."""
+    """Other places of it."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Parting:
     """The guard that explains it, on both sides."""
     source: Excerpt | None
     parted_at: Excerpt | None
-    """Where the ranks parted, if that is a different line."""
+    """The line where the ranks parted, if that is a different one."""
     sides: tuple[Side, ...]
     led_to: str
     consequence: str
