@@ -25,6 +25,7 @@ from tpcompile.evidence.judgement.checks import (
     tp_aware,
     values_text,
 )
+from tpcompile.evidence.judgement.undecided import undecided
 from tpcompile.evidence.records import Check, CheckId, Divergence, RankDigest, Status, earliest, multiple_text
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
@@ -340,6 +341,10 @@ def _errors(config: JobConfig, facts: Facts, mode: AnyMode, id: CheckId, *, only
         return _not_made(mode, id, Status.FAIL, f"at most {limit:g}x", "not measured")
     in_order = [_Measured(rank, error) for rank, found in errors.items() for error in found]
     bad = [one for one in in_order if one.error.badness > limit]
+    why_open = first(filter(None, map(_why_undecided, errors.values()))) if not bad else None
+    if why_open is not None:
+        check = _not_made(mode, id, Status.SKIPPED, f"at most {limit:g}x the single-device error", why_open)
+        return check.model_copy(update={"is_undecided": True})
     measured = sorted(in_order, key=lambda one: one.error.badness, reverse=True)
     details = [f"rank {one.rank} {one.error.name}: {one.error.says or f'{one.error.ratio:.2f}x'}" for one in bad[:8]]
     observed = measured[0].as_worst
@@ -366,6 +371,20 @@ def _errors(config: JobConfig, facts: Facts, mode: AnyMode, id: CheckId, *, only
     return make_check(
         mode, id, blamed, f"at most {limit:g}x the single-device error", observed, details=details, line=line
     )  # fmt: skip
+
+
+def _why_undecided(errors: Sequence[TensorError]) -> str | None:
+    """Why the errors of a rank decide nothing; None where they do."""
+    by_name = {error.what.removeprefix("eager "): error for error in errors}
+    names = undecided({name: error.is_judged for name, error in by_name.items()})
+    if not names:
+        return None
+    worst = by_name[names[0]]
+    also = f" (so are {len(names) - 1} more)" if len(names) > 1 else ""
+    return (
+        f"cannot be judged: on one device {worst.name} is {worst.single:.2g} away from float64{also}, which is no "
+        "rounding; does it draw random numbers inside of a kernel, or take its own? Compare it in eval mode"
+    )
 
 
 MODES: dict[str, Judge] = {"A": mode_a, "B": mode_b, "C": mode_c, TARGET: target}

@@ -26,6 +26,8 @@ class TensorError(Frozen):
     single: float
     """The single-device error."""
     ratio: float
+    is_judged: bool = True
+    """False where the single-device error is more than rounding: then the ratio says nothing."""
     times: float | None = None
     """The number of times that the tensor is the right one; None where it is no multiple of it."""
     says: str = ""

@@ -23,6 +23,7 @@ from tpcompile.gate.measurements import Declared
 from tpcompile.gate.phases import RESIZED_CALLS, Phases
 from tpcompile.gate.step_values import Ran, comparable, run_step, spread_of
 from tpcompile.numerics import error_ratio, spread
+from tpcompile.numerics.drawn import Drawn
 from tpcompile.numerics.optimizer_step import followed
 from tpcompile.numerics.wrong_op import Run, wrong_op_of
 from tpcompile.ranks.domain import Domain, domain_of
@@ -114,7 +115,8 @@ def _compare(
     again: Callable[[], Ran],
 ) -> None:
     """Compare both runs with the reference; what is wrong in eager, or only where it is compiled, is searched for."""
-    single, exact = (ran() for ran, _module in _alone(target, trains=eager.trains))
+    drawn = Drawn()
+    single, exact = (ran() for ran, _module in _alone(target, drawn, trains=eager.trains))
     phases.facts = phases.facts.changed(reference=outputs.norms(exact.named))
     found = comparable([compiled, eager], single, exact, rank=group.rank(), size=group.size())
     compiled_values, eager_values = found.own
@@ -126,7 +128,7 @@ def _compare(
         errors = outputs.errors(compiled_values, eager_values, found.single, found.exact, normal)
     phases.facts = phases.facts.with_errors(TARGET, errors).changed(left_out=found.left_out)
     wrong = outputs.wrong_names(eager_values, found.single, found.exact, normal, limit=limit)
-    _find_first_wrong(phases, target, wrong, group, trains=eager.trains)
+    _find_first_wrong(phases, target, wrong, group, drawn, trains=eager.trains)
 
     def is_like_eager(ran: Ran) -> bool:
         both = comparable([ran, eager], single, exact, rank=group.rank(), size=group.size())
@@ -147,15 +149,25 @@ def _moved_runs(target: Target, *, trains: bool) -> Iterator[outputs.Outputs]:
         yield _run_alone(target, module, spread.moved_inputs(target.inputs, seed=seed), trains=trains).named
 
 
-def _alone(target: Target, *, trains: bool) -> list[tuple[Callable[[], Ran], nn.Module]]:
-    """Calls of the reference of a target, in its own dtype and in float64; each returns what is compared."""
+def _alone(target: Target, drawn: Drawn, *, trains: bool) -> list[tuple[Callable[[], Ran], nn.Module]]:
+    """Calls of the reference of a target, in its own dtype and in float64; each returns what is compared.
+
+    The second one draws what the first one did.
+    """
     reference = target.reference
     assert reference is not None, "without a reference nothing is measured"
     exactly = copied(reference, "the reference").double()
     exact_inputs = error_ratio.cast(target.inputs, torch.float64)
 
-    given = ((reference, target.inputs), (exactly, exact_inputs))
-    return [(partial(_run_alone, target, module, inputs, trains=trains), module) for module, inputs in given]
+    def run_single() -> Ran:
+        with drawn.recorded():
+            return _run_alone(target, reference, target.inputs, trains=trains)
+
+    def run_exact() -> Ran:
+        with drawn.again():
+            return _run_alone(target, exactly, exact_inputs, trains=trains)
+
+    return [(run_single, reference), (run_exact, exactly)]
 
 
 def _run_alone(target: Target, module: nn.Module, inputs: Inputs, *, trains: bool) -> Ran:
@@ -168,12 +180,12 @@ def _run_alone(target: Target, module: nn.Module, inputs: Inputs, *, trains: boo
 
 def on_one_device(target: Target) -> tuple[outputs.Outputs, outputs.Outputs]:
     """What the reference of a target returns, in its own dtype and in float64; a step's changes are put back."""
-    single, exact = (run().returned for run, _module in _alone(target, trains=False))
+    single, exact = (run().returned for run, _module in _alone(target, Drawn(), trains=False))
     return single, exact
 
 
 def _find_first_wrong(
-    phases: Phases, target: Target, wrong: Sequence[str], group: dist.ProcessGroup, *, trains: bool
+    phases: Phases, target: Target, wrong: Sequence[str], group: dist.ProcessGroup, drawn: Drawn, *, trains: bool
 ) -> None:
     """When some rank is wrong in eager, all ranks look for the op that it begins with: the search communicates."""
     if not phases.ranks.any_says(f"{TARGET}/wrong", bool(wrong)):
@@ -186,7 +198,7 @@ def _find_first_wrong(
             run = partial(call_target, target, target.program, target.inputs)
             return run_step(target, target.program, run, trains=lambda _changes: trains).named
 
-    alone = [Run(partial(_named, run), module) for run, module in _alone(target, trains=trains)]
+    alone = [Run(partial(_named, run), module) for run, module in _alone(target, drawn, trains=trains)]
     dtype = _coarsest(target.reference)
     with phases.phase(f"{TARGET}/localise", "find the first wrong op"):
         found = wrong_op_of(Run(call, module), alone, wrong, group, dtype=dtype, device=phases.device)

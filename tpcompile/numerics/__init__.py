@@ -6,6 +6,7 @@ check.py             `check_numerics`: a module on the ranks of a group, eager, 
 local.py             `check_numerics_local`: all ranks in one process and thread, eager
 single_device.py     the single-device module in float64 and in the dtype under test, and errors against it
 draw.py              weights and inputs from a seed, head-skewed or whole numbers
+drawn.py             the random numbers of a run, drawn again in float64
 error_ratio.py       errors as multiples of the single-device error
 localise.py          the first module whose output is wrong
 wrong_op.py          the op that wrong numbers begin with: one search, forward and backward, for all routes

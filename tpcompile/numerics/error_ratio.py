@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 
 Errors = dict[str, dict[str, float]]
-"""Name of a tensor -> `error`, `single` (the single-device error) and their `ratio`."""
+"""Name of a tensor -> `error`, `single` (the single-device error), their `ratio`; whether it `is_judged` by that."""
 
 _FLOAT64_UNIT = 256 * torch.finfo(torch.float64).eps
+_MOST_ROUNDING, _ROUNDINGS = 0.25, 1e5
+"""Largest relative error of one device that is rounding, also in float8; and in units of the dtype's last place. What
+is further from float64 differs by something else, such as other random numbers, and says nothing about the program."""
 _NO_MULTIPLE = 1e-2
 """Largest relative distance of a tensor from a multiple of the right one that counts as rounding, also in bfloat16."""
 _FEW = 64
@@ -30,7 +33,7 @@ def error_of(got: Tensor, single: Tensor, exact: Tensor, *, whole: float = 0.0) 
     """
     error = relative(got, exact)
     normal = max(whole, relative(single, exact))
-    return {"error": error, "single": normal, "ratio": error / _allowed(normal, got)}
+    return _measured(error, normal, got)
 
 
 def relative(got: Tensor, exact: Tensor) -> float:
@@ -61,7 +64,14 @@ def distance(one: Tensor, two: Tensor, single: Tensor, exact: Tensor, *, whole: 
     normal = max(whole, relative(single, exact))
     size = torch.maximum(two.double().norm(), exact.norm()).clamp_min(torch.finfo(torch.float64).tiny)
     apart = float((one.double() - two.double()).norm() / size)
-    return {"error": apart, "single": normal, "ratio": apart / _allowed(normal, one)}
+    return _measured(apart, normal, one)
+
+
+def _measured(error: float, normal: float, got: Tensor) -> dict[str, float]:
+    credible = _MOST_ROUNDING
+    if got.dtype.is_floating_point:
+        credible = min(credible, _ROUNDINGS * torch.finfo(got.dtype).eps)
+    return {"error": error, "single": normal, "ratio": error / _allowed(normal, got), "is_judged": normal <= credible}
 
 
 def named_tensors(value: Any, root: str) -> dict[str, Tensor]:

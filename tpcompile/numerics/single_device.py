@@ -19,6 +19,7 @@ from tpcompile.layout import Layout, Part, ShardSpec
 from tpcompile.nn.state import load_full_state_dict, local_slices_of
 from tpcompile.numerics import error_ratio, spread
 from tpcompile.numerics.draw import Values, draw_normal, draw_weights, drawing_alike
+from tpcompile.numerics.drawn import Drawn
 from tpcompile.numerics.error_ratio import Errors, named_tensors
 
 Build = Callable[[TpComm], nn.Module]
@@ -94,11 +95,14 @@ class Reference:
             raise ConfigError(f"differentiate={unknown} is no floating input; there are {floating}")
         self.differentiated = tuple(name for name in floating if differentiate is None or name in differentiate)
         self._cotangents: dict[str, Tensor] = {}
-        self.single = self._run(dtype)
+        self._drawn = Drawn()
+        with self._drawn.recorded():
+            self.single = self._run(dtype)
         known = [*named_tensors(self.given, "input"), *self.single.outputs]
         if unknown := sorted(set(self.sharded) - set(known)):
             raise ConfigError(f"sharded={unknown} is no input or output; there are {known}")
-        self.exact = self._run(torch.float64)
+        with self._drawn.again():
+            self.exact = self._run(torch.float64)
         single = self.single.outputs | {f"grad {name}": grad for name, grad in self.single.grads.items()}
         exact = self.exact.outputs | {f"grad {name}": grad for name, grad in self.exact.grads.items()}
         self.normal = {name: error_ratio.relative(single[name], whole) for name, whole in exact.items()}
@@ -208,7 +212,12 @@ class Reference:
     def _run_alone(self, dtype: torch.dtype, *, train: bool) -> tuple[nn.Module, Callable[[], dict[str, Tensor]]]:
         module, given = self.single_device(dtype), error_ratio.cast(self.given, dtype)
         draw = self._draw_cotangent if self.train and train else None
-        return module, lambda: _run_alike(module, module, given, draw, self.differentiated).named
+
+        def run() -> dict[str, Tensor]:
+            with self._drawn.again():
+                return _run_alike(module, module, given, draw, self.differentiated).named
+
+        return module, run
 
     def single_device(self, dtype: torch.dtype) -> nn.Module:
         """The single-device module in `dtype`, on the same numbers."""

@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 
 from tpcompile.numerics import error_ratio
 from tpcompile.numerics.beside_eager import WrongGraph, gradients, is_wrong
+from tpcompile.numerics.drawn import Drawn
 from tpcompile.torch_api.comparing import copied_input, in_float64, put_back_random, with_settings
 
 _OPS = ("call_function", "call_method")
@@ -150,12 +151,14 @@ class Search:
 
 def differences_of(part: Part, backend: Any) -> tuple[Difference, ...]:
     """Outputs of a part, and gradients where they are asked for, that differ between its compiled code and eager."""
-    wanted = _run(part, part.module, part.inputs)
+    drawn = Drawn()
+    with drawn.recorded():
+        wanted = _run(part, part.module, part.inputs)
     got = _run(part, torch.compile(part.module, backend=backend, dynamic=False), part.inputs)
     found = [one for one, other in zip(got, wanted, strict=True) if is_wrong(one.got, other.got)]
     if not found:
         return ()
-    exact = {(one.node, one.number): one.got for one in _in_float64(part)}
+    exact = {(one.node, one.number): one.got for one in _in_float64(part, drawn)}
     right = {(one.node, one.number): one.got for one in wanted}
     return tuple(
         Difference(one.node, one.got, right[one.node, one.number], one.in_backward)
@@ -188,12 +191,13 @@ def _run(part: Part, program: Any, inputs: Sequence[Tensor]) -> list[_Value]:
     return found
 
 
-def _in_float64(part: Part) -> list[_Value]:
+def _in_float64(part: Part, drawn: Drawn) -> list[_Value]:
     """The same in float64; empty where an op of it needs its dtype."""
     inputs = [copied_input(one).double() if one.is_floating_point() else one for one in part.inputs]
     leaves = [one.detach().requires_grad_(given.requires_grad) for one, given in zip(inputs, part.inputs, strict=True)]
     try:
-        return _run(part, in_float64(part.module), leaves)
+        with drawn.again():
+            return _run(part, in_float64(part.module), leaves)
     except Exception:  # what a part is made of is the user's
         return []
 

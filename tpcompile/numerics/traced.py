@@ -8,9 +8,11 @@ sum over the ranks. An op of a backward pass has the line of the op whose gradie
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.lines import line_of_frame
+from tpcompile.numerics import drawn
 from tpcompile.numerics.fingerprints import Fingerprint, Part, Shape, Summary, fingerprint, summary
 from tpcompile.numerics.optimizer_step import plain_name
 from tpcompile.numerics.rows import Cut
@@ -40,6 +43,8 @@ _READ = "aten._local_scalar_dense"
 """What `item()` is."""
 _PENDING = ("_c10d_functional.", "c10d.")
 """Ops whose result is not there yet when they return."""
+_DEEP = 8
+"""Frames in which a mode that is inside of this one is looked for: torch has some between the two."""
 _ALIASES = ("aten.detach", "aten.alias", "aten.view", "aten._unsafe_view", "aten.clone")
 """Ops that return the numbers of a tensor of the same shape, in its order."""
 _ON_LISTS = ("aten._foreach_", "aten._fused_adam", "aten._fused_sgd", "aten._fused_adagrad")
@@ -269,7 +274,11 @@ def _unit(tensor: Tensor) -> float:
 
 def _line_of_caller() -> UserLine | None:
     """The line that runs the op; None where that is the code which follows the run."""
-    line = line_of_frame(sys._getframe(2))
+    frame = caller = sys._getframe(2)
+    for one, _ in islice(traceback.walk_stack(caller), _DEEP):
+        if one.f_code.co_filename == drawn.__file__ and one.f_back is not None:
+            frame = one.f_back
+    line = line_of_frame(frame)
     return None if line is None or Path(line.file).parent in _FOLLOWING else line
 
 

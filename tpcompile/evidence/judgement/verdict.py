@@ -14,7 +14,7 @@ from tpcompile.evidence.compiles.normalised import hidden_check
 from tpcompile.evidence.digests.digest import environment_items, layer_items
 from tpcompile.evidence.digests.recompiles import recompile_causes
 from tpcompile.evidence.groups.domain import by_domain
-from tpcompile.evidence.iterables import find, grouped, indexed
+from tpcompile.evidence.iterables import find, first, grouped, indexed
 from tpcompile.evidence.judgement import checks
 from tpcompile.evidence.judgement import leading as lead
 from tpcompile.evidence.judgement.equal_ranks import equal_groups
@@ -140,8 +140,10 @@ def conclude(
     is_alone = rules.needs_peers and exit_code == ExitCode.PASS and all(len(ranks) == 1 for ranks in domains.values())
     status = Status.PASS if exit_code == ExitCode.PASS else Status.FAIL
     summary = lead.summary(leading) if leading else _passed(rules, digests, found)
-    if is_alone:
-        status, exit_code, summary = Status.SKIPPED, ExitCode.INCOMPLETE, _alone(world_size)
+    undecided = first(check for check in found if check.is_undecided) if exit_code == ExitCode.PASS else None
+    if is_alone or undecided is not None:
+        status, exit_code = Status.SKIPPED, ExitCode.INCOMPLETE
+        summary = _alone(world_size) if undecided is None else f"{undecided.name}: {undecided.observed}"
     verdict = Verdict(
         status=status,
         exit_code=exit_code,

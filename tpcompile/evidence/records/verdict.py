@@ -143,6 +143,8 @@ class Check(Frozen):
     """What to do first, where that is not what the cause says."""
     is_consequence: bool = False
     """True when a different finding explains it."""
+    is_undecided: bool = False
+    """True when it was asked for and could not be decided, so that a run that is not red is incomplete."""
     is_of_library: bool = False
     """True when only code of torch or of an installed package is at fault, such as a graph break there."""
 

@@ -205,6 +205,8 @@ def _error_ratio(exact: dict[str, Tensor] | None, got: dict[str, Tensor], eager:
         if not is_there:
             return math.inf
         error = error_ratio.error_of(got[name], eager[name], value)
+        if not error["is_judged"]:
+            return None
         ratios.append(error["ratio"])
     is_nan = any(map(math.isnan, ratios))
     return math.inf if is_nan else max(ratios)

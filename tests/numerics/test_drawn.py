@@ -1,0 +1,67 @@
+"""What a run in one dtype drew is drawn again in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.torch_api.test_comparing import NEEDS_GPU
+from tpcompile.evidence.judgement.undecided import undecided
+from tpcompile.numerics import error_ratio
+from tpcompile.numerics.drawn import Drawn
+
+DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_GPU)]
+
+
+def noise(x: Tensor) -> Tensor:
+    return x + torch.randn_like(x) + torch.rand(x.shape, dtype=x.dtype, device=x.device)
+
+
+def dropout(x: Tensor) -> Tensor:
+    return F.dropout(x, 0.5) + F.dropout(x * 2, 0.25)
+
+
+def gradient(x: Tensor) -> Tensor:
+    leaf = x.detach().requires_grad_()
+    dropout(leaf).sum().backward()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("program", [noise, dropout, gradient])
+def test_float64_has_the_same_numbers(program: object, device: str) -> None:
+    assert callable(program)
+    x, drawn = torch.linspace(1, 2, 999, device=device).bfloat16(), Drawn()
+    with drawn.recorded():
+        single = program(x)
+    torch.manual_seed(5)
+    with drawn.again():
+        exact = program(x.double())
+    assert exact.dtype == torch.float64
+    assert error_ratio.error_of(single, single, exact)["is_judged"]
+    other = program(x.double())
+    assert not error_ratio.error_of(single, single, other)["is_judged"]
+
+
+def test_what_was_not_drawn_is_drawn_anew() -> None:
+    drawn = Drawn()
+    with drawn.recorded():
+        torch.rand(3)
+    with drawn.again():
+        assert not torch.equal(torch.rand(4), torch.rand(4))
+
+
+@pytest.mark.parametrize(
+    ("judged", "names"),
+    [
+        ({"forward": True, "grad a": True, "grad b": False}, []),
+        ({"forward": False, "grad a": True, "grad b": True}, ["forward"]),
+        ({"forward": True, "grad a": False, "grad b": False}, ["grad a", "grad b"]),
+        ({"forward": True, "forward weight of a": False, "forward weight of b": True}, []),
+    ],
+)
+def test_an_output_or_most_tensors_leave_it_undecided(judged: dict[str, bool], names: list[str]) -> None:
+    assert undecided(judged) == names

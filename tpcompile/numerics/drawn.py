@@ -1,0 +1,79 @@
+"""The random numbers of a run on one device -> the same ones in its repetition in float64.
+
+A GPU draws other numbers for a different dtype, and so does `randn` on the CPU: the mask of a dropout in float64 would
+not be the one in bfloat16, and against such a reference every program is as right as any other.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpcompile.torch_api.dispatch import TorchDispatchMode
+
+_DROPOUT = "native_dropout"
+_DRAWS = {
+    "bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial", "normal_", "rand",
+    "rand_like", "randint", "randint_like", "randn", "randn_like", "random_", "randperm", "uniform_", _DROPOUT,
+}  # fmt: skip
+"""Ops whose results are drawn; an attention that drops inside its kernel shows no mask, so it is not among them."""
+_Key = tuple[str, tuple[int, ...]]
+"""Name of an op, and the shape of what it draws."""
+
+
+class Drawn:
+    """What one run drew."""
+
+    def __init__(self) -> None:
+        self.is_known = False
+        self.numbers: defaultdict[_Key, list[Tensor]] = defaultdict(list)
+
+    def recorded(self) -> AbstractContextManager[Any]:
+        """A context that keeps what is drawn in the first run; a later one draws the same by its seed."""
+        if self.is_known:
+            return nullcontext()
+        self.is_known = True
+        return _Draws(self._keep)
+
+    def again(self) -> AbstractContextManager[Any]:
+        """A context in which the same is drawn, op by op; what the run did not draw is drawn anew."""
+        if not self.numbers:
+            return nullcontext()
+        left = {key: deque(numbers) for key, numbers in self.numbers.items()}
+
+        def take(key: _Key, drawn: Tensor) -> Tensor:
+            numbers = left.get(key)
+            return drawn.copy_(numbers.popleft()) if numbers else drawn
+
+        return _Draws(take)
+
+    def _keep(self, key: _Key, drawn: Tensor) -> Tensor:
+        self.numbers[key].append(drawn.detach().clone())
+        return drawn
+
+
+class _Draws(TorchDispatchMode):
+    """Gives what every op draws to a function, and goes on with what that returns."""
+
+    def __init__(self, on_drawn: Callable[[_Key, Tensor], Tensor]) -> None:
+        super().__init__()
+        self._on_drawn = on_drawn
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the op."""
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name not in _DRAWS:
+            return result
+        if name != _DROPOUT:
+            return self._on_drawn((name, tuple(result.shape)), result)
+        x, p, is_training = args
+        if not is_training or not 0 < p < 1:
+            return result
+        mask = self._on_drawn((name, tuple(x.shape)), result[1])
+        return torch.where(mask, x / (1 - p), 0), mask
