@@ -7,12 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.torch_api.test_comparing import NEEDS_GPU
 from tpcompile.evidence.judgement.undecided import undecided
 from tpcompile.numerics import error_ratio
 from tpcompile.numerics.drawn import Drawn
 
-DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_GPU)]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu(1))]
 
 
 def noise(x: Tensor) -> Tensor:

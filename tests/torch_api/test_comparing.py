@@ -12,8 +12,6 @@ from torch import Tensor
 from tpcompile.torch_api import comparing
 from tpcompile.torch_api.comparing import Compiled, Graph
 
-NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-
 
 class Seen:
     """Graphs that ran; the program goes on with zeros in place of their outputs."""
@@ -73,7 +71,7 @@ def test_what_a_program_adds_can_be_put_in_again() -> None:
     assert [one.line for one in comparing.added("inductor", {"post_grad_custom_post_pass": local})][-1] == ""
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu(1))])
 def test_random_numbers_are_put_back(device: str) -> None:
     torch.ones(1, device=device)
     put_back = comparing.put_back_random()

@@ -289,10 +289,15 @@ def _exit_code(found: Sequence[Check], *, is_red: bool) -> ExitCode:
 
 
 def _numbers(found: Sequence[Check]) -> str:
-    """A note that the numbers had no reference, or eager alone; empty where there was one."""
+    """A note that the numbers had no reference, or eager alone; empty where there was one.
+
+    A green check of the compiler has found that compiled code draws its own random numbers, and is right with others.
+    """
     judged = {check.id for check in found if check.status in (Status.PASS, Status.FAIL)}
     if judged & {CheckId.FORWARD, CheckId.GRADIENTS}:
         return ""
+    if any(check.id == CheckId.COMPILER for check in found):
+        return "; numbers: right with the random numbers of eager"
     return "; numbers: compared with eager alone" if CheckId.EAGER in judged else "; numbers: not compared"
 
 
