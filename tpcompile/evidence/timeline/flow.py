@@ -98,6 +98,11 @@ class Flow(Frozen):
     issuing: tuple[Code, ...] = ()
     """Lines that issued a collective on this rank, as far as torch remembers; and regions, with an empty file."""
 
+    @property
+    def num_recorded(self) -> int:
+        """Steps so far, kept or not. Raises ValueError for what no recorder writes."""
+        return self.num_before + len(self.steps())
+
     def steps(self) -> list[tuple[int, int]]:
         """(number of the code, kind << LINE_BITS | line). Raises ValueError for what no recorder writes."""
         limit = _PACKED.size * (1 << 18)
