@@ -85,7 +85,7 @@ class Keeper:
         self._lock = threading.Lock()
         self._process: Process | None = None
         self._has_ended = False
-        self._next_s, self._pause_s = 0.0, 1.0
+        self._next_s, self._pause_s = 0.0, 0.5
 
     def open(self) -> None:
         """Begin: say which process this rank is."""
@@ -93,7 +93,7 @@ class Keeper:
         self._write({})
 
     def tick(self, now_s: float) -> None:
-        """Keep the state after 1, 2, 4, ... seconds: the lines that issue collectives are known soon, if at all."""
+        """Keep the state after 0.5, 1, 2, ... seconds: the lines that issue collectives are known soon, if at all."""
         if now_s < self._next_s:
             return
         is_first, self._next_s = self._next_s == 0.0, now_s + self._pause_s
