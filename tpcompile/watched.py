@@ -5,6 +5,7 @@ Every Python of the job finds `autostart/site` first on its path, and starts the
 
 from __future__ import annotations
 
+import importlib.machinery
 import os
 import subprocess
 import sys
@@ -154,9 +155,15 @@ def holds_kept(folders: Sequence[Path]) -> bool:
 def with_kept(folders: Sequence[Path], of_logs: Verdict | None) -> Verdict | None:
     """The verdict of what ranks kept in these folders, or that of the logs; in a process that imports torch.
 
-    Raises ConfigError for what cannot be read.
+    Raises ConfigError for what cannot be read, PreflightError without torch where there are no logs either.
     """
     if not holds_kept(folders):
+        return of_logs
+    if importlib.machinery.PathFinder.find_spec("torch") is None:  # beside `tpcompile-reader`
+        if of_logs is None:
+            raise PreflightError(
+                "what ranks kept is judged with torch, which is not installed here: pip install tpcompile"
+            )
         return of_logs
     command = [sys.executable, "-m", "tpcompile.sentinel.afterwards", *map(str, folders)]
     given = of_logs.to_json() if of_logs is not None else ""

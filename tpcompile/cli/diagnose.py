@@ -1,4 +1,4 @@
-"""`tpcompile diagnose DIR`: TORCH_TRACE files of any job -> what differs between its ranks, and the cause."""
+"""`tpcompile diagnose DIR`: TORCH_TRACE files of any job, or a run directory -> what differs between its ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 def diagnose(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR...", help="Folders of TORCH_TRACE files, searched recursively, or the files."),
+        typer.Argument(
+            metavar="DIR...",
+            help="Folders of TORCH_TRACE files, searched recursively, the files, or run directories of a sentinel.",
+        ),
     ],
     world_size: Annotated[
         int | None, typer.Option(min=2, max=131_072, help="Ranks of the job; default: as many as the logs show.")
