@@ -97,6 +97,16 @@ def test_a_rank_that_finished_is_why_the_other_one_waited(tmp_path: Path) -> Non
     assert (verdict.lead.cause, verdict.lead.ranks, verdict.exit_code) == (Cause.STUCK_COLLECTIVE, (1,), ExitCode.FAIL)
 
 
+def test_a_rank_that_finished_is_why_the_other_one_failed(tmp_path: Path) -> None:
+    failed = "RuntimeError: Connection closed by peer"
+    past = [issued(number) for number in range(1, 6)]
+    keep(tmp_path, 0, state=state(0, *past, issued(6), ended=failed), end=failed)
+    keep(tmp_path, 1, state=state(1, *past, ended=FINISHED), end=FINISHED)
+    verdict = found(tmp_path)
+    assert verdict.lead is not None
+    assert (verdict.lead.cause, verdict.lead.ranks, verdict.exit_code) == (Cause.STUCK_COLLECTIVE, (1,), ExitCode.FAIL)
+
+
 def test_a_rank_without_a_word_is_gone_where_others_wrote_how_they_ended(tmp_path: Path) -> None:
     keep(tmp_path, 0, state=state(0, issued(1)), end=TERMINATED)
     keep(tmp_path, 1, state=state(1, issued(1)))

@@ -27,6 +27,7 @@ from tpcompile.ranks.recorded import record_side
 from tpcompile.sentinel.asking import waited_for
 from tpcompile.sentinel.checks import finding_check
 from tpcompile.sentinel.deadlock import Deadlock, Seen
+from tpcompile.sentinel.exited_ranks import lost_to_exited
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.hang import why_stuck
 from tpcompile.sentinel.kept import Kept, read_kept
@@ -157,7 +158,17 @@ def _found(kept: ByRank[Kept], everything: ByRank[Kept]) -> Finding | None:
         return found
     if spoke and cut:
         return _stuck(states.without(silent), others, silent)
-    return _late(states, kept)
+    return _late(states, kept) or _left_alone(states)
+
+
+def _left_alone(states: ByRank[RankState]) -> Finding | None:
+    """A rank that failed after others had finished: what it was in is what they left out."""
+    finished = states.where(lambda state: state.ended == FINISHED)
+    failed = states.where(lambda state: state.ended not in ("", FINISHED))
+    if not finished or not failed:
+        return None
+    here = failed.first.model_copy(update={"ended": ""})  # as it was when its collective failed
+    return lost_to_exited({**finished, here.rank: here}, here)
 
 
 def _stuck(states: ByRank[RankState], others: ByRank[RankState], gone: ByRank[Kept]) -> Finding | None:
