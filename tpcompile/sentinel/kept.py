@@ -83,13 +83,16 @@ class Keeper:
         self._log, self._snapshot, self._executed, self._place = log, snapshot, executed, place
         self._domain = domain
         self._lock = threading.Lock()
+        self._folder = Path()
         self._process: Process | None = None
         self._has_ended = False
         self._next_s, self._pause_s = 0.0, 0.5
 
     def open(self) -> None:
         """Begin: say which process this rank is."""
-        self._process = self._log.process_of(self._log.rank)
+        with suppress(TpCompileError, RuntimeError):
+            self._folder = self._place().absolute()  # the program may go to a different folder
+            self._process = self._log.process_of(self._log.rank)
         self._write({})
 
     def tick(self, now_s: float) -> None:
@@ -119,15 +122,14 @@ class Keeper:
     def adopt(self, rank: int) -> None:
         """Keep what a rank of this host has left that is gone, before its ring is removed."""
         with suppress(TpCompileError, OSError, ValueError):
-            directory = RunDir(self._place())
-            kept = read_kept(directory.path / kept_file(rank)).with_ring()
+            kept = read_kept(self._folder / kept_file(rank)).with_ring()
             if kept.flow is not None or kept.stack:
-                directory.write_text(kept_file(rank), kept.to_json())
+                RunDir(self._folder).write_text(kept_file(rank), kept.to_json())
 
     def forget(self) -> None:
         """Remove what all ranks have kept: each of them has finished, and nothing was wrong."""
         with suppress(TpCompileError, OSError):
-            folder = self._place()
+            folder = self._folder
             for file in (folder / "kept").glob("rank_*.json"):
                 file.unlink()
             own = (folder.parent,) if folder.parent.name == DEFAULT_PARENT else ()
@@ -155,7 +157,7 @@ class Keeper:
             **known,
         )
         with suppress(TpCompileError, OSError, RuntimeError):
-            RunDir(self._place()).write_text(kept_file(log.rank), kept.to_json())
+            RunDir(self._folder).write_text(kept_file(log.rank), kept.to_json())
 
 
 def read_kept(path: Path) -> Kept:
