@@ -56,7 +56,8 @@ class Executed:
 
     def issuing(self) -> tuple[Code, ...]:
         """Lines of this rank that have issued a collective."""
-        return flight.issuing_places(self._progress.calls_begun(), self._messages.posted())
+        issued = flight.recorded(begun=self._progress.calls_begun())
+        return flight.issuing_places(issued, flight.messages(self._messages.posted()))
 
     def flow_of(self, rank: int) -> Flow | None:
         """What this rank has executed, or what another one of this host has, or has left."""
