@@ -44,6 +44,7 @@ ELSEWHERE = {
     "sbatch configs/slurm/gate.sbatch my_model:build": "Slurm; tests/nodes/test_launchers.py",
     "tpcompile run --run-dir /shared/run -- srun --ntasks 8 --kill-on-bad-exit python train.py": "Slurm",
     "tpcompile run --run-dir /shared/run -- torchrun --nproc-per-node 8 train.py": "8 ranks; tests/test_watched.py",
+    "tpcompile diagnose runs/20261128T092011-run-d64a": "of ranks that were killed; tests/sentinel/test_afterwards.py",
     "TORCH_TRACE=/shared/trace torchrun ... train.py": "any job of a user's; tests/evidence/logs has such traces",
     "tpcompile fusion record my_model:build --nproc 8 --arch sm_90 -o manifest.json": "tests/fusion/test_no_gpu.py",
     "scripts/clients.sh": "makes an environment of 5 GB; tests/test_clients.py has what needs none",

@@ -15,11 +15,19 @@ import torch.distributed as dist
 WHAT = sys.argv[1]
 
 
+def kill_all(pids: list[int]) -> None:
+    """End the other rank, and then this one, before either can say anything."""
+    for pid in sorted(pids, key=lambda pid: pid == os.getpid()):
+        os.kill(pid, signal.SIGKILL)
+
+
 def main() -> None:
     """Train for some steps."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     layer = torch.compile(torch.nn.Linear(4, 4), backend="eager")
+    pids: list[int] = [0, 0]
+    dist.all_gather_object(pids, os.getpid())
     own = contextlib.nullcontext()
     if WHAT == "own sentinel":
         from tpcompile import Sentinel
@@ -39,6 +47,9 @@ def main() -> None:
             if WHAT == "one hangs" and rank == 1 and step == 3:
                 threading.Timer(7.0, os.kill, (int(os.environ["LAUNCHER"]), signal.SIGINT)).start()
                 time.sleep(600)  # another process holds the lock
+            if WHAT == "all are killed" and rank == 1 and step == 3:
+                threading.Timer(5.0, kill_all, (pids,)).start()
+                time.sleep(600)  # nobody will say so
             dist.all_reduce(loss.detach())
     print("the program's own output", flush=True)
 

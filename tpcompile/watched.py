@@ -5,7 +5,10 @@ Every Python of the job finds `autostart/site` first on its path, and starts the
 
 from __future__ import annotations
 
+import importlib.machinery
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +34,7 @@ SETTINGS = "TPCOMPILE_WATCH_SETTINGS"
 _TRACE = "TORCH_TRACE"
 _SITE = Path(__file__).parent / "autostart" / "site"
 _ASK_S, _POLL_S = 8.0, 0.1
+_AFTERWARDS_S = 300.0
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 """Exit codes of a shell for a command that is not there, and for one that cannot be run."""
 
@@ -118,7 +122,7 @@ def _say(outcome: Outcome, run_dir: RunDir, logs: Path, console: Console, *, is_
     has_own = any(one.gave_way for one in ranks.values())
     ended_badly = bool(outcome.exit_code or outcome.signal)
     if verdict is None and ended_badly and not has_own:
-        verdict, run = _diagnosed(logs), None
+        verdict, run = _diagnosed(logs, run_dir.path), None
         if verdict is not None:
             with suppress(PreflightError):  # `write` says it of the next file
                 run_dir.write_verdict(verdict)
@@ -130,13 +134,44 @@ def _say(outcome: Outcome, run_dir: RunDir, logs: Path, console: Console, *, is_
     console.print(f"tpcompile run: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _diagnosed(logs: Path) -> Verdict | None:
-    """What torch's logs show of a job that ended badly; None where they show nothing."""
+def _diagnosed(logs: Path, run_dir: Path) -> Verdict | None:
+    """What torch's logs and the ranks' own files show of a job that ended badly; None where they show nothing."""
+    of_logs = None
+    with suppress(TpCompileError):
+        of_logs = diagnose([logs], Question(ended_badly=True))
+    if of_logs is not None and of_logs.exit_code == ExitCode.NOTHING_COMPILED:
+        of_logs = None
     try:
-        verdict = diagnose([logs], Question(ended_badly=True))
+        return with_kept([run_dir], of_logs)
     except TpCompileError:
-        return None
-    return None if verdict.exit_code == ExitCode.NOTHING_COMPILED else verdict
+        return of_logs
+
+
+def holds_kept(folders: Sequence[Path]) -> bool:
+    """True where a rank that a sentinel watched has kept something of itself."""
+    return any(file for folder in folders for file in folder.glob("kept/rank_*.json"))
+
+
+def with_kept(folders: Sequence[Path], of_logs: Verdict | None) -> Verdict | None:
+    """The verdict of what ranks kept in these folders, or that of the logs; in a process that imports torch.
+
+    Raises ConfigError for what cannot be read, PreflightError without torch where there are no logs either.
+    """
+    if not holds_kept(folders):
+        return of_logs
+    if importlib.machinery.PathFinder.find_spec("torch") is None:  # beside `tpcompile-reader`
+        if of_logs is None:
+            raise PreflightError(
+                "what ranks kept is judged with torch, which is not installed here: pip install tpcompile"
+            )
+        return of_logs
+    command = [sys.executable, "-m", "tpcompile.sentinel.afterwards", *map(str, folders)]
+    given = of_logs.to_json() if of_logs is not None else ""
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False, timeout=_AFTERWARDS_S)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["no reason"])[-1].removeprefix("error: ")
+        raise ConfigError(why)
+    return Verdict.model_validate_json(done.stdout)
 
 
 def _watched_text(ranks: Mapping[int, Watched]) -> str:

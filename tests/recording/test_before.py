@@ -80,13 +80,19 @@ def test_tensors_are_types_and_texts_are_hashes() -> None:
     assert (weight.requires_grad, secret) == (True, "password")
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
-def test_the_number_of_the_rank_in_a_text_is_its_role(monkeypatch: pytest.MonkeyPatch, rank: str) -> None:
-    monkeypatch.setenv("RANK", rank)
-    path, device = f"shard_{rank}_of_8.pt", torch.device("cuda", int(rank))
-    assert found_here("path")[1] == "text 91a6aaa1"
-    assert found_here("device")[1] == "cuda"
-    assert (path, device.type) == (f"shard_{rank}_of_8.pt", "cuda")
+def test_the_number_of_the_rank_in_a_text_is_left_out_beside_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for rank in (0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        path, device, version = f"shard_{rank}_of_8.pt", torch.device("cuda", rank), "v1"
+        assert found_here("device")[1] == "cuda"
+        rows = [one for one in set_before(sys._getframe(), is_followed) if one.name in ("path", "version")]
+        found.append({one.name: (one.value, one.own) for one in rows})
+        assert (path, device.index, version) == (f"shard_{rank}_of_8.pt", rank, "v1")
+    first, second = found
+    assert first["path"][0] != second["path"][0] and first["path"][1] == second["path"][1] != ""
+    assert first["version"][0] == second["version"][0], "equal, though one of them has its number in it"
+    assert [one["version"][1] == "" for one in found] == [True, False]
 
 
 def test_no_code_of_an_object_runs() -> None:

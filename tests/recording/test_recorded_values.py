@@ -15,6 +15,7 @@ from tpcompile.evidence.timeline.flow import (
     LINE_BITS,
     LINE_MASK,
     NEAR,
+    OWN,
     RETURNED,
     VALUE_BITS,
     Flow,
@@ -33,8 +34,8 @@ def values(flow: Flow, function: str) -> list[tuple[str, int | bytes]]:
     for code, packed in flow.steps():
         if code == number and packed >> LINE_BITS == Kind.VALUE:
             index, value = (packed & LINE_MASK) >> VALUE_BITS, packed & (1 << VALUE_BITS) - 1
-            if index == NEAR:
-                found.append(("near", value.to_bytes(3, "little")))
+            if index in (NEAR, OWN):
+                found.append(("near" if index == NEAR else "own", value.to_bytes(3, "little")))
                 continue
             name = "returned" if index == RETURNED else flow.codes[code].names[index]
             found.append((name, value & EXACT - 1 if value & EXACT else value.to_bytes(3, "little")))
@@ -70,6 +71,8 @@ def test_values_that_lines_set_are_steps_too(name: str) -> None:
 
 @pytest.mark.skipif(not IS_POSSIBLE, reason="before Python 3.12")
 def test_values_have_the_same_hash_in_c_and_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+
     def one(number: int) -> list[tuple[str, int | bytes]]:
         return values(
             recorded(lambda _: [varied(value) for value in VARIED], f"{secrets.token_hex(8)}{number}"), "varied"
@@ -78,15 +81,34 @@ def test_values_have_the_same_hash_in_c_and_in_python(monkeypatch: pytest.Monkey
     in_c = one(0)
     monkeypatch.setattr(module, "compiled", lambda: None)
     assert one(1) == in_c
-    hashes = [value for value in in_c if value[0] != "near"]
+    hashes = [value for value in in_c if value[0] not in ("near", "own")]
     assert len(set(hashes)) == len(VARIED), "what differs has another hash"
+    assert len([value for value in in_c if value[0] == "own"]) == len(WITH_OWN)
 
 
+@pytest.mark.usefixtures("callbacks")
+def test_a_text_is_there_without_the_number_of_the_rank_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def own(rank: int, *texts: Any) -> list[int | bytes]:
+        monkeypatch.setenv("RANK", str(rank))
+        found = values(recorded(lambda _: [varied(text) for text in texts], f"{name}{rank}"), "varied")
+        return [value for kind, value in found if kind == "own"]
+
+    mine = own(3, "rank_3.log", ("cuda:3", 1), torch.device("cuda", 3), "v13", "v3")
+    theirs = own(10, "rank_10.log", ("cuda:10", 1), torch.device("cuda", 10), "v13", "v3")
+    assert (mine[:3], len(mine), len(theirs)) == (theirs, 4, 3), "a number is whole, and of dtypes none counts"
+
+
+WITH_OWN = (
+    "rank_3.log", "logs/3/x_003", ("a", ("cuda:3",)), "3", torch.device("cuda", 3), "é" * 60 + " 3 3 3 3 3",
+    "3" + "z" * 70,
+    "y" * 70 + "3",
+)  # fmt: skip
 VARIED = (
+    *WITH_OWN, "13", "333", "3" * 30, torch.float32, ("9" * 40, "w"),
     None, True, False, 0, 7, -7, 1 << 20, 1 << 40, -(1 << 62), 0.5, -0.5, float("inf"), "", "a", "b" * 70, "é",
     (), (1,), [1, 2], (1, (2, 3)), (1, (2, 4)), {}, {"a": 1}, torch.ones(2), torch.ones(3), torch.ones(2).half(),
     torch.ones(2, 3), torch.ones(3, 2).t(),
-    torch.ones(2, requires_grad=True), torch.bfloat16, torch.float32, torch.device("cpu"),
+    torch.ones(2, requires_grad=True), torch.bfloat16, torch.float16, torch.device("cpu"),
 )  # fmt: skip
 
 

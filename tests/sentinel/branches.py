@@ -32,7 +32,9 @@ class Optimizer:
 
 def must_skip(step: int) -> bool:
     """True where the gradients of this rank have overflowed; by the advice, where those of any rank have."""
-    skips = torch.tensor(float(FORM in ("skips", "agrees", "off") and dist.get_rank() == 1 and step == 5))
+    skips = torch.tensor(
+        float(FORM in ("skips", "agrees", "off", "killed skipping") and dist.get_rank() == 1 and step == 5)
+    )
     if FORM == "agrees":
         dist.all_reduce(skips, op=dist.ReduceOp.MAX)
     return bool(skips)
@@ -49,6 +51,27 @@ def gathered(step: int) -> None:
 def kill() -> None:
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+REACHED = threading.Event()
+"""A rank is in the step in which the others go a different way."""
+
+
+def kill_all(pids: list[int], *, after_s: float) -> None:
+    """End all ranks at once, as the kernel does where the memory of a container is used up: none can say why."""
+    REACHED.wait()
+    time.sleep(after_s)
+    for pid in sorted(pids, key=lambda pid: pid == os.getpid()):
+        os.kill(pid, signal.SIGKILL)
+
+
+def before_all_are_killed(step: int) -> None:
+    """One of the forms in which all ranks are killed: one hangs, or has skipped something, or nothing is wrong."""
+    if step == 5:
+        REACHED.set()
+    if FORM == "killed hanging" and dist.get_rank() == 1 and step == 5:
+        time.sleep(60)
+    time.sleep(0.5)
 
 
 class Settings:
@@ -70,6 +93,11 @@ def main() -> None:
     domains: dict[str, Any] = {}
     if FORM == "domains":  # data parallel: each rank is a domain of its own
         domains = {"mesh": init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp")), "axis": "tp"}
+    if FORM.startswith("killed "):
+        pids: list[Any] = [None, None]
+        dist.all_gather_object(pids, os.getpid())
+        wait = {"after_s": 4.0 if FORM == "killed hanging" else 0.8}
+        threading.Thread(target=kill_all, args=(pids,), kwargs=wait, daemon=True).start()
     flow = {"off": False, "setting": None}.get(FORM, True)
     with Sentinel(flow=flow, hang_after_s=1.0, **domains):
         if FORM == "killed":
@@ -80,6 +108,8 @@ def main() -> None:
                 time.sleep(0.3)
             if FORM == "domains" and dist.get_rank() == 1 and step == 5:
                 continue
+            if FORM.startswith("killed "):
+                before_all_are_killed(step)
             gathered(step)
             if not must_skip(step):
                 optimizer.step()

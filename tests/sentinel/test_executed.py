@@ -17,6 +17,7 @@ from tpcompile.evidence.timeline.conclude import NOT_RECORDED
 from tpcompile.evidence.timeline.flow import LINE_BITS, Kind
 from tpcompile.gate.replay import replay
 from tpcompile.sentinel import Sentinel
+from tpcompile.sentinel.afterwards import judged
 from tpcompile.testing import run_on_ranks
 
 PROGRAM = ROOT / "tests/sentinel/branches.py"
@@ -44,6 +45,8 @@ def verdict_in(folder: Path) -> Verdict:
     found = RunDir.open(run).read_verdict()
     assert found is not None
     assert replay(RunDir.open(run)).lead == found.lead  # `tpcompile compare` says the same
+    again = judged([run])  # and so does `tpcompile diagnose`, which does not read the verdict
+    assert again is not None and (again.lead, again.exit_code) == (found.lead, found.exit_code)
     return found
 
 

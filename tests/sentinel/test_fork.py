@@ -71,6 +71,9 @@ def test_a_forked_worker_is_no_rank() -> None:
     assert (found["causes"], found["active"]) == ([], True)
 
 
+_KEEPER = SimpleNamespace(end=lambda how: None)
+
+
 @pytest.mark.parametrize(
     ("unwinds", "is_raised", "findings", "waits"),
     [(True, False, [], 1), (False, True, [], 1), (False, False, [], 0), (True, True, ["found"], 0)],
@@ -85,7 +88,7 @@ def test_a_terminated_rank_does_not_end_while_a_problem_is_being_named(
     shutdown = SimpleNamespace(terminated=codes.append, exit_code=None, unwinds=unwinds)
     sentinel: Any = SimpleNamespace(
         is_active=True, shutdown=shutdown, findings=findings, wait_for_finding=waited.append, _losses=losses,
-        _alarms=SimpleNamespace(is_raised=is_raised),
+        _alarms=SimpleNamespace(is_raised=is_raised), _keeper=_KEEPER,
     )  # fmt: skip
     Sentinel._terminated(sentinel)
     assert (len(waited), codes) == (waits, [128 + signal.SIGTERM])
@@ -99,6 +102,7 @@ def test_a_terminated_rank_ends_although_the_store_does_not_respond() -> None:
 
     ends = SimpleNamespace(terminated=codes.append, exit_code=None)
     for is_active in (True, False):
-        sentinel: Any = SimpleNamespace(is_active=is_active, shutdown=ends, _losses=SimpleNamespace(at_sigterm=gone))
+        losses = SimpleNamespace(at_sigterm=gone)
+        sentinel: Any = SimpleNamespace(is_active=is_active, shutdown=ends, _losses=losses, _keeper=_KEEPER)
         Sentinel._terminated(sentinel)
     assert codes == [128 + signal.SIGTERM] * 2

@@ -1,7 +1,8 @@
-"""`tpcompile diagnose DIR`: TORCH_TRACE files of any job -> what differs between its ranks, and the cause."""
+"""`tpcompile diagnose DIR`: TORCH_TRACE files of any job, or a run directory -> what differs between its ranks."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 def diagnose(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR...", help="Folders of TORCH_TRACE files, searched recursively, or the files."),
+        typer.Argument(
+            metavar="DIR...",
+            help="Folders of TORCH_TRACE files, searched recursively, the files, or run directories of a sentinel.",
+        ),
     ],
     world_size: Annotated[
         int | None, typer.Option(min=2, max=131_072, help="Ranks of the job; default: as many as the logs show.")
@@ -59,16 +63,29 @@ def diagnose(
     Example: tpcompile diagnose /shared/trace --ended-badly
     """
     from tpcompile.cli import outputs
+    from tpcompile.errors import ConfigError
     from tpcompile.evidence.logs.diagnose import examined
     from tpcompile.evidence.rundir import new_name
     from tpcompile.report import console, screen, show
     from tpcompile.report.stdout import forgiving
+    from tpcompile.watched import holds_kept, with_kept
 
     question = _question(world_size, mesh, axis, allow or [], uneven or [], ended_badly)
-    with examined(folders, question) as found:
-        verdict = found.verdict
+    with ExitStack() as reading:
+        try:
+            found = reading.enter_context(examined(folders, question))
+        except ConfigError:
+            if not holds_kept(folders):
+                raise
+            found = None
+        verdict = with_kept(folders, found.verdict if found is not None else None)
+        assert verdict is not None, "one of them is there"
         outputs.write(verdict, json=json, junitxml=junitxml)
         if html is not None:
+            if found is None:
+                raise ConfigError(
+                    "--html: a page is made of logs, of which there are none; omit it, or set TORCH_TRACE"
+                )
             from tpcompile.report.page.of_logs import evidence_of_logs
 
             outputs.write_page(evidence_of_logs(found, name=", ".join(map(str, folders))), html)

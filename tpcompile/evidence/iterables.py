@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
 A = TypeVar("A")
 K = TypeVar("K", bound=Hashable)
+G = TypeVar("G", bound=Collection[object])
 
 
 def first(values: Iterable[T]) -> T | None:
@@ -36,6 +37,17 @@ def grouped(values: Iterable[T], by: Callable[[T], K]) -> dict[K, list[T]]:
     for value in values:
         found.setdefault(by(value), []).append(value)
     return found
+
+
+def majority(groups: Iterable[G], *, of: int = 0) -> G | None:
+    """The group with more than half of the members of all groups, or of a larger number of them; None without one.
+
+    The one rule by which ranks outvote others.
+    """
+    known = list(groups)
+    largest = max(known, key=len, default=None)
+    num_members = max(of, sum(map(len, known)))
+    return largest if largest is not None and 2 * len(largest) > num_members else None
 
 
 def indexed(values: Iterable[T], by: Callable[[T], K]) -> dict[K, T]:

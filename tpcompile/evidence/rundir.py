@@ -25,6 +25,8 @@ from tpcompile.evidence.records.reader import damaged, first_error, read_object,
 from tpcompile.evidence.text.ranks import is_among, ranks_in_name, ranks_text
 
 _PROBE_BYTES = 65536
+DEFAULT_PARENT = "runs"
+"""Folder of runs that were given no directory."""
 _OF_RANK = re.compile(r"rank_(\d{1,9})")
 R = TypeVar("R", bound=Frozen)
 
@@ -37,7 +39,7 @@ def new_stamp() -> str:
 def new_name(kind: str, stamp: str = "") -> str:
     """`runs/<UTC time>-<kind>-<id>`, of a new stamp or the given one."""
     time, _, token = (stamp or new_stamp()).partition("-")
-    return f"runs/{time}-{kind}-{token}"
+    return f"{DEFAULT_PARENT}/{time}-{kind}-{token}"
 
 
 def free_number(path: Path | str) -> int:
@@ -81,6 +83,7 @@ class RunDir:
     rank_N/status.json    last known activity of rank N
     rank_N/traceback.txt  of the exception that ended rank N, where a sentinel watched
     streams/rank_N.json   what rank N did, with times, where a sentinel watched
+    kept/rank_N.json      what a sentinel keeps of rank N while the job runs, for `tpcompile diagnose`
     logs/                 log lines per rank
     """
 

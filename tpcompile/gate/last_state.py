@@ -73,7 +73,7 @@ class LastState:
                 return flow_left(process_of(rank, store).black_box)
             return None
         found = self._flow.flow()
-        return found and found.model_copy(update={"issuing": flight.issuing_places(())})
+        return found and found.model_copy(update={"issuing": flight.issuing_places(flight.recorded())})
 
     def begin_call(self, phase: str, store: RankStore) -> None:
         """Publish the numbers of this rank's collectives before a call of that phase."""

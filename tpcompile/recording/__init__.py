@@ -9,6 +9,7 @@ flow.py            the lines of user code that this process executes, and the va
 flow_callbacks.py  the callbacks for it: flow.c, or Python without a compiler
 assigned.py        code -> the names that each of its lines gives a value
 before.py          what the program had set when the recording began
+own_numbers.py     the numbers that tell its rank from others, which texts may have
 variables.py       the variables of a frame, without keeping what they hold alive
 ring.py            a mapped file that outlives the process
 """

@@ -10,10 +10,8 @@ import argparse
 import hashlib
 import inspect
 import linecache
-import os
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from types import CodeType, FrameType, FunctionType, ModuleType, SimpleNamespace
@@ -21,8 +19,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tpcompile.evidence.timeline.flow import Set
+from tpcompile.evidence.timeline.flow import Set, without_own
 from tpcompile.recording.assigned import assigned
+from tpcompile.recording.own_numbers import own_numbers
 from tpcompile.recording.variables import variables_of
 from tpcompile.torch_api import watching
 from tpcompile.torch_api.flags import num_function_modes
@@ -34,7 +33,6 @@ _MAX_DEPTH = 3
 _MAX_ITEMS = 32
 """Most items of a container, or attributes of an object, that are read."""
 _PLAIN = (bool, int, float, complex, type(None), torch.dtype)
-_NUMBER = re.compile(r"\d+")
 
 
 def set_before(frame: FrameType | None, is_followed: Callable[[str], bool]) -> tuple[Set, ...]:
@@ -77,7 +75,9 @@ class _Program:
         """A value as text, or those of its attributes; nothing for what has no text that is the same on all ranks."""
         text = _text(value)
         if text is not None:
-            yield Set(file=place.file, function=place.function, line=place.line, name=path, value=text)
+            without_own = _text(value, own_numbers()) or ""
+            own = without_own if without_own != text else ""
+            yield Set(file=place.file, function=place.function, line=place.line, name=path, value=text, own=own)
             return
         kind: Any = type(value)
         is_own = bool(self._file_of(sys.modules.get(kind.__module__)))
@@ -156,25 +156,23 @@ def _held(value: Any, *, is_own: bool) -> Iterator[tuple[str, Any]]:
         yield from ((name, one) for name, one in list(held.items())[:_MAX_ITEMS] if type(name) is str)
 
 
-def _text(value: Any) -> str | None:
+def _text(value: Any, own: Collection[int] = ()) -> str | None:
+    """A value as text, of texts a hash of it without the rank's `own` numbers; None for what has none."""
     kind = type(value)
     if kind in _PLAIN:
         return repr(value)
     if kind is torch.device:
         return str(value.type)  # of a rank's own device the index is its role
     if kind is str:
-        # Without the number of this rank in it: `cuda:1`, `shard_1.pt`.
-        own = {os.environ.get("RANK"), os.environ.get("LOCAL_RANK")}
-        common = _NUMBER.sub(lambda number: "#" if number[0] in own else number[0], value)
-        return f"text {hashlib.sha256(common.encode()).hexdigest()[:8]}"
+        return f"text {hashlib.sha256(without_own(value, own).encode()).hexdigest()[:8]}"
     if kind in (torch.Tensor, torch.nn.Parameter) and not num_function_modes():  # a mode would see it
         grad = ", requires_grad" if value.requires_grad else ""
         return f"{value.dtype}, {value.dim()} dimensions{grad}"  # sizes are those of the rank's own shard
     if kind in (list, tuple, torch.Size):
-        parts = [_text(item) for item in value[:_MAX_ITEMS]]
+        parts = [_text(item, own) for item in value[:_MAX_ITEMS]]
         return _joined(kind, parts, len(value)) if any(parts) or not value else None
     if kind is dict:
-        parts = [_text(part) for item in list(value.items())[:_MAX_ITEMS] for part in item]
+        parts = [_text(part, own) for item in list(value.items())[:_MAX_ITEMS] for part in item]
         return _joined(kind, parts, len(value)) if None not in parts else None
     return None
 

@@ -18,9 +18,12 @@
 #define KIND_BIT 29
 #define RETURNED 255u
 #define NEAR 254u                        /* a float, rounded, before the hash of it */
+#define OWN 253u                         /* a value without the numbers of this rank, likewise */
 #define EXACT (1u << 20)
 #define SEED 0xcbf29ce484222325ull
 #define ITEMS 8                          /* of a container that are read */
+#define TEXT 64                          /* letters that are hashed */
+#define SEARCHED 256                     /* letters in which numbers of the rank are looked for */
 
 typedef struct { uint64_t head, capacity; } Head;
 typedef struct { uint64_t ns; uint32_t code, line; } Entry;
@@ -87,16 +90,51 @@ static uint64_t tagged(uint64_t hash, char tag, uint64_t number) {
 
 static uint64_t hashed(uint64_t hash, PyObject *value, int depth);
 
+static long long own[8];                 /* numbers of this rank */
+static int num_own, leaves_out, has_digit, has_own;
+
+static int is_own(long long number) {
+    for (int at = 0; at < num_own; ++at) if (own[at] == number) return 1;
+    return 0;
+}
+
+/* The hash of a text without the numbers of this rank. */
+static uint64_t hashed_without_own(uint64_t hash, PyObject *text) {
+    Py_ssize_t size = PyUnicode_GET_LENGTH(text) < SEARCHED ? PyUnicode_GET_LENGTH(text) : SEARCHED;
+    uint32_t nothing = 0;
+    hash = tagged(hash, 'S', 0);
+    for (Py_ssize_t at = 0, num_read = 0; at < size;) {
+        Py_ssize_t end = at;
+        long long number = 0;
+        for (; end < size && PyUnicode_READ_CHAR(text, end) - '0' < 10u; ++end)
+            number = number < 1000000000000ll ? number * 10 + (PyUnicode_READ_CHAR(text, end) - '0') : number;
+        if (end > at && is_own(number)) {
+            has_own = 1;
+            if (num_read++ < TEXT) hash = mixed(hash, &nothing, sizeof nothing);
+            at = end;
+            continue;
+        }
+        for (end = end > at ? end : at + 1; at < end; ++at) {
+            uint32_t letter = PyUnicode_READ_CHAR(text, at);
+            if (num_read++ < TEXT) hash = mixed(hash, &letter, sizeof letter);
+        }
+    }
+    return hash;
+}
+
 /* The hash of the name of a dtype, which there is once in a process, or of a device. */
 static uint64_t hashed_name(PyObject *value) {
     static struct { PyObject *dtype; uint64_t hash; } known[64];
     size_t slot = ((uintptr_t)value >> 4) % 64;
     int is_dtype = (PyObject *)Py_TYPE(value) == dtype_type;
     if (is_dtype && known[slot].dtype == value) return known[slot].hash;
+    int had_digit = has_digit, was_left_out = leaves_out;
+    if (is_dtype) leaves_out = 0;        /* the number in it is none of a rank */
     PyObject *text = PyObject_Str(value);
     uint64_t hash = text == NULL ? 0 : hashed(SEED, text, 0);
     PyErr_Clear();
     Py_XDECREF(text);
+    if (is_dtype) has_digit = had_digit, leaves_out = was_left_out;
     if (is_dtype) known[slot].dtype = value, known[slot].hash = hash;
     return hash;
 }
@@ -117,11 +155,13 @@ static uint64_t hashed(uint64_t hash, PyObject *value, int depth) {
         return tagged(hash, 'F', bits);
     }
     if (PyUnicode_Check(value)) {
+        if (leaves_out) return hashed_without_own(hash, value);
         Py_ssize_t size = PyUnicode_GET_LENGTH(value);
         hash = tagged(hash, 'S', (uint64_t)size);
-        for (Py_ssize_t at = 0; at < size && at < 64; ++at) {
+        for (Py_ssize_t at = 0; at < size && at < SEARCHED; ++at) {
             uint32_t letter = PyUnicode_READ_CHAR(value, at);
-            hash = mixed(hash, &letter, sizeof letter);
+            has_digit |= letter - '0' < 10u;
+            if (at < TEXT) hash = mixed(hash, &letter, sizeof letter);
         }
         return hash;
     }
@@ -171,8 +211,16 @@ static void append_value(uint64_t ns, uint32_t code, uint32_t number, PyObject *
     if (small >= 0 && small < (long)EXACT) {
         known = EXACT | (uint32_t)small;
     } else {
+        has_digit = 0;
         uint64_t hash = hashed(SEED, value, 0);
         if (hash == 0) return;
+        if (has_digit && num_own > 0) {
+            has_own = 0;
+            leaves_out = 1;
+            uint64_t without = hashed(SEED, value, 0);
+            leaves_out = 0;
+            if (has_own) append(ns, code, VALUE, OWN << 21 | ((uint32_t)(without ^ without >> 20 ^ without >> 40) & (EXACT - 1)));
+        }
         if (PyFloat_CheckExact(value)) {
             float rounded = (float)PyFloat_AS_DOUBLE(value);
             uint32_t bits;
@@ -300,6 +348,15 @@ static PyObject *add(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static PyObject *know_own(PyObject *self, PyObject *numbers) {
+    if (!PyTuple_Check(numbers)) return PyErr_Format(PyExc_TypeError, "the numbers of the rank are no tuple");
+    num_own = 0;
+    for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(numbers) && num_own < 8; ++at)
+        own[num_own++] = PyLong_AsLongLong(PyTuple_GET_ITEM(numbers, at));
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyObject *mark(PyObject *self, PyObject *args) {
     unsigned int id, number;
     if (!PyArg_ParseTuple(args, "II", &id, &number)) return NULL;
@@ -364,7 +421,7 @@ static PyObject *attach(PyObject *self, PyObject *args) {
     budget = budget_;
     often = often_;
     second = in_second = 0;
-    is_paused = num_disabled = 0;
+    is_paused = num_disabled = num_own = 0;
     entries = (Entry *)((char *)mapped.buf + HEADER);
     head = found;
     Py_RETURN_NONE;
@@ -374,6 +431,7 @@ static PyMethodDef methods[] = {
     {"attach", attach, METH_VARARGS, "(buffer, DISABLE, restart, is_followed, first_start, budget, often, *tensors)"},
     {"detach", detach, METH_NOARGS, ""},
     {"add", add, METH_VARARGS, "(code, id, by_line, arguments, is_global)"},
+    {"know_own", know_own, METH_O, "(numbers)"},
     {"mark", mark, METH_VARARGS, "(id, number)"},
     {"pause", pause_, METH_VARARGS, "(is_paused)"},
     {"on_line", (PyCFunction)(void *)on_line, METH_FASTCALL, ""},

@@ -26,6 +26,7 @@ from tpcompile.evidence.timeline.flow import LINE_MASK, Flow
 from tpcompile.recording.assigned import NOTHING, assigned
 from tpcompile.recording.before import set_before
 from tpcompile.recording.flow_callbacks import InPython, compiled
+from tpcompile.recording.own_numbers import own_numbers
 from tpcompile.recording.ring import Ring
 from tpcompile.torch_api import watching
 from tpcompile.torch_api.flags import num_function_modes
@@ -96,6 +97,7 @@ class FlowRecorder:
             ring.map, monitoring.DISABLE, monitoring.restart_events, self._follows_thread, self._first_start,
             _BUDGET if in_c else _BUDGET_IN_PYTHON, _OFTEN, *_TENSORS,
         )  # fmt: skip
+        callbacks.know_own(tuple(own_numbers()))
         monitoring.use_tool_id(_TOOL, "tpcompile")
         events = monitoring.events
         monitoring.register_callback(_TOOL, events.PY_START, callbacks.on_start)
@@ -120,6 +122,7 @@ class FlowRecorder:
         callbacks.attach(
             ring.map, _UNFOLLOWED, lambda: None, self._follows_thread, self._first_start, 1 << 60, _OFTEN, *_TENSORS
         )
+        callbacks.know_own(own_numbers())
 
         @torch.compiler.disable  # Dynamo looks at what a compiled frame calls, a trace function too
         def starts(frame: FrameType, _event: str, _value: Any) -> Any:

@@ -20,6 +20,8 @@ from tempfile import TemporaryDirectory
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
+import torch
+
 from tpcompile.errors import PreflightError
 from tpcompile.evidence.timeline.flow import (
     ENTRY,
@@ -27,6 +29,7 @@ from tpcompile.evidence.timeline.flow import (
     HEADER,
     LINE_BITS,
     NEAR,
+    OWN,
     RETURNED,
     SEED,
     VALUE_BITS,
@@ -36,11 +39,14 @@ from tpcompile.evidence.timeline.flow import (
     near_bits,
     shortened,
     tagged,
+    without_own,
 )
 from tpcompile.private_folder import cache_folder
 from tpcompile.recording.assigned import Line, Spec
 
 _SOURCE = Path(__file__).with_name("flow.c")
+_SEARCHED = 256
+"""Letters of a text in which numbers of the rank are looked for."""
 _ITEMS = 8
 """Most items of a container that are read."""
 
@@ -56,11 +62,16 @@ class InPython:
         self._is_followed, self._first_start = is_followed, first_start
         self._budget, self._often = budget, often
         self._tensors = tensors
+        self._own: frozenset[int] = frozenset()
         self._codes: dict[int, _Followed] = {}
         self._head, self._capacity = HEADER.unpack_from(buffer)[:2]
         self._is_paused = False
         self._second, self._in_second, self._has_disabled = 0, 0, False
         self._times: dict[tuple[int, int], int] = {}
+
+    def know_own(self, numbers: Collection[int]) -> None:
+        """The numbers of this rank, which texts may have."""
+        self._own = frozenset(numbers)
 
     def detach(self) -> None:
         self._codes, self._is_paused = {}, True
@@ -132,29 +143,32 @@ class InPython:
     def _append_value(self, ns: int, code: int, number: int, value: Any) -> None:
         is_small = type(value) is int and 0 <= value < EXACT
         known = EXACT | value if is_small else shortened(self._hashed(SEED, value, 0))
+        own = shortened(self._hashed(SEED, value, 0, self._own)) if _has_own(value, self._own) else None
         self._in_second += 1
         if type(value) is float:
             self._append(ns, code, Kind.VALUE, NEAR << VALUE_BITS | near_bits(value))
+        if own is not None:
+            self._append(ns, code, Kind.VALUE, OWN << VALUE_BITS | own)
         if known is not None:
             self._append(ns, code, Kind.VALUE, number << VALUE_BITS | known)
 
-    def _hashed(self, number: int, value: Any, depth: int) -> int:
+    def _hashed(self, number: int, value: Any, depth: int, own: Collection[int] = ()) -> int:
         """The same hash as in flow.c, without running code of the value's class; 0 for what says nothing about it."""
         kind = type(value)
         if value is None or issubclass(kind, (int, float, str)):
-            return hashed(number, value)
+            return hashed(number, value, own)
         for base in (tuple, list):
             if issubclass(kind, base) and depth < 2:
                 number = tagged(number, b"C", base.__len__(value))
                 for item in base.__getitem__(value, slice(_ITEMS)):
                     self._in_second += 1
-                    number = self._hashed(number, item, depth + 1) or number
+                    number = self._hashed(number, item, depth + 1, own) or number
                 return number
         for sized in (dict, set, frozenset):
             if issubclass(kind, sized):
                 return tagged(number, b"D", sized.__len__(value))
         if kind in self._tensors[3:]:
-            return hashed_name(number, _name_of(value))
+            return hashed_name(number, _name_of(value), own if kind is self._tensors[4] else ())
         if not self._tensors or kind not in self._tensors[:2] or self._tensors[2]():
             return 0
         self._in_second += 2
@@ -192,6 +206,20 @@ def _held(holder: Any, attribute: str | None) -> Any:
     if inspect.getattr_static(type(holder), attribute, None) is not None:  # a property, a slot
         raise AttributeError(attribute)
     return object.__getattribute__(holder, "__dict__")[attribute]
+
+
+def _has_own(value: Any, own: frozenset[int], depth: int = 0) -> bool:
+    """True for a text with one of the rank's numbers in it, and for what holds one; no code of a class runs."""
+    kind = type(value)
+    if issubclass(kind, str):
+        text = str.__getitem__(value, slice(_SEARCHED))
+        return without_own(text, own) != text
+    if kind is torch.device:
+        return _has_own(_name_of(value), own)
+    for base in (tuple, list):
+        if issubclass(kind, base) and depth < 2:
+            return any(_has_own(item, own, depth + 1) for item in base.__getitem__(value, slice(_ITEMS)))
+    return False
 
 
 @lru_cache(maxsize=64)

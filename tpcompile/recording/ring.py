@@ -64,7 +64,7 @@ class Ring:
         """Keep what was set before, as far as there is room."""
         data = b""
         for row in rows:
-            line = json.dumps([row.file, row.function, row.line, row.name, row.value]).encode() + b"\n"
+            line = json.dumps([row.file, row.function, row.line, row.name, row.value, row.own]).encode() + b"\n"
             if len(data) + len(line) > _BEFORE_BYTES:
                 break
             data += line

@@ -14,6 +14,8 @@ messages.py         the records that ranks exchange
 log_entries.py      the entries of the log that all of them follow
 snapshot.py         the state of this rank, from its stacks, progress and collectives
 executed.py         the lines of user code that this rank executes, and what the others have left of theirs
+kept.py             what a rank keeps of itself in the run directory, for when the job is gone
+afterwards.py       what the ranks of a job have kept -> the verdict that they would have come to
 flight.py           collectives in flight, from torch's flight recorder, and the user's lines of the main thread
 blackbox.py         the stack that a process leaves when it aborts
 process.py          whether a rank's process is alive

@@ -7,9 +7,9 @@ number of values lies between; only where a link differs are the values before i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -21,7 +21,6 @@ from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding
 
-T = TypeVar("T")
 KEPT = 4096
 """The newest values that a rank remembers."""
 KEPT_LEFT = 64
@@ -159,15 +158,8 @@ def difference(
     return None
 
 
-def _blamed(values: ByRank[T], by: Callable[[T], Hashable], num_members: int) -> tuple[tuple[int, ...], bool]:
-    """As `ByRank.blamed`, for a majority of all members, some of which may be unknown."""
-    odd, is_known = values.blamed(by)
-    is_known &= 2 * (len(values) - len(odd)) > num_members
-    return (odd if is_known else values.ranks), is_known
-
-
 def _other_value(values: ByRank[Value], num_members: int) -> Finding:
-    odd, is_known = _blamed(values, lambda one: one.content, num_members)
+    odd, is_known = values.blamed(lambda one: one.content, of=num_members)
     value = values[odd[0]]
     before = "; equal before" if value.call > 1 else ""
     observed = f"{value}: {_sides(values, lambda one: one.shown)}{before}"
@@ -175,7 +167,7 @@ def _other_value(values: ByRank[Value], num_members: int) -> Finding:
 
 
 def _other_call(values: ByRank[Value], number: int, num_members: int) -> Finding:
-    odd, is_known = _blamed(values, lambda one: one.place, num_members)
+    odd, is_known = values.blamed(lambda one: one.place, of=num_members)
     observed = f"call {number} of agree, counted over all names, is {_sides(values, str)}"
     line = values[odd[0]].line
     return Finding(Cause.CALL_COUNT, observed, odd, line, is_rank_known=is_known, is_of_agreement=True)
@@ -184,7 +176,7 @@ def _other_call(values: ByRank[Value], number: int, num_members: int) -> Finding
 def _fewer(values: ByRank[Value], over: Sequence[int], number: int, num_members: int) -> Finding:
     more = values.first
     has_it: ByRank[Value | None] = ByRank({**dict.fromkeys(over), **values})
-    odd, is_known = _blamed(has_it, lambda one: one is None, num_members)
+    odd, is_known = has_it.blamed(lambda one: one is None, of=num_members)
     observed = (
         f"{named_ranks(over)} ended after {number - 1} calls of agree; {named_ranks(values.ranks)} went on with {more}"
     )

@@ -140,14 +140,7 @@ class Asking:
         While the job runs they may only be slow; nobody will see them arrive now.
         """
         waited_s = now_s - self._moved_at_s
-        here, others = states.get(self._rank), states.without([self._rank])
-        slow = others.where(lambda state: not state.waits and not state.ended)
-        if here is None or not here.waits or not slow or waited_s <= self._limits.hang_after_s:
-            return None
-        text = _describe_all(slow)
-        observed = f"when the job was ended, rank {self._rank} had waited {waited_s:.0f} s: {text}"
-        line = first(known(state.program_line for state in slow.values()))
-        return Finding(Cause.NEVER_ARRIVED, observed, slow.ranks, line)
+        return waited_for(states, self._rank, waited_s=waited_s) if waited_s > self._limits.hang_after_s else None
 
     def _lost(self, answers: Answers) -> ByRank[Lost]:
         now_s = answers.now_s
@@ -171,6 +164,17 @@ class Asking:
     def _seen(self, rank: int) -> str:
         state = self._before.get(rank)
         return describe(state) if state is not None else ""
+
+
+def waited_for(states: ByRank[RankState], rank: int, *, waited_s: float) -> Finding | None:
+    """The ranks for which this one had waited when the job ended; None where it waits for nobody that is late."""
+    here, others = states.get(rank), states.without([rank])
+    slow = others.where(lambda state: not state.waits and not state.ended)
+    if here is None or not here.waits or not slow:
+        return None
+    observed = f"when the job was ended, rank {rank} had waited {waited_s:.0f} s: {_describe_all(slow)}"
+    line = first(known(state.program_line for state in slow.values()))
+    return Finding(Cause.NEVER_ARRIVED, observed, slow.ranks, line)
 
 
 def _describe_all(states: ByRank[RankState]) -> str:

@@ -14,6 +14,7 @@ from tpcompile.sentinel.alarms import Alarms
 from tpcompile.sentinel.asking import Limits
 from tpcompile.sentinel.blackbox import absences
 from tpcompile.sentinel.comparison import Comparison
+from tpcompile.sentinel.kept import Keeper
 from tpcompile.sentinel.log_entries import Degraded, Passed
 from tpcompile.sentinel.messages import RUNNING, WAITING
 from tpcompile.sentinel.progress import Progress
@@ -40,9 +41,11 @@ class Effects:
         alarms: Alarms,
         agreed: AgreedValues,
         limits: Limits,
+        keeper: Keeper,
     ) -> None:
         self._log, self._protocol, self._progress = log, protocol, progress
         self._snapshot, self._settlement, self._limits = snapshot, settlement, limits
+        self._keeper = keeper
         self._comparison = Comparison(log, progress, on=self.on, has_parted=lambda: protocol.has_parted)
         self._agreed_comparison = AgreedComparison(log, agreed, on=self.on)
         self._changed = threading.Condition()
@@ -58,7 +61,7 @@ class Effects:
             ev.RaiseOneRank: alarms.of_one_rank,
             ev.RaiseFinding: alarms.of_finding,
             ev.Later: self._later,
-            ev.Answer: lambda action: log.answer(str(action.number), snapshot.state()),
+            ev.Answer: self._answer,
             ev.Compare: self._compare,
             ev.Look: self._look,
             ev.Recall: self._recall,
@@ -142,6 +145,11 @@ class Effects:
         absent = absences(self._log, silent)
         self.on(ev.Answers(time.monotonic(), states, absent, self._log.other_domains(states), time.time()))
 
+    def _answer(self, action: ev.Answer) -> None:
+        state = self._snapshot.state()
+        self._log.answer(str(action.number), state)
+        self._keeper.note(state)
+
     def _compare(self, _: ev.Compare) -> None:
         self._comparison.with_the_next()
         self._agreed_comparison.with_the_next()
@@ -162,4 +170,6 @@ class Effects:
 
     def _look(self, _: ev.Look) -> None:
         is_stuck = self._snapshot.is_stuck(for_s=self._limits.hang_after_s)
+        if is_stuck:
+            self._keeper.note()
         self.on(ev.Looked(time.monotonic(), is_stuck))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterable
 
-from tpcompile.evidence.timeline.flow import Flow, until
+from tpcompile.evidence.timeline.flow import Code, Flow, until
 from tpcompile.recording.flow import FlowRecorder
 from tpcompile.recording.ring import flow_left
 from tpcompile.sentinel import flight
@@ -49,11 +49,20 @@ class Executed:
         """End the recording."""
         self._recorder.stop()
 
+    @property
+    def num_recorded(self) -> int:
+        """Steps that this rank has recorded, kept or not."""
+        return self._recorder.num_recorded
+
+    def issuing(self) -> tuple[Code, ...]:
+        """Lines of this rank that have issued a collective."""
+        issued = flight.recorded(begun=self._progress.calls_begun())
+        return flight.issuing_places(issued, flight.messages(self._messages.posted()))
+
     def flow_of(self, rank: int) -> Flow | None:
         """What this rank has executed, or what another one of this host has, or has left."""
         log = self._log
         if rank == log.rank:
             found = self._left or self._recorder.flow()
-            issuing = flight.issuing_places(self._progress.calls_begun(), self._messages.posted())
-            return found and until(found, self._raised_at).model_copy(update={"issuing": issuing})
+            return found and until(found, self._raised_at).model_copy(update={"issuing": self.issuing()})
         return log.kept_flow(rank) or flow_left(log.process_of(rank).black_box)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tpcompile.evidence.iterables import first
+from tpcompile.evidence.iterables import first, majority
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.causes import Cause
 
@@ -42,8 +42,8 @@ class Finding:
 
 def fewer_of(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
     """Ranks of the smaller of two groups; of both groups if their sizes are equal."""
-    fewer, more = sorted([one, other], key=len)
-    return fewer if len(fewer) < len(more) else tuple(sorted(fewer + more))
+    more = majority([one, other])
+    return tuple(sorted(one + other)) if more is None else other if more is one else one
 
 
 def first_finding(find: Callable[[T], Finding | None], among: Iterable[T]) -> Finding | None:

@@ -55,13 +55,13 @@ def recorded(*, begun: Sequence[Begun] = ()) -> tuple[Issued, ...]:
     return issued_collectives(watching.recorded_collectives(), now_ns=time.time_ns(), begun=begun)
 
 
-def issuing_places(begun: Sequence[Begun], posted: Iterable[Posted] = ()) -> tuple[Code, ...]:
+def issuing_places(issued: Iterable[Issued], sent: Iterable[Message] = ()) -> tuple[Code, ...]:
     """Lines that issued a collective or a message, as far as they are remembered.
 
     For compiled code the region, with an empty file.
     """
-    issued = recorded(begun=begun)
-    stacks = [one.stack[::-1] for one in issued if not one.region] + [_posted_at(one) for one in posted]
+    issued = tuple(issued)
+    stacks = [one.stack[::-1] for one in issued if not one.region] + [one.stack for one in sent]
     # a package may wrap torch's function; what it executes is not recorded
     lines = known(of_program(stack) or last(stack) for stack in stacks)
     found = [Code(file="", function=one.region, line=0) for one in issued if one.region]

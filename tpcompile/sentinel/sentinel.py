@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.errors import ConfigError, TpCompileError
 from tpcompile.evidence.comparison.compare import Allowed
-from tpcompile.evidence.records import Verdict
+from tpcompile.evidence.records import Check, Verdict
 from tpcompile.evidence.timeline.stream import TimedStream
 from tpcompile.fastpath import peers
 from tpcompile.ranks.domain import domain_of
@@ -40,6 +40,7 @@ from tpcompile.sentinel.effects import Effects
 from tpcompile.sentinel.exception_cause import Losses
 from tpcompile.sentinel.executed import Executed
 from tpcompile.sentinel.hooks import Hooks, region_name
+from tpcompile.sentinel.kept import TERMINATED, Keeper
 from tpcompile.sentinel.listener import Listener
 from tpcompile.sentinel.loop_counters import counters
 from tpcompile.sentinel.messages import FINISHED
@@ -140,12 +141,15 @@ class Sentinel:
         self.executed = Executed(self.log, self._progress, self._messages, flow=flow, follow=follow)
         self.shutdown = Shutdown(last_act=self._black_box.close)
         self._snapshot = Snapshot(self.protocol, self._messages, main_thread=threading.get_ident())
+        self._keeper = Keeper(
+            self.log, self._snapshot, self.executed, domain=domain.name, place=lambda: self._settlement.agreed_dir()
+        )
         self._settlement = Settlement(
             self.log, session=self.session, progress=self._progress, shutdown=self.shutdown, timeline=self._timeline,
             policy=policy, allow=allow, kernels=kernels, run_dir=run_dir, executed=self.executed,
             snapshot=self._snapshot, prints=prints, place=(self.world_size, domain),
             command="sentinel" if session is None else "check",  # a session is that of `tpcompile.capture`
-            why_gone=lambda: self._losses.of_gone(),
+            keeper=self._keeper, why_gone=lambda: self._losses.of_gone(),
         )  # fmt: skip
         refused = RefusedKernels(
             self.log, self.session, world_size=self.world_size, tp_size=domain.tp_size,
@@ -159,21 +163,28 @@ class Sentinel:
         self._alarms = Alarms(self.log, self.session, self._progress, self._snapshot, ends_job=policy == "stop")
         self._losses = Losses(self.log, self.protocol, self._snapshot)
         self.listener = Listener(self.log, self._on)
-        self._timer = Timer(self._on, terminated=self._terminated, ends=self.log.close_client)
+        self._timer = Timer(self._on_time, terminated=self._terminated, ends=self.log.close_client)
         self._reach = Reach(
             LINE, limit_s=unresponsive_s, place=lambda: self._snapshot.waits_in(LINE), lost=self._out_of_reach
         )
         self._agreed = AgreedValues(domain.axis, domain.members)
         self._effects = Effects(
             self.log, self.protocol, self._progress, snapshot=self._snapshot, settlement=self._settlement,
-            alarms=self._alarms, agreed=self._agreed, limits=limits,
+            alarms=self._alarms, agreed=self._agreed, limits=limits, keeper=self._keeper,
         )  # fmt: skip
         self.gives_way: Callable[[], None] | None = None
         """Ends this one where the program begins to watch itself; None for a sentinel of the program."""
+        self._problem: Check | None = None
+        """What ends this rank with an exception."""
         self._pid = os.getpid()
 
     def _on(self, event: ev.Event) -> None:
         self._effects.on(event)
+
+    def _on_time(self, event: ev.Event) -> None:
+        self._on(event)
+        if isinstance(event, ev.Tick):
+            self._keeper.tick(event.now_s)
 
     def _safely(self, act: Callable[[], object]) -> None:
         self._effects.safely(act)
@@ -218,6 +229,7 @@ class Sentinel:
         self._hooks.install()
         self._messages.install()
         self.executed.open(self._black_box.name)
+        self._keeper.open()
         self._progress.is_active = True
         _LIVE.add(self)
         self.listener.start()
@@ -255,6 +267,8 @@ class Sentinel:
         self._effects.close()
         self.listener.close()
         with suppress(RuntimeError):  # the rank that serves the store has ended
+            if why == FINISHED and not self.findings and self.log.all_finished():
+                self._keeper.forget()
             self.log.forget()
         self.log.close_client()
         self._black_box.close()
@@ -363,6 +377,7 @@ class Sentinel:
         state = self._snapshot.state().model_copy(update={"ended": why, "waits_at": None})
         try:
             self.executed.keep()
+            self._keeper.end(why, problem=self._problem, state=state)
             self.log.leave(state, has_heard=self.listener.has_ended)
             if self.shutdown.unwinds:
                 self.log.say_closed()
@@ -380,10 +395,14 @@ class Sentinel:
         self._safely(lambda: self._keep(error, text))
         if self.shutdown.exit_code is None:
             # A rank that died or left is the cause, else the exception itself.
-            self._safely(lambda: self._alarms.once(*self._losses.problem(error, self.session.compiles())))
+            self._safely(lambda: self._raise_alarm(error))
             self.wait_for_finding(known)
         if self.policy == "stop":
             self._safely(self._settlement.wait_for_first_failed_rank)
+
+    def _raise_alarm(self, error: BaseException) -> None:
+        self._problem, gone = self._losses.problem(error, self.session.compiles())
+        self._alarms.once(self._problem, gone)
 
     def _keep(self, error: BaseException, text: str) -> None:
         is_first = self.log.raises_first()
@@ -397,6 +416,7 @@ class Sentinel:
         """Handle SIGTERM: torchrun ends the job, usually because a rank died. Does not return."""
         try:
             if self.is_active and self.shutdown.exit_code is None:
+                self._keeper.end(TERMINATED)
                 found, known = self._losses.at_sigterm(), len(self.findings)
                 if found is not None:
                     self._alarms.once(*found)

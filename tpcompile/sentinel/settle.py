@@ -29,6 +29,7 @@ from tpcompile.report.publish import publish
 from tpcompile.sentinel.blackbox import forget
 from tpcompile.sentinel.events import Alarm
 from tpcompile.sentinel.executed import Executed
+from tpcompile.sentinel.kept import STOPPED, Keeper
 from tpcompile.sentinel.messages import Position
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.shutdown import Shutdown, stay_until_gone
@@ -95,6 +96,7 @@ class Settlement:
         prints: bool,
         command: str,
         place: tuple[int, Domain],
+        keeper: Keeper,
         why_gone: Callable[[], Check | None],
     ) -> None:
         self._log, self._session, self._progress, self._shutdown = log, session, progress, shutdown
@@ -105,6 +107,7 @@ class Settlement:
         self._run_dir = run_dir
         self._executed, self._snapshot, self._prints, self._command = executed, snapshot, prints, command
         self._world_size, self._domain = place
+        self._keeper = keeper
         self._agreed: Path | None = None
         self.job = ""
         """Identity of the run, once `agreed_dir` was called."""
@@ -219,6 +222,7 @@ class Settlement:
         """Write the report and end the process; returns when an exception ends it already."""
         if len(self._log.members) < self._world_size:  # another domain may judge later
             self._executed.keep()
+        self._keeper.end(STOPPED, problem=settled.alarm.problem)
         try:
             self._report(settled.record)
             self._publish_in_turn(settled)
@@ -227,9 +231,9 @@ class Settlement:
             if settled.to_tell is not None:
                 logger.error("rank divergence: {}", settled.to_tell.summary)
         self._tell_launcher(settled)
-        ended = map(self._log.process_of, filter(self.is_gone, settled.alarm.gone))
-        for process in ended:
-            forget(process.black_box)
+        for rank in filter(self.is_gone, settled.alarm.gone):
+            self._keeper.adopt(rank)
+            forget(self._log.process_of(rank).black_box)
         self._shutdown.exit_code = settled.exit_code
         self.wait_for_first_failed_rank()
         self._shutdown.leave(self._shutdown.exit_code)
@@ -279,11 +283,11 @@ class Settlement:
         directory.write_text(f"streams/rank_{record.rank}.json", stream.to_json())
 
     def _publish(self, verdict: Verdict, directory: RunDir) -> None:
-        """Write and print it; print it alone where a different job was faster."""
+        """Write and print it; print it alone where a different job, or domain, was faster."""
         if not directory.write_verdict(verdict):
             if not self._prints:
                 return
-            logger.warning("{} has the verdict of a different job; this one is printed only", directory.path)
+            logger.warning("{} has the verdict of a different job or domain; this one is printed only", directory.path)
             show.show(verdict, console.stderr(), run=None, command=self._command)
             return
         directory.write_run(self._facts())

@@ -54,8 +54,8 @@ _TOGETHER_S, _MAX_ROUNDS = 0.5, 4
 """Time in which ranks that finish share an entry of the log, and how often a rank waits for the entry of another."""
 _FOREVER_S = 365 * 86400.0
 _OF_DOMAIN = (
-    "ran/first", "ran/differs", "ran/posted", "ran/complete", "ran/judged", "events", "asks", "swept", "run_dir",
-    "left", "over",
+    "ran/first", "ran/differs", "ran/posted", "ran/complete", "ran/judged", "events", "asks", "swept", "left",
+    "over",
 )  # fmt: skip
 _BATCH = 32
 """Entries that are deleted together: a counter for each would cost more than they do."""
@@ -197,6 +197,11 @@ class StoreLog:
         found: RankState | None = self._count(1).peek(f"left/{rank}", RankState, sender=rank)
         return found or RankState(rank=rank, activity=RUNNING, since_s=0.0, ended=FINISHED)
 
+    def all_finished(self) -> bool:
+        """Record that this rank has finished; True for the last of all."""
+        self._count(1)
+        return self._shared(1).count("finished") == self.world_size
+
     def forget(self) -> None:
         """Record that this rank reads no more; the last rank of a domain deletes its keys, the last of all the rest."""
         store, board, number = self._count(1), self._shared(1), self.world_size
@@ -211,8 +216,8 @@ class StoreLog:
             self._delete([*keys, *_OF_DOMAIN])
         if board.count("over") == number:
             keys = [f"{name}{rank}" for name in ("here/", "flow/", "") for rank in range(number)]
-            self._count(len(keys) + 3)
-            board.delete(*keys, "published", "job", "over")
+            self._count(len(keys) + 5)
+            board.delete(*keys, "published", "job", "over", "finished", "run_dir")
 
     def announce(self, found: Announcement) -> None:
         """Publish that a compile begins, unless a rank has done so for this position."""
@@ -338,8 +343,8 @@ class StoreLog:
         return board
 
     def run_dir(self, configured: Path | str | None) -> Path:
-        """Directory of all ranks' reports; the first rank that calls this chooses which."""
-        return agreed_run_dir(self._count(1), "sentinel", configured)
+        """Directory of the reports of all ranks, of all domains; the first rank that calls this chooses which."""
+        return agreed_run_dir(self._shared(1), "sentinel", configured)
 
     def job(self) -> str:
         """Identity of the run, equal in all domains."""

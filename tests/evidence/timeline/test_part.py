@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.evidence.timeline import programs
+from tests.evidence.timeline import own_numbers, programs
 from tests.evidence.timeline.programs import BROKEN, HEALTHY, Case
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.findings import Parted
@@ -25,8 +25,9 @@ from tpcompile.evidence.timeline.walk import forks
 from tpcompile.recording.flow import FlowRecorder
 
 ISSUING = tuple(
-    Code(file=programs.__file__, function="", line=number)
-    for number, line in enumerate(Path(programs.__file__).read_text().splitlines(), start=1)
+    Code(file=module.__file__, function="", line=number)
+    for module in (programs, own_numbers)
+    for number, line in enumerate(Path(module.__file__).read_text().splitlines(), start=1)
     if line.strip().startswith("collective(")
 )
 """Lines at which the programs issue collectives, which torch's flight recorder would know."""

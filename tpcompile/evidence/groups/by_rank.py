@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
-from tpcompile.evidence.iterables import differ, grouped
+from tpcompile.evidence.iterables import differ, grouped, majority
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -88,15 +88,15 @@ class ByRank(Mapping[int, T], Generic[T]):
         largest, *_ = self.groups(by)
         return self.without(largest).ranks
 
-    def blamed(self, by: Callable[[T], Hashable]) -> tuple[tuple[int, ...], bool]:
+    def blamed(self, by: Callable[[T], Hashable], *, of: int = 0) -> tuple[tuple[int, ...], bool]:
         """The ranks outside of a majority, and True; without one all ranks, and False: nothing tells which is wrong."""
-        odd = self.unlike_majority(by)
+        odd = self.unlike_majority(by, of=of)
         return (odd, True) if odd else (self.ranks, False)
 
-    def unlike_majority(self, by: Callable[[T], Hashable]) -> tuple[int, ...]:
-        """Ranks whose value differs from that of more than half of the ranks; empty where there is no majority."""
-        odd = self.unlike_most(by)
-        return odd if 2 * len(odd) < len(self) else ()
+    def unlike_majority(self, by: Callable[[T], Hashable], *, of: int = 0) -> tuple[int, ...]:
+        """Ranks whose value differs from that of a majority, `of` a number of ranks if some are unknown; else none."""
+        most = majority(self.groups(by), of=of)
+        return self.without(most).ranks if most is not None else ()
 
     def some(self, holds: Callable[[T], object]) -> tuple[int, ...]:
         """Ranks whose value satisfies the predicate; empty where those of all ranks do, as then no rank differs."""

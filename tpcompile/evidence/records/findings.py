@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Literal
 
-from tpcompile.evidence.iterables import first
+from tpcompile.evidence.iterables import first, majority
 from tpcompile.evidence.records.base import Frozen, Item, Layer, UserLine, known, lines_of
 from tpcompile.evidence.records.bounds import Rank
 from tpcompile.evidence.records.causes import Cause
@@ -95,8 +95,7 @@ class Divergence(Frozen):
     @property
     def has_majority(self) -> bool:
         """True when one group has more than half of the ranks."""
-        sizes = [len(group.ranks) for group in self.groups]
-        return 2 * max(sizes, default=0) > len(self.ranks)
+        return majority(group.ranks for group in self.groups) is not None
 
     @property
     def line(self) -> UserLine | None:

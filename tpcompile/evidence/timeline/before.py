@@ -32,7 +32,9 @@ def unlike_before(flows: Mapping[int, Flow], codes: Sequence[Code]) -> list[Unli
     found = []
     for key, here in first_table.items():
         values = {rank: table[key].value for rank, table in tables.items() if key in table}
-        if len(values) == len(tables) and differ(values.values()) and not _is_of_role(values):
+        without_own = [table[key].own for table in tables.values() if key in table]
+        is_own = all(without_own) and not differ(without_own)
+        if len(values) == len(tables) and differ(values.values()) and not is_own and not _is_of_role(values):
             found.append(UnlikeBefore(here, values, _names(here, numbers)))
     return found
 

@@ -10,9 +10,10 @@ import base64
 import json
 import math
 import mmap
+import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Annotated, Any
 
@@ -57,6 +58,8 @@ RETURNED = 255
 """The number of the value that a function returns, which has no name."""
 NEAR = 254
 """The number of a float, rounded to be shown; the entry with its hash follows."""
+OWN = 253
+"""The number of a value without the numbers of its rank in it; the entry with the whole value follows."""
 _NEAR_SHIFT = 12
 """Bits of a float32 that are left out."""
 
@@ -83,6 +86,8 @@ class Set(Frozen):
     """`size`, or `config.width` of the object that the line sets."""
     value: str
     """As text, the same on ranks that agree."""
+    own: str = ""
+    """The same without the rank's own numbers; empty where it has none of them."""
 
 
 class Flow(Frozen):
@@ -97,6 +102,11 @@ class Flow(Frozen):
     """What was set before the first step."""
     issuing: tuple[Code, ...] = ()
     """Lines that issued a collective on this rank, as far as torch remembers; and regions, with an empty file."""
+
+    @property
+    def num_recorded(self) -> int:
+        """Steps so far, kept or not. Raises ValueError for what no recorder writes."""
+        return self.num_before + len(self.steps())
 
     def steps(self) -> list[tuple[int, int]]:
         """(number of the code, kind << LINE_BITS | line). Raises ValueError for what no recorder writes."""
@@ -129,8 +139,21 @@ def tagged(number: int, tag: bytes, value: int) -> int:
     return mixed(number, tag + (value & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little"))
 
 
-def hashed(number: int, value: object) -> int:
-    """The hash of None, of a bool, int, float or text, as in flow.c, without code of the value's class; else 0."""
+_DIGITS = re.compile(r"[0-9]+")
+_TEXT, _SEARCHED = 64, 256
+"""Letters of a text that are hashed, and in which numbers of the rank are looked for."""
+
+
+def without_own(text: str, own: Collection[int]) -> str:
+    """The text without these numbers: `rank_3.log` on rank 3 says what `rank_0.log` says on rank 0."""
+    return _DIGITS.sub(lambda digits: "\0" if int(digits[0]) in own else digits[0], text)
+
+
+def hashed(number: int, value: object, own: Collection[int] = ()) -> int:
+    """The hash of None, of a bool, int, float or text, as in flow.c, without code of the value's class; else 0.
+
+    A text is hashed without the rank's `own` numbers, if there are any.
+    """
     kind: Any = type(value)  # isinstance would ask an object of the user's for its class
     given: Any = value
     if value is None:
@@ -143,16 +166,17 @@ def hashed(number: int, value: object) -> int:
     if issubclass(kind, float):
         return tagged(number, b"F", int.from_bytes(struct.pack("<d", float.__pos__(given)), "little"))
     if issubclass(kind, str):
-        number = tagged(number, b"S", str.__len__(given))
-        for letter in str.__getitem__(given, slice(64)):
+        text = str.__getitem__(given, slice(_SEARCHED))
+        number = tagged(number, b"S", 0 if own else str.__len__(given))
+        for letter in (without_own(text, own) if own else text)[:_TEXT]:
             number = mixed(number, ord(letter).to_bytes(4, "little"))
         return number
     return 0
 
 
-def hashed_name(number: int, name: str) -> int:
+def hashed_name(number: int, name: str, own: Collection[int] = ()) -> int:
     """The hash of a dtype or a device, `torch.float32`."""
-    return tagged(number, b"Y", hashed(SEED, name))
+    return tagged(number, b"Y", hashed(SEED, name, own))
 
 
 def near_bits(value: float) -> int:
@@ -263,7 +287,8 @@ def _before(data: bytes) -> tuple[Set, ...] | None:
     try:
         rows = [json.loads(row) for row in data.splitlines()]
         return tuple(
-            Set(file=file, function=code, line=at, name=name, value=value) for file, code, at, name, value in rows
+            Set(file=file, function=code, line=at, name=name, value=value, own=own)
+            for file, code, at, name, value, own in rows
         )
     except (ValueError, TypeError):
         return None

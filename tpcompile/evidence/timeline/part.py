@@ -6,8 +6,9 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
-from tpcompile.evidence.iterables import differ, first, grouped
+from tpcompile.evidence.iterables import differ, first, grouped, majority
 from tpcompile.evidence.records.base import UserLine
 from tpcompile.evidence.records.findings import Parted, Went
 from tpcompile.evidence.timeline import source
@@ -169,8 +170,6 @@ def _set_before(origin: UnlikeBefore) -> Parted:
     here, values = origin.here, origin.by_rank
     line = UserLine(file=here.file, line=here.line, function=here.function)
     sides = grouped(values, lambda rank: values[rank])
-    largest = max(sides.values(), key=len)
-    has_majority = 2 * len(largest) > len(values)
     return Parted(
         line=line,
         times=0,
@@ -178,7 +177,7 @@ def _set_before(origin: UnlikeBefore) -> Parted:
             Went(ranks=tuple(ranks), how="value", line=line, value=_set_text(here.name, value))
             for value, ranks in sides.items()
         ),
-        odd=tuple(sorted(values.keys() - largest)) if has_majority else (),
+        odd=_outside(sides, majority(sides.values())),
     )
 
 
@@ -216,7 +215,6 @@ def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[Pair], s
             values[pair.rank] = unlike.theirs
             nears[unlike.theirs] = unlike.nears[1]
     sides = grouped(values, lambda rank: values[rank])
-    largest = max(sides.values(), key=len)
     earlier = [
         one
         for one in walks.values[base]
@@ -226,11 +224,8 @@ def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[Pair], s
     texts = texts_of_program(walks, pairs[0].readable) | texts_of(said)
     beside = _set_beside(origin, pairs, texts)
     known = [value for value in sides if value in before]
-    usual: Sequence[int] | None = sides[known[0]] if len(known) == 1 else None
-    if 2 * len(largest) > len(values):
-        usual = largest
+    as_before = sides[known[0]] if len(known) == 1 else None
     line = _user_line(walks, *origin.place)
-    odd = [rank for ranks in sides.values() if usual is not None and ranks is not usual for rank in ranks]
     return Parted(
         line=line,
         times=len(earlier),
@@ -239,8 +234,13 @@ def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[Pair], s
             for value, ranks in sides.items()
             for text in [value_text(value, texts, nears[value])]
         ),
-        odd=tuple(sorted(odd)),
+        odd=_outside(sides, majority(sides.values()) or as_before),
     )
+
+
+def _outside(sides: Mapping[Any, Sequence[int]], usual: Sequence[int] | None) -> tuple[int, ...]:
+    """The ranks of the other sides; nobody where none of them is the usual one."""
+    return tuple(sorted(rank for ranks in sides.values() if usual is not None and ranks is not usual for rank in ranks))
 
 
 def _odd(sides: Mapping[Step | None, Sequence[int]], before: Sequence[Step]) -> tuple[int, ...]:
@@ -248,13 +248,9 @@ def _odd(sides: Mapping[Step | None, Sequence[int]], before: Sequence[Step]) -> 
 
     `before` are the ways that all went at the branch.
     """
-    largest = max(sides.values(), key=len)
-    has_majority = 2 * len(largest) > sum(map(len, sides.values()))
-    due = None if has_majority else _successor(before, sides)
-    usual = largest if has_majority else sides.get(due, ()) if due is not None else ()
-    if not usual:
-        return ()
-    return tuple(sorted(rank for ranks in sides.values() if ranks is not usual for rank in ranks))
+    most = majority(sides.values())
+    due = _successor(before, sides) if most is None else None
+    return _outside(sides, most or (sides.get(due) if due is not None else None))
 
 
 def _is_loop(file: str, line: int, readable: Collection[str]) -> bool:

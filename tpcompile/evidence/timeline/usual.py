@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
 
-from tpcompile.evidence.iterables import differ
+from tpcompile.evidence import iterables
+from tpcompile.evidence.iterables import differ, first
 from tpcompile.evidence.timeline.expect import due_after, num_equal
 from tpcompile.evidence.timeline.parting import Why
 from tpcompile.evidence.timeline.source_order import depth_of_loop, function_of
@@ -38,9 +39,9 @@ def _has_common_sizes(ways: Sequence[Way]) -> bool:
 
 
 def majority(ways: Sequence[Way]) -> Way | None:
-    """The way of more than half of the ranks that have come there; the first one has most of them."""
-    num_ranks = sum(len(way.ranks) for way in ways)
-    return ways[0] if 2 * len(ways[0].ranks) > num_ranks else None
+    """The way of more than half of the ranks that have come there."""
+    most = iterables.majority(way.ranks for way in ways)
+    return first(way for way in ways if way.ranks is most)
 
 
 def _as_before(ways: Sequence[Way], what: Callable[[Step], Hashable]) -> Way | None:

@@ -94,7 +94,8 @@ def compared(
 ) -> Compared:
     """The values of `rank` beside those of `base`, from `begin` on; `forks` are all places at which the two part.
 
-    The number of a rank counts as equal: each program has it, and what is made of it is the reason.
+    The number of a rank counts as equal: each program has it, and what is made of it is the reason. So do texts that
+    are equal but for the numbers of the ranks: `rank_0.log` and `rank_1.log`.
     """
     theirs = {(value.set_at, value.name): value for value in walks.values.get(rank, ())}
     found: dict[Key, Unlike | None] = {}
@@ -104,7 +105,8 @@ def compared(
         if other is None or other.place != value.place:
             continue
         key = value.set_at, value.name and scopes.of(value.place[0], value.name)
-        is_same = value.known == other.known or _are_ranks(walks, readable, (base, value), (rank, other))
+        is_same = value.known == other.known or _are_own(walks, value, other)
+        is_same = is_same or _are_ranks(walks, readable, (base, value), (rank, other))
         nears = value.near, other.near
         unlike = Unlike(value.known_at, value.set_at, value.place, value.name, value.known, other.known, key, nears)
         found[key] = None if is_same else unlike
@@ -121,6 +123,11 @@ def compared(
         elif differ and differ[0] >= min(_EQUAL, len(differ)) and differ[-1] - differ[0] == len(differ) - 1:
             new.update(keys[number] for number in differ)
     return Compared(found, frozenset(new), frozenset(once))
+
+
+def _are_own(walks: Walks, value: Value, other: Value) -> bool:
+    """True where the values are equal without the ranks' own numbers, and all ranks have theirs in it."""
+    return value.own is not None and value.own == other.own and (value.place, value.name, value.own) in walks.own
 
 
 def _are_ranks(walks: Walks, readable: Collection[str], *values: tuple[int, Value]) -> bool:

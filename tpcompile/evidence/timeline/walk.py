@@ -7,12 +7,13 @@ for from which both go the same way.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from tpcompile.evidence.timeline.detours import detours
-from tpcompile.evidence.timeline.flow import LINE_BITS, LINE_MASK, NEAR, RETURNED, VALUE_BITS, Code, Flow, Kind
+from tpcompile.evidence.timeline.flow import LINE_BITS, LINE_MASK, NEAR, OWN, RETURNED, VALUE_BITS, Code, Flow, Kind
 
 _MAX_FORKS = 4000
 _MAX_S = 2.0
@@ -63,6 +64,8 @@ class Value(NamedTuple):
     """The value, see `flow.EXACT`."""
     near: int | None = None
     """A float, see `flow.near_bits`."""
+    own: int | None = None
+    """The bits of its hash without the numbers of the rank; None where it has none of them."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,17 @@ class Walks:
         issuing = {code.model_copy(update={"function": ""}) if code.file else code for code in _issuing(flows)}
         return cls(codes, steps, issuing, values)
 
+    @cached_property
+    def own(self) -> Set[tuple[Place, str, int]]:
+        """(line, name, hash without the rank's numbers) of what every rank set that has its own numbers in it.
+
+        Where one rank set it without its own number, that of another one is no number of a rank: `v1` beside `v0`.
+        """
+        sets = []
+        for values in self.values.values():
+            sets.append({(value.place, value.name, value.own) for value in values if value.own is not None})
+        return frozenset.intersection(*map(frozenset, sets)) if sets else frozenset()
+
     def without_numbers(self) -> Walks:
         """The steps with calls of a region that are all alike: a rank may call a region more often, and rightly so."""
         steps = {
@@ -125,6 +139,7 @@ def _apart(read: Iterable[tuple[int, int]], codes: Sequence[Code]) -> tuple[list
     values: list[Value] = []
     last: dict[int, int] = {}
     near: int | None = None
+    own: int | None = None
     for code, packed in read:
         if packed >> LINE_BITS != Kind.VALUE:
             if packed >> LINE_BITS in (Kind.LINE, Kind.START):
@@ -136,10 +151,13 @@ def _apart(read: Iterable[tuple[int, int]], codes: Sequence[Code]) -> tuple[list
             if number == NEAR:
                 near = known
                 continue
+            if number == OWN:
+                own = known
+                continue
             if number < len(names) or number == RETURNED:
                 name = names[number] if number < len(names) else ""
-                values.append(Value(last[code], len(steps), place_of(steps[last[code]]), name, known, near))
-            near = None
+                values.append(Value(last[code], len(steps), place_of(steps[last[code]]), name, known, near, own))
+            near = own = None
     return steps, values
 
 
