@@ -1,4 +1,4 @@
-"""Slurm itself on the two nodes: its controller on the first, its daemon on each, and a batch job from submit to end."""
+"""Slurm itself on the two nodes: its controller on the first, a daemon on each, and a batch job to its end."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from tests.nodes.machines import Nodes
 from tests.nodes.slurm import Cluster, slurm_on, why_no_slurm
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.records import Verdict
-from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
