@@ -147,8 +147,7 @@ def test_the_batch_script_runs_the_gate_as_a_step_of_two_nodes(nodes: Nodes, tmp
 def run_watched(nodes: Nodes, node: Node, rank: int, **environ: str) -> None:
     """`tpcompile run -- python program.py` in a pod of a PyTorchJob, whose variables say which rank it is."""
     variables = {
-        "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": "node-a", "MASTER_PORT": str(PORT), **environ,
+        "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "node-a", "MASTER_PORT": str(PORT), **environ,
     }  # fmt: skip
     command = ["-m", "tpcompile", "run", "--run-dir", "run", "--", sys.executable, PROGRAM, "recompiles", "40"]
     nodes.start(node, command, variables, fresh=True)

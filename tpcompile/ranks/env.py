@@ -31,6 +31,11 @@ def rank_env() -> RankEnv:
     """Read torchrun's variables. Raises ConfigError when one is not set."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     missing = [name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing == ["LOCAL_RANK", "LOCAL_WORLD_SIZE"]:
+        raise ConfigError(
+            f"LOCAL_RANK and LOCAL_WORLD_SIZE are not set for rank {os.environ['RANK']}; set 0 and 1 where a node has "
+            "one rank, or start with torchrun"
+        )
     if missing:
         raise ConfigError(
             f"{', '.join(missing)} not set; "
@@ -119,6 +124,11 @@ def process_group(
     place = {"rank": env.rank, "world_size": env.world_size}
     started = RankStore(dist.PrefixStore(prefix, store), **place)
     missing = started.wait_for_ranks("started", timeout_s=start_timeout_s)
+    if missing == ["LOCAL_RANK", "LOCAL_WORLD_SIZE"]:
+        raise ConfigError(
+            f"LOCAL_RANK and LOCAL_WORLD_SIZE are not set for rank {os.environ['RANK']}; set 0 and 1 where a node has "
+            "one rank, or start with torchrun"
+        )
     if missing:
         raise PreflightError(f"{named_ranks(missing)} did not start within {start_timeout_s:g} s; see its own output")
     dist.init_process_group(
