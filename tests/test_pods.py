@@ -45,3 +45,14 @@ def test_a_launcher_in_a_pod_of_several_does_not_wait_for_the_others(tmp_path: P
         launch.plan(GateRequest(device="cpu", run_dir=tmp_path / "none"), of_trainer)
     planned = launch.plan(GateRequest(device="cpu", nproc=2, run_dir=tmp_path / "run"), of_trainer)
     assert not [name for name in planned.environ if name.startswith("PET_")]
+
+
+def test_a_rank_outside_of_a_pod_is_told_which_variables_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tpcompile.ranks.env import rank_env
+
+    for name, value in POD.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    with pytest.raises(ConfigError, match="LOCAL_RANK and LOCAL_WORLD_SIZE are not set for rank 3; set 0 and 1"):
+        rank_env()

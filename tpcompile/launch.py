@@ -56,11 +56,7 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
 
     Raises ConfigError (preset, keys, tp) or PreflightError (GPUs, compiler, run directory).
     """
-    if request.nproc is None and pods.num_pods(environ) > 1:
-        raise ConfigError(
-            f"PET_NNODES={environ['PET_NNODES']}: this is one pod of a job; start the ranks of all pods with `torchrun -m "
-            "tpcompile gate`, or those of this one alone with --nproc N"
-        )
+    _check_pod(request, environ)
     num_gpus = 0 if request.device == "cpu" else count_gpus(environ)
     if request.nproc is None and request.device == "auto" and num_gpus == 1:
         logger.warning("1 GPU: 2 ranks on CPU, as one rank has none to be compared with; --nproc 1 runs on the GPU")
@@ -87,6 +83,15 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
         run_dir=run_dir,
         timeout_s=request.timeout_s,
     )
+
+
+def _check_pod(request: GateRequest, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError in one pod of a job, unless ranks of this pod alone are asked for."""
+    if request.nproc is None and pods.num_pods(environ) > 1:
+        raise ConfigError(
+            f"PET_NNODES={environ['PET_NNODES']}: this is one pod of a job; start the ranks of all pods with "
+            "`torchrun -m tpcompile gate`, or those of this one alone with --nproc N"
+        )
 
 
 def _check_target(target: str | None) -> None:

@@ -1,4 +1,4 @@
-"""The pods of a PyTorchJob, whose operator sets no LOCAL_RANK: the gate; `capture` and `check` on a link that is cut."""
+"""The pods of a PyTorchJob, whose operator sets no LOCAL_RANK: the gate; `capture` and `check` on a cut link."""
 
 from __future__ import annotations
 

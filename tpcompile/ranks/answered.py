@@ -9,8 +9,6 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TypeVar
 
-import torch.distributed as dist
-
 from tpcompile.errors import DivergenceError
 from tpcompile.ranks.store import LINE
 
@@ -53,6 +51,6 @@ def _silent(how: str) -> str:
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     place = f" at {host}:{port}" if host else ""
     return (
-        f"rank {dist.get_rank()}: the job's store{place} does not answer ({how}); its process, rank 0 or torchrun, "
+        f"the job's store{place} does not answer ({how}); its process, rank 0 or torchrun, "
         "has ended, or the link between the two nodes is cut"
     )

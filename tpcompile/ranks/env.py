@@ -124,11 +124,6 @@ def process_group(
     place = {"rank": env.rank, "world_size": env.world_size}
     started = RankStore(dist.PrefixStore(prefix, store), **place)
     missing = started.wait_for_ranks("started", timeout_s=start_timeout_s)
-    if missing == ["LOCAL_RANK", "LOCAL_WORLD_SIZE"]:
-        raise ConfigError(
-            f"LOCAL_RANK and LOCAL_WORLD_SIZE are not set for rank {os.environ['RANK']}; set 0 and 1 where a node has "
-            "one rank, or start with torchrun"
-        )
     if missing:
         raise PreflightError(f"{named_ranks(missing)} did not start within {start_timeout_s:g} s; see its own output")
     dist.init_process_group(
