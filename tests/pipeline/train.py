@@ -1,7 +1,9 @@
-"""Two pipeline stages, each on 2 x 2 ranks of data and tensor parallelism: `train.py check|sentinel FAULT`.
+"""Two pipeline stages, each on 2 x 2 ranks of data and tensor parallelism: `train.py HOW FAULT`.
 
-FAULT is `none`, `stage` (the second stage multiplies with a constant of the rank), `rank` (rank 5 computes in float64),
-or `late` (rank 5 has a batch of its own at step 2, which recompiles).
+HOW is `sentinel`, `check`, or `after` (`check` of ranks that nothing watched before).
+
+FAULT is `none`, `stage` (the second stage multiplies with a constant of the rank), `rank` (rank 5 has a graph of its
+own), or `late` (the microbatch of ranks 1 and 5 is a larger one at step 2, for which rank 1 recompiles).
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class Last(nn.Module):
         if FAULT == "stage":
             y_BD = y_BD * (1.0 + dist.get_rank() % 2)  # fault: stage
         if FAULT == "rank" and dist.get_rank() == 5:
-            y_BD = y_BD.double()  # fault: rank
+            y_BD = y_BD.neg().neg()  # fault: rank
         return y_BD.square().mean()
 
 
@@ -96,7 +98,7 @@ def main() -> None:
             for number in range(STEPS):
                 pipeline.step(number)
         return
-    with tpcompile.capture(mesh, run_dir="run") as run:
+    with tpcompile.capture(mesh, run_dir="run", watch=HOW == "check") as run:
         for number in range(STEPS):
             pipeline.step(number)
     verdict = tpcompile.check(run)
