@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tpcompile.evidence.groups.by_rank import ByRank, Groups
 from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.records import CheckId, Divergence, Verdict
+from tpcompile.evidence.text.hosts import ranks_by_host
 from tpcompile.evidence.text.phrases import listed
 from tpcompile.evidence.text.ranks import (
     axis_of,
@@ -64,7 +65,7 @@ def equal_ranks(verdict: Verdict) -> list[tuple[str, bool]]:
     if missing:
         found.append((f"no record: {named_ranks(missing)}", False))
     if verdict.hosts:
-        places = [f"{host} {ranks_text(ranks)}" for host, ranks in verdict.hosts.items()]
+        places = ranks_by_host(verdict.hosts)
         found.append((f"ranks by host: {listed(places, by=' | ', at_most=_MAX_LINES)}", False))
     return found
 
