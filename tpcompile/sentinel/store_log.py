@@ -55,7 +55,7 @@ _TOGETHER_S, _MAX_ROUNDS = 0.5, 4
 """Time in which ranks that finish share an entry of the log, and how often a rank waits for the entry of another."""
 _FOREVER_S = 365 * 86400.0
 _OF_DOMAIN = (
-    "ran/first", "ran/differs", "ran/posted", "ran/complete", "ran/judged", "events", "asks", "swept", "run_dir",
+    "ran/first", "ran/differs", "ran/posted", "ran/complete", "ran/judged", "events", "asks", "swept",
     "left", "over",
 )  # fmt: skip
 _BATCH = 32
@@ -212,8 +212,8 @@ class StoreLog:
             self._delete([*keys, *_OF_DOMAIN])
         if board.count("over") == number:
             keys = [f"{name}{rank}" for name in ("here/", "flow/", "") for rank in range(number)]
-            self._count(len(keys) + 3)
-            board.delete(*keys, "published", "job", "over")
+            self._count(len(keys) + 4)
+            board.delete(*keys, "published", "job", "run_dir", "over")
 
     def announce(self, found: Announcement) -> None:
         """Publish that a compile begins, unless a rank has done so for this position."""

@@ -8,9 +8,11 @@ import pytest
 
 from tests.evidence import samples
 from tpcompile.evidence.digests.digest import digest_rank
-from tpcompile.evidence.judgement.mesh_places import place_text
+from tpcompile.evidence.judgement import leading
+from tpcompile.evidence.judgement.mesh_places import place_text, with_same_elsewhere
 from tpcompile.evidence.judgement.verdict import agree_rules, conclude
-from tpcompile.evidence.records import RankRecord, Verdict
+from tpcompile.evidence.records import Lead, RankRecord, Verdict
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.gate.replay import fetch_from
 
 SIZES = {"pp": 2, "dp": 2, "tp": 4}
@@ -123,3 +125,22 @@ def test_without_a_replica_that_agrees_the_ranks_of_a_pair_only_differ(
     assert lead is not None
     assert not lead.is_rank_known
     assert {4, 5} <= set(lead.ranks)
+
+
+def lead_of(ranks: tuple[int, ...], **fields: object) -> Lead:
+    return Lead.model_validate({"cause": Cause.RANK_CONSTANT, "says": "2 / 3", "ranks": ranks, **fields})
+
+
+def test_domains_that_found_the_same_have_the_ranks_and_hosts_of_all() -> None:
+    """What a domain says alone, and with others: those that found something else are left out."""
+    own = lead_of((8, 9), hosts={"node-a": (8, 9)})
+    alone = judged({8, 9}).model_copy(update={"lead": own, "summary": leading.summary(own)})
+    others = [lead_of(tuple(range(10, 16)), hosts={"node-b": tuple(range(10, 16))}), lead_of((0,), says="2 / 4")]
+    together = with_same_elsewhere(alone, own, others, mesh(**SIZES))
+    assert together.lead is not None
+    assert (together.lead.ranks, together.lead.place) == (tuple(range(8, 16)), "all with pp = 1")
+    assert together.lead.hosts == {"node-a": (8, 9), "node-b": tuple(range(10, 16))}
+    assert "all with pp = 1" in together.summary
+    nobody = with_same_elsewhere(alone, own, others[1:], mesh(**SIZES))
+    assert nobody.lead is not None
+    assert nobody.lead.ranks == (8, 9)
