@@ -80,7 +80,7 @@ class Cluster:
         command = ["sbatch", "--parsable", f"--output={output}", *options, script, *arguments]
         number = self.output_of(command).split()[0]
         # Not `sbatch --wait`, which looks after 2, 12, 42 seconds.
-        assert forked.became(lambda: self._job(number)["JobState"] in ("COMPLETED", "FAILED"), timeout_s)
+        assert forked.became(lambda: self._job(number).get("JobState") in ("COMPLETED", "FAILED"), timeout_s)
         return int(self._job(number)["ExitCode"].split(":")[0]), output.read_text()
 
     def _job(self, number: str) -> dict[str, str]:
@@ -91,7 +91,7 @@ class Cluster:
 @contextmanager
 def slurm_on(nodes: Nodes, folder: Path) -> Iterator[Cluster]:
     """Slurm on these nodes, until the end of the block."""
-    (folder / "state").mkdir(parents=True)
+    (folder / "state").mkdir()
     (folder / "slurm.conf").write_text(_SETTINGS.format(folder=folder))
     tool = folder / "tpcompile"
     tool.write_text(f'#!/bin/sh\nexec {sys.executable} -m tpcompile "$@"\n')

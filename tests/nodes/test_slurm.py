@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -22,11 +23,12 @@ NO_GPUS = "--gpus-per-node=0"
 
 
 @pytest.fixture
-def cluster(nodes: Nodes, tmp_path: Path) -> Iterator[Cluster]:
+def cluster(nodes: Nodes) -> Iterator[Cluster]:
     reason = why_no_slurm()
     if reason:
         pytest.skip(reason)
-    with slurm_on(nodes, tmp_path / "slurm") as made:
+    # Not `tmp_path`: Slurm makes sockets below the folder, whose paths may have 108 characters.
+    with TemporaryDirectory(dir="/tmp") as folder, slurm_on(nodes, Path(folder)) as made:
         yield made
 
 
