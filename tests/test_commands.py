@@ -40,7 +40,7 @@ ELSEWHERE = {
     "tpcompile gate --nproc 8 --mode C": "8 ranks; `tpcompile gate` is run below on 2",
     "torchrun --standalone --nproc-per-node 8 repro/tp_compile_repro.py --mode C": "8 ranks; tests/gate run it on 2",
     "torchrun --standalone --nproc-per-node 2 -m examples.adapters.transformers_plan Qwen3": "tests/adapters runs it",
-    "srun --ntasks 2 --kill-on-bad-exit tpcompile gate --target my_model:build": "Slurm; tests/gate/test_srun.py",
+    "srun --ntasks 2 tpcompile gate --target my_model:build": "Slurm; tests/gate/test_srun.py",
     "sbatch configs/slurm/gate.sbatch my_model:build": "Slurm; tests/nodes/test_launchers.py",
     "tpcompile run --run-dir /shared/run -- srun --ntasks 8 --kill-on-bad-exit python train.py": "Slurm",
     "tpcompile run --run-dir /shared/run -- torchrun --nproc-per-node 8 train.py": "8 ranks; tests/test_watched.py",

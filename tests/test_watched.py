@@ -92,6 +92,15 @@ def test_a_finding_after_which_the_job_goes_on_is_told_last(tmp_path: Path) -> N
     assert "rank divergence: " in last and Cause.SHAPE in last and "nothing differs" not in last
 
 
+def test_a_recompile_of_one_rank_that_no_collective_follows_is_said(tmp_path: Path) -> None:
+    """Nothing shows that the ranks made the same call: the job ends well, and the line says what is known."""
+    done = run(tmp_path, [*TORCHRUN, str(PROGRAM), "recompiles last"])
+    assert done.returncode == 0
+    last = done.stderr.splitlines()[-1]
+    assert "only rank 1 recompiled" in last
+    assert f"watched_program.py:{line_with('layer(torch.ones(3 if')}" in last
+
+
 def test_the_example_of_the_readme_is_named_as_it_says(tmp_path: Path) -> None:
     example = ROOT / "examples" / "overflow.py"
     done = run(tmp_path, [*TORCHRUN, str(example)])

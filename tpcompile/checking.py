@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,6 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from tpcompile.errors import ConfigError, DivergenceError
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.judgement.verdict import capture_rules
+from tpcompile.evidence.records import Verdict
+from tpcompile.ranks.answered import while_answered
 from tpcompile.ranks.domain import ALONE, Domain, domain_of
 from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.recorded import record_side
@@ -25,6 +28,8 @@ from tpcompile.report.verdict import Evidence, ReportedVerdict
 from tpcompile.sentinel import Policy, Sentinel
 
 _NUMBERS = itertools.count()
+_SILENT_S = 60.0
+"""A store that has not answered for so long is given up, as by the sentinel."""
 _LEAVING_S = 20.0
 """Rank 0, which serves the store of a job that torchrun did not start, waits so long for ranks that still read."""
 
@@ -122,9 +127,10 @@ def check(run: Capture, *, timeout_s: float = 300.0) -> ReportedVerdict:
     run: what `capture` returned, after its block.
     timeout_s: seconds after which a rank that does not call is a failed check with its number.
 
-    Raises DivergenceError when the judging rank stops responding.
+    Raises DivergenceError when the judging rank, or the store of the job, stops responding.
     """
-    client = _client(f"tpcompile/check/{next(_NUMBERS)}")
+    answered = partial(while_answered, silent_s=min(timeout_s, _SILENT_S))
+    client, job, run_dir = answered(_begun)
     domain = run.domain
     record = run.session.record(
         rank=client.rank,
@@ -134,9 +140,8 @@ def check(run: Capture, *, timeout_s: float = 300.0) -> ReportedVerdict:
         coordinates=domain.coordinates,
         tp_size=domain.tp_size,
         tp_aware=run.tp_aware,
-        job=agreed_job(client),
+        job=job,
     )
-    run_dir = agreed_run_dir(client, "check")
     rules = capture_rules(timeout_s=timeout_s, allowed=run.allowed, num_breaks=run.num_breaks, alone=run.alone)
     sentinel = run.sentinel
     side = (
@@ -145,8 +150,13 @@ def check(run: Capture, *, timeout_s: float = 300.0) -> ReportedVerdict:
         else record_side(record, rules, flow_of=sentinel.executed.flow_of, domain=sentinel.log.members)
     )
     exchange = Exchange(client, range(client.world_size), others=_NoStatus(), timeout_s=timeout_s)
-    verdict = exchange.verdict(side)
-    client.leave_together(timeout_s=min(timeout_s, _LEAVING_S))
+
+    def talk() -> Verdict | None:
+        found = exchange.verdict(side)
+        client.leave_together(timeout_s=min(timeout_s, _LEAVING_S))
+        return found
+
+    verdict = answered(talk)
     if verdict is None:
         raise DivergenceError(
             f"rank {client.rank} got no verdict within {timeout_s:g} s; the judging rank stopped responding"
@@ -158,10 +168,14 @@ def check(run: Capture, *, timeout_s: float = 300.0) -> ReportedVerdict:
     return ReportedVerdict.of(verdict, evidence)
 
 
-def _client(prefix: str) -> RankStore:
-    if not dist.is_initialized():
-        return RankStore.alone()
-    return RankStore.connect(prefix, rank=dist.get_rank(), world_size=dist.get_world_size())
+def _begun() -> tuple[RankStore, str, Path]:
+    """A client for the next check, the identity of the run, and where its verdict goes."""
+    prefix = f"tpcompile/check/{next(_NUMBERS)}"
+    if dist.is_initialized():
+        client = RankStore.connect(prefix, rank=dist.get_rank(), world_size=dist.get_world_size())
+    else:
+        client = RankStore.alone()
+    return client, agreed_job(client), agreed_run_dir(client, "check")
 
 
 class _NoStatus:

@@ -19,7 +19,7 @@ from typing import NoReturn
 from loguru import logger
 from rich.console import Console
 
-from tpcompile import srun
+from tpcompile import pods, srun
 from tpcompile.choices import Device, phases_of
 from tpcompile.config import JobConfig, RunConfig
 from tpcompile.errors import ConfigError, ExitCode, PreflightError
@@ -56,6 +56,7 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
 
     Raises ConfigError (preset, keys, tp) or PreflightError (GPUs, compiler, run directory).
     """
+    _check_pod(request, environ)
     num_gpus = 0 if request.device == "cpu" else count_gpus(environ)
     if request.nproc is None and request.device == "auto" and num_gpus == 1:
         logger.warning("1 GPU: 2 ranks on CPU, as one rank has none to be compared with; --nproc 1 runs on the GPU")
@@ -67,7 +68,7 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
     resolved.check_tp(nproc)
     _check_fault(request, nproc)
     _check_target(request.target)
-    environ = dict(environ)
+    environ = pods.without_defaults(environ)
     if device == "cpu" and resolved.compile.backend == "inductor":
         environ["CXX"] = cxx_compiler(environ)  # Inductor by default takes g++ alone, on macOS clang++
     environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // nproc)))
@@ -82,6 +83,15 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
         run_dir=run_dir,
         timeout_s=request.timeout_s,
     )
+
+
+def _check_pod(request: GateRequest, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError in one pod of a job, unless ranks of this pod alone are asked for."""
+    if request.nproc is None and pods.num_pods(environ) > 1:
+        raise ConfigError(
+            f"PET_NNODES={environ['PET_NNODES']}: this is one pod of a job; start the ranks of all pods with "
+            "`torchrun -m tpcompile gate`, or those of this one alone with --nproc N"
+        )
 
 
 def _check_target(target: str | None) -> None:

@@ -19,3 +19,8 @@ def ranks_here(rank: int) -> range:
 def has_agent() -> bool:
     """True where torchrun's agent serves the job's store, which then outlives each rank."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def has_other_nodes() -> bool:
+    """True where the launcher has started ranks of the job on other nodes, too, and says so."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "0")) not in (0, int(os.environ.get("WORLD_SIZE", "0")))

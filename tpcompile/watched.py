@@ -21,6 +21,7 @@ from rich.console import Console
 from tpcompile.errors import ConfigError, ExitCode, PreflightError, TpCompileError
 from tpcompile.evidence.logs.diagnose import Question, diagnose
 from tpcompile.evidence.records import Verdict
+from tpcompile.evidence.records.base import at_text
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.process_tree import Outcome, run_tree
@@ -35,6 +36,8 @@ _TRACE = "TORCH_TRACE"
 _SITE = Path(__file__).parent / "autostart" / "site"
 _ASK_S, _POLL_S = 8.0, 0.1
 _AFTERWARDS_S = 300.0
+_MAX_ALONE = 3
+"""Recompiles of some ranks alone that are said of a job without a finding."""
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 """Exit codes of a shell for a command that is not there, and for one that cannot be run."""
 
@@ -131,6 +134,8 @@ def _say(outcome: Outcome, run_dir: RunDir, logs: Path, console: Console, *, is_
         write(verdict, run_dir, console, os.environ)
         return
     text = "the program has a sentinel of its own" if has_own else _watched_text(ranks)
+    if len({one.compiles for one in ranks.values()}) > 1 and not has_own:
+        text = "; ".join([text, *_recompiled_alone(logs, ranks)])
     console.print(f"tpcompile run: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -172,6 +177,23 @@ def with_kept(folders: Sequence[Path], of_logs: Verdict | None) -> Verdict | Non
         why = (done.stderr.strip().splitlines() or ["no reason"])[-1].removeprefix("error: ")
         raise ConfigError(why)
     return Verdict.model_validate_json(done.stdout)
+
+
+def _recompiled_alone(logs: Path, ranks: Mapping[int, Watched]) -> list[str]:
+    """What some ranks alone compiled again, as torch's logs give the reasons.
+
+    The sentinel takes code without collectives that one rank alone compiles for a call of its own, such as an
+    evaluation, unless the ranks issue a collective after it: then it is known that they went past one call.
+    """
+    try:
+        causes = diagnose([logs], Question()).recompiles
+    except TpCompileError:
+        return []
+    alone = [cause for cause in causes if len(cause.ranks) < len(ranks)]
+    return [
+        f"only {named_ranks(cause.ranks)} recompiled{at_text(cause.line)}: {cause.guard}"
+        for cause in alone[:_MAX_ALONE]
+    ]
 
 
 def _watched_text(ranks: Mapping[int, Watched]) -> str:

@@ -12,13 +12,15 @@ from rich.console import Console
 from tests.evidence import samples
 from tpcompile.evidence.digests.digest import digest_rank
 from tpcompile.evidence.judgement.equal_ranks import equal_ranks
-from tpcompile.evidence.judgement.verdict import capture_rules, conclude, fetch_from
+from tpcompile.evidence.judgement.verdict import Absent, capture_rules, conclude, fetch_from
 from tpcompile.evidence.records import RankRecord, Verdict
-from tpcompile.report import show
+from tpcompile.report import github, junit, show
 
 SCREEN = 60
 """Lines of a red verdict in a terminal, panels and tables of its checks included."""
 TP = 4
+HOST = 16
+"""Ranks of a host."""
 EQUAL, ODD = (samples.compiled(samples.call("mul", "%0", number), samples.reduce("%1")) for number in "23")
 
 
@@ -44,6 +46,13 @@ def verdict(case: str, world_size: int) -> Verdict:
     records = [CASES[case](rank, world_size) for rank in range(world_size)]
     digests = [digest_rank(one) for one in records]
     return conclude(capture_rules(timeout_s=1), digests, fetch_from(records), world_size=world_size)
+
+
+def terminal_text(verdict: Verdict) -> str:
+    """The report in a terminal."""
+    out = io.StringIO()
+    show.show(verdict, Console(file=out, width=120, force_terminal=True, color_system=None), run=None, command="check")
+    return out.getvalue()
 
 
 def shown(case: str, world_size: int, *, is_terminal: bool) -> str:
@@ -82,3 +91,34 @@ def test_few_groups_have_a_line_each() -> None:
     """The negative control: nothing is folded."""
     found = equal_ranks(verdict("tp 1 of all", 16))
     assert len(found) == 4 and all(is_split for _, is_split in found)
+
+
+def of_several_faults(world_size: int) -> Verdict:
+    """A constant on tp 1 of all groups, a further one on rank 37, and three ranks of the last host without a record."""
+    lost = range(world_size - 3, world_size)
+    further = samples.compiled(samples.call("mul", "%0", "9"), samples.reduce("%1"))
+    records = [record(rank, world_size, is_odd=rank % TP == 1) for rank in range(world_size - 3)]
+    records[38] = records[38].model_copy(update={"compiles": (further,)})
+    hosts = {rank: f"node{rank // HOST + 1:03}" for rank in range(world_size)}
+    digests = [digest_rank(one).model_copy(update={"host": hosts[one.rank]}) for one in records]
+    absent = [Absent(rank, "unknown", hosts[rank]) for rank in lost]
+    return conclude(
+        capture_rules(timeout_s=1), digests, fetch_from(records), world_size=world_size, absent=absent
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("of_run", [github.summary, junit.render, terminal_text])
+def test_several_faults_are_as_long_in_a_job_of_any_size(of_run: Callable[[Verdict], str]) -> None:
+    small, large = (of_run(of_several_faults(size)).splitlines() for size in (128, 1024))
+    assert abs(len(large) - len(small)) <= 3
+    assert len(large) <= 110
+    words = " ".join(" ".join(large).replace("│", "").split())
+    assert "step 4,41-1017 step 4" in words
+
+
+def test_the_hosts_of_many_ranks_are_a_range() -> None:
+    verdict = of_several_faults(1024)
+    assert equal_ranks(verdict)[-1] == ("ranks by host: node[001-064] 0-1023, 16 each", False)
+    text = terminal_text(verdict)
+    assert "rank 38 (node003)" in text
+    assert "ranks 1021-1023 (node064)" in text

@@ -67,7 +67,8 @@ def forge(shared: dist.Store) -> Any:
     """What a client writes at a key of the domain, or of all domains: their processes."""
 
     def forged(key: str, value: Any) -> None:
-        store = dist.PrefixStore("waiting/0" if key.startswith("here/") else "tp 0-1/0", shared)
+        is_of_all = key.startswith(("here/", "run_dir"))
+        store = dist.PrefixStore("waiting/0" if is_of_all else "tp 0-1/0", shared)
         store.set(key, value if isinstance(value, str) else json.dumps(value))
 
     return forged

@@ -116,6 +116,7 @@ def test_what_ranks_published_for_all_domains_is_deleted_by_the_last_of_all(shar
     for log in logs:
         log.say_here(black_box="")
         log.keep_flow(Flow())
+    assert len({log.run_dir(None) for log in logs}) == 1  # of all domains
     logs[0].forget()
     assert logs[1].kept_flow(0) is not None
     logs[1].forget()

@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from rich.console import Console
 
-from tpcompile import logs, srun
+from tpcompile import logs, pods, srun
 from tpcompile.choices import Device
 from tpcompile.errors import TpCompileError
 from tpcompile.gate.start import run
@@ -45,6 +45,7 @@ def run_in_rank(request: RunRequest, *, quiet: bool = False, amount: Amount = "a
     rank = int(os.environ.get("RANK", "0"))
     logs.setup(rank=rank)
     try:
+        os.environ.update(pods.torchrun_variables(os.environ))
         config = request.config(_device(request.device))
         with served_store(rank_env(), timeout_s=config.gate.store_timeout_s):
             console = _reserved_stdout() if amount == "json" else None

@@ -2,6 +2,7 @@
 
 env.py        torchrun's environment variables -> rank, device, process group
 store.py      JSON between ranks through the c10d store
+answered.py   what asks the store -> its result, or the reason in time where the store is silent
 run_dir.py    this rank's own path -> the run directory of all ranks
 store_process.py  the job's store where no torchrun agent serves one
 exchange.py   a digest from every rank -> one verdict on all ranks

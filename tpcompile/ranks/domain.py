@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import torch.distributed as dist
@@ -48,6 +49,15 @@ def domain_of(mesh: DeviceMesh | None, axis: str) -> Domain:
     members = sorted(dist.get_process_group_ranks(mesh.get_group(axis)))
     at = {name: mesh.get_local_rank(name) for name in names}
     return Domain(axis, members, mesh_roles(mesh), at[axis], at)
+
+
+def places_in(mesh: DeviceMesh | None) -> dict[int, dict[str, int]]:
+    """Rank -> its place along each axis, of all ranks of the mesh; empty without names."""
+    if mesh is None or not mesh.mesh_dim_names:
+        return {}
+    places = itertools.product(*map(range, mesh.mesh.shape))
+    ranks = mesh.mesh.flatten().tolist()
+    return {rank: dict(zip(mesh.mesh_dim_names, place, strict=True)) for rank, place in zip(ranks, places, strict=True)}
 
 
 ALONE = Domain("world", [0], None, 0)

@@ -31,6 +31,11 @@ def rank_env() -> RankEnv:
     """Read torchrun's variables. Raises ConfigError when one is not set."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     missing = [name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing == ["LOCAL_RANK", "LOCAL_WORLD_SIZE"]:
+        raise ConfigError(
+            f"LOCAL_RANK and LOCAL_WORLD_SIZE are not set for rank {os.environ['RANK']}; set 0 and 1 where a node has "
+            "one rank, or start with torchrun"
+        )
     if missing:
         raise ConfigError(
             f"{', '.join(missing)} not set; "

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from tpcompile.evidence.digests.digest import digest_rank, environment_items, layer_items
-from tpcompile.evidence.judgement.mesh_places import with_places
+from tpcompile.evidence.judgement.mesh_places import Coordinates, coordinates_of, with_places
 from tpcompile.evidence.judgement.verdict import Absent, Rules, conclude
 from tpcompile.evidence.records import Check, Frozen, Item, Layer, RankDigest, RankRecord, Verdict
 from tpcompile.evidence.timeline.conclude import with_branch, without_branch
@@ -61,13 +61,15 @@ def record_side(
     domain: Collection[int] | None = None,
     why_absent: Callable[[], Check | None] = _unknown,
     host_of: Callable[[int], str] = _nowhere,
+    coordinates: Callable[[], Coordinates] = dict,
 ) -> Side:
     """Side of an exchange made from a captured record.
 
     `problems` are checks that have already failed, `kind` is the type of a digest where its facts have one, `flow_of`
     gives what this rank has executed, and what a rank that does not take part has left. `domain` are the ranks
     that must agree; None: all. `why_absent` looks why ranks do not report, where nothing else has failed. `host_of`
-    names the host of a rank that does not.
+    names the host of a rank that does not. `coordinates` has those of all ranks of the mesh, where a domain alone is
+    judged.
     """
 
     def judge(found: dict[int, RankDigest], absent: dict[int, str], ask: Ask) -> Verdict:
@@ -84,7 +86,7 @@ def record_side(
             problems=[*problems, *([why] if why is not None else [])],
         )
         named = with_flow(verdict, found, ask)
-        return with_places(named, list(found.values()))
+        return with_places(named, coordinates() or coordinates_of(found.values()))
 
     def with_flow(verdict: Verdict, found: Mapping[int, RankDigest], ask: Ask) -> Verdict:
         own = flow_of(record.rank) if verdict.lead is not None else None

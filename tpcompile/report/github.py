@@ -12,6 +12,7 @@ from tpcompile.evidence.judgement.equal_ranks import equal_ranks
 from tpcompile.evidence.judgement.leading import blamed_text, first_sentence
 from tpcompile.evidence.records import Check, Divergence, Lead, UserLine, Verdict
 from tpcompile.evidence.records.base import at_text, lines_of
+from tpcompile.evidence.text.hosts import on_hosts
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.evidence.timeline.conclude import side_text
 from tpcompile.report.wording import (
@@ -25,9 +26,11 @@ from tpcompile.report.wording import (
     headline,
     item_text,
     mode_title,
+    more_alike,
     outcome,
     plain,
     red,
+    red_by_kind,
     source_lines,
 )
 
@@ -53,7 +56,7 @@ def summary(verdict: Verdict, *, title: str = "tpcompile gate") -> str:
         f"*{_cell(headline(verdict))}*",
         *checks,
         *(_cell(line) for line, _ in equal_ranks(verdict)),
-        *map(_difference, red(verdict)),
+        *(_difference(alike, verdict.hosts) for alike in red_by_kind(verdict)),
         f"Accepted differences:\n\n{accepted}" if accepted else "",
     )
     data = f"{text}\n".encode()
@@ -198,15 +201,18 @@ def _checks(mode: str, checks: Sequence[Check]) -> str:
     return f"### {mode_title(mode)}\n\n" + "\n".join(rows)
 
 
-def _difference(divergence: Divergence) -> str:
+def _difference(alike: Sequence[Divergence], hosts: Mapping[str, Sequence[int]]) -> str:
+    """One difference; equal ones by their place."""
+    divergence = alike[0]
     texts = [
         f"### {divergence.layer.value}: {_cell(divergence.title)}",
         _cell(divergence.where),
         *map(_cell, cause_lines(divergence)),
     ]
     for group in divergence.groups:
-        texts += [named_ranks(group.ranks), _fence([item_text(group.item), *source_lines(group.line)])]
-    return _paragraphs(*texts, _cell(divergence.advice))
+        ranks = f"{named_ranks(group.ranks)}{on_hosts(group.ranks, hosts)}"
+        texts += [_cell(ranks), _fence([item_text(group.item), *source_lines(group.line)])]
+    return _paragraphs(*texts, *map(_cell, more_alike(alike)), _cell(divergence.advice))
 
 
 def _fence(lines: list[str]) -> str:

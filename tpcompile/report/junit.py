@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from xml.etree import ElementTree as ET
 
 from tpcompile.evidence.judgement.leading import blamed_text
 from tpcompile.evidence.records import Check, Divergence, Status, Verdict
+from tpcompile.evidence.text.hosts import on_hosts
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.report.wording import (
     cause_lines,
     failed,
     item_text,
     mode_title,
+    more_alike,
     outcome,
     plain,
-    red,
+    red_by_kind,
     source_lines,
 )
 
@@ -36,7 +39,7 @@ def render(verdict: Verdict) -> str:
     _properties(suite, verdict)
     for check in checks:
         _testcase(suite, check, verdict.preset)
-    differences = "\n\n".join(map(_difference, red(verdict)))
+    differences = "\n\n".join(_difference(alike, verdict.hosts) for alike in red_by_kind(verdict))
     if differences:
         ET.SubElement(suite, "system-out").text = differences
     ET.indent(root)
@@ -88,8 +91,11 @@ def _lines(check: Check) -> list[str]:
     return [*lines, *source_lines(check.line), *check.details]
 
 
-def _difference(divergence: Divergence) -> str:
+def _difference(alike: Sequence[Divergence], hosts: Mapping[str, Sequence[int]]) -> str:
+    """One difference; equal ones by their place."""
+    divergence = alike[0]
     lines = [f"{divergence.layer.value}: {divergence.title}", divergence.where, *cause_lines(divergence)]
     for group in divergence.groups:
-        lines += [f"{named_ranks(group.ranks)}: {item_text(group.item)}", *source_lines(group.line, indent="    ")]
-    return plain("\n".join(filter(None, [*lines, divergence.advice])))
+        ranks = f"{named_ranks(group.ranks)}{on_hosts(group.ranks, hosts)}"
+        lines += [f"{ranks}: {item_text(group.item)}", *source_lines(group.line, indent="    ")]
+    return plain("\n".join(filter(None, [*lines, *more_alike(alike), divergence.advice])))

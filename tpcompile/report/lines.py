@@ -12,7 +12,8 @@ from tpcompile.evidence.judgement.equal_ranks import equal_ranks
 from tpcompile.evidence.judgement.leading import Hosts, blamed_text, cause_text, lead_ranks_text, short_summary
 from tpcompile.evidence.judgement.rank_taint import value_text
 from tpcompile.evidence.records import Check, Divergence, Lead, Status, UserLine, Verdict, items_of
-from tpcompile.evidence.text.ranks import named_ranks, on_hosts, ranks_text
+from tpcompile.evidence.text.hosts import on_hosts
+from tpcompile.evidence.text.ranks import named_ranks, ranks_text
 from tpcompile.report.wording import (
     accepted_lines,
     cause_lines,

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.segment import Segment, Segments
 from rich.text import Text
 
-from tpcompile.evidence.records import Divergence, Status, Verdict
+from tpcompile.evidence.records import Status, Verdict
 from tpcompile.report import lines, terminal
 from tpcompile.report.wording import accepted, failed, guard_line, headline, red, red_by_kind
 
@@ -62,7 +62,7 @@ def render(verdict: Verdict, console: Console, *, command: str, folder: Path, is
         tail.add(text, at_most=3)
     screen = _head(verdict, console, command)
     num_taken = len(screen.lines) + len(tail.lines) + len(_files(folder))
-    _add_differences(screen, red_by_kind(verdict), at_most=MAX_LINES - num_taken)
+    _add_differences(screen, verdict, at_most=MAX_LINES - num_taken)
     screen.print()
     tail.print()
     is_cut = screen.is_cut or tail.is_cut or _has_more(verdict)
@@ -90,12 +90,13 @@ def _cut(found: Sequence[str], last: Sequence[str], *, at_most: int) -> list[str
     return [*found[:num_first], f"and {num_left_out} more lines in the full report", *found[-len(last) :]]
 
 
-def _add_differences(screen: Screen, kinds: Sequence[Sequence[Divergence]], *, at_most: int) -> None:
+def _add_differences(screen: Screen, verdict: Verdict, *, at_most: int) -> None:
     """The first difference in full, where there is room for it, and the number of the others."""
+    kinds = red_by_kind(verdict)
     num_others = sum(map(len, kinds[1:]))
     room = at_most - 1 if num_others > 0 else at_most
     if kinds and room >= _MIN_PANEL:
-        first = terminal.panel(kinds[0], f"difference 1 of {len(kinds)}", terminal.USUAL)
+        first = terminal.panel(kinds[0], f"difference 1 of {len(kinds)}", terminal.USUAL, hosts=verdict.hosts)
         screen.add_framed(first, at_most=room)
     if num_others > 0:
         screen.add(terminal.line(f"and {num_others} more differences", "dim"), at_most=1)

@@ -23,6 +23,7 @@ from tpcompile.evidence.judgement.leading import blamed_text, cause_text, lead_r
 from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, RankGroup, Status, UserLine, Verdict
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.rundir import RunDir
+from tpcompile.evidence.text.hosts import on_hosts
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.evidence.timeline.conclude import led_to_text, side_text, usual_text
 from tpcompile.report import findings
@@ -232,30 +233,36 @@ def _failure(check: Check, limits: Limits) -> Group:
 def _panels(verdict: Verdict, limits: Limits) -> Iterator[RenderableType]:
     kinds = red_by_kind(verdict)
     for number, alike in enumerate(kinds[: limits.panels], start=1):
-        yield panel(alike, f"difference {number} of {len(kinds)}", limits)
+        yield panel(alike, f"difference {number} of {len(kinds)}", limits, hosts=verdict.hosts)
     yield from _more(sum(map(len, kinds[limits.panels :])), "differences")
 
 
-def panel(alike: Sequence[Divergence], title: str, limits: Limits) -> Panel:
+def panel(
+    alike: Sequence[Divergence],
+    title: str,
+    limits: Limits,
+    *,
+    hosts: Mapping[str, Sequence[int]],
+) -> Panel:
     """One difference in full: where it is, why, what each group of ranks has, what to do; equal ones by their place."""
     divergence = alike[0]
     kind = f"layer {divergence.layer.value}: {divergence.cls.value}"
     domain = f"domain {divergence.domain}" if divergence.domain else ""
     where = ", ".join(filter(None, (divergence.where, domain)))
     head = [divergence.title, kind, f"in {where}" if where else "", *cause_lines(divergence)]
-    parts: list[RenderableType] = [*map(line, filter(None, head)), *_sides(divergence.groups, limits)]
+    parts: list[RenderableType] = [*map(line, filter(None, head)), *_sides(divergence.groups, limits, hosts)]
     parts += map(line, more_alike(alike, at_most=limits.places))
     if divergence.advice:
         parts.append(line(f"what to do: {divergence.advice}", "bold"))
     return Panel(Group(*parts), title=title, title_align="left", border_style="red", box=box.ROUNDED)
 
 
-def _sides(groups: Sequence[RankGroup], limits: Limits) -> Iterator[RenderableType]:
+def _sides(groups: Sequence[RankGroup], limits: Limits, hosts: Mapping[str, Sequence[int]]) -> Iterator[RenderableType]:
     """What every group of ranks has, and its line; a line that all groups have in common is shown once."""
     lines = {group.line for group in groups}
     is_one_line = len(lines) == 1
     for group in groups[: limits.groups]:
-        yield line(named_ranks(group.ranks), "bold")
+        yield line(f"{named_ranks(group.ranks)}{on_hosts(group.ranks, hosts)}", "bold")
         yield _indented(line(item_text(group.item), "cyan"))
         if not is_one_line:
             yield from _source(group.line)

@@ -40,6 +40,7 @@ alarms.py           what is wrong -> an alarm
 checks.py           what is wrong -> a failed check
 finding.py          the result of a rule of hang.py or comparison.py
 describe.py         the state of a rank -> text for a log or a finding
+other_domains.py    what this domain ends the job for -> the same with the ranks of all that find it
 settle.py           an alarm -> verdict, report, policy
 timeline.py         compiles, alarms and verdicts of this rank, with their times
 sink.py             the sentinel's messages -> stderr and loguru

@@ -27,7 +27,7 @@ from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.records import Check, Verdict
 from tpcompile.evidence.timeline.stream import TimedStream
 from tpcompile.fastpath import peers
-from tpcompile.ranks.domain import domain_of
+from tpcompile.ranks.domain import domain_of, places_in
 from tpcompile.ranks.store import LINE, RankStore
 from tpcompile.recording import CaptureSession
 from tpcompile.sentinel import events as ev
@@ -148,6 +148,7 @@ class Sentinel:
             self.log, session=self.session, progress=self._progress, shutdown=self.shutdown, timeline=self._timeline,
             policy=policy, allow=allow, kernels=kernels, run_dir=run_dir, executed=self.executed,
             snapshot=self._snapshot, prints=prints, place=(self.world_size, domain),
+            places=lambda: places_in(mesh),
             command="sentinel" if session is None else "check",  # a session is that of `tpcompile.capture`
             keeper=self._keeper, why_gone=lambda: self._losses.of_gone(),
         )  # fmt: skip

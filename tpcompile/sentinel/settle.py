@@ -7,20 +7,22 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tpcompile.errors import DivergenceError, ExitCode, TpCompileError
 from tpcompile.evidence.comparison.compare import Allowed
+from tpcompile.evidence.judgement.mesh_places import Coordinates
 from tpcompile.evidence.judgement.verdict import SENTINEL, agree_rules
 from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer, RankRecord, Status, Verdict
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text.ranks import named_ranks
-from tpcompile.node import is_first_here
+from tpcompile.node import has_other_nodes, is_first_here
 from tpcompile.ranks.domain import Domain
 from tpcompile.ranks.exchange import Exchange
+from tpcompile.ranks.packed import PackedVerdict, packed
 from tpcompile.ranks.recorded import record_side
 from tpcompile.ranks.store import RankStore
 from tpcompile.recording import CaptureSession
@@ -31,6 +33,7 @@ from tpcompile.sentinel.events import Alarm
 from tpcompile.sentinel.executed import Executed
 from tpcompile.sentinel.kept import STOPPED, Keeper
 from tpcompile.sentinel.messages import Position
+from tpcompile.sentinel.other_domains import OtherDomains
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.shutdown import Shutdown, stay_until_gone
 from tpcompile.sentinel.sink import logger
@@ -97,6 +100,7 @@ class Settlement:
         command: str,
         place: tuple[int, Domain],
         keeper: Keeper,
+        places: Callable[[], Coordinates],
         why_gone: Callable[[], Check | None],
     ) -> None:
         self._log, self._session, self._progress, self._shutdown = log, session, progress, shutdown
@@ -108,6 +112,7 @@ class Settlement:
         self._executed, self._snapshot, self._prints, self._command = executed, snapshot, prints, command
         self._world_size, self._domain = place
         self._keeper = keeper
+        self._places, self._others = places, OtherDomains(log, places)
         self._agreed: Path | None = None
         self.job = ""
         """Identity of the run, once `agreed_dir` was called."""
@@ -132,7 +137,7 @@ class Settlement:
         problems = [alarm.problem] if alarm.problem else []
         side = record_side(
             record, self._rules, problems=problems, flow_of=self._executed.flow_of, domain=self._log.members,
-            why_absent=self._why_gone, host_of=self._log.host_of,
+            why_absent=self._why_gone, host_of=self._log.host_of, coordinates=self._places,
         )  # fmt: skip
         exchange = Exchange(store, present, others=self, timeout_s=_EXCHANGE_S)
         verdict = exchange.verdict(side)
@@ -156,7 +161,7 @@ class Settlement:
     def settle_alone(self, problem: Check) -> None:
         """Stop with a verdict of this rank's own, where it reaches no rank of a different node."""
         record = self.record(None)
-        side = record_side(record, self._rules, problems=[problem], domain=self._log.members)
+        side = record_side(record, self._rules, problems=[problem], domain=self._log.members, coordinates=self._places)
         verdict = side.judged_alone({})
         self._timeline.note(TimelineEvent.VERDICT)
         try:
@@ -173,9 +178,22 @@ class Settlement:
         if callable(self.policy):
             self._call(self.policy, verdict)
         elif self.policy == "stop":
-            self._stop(settled)
+            self._stop(self._with_other_domains(settled))
         elif settled.is_judge:
             logger.warning("rank divergence: {}", verdict.summary)
+
+    def _with_other_domains(self, settled: _Settled) -> _Settled:
+        """With the ranks of other domains that end the job for the same."""
+        verdict, store = settled.verdict, settled.store
+        if verdict is None or not self._others.exist:
+            return settled
+        with suppress(RuntimeError):  # the rank that served the store has ended
+            if settled.is_judge:
+                verdict = self._others.together(verdict)
+                store.put("together", packed(verdict))
+            else:
+                verdict = store.get("together", PackedVerdict, timeout_s=_PUBLISH_S) or verdict
+        return replace(settled, verdict=verdict)
 
     def _call(self, policy: Callable[[Verdict], None], verdict: Verdict) -> None:
         try:
@@ -252,13 +270,27 @@ class Settlement:
             self._write_for_node(settled.verdict)
             return
         if settled.verdict is not None:
-            self._publish(settled.verdict, self._directory())
+            self._publish_once(settled.verdict)
         with suppress(RuntimeError):
             store.put("published", True)
 
+    def _publish_once(self, verdict: Verdict) -> None:
+        """Publish it, or where a different domain does, log what is different here."""
+        if not self._others.exist:
+            self._publish(verdict, self._directory())
+            return
+        with suppress(RuntimeError):
+            if self._others.claims_report():
+                self._publish(verdict, self._directory())
+                self._others.say_reported(verdict.summary)
+                return
+            if self._others.reported() != verdict.summary:
+                logger.error("rank divergence in {}, too: {}", self._domain.name, verdict.summary)
+        self._write_for_node(verdict)
+
     def _write_for_node(self, verdict: Verdict | None) -> None:
         """Write the verdict to the folder of this node, where the judge has a different one."""
-        if verdict is None or not verdict.hosts or not is_first_here():
+        if verdict is None or not (verdict.hosts or has_other_nodes()) or not is_first_here():
             return
         with suppress(TpCompileError):  # that it cannot be written is said already
             if self._directory().write_verdict(verdict):

@@ -16,10 +16,11 @@
     left, left/<rank>       how many ranks have left, and what each did last; over: how many read no more
     raised                  the first rank that raised an exception
     closed/<rank>           set when a rank that raised sends nothing more
-    run_dir                 which directory of the reports, by time and number; its path is each rank's own
     terminated/<rank>       when a rank received SIGTERM, Unix time
     waiting/<n>/<rank>      shared by all domains: state of a rank that waits for ranks of a different domain
-    waiting/<n>/problem     shared by all domains: the first problem for which a domain ends the job
+    waiting/<n>/run_dir     shared by all domains: the directory of the reports, by time and number
+    waiting/<n>/problem     likewise: the first problem for which a domain ends the job
+    waiting/<n>/found/<k>   likewise: what domains end the job for; reports, reported: the one that reports it
 
 Calls of compiled code write no key; the timer writes `more`. A position is (region, call, index), see `progress`. What
 is written for a position is deleted when all ranks have compiled the same there, entries when all have heard them, and
@@ -119,19 +120,19 @@ class StoreLog:
     def say_here(self, *, black_box: str) -> None:
         """Publish this rank's process, and the name of the file of its last stack."""
         here = Process(pid=os.getpid(), host=this_host(), black_box=black_box, main_thread=threading.get_ident())
-        self._shared(1).put(f"here/{self.rank}", here.model_dump(mode="json"))
+        self.board(1).put(f"here/{self.rank}", here.model_dump(mode="json"))
 
     def process_of(self, rank: int) -> Process:
         """The process that a rank of any domain published."""
-        return self._shared(1).peek(f"here/{rank}", Process) or Process()
+        return self.board(1).peek(f"here/{rank}", Process) or Process()
 
     def keep_flow(self, flow: Flow) -> None:
         """Publish what this rank has executed, before it leaves: its ring ends with it."""
-        self._shared(1).put(f"flow/{self.rank}", flow.model_dump(mode="json"))
+        self.board(1).put(f"flow/{self.rank}", flow.model_dump(mode="json"))
 
     def kept_flow(self, rank: int) -> Flow | None:
         """What a rank of any domain has published that has left."""
-        found: Flow | None = self._shared(1).peek(f"flow/{rank}", Flow)
+        found: Flow | None = self.board(1).peek(f"flow/{rank}", Flow)
         return found
 
     def append(self, kind: type[E], **fields: Any) -> None:
@@ -200,11 +201,11 @@ class StoreLog:
     def all_finished(self) -> bool:
         """Record that this rank has finished; True for the last of all."""
         self._count(1)
-        return self._shared(1).count("finished") == self.world_size
+        return self.board(1).count("finished") == self.world_size
 
     def forget(self) -> None:
         """Record that this rank reads no more; the last rank of a domain deletes its keys, the last of all the rest."""
-        store, board, number = self._count(1), self._shared(1), self.world_size
+        store, board, number = self._count(1), self.board(1), self.world_size
         if store.count("over") == len(self.members):
             swept, asks = store.count("swept", 0), range(1, store.count("asks", 0) + 1)
             entries = range(swept * _BATCH, store.count("events", 0) + 1)
@@ -329,26 +330,26 @@ class StoreLog:
 
     def say_problem(self, problem: Check) -> None:
         """Publish to all domains why the job ends, unless a domain has done so."""
-        self._shared(1).put_first("problem", problem.model_dump(mode="json"), Check)
+        self.board(1).put_first("problem", problem.model_dump(mode="json"), Check)
 
     def first_problem(self) -> Check | None:
         """Why a domain ends the job; None while none does."""
-        found: Check | None = self._shared(1).peek("problem", Check)
+        found: Check | None = self.board(1).peek("problem", Check)
         return found
 
-    def _shared(self, operations: int) -> RankStore:
+    def board(self, operations: int) -> RankStore:
         """A client under the prefix that all domains share."""
         self._count(operations)
         board: RankStore = self._clients.all.under(self._board)
         return board
 
     def run_dir(self, configured: Path | str | None) -> Path:
-        """Directory of the reports of all ranks, of all domains; the first rank that calls this chooses which."""
-        return agreed_run_dir(self._shared(1), "sentinel", configured)
+        """Directory of the reports of all domains; the first rank that calls this chooses which."""
+        return agreed_run_dir(self.board(1), "sentinel", configured)
 
     def job(self) -> str:
         """Identity of the run, equal in all domains."""
-        return agreed_job(self._shared(1))
+        return agreed_job(self.board(1))
 
     def host_of(self, rank: int) -> str:
         """Name of the host of a rank of any domain; empty where it has not said it."""
@@ -377,7 +378,7 @@ class StoreLog:
         if not wanted:
             return {}
         number = self._count(len(states) + 2).count("published")
-        board = self._shared(0)
+        board = self.board(0)
         for rank, state in states.items():
             seen = Seen(state=state, number=number, domain=self.members)
             board.put(str(rank), seen.model_dump(mode="json"))

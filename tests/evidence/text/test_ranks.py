@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpcompile.evidence.text.ranks import exact_ranks, is_among, on_hosts, ranks_in_name, ranks_text
+from tpcompile.evidence.text.ranks import exact_ranks, is_among, ranks_in_name, ranks_text
 
 TEXTS = {
     (): "",
@@ -44,11 +44,3 @@ def test_many_ranks_without_a_rule_are_counted() -> None:
     text = ranks_text(ranks)
     assert len(text) < 100 and text.endswith(" more")
     assert ranks_text(ranks[:12]) == exact_ranks(ranks[:12])
-
-
-def test_the_hosts_of_ranks_are_named_where_these_are_few() -> None:
-    hosts = {f"node-{number}": (2 * number, 2 * number + 1) for number in range(8)}
-    assert on_hosts([5], hosts) == " (node-2)"
-    assert on_hosts([1, 2], hosts) == " (node-0, node-1)"
-    assert on_hosts(range(16), hosts) == ""
-    assert on_hosts([5], {}) == ""

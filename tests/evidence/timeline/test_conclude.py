@@ -105,6 +105,18 @@ def test_ranks_of_a_domain_are_compared_first_and_then_all(flows: dict[int, Flow
     assert not asked, "what a different stage does is no matter"
 
 
+def test_what_a_different_stage_does_explains_no_difference_between_programs_of_one(flows: dict[int, Flow]) -> None:
+    """Its ranks take the branch of their own stage, `if is_first`, which is new at the first step."""
+    groups = tuple(RankGroup(ranks=(rank,)) for rank in (0, 2))
+    difference = Divergence(
+        layer=Layer.GRAPH, cls=DivergenceClass.CONTENT, domain="tp", where="", groups=groups, title="one"
+    )
+    before = verdict(Cause.RANK_CONSTANT, (0, 2), is_rank_known=False)
+    of_domain = before.model_copy(update={"divergences": (difference,)})
+    assert with_branch(of_domain, {0: flows[0]}, READABLE, lambda: {1: flows[1]}) == of_domain
+    assert with_branch(before, {0: flows[0]}, READABLE, lambda: {1: flows[1]}) != before, "the negative control"
+
+
 def test_a_rank_that_raised_in_that_function_parted_because_it_raised(flows: dict[int, Flow]) -> None:
     raised = UserLine(file=programs.__file__, line=1, function="idle_rank_runs_a_dummy")
     before = verdict(Cause.RAISED, line=raised)

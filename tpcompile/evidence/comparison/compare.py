@@ -12,6 +12,7 @@ from tpcompile.evidence.comparison import order
 from tpcompile.evidence.comparison.by_layer import environment, of_slot
 from tpcompile.evidence.comparison.compiled_by_some import compiled_alone
 from tpcompile.evidence.comparison.other_call import are_other_calls
+from tpcompile.evidence.comparison.replicas import decided_by_replicas
 from tpcompile.evidence.comparison.unexplained import DEFECTS, unexplained
 from tpcompile.evidence.comparison.whole_and_parts import Programs
 from tpcompile.evidence.groups.align import Slot, align
@@ -46,7 +47,7 @@ def compare(
     hangs: list[Divergence] = []
     others: list[Divergence] = []
     for name, ranks in by_domain(digests).items():
-        found = _compare(Domain(name, ranks, fetch, allowed, is_running))
+        found = decided_by_replicas(_compare(Domain(name, ranks, fetch, allowed, is_running)), digests)
         cannot_finish = any(divergence.cls == DivergenceClass.COLLECTIVES for divergence in found)
         if cannot_finish:
             hangs += found

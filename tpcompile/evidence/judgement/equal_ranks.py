@@ -6,9 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tpcompile.evidence.groups.by_rank import ByRank, Groups
 from tpcompile.evidence.iterables import grouped
-from tpcompile.evidence.records import Divergence, Verdict
+from tpcompile.evidence.records import CheckId, Divergence, Verdict
+from tpcompile.evidence.text.hosts import ranks_by_host
 from tpcompile.evidence.text.phrases import listed
-from tpcompile.evidence.text.ranks import axis_of, named_ranks, places_of, ranks_text
+from tpcompile.evidence.text.ranks import (
+    axis_of,
+    named_ranks,
+    places_of,
+    ranks_in_name,
+    ranks_of_exact,
+    ranks_text,
+)
 
 _MAX_DOMAINS = 8
 """Domains that have a line each; of more, those in which the same places are equal share one."""
@@ -39,8 +47,7 @@ def equal_ranks(verdict: Verdict) -> list[tuple[str, bool]]:
 
     Ranks without a record come last: they left before the comparison, and are equal to nobody.
     """
-    recorded = {rank for groups in verdict.domains.values() for group in groups for rank in group}
-    missing = tuple(rank for rank in range(verdict.world_size) if rank not in recorded)
+    missing = _missing(verdict)
     found: list[tuple[str, bool]] = []
     if len(verdict.domains) > _MAX_DOMAINS:
         found += _alike(verdict.domains)
@@ -55,12 +62,27 @@ def equal_ranks(verdict: Verdict) -> list[tuple[str, bool]]:
         if is_split:
             note = ""
         found.append((f"equal ranks in {domain}: {text}{note}", is_split))
-    if missing and recorded:
+    if missing:
         found.append((f"no record: {named_ranks(missing)}", False))
     if verdict.hosts:
-        places = [f"{host} {ranks_text(ranks)}" for host, ranks in verdict.hosts.items()]
+        places = ranks_by_host(verdict.hosts)
         found.append((f"ranks by host: {listed(places, by=' | ', at_most=_MAX_LINES)}", False))
     return found
+
+
+def _missing(verdict: Verdict) -> tuple[int, ...]:
+    """Ranks that were to be compared and have no record.
+
+    Others have none either: those of other domains where one alone was judged, those that a dry run does not trace.
+    """
+    recorded = {rank for groups in verdict.domains.values() for group in groups for rank in group}
+    if not recorded:
+        return ()
+    awaited = {rank for check in verdict.checks if check.id == CheckId.REPORTED for rank in check.ranks}
+    for name in verdict.domains:
+        ranks = ranks_in_name(name)
+        awaited.update(ranks_of_exact(ranks, at_most=verdict.world_size) if ranks else range(verdict.world_size))
+    return tuple(sorted(awaited - recorded))
 
 
 def _alike(domains: Mapping[str, Groups]) -> list[tuple[str, bool]]:

@@ -9,8 +9,9 @@ from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, RecompileCause, Status, Verdict
 from tpcompile.evidence.records.base import at_text
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.text.hosts import on_hosts
 from tpcompile.evidence.text.lines import is_packaged
-from tpcompile.evidence.text.ranks import named_ranks, on_hosts
+from tpcompile.evidence.text.ranks import named_ranks
 
 Hosts = Mapping[str, Sequence[int]]
 _MAX_SAID = 100

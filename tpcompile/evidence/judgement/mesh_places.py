@@ -13,28 +13,51 @@ Coordinates = Mapping[int, Mapping[str, int]]
 """Rank -> its coordinate along each axis of the mesh."""
 
 
-def with_places(verdict: Verdict, digests: Sequence[RankDigest]) -> Verdict:
+def coordinates_of(digests: Iterable[RankDigest]) -> Coordinates:
+    """Those that the ranks have sent."""
+    return {digest.rank: digest.coordinates for digest in digests}
+
+
+def with_places(verdict: Verdict, coordinates: Coordinates) -> Verdict:
     """The verdict, whose lead has the ranks of all domains with the same difference, and where they are in the mesh."""
-    lead = verdict.lead
-    if lead is None:
+    if verdict.lead is None:
         return verdict
-    ranks = _everywhere(verdict, lead)
-    place = place_text(ranks, {digest.rank: digest.coordinates for digest in digests})
-    if place == lead.place and ranks == lead.ranks:
-        return verdict
+    return _placed(verdict, verdict.lead, _everywhere(verdict, verdict.lead), coordinates)
+
+
+def with_same_elsewhere(verdict: Verdict, lead: Lead, others: Iterable[Lead], coordinates: Coordinates) -> Verdict:
+    """The verdict of a domain with that lead, which gets the ranks of the same finding in other domains."""
+    ranks, hosts = set(lead.ranks), {host: set(theirs) for host, theirs in lead.hosts.items()}
+    for one in others:
+        if _said(one) != _said(lead) or lead.parted is not None:
+            continue
+        ranks.update(one.ranks)
+        for host, theirs in one.hosts.items():
+            hosts.setdefault(host, set()).update(theirs)
+    on_hosts = {host: tuple(sorted(theirs)) for host, theirs in sorted(hosts.items())}
+    return _placed(verdict, lead.model_copy(update={"hosts": on_hosts}), tuple(sorted(ranks)), coordinates)
+
+
+def _placed(verdict: Verdict, lead: Lead, ranks: tuple[int, ...], coordinates: Coordinates) -> Verdict:
+    place = place_text(ranks, coordinates)
     placed = lead.model_copy(update={"ranks": ranks, "place": place})
-    summary = leading.summary(placed) if verdict.summary == leading.summary(lead) else verdict.summary
+    if verdict.lead is None or placed == verdict.lead:
+        return verdict
+    summary = leading.summary(placed) if verdict.summary == leading.summary(verdict.lead) else verdict.summary
     return verdict.model_copy(update={"lead": placed, "summary": summary})
+
+
+def _said(lead: Lead) -> tuple[object, ...]:
+    return lead.cause, lead.says, lead.line, lead.is_rank_known
 
 
 def _everywhere(verdict: Verdict, lead: Lead) -> tuple[int, ...]:
     """The ranks of a lead, and those of the same difference in other domains; of a branch its own alone."""
     if lead.parted is not None:
         return lead.ranks
-    same = (lead.cause, lead.says, lead.line, lead.is_rank_known)
     found = set(lead.ranks)
     for one in map(leading.of_divergence, filter(lambda divergence: divergence.is_red, verdict.divergences)):
-        if (one.cause, one.says, one.line, one.is_rank_known) == same:
+        if _said(one) == _said(lead):
             found.update(one.ranks)
     return tuple(sorted(found))
 

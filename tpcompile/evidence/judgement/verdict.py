@@ -18,7 +18,7 @@ from tpcompile.evidence.iterables import find, first, grouped, indexed
 from tpcompile.evidence.judgement import checks
 from tpcompile.evidence.judgement import leading as lead
 from tpcompile.evidence.judgement.equal_ranks import equal_groups
-from tpcompile.evidence.judgement.mesh_places import with_places
+from tpcompile.evidence.judgement.mesh_places import coordinates_of, with_places
 from tpcompile.evidence.judgement.rank_taint import find_taints
 from tpcompile.evidence.judgement.taint_check import taint_check
 from tpcompile.evidence.records import (
@@ -160,7 +160,7 @@ def conclude(
         domains=equal_groups(domains, divergences),
         hosts=hosts,
     )
-    return with_places(verdict, digests)
+    return with_places(verdict, coordinates_of(digests))
 
 
 def _hosts(ranks: Sequence[RankDigest | Absent]) -> dict[str, tuple[int, ...]]:

@@ -1,14 +1,11 @@
 """Ranks -> the short text people read: `0-2,5`, `1-1021 step 4`."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 _RUN = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?: step (\d{1,9}))?)?")
 _MAX_RUNS = 12
 """Runs that a text shows: 12 of single ranks are 60 characters in a job of 1,024."""
-
-_MAX_HOSTS = 3
-"""Hosts that are named beside ranks."""
 
 
 def exact_ranks(ranks: Sequence[int]) -> str:
@@ -90,12 +87,6 @@ def named_ranks(ranks: Sequence[int]) -> str:
     """`rank 7` or `ranks 0-6`."""
     noun = "rank" if len(ranks) == 1 else "ranks"
     return f"{noun} {ranks_text(ranks)}"
-
-
-def on_hosts(ranks: Sequence[int], hosts: Mapping[str, Sequence[int]]) -> str:
-    """` (node-b)` for ranks of that host; empty where the hosts are not known, and for ranks of many."""
-    found = [host for host, theirs in hosts.items() if not set(ranks).isdisjoint(theirs)]
-    return f" ({', '.join(found)})" if 0 < len(found) <= _MAX_HOSTS else ""
 
 
 def num_ranks(number: int) -> str:

@@ -97,7 +97,8 @@ def with_branch(
         own = _with_own_branch(verdict, flows, readable)
         own = own if own is not verdict else _with_only_own_way(verdict, habit, flows, readable)
         return own if own is not verdict else found
-    if found is not verdict:
+    is_of_domain = any(divergence.is_red for divergence in verdict.divergences)
+    if found is not verdict or is_of_domain:  # what others do explains no difference between programs of one domain
         return found
     others = elsewhere()
     found = _with_own_branch(verdict, {**flows, **others}, readable)
