@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tpcompile.errors import DivergenceError
+from tpcompile.typecheck.beside_one import Numbers
 from tpcompile.typecheck.site import Site
 
 
@@ -64,6 +65,8 @@ class Report:
     were judged."""
     backward: frozenset[Site] = frozenset()
     """Lines of the collectives that run in the backward from the outputs."""
+    numbers: Numbers | None = None
+    """What a run of all ranks beside one device shows; None where there was none."""
 
     @property
     def finding(self) -> Violation | None:

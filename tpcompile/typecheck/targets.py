@@ -14,7 +14,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from tpcompile.errors import ConfigError
 from tpcompile.ranks.domain import domain_of
 from tpcompile.target import Target, build, raised_by
+from tpcompile.typecheck.beside_one import Expected
 from tpcompile.typecheck.check import Types, check_module, fake_group, on_fake_ranks
+from tpcompile.typecheck.decided import decided
+from tpcompile.typecheck.numbers import compare_numbers
 from tpcompile.typecheck.report import Report
 
 
@@ -60,7 +63,14 @@ def check_target(
                 train=train,
             )
 
-    return on_fake_ranks(nproc, ranks, checked)
+    report = on_fake_ranks(nproc, ranks, checked)
+    if device == "meta":
+        return report
+    expected = Expected(output_type, parameter_types or {})
+    numbers = compare_numbers(
+        lambda rank, group: _built(target, settings, group, device), size=nproc, train=train, expected=expected
+    )
+    return decided(report, numbers, train=train)
 
 
 def _built(target: str, settings: Sequence[str], group: dist.ProcessGroup, device: str) -> Target:

@@ -1,0 +1,129 @@
+"""Shapes of a parameter on the ranks and on one device -> the ways in which the ranks may hold its rows.
+
+A layout that is not declared is one of few: a part after the other, packed matrices that are cut one by one (gate | up,
+q | k | v, with fewer key heads), key heads that several ranks hold, a last part that is padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from tpcompile.layout import ShardSpec
+
+Shape = tuple[int, ...]
+_PADDING = -1
+_PACKED = ((1, 1), (1, 1, 1), (2, 1, 1), (4, 1, 1), (8, 1, 1))
+"""Relative widths of matrices in one parameter."""
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Which rows of a full parameter each rank holds."""
+
+    dim: int = 0
+    rows: tuple[Tensor, ...] = ()
+    """Of each rank, [its rows], -1 for padding; none where every rank holds all."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Every rank holds all of it."""
+        return not self.rows
+
+    def part(self, full: Tensor, rank: int) -> Tensor:
+        """What the rank holds of a full tensor; zeros for padding."""
+        if self.is_whole:
+            return full
+        index = self.rows[rank]
+        shape = [1] * full.dim()
+        shape[self.dim] = len(index)
+        return full.index_select(self.dim, index.clamp_min(0)).masked_fill((index == _PADDING).view(shape), 0)
+
+    def full(self, parts: Sequence[Tensor], shape: Shape) -> Tensor:
+        """The full tensor of this shape that the parts of the ranks make."""
+        if self.is_whole:
+            return parts[0]
+        whole = parts[0].new_zeros(shape).movedim(self.dim, 0)
+        for index, part in zip(self.rows, parts, strict=True):
+            kept = index != _PADDING
+            whole[index[kept]] = part.movedim(self.dim, 0)[kept]
+        return whole.movedim(0, self.dim)
+
+    def holders(self, rank: int) -> list[int]:
+        """The ranks that hold the same rows as this one."""
+        return [other for other, index in enumerate(self.rows) if torch.equal(index, self.rows[rank])]
+
+
+WHOLE = Assembly()
+
+
+def declared(spec: ShardSpec, full: Shape, size: int) -> Assembly:
+    """The layout that a module declares."""
+    if spec.dim is None:
+        return WHOLE
+    dim = spec.dim % len(full)
+    shape = [1] * len(full)
+    shape[dim] = full[dim]
+    numbers = torch.arange(1, full[dim] + 1, dtype=torch.float64).view(shape)  # 0 is padding
+    taken = [spec.take(numbers, rank=rank, size=size) for rank in range(size)]
+    return Assembly(dim, tuple(part.flatten().long() - 1 for part in taken))
+
+
+def possible(full: Shape, parts: Sequence[Shape]) -> list[Assembly]:
+    """The layouts that the shapes allow, the most likely first; none where they are no parts of the full one."""
+    if all(part == full for part in parts):
+        return [WHOLE]
+    dims = {dim for part in parts for dim in _different(full, part)}
+    if len(dims) != 1 or any(len(part) != len(full) for part in parts):
+        return []
+    (dim,) = dims
+    return [Assembly(dim, rows) for rows in _possible_rows(full[dim], [part[dim] for part in parts])]
+
+
+def _different(full: Shape, part: Shape) -> list[int]:
+    return [dim for dim, (one, other) in enumerate(zip(full, part, strict=False)) if one != other]
+
+
+def _possible_rows(length: int, sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
+    total = sum(sizes)
+    if total == length:
+        return [_in_order(sizes, length), *_packed(length, sizes)]
+    if total < length:
+        return []
+    found = [_in_order(sizes, length)] if total - length < max(sizes) * len(sizes) // 2 + 1 else []
+    return _shared(length, sizes) or found
+
+
+def _in_order(sizes: Sequence[int], length: int) -> tuple[Tensor, ...]:
+    ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
+    rows = [torch.arange(start, end) for start, end in pairwise(ends)]
+    return tuple(index.masked_fill(index >= length, _PADDING) for index in rows)
+
+
+def _packed(length: int, sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
+    """Several matrices below each other, each cut in equal parts."""
+    found = []
+    for widths in _PACKED:
+        unit = length / sum(widths) / len(sizes)
+        if len(set(sizes)) != 1 or unit != int(unit):
+            continue
+        starts = torch.tensor([0, *widths]).cumsum(0)[:-1] * int(unit) * len(sizes)
+        pieces = [
+            [int(start) + rank * width * int(unit) + torch.arange(width * int(unit)) for start, width in zip(starts, widths, strict=True)]
+            for rank in range(len(sizes))
+        ]
+        found.append(tuple(torch.cat(piece) for piece in pieces))
+    return found
+
+
+def _shared(length: int, sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
+    """Equal parts that several neighbours hold alike, as key heads of which there are fewer than ranks."""
+    size = sizes[0]
+    if len(set(sizes)) != 1 or length % size or len(sizes) % (length // size):
+        return []
+    num_holders = len(sizes) // (length // size)
+    return [tuple(torch.arange(size) + rank // num_holders * size for rank in range(len(sizes)))]

@@ -1,0 +1,202 @@
+"""Runs of all ranks beside one device -> right, or what is wrong and the op that it begins with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tpcompile.evidence.records import WrongOp
+from tpcompile.evidence.records.wrong_op import earliest
+from tpcompile.numerics.judged import Known, as_text, sums_over_ranks
+from tpcompile.numerics.rows import Rows, unequal_cuts
+from tpcompile.numerics.traced import Trace, traced_call
+from tpcompile.numerics.wrong_op import first_wrong_op
+from tpcompile.typecheck.assembly import Assembly, possible
+from tpcompile.typecheck.layouts import Choice, Layouts
+from tpcompile.typecheck.program import NotComparable, Program, Run
+
+_LEAST_ERROR = 1e-6
+_ROUNDINGS = 32
+"""Times the precision of the coarsest dtype of a run by which equal values may differ."""
+_MOST_S = 20.0
+"""Seconds for trying layouts."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What a run on all ranks shows beside one on one device."""
+
+    is_right: bool = False
+    """All outputs are right, and all gradients where they were asked for."""
+    wrong: tuple[str, ...] = ()
+    """Outputs or gradients that are wrong, e.g. `output 0` or `grad up.weight`."""
+    op: WrongOp | None = None
+    """Where it begins, where that is known."""
+    ranks: tuple[int, ...] = ()
+    """Ranks that have it."""
+    with_gradients: bool = False
+    why_not: str = ""
+    """Why the ranks are not compared with one device; empty where they are."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the caller of the program passes and expects."""
+
+    output_types: Sequence[str | None] | str | None = "I"
+    parameter_types: Mapping[str, str] = field(default_factory=dict)
+
+    def output(self, number: int) -> str:
+        """The type of an output."""
+        if self.output_types is None or isinstance(self.output_types, str):
+            return self.output_types or ""
+        return self.output_types[number] or ""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """The runs of all ranks."""
+
+    runs: Sequence[Run]
+    traces: Sequence[Trace]
+    layouts: Layouts
+    expected: Expected
+    tolerance: float
+
+    def wrong_outputs(self, one: Run) -> list[str]:
+        """Names of outputs that are not those of one device."""
+        names = list(one.outputs)
+        if any(list(run.outputs) != names for run in self.runs):
+            raise NotComparable("the ranks and one device return different numbers of tensors")
+        return [name for number, name in enumerate(names) if not self._is_right_output(name, number, one.outputs[name])]
+
+    def _is_right_output(self, name: str, number: int, wanted: Tensor) -> bool:
+        got = [run.outputs[name] for run in self.runs]
+        type_ = self.expected.output(number)
+        if type_.startswith("P"):
+            return self._is_near(torch.stack(got).sum(0), wanted)
+        ways = possible(tuple(wanted.shape), [tuple(each.shape) for each in got])
+        if not ways:
+            raise NotComparable(f"{name} has shape {tuple(got[0].shape)} on a rank, {tuple(wanted.shape)} on one device")
+        if type_ in ("", "V") or type_.startswith("V("):
+            return any(self._are_parts(way, got, wanted) for way in ways)
+        return all(each.shape == wanted.shape and self._is_near(each, wanted) for each in got)
+
+    def _are_parts(self, layout: Assembly, got: Sequence[Tensor], wanted: Tensor) -> bool:
+        return all(self._is_near(each, layout.part(wanted, rank)) for rank, each in enumerate(got))
+
+    def wrong_gradients(self, one: Run, choice: Choice) -> list[str]:
+        """Names of parameters and inputs whose gradients are not those of one device."""
+        return [name for name in one.grads if not self._is_right_gradient(name, one.grads[name], choice)]
+
+    def _is_right_gradient(self, name: str, wanted: Tensor | None, choice: Choice) -> bool:
+        got = [run.grads.get(name) for run in self.runs]
+        some = next((each for each in (wanted, *got) if each is not None), None)
+        if some is None:
+            return True
+        layout = choice.get(name)
+        shape = self.layouts.shapes.get(name, tuple(some.shape))
+        full = torch.zeros(shape, dtype=some.dtype) if wanted is None else wanted
+        is_whole = layout is None or layout.is_whole
+        parts = [full if is_whole or layout is None else layout.part(full, rank) for rank in range(len(got))]
+        own = [torch.zeros_like(part) if each is None else each for each, part in zip(got, parts, strict=True)]
+        if any(each.shape != part.shape for each, part in zip(own, parts, strict=True)):
+            return True  # an input of which the rank has a part
+        size = full.norm() / max(1.0, full.numel() / parts[0].numel()) ** 0.5
+        if name in self.layouts.summed:
+            return self._is_near(torch.stack(own).sum(0), full, least=size)
+        are_right = [self._is_near(each, part, least=size) for each, part in zip(own, parts, strict=True)]
+        if all(are_right) or layout is None or is_whole:
+            return all(are_right)
+        sums = [torch.stack([own[other] for other in layout.holders(rank)]).sum(0) for rank in range(len(own))]
+        return all(self._is_near(each, part, least=size) for each, part in zip(sums, parts, strict=True))
+
+    def _is_near(self, got: Tensor, wanted: Tensor, *, least: Tensor | float = 0.0) -> bool:
+        if not wanted.is_floating_point():
+            return torch.equal(got, wanted)
+        size = torch.maximum(wanted.norm(), torch.as_tensor(least, dtype=wanted.dtype))
+        is_finite = wanted.isfinite()
+        if not torch.equal(got[~is_finite], wanted[~is_finite]):
+            return bool(torch.equal(got.isnan(), wanted.isnan()) and got.isnan().any())
+        if not is_finite.all():
+            got, wanted = got[is_finite], wanted[is_finite]
+            size = wanted.norm()
+        return bool((got - wanted).norm() <= self.tolerance * size)
+
+
+def judged_beside(
+    program: Program, layouts: Layouts, runs: Sequence[tuple[Run, Trace]], expected: Expected, *, grads: bool
+) -> Numbers:
+    """The ranks beside the program on one device, in the layouts with which they return the same.
+
+    Raises NotComparable.
+    """
+    traces = [trace for _, trace in runs]
+    unit = max((value.unit for trace in traces for value in trace.values), default=0.0)
+    beside = Beside([run for run, _ in runs], traces, layouts, expected, max(_LEAST_ERROR, _ROUNDINGS * unit))
+    choice, wrong = _first_right(program, beside)
+    if not wrong and grads:
+        program.load(layouts.full(choice))
+        wrong = [f"grad {name}" for name in beside.wrong_gradients(program.run(grads=True), choice)]
+    if not wrong:
+        return Numbers(is_right=True, with_gradients=grads)
+    op, ranks = _wrong_op(program, beside, choice, wrong, grads=grads)
+    return Numbers(wrong=tuple(wrong), op=op, ranks=ranks, with_gradients=grads)
+
+
+def _first_right(program: Program, beside: Beside) -> tuple[Choice, list[str]]:
+    """The first layouts with which all outputs are right, else the most likely ones with what is wrong."""
+    found: list[tuple[Choice, list[str]]] = []
+    end = time.monotonic() + _MOST_S
+    for choice in beside.layouts.choices():
+        program.load(beside.layouts.full(choice))
+        wrong = beside.wrong_outputs(program.run())
+        if not wrong:
+            return choice, []
+        found.append((choice, wrong))
+        if time.monotonic() > end:
+            break
+    return found[0]
+
+
+def _wrong_op(
+    program: Program, beside: Beside, choice: Choice, wrong: Sequence[str], *, grads: bool
+) -> tuple[WrongOp | None, tuple[int, ...]]:
+    """The op that what is wrong begins with, and the ranks that have it."""
+    program.load(beside.layouts.full(choice))
+    size = len(beside.runs)
+    texts = list(map(as_text, beside.traces))
+    found = {}
+    for rank, trace in enumerate(beside.traces):
+        rows = {
+            name: Rows(layout.dim, layout.rows[rank], beside.layouts.shapes[name][layout.dim])
+            for name, layout in choice.items()
+            if not layout.is_whole
+        }
+        cuts = unequal_cuts(rows.values(), rank=rank, size=size)
+        run, reference = traced_run(program, grads=grads, size=size, cuts=cuts)
+        known = Known.of([reference])
+        starts = [[trace.results[name] for name in wrong if name in trace.results]]
+        op = first_wrong_op(
+            trace, starts, known, sums_over_ranks(texts, rank=rank), dtype=torch.float64, rank=rank, size=size,
+            right=rows,
+        )  # fmt: skip
+        if op is not None:
+            found[rank] = op
+    return earliest(found) or (None, ())
+
+
+def traced_run(program: Program, *, grads: bool, size: int = 1, cuts: Sequence = ()) -> tuple[Run, Trace]:
+    """One run of the program, and all that its ops returned."""
+    runs: list[Run] = []
+
+    def call() -> Mapping[str, Tensor]:
+        runs.append(program.run(grads=grads))
+        return runs[0].named
+
+    trace = traced_call(call, program.module, size=size, cuts=cuts)
+    return runs[0], trace
