@@ -11,17 +11,20 @@ from torch import Tensor
 
 from tpcompile.evidence.records import WrongOp
 from tpcompile.evidence.records.wrong_op import earliest
-from tpcompile.numerics.judged import Known, as_text, sums_over_ranks
+from tpcompile.numerics.judged import LOOKUPS, Known, as_text, sums_over_ranks
 from tpcompile.numerics.rows import Rows, unequal_cuts
-from tpcompile.numerics.traced import Trace, traced_call
+from tpcompile.numerics.op_names import MASKS, SAME_VALUES
+from tpcompile.numerics.traced import Trace, Value, traced_call
 from tpcompile.numerics.wrong_op import first_wrong_op
 from tpcompile.typecheck.assembly import Assembly, possible
 from tpcompile.typecheck.layouts import Choice, Layouts
+from tpcompile.typecheck.lines import line_in_module
 from tpcompile.typecheck.program import NotComparable, Program, Run
 
 _LEAST_ERROR = 1e-6
 _ROUNDINGS = 32
 """Times the precision of the coarsest dtype of a run by which equal values may differ."""
+_KEEPS_ROWS = MASKS | SAME_VALUES | {"aten.mul"}
 _MOST_S = 20.0
 """Seconds for trying layouts."""
 
@@ -39,6 +42,9 @@ class Numbers:
     ranks: tuple[int, ...] = ()
     """Ranks that have it."""
     with_gradients: bool = False
+    """Gradients were compared."""
+    ungraded: tuple[str, ...] = ()
+    """Parameters that have no gradient on one device either: whether they should is not known."""
     why_not: str = ""
     """Why the ranks are not compared with one device; empty where they are."""
 
@@ -139,11 +145,14 @@ def judged_beside(
     unit = max((value.unit for trace in traces for value in trace.values), default=0.0)
     beside = Beside([run for run, _ in runs], traces, layouts, expected, max(_LEAST_ERROR, _ROUNDINGS * unit))
     choice, wrong = _first_right(program, beside)
+    ungraded: tuple[str, ...] = ()
     if not wrong and grads:
-        program.load(layouts.full(choice))
-        wrong = [f"grad {name}" for name in beside.wrong_gradients(program.run(grads=True), choice)]
+        program.reset()
+        one = program.run(grads=True)
+        wrong = [f"grad {name}" for name in beside.wrong_gradients(one, choice)]
+        ungraded = tuple(name for name, grad in one.grads.items() if grad is None)
     if not wrong:
-        return Numbers(is_right=True, with_gradients=grads)
+        return Numbers(is_right=True, with_gradients=grads, ungraded=ungraded)
     op, ranks = _wrong_op(program, beside, choice, wrong, grads=grads)
     return Numbers(wrong=tuple(wrong), op=op, ranks=ranks, with_gradients=grads)
 
@@ -154,6 +163,7 @@ def _first_right(program: Program, beside: Beside) -> tuple[Choice, list[str]]:
     end = time.monotonic() + _MOST_S
     for choice in beside.layouts.choices():
         program.load(beside.layouts.full(choice))
+        program.reset()
         wrong = beside.wrong_outputs(program.run())
         if not wrong:
             return choice, []
@@ -185,18 +195,63 @@ def _wrong_op(
             trace, starts, known, sums_over_ranks(texts, rank=rank), dtype=torch.float64, rank=rank, size=size,
             right=rows,
         )  # fmt: skip
-        if op is not None:
-            found[rank] = op
+        found[rank] = _begun(op, trace.values) if op is not None else _end(starts[0], trace.values)
     return earliest(found) or (None, ())
+
+
+def _end(places: Sequence[int], values: Sequence[Value]) -> WrongOp:
+    """The op that made the first of the wrong results, where nothing is known of what it was given."""
+    place = min(places, default=len(values) - 1)
+    value = values[place]
+    while value.line is None and value.sources:
+        place = value.sources[0]
+        value = values[place]
+    return WrongOp(about=value.name, line=value.line, module=value.module, place=place, got=value.shown)
+
+
+def _begun(op: WrongOp, values: Sequence[Value]) -> WrongOp:
+    """The op with the line where its numbers begin.
+
+    A mask of what was looked up is right or wrong with the numbers that were looked up; and what the program has
+    computed of nothing that it was given begins with the first of its ops.
+    """
+    if op.in_backward:
+        return op
+    place = _looked_up(op.place, values)
+    behind = _behind(place, values)
+    if not any(values[each].is_given for each in behind):
+        place = min(behind)
+    line = values[place].line
+    return op if line is None else op.model_copy(update={"line": line, "module": values[place].module})
+
+
+def _looked_up(place: int, values: Sequence[Value]) -> int:
+    """The look-up of which a value is a view or a masked copy; else the value itself."""
+    now = place
+    while values[now].name in _KEEPS_ROWS and values[now].sources:
+        now = values[now].sources[0]
+    return now if values[now].name in LOOKUPS else place
+
+
+def _behind(place: int, values: Sequence[Value]) -> set[int]:
+    found: set[int] = set()
+    left = [place]
+    while left:
+        now = left.pop()
+        if now not in found:
+            found.add(now)
+            left += values[now].sources
+    return found
 
 
 def traced_run(program: Program, *, grads: bool, size: int = 1, cuts: Sequence = ()) -> tuple[Run, Trace]:
     """One run of the program, and all that its ops returned."""
     runs: list[Run] = []
+    program.reset()
 
     def call() -> Mapping[str, Tensor]:
         runs.append(program.run(grads=grads))
         return runs[0].named
 
-    trace = traced_call(call, program.module, size=size, cuts=cuts)
+    trace = traced_call(call, program.module, size=size, cuts=cuts, line_of=line_in_module)
     return runs[0], trace

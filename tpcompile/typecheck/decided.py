@@ -22,10 +22,14 @@ def decided(report: Report, numbers: Numbers, *, train: bool) -> Report:
     """
     report = replace(report, numbers=numbers)
     if numbers.is_right and (numbers.with_gradients or not train):
-        return replace(report, violations=())
-    if not numbers.wrong or report.violations:
+        kept = [each for each in report.violations if each.rule == "gradient-cut" and numbers.ungraded]
+        return replace(report, violations=tuple(kept))
+    if not numbers.wrong:
         return report
-    return replace(report, violations=(_violation(numbers),))
+    found = _violation(numbers)
+    is_named = numbers.op is not None and bool(numbers.op.kind)
+    order = (found, *report.violations) if is_named else (*report.violations, found)
+    return replace(report, violations=order)
 
 
 def _violation(numbers: Numbers) -> Violation:

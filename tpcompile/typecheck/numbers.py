@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,8 +39,8 @@ def compare_numbers(build: Build, *, size: int, train: bool, expected: Expected)
         return Numbers(why_not="processes cannot be forked here")
     with tempfile.TemporaryDirectory(prefix="tpcompile-numbers-") as folder:
         why = ""
-        for number, (dtype, grads) in enumerate([(torch.float64, train), (None, train), (torch.float64, False)]):
-            trial = _Trial(build, size, dtype, grads, Path(folder) / str(number))
+        for number, attempt in enumerate(_ATTEMPTS):
+            trial = _Trial(build, size, attempt if train else replace(attempt, grads=False), Path(folder) / str(number))
             try:
                 return trial.judged(expected)
             except NotComparable as error:
@@ -51,63 +51,117 @@ def compare_numbers(build: Build, *, size: int, train: bool, expected: Expected)
 
 
 @dataclass(frozen=True)
+class _Attempt:
+    """How a program is run."""
+
+    dtype: torch.dtype | None = torch.float64
+    grads: bool = True
+    hidden: bool = True
+    """With gradients of inputs that do not require them, too."""
+
+
+_ATTEMPTS = (_Attempt(), _Attempt(hidden=False), _Attempt(None, hidden=False), _Attempt(grads=False, hidden=False))
+"""In this order: the next where a program raises."""
+
+
+@dataclass(frozen=True)
 class _Trial:
     """A program that is to be run once by each rank and by one device."""
 
     build: Build
     size: int
-    dtype: torch.dtype | None
-    grads: bool
+    how: _Attempt
     folder: Path
 
     def judged(self, expected: Expected) -> Numbers:
-        """The ranks beside one device."""
+        """The ranks beside one device. Raises NotComparable, and ForkError where a process fails."""
         self.folder.mkdir()
         *ranks, one, reseeded = self._described()
-        is_large = sum(known.numel for known in one.parameters.values()) > _MOST_NUMBERS
-        if is_large:
-            raise NotComparable("the program is large: run `check_numerics` on it")
+        _check_size(one)
         layouts = layouts_of(ranks, one, expected.parameter_types)
         given = _Given.of(ranks, one, reseeded)
-        train = bool(one.modes & {"train"})
-        if not one.modes:
-            raise NotComparable("two runs with different seeds differ, also in eval mode")
-        run = partial(self._ran, layouts=layouts, given=given, train=train)
-        runs = run_forked([partial(run, rank) for rank in range(self.size)], timeout_s=_TIMEOUT_S)
-        judge = partial(self._judged_beside_one, layouts, runs, expected, train=train)
-        return run_forked([judge], timeout_s=_TIMEOUT_S)[0]
+        run = partial(self._ran, one=one, layouts=layouts, given=given)
+        again = partial(self._ran_reseeded, one=one, layouts=layouts)
+        *runs, other = run_forked([*(partial(run, rank) for rank in range(self.size)), again], timeout_s=_TIMEOUT_S)
+        judge = partial(self._judged_beside_one, one, layouts, runs, other, expected)
+        found: Numbers = run_forked([judge], timeout_s=_TIMEOUT_S)[0]
+        if found.why_not:
+            raise NotComparable(found.why_not)
+        return found
 
     def _described(self) -> list[Description]:
         """By each rank, and twice by one device, with different seeds."""
         ranks = [partial(self._describe, self._place(rank)) for rank in range(self.size)]
-        alone = partial(self._describe, self._alone("one"), modes=True)
+        alone = partial(self._describe, self._alone("one"), runs=True)
         reseeded = partial(self._describe, self._alone("reseeded"), seed=1)
         return run_forked([*ranks, alone, reseeded], timeout_s=_TIMEOUT_S)
 
-    def _describe(self, place: Place, *, seed: int = 0, modes: bool = False) -> Description:
-        program = Program(self.build, place, seed=seed)
-        return program.described(modes=modes)
+    def _describe(self, place: Place, *, seed: int = 0, runs: bool = False) -> Description:
+        return Program(self.build, place, seed=seed).described(runs=runs)
 
-    def _ran(self, rank: int, *, layouts: Layouts, given: _Given, train: bool) -> tuple[Run, Trace]:
-        program = Program(self.build, self._place(rank, "run"))
-        program.module.train(train)
+    def _ran(self, rank: int, *, one: Description, layouts: Layouts, given: _Given) -> tuple[Run, Trace]:
+        program = self._set_up(self._place(rank, "run"), one)
         program.load(layouts.parts(rank))
         program.load_buffers(given.buffers[rank])
         program.give(given.inputs[rank])
-        return traced_run(program, grads=self.grads)
+        return traced_run(program, grads=self.how.grads)
+
+    def _ran_reseeded(self, *, one: Description, layouts: Layouts) -> Run:
+        """The run of one device that was built with a different seed, on the numbers of the first."""
+        program = self._set_up(self._alone("again"), one, seed=1)
+        program.load(layouts.values)
+        program.load_buffers(one.buffers)
+        program.give({place: leaf for place, leaf in enumerate(one.inputs) if isinstance(leaf, Tensor)})
+        program.reset()
+        return program.run()
 
     def _judged_beside_one(
-        self, layouts: Layouts, runs: Sequence[tuple[Run, Trace]], expected: Expected, *, train: bool
+        self,
+        one: Description,
+        layouts: Layouts,
+        runs: Sequence[tuple[Run, Trace]],
+        other: Run,
+        expected: Expected,
     ) -> Numbers:
-        program = Program(self.build, self._alone("judge"))
-        program.module.train(train)
-        return judged_beside(program, layouts, runs, expected, grads=self.grads)
+        program = self._set_up(self._alone("judge"), one)
+        try:
+            _check_reseeded(program, layouts, other)
+            return judged_beside(program, layouts, runs, expected, grads=self.how.grads)
+        except NotComparable as error:
+            return Numbers(why_not=str(error))
+
+    def _set_up(self, place: Place, one: Description, *, seed: int = 0) -> Program:
+        program = Program(self.build, place, seed=seed)
+        program.module.train(one.mode == "train")
+        if self.how.grads and self.how.hidden:
+            program.train_inputs(one.hidden)
+        return program
 
     def _place(self, rank: int, what: str = "describe") -> Place:
-        return Place(rank, self.size, self.folder / what, self.dtype)
+        return Place(rank, self.size, self.folder / what, self.how.dtype)
 
     def _alone(self, what: str) -> Place:
-        return Place(0, 1, self.folder / what, self.dtype)
+        return Place(0, 1, self.folder / what, self.how.dtype)
+
+
+def _check_size(one: Description) -> None:
+    """Raises NotComparable for a program that cannot be run, or not alike."""
+    if sum(known.numel for known in one.parameters.values()) > _MOST_NUMBERS:
+        raise NotComparable("the program is large")
+    if not one.mode:
+        raise NotComparable("two runs with different seeds differ, in eval mode too")
+
+
+def _check_reseeded(program: Program, layouts: Layouts, other: Run) -> None:
+    """Raises NotComparable where two builds with different seeds differ in more than they could be given."""
+    program.load(layouts.values)
+    program.reset()
+    own = program.run()
+    if not own.outputs:
+        raise NotComparable("the program returns no tensor")
+    same = [torch.equal(output, other.outputs[name]) for name, output in own.outputs.items()]
+    if not all(same):
+        raise NotComparable("the program holds random numbers that are neither parameters, buffers nor inputs")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -78,8 +78,11 @@ class Description:
     """The leaves of its arguments."""
     declared: Mapping[str, ShardSpec]
     """Layouts that modules declare."""
-    modes: frozenset[str] = frozenset()
-    """`train` and `eval`, where two runs in this mode return the same."""
+    mode: str = ""
+    """`train` or `eval`, in which two runs return the same; empty for neither."""
+    hidden: frozenset[int] = frozenset()
+    """Inputs that have the shape of an output of a program with trained parameters: those of a block among others,
+    whose gradient the block before it needs."""
 
 
 @dataclass
@@ -116,22 +119,33 @@ class Program:
         self._buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         self._force_eager = built.is_compiled
 
-    def described(self, *, modes: bool = False) -> Description:
-        """What it is made of; with `modes`, after running it."""
+    def described(self, *, runs: bool = False) -> Description:
+        """What it is made of; with `runs`, what running it shows as well."""
         parameters = {name: _known(parameter) for name, parameter in self.module.named_parameters()}
         leaves = [leaf.detach() if isinstance(leaf, Tensor) else None for leaf in self.leaves]
         declared = {name: declaration.spec for name, declaration in declarations_of(self.module).items()}
         found = Description(parameters, self._buffers, leaves, declared)
-        if not modes:
+        if not runs:
             return found
-        modes_found = {"train": True, "eval": False}
-        repeatable = next((name for name, train in modes_found.items() if self.is_repeatable(train=train)), "")
-        return replace(found, modes=frozenset({repeatable} - {""}))
+        mode = next((mode for mode in ("train", "eval") if self._is_repeatable(mode)), "")
+        return replace(found, mode=mode, hidden=self._hidden())
 
-    def is_repeatable(self, *, train: bool) -> bool:
+    def _hidden(self) -> frozenset[int]:
+        if not any(parameter.requires_grad for parameter in self.module.parameters()):
+            return frozenset()
+        self.reset()
+        shapes = {output.shape for output in self.run().outputs.values() if output.is_floating_point()}
+        leaves = enumerate(self.leaves)
+        return frozenset(place for place, leaf in leaves if _is_float(leaf) and leaf.shape in shapes)
+
+    def _is_repeatable(self, mode: str) -> bool:
         """True when two runs with different seeds return the same."""
-        self.module.train(train)
-        one, other = (self.run(seed=seed).outputs for seed in (_SEED, _SEED + 1))
+        self.module.train(mode == "train")
+        outputs = []
+        for seed in (_SEED, _SEED + 1):
+            self.reset()
+            outputs.append(self.run(seed=seed).outputs)
+        one, other = outputs
         return all(torch.equal(one[name], other[name]) for name in one)
 
     def load(self, parameters: Mapping[str, Tensor]) -> None:
@@ -154,9 +168,13 @@ class Program:
         for place, value in inputs.items():
             self.leaves[place] = value.to(self.leaves[place].dtype).requires_grad_(self.leaves[place].requires_grad)
 
+    def train_inputs(self, places: Collection[int]) -> None:
+        """Follow the gradients of these inputs."""
+        for place in places:
+            self.leaves[place] = self.leaves[place].detach().requires_grad_()
+
     def run(self, *, grads: bool = False, seed: int = _SEED) -> Run:
         """Call the program, and its backward pass."""
-        self._reset()
         torch.manual_seed(seed)
         stance = "force_eager" if self._force_eager else "default"
         leaves = [_fresh(leaf) for leaf in self.leaves]
@@ -168,11 +186,13 @@ class Program:
         if not grads:
             return Run({name: _whole(each).detach().clone() for name, each in outputs.items()})
         _run_backward(outputs)
-        inner = dict(self.module.named_parameters()) | {f"input {n}": leaf for n, leaf in enumerate(leaves) if _is_trained(leaf)}
-        of_all = {name: None if each.grad is None else _whole(each.grad) for name, each in inner.items() if _is_trained(each)}
+        inner = dict(self.module.named_parameters()) | {f"input {place}": leaf for place, leaf in enumerate(leaves)}
+        trained = {name: each for name, each in inner.items() if _is_trained(each)}
+        of_all = {name: None if each.grad is None else _whole(each.grad) for name, each in trained.items()}
         return Run({name: _whole(each).detach() for name, each in outputs.items()}, of_all)
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """Set gradients and buffers to what they were before all runs."""
         self.module.zero_grad(set_to_none=True)
         with torch.no_grad():
             for name, buffer in self.module.named_buffers():
@@ -246,6 +266,10 @@ def _cast(leaf: Any, dtype: torch.dtype) -> Any:
 
 def _fresh(leaf: Any) -> Any:
     return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _is_trained(value: Any) -> bool:

@@ -32,7 +32,7 @@ class GateUp(Base):
 
 
 class GroupedHeads(Base):
-    """own_kv_zero repeat_interleaved_wrong"""
+    """own_kv_zero"""
 
     def __init__(self, ctx, fault):
         super().__init__(ctx, fault)
@@ -48,10 +48,8 @@ class GroupedHeads(Base):
         heads = torch.arange(self.rank * self.heads, (self.rank + 1) * self.heads) // 4
         if self.fault == "own_kv_zero":
             heads = torch.arange(self.heads) // 4  # <- own_kv_zero
-        if self.fault == "repeat_interleaved_wrong":
-            heads = torch.arange(self.rank * self.heads, (self.rank + 1) * self.heads) % 2  # <- repeat_interleaved_wrong
-        k, v = k[:, heads], v[:, heads]  # <- own_kv_zero <- repeat_interleaved_wrong
-        y = F.scaled_dot_product_attention(q, k, v)  # <- own_kv_zero <- repeat_interleaved_wrong
+        k, v = k[:, heads], v[:, heads]  # <- own_kv_zero
+        y = F.scaled_dot_product_attention(q, k, v)  # <- own_kv_zero
         return _summed(self.wo(y.transpose(1, 2).reshape(b, s, -1)), self.group)
 
 
@@ -150,9 +148,9 @@ class Dispatch(Base):
         super().__init__(ctx, fault)
         self.w = nn.Parameter(torch.randn(8 // self.tp, 16, 16) / 4)
 
-    def forward(self, x):  # [T, D], T / 8 tokens for each of the experts, by place
+    def forward(self, x):  # [T, D], expert t % 8 for token t
         mine = x.chunk(self.tp)[self.rank]
-        blocks = mine.view(8, -1, 16)  # expert, tokens
+        blocks = mine.view(-1, 8, 16).transpose(0, 1)  # expert, tokens
         got = torch.empty_like(blocks)
         dist.all_to_all_single(got, blocks.contiguous(), group=self.group)
         got = got.view(self.tp, 8 // self.tp, -1, 16).transpose(0, 1)
@@ -162,7 +160,7 @@ class Dispatch(Base):
             out = torch.empty_like(back)
             dist.all_to_all_single(out, back, group=self.group)
             back = out
-        back = back.view(mine.shape)
+        back = back.transpose(0, 1).reshape(mine.shape)
         whole = back.new_empty(x.shape)
         dist.all_gather_into_tensor(whole, back.contiguous(), group=self.group)  # <- not_returned
         return whole  # <- not_returned

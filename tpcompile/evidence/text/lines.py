@@ -25,7 +25,7 @@ _MAX_PARTS = 64
 BETWEEN = (
     "autostart", "by_size", "collectives", "dryrun", "evidence", "fastpath", "fusion", "gate", "preflight", "profiles",
     "pytest_plugin",
-    "ranks", "recording", "report", "sentinel", "torch_api", "typecheck",
+    "ranks", "recording", "report", "sentinel", "torch_api",
 )  # fmt: skip
 """Our packages that run between the user's line and torch; the lines of all others count as the user's."""
 _FORMER = ("dist", "parity", "capture")
