@@ -11,11 +11,11 @@ from torch import Tensor
 
 from tpcompile.evidence.records import WrongOp
 from tpcompile.evidence.records.wrong_op import earliest
-from tpcompile.numerics.judged import LOOKUPS, Known, as_text, sums_over_ranks
+from tpcompile.numerics.judged import LOOKUPS, Judged, Known, Total, all_judged, as_text, sums_over_ranks
 from tpcompile.numerics.rows import Rows, unequal_cuts
 from tpcompile.numerics.op_names import MASKS, SAME_VALUES
 from tpcompile.numerics.traced import Trace, Value, traced_call
-from tpcompile.numerics.wrong_op import first_wrong_op
+from tpcompile.numerics.wrong_op import first_wrong_op, tolerance_of
 from tpcompile.typecheck.assembly import Assembly, possible
 from tpcompile.typecheck.layouts import Choice, Layouts
 from tpcompile.typecheck.lines import line_in_module
@@ -27,6 +27,8 @@ _ROUNDINGS = 32
 _KEEPS_ROWS = MASKS | SAME_VALUES | {"aten.mul"}
 _MOST_S = 20.0
 """Seconds for trying layouts."""
+_MOST_TRACED = 24
+"""Layouts of which the one with the fewest wrong values is taken, where nothing is right."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class Beside:
     layouts: Layouts
     expected: Expected
     tolerance: float
+    texts: Sequence[str]
+    """The traces, as `sums_over_ranks` reads them."""
 
     def wrong_outputs(self, one: Run) -> list[str]:
         """Names of outputs that are not those of one device."""
@@ -143,7 +147,9 @@ def judged_beside(
     """
     traces = [trace for _, trace in runs]
     unit = max((value.unit for trace in traces for value in trace.values), default=0.0)
-    beside = Beside([run for run, _ in runs], traces, layouts, expected, max(_LEAST_ERROR, _ROUNDINGS * unit))
+    tolerance = max(_LEAST_ERROR, _ROUNDINGS * unit)
+    texts = list(map(as_text, traces))
+    beside = Beside([run for run, _ in runs], traces, layouts, expected, tolerance, texts)
     choice, wrong = _first_right(program, beside)
     ungraded: tuple[str, ...] = ()
     if not wrong and grads:
@@ -158,7 +164,7 @@ def judged_beside(
 
 
 def _first_right(program: Program, beside: Beside) -> tuple[Choice, list[str]]:
-    """The first layouts with which all outputs are right, else the most likely ones with what is wrong."""
+    """The first layouts with which all outputs are right, else those with which most is, and what is wrong then."""
     found: list[tuple[Choice, list[str]]] = []
     end = time.monotonic() + _MOST_S
     for choice in beside.layouts.choices():
@@ -170,32 +176,57 @@ def _first_right(program: Program, beside: Beside) -> tuple[Choice, list[str]]:
         found.append((choice, wrong))
         if time.monotonic() > end:
             break
-    return found[0]
+    if len(found) == 1:
+        return found[0]
+    return min(found[:_MOST_TRACED], key=lambda each: _num_wrong(program, beside, each[0]))
+
+
+def _num_wrong(program: Program, beside: Beside, choice: Choice) -> int:
+    """Values of the first rank that one device does not have in these layouts."""
+    search = _Search.of(program, beside, choice, grads=False, rank=0)
+    judged = all_judged(
+        search.trace.values, search.known, search.sums, tolerance=tolerance_of(torch.float64), rank=0,
+        size=len(beside.runs), right=search.rows,
+    )  # fmt: skip
+    return judged.count(Judged.WRONG)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """What one rank has, and one device in certain layouts."""
+
+    trace: Trace
+    known: Known
+    sums: Sequence[Total | None]
+    rows: Mapping[str, Rows]
+
+    @classmethod
+    def of(cls, program: Program, beside: Beside, choice: Choice, *, grads: bool, rank: int) -> _Search:
+        """Run the program on one device."""
+        layouts, size = beside.layouts, len(beside.runs)
+        cut = {name: layout for name, layout in choice.items() if not layout.is_whole}
+        rows = {
+            name: Rows(layout.dim, layout.rows[rank], layouts.shapes[name][layout.dim]) for name, layout in cut.items()
+        }
+        program.load(layouts.full(choice))
+        cuts = unequal_cuts(rows.values(), rank=rank, size=size)
+        _, reference = traced_run(program, grads=grads, size=size, cuts=cuts)
+        return cls(beside.traces[rank], Known.of([reference]), sums_over_ranks(beside.texts, rank=rank), rows)
 
 
 def _wrong_op(
     program: Program, beside: Beside, choice: Choice, wrong: Sequence[str], *, grads: bool
 ) -> tuple[WrongOp | None, tuple[int, ...]]:
     """The op that what is wrong begins with, and the ranks that have it."""
-    program.load(beside.layouts.full(choice))
     size = len(beside.runs)
-    texts = list(map(as_text, beside.traces))
     found = {}
     for rank, trace in enumerate(beside.traces):
-        rows = {
-            name: Rows(layout.dim, layout.rows[rank], beside.layouts.shapes[name][layout.dim])
-            for name, layout in choice.items()
-            if not layout.is_whole
-        }
-        cuts = unequal_cuts(rows.values(), rank=rank, size=size)
-        run, reference = traced_run(program, grads=grads, size=size, cuts=cuts)
-        known = Known.of([reference])
-        starts = [[trace.results[name] for name in wrong if name in trace.results]]
+        search = _Search.of(program, beside, choice, grads=grads, rank=rank)
+        start = [trace.results[name] for name in wrong if name in trace.results]
         op = first_wrong_op(
-            trace, starts, known, sums_over_ranks(texts, rank=rank), dtype=torch.float64, rank=rank, size=size,
-            right=rows,
-        )  # fmt: skip
-        found[rank] = _begun(op, trace.values) if op is not None else _end(starts[0], trace.values)
+            trace, [start], search.known, search.sums, dtype=torch.float64, rank=rank, size=size, right=search.rows
+        )
+        found[rank] = _begun(op, trace.values) if op is not None else _end(start, trace.values)
     return earliest(found) or (None, ())
 
 

@@ -209,7 +209,7 @@ class Balance(Base):
         own = Scatter.apply(x, 0, self.group)
         probs = F.linear(own, Copy.apply(self.router.weight, self.group)).softmax(-1)
         share = F.one_hot(probs.argmax(-1), 8).to(probs.dtype).mean(0)
-        mean = probs.mean(0)
+        mean = probs.mean(0)  # <- local_product
         if self.fault == "local_product":
             return Reduce.apply((share * mean).sum() / self.tp, self.group)  # <- local_product
         dist.all_reduce(share, group=self.group)

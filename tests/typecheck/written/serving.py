@@ -150,9 +150,9 @@ class Dispatch(Base):
 
     def forward(self, x):  # [T, D], expert t % 8 for token t
         mine = x.chunk(self.tp)[self.rank]
-        blocks = mine.view(-1, 8, 16).transpose(0, 1)  # expert, tokens
+        blocks = mine.view(-1, 8, 16).transpose(0, 1).contiguous()  # expert, tokens
         got = torch.empty_like(blocks)
-        dist.all_to_all_single(got, blocks.contiguous(), group=self.group)
+        dist.all_to_all_single(got, blocks, group=self.group)
         got = got.view(self.tp, 8 // self.tp, -1, 16).transpose(0, 1)
         y = torch.relu(torch.einsum("ertd,edf->ertf", got, self.w))
         back = y.transpose(0, 1).reshape(8, -1, 16).contiguous()
