@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -91,7 +91,7 @@ def _different(full: Shape, part: Shape) -> list[int]:
 def _possible_rows(length: int, sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
     total = sum(sizes)
     if total == length:
-        return [_in_order(sizes, length), *_packed(length, sizes)]
+        return [_in_order(sizes, length), *_packed(length, sizes), *_in_turn(sizes)]
     if total < length:
         return []
     found = [_in_order(sizes, length)] if total - length < max(sizes) * len(sizes) // 2 + 1 else []
@@ -106,18 +106,28 @@ def _in_order(sizes: Sequence[int], length: int) -> tuple[Tensor, ...]:
 
 def _packed(length: int, sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
     """Several matrices below each other, each cut in equal parts."""
+    if len(set(sizes)) != 1:
+        return []
     found = []
     for widths in _PACKED:
-        unit = length / sum(widths) / len(sizes)
-        if len(set(sizes)) != 1 or unit != int(unit):
-            continue
-        starts = torch.tensor([0, *widths]).cumsum(0)[:-1] * int(unit) * len(sizes)
-        pieces = [
-            [int(start) + rank * width * int(unit) + torch.arange(width * int(unit)) for start, width in zip(starts, widths, strict=True)]
-            for rank in range(len(sizes))
-        ]
-        found.append(tuple(torch.cat(piece) for piece in pieces))
+        unit, left = divmod(length, sum(widths) * len(sizes))
+        if unit and not left:
+            found.append(tuple(_of_each([width * unit for width in widths], rank, len(sizes)) for rank in range(len(sizes))))
     return found
+
+
+def _of_each(widths: Sequence[int], rank: int, size: int) -> Tensor:
+    """The rank's rows of matrices of which each rank has so many."""
+    starts = [0, *accumulate(width * size for width in widths)]
+    rows = [torch.arange(width) + start + rank * width for start, width in zip(starts, widths, strict=False)]
+    return torch.cat(rows)
+
+
+def _in_turn(sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
+    """A row to each rank in turn."""
+    if len(set(sizes)) != 1 or sizes[0] == 1:
+        return []
+    return [tuple(torch.arange(rank, sum(sizes), len(sizes)) for rank in range(len(sizes)))]
 
 
 def _shared(length: int, sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:

@@ -16,7 +16,7 @@ from tpcompile.numerics.rows import Rows, unequal_cuts
 from tpcompile.numerics.op_names import MASKS, SAME_VALUES
 from tpcompile.numerics.traced import Trace, Value, traced_call
 from tpcompile.numerics.wrong_op import first_wrong_op, tolerance_of
-from tpcompile.typecheck.assembly import Assembly, possible
+from tpcompile.typecheck.assembly import WHOLE, Assembly, possible
 from tpcompile.typecheck.layouts import Choice, Layouts
 from tpcompile.typecheck.lines import line_in_module
 from tpcompile.typecheck.program import NotComparable, Program, Run
@@ -25,6 +25,8 @@ _LEAST_ERROR = 1e-6
 _ROUNDINGS = 32
 """Times the precision of the coarsest dtype of a run by which equal values may differ."""
 _KEEPS_ROWS = MASKS | SAME_VALUES | {"aten.mul"}
+_SMALL = 1e-3
+"""Norm of an output below which it is small: its digits are rounding."""
 _MOST_S = 20.0
 """Seconds for trying layouts."""
 _MOST_TRACED = 24
@@ -101,41 +103,40 @@ class Beside:
 
     def wrong_gradients(self, one: Run, choice: Choice) -> list[str]:
         """Names of parameters and inputs whose gradients are not those of one device."""
-        return [name for name in one.grads if not self._is_right_gradient(name, one.grads[name], choice)]
+        # One that is zero but for rounding, as of a bias that a softmax takes out, has no digits of its own.
+        least = max((float(grad.norm()) for grad in one.grads.values() if grad is not None), default=0.0)
+        found = one.grads.items()
+        return [name for name, grad in found if not self._is_right_gradient(name, grad, choice, least=least)]
 
-    def _is_right_gradient(self, name: str, wanted: Tensor | None, choice: Choice) -> bool:
+    def _is_right_gradient(self, name: str, wanted: Tensor | None, choice: Choice, *, least: float) -> bool:
         got = [run.grads.get(name) for run in self.runs]
-        some = next((each for each in (wanted, *got) if each is not None), None)
-        if some is None:
+        known = next((grad for grad in (wanted, *got) if grad is not None), None)
+        if known is None:
             return True
-        layout = choice.get(name)
-        shape = self.layouts.shapes.get(name, tuple(some.shape))
-        full = torch.zeros(shape, dtype=some.dtype) if wanted is None else wanted
-        is_whole = layout is None or layout.is_whole
-        parts = [full if is_whole or layout is None else layout.part(full, rank) for rank in range(len(got))]
-        own = [torch.zeros_like(part) if each is None else each for each, part in zip(got, parts, strict=True)]
-        if any(each.shape != part.shape for each, part in zip(own, parts, strict=True)):
-            return True  # an input of which the rank has a part
-        size = full.norm() / max(1.0, full.numel() / parts[0].numel()) ** 0.5
+        layout = choice.get(name, WHOLE)
+        full = wanted if wanted is not None else known.new_zeros(self.layouts.shapes.get(name, tuple(known.shape)))
+        parts = [layout.part(full, rank) for rank in range(len(got))]
+        own = [torch.zeros_like(part) if grad is None else grad for grad, part in zip(got, parts, strict=True)]
+        if any(grad.shape != part.shape for grad, part in zip(own, parts, strict=True)):
+            return True  # an input of which a rank has a part
         if name in self.layouts.summed:
-            return self._is_near(torch.stack(own).sum(0), full, least=size)
-        are_right = [self._is_near(each, part, least=size) for each, part in zip(own, parts, strict=True)]
-        if all(are_right) or layout is None or is_whole:
-            return all(are_right)
-        sums = [torch.stack([own[other] for other in layout.holders(rank)]).sum(0) for rank in range(len(own))]
-        return all(self._is_near(each, part, least=size) for each, part in zip(sums, parts, strict=True))
+            return self._is_near(torch.stack(own).sum(0), full, least=least)
+        ways = [own]
+        if not layout.is_whole:  # of heads that several ranks hold the gradients may be summed over these
+            ways.append([torch.stack([own[each] for each in layout.holders(rank)]).sum(0) for rank in range(len(own))])
+        return any(self._are_near(way, parts, least=least) for way in ways)
 
-    def _is_near(self, got: Tensor, wanted: Tensor, *, least: Tensor | float = 0.0) -> bool:
+    def _are_near(self, got: Sequence[Tensor], wanted: Sequence[Tensor], *, least: float) -> bool:
+        return all(self._is_near(one, other, least=least) for one, other in zip(got, wanted, strict=True))
+
+    def _is_near(self, got: Tensor, wanted: Tensor, *, least: float = _SMALL) -> bool:
         if not wanted.is_floating_point():
             return torch.equal(got, wanted)
-        size = torch.maximum(wanted.norm(), torch.as_tensor(least, dtype=wanted.dtype))
         is_finite = wanted.isfinite()
-        if not torch.equal(got[~is_finite], wanted[~is_finite]):
-            return bool(torch.equal(got.isnan(), wanted.isnan()) and got.isnan().any())
-        if not is_finite.all():
-            got, wanted = got[is_finite], wanted[is_finite]
-            size = wanted.norm()
-        return bool((got - wanted).norm() <= self.tolerance * size)
+        if not torch.equal(got[~is_finite], wanted[~is_finite]):  # NaN is equal to nothing
+            return False
+        got, wanted = got[is_finite], wanted[is_finite]
+        return bool((got - wanted).norm() <= self.tolerance * max(float(wanted.norm()), least))
 
 
 def judged_beside(

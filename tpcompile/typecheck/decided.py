@@ -26,10 +26,16 @@ def decided(report: Report, numbers: Numbers, *, train: bool) -> Report:
         return replace(report, violations=tuple(kept))
     if not numbers.wrong:
         return report
-    found = _violation(numbers)
-    is_named = numbers.op is not None and bool(numbers.op.kind)
-    order = (found, *report.violations) if is_named else (*report.violations, found)
-    return replace(report, violations=order)
+    return replace(report, violations=_in_order(_violation(numbers), report.violations, numbers.op))
+
+
+def _in_order(found: Violation, typed: Sequence[Violation], op: WrongOp | None) -> tuple[Violation, ...]:
+    """A rule that fits the same line says best what is wrong; else an op whose kind of mistake is known comes first."""
+    same = [each for each in typed if (each.site.file, each.site.line) == (found.site.file, found.site.line)]
+    if same:
+        return (same[0], *(each for each in typed if each is not same[0]))
+    is_named = op is not None and bool(op.kind)
+    return (found, *typed) if is_named else (*typed, found)
 
 
 def _violation(numbers: Numbers) -> Violation:
