@@ -112,7 +112,9 @@ def _packed(length: int, sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
     for widths in _PACKED:
         unit, left = divmod(length, sum(widths) * len(sizes))
         if unit and not left:
-            found.append(tuple(_of_each([width * unit for width in widths], rank, len(sizes)) for rank in range(len(sizes))))
+            found.append(
+                tuple(_of_each([width * unit for width in widths], rank, len(sizes)) for rank in range(len(sizes)))
+            )
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,11 +12,12 @@ from torch import Tensor
 from tpcompile.evidence.records import WrongOp
 from tpcompile.evidence.records.wrong_op import earliest
 from tpcompile.numerics.judged import LOOKUPS, Judged, Known, Total, all_judged, as_text, sums_over_ranks
-from tpcompile.numerics.rows import Rows, unequal_cuts
 from tpcompile.numerics.op_names import MASKS, SAME_VALUES
+from tpcompile.numerics.rows import Rows, unequal_cuts
 from tpcompile.numerics.traced import Trace, Value, traced_call
 from tpcompile.numerics.wrong_op import first_wrong_op, tolerance_of
 from tpcompile.typecheck.assembly import WHOLE, Assembly, possible
+from tpcompile.typecheck.compared import Numbers
 from tpcompile.typecheck.layouts import Choice, Layouts
 from tpcompile.typecheck.lines import line_in_module
 from tpcompile.typecheck.program import NotComparable, Program, Run
@@ -31,26 +32,6 @@ _MOST_S = 20.0
 """Seconds for trying layouts."""
 _MOST_TRACED = 24
 """Layouts of which the one with the fewest wrong values is taken, where nothing is right."""
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """What a run on all ranks shows beside one on one device."""
-
-    is_right: bool = False
-    """All outputs are right, and all gradients where they were asked for."""
-    wrong: tuple[str, ...] = ()
-    """Outputs or gradients that are wrong, e.g. `output 0` or `grad up.weight`."""
-    op: WrongOp | None = None
-    """Where it begins, where that is known."""
-    ranks: tuple[int, ...] = ()
-    """Ranks that have it."""
-    with_gradients: bool = False
-    """Gradients were compared."""
-    ungraded: tuple[str, ...] = ()
-    """Parameters that have no gradient on one device either: whether they should is not known."""
-    why_not: str = ""
-    """Why the ranks are not compared with one device; empty where they are."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +74,9 @@ class Beside:
             return self._is_near(torch.stack(got).sum(0), wanted)
         ways = possible(tuple(wanted.shape), [tuple(each.shape) for each in got])
         if not ways:
-            raise NotComparable(f"{name} has shape {tuple(got[0].shape)} on a rank, {tuple(wanted.shape)} on one device")
+            raise NotComparable(
+                f"{name} has shape {tuple(got[0].shape)} on a rank, {tuple(wanted.shape)} on one device"
+            )
         if type_ in ("", "V") or type_.startswith("V("):
             return any(self._are_parts(way, got, wanted) for way in ways)
         return all(each.shape == wanted.shape and self._is_near(each, wanted) for each in got)
@@ -159,7 +142,8 @@ def judged_beside(
         wrong = [f"grad {name}" for name in beside.wrong_gradients(one, choice)]
         ungraded = tuple(name for name, grad in one.grads.items() if grad is None)
     if not wrong:
-        return Numbers(is_right=True, with_gradients=grads, ungraded=ungraded)
+        is_recorded = any(len({value.node for value in trace.values}) > 1 for trace in traces)
+        return Numbers(is_right=True, with_gradients=grads, ungraded=ungraded if is_recorded else ())
     op, ranks = _wrong_op(program, beside, choice, wrong, grads=grads)
     return Numbers(wrong=tuple(wrong), op=op, ranks=ranks, with_gradients=grads)
 

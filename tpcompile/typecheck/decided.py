@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tpcompile.evidence.records import UserLine, WrongOp
-from tpcompile.typecheck.beside_one import Numbers
+from tpcompile.evidence.records import MistakeKind, UserLine, WrongOp
+from tpcompile.typecheck import wording
+from tpcompile.typecheck.compared import Numbers
 from tpcompile.typecheck.report import Report, Violation
 from tpcompile.typecheck.site import Site
+from tpcompile.typecheck.wording import Wording
 
-WRONG_NUMBERS = "wrong-numbers"
-WRONG_GRADIENT = "wrong-gradient"
+_COMPARE = "compare what this line does on a rank with what it does on one device"
+_NUMBERS = Wording("wrong-numbers", "", _COMPARE)
+_GRADIENT = Wording("wrong-gradient", "", _COMPARE)
+_OF_KIND = {
+    MistakeKind.NOT_SUMMED: wording.PARTIAL_USED,
+    MistakeKind.PER_RANK: wording.COUNTED._replace(fix="all_reduce the partial sum first, then add"),
+    MistakeKind.LOCAL_STATISTIC: wording.STATISTIC_USED,
+    MistakeKind.GRADIENT_NOT_SUMMED: wording.MISSING_COPY,
+}
+"""Kinds of mistakes that rules find as well: the name of the rule, and its advice."""
+_MOST_NAMED = 3
 
 
 def decided(report: Report, numbers: Numbers, *, train: bool) -> Report:
@@ -30,32 +41,42 @@ def decided(report: Report, numbers: Numbers, *, train: bool) -> Report:
 
 
 def _in_order(found: Violation, typed: Sequence[Violation], op: WrongOp | None) -> tuple[Violation, ...]:
-    """A rule that fits the same line says best what is wrong; else an op whose kind of mistake is known comes first."""
-    same = [each for each in typed if (each.site.file, each.site.line) == (found.site.file, found.site.line)]
+    """A rule that says the same is more exact; else an op whose kind of mistake is known comes first."""
+    same = [each for each in typed if _says_the_same(each, found)]
     if same:
         return (same[0], *(each for each in typed if each is not same[0]))
     is_named = op is not None and bool(op.kind)
     return (found, *typed) if is_named else (*typed, found)
 
 
+def _says_the_same(typed: Violation, found: Violation) -> bool:
+    """On the same line; or of a partial value: numbers show where it is made, types where it is used as whole."""
+    is_same_line = (typed.site.file, typed.site.line) == (found.site.file, found.site.line)
+    return is_same_line or typed.rule == found.rule == wording.PARTIAL_USED.rule
+
+
 def _violation(numbers: Numbers) -> Violation:
     is_gradient = all(name.startswith("grad ") for name in numbers.wrong)
-    rule = WRONG_GRADIENT if is_gradient else WRONG_NUMBERS
-    what = _named(numbers.wrong)
+    worded = _GRADIENT if is_gradient else _NUMBERS
+    what = f"{_named(numbers.wrong)}: not what one device has with the same parameters"
     begins = numbers.op
     if begins is None:
-        why = f"{what}: not what one device returns with the same parameters, and it is not known where that begins"
-        return Violation(rule, "output", (), Site(), why, _FIX, numbers.ranks)
-    why = f"{what}: not what one device has with the same parameters. {begins.says}"
-    return Violation(rule, begins.about, (), _site(begins), why, _FIX, numbers.ranks)
-
-
-_FIX = "compare this op on a rank with what it does on one device"
+        return Violation(worded.rule, "output", (), Site(), what, worded.fix, numbers.ranks)
+    worded = _OF_KIND.get(begins.kind, worded)
+    return Violation(
+        worded.rule,
+        begins.about,
+        (),
+        _site(begins),
+        f"{what}. Here it begins: {begins.says}",
+        worded.fix,
+        numbers.ranks,
+    )
 
 
 def _named(names: Sequence[str]) -> str:
-    shown = ", ".join(name.replace("grad ", "gradient of ") for name in names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+    shown = ", ".join(name.replace("grad ", "gradient of ") for name in names[:_MOST_NAMED])
+    return shown if len(names) <= _MOST_NAMED else f"{shown} and {len(names) - _MOST_NAMED} more"
 
 
 def _site(op: WrongOp) -> Site:

@@ -1,4 +1,4 @@
-"""Descriptions of a program by its ranks and by one device -> how the ranks may hold its parameters, and their values."""
+"""A program as its ranks and one device build it -> how the ranks may hold its parameters, and their values."""
 
 from __future__ import annotations
 
@@ -88,17 +88,14 @@ def layouts_of(ranks: Sequence[Description], one: Description, types: Mapping[st
         raise NotComparable(f"one device has no parameter {more[0]}")
     shapes = {name: known.full or known.shape for name, known in one.parameters.items()}
     values = {
-        name: drawn(known, shapes[name], seed=number)
-        for number, (name, known) in enumerate(one.parameters.items())
+        name: drawn(known, shapes[name], seed=number) for number, (name, known) in enumerate(one.parameters.items())
     }
     dtensors = frozenset(name for name, known in ranks[0].parameters.items() if known.full)
     summed = frozenset(name for name in one.parameters if _type_of(name, types) == "R")
     return Layouts(shapes, options, values, dtensors, summed, len(ranks))
 
 
-def _options(
-    name: str, known: Known, parts: Sequence[Known], rank: Description, size: int
-) -> Sequence[Assembly]:
+def _options(name: str, known: Known, parts: Sequence[Known], rank: Description, size: int) -> Sequence[Assembly]:
     full = known.full or known.shape
     if parts and parts[0].full is not None:
         return [WHOLE] if parts[0].full == full else []

@@ -1,4 +1,4 @@
-"""Stack of an op -> the line that a user has to look at: that of a module rather than of a helper that moves numbers."""
+"""Stack of an op -> the line to look at: that of a module rather than of a helper that moves numbers."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ rule for any op, and nothing has to be followed.
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,12 +20,15 @@ from torch import Tensor
 
 from tpcompile.numerics.traced import Trace
 from tpcompile.typecheck.assembly import possible
-from tpcompile.typecheck.beside_one import Expected, Numbers, judged_beside, traced_run
+from tpcompile.typecheck.beside_one import Expected, judged_beside, traced_run
+from tpcompile.typecheck.compared import Numbers
 from tpcompile.typecheck.forks import ForkError, can_fork, run_forked
 from tpcompile.typecheck.layouts import Layouts, layouts_of
 from tpcompile.typecheck.program import Build, Description, NotComparable, Place, Program, Run
 
 _TIMEOUT_S = 60.0
+_PATIENCE_S = 20.0
+"""Seconds after which a program that raised is not run in a different way."""
 _MOST_NUMBERS = 20_000_000
 """Parameters of a program that is run, on one device."""
 _Key = TypeVar("_Key", str, int)
@@ -39,13 +43,19 @@ def compare_numbers(build: Build, *, size: int, train: bool, expected: Expected)
         return Numbers(why_not="processes cannot be forked here")
     with tempfile.TemporaryDirectory(prefix="tpcompile-numbers-") as folder:
         why = ""
+        start = time.monotonic()
         for number, attempt in enumerate(_ATTEMPTS):
+            if time.monotonic() - start > _PATIENCE_S:
+                break  # its ranks wait for each other, or it is large
             trial = _Trial(build, size, attempt if train else replace(attempt, grads=False), Path(folder) / str(number))
             try:
                 return trial.judged(expected)
             except NotComparable as error:
                 return Numbers(why_not=str(error))
             except ForkError as error:
+                _, is_settled, text = str(error).partition(f"{NotComparable.__name__}: ")
+                if is_settled:  # a child said so
+                    return Numbers(why_not=text)
                 why = why or str(error)
     return Numbers(why_not=why)
 

@@ -25,12 +25,13 @@ from tpcompile.nn.sharding import declarations_of
 from tpcompile.target import Target
 from tpcompile.torch_api.dispatch import local_part, tree_flatten, tree_unflatten
 
-_TIMEOUT_S = 30
+_TIMEOUT_S = 20
+"""Of a collective."""
 _SEED = 1234
 _SPREAD = 0.2
 """Standard deviation of a parameter that is constant as it is built, such as a bias of zeros."""
-Build = Callable[[int, dist.ProcessGroup], Target]
-"""Rank and group -> the target."""
+Build = Callable[[dist.ProcessGroup], Target]
+"""Group of the rank -> the target."""
 Outputs = dict[str, Tensor]
 
 
@@ -107,9 +108,11 @@ class Program:
             torch.set_default_dtype(place.dtype)
         torch.manual_seed(seed)
         with _seeds_moved_by(seed):
-            built = build(place.rank, group)
+            built = build(group)
         if not isinstance(built.program, nn.Module):
             raise NotComparable("the program is no module")
+        if built.mesh is not None and built.mesh.ndim > 1:
+            raise NotComparable("the mesh has several axes")
         self.module: nn.Module = built.program
         inputs = (built.inputs,) if isinstance(built.inputs, Tensor) else built.inputs
         self.leaves, self._spec = tree_flatten(inputs)

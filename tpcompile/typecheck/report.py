@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tpcompile.errors import DivergenceError
-from tpcompile.typecheck.beside_one import Numbers
+from tpcompile.typecheck.compared import Numbers
 from tpcompile.typecheck.site import Site
 
 
