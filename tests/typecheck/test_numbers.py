@@ -23,7 +23,7 @@ WRITTEN = "tests.typecheck.written"
 FAULTS = [
     ("megatron", "MLP", "residual_inside"),
     ("megatron", "VocabEmbedding", "no_offset"),
-    ("megatron", "SequenceBlock", "gather_slices"),
+    ("megatron", "SequenceBlock", "scatter_first"),
     ("megatron", "ColumnGather", "wrong_dim"),
     ("megatron", "FullWidthNorm", "divided_locally"),
     ("serving", "GroupedHeads", "own_kv_zero"),
@@ -41,6 +41,7 @@ RIGHT = [
     ("megatron", "SequenceBlock"),
     ("serving", "GateUp"),
     ("serving", "SharedKeyHeads"),
+    ("serving", "PackedKeyHeads"),
     ("serving", "Dispatch"),
     ("context", "MergedAttention"),
     ("context", "DTensorPlan"),
@@ -131,10 +132,19 @@ def test_parts_in_every_possible_layout_make_the_full_tensor(full: tuple[int, in
 
 def test_equal_parts_of_two_key_heads_are_held_by_two_ranks_each() -> None:
     (layout,) = possible((8, 3), [(4, 3)] * 4)
-    assert [layout.holders(rank) for rank in range(4)] == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    assert [rows.tolist() for rows in layout.rows] == [[0, 1, 2, 3]] * 2 + [[4, 5, 6, 7]] * 2
 
 
-@pytest.mark.parametrize("parts", [[(5,)] * 4, [(2, 2)] * 4, [(1,)] * 4])
+def test_of_packed_queries_and_two_key_heads_each_rank_has_its_queries_and_one_of_both() -> None:
+    (layout,) = possible((48,), [(16,)] * 4)
+    assert [(rows[0].item(), rows[8].item(), rows[12].item()) for rows in layout.rows] == [
+        (0, 32, 40), (8, 32, 40), (16, 36, 44), (24, 36, 44)
+    ]  # fmt: skip
+    summed = layout.summed([torch.ones(16)] * 4, (48,))
+    assert summed.tolist() == [1.0] * 32 + [2.0] * 16
+
+
+@pytest.mark.parametrize("parts", [[(7,)] * 4, [(2, 2)] * 4, [(1,)] * 4])
 def test_what_is_no_part_has_no_layout(parts: list[tuple[int, ...]]) -> None:
     assert not possible((8,), parts)
 

@@ -53,9 +53,13 @@ class Assembly:
             whole[index[kept]] = part.movedim(self.dim, 0)[kept]
         return whole.movedim(0, self.dim)
 
-    def holders(self, rank: int) -> list[int]:
-        """The ranks that hold the same rows as this one."""
-        return [other for other, index in enumerate(self.rows) if torch.equal(index, self.rows[rank])]
+    def summed(self, parts: Sequence[Tensor], shape: Shape) -> Tensor:
+        """The sum of what the ranks hold of each row of a full tensor of this shape."""
+        total = parts[0].new_zeros(shape).movedim(self.dim, 0)
+        for index, part in zip(self.rows, parts, strict=True):
+            kept = index != _PADDING
+            total.index_add_(0, index[kept], part.movedim(self.dim, 0)[kept])
+        return total.movedim(0, self.dim)
 
 
 WHOLE = Assembly()
@@ -94,8 +98,8 @@ def _possible_rows(length: int, sizes: Sequence[int]) -> list[tuple[Tensor, ...]
         return [_in_order(sizes, length), *_packed(length, sizes), *_in_turn(sizes)]
     if total < length:
         return []
-    found = [_in_order(sizes, length)] if total - length < max(sizes) * len(sizes) // 2 + 1 else []
-    return _shared(length, sizes) or found
+    padded = [_in_order(sizes, length)] if total - length <= max(sizes) * len(sizes) // 2 else []
+    return _shared(length, sizes) or _partly_shared(length, sizes) or padded
 
 
 def _in_order(sizes: Sequence[int], length: int) -> tuple[Tensor, ...]:
@@ -139,3 +143,26 @@ def _shared(length: int, sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
         return []
     num_holders = len(sizes) // (length // size)
     return [tuple(torch.arange(size) + rank // num_holders * size for rank in range(len(sizes)))]
+
+
+def _partly_shared(length: int, sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
+    """q | k | v in one parameter, of which several neighbours hold the same k and v."""
+    size, num_ranks = sizes[0], len(sizes)
+    if len(set(sizes)) != 1:
+        return []
+    for num_holders in (each for each in range(2, num_ranks + 1) if num_ranks % each == 0):
+        keys, left = divmod(size * num_ranks - length, 2 * (num_holders - 1))
+        queries = length - 2 * keys
+        is_cut = queries > 0 and queries % num_ranks == 0 and keys % (num_ranks // num_holders) == 0
+        if is_cut and not left and queries % keys == 0:
+            return [
+                tuple(_of_queries_and_keys(queries, keys, rank, num_ranks, num_holders) for rank in range(num_ranks))
+            ]
+    return []
+
+
+def _of_queries_and_keys(queries: int, keys: int, rank: int, num_ranks: int, num_holders: int) -> Tensor:
+    own = torch.arange(queries // num_ranks) + rank * (queries // num_ranks)
+    part = keys // (num_ranks // num_holders)
+    shared = torch.arange(part) + queries + rank // num_holders * part
+    return torch.cat([own, shared, shared + keys])

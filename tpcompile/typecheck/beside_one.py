@@ -106,7 +106,8 @@ class Beside:
             return self._is_near(torch.stack(own).sum(0), full, least=least)
         ways = [own]
         if not layout.is_whole:  # of heads that several ranks hold the gradients may be summed over these
-            ways.append([torch.stack([own[each] for each in layout.holders(rank)]).sum(0) for rank in range(len(own))])
+            summed = layout.summed(own, tuple(full.shape))
+            ways.append([layout.part(summed, rank) for rank in range(len(own))])
         return any(self._are_near(way, parts, least=least) for way in ways)
 
     def _are_near(self, got: Sequence[Tensor], wanted: Sequence[Tensor], *, least: float) -> bool:
@@ -217,11 +218,8 @@ def _wrong_op(
 
 def _end(places: Sequence[int], values: Sequence[Value]) -> WrongOp:
     """The op that made the first of the wrong results, where nothing is known of what it was given."""
-    place = min(places, default=len(values) - 1)
+    place = _with_line(min(places, default=len(values) - 1), values)
     value = values[place]
-    while value.line is None and value.sources:
-        place = value.sources[0]
-        value = values[place]
     return WrongOp(about=value.name, line=value.line, module=value.module, place=place, got=value.shown)
 
 
@@ -237,8 +235,16 @@ def _begun(op: WrongOp, values: Sequence[Value]) -> WrongOp:
     behind = _behind(place, values)
     if not any(values[each].is_given for each in behind):
         place = min(behind)
+    place = _with_line(place, values)
     line = values[place].line
     return op if line is None else op.model_copy(update={"line": line, "module": values[place].module})
+
+
+def _with_line(place: int, values: Sequence[Value]) -> int:
+    """The value, or where no line made it, what it is a copy of."""
+    while values[place].line is None and values[place].sources:
+        place = values[place].sources[0]
+    return place
 
 
 def _looked_up(place: int, values: Sequence[Value]) -> int:

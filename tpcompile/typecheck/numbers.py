@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, TypeVar
 
 import torch
@@ -31,6 +32,8 @@ _PATIENCE_S = 20.0
 """Seconds after which a program that raised is not run in a different way."""
 _MOST_NUMBERS = 20_000_000
 """Parameters of a program that is run, on one device."""
+_MOST_OF_REASON = 160
+"""Letters of what a program raised."""
 _Key = TypeVar("_Key", str, int)
 
 
@@ -56,7 +59,7 @@ def compare_numbers(build: Build, *, size: int, train: bool, expected: Expected)
                 _, is_settled, text = str(error).partition(f"{NotComparable.__name__}: ")
                 if is_settled:  # a child said so
                     return Numbers(why_not=text)
-                why = why or str(error)
+                why = why or shorten(str(error), _MOST_OF_REASON, placeholder=" ...")
     return Numbers(why_not=why)
 
 

@@ -75,6 +75,7 @@ class Description:
 
     parameters: Mapping[str, Known]
     buffers: Mapping[str, Tensor]
+    """And other tensors that modules keep."""
     inputs: Sequence[Any]
     """The leaves of its arguments."""
     declared: Mapping[str, ShardSpec]
@@ -119,7 +120,7 @@ class Program:
         if place.dtype is not None:
             self.module = self.module.to(place.dtype)
             self.leaves = [_cast(leaf, place.dtype) for leaf in self.leaves]
-        self._buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        self._buffers = {name: buffer.detach().clone() for name, buffer in self._state()}
         self._force_eager = built.is_compiled
 
     def described(self, *, runs: bool = False) -> Description:
@@ -198,9 +199,18 @@ class Program:
         """Set gradients and buffers to what they were before all runs."""
         self.module.zero_grad(set_to_none=True)
         with torch.no_grad():
-            for name, buffer in self.module.named_buffers():
+            for name, buffer in self._state():
                 if name in self._buffers and buffer.shape == self._buffers[name].shape:
                     local_part(buffer).copy_(local_part(self._buffers[name]))
+
+    def _state(self) -> Iterator[tuple[str, Tensor]]:
+        """Buffers, and tensors that modules have as plain attributes, such as a cache."""
+        yield from self.module.named_buffers()
+        for name, module in self.module.named_modules():
+            for key, value in vars(module).items():
+                is_own = isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and value.is_leaf
+                if is_own and 0 not in value.stride():  # one that is expanded cannot be written
+                    yield f"{name}.{key}", value
 
 
 def cotangent(number: int, like: Tensor) -> Tensor:

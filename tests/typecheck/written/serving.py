@@ -73,6 +73,24 @@ class SharedKeyHeads(Base):
         return y if self.fault == "no_reduce" else _summed(y, self.group)
 
 
+class PackedKeyHeads(Base):
+    """The same with q, k and v in one parameter. no_reduce"""
+
+    def __init__(self, ctx, fault):
+        super().__init__(ctx, fault)
+        self.heads, self.kv_heads = 8 // self.tp, max(1, 2 // self.tp)
+        self.qkv = nn.Linear(32, (self.heads + 2 * self.kv_heads) * 4, bias=False)
+        self.wo = nn.Linear(self.heads * 4, 32, bias=False)
+
+    def forward(self, x):
+        b, s, _ = x.shape
+        packed = self.qkv(x).split([self.heads * 4, self.kv_heads * 4, self.kv_heads * 4], dim=-1)
+        q, k, v = (t.view(b, s, -1, 4).transpose(1, 2) for t in packed)
+        y = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        y = self.wo(y.transpose(1, 2).reshape(b, s, -1))  # <- no_reduce
+        return y if self.fault == "no_reduce" else _summed(y, self.group)
+
+
 class GreedyHead(Base):
     """no_offset local_choice wrong_dim"""
 
@@ -189,5 +207,5 @@ def build(ctx):
     torch.manual_seed(3)
     if family in ("Experts", "Dispatch"):
         return module, (torch.randn(32, 16),)
-    width = 32 if family in ("GroupedHeads", "SharedKeyHeads") else 16
+    width = 32 if family in ("GroupedHeads", "SharedKeyHeads", "PackedKeyHeads") else 16
     return module, (torch.randn(2, 8, width),)
