@@ -35,6 +35,8 @@ FAULTS = [
     ("context", "Ulysses", "swapped"),
     ("context", "DTensorEdges", "gradient_left"),
     ("unusual", "Uneven", "no_f"),
+    ("unusual", "Dropped", "on_summands"),
+    ("unusual", "Dropped", "whole_by_rank"),
     ("unusual", "Summed", "no_hook"),
 ]
 RIGHT = [

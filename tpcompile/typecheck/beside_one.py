@@ -17,10 +17,11 @@ from tpcompile.numerics.rows import Rows, unequal_cuts
 from tpcompile.numerics.traced import Trace, Value, traced_call
 from tpcompile.numerics.wrong_op import first_wrong_op, tolerance_of
 from tpcompile.typecheck.assembly import WHOLE, Assembly, possible
-from tpcompile.typecheck.compared import Numbers
+from tpcompile.typecheck.compared import DRAWN, Numbers
 from tpcompile.typecheck.layouts import Choice, Layouts
 from tpcompile.typecheck.lines import line_in_module
 from tpcompile.typecheck.program import NotComparable, Program, Run
+from tpcompile.typecheck.steady import first_different
 
 _LEAST_ERROR = 1e-6
 _ROUNDINGS = 32
@@ -142,11 +143,27 @@ def judged_beside(
         one = program.run(grads=True)
         wrong = [f"grad {name}" for name in beside.wrong_gradients(one, choice)]
         ungraded = tuple(name for name, grad in one.grads.items() if grad is None)
+    if not wrong and (place := _drawn_differently(program, beside, choice)) is not None:
+        value = traces[0].values[place]
+        drawn = WrongOp(about=value.name, line=value.line, module=value.module, place=place)
+        return Numbers(wrong=(DRAWN,), op=drawn, ranks=tuple(range(len(runs))), with_gradients=grads)
     if not wrong:
         is_recorded = any(len({value.node for value in trace.values}) > 1 for trace in traces)
         return Numbers(is_right=True, with_gradients=grads, ungraded=ungraded if is_recorded else ())
     op, ranks = _wrong_op(program, beside, choice, wrong, grads=grads)
     return Numbers(wrong=tuple(wrong), op=op, ranks=ranks, with_gradients=grads)
+
+
+def _drawn_differently(program: Program, beside: Beside, choice: Choice) -> int | None:
+    """The first op of rank 0 that applies random numbers of its own to what is no part of a rank; None for none."""
+    seeds = [tuple(seed for _, seed in run.drawn) for run in beside.runs]
+    if len({len(each) for each in seeds}) > 1 or len(set(seeds)) == 1:
+        return None
+    results = beside.traces[0].results
+    own = [place for place, of_ranks in enumerate(zip(*seeds, strict=True)) if len(set(of_ranks)) > 1]
+    noise = [results[f"drawn {place}"] for place in own if f"drawn {place}" in results]
+    search = _Search.of(program, beside, choice, grads=False, rank=0)
+    return first_different(noise, search.trace.values, search.judged(len(beside.runs)))
 
 
 def _first_right(program: Program, beside: Beside) -> tuple[Choice, list[str]]:
@@ -170,11 +187,7 @@ def _first_right(program: Program, beside: Beside) -> tuple[Choice, list[str]]:
 def _num_wrong(program: Program, beside: Beside, choice: Choice) -> int:
     """Values of the first rank that one device does not have in these layouts."""
     search = _Search.of(program, beside, choice, grads=False, rank=0)
-    judged = all_judged(
-        search.trace.values, search.known, search.sums, tolerance=tolerance_of(torch.float64), rank=0,
-        size=len(beside.runs), right=search.rows,
-    )  # fmt: skip
-    return judged.count(Judged.WRONG)
+    return search.judged(len(beside.runs)).count(Judged.WRONG)
 
 
 @dataclass(frozen=True)
@@ -198,6 +211,13 @@ class _Search:
         cuts = unequal_cuts(rows.values(), rank=rank, size=size)
         _, reference = traced_run(program, grads=grads, size=size, cuts=cuts)
         return cls(beside.traces[rank], Known.of([reference]), sums_over_ranks(beside.texts, rank=rank), rows)
+
+    def judged(self, size: int) -> list[Judged]:
+        """How each value of rank 0 is right."""
+        return all_judged(
+            self.trace.values, self.known, self.sums, tolerance=tolerance_of(torch.float64), rank=0, size=size,
+            right=self.rows,
+        )  # fmt: skip
 
 
 def _wrong_op(

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from tpcompile.evidence.records import WrongOp
 
+DRAWN = "random numbers"
+"""What is wrong where ranks apply their own random numbers to what they hold alike, or to summands."""
+
 
 @dataclass(frozen=True)
 class Numbers:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tpcompile.evidence.records import MistakeKind, UserLine, WrongOp
 from tpcompile.typecheck import wording
-from tpcompile.typecheck.compared import Numbers
+from tpcompile.typecheck.compared import DRAWN, Numbers
 from tpcompile.typecheck.report import Report, Violation
 from tpcompile.typecheck.site import Site
 from tpcompile.typecheck.wording import Wording
@@ -15,6 +15,12 @@ from tpcompile.typecheck.wording import Wording
 _COMPARE = "compare what this line does on a rank with what it does on one device"
 _NUMBERS = Wording("wrong-numbers", "", _COMPARE)
 _GRADIENT = Wording("wrong-gradient", "", _COMPARE)
+_RANDOM = Wording(
+    "random-per-rank",
+    "the program seeds the ranks differently, and here each rank applies its own random numbers to a value that all "
+    "hold alike, or to its summand of one",
+    "draw it after the reduce, with a generator that is seeded alike on all ranks",
+)
 _OF_KIND = {
     MistakeKind.NOT_SUMMED: wording.PARTIAL_USED,
     MistakeKind.PER_RANK: wording.COUNTED._replace(fix="all_reduce the partial sum first, then add"),
@@ -62,6 +68,8 @@ def _violation(numbers: Numbers) -> Violation:
     begins = numbers.op
     if begins is None:
         return Violation(worded.rule, "output", (), Site(), what, worded.fix, numbers.ranks)
+    if numbers.wrong == (DRAWN,):
+        return Violation(_RANDOM.rule, begins.about, (), _site(begins), _RANDOM.why, _RANDOM.fix, numbers.ranks)
     worded = _OF_KIND.get(begins.kind, worded)
     return Violation(
         worded.rule,

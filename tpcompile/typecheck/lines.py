@@ -12,7 +12,8 @@ from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.lines import is_library_file, line_at
 from tpcompile.numerics.op_names import COLLECTIVES, SAME_VALUES
 
-_OWN = str(Path(__file__).parent)
+_OWN = f"{Path(__file__).parent}/"
+_RUNS = str(Path(__file__).with_name("program.py"))
 _MOVES = SAME_VALUES | {"aten.cat", "aten.stack", "aten.copy_"}
 
 
@@ -24,7 +25,7 @@ def line_in_module(name: str, frame: FrameType) -> UserLine:
     """
     frames = list(_frames(frame))
     if not frames:
-        return UserLine(file=f"{_OWN}/{Path(__file__).name}", line=0)
+        return UserLine(file=_RUNS, line=0)
     found = frames[0]
     if name.startswith(COLLECTIVES) or name in _MOVES:
         found = next((each for each in frames if _is_of_module(each)), found)
@@ -33,8 +34,9 @@ def line_in_module(name: str, frame: FrameType) -> UserLine:
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
     """Those of the user's, innermost first, up to the code that runs the program."""
-    while frame is not None and not frame.f_code.co_filename.startswith(_OWN):
-        if not is_library_file(frame.f_code.co_filename):
+    while frame is not None and frame.f_code.co_filename != _RUNS:
+        file = frame.f_code.co_filename
+        if not file.startswith(_OWN) and not is_library_file(file):
             yield frame
         frame = frame.f_back
 

@@ -25,7 +25,7 @@ from tpcompile.typecheck.beside_one import Expected, judged_beside, traced_run
 from tpcompile.typecheck.compared import Numbers
 from tpcompile.typecheck.forks import ForkError, can_fork, run_forked
 from tpcompile.typecheck.layouts import Layouts, layouts_of
-from tpcompile.typecheck.program import Build, Description, NotComparable, Place, Program, Run
+from tpcompile.typecheck.program import Build, Description, Mode, NotComparable, Place, Program, Run
 
 _TIMEOUT_S = 60.0
 _PATIENCE_S = 20.0
@@ -145,7 +145,7 @@ class _Trial:
 
     def _set_up(self, place: Place, one: Description, *, seed: int = 0) -> Program:
         program = Program(self.build, place, seed=seed)
-        program.module.train(one.mode == "train")
+        program.enter(one.mode or Mode.STEADY)
         if self.how.grads and self.how.hidden:
             program.train_inputs(one.hidden)
         return program
@@ -162,7 +162,7 @@ def _check_size(one: Description) -> None:
     if sum(known.numel for known in one.parameters.values()) > _MOST_NUMBERS:
         raise NotComparable("the program is large")
     if not one.mode:
-        raise NotComparable("two runs with different seeds differ, in eval mode too")
+        raise NotComparable("two runs with different seeds differ, in eval mode, too")
 
 
 def _check_reseeded(program: Program, layouts: Layouts, other: Run) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,6 +25,7 @@ from tpcompile.layout import ShardSpec
 from tpcompile.nn.sharding import declarations_of
 from tpcompile.target import Target
 from tpcompile.torch_api.dispatch import local_part, tree_flatten, tree_unflatten
+from tpcompile.typecheck.steady import Steady
 
 _TIMEOUT_S = 20
 """Of a collective."""
@@ -33,6 +35,14 @@ _SPREAD = 0.2
 Build = Callable[[dist.ProcessGroup], Target]
 """Group of the rank -> the target."""
 Outputs = dict[str, Tensor]
+
+
+class Mode(Enum):
+    """How a program is run."""
+
+    STEADY = auto()
+    """In training, with constants in place of random numbers: masks of a rank are not those of one device."""
+    EVAL = auto()
 
 
 class NotComparable(Exception):
@@ -80,8 +90,8 @@ class Description:
     """The leaves of its arguments."""
     declared: Mapping[str, ShardSpec]
     """Layouts that modules declare."""
-    mode: str = ""
-    """`train` or `eval`, in which two runs return the same; empty for neither."""
+    mode: Mode | None = None
+    """The first in which two runs return the same; None where there is none."""
     hidden: frozenset[int] = frozenset()
     """Inputs that have the shape of an output of a program with trained parameters: those of a block among others,
     whose gradient the block before it needs."""
@@ -93,11 +103,14 @@ class Run:
 
     outputs: Outputs
     grads: dict[str, Tensor | None] = field(default_factory=dict)
+    drawn: list[tuple[Tensor, int]] = field(default_factory=list)
+    """What random ops returned, with the seed of the generator."""
 
     @property
     def named(self) -> dict[str, Tensor]:
         """All of them."""
-        return self.outputs | {f"grad {name}": grad for name, grad in self.grads.items() if grad is not None}
+        grads = {f"grad {name}": grad for name, grad in self.grads.items() if grad is not None}
+        return self.outputs | grads | {f"drawn {place}": tensor for place, (tensor, _) in enumerate(self.drawn)}
 
 
 class Program:
@@ -122,6 +135,7 @@ class Program:
             self.leaves = [_cast(leaf, place.dtype) for leaf in self.leaves]
         self._buffers = {name: buffer.detach().clone() for name, buffer in self._state()}
         self._force_eager = built.is_compiled
+        self._random_state = torch.get_rng_state()
 
     def described(self, *, runs: bool = False) -> Description:
         """What it is made of; with `runs`, what running it shows as well."""
@@ -131,7 +145,7 @@ class Program:
         found = Description(parameters, self._buffers, leaves, declared)
         if not runs:
             return found
-        mode = next((mode for mode in ("train", "eval") if self._is_repeatable(mode)), "")
+        mode = next((mode for mode in Mode if self._is_repeatable(mode)), None)
         return replace(found, mode=mode, hidden=self._hidden())
 
     def _hidden(self) -> frozenset[int]:
@@ -142,9 +156,13 @@ class Program:
         leaves = enumerate(self.leaves)
         return frozenset(place for place, leaf in leaves if _is_float(leaf) and leaf.shape in shapes)
 
-    def _is_repeatable(self, mode: str) -> bool:
+    def enter(self, mode: Mode) -> None:
+        """Run in this mode from now on."""
+        self.module.train(mode == Mode.STEADY)
+
+    def _is_repeatable(self, mode: Mode) -> bool:
         """True when two runs with different seeds return the same."""
-        self.module.train(mode == "train")
+        self.enter(mode)
         outputs = []
         for seed in (_SEED, _SEED + 1):
             self.reset()
@@ -177,23 +195,32 @@ class Program:
         for place in places:
             self.leaves[place] = self.leaves[place].detach().requires_grad_()
 
-    def run(self, *, grads: bool = False, seed: int = _SEED) -> Run:
-        """Call the program, and its backward pass."""
-        torch.manual_seed(seed)
+    def run(self, *, grads: bool = False, seed: int | None = None) -> Run:
+        """Call the program, and its backward pass; without a seed from the random state that `build` left."""
+        torch.set_rng_state(self._random_state)
+        if seed is not None:
+            torch.manual_seed(seed)
+        steady = Steady()
         stance = "force_eager" if self._force_eager else "default"
         leaves = [_fresh(leaf) for leaf in self.leaves]
         arguments = tree_unflatten(leaves, self._spec)
-        with torch.compiler.set_stance(stance), torch.set_grad_enabled(grads):
+        with (
+            torch.compiler.set_stance(stance),
+            torch.set_grad_enabled(grads),
+            steady,
+        ):
             returned = self.module(**arguments) if isinstance(arguments, Mapping) else self.module(*arguments)
         found, _ = tree_flatten(returned)
         outputs = {f"output {number}": each for number, each in enumerate(found) if isinstance(each, Tensor)}
         if not grads:
-            return Run({name: _whole(each).detach().clone() for name, each in outputs.items()})
+            return Run(
+                drawn=steady.drawn, outputs={name: _whole(each).detach().clone() for name, each in outputs.items()}
+            )
         _run_backward(outputs)
         inner = dict(self.module.named_parameters()) | {f"input {place}": leaf for place, leaf in enumerate(leaves)}
         trained = {name: each for name, each in inner.items() if _is_trained(each)}
         of_all = {name: None if each.grad is None else _whole(each.grad) for name, each in trained.items()}
-        return Run({name: _whole(each).detach() for name, each in outputs.items()}, of_all)
+        return Run({name: _whole(each).detach() for name, each in outputs.items()}, of_all, steady.drawn)
 
     def reset(self) -> None:
         """Set gradients and buffers to what they were before all runs."""

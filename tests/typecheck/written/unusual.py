@@ -42,7 +42,7 @@ class Strided(Base):
 
 
 class Dropped(Base):
-    """Dropout of sharded and of whole activations."""
+    """Dropout of sharded and of whole activations. on_summands whole_by_rank"""
 
     def __init__(self, ctx, fault):
         super().__init__(ctx, fault)
@@ -50,8 +50,14 @@ class Dropped(Base):
         self.inner, self.outer = nn.Dropout(0.5), nn.Dropout(0.2)
 
     def forward(self, x):
-        h = self.inner(torch.relu(self.up(Copy.apply(x, self.group))))
-        return x + self.outer(Reduce.apply(self.down(h), self.group))
+        h = torch.relu(self.up(Copy.apply(x, self.group)))
+        with torch.random.fork_rng():
+            torch.manual_seed(17 + self.rank)  # as in the region of Megatron: masks of shards differ
+            h = self.inner(h)
+            if self.fault == "whole_by_rank":
+                return x + self.outer(Reduce.apply(self.down(h), self.group))  # <- whole_by_rank
+            y = self.inner(self.down(h)) if self.fault == "on_summands" else self.down(h)  # <- on_summands
+        return x + self.outer(Reduce.apply(y, self.group))
 
 
 class Mixed(Base):
