@@ -108,8 +108,7 @@ class Known:
         rows = self._rows_of(shape, rank)
         wanted = torch.tensor(numbers, dtype=torch.float64)
         apart = (rows - wanted).square().sum(1)
-        is_near_to = apart <= tolerance**2 * rows.square().sum(1)
-        return bool((is_near_to & rows.isfinite().all(1)).any())  # an infinite row is as far from all as it is long
+        return bool((apart <= tolerance**2 * rows.square().sum(1)).any())
 
     def _rows_of(self, shape: Shape, rank: int) -> Tensor:
         """[values, sums], made at the first question: a deep model has thousands of values of one shape."""
@@ -203,10 +202,8 @@ def _judged_alone(
     """How the value is right by its numbers; None where the reference has nothing to compare it with."""
     shape = value.shape
     has_counterpart = shape in known.whole or shape in known.parts
-    is_number = value.tensor is not None and all(map(math.isfinite, value.tensor))
-    if not is_number or not has_counterpart or value.name in _NO_VALUES:
+    if value.tensor is None or not has_counterpart or value.name in _NO_VALUES:
         return None
-    assert value.tensor is not None
     if known.is_among(value.tensor, shape, -1, tolerance):
         return Judged.WHOLE
     if known.is_among(value.tensor, shape, rank, tolerance):
