@@ -28,6 +28,7 @@ _OF_KIND = {
     MistakeKind.GRADIENT_NOT_SUMMED: wording.MISSING_COPY,
 }
 """Kinds of mistakes that rules find as well: the name of the rule, and its advice."""
+_COMPILED, _CUT = (wording.NO_STATED_GRADIENT.rule,), "gradient-cut"
 _MOST_NAMED = 3
 
 
@@ -35,11 +36,14 @@ def decided(report: Report, numbers: Numbers, *, train: bool) -> Report:
     """The report with what the numbers add to it.
 
     Where all outputs and gradients are right, nothing is wrong: what the types were taken for then is not what the
-    program means. Where they are wrong, and the types show nothing, the op that they begin with is the finding.
+    program means. What eager gets right without a stated gradient stays a finding: compiled code may not. Where they
+    are wrong, and the types show nothing, the op that they begin with is the finding.
     """
     report = replace(report, numbers=numbers)
     if numbers.is_right and (numbers.with_gradients or not train):
-        kept = [each for each in report.violations if each.rule == "gradient-cut" and numbers.ungraded]
+        kept = [
+            each for each in report.violations if each.rule in _COMPILED or (each.rule == _CUT and numbers.ungraded)
+        ]
         return replace(report, violations=tuple(kept))
     if not numbers.wrong:
         return report
