@@ -19,7 +19,7 @@ from torch import Tensor
 from tpcompile.numerics.fingerprints import NUM_SUMS, Fingerprint, Shape
 from tpcompile.numerics.traced import Trace, Value
 
-_LOOKUPS = {"aten.embedding", "aten.gather", "aten.index", "aten.index_select", "aten.take_along_dim"}
+LOOKUPS = {"aten.embedding", "aten.gather", "aten.index", "aten.index_select", "aten.take_along_dim"}
 """What they return for a rank's own numbers is masked later."""
 _COPIES = {"aten.clone", "aten.detach", "aten.alias", "aten.copy_", "aten.lift_fresh"}
 _NO_VALUES = {"aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided"}
@@ -93,6 +93,8 @@ class Known:
         known = cls()
         for trace in traces:
             for place, value in enumerate(trace.values):
+                if value.name in _NO_VALUES:
+                    continue  # whatever was there before: near to anything where it is large
                 if value.tensor is not None:
                     whole = Right(value.tensor, value, place, trace)
                     known.whole.setdefault(value.shape, []).append(whole)
@@ -210,7 +212,7 @@ def _judged_alone(
         summand = _as_summand(total, shape, known, tolerance=tolerance, size=size)
         if summand is not None:
             return summand
-    is_lookup = value.name in _LOOKUPS and not value.in_backward
+    is_lookup = value.name in LOOKUPS and not value.in_backward
     return Judged.WRONG if value.is_float and not is_lookup else None
 
 

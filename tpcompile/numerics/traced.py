@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from tpcompile.torch_api.dispatch import (
     tree_flatten,
 )
 
-_FOLLOWING = {Path(__file__).parent, Path(__file__).parents[1] / "gate"}
+_FOLLOWING = {Path(__file__).parent, *(Path(__file__).parents[1] / name for name in ("gate", "typecheck"))}
 """Code that keeps weights ahead of a run and copies what it returns."""
 _WAIT = "_c10d_functional.wait_tensor"
 _READ = "aten._local_scalar_dense"
@@ -108,18 +109,32 @@ def traced(module: nn.Module, inputs: tuple[Any, ...], *, rank: int = 0, size: i
     return traced_call(call, module, size=size)
 
 
+LineOf = Callable[[str, FrameType], UserLine]
+"""Op and the frame that runs it -> its line."""
+
+
+def _innermost(_name: str, frame: FrameType) -> UserLine:
+    return line_of_frame(frame)
+
+
 def traced_call(
-    call: Callable[[], Mapping[str, Tensor]], module: nn.Module | None, *, size: int = 1, cuts: Sequence[Cut] = ()
+    call: Callable[[], Mapping[str, Tensor]],
+    module: nn.Module | None,
+    *,
+    size: int = 1,
+    cuts: Sequence[Cut] = (),
+    line_of: LineOf = _innermost,
 ) -> Trace:
     """Run the call in eager, forward and backward; `module` names its parameters.
 
-    `parts` are those of `size` ranks, and of the rank that has these cuts.
+    `parts` are those of `size` ranks, and of the rank that has these cuts; `line_of` gives the line of an op, by
+    default the innermost of the user's.
     """
     named: list[tuple[str, Tensor]] = []
     if module is not None:
         named = [*module.named_parameters(), *module.named_buffers()]
     names = {id(local_part(tensor)): plain_name(name) for name, tensor in named}
-    mode = _Tracing(names, size=size, cuts=cuts)
+    mode = _Tracing(names, size=size, cuts=cuts, line_of=line_of)
     with mode.following(module), mode:
         results = call()
     for name, tensor in results.items():
@@ -143,8 +158,9 @@ class _Op:
 
 
 class _Tracing(TorchDispatchMode):
-    def __init__(self, names: dict[int, str], *, size: int, cuts: Sequence[Cut]) -> None:
+    def __init__(self, names: dict[int, str], *, size: int, cuts: Sequence[Cut], line_of: LineOf) -> None:
         super().__init__()
+        self._line_of = line_of
         self.trace = Trace()
         self._names, self._size, self._cuts = names, size, cuts
         self._places: Any = WeakTensorKeyDictionary()
@@ -188,7 +204,7 @@ class _Tracing(TorchDispatchMode):
         kwargs = kwargs or {}
         given = list(_tensors((args, kwargs)))
         name = func._schema.name.replace("::", ".")
-        op = self._op(name, _line_of_caller())
+        op = self._op(name, self._line_of_caller(name))
         sources = tuple(self._place_in(tensor, op.line) for tensor in given)
         out = func(*args, **kwargs)
         results = list(_tensors(out))
@@ -220,6 +236,11 @@ class _Tracing(TorchDispatchMode):
             return _Op(name, line, in_backward=True)
         place = self._forward_of[min(later)]
         return _Op(name, self.trace.values[place].line, forward=place, in_backward=True)
+
+    def _line_of_caller(self, name: str) -> UserLine | None:
+        """The line that runs the op; None where that is the code which follows the run."""
+        line = self._line_of(name, _caller())
+        return None if Path(line.file).parent in _FOLLOWING else line
 
     def _place_in(self, tensor: Tensor, line: UserLine | None) -> int:
         known = self._places.get(tensor)
@@ -272,14 +293,13 @@ def _unit(tensor: Tensor) -> float:
     return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
 
 
-def _line_of_caller() -> UserLine | None:
-    """The line that runs the op; None where that is the code which follows the run."""
-    frame = caller = sys._getframe(2)
+def _caller() -> FrameType:
+    """The frame that runs an op: a mode that is inside of this one, and torch's frames of it, are between."""
+    frame = caller = sys._getframe(3)
     for one, _ in islice(traceback.walk_stack(caller), _DEEP):
         if one.f_code.co_filename == drawn.__file__ and one.f_back is not None:
             frame = one.f_back
-    line = line_of_frame(frame)
-    return None if line is None or Path(line.file).parent in _FOLLOWING else line
+    return frame
 
 
 def _read_for_each(name: str, args: Sequence[Any], results: Sequence[Tensor]) -> list[list[Tensor]]:

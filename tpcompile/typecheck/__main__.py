@@ -31,13 +31,17 @@ def typecheck(
         str, typer.Option("--output", metavar="TYPE", help="Type that the caller expects of the outputs.")
     ] = "I",
     train: Annotated[bool, typer.Option("--train/--no-train", help="Judge gradients, too.")] = True,
+    numbers: Annotated[
+        bool, typer.Option("--numbers/--no-numbers", help="Run all ranks, and compare them with one device.")
+    ] = True,
     meta: Annotated[bool, typer.Option("--meta", help="`ctx.device` is meta: nothing is computed or stored.")] = False,
 ) -> None:
     """Follow what is replicated, sharded and partial through a module, and report the ops that mistake one for another.
 
-    One process plays the first and the last of the ranks, in eager. Types: I and R are equal on all ranks, with equal
+    One process plays the first and the last of the ranks, in eager; then all ranks run on small gloo processes beside
+    one device, and their outputs and gradients are compared. Types: I and R are equal on all ranks, with equal
     gradients or with gradients that must be summed; V(DIM) is a shard; P is partial. Exits with 1 for a finding, with 5
-    where no op ran, and with 6 where nothing was found but not every op was judged.
+    where no op ran, and with 6 where nothing was found, not every op was judged, and the numbers were not compared.
     """
     report = check_target(
         target,
@@ -48,6 +52,7 @@ def typecheck(
         output_type=output,
         parameter_types=dict(map(_pair, parameters or ())),
         train=train,
+        numbers=numbers,
     )
     print(report)
     raise typer.Exit(_exit_code(report))

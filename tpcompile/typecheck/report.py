@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tpcompile.errors import DivergenceError
+from tpcompile.typecheck.compared import Numbers
 from tpcompile.typecheck.site import Site
 
 
@@ -64,6 +65,8 @@ class Report:
     were judged."""
     backward: frozenset[Site] = frozenset()
     """Lines of the collectives that run in the backward from the outputs."""
+    numbers: Numbers | None = None
+    """What a run of all ranks beside one device shows; None where there was none."""
 
     @property
     def finding(self) -> Violation | None:
@@ -73,11 +76,12 @@ class Report:
     @property
     def is_complete(self) -> bool:
         """True when every op was judged, and there was one: only then does no violation mean that there is none."""
-        return self.num_judged == self.num_ops > 0
+        is_shown = self.numbers is not None and self.numbers.is_right
+        return self.num_ops > 0 and (is_shown or self.num_judged == self.num_ops)
 
     def __str__(self) -> str:
         ranks = f"{_named(self.ranks)} of tp={self.tp}"
-        checked = f"judged {self.num_judged} of {self.num_ops} ops on {ranks}"
+        checked = f"judged {self.num_judged} of {self.num_ops} ops on {ranks}{self._compared}"
         if self.violations:
             first, *rest = self.violations
             title = f"type check failed: {len(self.violations)} finding{'s' if rest else ''}, {checked}{self._lost}"
@@ -90,9 +94,23 @@ class Report:
         return f"type check found nothing in the part that it followed: {checked}{self._lost}"
 
     @property
+    def _is_compared(self) -> bool:
+        return self.numbers is not None and not self.numbers.why_not
+
+    @property
+    def _compared(self) -> str:
+        """How the numbers of all ranks were compared with those of one device; empty where nobody asked."""
+        if self.numbers is None:
+            return ""
+        if self.numbers.why_not:
+            return f"; numbers not compared: {self.numbers.why_not}"
+        what = "outputs and gradients" if self.numbers.with_gradients else "outputs"
+        return f"; {what} of all {self.tp} ranks {'equal' if self.numbers.is_right else 'differ from'} one device's"
+
+    @property
     def _lost(self) -> str:
         """How many ops were not judged, and since which; empty where all were, or what a finding made is all."""
-        if not self.not_followed_since:
+        if not self.not_followed_since or self._is_compared:
             return ""
         return f"; {self.num_ops - self.num_judged} not judged, not followed since {self.not_followed_since}"
 

@@ -14,7 +14,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from tpcompile.errors import ConfigError
 from tpcompile.ranks.domain import domain_of
 from tpcompile.target import Target, build, raised_by
+from tpcompile.typecheck.beside_one import Expected
 from tpcompile.typecheck.check import Types, check_module, fake_group, on_fake_ranks
+from tpcompile.typecheck.decided import decided
+from tpcompile.typecheck.numbers import compare_numbers
 from tpcompile.typecheck.report import Report
 
 
@@ -29,12 +32,14 @@ def check_target(
     output_type: Types | None = "I",
     parameter_types: Mapping[str, str] | None = None,
     train: bool = True,
+    numbers: bool = True,
 ) -> Report:
     """Build the target of `tpcompile gate --target` on fake ranks, and follow the types through its program.
 
     `settings` are `key=value`, as after `--set`; `device` is cpu, or meta for a program too large to be computed. Its
-    ranks are those of `nproc` on the target's own axis, and its `step` is not called. All other arguments
-    are those of `check_module`. Raises ConfigError for a target that cannot be built or followed.
+    ranks are those of `nproc` on the target's own axis, and its `step` is not called. With `numbers` the program also
+    runs on all ranks and on one device, on CPU in forked processes, and outputs and gradients are compared. All other
+    arguments are those of `check_module`. Raises ConfigError for a target that cannot be built or followed.
     """
 
     shapes = _shapes_on_one_device(target, settings, device)
@@ -60,7 +65,16 @@ def check_target(
                 train=train,
             )
 
-    return on_fake_ranks(nproc, ranks, checked)
+    report = on_fake_ranks(nproc, ranks, checked)
+    if device == "meta" or not numbers:
+        return report
+    found = compare_numbers(
+        lambda group: _built(target, settings, group, device),
+        size=nproc,
+        train=train,
+        expected=Expected(output_type, parameter_types or {}),
+    )
+    return decided(report, found, train=train)
 
 
 def _built(target: str, settings: Sequence[str], group: dist.ProcessGroup, device: str) -> Target:
