@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -85,11 +86,11 @@ class Llama(nn.Module):
 
 
 class Faulty(nn.Module):
-    """The same, with a fault after it on the rank `odd`."""
+    """The same, with a fault after it on the rank `odd`: its calls read the rank."""
 
-    def __init__(self, inner: nn.Module, fault: str, odd: int, group: dist.ProcessGroup) -> None:
+    def __init__(self, inner: nn.Module, fault: str, odd: int) -> None:
         super().__init__()
-        self.inner, self.fault, self.odd, self.group = inner, fault, odd, group
+        self.inner, self.fault, self.odd = inner, fault, odd
 
     def forward(self, ids_BS: Tensor) -> Tensor:
         """[B, S] -> [B, S, V]."""
@@ -100,15 +101,34 @@ class Faulty(nn.Module):
             x = x.tanh()  # fault: branch
         if self.fault == "break" and dist.get_rank() == self.odd:
             torch._dynamo.graph_break()  # fault: break
-        if self.fault == "group":
-            x = torch.distributed._functional_collectives.all_reduce(x, "sum", self.group)  # fault: group
         return x
 
 
-def other_group(mesh: DeviceMesh, fault: str, odd: int) -> dist.ProcessGroup:
+class Reduced(nn.Module):
+    """The same, with its output reduced over a group."""
+
+    def __init__(self, inner: nn.Module, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.inner, self.group = inner, group
+
+    def forward(self, ids_BS: Tensor) -> Tensor:
+        """[B, S] -> [B, S, V]."""
+        return funcol.all_reduce(self.inner(ids_BS), "sum", self.group)  # fault: group
+
+
+def group_of_output(mesh: DeviceMesh, fault: str, odd: int) -> dist.ProcessGroup:
     """The group over which the output is reduced: rank `odd` takes that of an axis that the others do not take."""
     is_odd = fault == "group" and dist.get_rank() == odd
     return mesh.get_group("dp" if is_odd else "tp")
+
+
+def make_halves(world_size: int, fault: str, odd: int) -> None:
+    """Two groups of half of the ranks, which `odd` makes the other way around."""
+    halves = [list(range(world_size // 2)), list(range(world_size // 2, world_size))]
+    if fault == "order" and dist.get_rank() == odd:
+        halves.reverse()
+    for half in halves:
+        dist.new_group(half)  # fault: order
 
 
 def build(ctx: TargetContext) -> tpcompile.Target:
@@ -124,10 +144,13 @@ def build(ctx: TargetContext) -> tpcompile.Target:
     if fault == "layer" and rank == odd:
         num_layers += 1  # fault: layer
     length = 100 if fault == "shape" and rank == odd else 128
+    make_halves(ctx.world_size, fault, odd)
     model: nn.Module = Llama(size, num_layers).to(ctx.device)
     for layer in model.layers:
         parallelize_module(layer, ctx.mesh["tp"], PLAN)
-    if fault in ("constant", "branch", "break", "group"):
-        model = Faulty(model, fault, odd, other_group(ctx.mesh, fault, odd))
+    if fault in ("constant", "branch", "break"):
+        model = Faulty(model, fault, odd)
+    if fault == "group":
+        model = Reduced(model, group_of_output(ctx.mesh, fault, odd))
     ids_BS = torch.zeros(1, length, dtype=torch.long, device=ctx.device)
     return tpcompile.Target(program=model, inputs=(ids_BS,))

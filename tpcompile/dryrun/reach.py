@@ -8,6 +8,7 @@ modules only what some function that was reached names is seen, no deeper.
 
 from __future__ import annotations
 
+import copyreg
 import enum
 import functools
 import gc
@@ -290,8 +291,9 @@ def _attributes(value: Any) -> Iterator[Any]:
 
 
 def _pickled(value: Any) -> Any:
+    reducer = copyreg.dispatch_table.get(type(value))
     try:
-        reduced = value.__reduce_ex__(4)
+        reduced = value.__reduce_ex__(4) if reducer is None else reducer(value)
     except Exception as error:  # of any kind: the class decides
         raise CannotTellError(f"{type(value).__module__}.{type(value).__qualname__}") from error
     return reduced[1:3] if isinstance(reduced, tuple) else reduced
