@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from tpcompile.dryrun import reach
 from tpcompile.dryrun.reach import CannotTellError, state_of
 from tpcompile.ranks.mesh import mesh_roles
 from tpcompile.target import Target
@@ -52,22 +52,14 @@ class Slotted:
         self.value = value
 
 
-@pytest.fixture(autouse=True)
-def users(monkeypatch: pytest.MonkeyPatch) -> dict[str, types.ModuleType]:
-    """The user's modules by name: not those of the tests."""
-    found: dict[str, types.ModuleType] = {}
-    monkeypatch.setattr(reach, "_users_modules", found.items)
-    return found
-
-
-def state(change: Callable[[Model], object] = lambda model: None, *, rank: int = 0) -> str:
+def state(change: Callable[[Model], object] = lambda model: None, *, rank: int = 0, modules: Sequence[str] = ()) -> str:
     """The hash of a model that was built anew as that rank of a mesh, and changed."""
     with fake_ranks(8, rank=rank):
         mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))
         model = Model()
         change(model)
         inputs = (torch.empty(2, 8, device="meta"),)
-        return state_of(Target(program=model, inputs=inputs), mesh_roles(mesh))
+        return state_of(Target(program=model, inputs=inputs), mesh_roles(mesh), modules)
 
 
 def test_ranks_that_build_alike_have_one_hash() -> None:
@@ -156,19 +148,20 @@ def test_a_setting_of_the_process_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
     assert state() != plain
 
 
-def test_a_global_of_a_users_module_is_seen(users: dict[str, types.ModuleType]) -> None:
-    users["program"] = types.ModuleType("program")
-    vars(users["program"])["RANK"] = 1
-    first = state()
-    vars(users["program"])["RANK"] = 2
-    assert state() != first
+def test_a_global_of_a_users_module_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("users_program")
+    monkeypatch.setitem(sys.modules, "users_program", module)
+    vars(module)["RANK"] = 1
+    first = state(modules=["users_program"])
+    vars(module)["RANK"] = 2
+    assert state(modules=["users_program"]) != first
 
 
 def test_a_group_of_another_axis_is_seen() -> None:
     def with_group(axis: str, rank: int) -> str:
         with fake_ranks(8, rank=rank):
             mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))
-            return state_of(Target(program=nn.Identity(), inputs=(mesh.get_group(axis),)), mesh_roles(mesh))
+            return state_of(Target(program=nn.Identity(), inputs=(mesh.get_group(axis),)), mesh_roles(mesh), ())
 
     assert with_group("tp", 0) == with_group("tp", 3)
     assert with_group("tp", 0) != with_group("dp", 0)

@@ -14,12 +14,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from tpcompile.dryrun.plan import Asked, Plan
 from tpcompile.dryrun.rank import Left, leave, left_name
+from tpcompile.dryrun.trace import users_modules
 from tpcompile.evidence.records.reader import read_json, validated
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.ranks.pool import end_with_parent
@@ -51,6 +52,7 @@ class Forks:
         A rank's record is in the run directory when it is yielded. What it printed is in logs/rank_N.txt. A rank is a
         process group of its own, which is killed with what the user's program started in it when the rank has ended.
         """
+        users = tuple(users_modules())
         gc.collect()
         gc.freeze()  # a collection in a rank would copy every page of what the ranks share
         waiting = list(reversed(ranks))
@@ -59,7 +61,10 @@ class Forks:
             while waiting or running:
                 while waiting and len(running) < self.jobs:
                     rank = waiting.pop()
-                    running[self._fork(rank, ask(rank))] = rank, time.monotonic() + self.limit_s
+                    running[self._fork(rank, replace(ask(rank), users_modules=users))] = (
+                        rank,
+                        time.monotonic() + self.limit_s,
+                    )
                 yield from self._ended(running)
                 time.sleep(_POLL_S)
         finally:
@@ -114,6 +119,8 @@ class Forks:
         path = self.run_dir.path / left_name(rank)
         left = validated(Left, read_json(path), path)
         path.unlink()
+        with suppress(OSError):  # it has a record
+            path.parent.rmdir()
         return left
 
 

@@ -89,6 +89,8 @@ class Asked:
     """Start of the calls -> the rank that was traced from it; None where the start does not matter."""
     is_traced: bool = False
     """It is traced even where its start is known."""
+    users_modules: tuple[str, ...] = ()
+    """Names of the modules that it has to import itself."""
     groups: frozenset[str] = frozenset()
     """Hashes of the process groups that ranks before it have made."""
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from tpcompile.dryrun.plan import Asked, Plan
 from tpcompile.dryrun.reads import traced_reads
-from tpcompile.dryrun.trace import Traced, forget_users_modules, installed_modules, traced
+from tpcompile.dryrun.trace import Traced, installed_modules, traced
 from tpcompile.errors import TpCompileError
 from tpcompile.evidence.digests.digest import digest_rank
 from tpcompile.evidence.records import Check, Frozen, Layer, RankDigest, UserLine
@@ -21,7 +22,7 @@ _RANKS_PER_NODE = 8
 """LOCAL_RANK and LOCAL_WORLD_SIZE of a rank are those of nodes of so many."""
 _PORT = 29500
 """MASTER_PORT, which nobody serves: the store of a fake group is none."""
-_OF_RANK = {
+_OF_RANK: Any = {
     **dict.fromkeys(("rank", "domain", "coordinate", "places", "rank_reads", "facts"), True),
     "compiles": {"__all__": {"normalised"}},  # ids of objects
     "counters": {"__all__": {"frames"}},  # Dynamo counts those of the watch
@@ -79,7 +80,6 @@ def leave(plan: Plan, rank: int, run_dir: RunDir, asked: Asked) -> None:
     Writes its record and `rank_N/left.json`.
     """
     os.environ.update(_variables(plan, rank))
-    forget_users_modules()
     before = installed_modules() if asked.is_first else {}
     try:
         found = traced(plan, rank, asked)

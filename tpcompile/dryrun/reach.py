@@ -50,16 +50,17 @@ class CannotTellError(Exception):
     """Something was reached whose state is not visible; its type."""
 
 
-def state_of(target: Target, roles: Mapping[str, str]) -> str:
-    """The hash of what the calls of the target start from; `roles` are those of the process groups, by name.
+def state_of(target: Target, roles: Mapping[str, str], modules: Iterable[str]) -> str:
+    """The hash of what the calls of the target start from.
 
-    Raises CannotTellError.
+    `roles` are those of the process groups, by name, `modules` the names of the user's modules. Raises CannotTellError.
     """
     walk = _Walk(roles)
     walk.see(sorted(environment().items()), sorted(compile_config().items()), _of_torch())
     walk.see(target.program, target.inputs, target.resized, target.step, target.axis)
-    for name, module in _users_modules():
-        walk.see(name, [(key, value) for key, value in vars(module).items() if key not in _OF_MODULE])
+    for name in modules:
+        held = vars(sys.modules[name])
+        walk.see(name, [(key, value) for key, value in held.items() if key not in _OF_MODULE])
     return walk.digest()
 
 
@@ -69,14 +70,6 @@ def _of_torch() -> list[Any]:
         torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"), torch.get_default_device(),
         torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(), torch.get_num_threads(),
     ]  # fmt: skip
-
-
-def _users_modules() -> Iterator[tuple[str, types.ModuleType]]:
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        is_ours = name == "__main__" or name.startswith("tpcompile")
-        if file is not None and not is_ours and not _is_packages(file):
-            yield name, module
 
 
 @functools.lru_cache(maxsize=4096)

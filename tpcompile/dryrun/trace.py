@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -66,12 +66,17 @@ def traced(plan: Plan, rank: int, asked: Asked) -> Traced:
 
     Raises ConfigError for a target that cannot be built: each rank would say so.
     """
+    for name in asked.users_modules:
+        # What they read of the rank is read when they are imported. Installed packages stay: they were imported before
+        # the ranks were forked.
+        sys.modules.pop(name, None)
+    kept = frozenset(sys.modules)
     names, sizes = zip(*plan.axes, strict=True)
     session = CaptureSession()
     backend = "aot_eager" if plan.lowers(rank) else "eager"
     with fake_ranks(plan.world_size, rank=rank), traced_only(backend), session, groups_made() as groups:
         mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
-        run = _Run(plan, asked, session, mesh)
+        run = _Run(plan, asked, session, mesh, kept)
         failed = None
         try:
             run.all_phases(rank)
@@ -98,8 +103,12 @@ def traced(plan: Plan, rank: int, asked: Asked) -> Traced:
 class _Run:
     """The phases of one rank."""
 
-    def __init__(self, plan: Plan, asked: Asked, session: CaptureSession, mesh: DeviceMesh) -> None:
+    def __init__(
+        self, plan: Plan, asked: Asked, session: CaptureSession, mesh: DeviceMesh, kept: Collection[str]
+    ) -> None:
         self.plan, self.asked, self.session, self.mesh = plan, asked, session, mesh
+        self.kept = kept
+        """Modules that were imported before."""
         self.domain = domain_of(mesh, plan.axis)  # of a rank whose build raises: where the target says no different
         self.target: Target | None = None
         self.phase = BUILD
@@ -130,7 +139,7 @@ class _Run:
         """Find a rank that was traced from the same start, at the same place along the innermost axis."""
         with suppress(CannotTellError):
             place = rank % self.plan.group_size, self.domain.coordinate, len(self.domain.members)
-            self.start = f"{place} {state_of(target, self.roles)}"
+            self.start = f"{place} {state_of(target, self.roles, users_modules(without=self.kept))}"
         known = starts.get(self.start) if self.start else None
         self.same_as = None if self.asked.is_traced else known
         self.is_watched = bool(self.start) and known is None
@@ -193,17 +202,17 @@ def _random_states() -> tuple[Any, ...]:
     return random.getstate(), of_numpy, torch.get_rng_state().numpy().tobytes()
 
 
-def forget_users_modules() -> None:
-    """Let this rank import the user's own modules itself: what they read of the rank is read when they are imported.
-
-    Installed packages stay: they were imported before the ranks were forked.
-    """
-    kept = installed_modules()
+def users_modules(*, without: Collection[str] = ()) -> list[str]:
+    """Names of the imported modules that are the user's own, without some names, in the order of their import."""
+    found = []
     for name, module in list(sys.modules.items()):
+        if name in without:  # before the module is looked at: that copies a page from the parent
+            continue
         file = getattr(module, "__file__", None)
         is_ours = name == "__main__" or name.startswith("tpcompile")
-        if file is not None and name not in kept and not is_ours and not is_library_file(file):
-            del sys.modules[name]
+        if file is not None and not is_ours and not installed_in(file) and not is_library_file(file):
+            found.append(name)
+    return found
 
 
 def installed_modules() -> dict[str, None]:
