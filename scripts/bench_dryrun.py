@@ -25,11 +25,11 @@ from typing import Any
 import psutil
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tpcompile.evidence.rundir import RunDir
 
+ROOT = Path(__file__).resolve().parents[1]
 TARGET = "tests.dryrun.llama:build"
 _SAMPLE_S = 0.5
 

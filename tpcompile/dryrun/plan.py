@@ -11,7 +11,7 @@ from functools import cached_property
 from tpcompile.errors import ConfigError
 
 _NUM_DRAWN = 8
-"""Ranks of the inner groups that are traced although they start as others do."""
+"""Ranks that are drawn and traced although they start as others do: an eighth of all, and no more than these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class Plan:
 
     @cached_property
     def _drawn(self) -> frozenset[int]:
-        count = min(_NUM_DRAWN, len(self.ranks))
+        count = min(_NUM_DRAWN, len(self.ranks) // 8)
         return frozenset(random.Random(self.seed).sample(self.ranks, count))
 
     @property
