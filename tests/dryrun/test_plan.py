@@ -29,6 +29,10 @@ def test_no_rank_is_drawn_alone(count: int, num_drawn: int) -> None:
     assert len(ranks_of(AXES, count=count, seed=0)) == num_drawn
 
 
+def test_part_of_a_group_has_its_last_rank_whose_shard_may_be_smaller() -> None:
+    assert ranks_of((("tp", 8),), count=3, seed=0) == (0, 1, 7)
+
+
 def test_groups_of_one_rank_are_drawn_in_pairs() -> None:
     assert len(ranks_of((("dp", 8), ("tp", 1)), count=4, seed=0)) == 4
 

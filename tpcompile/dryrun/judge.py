@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -22,7 +23,7 @@ _MAX_READ = 32
 
 
 class Judge:
-    """Takes ranks as they end. Outside of the first group, what several ranks of a group compiled is kept once."""
+    """Takes ranks as they end. Outside of the first group, what all ranks of a group compiled is kept once."""
 
     def __init__(self, plan: Plan, run_dir: RunDir, *, limit_s: float, num_breaks: int) -> None:
         self.plan, self.run_dir, self.limit_s, self.num_breaks = plan, run_dir, limit_s, num_breaks
@@ -34,8 +35,8 @@ class Judge:
         self.failed: list[Check] = []
         self.absent: list[Absent] = []
         self.allow: dict[tuple[Layer, str, str], None] = {}
-        self._alike: dict[tuple[str, str], int] = {}
-        """Domain, and hash of what a rank compiled -> the first rank whose record has it."""
+        self._traced: defaultdict[str, dict[str, list[int]]] = defaultdict(dict)
+        """Domain -> hash of what a rank compiled -> the ranks that were traced and compiled it."""
         self._same_as: dict[int, int] = {}
         self._record = lru_cache(_MAX_READ)(self._read)
 
@@ -57,11 +58,11 @@ class Judge:
         if left.same_as is not None:
             self._same_as[rank] = self._same_as[left.same_as]
             return
-        first = self._alike.setdefault((left.domain, left.content), rank)
-        self._same_as[rank] = first
+        by_content = self._traced[left.domain]
+        alike = by_content.setdefault(left.content, [])
+        alike.append(rank)
+        self._same_as[rank] = alike[0]
         self.num_traced += 1
-        if first != rank and not self.plan.lowers(rank):
-            (self.run_dir.path / f"rank_{rank}" / "record.json").unlink()
 
     def _as_rank(self, left: Left, rank: int) -> RankDigest:
         """What this rank would have left: its calls start as those of the rank that was traced."""
@@ -80,6 +81,7 @@ class Judge:
             absent=self.absent,
             problems=(*self._groups.problems(), *_joined(self.failed)),
         )
+        self._keep_once()
         return self._with_number(found)
 
     def _with_number(self, verdict: Verdict) -> Verdict:
@@ -106,6 +108,13 @@ class Judge:
     def judged_by(self) -> dict[str, Any]:
         """What `run.json` has to hold for the run to be judged again."""
         return {"timeout_s": self.limit_s, "allowed": tuple(self.allow), "num_breaks": self.num_breaks}
+
+    def _keep_once(self) -> None:
+        """Remove records that a rank of the same domain has, too; where its ranks differ, the majority is in them."""
+        for by_content in self._traced.values():
+            alike = [rank for ranks in by_content.values() for rank in ranks if not self.plan.lowers(rank)]
+            for rank in alike[1:] if len(by_content) == 1 else ():
+                (self.run_dir.path / f"rank_{rank}" / "record.json").unlink()
 
     def _fetch(self, rank: int, index: int, layer: Layer, part: str) -> Sequence[Item]:
         record = self._record(self._same_as[rank])

@@ -123,8 +123,8 @@ def ranks_of(axes: Sequence[tuple[str, int]], *, count: int | None, seed: int) -
     """All ranks, or `count` of them: whole groups of the innermost axis, the first, the last, and others drawn with the
     seed. Ranks are compared with those of their group: one that is drawn alone would be compared with nothing.
 
-    A group that would have too many gives its first ranks, where these are two or more. Raises ConfigError for a count
-    of fewer than 2, which compares nothing.
+    A group that would have too many gives its first ranks and its last, where these are two or more. Raises ConfigError
+    for a count of fewer than 2, which compares nothing.
     """
     world_size = math.prod(size for _, size in axes)
     if count is None or count >= world_size:
@@ -136,6 +136,9 @@ def ranks_of(axes: Sequence[tuple[str, int]], *, count: int | None, seed: int) -
     inner = random.Random(seed).sample(groups[1:-1], max(len(groups) - 2, 0))
     ranks: list[int] = []
     for group in (groups[0], groups[-1], *inner):
-        taken = group[: count - len(ranks)]
-        ranks += taken if len(taken) > 1 else ()
+        num_left = count - len(ranks)
+        if num_left >= len(group):
+            ranks += group
+        elif num_left > 1:
+            ranks += (*group[: num_left - 1], group[-1])
     return tuple(sorted(ranks))
