@@ -8,6 +8,7 @@ forks.py        processes of the ranks, forked from one that has imported torch,
 rank.py         one rank, in a process of its own -> what it leaves
 trace.py        the phases of one rank -> its record
 reach.py        what the calls of a rank can reach -> one hash
-reads.py    where a program reads which rank it is
-judge.py    what the ranks left -> one verdict
+reads.py        where a program reads which rank it is
+group_order.py  process groups of all ranks -> a check that they were made in one order
+judge.py        what the ranks left -> one verdict
 """
