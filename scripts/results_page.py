@@ -51,6 +51,7 @@ def page(results: Path = RESULTS) -> str:
         *_sentinel_cost(read),
         *_flow_cost(read),
         *_scale(read),
+        *_dry_runs(read["dryrun_cpu.json"]),
         *_gate(read),
         *_search(read["wrong_numbers_cpu.json"]),
         *_single(read),
@@ -266,6 +267,16 @@ def _scale(read: Mapping[str, Any]) -> Iterator[str]:
         for one in read[name]["rows"]:
             rows.append((name, *(one[key] for key in keys), 1e-6 * (one["bytes_set"] + one["bytes_got"])))
     yield _table(("file", *keys, "MB over the store"), rows)
+
+
+def _dry_runs(report: Mapping[str, Any]) -> Iterator[str]:
+    yield "Dry runs of a Llama in a program that reads its rank (`results/dryrun_cpu.json`):\n"
+    keys = ("mesh", "size", "layers", "fault", "odd", "cpu_s", "wall_s", "load", "peak_pss_mb")
+    rows = []
+    for row in report["rows"]:
+        named = f"ranks {row['ranks']} {row['line']}" if row["ranks"] else ""
+        rows.append((*(row[key] for key in keys), row["exit_code"], named))
+    yield _table((*keys, "exit code", "named"), rows)
 
 
 def _search(report: Mapping[str, Any]) -> Iterator[str]:

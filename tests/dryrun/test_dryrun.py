@@ -45,8 +45,11 @@ def test_a_healthy_plan_passes_and_only_the_outer_groups_are_traced(tmp_path: Pa
     assert verdict is not None
     assert verdict.world_size == 1024
     assert "8 of 1,024 ranks were traced" in verdict.summary
-    assert sorted(records(tmp_path)) == [0, 1, 2, 3, 1020, 1021, 1022, 1023]
-    assert set(verdict.domains) == {"tp 0-3", "tp 1020-1023"}
+    assert sorted(records(tmp_path)) == [0, 1, 2, 3, 1020]  # of an inner group that agrees, once
+    assert {name: list(groups) for name, groups in verdict.domains.items()} == {
+        "tp 0-3": [(0, 1, 2, 3)],
+        "tp 1020-1023": [(1020, 1021, 1022, 1023)],
+    }
 
 
 CAUSES = {
@@ -62,7 +65,8 @@ def test_a_fault_on_one_rank_is_named(fault: str, tmp_path: Path) -> None:
     assert verdict is not None
     assert verdict.lead is not None
     assert list(verdict.lead.ranks) == [5]
-    assert replay(RunDir(tmp_path / "run")).exit_code == 1
+    again = replay(RunDir(tmp_path / "run"))
+    assert (again.exit_code, again.lead and again.lead.ranks) == (1, (5,))
     red = [one for one in verdict.divergences if one.is_red]
     assert {one.domain for one in red} == {"tp 4-7"}
     if CAUSES[fault] is not None:
@@ -78,6 +82,14 @@ def test_a_rank_that_raises_is_named_with_its_line(tmp_path: Path) -> None:
     assert check.ranks == (2,)
     assert check.line is not None
     assert check.line.line == line_of("raise")
+
+
+def test_a_sample_of_whole_groups_compares_them(tmp_path: Path) -> None:
+    ended, verdict = dryrun(tmp_path, "--mesh", "dp=64,tp=2", "--ranks", "6", "--set", "fault=layer", "--set", "odd=1")
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert verdict is not None
+    assert [len(ranks) for groups in verdict.domains.values() for ranks in groups][:1] == [1]
+    assert len(verdict.domains) == 3
 
 
 def test_a_sample_that_agrees_is_incomplete_and_says_its_seed(tmp_path: Path) -> None:

@@ -151,6 +151,18 @@ def test_a_group_gets_the_name_it_was_asked_for_and_torch_keeps_choosing_the_oth
     assert dist.new_group([0, 1]).group_name != "mine"
 
 
+def test_groups_are_noted_in_order_but_for_those_that_their_members_make_alone(group: dist.ProcessGroup) -> None:
+    with c10d.groups_made() as made:
+        dist.new_group([1])
+        dist.new_group([0], group_desc="mine")
+        dist.new_group([0], use_local_synchronization=True)
+    dist.new_group([0])
+    assert [(one.name, one.ranks) for one in made] == [("", (1,)), ("mine", (0,))]
+    assert [one.line is not None and one.line.function for one in made] == [
+        "test_groups_are_noted_in_order_but_for_those_that_their_members_make_alone"
+    ] * 2
+
+
 def test_replica_groups_do_not_outlive_their_group() -> None:
     names = []
     for _ in range(2):

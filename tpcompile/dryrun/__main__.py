@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import torch
@@ -15,9 +17,11 @@ import typer
 from tpcompile import logs
 from tpcompile.cli import ending, outputs
 from tpcompile.cli.outputs import Html, Json, Junit, Quiet
-from tpcompile.dryrun.forks import trace_ranks
+from tpcompile.dryrun.alike import trace_ranks
+from tpcompile.dryrun.forks import Forks
 from tpcompile.dryrun.judge import Judge
 from tpcompile.dryrun.plan import Plan, axes_of, ranks_of
+from tpcompile.errors import ExitCode
 from tpcompile.evidence.judgement.verdict import DRYRUN
 from tpcompile.evidence.rundir import RunDir, new_name
 from tpcompile.report import console, show
@@ -37,7 +41,9 @@ def dryrun(
     ] = None,
     ranks: Annotated[
         int | None,
-        typer.Option("--ranks", metavar="N", help="Trace N ranks only; without a difference exit with 6."),
+        typer.Option(
+            "--ranks", metavar="N", help="Trace N ranks only, whole groups; without a difference exit with 6."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="What these ranks are drawn with.")] = 0,
     lower: Annotated[
@@ -60,20 +66,27 @@ def dryrun(
     Example: tpcompile dryrun my_model:build --mesh dp=64,tp=16
 
     Each rank is a process on fake ranks with its tensors on meta. Exits as the gate does: with 1 for a difference, with
-    5 where nothing was compiled, and with 6 where no difference was found among some of the ranks.
+    5 where nothing was compiled, and with 6 where no difference was found among some of the ranks. Ctrl-C judges the
+    ranks that were traced.
     """
     logs.setup(rank=0)
     axes = axes_of(world_size, mesh)
-    total = Plan(target=target, axes=axes, ranks=()).world_size
-    traced = ranks_of(total, count=ranks, seed=seed)
+    traced = ranks_of(axes, count=ranks, seed=seed)
     plan = Plan(
         target=target, settings=tuple(settings or ()), axes=axes, ranks=traced, seed=seed, lowers_all=lower
     )  # fmt: skip
     import_target(target, plan.settings)
     directory = RunDir.create_new(run_dir or Path(new_name("dryrun")))
     judge = Judge(plan, directory, limit_s=limit_s, num_breaks=num_breaks)
-    for ended in trace_ranks(plan, directory, jobs=jobs or len(os.sched_getaffinity(0)), limit_s=limit_s):
-        judge.take(ended)
+    forks = Forks(plan=plan, run_dir=directory, jobs=jobs or len(os.sched_getaffinity(0)), limit_s=limit_s)
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        for ended in trace_ranks(forks):
+            judge.take(ended)
+    except KeyboardInterrupt as stopped:  # what was traced until now is judged
+        judge.stopped_with = ExitCode(*stopped.args or (ExitCode.INTERRUPTED,))
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     verdict = judge.verdict()
     directory.write_run(_facts() | judge.judged_by())
     directory.write_verdict(verdict)
@@ -84,7 +97,12 @@ def dryrun(
         from tpcompile.report.page.of_run import evidence_of_run
 
         outputs.write_page(evidence_of_run(directory, verdict), html)
-    raise typer.Exit(verdict.exit_code)
+    raise typer.Exit(judge.stopped_with or verdict.exit_code)
+
+
+def _stop(number: int, _frame: FrameType | None) -> None:
+    """SIGTERM ends the ranks as Ctrl-C does."""
+    raise KeyboardInterrupt(ExitCode.TERMINATED)
 
 
 def _facts() -> dict[str, object]:

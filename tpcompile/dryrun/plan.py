@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from tpcompile.errors import ConfigError
+
+_NUM_DRAWN = 8
+"""Ranks that are drawn and traced although they start as others do: an eighth of all, and no more than these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +24,8 @@ class Plan:
     """Name and size of each axis of the mesh, outermost first."""
     ranks: tuple[int, ...]
     """Global ranks, ascending."""
-    seed: int | None = None
-    """What the ranks were drawn with; None where all are traced."""
+    seed: int = 0
+    """What ranks are drawn with."""
     lowers_all: bool = False
     """AOTAutograd runs on every rank, not only on those of the first group."""
 
@@ -29,13 +34,24 @@ class Plan:
         """Ranks of the job."""
         return math.prod(size for _, size in self.axes)
 
+    @property
+    def axis(self) -> str:
+        """The axis whose groups must agree, where the target names none: `tp`, or the innermost."""
+        names = [name for name, _ in self.axes]
+        return "tp" if "tp" in names else names[-1]
+
+    @property
+    def group_size(self) -> int:
+        """Ranks of a group of the innermost axis."""
+        return self.axes[-1][1]
+
     def lowers(self, rank: int) -> bool:
         """True for the ranks of the first group of the innermost axis.
 
         What AOTAutograd makes of a Dynamo graph follows from the graph and the coordinate: ranks of the other groups
         whose graphs are equal would get what the rank with their coordinate got.
         """
-        return self.lowers_all or rank < self.axes[-1][1]
+        return self.lowers_all or rank < self.group_size
 
     def when_alike(self) -> tuple[int, ...]:
         """The ranks that are traced where no rank can differ by what it reads: the first and the last group.
@@ -44,13 +60,39 @@ class Plan:
         """
         if self.is_sample:
             return self.ranks
-        size = self.axes[-1][1]
+        size = self.group_size
         return tuple(rank for rank in self.ranks if rank < size or rank >= self.world_size - size)
+
+    def is_certain(self, rank: int) -> bool:
+        """True for the ranks that are traced in any case: the first and the last group, and some that are drawn."""
+        is_outer = rank < self.group_size or rank >= self.world_size - self.group_size
+        return is_outer or rank in self._drawn
+
+    @cached_property
+    def _drawn(self) -> frozenset[int]:
+        count = min(_NUM_DRAWN, len(self.ranks) // 8)
+        return frozenset(random.Random(self.seed).sample(self.ranks, count))
 
     @property
     def is_sample(self) -> bool:
         """True where some ranks of the job are not traced."""
         return len(self.ranks) < self.world_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is asked of a rank."""
+
+    is_first: bool = False
+    """The rank whose build and calls are watched for reads of the rank; it costs three times as much."""
+    starts: Mapping[str, int] | None = None
+    """Start of the calls -> the rank that was traced from it; None where the start does not matter."""
+    is_traced: bool = False
+    """It is traced even where its start is known."""
+    users_modules: tuple[str, ...] = ()
+    """Names of the modules that it has to import itself."""
+    groups: frozenset[str] = frozenset()
+    """Hashes of the process groups that ranks before it have made."""
 
 
 def axes_of(world_size: int | None, mesh: str | None) -> tuple[tuple[str, int], ...]:
@@ -77,14 +119,26 @@ def _axis(text: str) -> tuple[str, int]:
     return name, int(size)
 
 
-def ranks_of(world_size: int, *, count: int | None, seed: int) -> tuple[int, ...]:
-    """All ranks, or `count` of them: the first, the last, and others drawn with the seed.
+def ranks_of(axes: Sequence[tuple[str, int]], *, count: int | None, seed: int) -> tuple[int, ...]:
+    """All ranks, or `count` of them: whole groups of the innermost axis, the first, the last, and others drawn with the
+    seed. Ranks are compared with those of their group: one that is drawn alone would be compared with nothing.
 
-    Raises ConfigError for a count of fewer than 2, which compares nothing.
+    A group that would have too many gives its first ranks and its last, where these are two or more. Raises ConfigError
+    for a count of fewer than 2, which compares nothing.
     """
+    world_size = math.prod(size for _, size in axes)
     if count is None or count >= world_size:
         return tuple(range(world_size))
     if count < 2:
         raise ConfigError(f"--ranks {count}: nothing is compared among fewer than 2 ranks")
-    drawn = random.Random(seed).sample(range(1, world_size - 1), count - 2)
-    return tuple(sorted([0, world_size - 1, *drawn]))
+    size = max(axes[-1][1], 2)
+    groups = [range(at, min(at + size, world_size)) for at in range(0, world_size, size)]
+    inner = random.Random(seed).sample(groups[1:-1], max(len(groups) - 2, 0))
+    ranks: list[int] = []
+    for group in (groups[0], groups[-1], *inner):
+        num_left = count - len(ranks)
+        if num_left >= len(group):
+            ranks += group
+        elif num_left > 1:
+            ranks += (*group[: num_left - 1], group[-1])
+    return tuple(sorted(ranks))

@@ -2,91 +2,161 @@
 
 from __future__ import annotations
 
+import pickle
+import random
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tpcompile.dryrun.machine import META, traced_only, without_gpu
-from tpcompile.dryrun.plan import Plan
+from tpcompile.dryrun.plan import Asked, Plan
+from tpcompile.dryrun.reach import CannotTellError, state_of
+from tpcompile.dryrun.reads import watched_reads
 from tpcompile.errors import TargetRaised
-from tpcompile.evidence.records import Check, RankRecord
+from tpcompile.evidence.records import Check, RankRecord, UserLine
 from tpcompile.evidence.text.lines import installed_in, is_library_file
 from tpcompile.gate.failure import failure_check
 from tpcompile.ranks.domain import Domain, domain_of
 from tpcompile.recording import CaptureSession
+from tpcompile.recording.session import places
 from tpcompile.target import Inputs, Target, build, call_target, raised_by
+from tpcompile.torch_api.c10d import GroupMade, group_of_name, groups_made
+from tpcompile.torch_api.compiler import group_roles
 from tpcompile.typecheck.check import fake_ranks
 
 BUILD, FIRST, AGAIN, RESIZED = "build", "first call", "second call", "resized"
 """Phases of a rank."""
 
 
-class Traced(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Traced:
     """What a rank left."""
 
-    record: RankRecord
+    domain: Domain
+    record: RankRecord | None = None
+    """None where it is that of the rank `same_as`."""
+    start: str = ""
+    """Hash of what its calls started from; empty where that was not asked for, or is not visible."""
+    same_as: int | None = None
+    """The rank that was traced from the same start."""
+    is_watched: bool = False
+    reads_in_build: Mapping[UserLine, None] = field(default_factory=dict)
+    reads_in_calls: Mapping[UserLine, None] = field(default_factory=dict)
+    """Lines outside of torch that read the rank, where that was watched."""
+    draws: bool = False
+    """Its calls drew random numbers, with seeds that ranks may have of their own."""
+    groups: tuple[GroupMade, ...] = ()
+    places: Mapping[str, int] = field(default_factory=dict)
     allow: Sequence[tuple[str, str, str]] = ()
     """Differences that its target declares."""
     failed: Check | None = None
     """The exception that ended it."""
 
 
-def traced(plan: Plan, rank: int, *, lowers: bool) -> Traced:
-    """Build the target as this rank, and compile it in every phase of the gate; `lowers` up to AOTAutograd.
+def traced(plan: Plan, rank: int, asked: Asked) -> Traced:
+    """Build the target as this rank, and compile it in every phase of the gate, up to AOTAutograd where the plan says
+    so. It is built alone where its calls would start as those of a rank that was traced.
 
     Raises ConfigError for a target that cannot be built: each rank would say so.
     """
+    for name in asked.users_modules:
+        # What they read of the rank is read when they are imported. Installed packages stay: they were imported before
+        # the ranks were forked.
+        sys.modules.pop(name, None)
+    kept = frozenset(sys.modules)
     names, sizes = zip(*plan.axes, strict=True)
     session = CaptureSession()
-    with fake_ranks(plan.world_size, rank=rank), traced_only("aot_eager" if lowers else "eager"), session:
+    backend = "aot_eager" if plan.lowers(rank) else "eager"
+    with fake_ranks(plan.world_size, rank=rank), traced_only(backend), session, groups_made() as groups:
         mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
-        run = _Run(plan, session, Domain("world", list(range(plan.world_size)), None, rank))
+        run = _Run(plan, asked, session, mesh, kept)
         failed = None
         try:
-            run.all_phases(rank, mesh)
+            run.all_phases(rank)
         except TargetRaised as raised:
             error = raised.__cause__ or raised
             failed = failure_check(error, session, rank=rank, mode="", phase=run.phase)
-        domain = run.domain
-        record = session.record(
-            rank=rank,
-            world_size=plan.world_size,
-            domain=domain.name,
-            coordinate=domain.coordinate,
-            tp_size=domain.tp_size,
-            tp_aware=() if run.target is None else run.target.tp_aware,
-        )
-    return Traced(record, () if run.target is None else tuple(run.target.allow), failed)
+        record = run.record(rank) if run.same_as is None else None
+    return Traced(
+        domain=run.domain,
+        record=record,
+        start=run.start,
+        same_as=run.same_as,
+        is_watched=run.is_watched,
+        reads_in_build=run.reads_in_build,
+        reads_in_calls=run.reads_in_calls,
+        draws=run.draws,
+        groups=tuple(groups),
+        places=places(),
+        allow=() if run.target is None else tuple(run.target.allow),
+        failed=failed,
+    )
 
 
 class _Run:
     """The phases of one rank."""
 
-    def __init__(self, plan: Plan, session: CaptureSession, domain: Domain) -> None:
-        self.plan, self.session, self.domain = plan, session, domain
+    def __init__(
+        self, plan: Plan, asked: Asked, session: CaptureSession, mesh: DeviceMesh, kept: Collection[str]
+    ) -> None:
+        self.plan, self.asked, self.session, self.mesh = plan, asked, session, mesh
+        self.kept = kept
+        """Modules that were imported before."""
+        self.domain = domain_of(mesh, plan.axis)  # of a rank whose build raises: where the target says no different
         self.target: Target | None = None
         self.phase = BUILD
+        self.roles: Mapping[str, str] = {}
+        """Roles of the process groups, by name."""
+        self.start = ""
+        self.same_as: int | None = None
+        self.is_watched = asked.is_first
+        self.reads_in_build: Mapping[UserLine, None] = {}
+        self.reads_in_calls: Mapping[UserLine, None] = {}
+        self.draws = False
 
-    def all_phases(self, rank: int, mesh: torch.distributed.device_mesh.DeviceMesh) -> None:
+    def all_phases(self, rank: int) -> None:
         """Build and call the target. Raises TargetRaised where the user's code or torch does."""
-        with without_gpu(), self._in(BUILD):
-            self.target = target = build(self.plan.target, self.plan.settings, rank=rank, device=META, mesh=mesh)
-        own_mesh = target.mesh or mesh
-        axis = target.axis if target.mesh or target.axis in dict(self.plan.axes) else self.plan.axes[-1][0]
-        self.domain = domain_of(own_mesh, axis)
-        self.session.know_groups(self.domain.roles or {})
+        with _watched(self.is_watched) as self.reads_in_build, without_gpu(), self._in(BUILD):
+            self.target = target = build(
+                self.plan.target, self.plan.settings, rank=rank, device=META, mesh=self.mesh
+            )  # fmt: skip
+        axis = target.axis if target.mesh or target.axis in dict(self.plan.axes) else self.plan.axis
+        self.domain = domain_of(target.mesh or self.mesh, axis)
+        self.roles = {**_roles_by_step(), **(self.domain.roles or {})}
+        if self.asked.starts is not None:
+            self._look_up(self.asked.starts, target, rank)
+        if self.same_as is None:
+            self._calls(target)
+
+    def _look_up(self, starts: Mapping[str, int], target: Target, rank: int) -> None:
+        """Find a rank that was traced from the same start, at the same place along the innermost axis."""
+        with suppress(CannotTellError):
+            place = rank % self.plan.group_size, self.domain.coordinate, len(self.domain.members)
+            self.start = f"{place} {state_of(target, self.roles, users_modules(without=self.kept))}"
+        known = starts.get(self.start) if self.start else None
+        self.same_as = None if self.asked.is_traced else known
+        self.is_watched = bool(self.start) and known is None
+
+    def _calls(self, target: Target) -> None:
+        self.session.know_groups(self.roles)
         self.session.read_environment()
         program = target.program if target.is_compiled else torch.compile(target.program)
         phases: list[tuple[str, Inputs | None]] = [
             (FIRST, target.inputs), (AGAIN, target.inputs), (RESIZED, target.resized)
         ]  # fmt: skip
-        for phase, inputs in phases:
-            if inputs is not None:
-                self._call(phase, target, program, inputs)
+        before = _random_states()
+        with _watched(self.is_watched) as self.reads_in_calls:
+            for phase, inputs in phases:
+                if inputs is not None:
+                    self._call(phase, target, program, inputs)
+        self.draws = before != _random_states()
 
     def _call(self, phase: str, target: Target, program: object, inputs: Inputs) -> None:
         with self._in(phase), raised_by(self.plan.target):
@@ -99,18 +169,50 @@ class _Run:
         with self.session.phase(phase):
             yield
 
+    def record(self, rank: int) -> RankRecord:
+        """The record of what was compiled so far."""
+        return self.session.record(
+            rank=rank,
+            world_size=self.plan.world_size,
+            domain=self.domain.name,
+            coordinate=self.domain.coordinate,
+            tp_size=self.domain.tp_size,
+            tp_aware=() if self.target is None else self.target.tp_aware,
+        )
 
-def forget_users_modules() -> None:
-    """Let this rank import the user's own modules itself: what they read of the rank is read when they are imported.
 
-    Installed packages stay: they were imported before the ranks were forked.
-    """
-    kept = installed_modules()
+def _watched(is_watched: bool) -> AbstractContextManager[Mapping[UserLine, None]]:
+    return watched_reads() if is_watched else nullcontext({})
+
+
+def _roles_by_step() -> dict[str, str]:
+    """Roles of groups without a description: neighbours in rank, and ranks of different nodes, may be as many."""
+    roles = {}
+    for name, role in group_roles().items():
+        ranks = dist.get_process_group_ranks(group_of_name(name))
+        steps = sorted({after - before for before, after in pairwise(ranks)})
+        roles[name] = f"{role} step {','.join(map(str, steps))}" if role[0].isdigit() else role
+    return roles
+
+
+def _random_states() -> tuple[Any, ...]:
+    """States of the generators that a program draws from on a CPU; one on meta has no values to draw."""
+    numpy = sys.modules.get("numpy")
+    of_numpy = b"" if numpy is None else pickle.dumps(numpy.random.get_state())
+    return random.getstate(), of_numpy, torch.get_rng_state().numpy().tobytes()
+
+
+def users_modules(*, without: Collection[str] = ()) -> list[str]:
+    """Names of the imported modules that are the user's own, without some names, in the order of their import."""
+    found = []
     for name, module in list(sys.modules.items()):
+        if name in without:  # before the module is looked at: that copies a page from the parent
+            continue
         file = getattr(module, "__file__", None)
         is_ours = name == "__main__" or name.startswith("tpcompile")
-        if file is not None and name not in kept and not is_ours and not is_library_file(file):
-            del sys.modules[name]
+        if file is not None and not is_ours and not installed_in(file) and not is_library_file(file):
+            found.append(name)
+    return found
 
 
 def installed_modules() -> dict[str, None]:

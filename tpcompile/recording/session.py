@@ -247,7 +247,7 @@ class CaptureSession:
             counters=self.counters(compiles),
             regions=self.region_counts(),
             skipped=tuple(compat.failed_frames()),
-            places=_places(),
+            places=places(),
             refused_ops=judged.refused,
             fast_paths=tuple(sorted([*judged.statuses, *selection.statuses()])),
             facts=facts or {},
@@ -358,7 +358,7 @@ def _recompiles(compiles: Iterable[CompileRecord]) -> Counter[str]:
     return found
 
 
-def _places() -> dict[str, int]:
+def places() -> dict[str, int]:
     """Local rank and device index of this process, as far as they are set."""
     places: dict[str, int] = {}
     local_rank = os.environ.get("LOCAL_RANK", "")

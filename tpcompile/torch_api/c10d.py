@@ -11,18 +11,28 @@
     dist.GroupMember.NON_GROUP_MEMBER             what new_group gives the ranks that are not in the group
     distributed_c10d._get_default_store           the store of a job that has no MASTER_ADDR
     distributed_c10d._process_group_name          name of a new group: hashed from how many groups the rank has seen
+    distributed_c10d._new_group_with_tag          every group is made by it, those of a mesh as well
 
 `tests/torch_api/test_c10d.py` fails when torch moves one of them.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
+
+from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.text.lines import is_library_file, line_of_frame
 
 ops = torch.ops._c10d_functional
 is_compiling = torch.compiler.is_compiling
@@ -81,6 +91,40 @@ def new_named_group(ranks: list[int], name: str, description: str) -> Any:
         return dist.new_group(ranks, use_local_synchronization=True, group_desc=description)
     finally:
         c10d._process_group_name = chosen
+
+
+class GroupMade(NamedTuple):
+    """A process group that all ranks of the job make together, its members and the others."""
+
+    name: str
+    """Its description, where it has one."""
+    ranks: tuple[int, ...]
+    """Global ranks."""
+    line: UserLine | None
+    """The user's line."""
+
+
+@contextmanager
+def groups_made() -> Iterator[list[GroupMade]]:
+    """Yield the groups that are made within, in order, but for those that their members make alone."""
+    made: list[GroupMade] = []
+    real = c10d._new_group_with_tag
+
+    @functools.wraps(real)
+    def make(ranks: Any = None, *arguments: Any, **options: Any) -> Any:
+        if not options.get("use_local_synchronization"):
+            all_ranks = range(dist.get_world_size()) if ranks is None else ranks
+            made.append(GroupMade(options.get("group_desc") or "", tuple(all_ranks), _users_line(sys._getframe(1))))
+        return real(ranks, *arguments, **options)
+
+    with mock.patch.object(c10d, "_new_group_with_tag", make):
+        yield made
+
+
+def _users_line(frame: FrameType | None) -> UserLine | None:
+    while frame is not None and is_library_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return line_of_frame(frame) if frame is not None else None
 
 
 def known_groups() -> list[tuple[Any, str]]:

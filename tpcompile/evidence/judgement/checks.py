@@ -17,7 +17,7 @@ from tpcompile.evidence.text.ranks import named_ranks
 
 LIVE_ONLY = frozenset({
     CheckId.TIMED_OUT, CheckId.ALIVE, CheckId.AGREED, CheckId.NO_ERROR, CheckId.MACHINE, CheckId.ARRIVED,
-    CheckId.TOGETHER, CheckId.MOVING, CheckId.SAME_BRANCHES, CheckId.EQUAL_VALUES,
+    CheckId.TOGETHER, CheckId.MOVING, CheckId.SAME_BRANCHES, CheckId.EQUAL_VALUES, CheckId.GROUPS,
 })  # fmt: skip
 """Checks that only the live run can do; a replay keeps their outcome."""
 CAUSES = LIVE_ONLY - {CheckId.TOGETHER} | {CheckId.REPORTED, CheckId.UNBROKEN, CheckId.COMPILED}

@@ -64,6 +64,8 @@ class CheckId(StrEnum):
     """Kernels are compared with a baseline."""
     LOGS_COMPLETE = "logs complete"
     """`diagnose`: every rank left a log, and it can be read to its end."""
+    GROUPS = "groups"
+    """All ranks make the same process groups, in the same order."""
     LAYER = "layer"
     """A layer is equal on all ranks."""
 
@@ -112,6 +114,7 @@ _NAMES = {
     CheckId.TP_AWARE: "custom ops, kernels, passes and backends",
     CheckId.FUSION: "kernels against the baseline",
     CheckId.LOGS_COMPLETE: "complete logs",
+    CheckId.GROUPS: "process groups made in the same order",
 }
 
 
