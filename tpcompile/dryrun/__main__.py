@@ -15,6 +15,7 @@ import typer
 from tpcompile import logs
 from tpcompile.cli import ending, outputs
 from tpcompile.cli.outputs import Html, Json, Junit, Quiet
+from tpcompile.dryrun import arch as gpu
 from tpcompile.dryrun.forks import trace_ranks
 from tpcompile.dryrun.judge import Judge
 from tpcompile.dryrun.plan import Plan, axes_of, ranks_of
@@ -43,6 +44,9 @@ def dryrun(
     lower: Annotated[
         bool, typer.Option("--lower-all", help="AOTAutograd on all ranks, not on the first group.")
     ] = False,
+    arch: Annotated[
+        str, typer.Option("--arch", help="sm_90 or sm_80: generate code for such a GPU, and compare its kernels.")
+    ] = "",
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For `build`.")] = None,
     num_breaks: Annotated[int, typer.Option("--num-breaks", min=0, help="Graph breaks that are meant.")] = 0,
     jobs: Annotated[int | None, typer.Option(min=1, help="Ranks at a time; default: one for each core.")] = None,
@@ -66,8 +70,10 @@ def dryrun(
     axes = axes_of(world_size, mesh)
     total = Plan(target=target, axes=axes, ranks=()).world_size
     traced = ranks_of(total, count=ranks, seed=seed)
+    if arch != gpu.seen:
+        gpu.become(arch)
     plan = Plan(
-        target=target, settings=tuple(settings or ()), axes=axes, ranks=traced, seed=seed, lowers_all=lower
+        target=target, settings=tuple(settings or ()), axes=axes, ranks=traced, seed=seed, lowers_all=lower, arch=arch
     )  # fmt: skip
     import_target(target, plan.settings)
     directory = RunDir.create_new(run_dir or Path(new_name("dryrun")))
@@ -75,7 +81,7 @@ def dryrun(
     for ended in trace_ranks(plan, directory, jobs=jobs or len(os.sched_getaffinity(0)), limit_s=limit_s):
         judge.take(ended)
     verdict = judge.verdict()
-    directory.write_run(_facts() | judge.judged_by())
+    directory.write_run(_facts(arch) | judge.judged_by())
     directory.write_verdict(verdict)
     amount = show.amount(quiet=quiet, json=outputs.is_stdout(json))
     publish(verdict, directory, console.stdout(), os.environ, command="dryrun", amount=amount)
@@ -87,13 +93,13 @@ def dryrun(
     raise typer.Exit(verdict.exit_code)
 
 
-def _facts() -> dict[str, object]:
+def _facts(arch: str) -> dict[str, object]:
     return {
         "kind": DRYRUN,
         "command": " ".join(sys.argv),
         "started": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
         "host": platform.node(),
-        "device": "meta",
+        "device": arch or "meta",
         "python": platform.python_version(),
         "torch": torch.__version__,
     }

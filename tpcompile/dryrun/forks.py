@@ -24,7 +24,7 @@ import torch
 from tpcompile.dryrun.plan import Plan
 from tpcompile.dryrun.reads import traced_reads, watched_reads
 from tpcompile.dryrun.trace import forget_users_modules, installed_modules, traced
-from tpcompile.dryrun.warm import warm_up
+from tpcompile.dryrun.warm import generate_once, warm_up
 from tpcompile.errors import TpCompileError
 from tpcompile.evidence.digests.digest import digest_rank
 from tpcompile.evidence.records import Check, Frozen, Layer, RankDigest, UserLine
@@ -69,7 +69,10 @@ def trace_ranks(plan: Plan, run_dir: RunDir, *, jobs: int, limit_s: float) -> It
     A rank's record is in the run directory when it is yielded. What it printed is in logs/rank_N.txt.
     """
     torch.set_num_threads(1)
-    warm_up(plan.world_size + 1)
+    if plan.arch:
+        generate_once()
+    else:
+        warm_up(plan.world_size + 1)
     (first,) = _traced(plan, plan.ranks[:1], run_dir, jobs=1, limit_s=limit_s)
     yield first
     left = first.left

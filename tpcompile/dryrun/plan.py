@@ -23,6 +23,8 @@ class Plan:
     """What the ranks were drawn with; None where all are traced."""
     lowers_all: bool = False
     """AOTAutograd runs on every rank, not only on those of the first group."""
+    arch: str = ""
+    """The GPU that code is generated for, `sm_90`; none where tensors are on meta."""
 
     @property
     def world_size(self) -> int:

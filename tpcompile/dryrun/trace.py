@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -10,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from tpcompile.dryrun.machine import META, traced_only, without_gpu
+from tpcompile.dryrun.machine import Machine
 from tpcompile.dryrun.plan import Plan
-from tpcompile.errors import TargetRaised
+from tpcompile.errors import ConfigError, TargetRaised
 from tpcompile.evidence.records import Check, RankRecord
 from tpcompile.evidence.text.lines import installed_in, is_library_file
 from tpcompile.gate.failure import failure_check
@@ -23,6 +24,12 @@ from tpcompile.typecheck.check import fake_ranks
 
 BUILD, FIRST, AGAIN, RESIZED = "build", "first call", "second call", "resized"
 """Phases of a rank."""
+
+
+_NEEDS_GPU = "{} needs a GPU, and its tensors are on meta ({}); --arch sm_90 shows it one that is not there"
+
+_MAX_SAID = 120
+"""Characters of an exception."""
 
 
 class Traced(NamedTuple):
@@ -42,14 +49,17 @@ def traced(plan: Plan, rank: int, *, lowers: bool) -> Traced:
     """
     names, sizes = zip(*plan.axes, strict=True)
     session = CaptureSession()
-    with fake_ranks(plan.world_size, rank=rank), traced_only("aot_eager" if lowers else "eager"), session:
-        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
-        run = _Run(plan, session, Domain("world", list(range(plan.world_size)), None, rank))
+    machine = Machine(plan.arch)
+    with fake_ranks(plan.world_size, rank=rank), machine.compiling(lowers=lowers), session:
+        mesh = init_device_mesh(machine.mesh_type, sizes, mesh_dim_names=names)
+        run = _Run(machine, plan, session, Domain("world", list(range(plan.world_size)), None, rank))
         failed = None
         try:
             run.all_phases(rank, mesh)
         except TargetRaised as raised:
             error = raised.__cause__ or raised
+            if rank == plan.ranks[0] and not plan.arch and _is_of_gpu(error):
+                raise ConfigError(_NEEDS_GPU.format(plan.target, _shortened(error))) from error
             failed = failure_check(error, session, rank=rank, mode="", phase=run.phase)
         domain = run.domain
         record = session.record(
@@ -63,18 +73,30 @@ def traced(plan: Plan, rank: int, *, lowers: bool) -> Traced:
     return Traced(record, () if run.target is None else tuple(run.target.allow), failed)
 
 
+def _is_of_gpu(error: BaseException) -> bool:
+    """True where the exception is that there is no GPU: it says so, or the line that raises it."""
+    raising = traceback.extract_tb(error.__traceback__)[-1:]
+    return any("cuda" in text.lower() for text in (str(error), *(frame.line or "" for frame in raising)))
+
+
+def _shortened(error: BaseException) -> str:
+    line = f"{type(error).__name__}: {error}".split("\n")[0]
+    return line[:_MAX_SAID]
+
+
 class _Run:
     """The phases of one rank."""
 
-    def __init__(self, plan: Plan, session: CaptureSession, domain: Domain) -> None:
-        self.plan, self.session, self.domain = plan, session, domain
+    def __init__(self, machine: Machine, plan: Plan, session: CaptureSession, domain: Domain) -> None:
+        self.machine, self.plan, self.session, self.domain = machine, plan, session, domain
         self.target: Target | None = None
         self.phase = BUILD
 
     def all_phases(self, rank: int, mesh: torch.distributed.device_mesh.DeviceMesh) -> None:
         """Build and call the target. Raises TargetRaised where the user's code or torch does."""
-        with without_gpu(), self._in(BUILD):
-            self.target = target = build(self.plan.target, self.plan.settings, rank=rank, device=META, mesh=mesh)
+        device = self.machine.device
+        with self.machine.building(), self._in(BUILD):
+            self.target = target = build(self.plan.target, self.plan.settings, rank=rank, device=device, mesh=mesh)
         own_mesh = target.mesh or mesh
         axis = target.axis if target.mesh or target.axis in dict(self.plan.axes) else self.plan.axes[-1][0]
         self.domain = domain_of(own_mesh, axis)
@@ -89,7 +111,7 @@ class _Run:
                 self._call(phase, target, program, inputs)
 
     def _call(self, phase: str, target: Target, program: object, inputs: Inputs) -> None:
-        with self._in(phase), raised_by(self.plan.target):
+        with self.machine.calling(), self._in(phase), raised_by(self.plan.target):
             self.session.count_call()
             call_target(target, program, inputs)
 

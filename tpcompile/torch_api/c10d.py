@@ -11,6 +11,7 @@
     dist.GroupMember.NON_GROUP_MEMBER             what new_group gives the ranks that are not in the group
     distributed_c10d._get_default_store           the store of a job that has no MASTER_ADDR
     distributed_c10d._process_group_name          name of a new group: hashed from how many groups the rank has seen
+    ProcessGroup.rank, Backend.rank               the rank, in C
 
 `tests/torch_api/test_c10d.py` fails when torch moves one of them.
 """
@@ -32,6 +33,8 @@ _mode = torch._C._get_dispatch_mode
 _EXPOSES_INTERMEDIATES = torch.__version__ < "2.13"
 _TRACING_MODES = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
 
+WITH_RANK = (dist.ProcessGroup, torch._C._distributed_c10d.Backend)
+"""Classes whose `rank` says the rank."""
 FUNCTIONAL = "functional"
 """Stands for the Work of a collective issued as a functional op; torch keeps the real one with the tensor."""
 REDUCE_OPS = {

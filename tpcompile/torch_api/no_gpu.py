@@ -51,17 +51,11 @@ PROPERTIES = {"sm_90": _OF_SM90, "sm_80": _OF_SM80}
 """Architecture -> what `torch.cuda.get_device_properties` reports of it."""
 
 
-def pretend(arch: str) -> None:
-    """Make torch see one GPU of that architecture, which computes nothing, for the rest of this process."""
-    import torch._subclasses.fake_tensor as fake_tensor
-    import torch.utils._triton as triton_utils
-    from torch._inductor.async_compile import AsyncCompile
-    from torch._inductor.fx_passes import joint_graph
-
+def of_torch_cuda(arch: str) -> dict[str, Any]:
+    """Names of `torch.cuda` -> what they are with one GPU of that architecture, which computes nothing."""
     gpu = SimpleNamespace(**PROPERTIES[arch])
     capability = (gpu.major, gpu.minor)
-    cuda: Any = torch.cuda
-    for name, value in {
+    return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "device_count": lambda: 1,
@@ -74,10 +68,24 @@ def pretend(arch: str) -> None:
         "synchronize": lambda device=None: None,
         "get_rng_state": lambda device="cuda": torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": lambda state, device="cuda": None,
-    }.items():
+    }
+
+
+def pretend(arch: str) -> None:
+    """Make torch see one GPU of that architecture, which computes nothing, for the rest of this process."""
+    import torch._subclasses.fake_tensor as fake_tensor
+    import torch.utils._triton as triton_utils
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.fx_passes import joint_graph
+
+    gpu = SimpleNamespace(**PROPERTIES[arch])
+    capability = (gpu.major, gpu.minor)
+    cuda: Any = torch.cuda
+    for name, value in of_torch_cuda(arch).items():
         setattr(cuda, name, value)
     torch.version.cuda = torch.version.cuda or "13.0"
     torch.distributed.is_nccl_available = lambda: True
+    cuda.nccl.version = lambda: (0, 0, 0)
     internal: Any = torch._C
     internal._cuda_getCurrentRawStream = lambda index=0: 0
     triton_utils.triton_hash_with_backend = lambda: "no GPU"
@@ -167,4 +175,4 @@ def empty_tensors() -> Any:
     """Context in which tensors hold nothing."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    return FakeTensorMode()
+    return FakeTensorMode(allow_non_fake_inputs=True)
