@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import tpcompile
@@ -50,9 +49,9 @@ def _of_own_groups(ctx: TargetContext) -> int:
 
 
 def _of_a_shard(ctx: TargetContext) -> int:
-    """A rank in the middle has fewer rows: 13 of 4 and 4 and 4 and 1."""
-    rows = DeviceMesh("cpu", ctx.mesh.mesh.flatten()) if ctx.settings.get("own") else ctx.mesh["dp"]
-    return distribute_tensor(torch.zeros(4 * rows.size() - 6, 8), rows, [Shard(0)]).to_local().shape[0]
+    """The last has fewer rows: 3 and 3 and 1, or 3 and 3 and 3 and 2."""
+    rows = ctx.mesh["dp"]
+    return distribute_tensor(torch.zeros(4 * rows.size() - 5, 8), rows, [Shard(0)]).to_local().shape[0]
 
 
 def _offset(ctx: TargetContext) -> int:
@@ -80,7 +79,7 @@ def _of_a_process(ctx: TargetContext) -> str:
 
 
 def _of_its_log(ctx: TargetContext) -> str:
-    return str(Path(f"/proc/self/fdinfo/1").read_text() and os.readlink("/proc/self/fd/1"))
+    return str(Path("/proc/self/fdinfo/1").read_text() and os.readlink("/proc/self/fd/1"))
 
 
 def _backend(ctx: TargetContext) -> int:
@@ -105,7 +104,7 @@ WAYS: dict[str, Rank] = {
     "variable, getenvb": lambda ctx: os.getenvb(b"RANK").decode(),
     "variables, copied": lambda ctx: dict(os.environ)["RANK"],
     "variables, unpacked": lambda ctx: {**os.environ}["RANK"],
-    "variables, items": lambda ctx: [value for name, value in os.environ.items() if name == "RANK"][0],
+    "variables, items": lambda ctx: next(value for name, value in os.environ.items() if name == "RANK"),
     "variables, below": lambda ctx: os.environ._data[b"RANK"].decode(),
     "variables, posix": lambda ctx: dict(posix.environ)[b"RANK"].decode(),
     "variable, C": _of_c,
@@ -113,7 +112,7 @@ WAYS: dict[str, Rank] = {
     "files": _of_its_log,
     "get_rank": lambda ctx: dist.get_rank(),
     "get_rank, by name": lambda ctx: getattr(dist, "get_" + "rank")(),
-    "get_rank, mapped": lambda ctx: list(map(dist.get_rank, [None]))[0],
+    "get_rank, mapped": lambda ctx: next(map(dist.get_rank, [None])),
     "get_group_rank": lambda ctx: dist.get_group_rank(dist.group.WORLD, ctx.world_size - 1) - dist.get_rank(),
     "thread": _in_a_thread,
     "profiler": _under_a_profiler,
@@ -122,7 +121,7 @@ WAYS: dict[str, Rank] = {
     "group, resolved": _resolved,
     "backend": _backend,
     "groups of its own": _of_own_groups,
-    "ranks of its groups": lambda ctx: [dist.get_process_group_ranks(ctx.mesh.get_group(axis)) for axis in ("dp", "tp")],
+    "ranks of its groups": lambda ctx: [dist.get_process_group_ranks(group) for group in ctx.mesh.get_all_groups()],
     "mesh": lambda ctx: ctx.mesh.get_rank(),
     "mesh, local": lambda ctx: 4 * ctx.mesh.get_local_rank("dp") + ctx.mesh.get_local_rank("tp"),
     "mesh, coordinate": lambda ctx: ctx.mesh.get_coordinate(),

@@ -10,7 +10,7 @@ import torch
 from torch._dynamo import device_interface
 
 from tests.dryrun.learns import WAYS
-from tests.dryrun.test_dryrun import dryrun, records
+from tests.dryrun.test_dryrun import dryrun
 from tests.dryrun.watched import NOTHING
 from tests.forked import ROOT, run_python
 from tpcompile.dryrun.reads import watched_reads
@@ -33,15 +33,15 @@ def test_what_is_alike_on_all_ranks_is_no_read(seen: dict[str, list[tuple[str, i
 
 
 @pytest.mark.parametrize("way", ["mesh, attribute", "shard"])
-def test_a_difference_on_a_rank_in_the_middle_is_named(way: str, tmp_path) -> None:  # noqa: ANN001
+def test_a_difference_on_a_rank_in_the_middle_is_named(way: str, tmp_path) -> None:
     ended, verdict = dryrun(
-        tmp_path, "--mesh", "dp=4,tp=2", "--set", f"way={way}", "--set", "odd=3", function="learns:build"
+        tmp_path, "--mesh", "dp=3,tp=4", "--set", f"way={way}", "--set", "odd=5", function="learns:build"
     )
     assert ended.returncode == 1, ended.stdout + ended.stderr
     assert verdict is not None
     assert verdict.lead is not None
-    assert list(verdict.lead.ranks) == [3]
-    assert sorted(records(tmp_path)) == list(range(8))
+    assert list(verdict.lead.ranks) == [5]
+    assert "were traced" not in verdict.summary  # all were
 
 
 def test_that_torch_asks_which_gpu_there_is_is_no_read_of_the_program() -> None:

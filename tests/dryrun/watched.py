@@ -1,4 +1,4 @@
-"""`python -m tests.dryrun.watched` -> for each way to learn the rank the lines that were seen, as JSON; a fork for each."""
+"""`python -m tests.dryrun.watched` -> the lines that were seen of each way to learn the rank, as JSON."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def _with_number(verdict: Verdict, plan: Plan, num_traced: int) -> Verdict:
         return verdict
     said = f"{num_traced:,} of {plan.world_size:,} ranks were traced"
     if not plan.is_sample:
-        summary = f"{verdict.summary}; {said}, since no line outside of torch reads the rank"
+        summary = f"{verdict.summary}; {said}: on the first, no line outside of torch was seen to learn the rank"
         return verdict.model_copy(update={"summary": summary})
     update: dict[str, object] = {"summary": f"{verdict.summary}; {said}, seed {plan.seed}"}
     if verdict.exit_code == ExitCode.PASS:

@@ -49,7 +49,7 @@ class Machine:
 
     @contextmanager
     def compiling(self, *, lowers: bool) -> Iterator[None]:
-        """Everything that is compiled within is traced, and lowered as far as this machine can where `lowers` is set."""
+        """What is compiled within is traced, and lowered as far as this machine can where `lowers` is set."""
         backend: Any = "eager"
         if lowers:
             backend = generating_backend() if self.arch else "aot_eager"

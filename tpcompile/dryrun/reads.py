@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache
 from types import CodeType, FrameType
 from typing import Any
 
@@ -35,14 +35,16 @@ _ALIKE_FILES = re.compile(
     r"(?:_composable|algorithms|fsdp|nn|_functional_collectives|tensor/(?:parallel|_api|_ops|_dispatch|placement_types))"
 )
 """Files whose functions take and give tensors and modules."""
-_ALIKE = frozenset(
-    "init_process_group destroy_process_group is_initialized is_available is_backend_available is_nccl_available "
-    "is_gloo_available get_world_size get_backend barrier monitored_barrier WORLD wrapper inner "
-    "all_reduce all_gather all_gather_into_tensor all_gather_single all_gather_object reduce_scatter broadcast "
-    "reduce_scatter_tensor reduce_scatter_single all_to_all all_to_all_single broadcast_object_list all_gather_coalesced "
-    "_coalescing_manager _time_estimator init_device_mesh __getitem__ __enter__ __exit__ __eq__ __hash__ size shape ndim "
-    "device_type mesh_dim_names get_group get_all_groups _flatten _unflatten manual_seed _warn_or_raise __init__".split()
-)
+_ALIKE = frozenset({
+    "WORLD", "destroy_process_group", "get_backend", "get_world_size", "init_process_group", "is_available",
+    "is_backend_available", "is_gloo_available", "is_initialized", "is_nccl_available",
+    "_coalescing_manager", "all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object",
+    "all_gather_single", "all_reduce", "all_to_all", "all_to_all_single", "barrier", "broadcast",
+    "broadcast_object_list", "monitored_barrier", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor",
+    "__enter__", "__eq__", "__exit__", "__getitem__", "__hash__", "__init__", "_flatten", "_unflatten", "device_type",
+    "get_all_groups", "get_group", "init_device_mesh", "manual_seed", "mesh_dim_names", "ndim", "shape", "size",
+    "inner", "wrapper",
+})  # fmt: skip
 """Functions of torch.distributed that answer alike on all ranks, or on all of a group."""
 _NOT_ALIKE = frozenset({"DeviceMesh.__init__"})
 """Ranks that are in no group of a mesh of the program's own are known by that."""
@@ -126,7 +128,7 @@ def _is_uneven(given: dict[str, Any]) -> bool:
     return isinstance(size, int) and isinstance(chunks, int) and size % chunks != 0
 
 
-@lru_cache(maxsize=None)
+@cache
 def _is_of_distributed(code: CodeType) -> bool:
     """True for a function of torch.distributed that is not known to answer alike on all ranks."""
     file = code.co_filename
@@ -168,7 +170,7 @@ def _users(frame: FrameType | None) -> FrameType | None:
 
 
 def _is_of_mesh(code: CodeType) -> bool:
-    """Dynamo asks a mesh for the coordinate as it traces DTensor; what a user's traced code asks, `traced_reads` has."""
+    """Dynamo asks a mesh for the coordinate as it traces DTensor; `traced_reads` has what the program asks there."""
     return code in tripwires.OF_MESH
 
 

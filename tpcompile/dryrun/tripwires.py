@@ -35,7 +35,10 @@ class Environment(dict[Any, Any]):
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The value of a variable, where there is one."""
-        return self[key] if key in self else default
+        try:
+            return self[key]
+        except KeyError:
+            return default
 
     def values(self) -> Any:
         """All values."""

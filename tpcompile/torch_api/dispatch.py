@@ -36,6 +36,7 @@ __all__ = [
     "TorchDispatchMode",
     "backward_number",
     "base_of",
+    "device_constructors",
     "forward_number",
     "has_gradient_hook",
     "local_part",
