@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
+from tpcompile.torch_api.data_parallel import on_empty_tensors
 from tpcompile.torch_api.dispatch import TorchDispatchMode, device_constructors, tree_flatten
 from tpcompile.torch_api.generated import generating_backend, without_caches
 from tpcompile.torch_api.no_gpu import empty_tensors
@@ -53,7 +54,7 @@ class Machine:
         backend: Any = "eager"
         if lowers:
             backend = generating_backend() if self.arch else "aot_eager"
-        with without_caches(), traced_only(backend):
+        with without_caches(), traced_only(backend), on_empty_tensors(self.device):
             yield
 
 
@@ -116,6 +117,8 @@ class MadeOn(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call with a device where there is none."""
         kwargs = kwargs or {}
+        if func in (torch.Tensor.pin_memory, torch.Tensor.record_stream):
+            return args[0]
         if func in _MAKERS and kwargs.get("device") is None and not _is_distributed(sys._getframe(1)):
             kwargs["device"] = self.device
         return func(*args, **kwargs)
@@ -136,8 +139,6 @@ class OnMeta(MadeOn):
             return func(*args, **(kwargs or {}))
         if func is torch.Tensor.cuda:
             return args[0].to(META)
-        if func in (torch.Tensor.pin_memory, torch.Tensor.record_stream):
-            return args[0]
         args = tuple(map(_on_meta, args))
         kwargs = {name: _on_meta(value) if name == "device" else value for name, value in (kwargs or {}).items()}
         return super().__torch_function__(func, types, args, _without_generator(kwargs))
