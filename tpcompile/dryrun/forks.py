@@ -152,7 +152,7 @@ def _leave(plan: Plan, rank: int, run_dir: RunDir) -> None:
     watch: AbstractContextManager[dict[UserLine, None]] = watched_reads() if is_first else nullcontext({})
     try:
         with watch as reads:
-            found = traced(plan, rank, lowers=plan.lowers(rank))
+            found = traced(plan, rank)
     except TpCompileError as error:
         left = Left(refused=str(error))
     else:

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from tpcompile.torch_api.data_parallel import on_empty_tensors
 from tpcompile.torch_api.dispatch import TorchDispatchMode, device_constructors, tree_flatten
-from tpcompile.torch_api.generated import generating_backend, without_caches
+from tpcompile.torch_api.generated import chosen_backend, without_caches
 from tpcompile.torch_api.no_gpu import empty_tensors
 
 META = torch.device("meta")
@@ -30,6 +30,8 @@ class Machine:
 
     def __init__(self, arch: str) -> None:
         self.arch = arch
+        self.lowers = True
+        """False on the ranks whose Dynamo graphs are compared alone."""
         self.device = torch.device("cuda", 0) if arch else META
         self.mesh_type = "cuda" if arch else "cpu"
         self.empty: AbstractContextManager[Any] = empty_tensors() if arch else nullcontext()
@@ -49,11 +51,9 @@ class Machine:
             yield
 
     @contextmanager
-    def compiling(self, *, lowers: bool) -> Iterator[None]:
-        """What is compiled within is traced, and lowered as far as this machine can where `lowers` is set."""
-        backend: Any = "eager"
-        if lowers:
-            backend = generating_backend() if self.arch else "aot_eager"
+    def compiling(self) -> Iterator[None]:
+        """What is compiled within is traced, and lowered as far as this machine can while `lowers` is set."""
+        backend = chosen_backend(lambda: self.lowers, generates=bool(self.arch))
         with without_caches(), traced_only(backend), on_empty_tensors(self.device):
             yield
 

@@ -42,15 +42,15 @@ class Traced(NamedTuple):
     """The exception that ended it."""
 
 
-def traced(plan: Plan, rank: int, *, lowers: bool) -> Traced:
-    """Build the target as this rank, and compile it in every phase of the gate; `lowers` up to AOTAutograd.
+def traced(plan: Plan, rank: int) -> Traced:
+    """Build the target as this rank, and compile it in every phase of the gate.
 
     Raises ConfigError for a target that cannot be built: each rank would say so.
     """
     names, sizes = zip(*plan.axes, strict=True)
     session = CaptureSession()
     machine = Machine(plan.arch)
-    with fake_ranks(plan.world_size, rank=rank), machine.compiling(lowers=lowers), session:
+    with fake_ranks(plan.world_size, rank=rank), machine.compiling(), session:
         mesh = init_device_mesh(machine.mesh_type, sizes, mesh_dim_names=names)
         run = _Run(machine, plan, session, Domain("world", list(range(plan.world_size)), None, rank))
         failed = None
@@ -101,6 +101,7 @@ class _Run:
         own_mesh = target.mesh or mesh
         axis = target.axis if target.mesh or target.axis in dict(self.plan.axes) else self.plan.axes[-1][0]
         self.domain = domain_of(own_mesh, axis)
+        self.machine.lowers = self.plan.lowers_all or self.plan.ranks[0] in self.domain.members
         self.session.know_groups(self.domain.roles or {})
         self.session.read_environment()
         program = target.program if target.is_compiled else torch.compile(target.program)
