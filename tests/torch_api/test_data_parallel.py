@@ -16,13 +16,14 @@ META = torch.device("meta")
 
 
 def trained(wrapper: str) -> list[torch.Tensor | None]:
-    """Gradients after a step on two fake ranks."""
+    """Gradients after two steps on two fake ranks: with the second, DDP would make its buckets again."""
     model: nn.Module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(META)
     if wrapper == "ddp":
         model = DistributedDataParallel(model)
     else:
         fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    model(torch.randn(2, 4, device=META)).sum().backward()
+    for _ in range(2):
+        model(torch.randn(2, 4, device=META)).sum().backward()
     return [parameter.grad for parameter in model.parameters()]
 
 

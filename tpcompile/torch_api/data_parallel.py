@@ -5,7 +5,7 @@
     torch.meta                                         the module of a device, which FSDP looks for
     FSDPParamGroup._validate_no_meta_params            refuses parameters on meta
     parallel.distributed._verify_param_shape_...       reads what the ranks have sent
-    DistributedDataParallel.__init__                   a hook that sums nothing: the work of a fake group has no result
+    DistributedDataParallel.__init__, .reducer         sums nothing: the work of a fake group has no result
 
 `tests/torch_api/test_data_parallel.py` fails when one of them moves.
 """
@@ -44,8 +44,22 @@ def _with_hook(real: Any) -> Any:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         real(self, *args, **kwargs)
         self.register_comm_hook(None, lambda state, bucket: _unreduced(bucket))  # annotations would be checked
+        self.reducer = _Reducer(self.reducer)
 
     return init
+
+
+class _Reducer:
+    """A reducer whose buckets stay as they were first made: the ranks would agree on others, and read their order."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def _rebuild_buckets(self) -> bool:
+        return False
 
 
 def _unreduced(bucket: Any) -> Any:
