@@ -6,7 +6,6 @@ import ctypes
 import dataclasses
 import operator
 import os
-import posix
 import subprocess
 import sys
 import threading
@@ -105,8 +104,6 @@ WAYS: dict[str, Rank] = {
     "variables, copied": lambda ctx: dict(os.environ)["RANK"],
     "variables, unpacked": lambda ctx: {**os.environ}["RANK"],
     "variables, items": lambda ctx: next(value for name, value in os.environ.items() if name == "RANK"),
-    "variables, below": lambda ctx: os.environ._data[b"RANK"].decode(),
-    "variables, posix": lambda ctx: dict(posix.environ)[b"RANK"].decode(),
     "variable, C": _of_c,
     "variable, a process": _of_a_process,
     "files": _of_its_log,

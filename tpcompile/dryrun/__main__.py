@@ -72,6 +72,7 @@ def dryrun(
     traced = ranks_of(total, count=ranks, seed=seed)
     if arch != gpu.seen:
         gpu.become(arch)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a forked rank cannot use the driver, and no rank needs a GPU
     plan = Plan(
         target=target, settings=tuple(settings or ()), axes=axes, ranks=traced, seed=seed, lowers_all=lower, arch=arch
     )  # fmt: skip

@@ -77,7 +77,7 @@ def _is_of_gpu(error: BaseException) -> bool:
     """True where the exception is that there is no GPU: it says so, or the line that raises it, or Triton raises it."""
     frames = traceback.extract_tb(error.__traceback__)
     is_named = any("cuda" in text.lower() for text in (str(error), *(frame.line or "" for frame in frames[-1:])))
-    return is_named or any("/triton/runtime/" in frame.filename for frame in frames)
+    return is_named or any("/triton/" in frame.filename for frame in frames)
 
 
 def _shortened(error: BaseException) -> str:

@@ -1,12 +1,10 @@
 """What a process knows of its rank without a call of Python -> the same by a call, which a profiler sees.
 
-Methods of process groups are in C, attributes of a mesh and the dict below `os.environ` are read without a call.
+Methods of process groups are in C, and attributes of a mesh are read without a call.
 """
 
 from __future__ import annotations
 
-import os
-import posix
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import CodeType
@@ -16,41 +14,6 @@ from unittest import mock
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.torch_api import c10d
-
-
-class Environment(dict[Any, Any]):
-    """The variables; every way to a value leads through `__getitem__`."""
-
-    def __getitem__(self, key: Any) -> Any:
-        """The value of a variable."""
-        return super().__getitem__(key)
-
-    def __iter__(self) -> Iterator[Any]:
-        """The names: a dict that defines it is not copied by C."""
-        return iter(list(super().keys()))
-
-    def keys(self) -> Any:
-        """The names."""
-        return list(self)
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        """The value of a variable, where there is one."""
-        try:
-            return self[key]
-        except KeyError:
-            return default
-
-    def values(self) -> Any:
-        """All values."""
-        return [self[key] for key in self]
-
-    def items(self) -> Any:
-        """Names and values."""
-        return [(key, self[key]) for key in self]
-
-    def copy(self) -> Any:
-        """A plain dict."""
-        return dict(self.items())
 
 
 def _method(real: Any) -> Any:
@@ -82,12 +45,9 @@ CODES: frozenset[CodeType] = OF_MESH | {function.__code__ for function in _GROUP
 @contextmanager
 def laid() -> Iterator[None]:
     """Lay the wires, and take them away at the end."""
-    variables = Environment(os.environ._data)  # type: ignore[attr-defined]
     with ExitStack() as stack:
         for kind, method in _GROUPS.items():
             stack.enter_context(mock.patch.object(kind, "rank", method))
         for name, field in _FIELDS.items():
             stack.enter_context(mock.patch.object(DeviceMesh, name, field, create=True))
-        for holder, name in ((os.environ, "_data"), (os.environb, "_data"), (posix, "environ")):
-            stack.enter_context(mock.patch.object(holder, name, variables))
         yield

@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from tpcompile.dryrun.machine import META
 from tpcompile.recording import CaptureSession
 from tpcompile.torch_api.generated import generating_backend, without_caches
-from tpcompile.torch_api.no_gpu import empty_tensors
+from tpcompile.torch_api.no_gpu import empty_tensors, without_guard
 from tpcompile.typecheck.check import fake_ranks
 
 
@@ -40,7 +40,7 @@ def warm_up(world_size: int) -> None:
     Caches of torch that know a mesh know one that no rank of the job is in; nothing of the user's has run.
     """
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
-    with fake_ranks(world_size) as group:
+    with without_guard(), fake_ranks(world_size) as group:
         mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("tp",))
         assert group.size() == mesh.size()
         for backend in ("eager", "aot_eager"):

@@ -8,8 +8,9 @@
     joint_graph.lazy_init                         patterns are traced on the CPU
     Module._apply                                 `module.to(...)` of tensors that hold nothing
     torch.distributed.is_nccl_available           async TP asks for it, and the wheel for the CPU has none
+    _ensureCUDADeviceGuardSet                     a guard for a GPU that is not there, and a thread for it
 
-All of it is for the whole process and stays: use a process of its own. `tests/torch_api/test_no_gpu.py` fails when one
+All but the last is for the whole process and stays: use a process of its own. `tests/torch_api/test_no_gpu.py` fails when one
 of the names moves.
 """
 
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -176,3 +178,12 @@ def empty_tensors() -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def without_guard() -> Any:
+    """Context in which fake tensors set no guard for a GPU: a torch that is built for CUDA does.
+
+    A backward pass starts a thread for the GPU of such a guard. A forked process does not have the thread, and torch
+    refuses a backward pass in it.
+    """
+    return mock.patch.object(torch._C, "_ensureCUDADeviceGuardSet", lambda: None, create=True)
