@@ -58,9 +58,11 @@ _OUT_OF_PYTHON = re.compile(r"subprocess\.Popen|os\.(?:system|exec|posix_spawn|f
 """Audit events of the standard library."""
 
 
-def _codes(functions: Iterable[Any]) -> frozenset[CodeType]:
+def _codes(functions: Iterable[Any]) -> dict[int, CodeType]:
+    """Code objects by their id: those that Dynamo makes may have no hash."""
     plain = [inspect.unwrap(function) for function in functions if callable(function)]
-    return frozenset(function.__code__ for function in plain if hasattr(function, "__code__"))
+    codes = [function.__code__ for function in plain if hasattr(function, "__code__")]
+    return {id(code): code for code in codes}
 
 
 _READERS = tripwires.CODES | _codes([
@@ -116,9 +118,9 @@ def _may_tell(frame: FrameType) -> bool:
     if code is _IN_ENVIRONMENT:
         key = frame.f_locals.get("key")
         return _VARIABLES.fullmatch(os.fsdecode(key) if isinstance(key, bytes) else str(key)) is not None
-    if code in _SHARDS:
+    if id(code) in _SHARDS:
         return _is_uneven(frame.f_locals)
-    return code in _READERS or _is_of_distributed(code)
+    return id(code) in _READERS or _is_of_distributed(code.co_filename, code.co_name, code.co_qualname)
 
 
 def _is_uneven(given: dict[str, Any]) -> bool:
@@ -129,23 +131,22 @@ def _is_uneven(given: dict[str, Any]) -> bool:
 
 
 @cache
-def _is_of_distributed(code: CodeType) -> bool:
+def _is_of_distributed(file: str, name: str, qualified: str) -> bool:
     """True for a function of torch.distributed that is not known to answer alike on all ranks."""
-    file = code.co_filename
-    if _DISTRIBUTED.search(file) is None or code.co_qualname in _NOT_ALIKE:
-        return _DISTRIBUTED.search(file) is not None
-    is_inner = code.co_name.startswith("<") or _ALIKE_FILES.search(file) is not None
-    return not is_inner and code.co_name not in _ALIKE
+    if _DISTRIBUTED.search(file) is None:
+        return False
+    is_inner = name.startswith("<") or _ALIKE_FILES.search(file) is not None
+    return qualified in _NOT_ALIKE or not (is_inner or name in _ALIKE)
 
 
 def _note(called: FrameType, caller: FrameType | None, lines: dict[UserLine, None]) -> None:
     """Keep the line that is told, where it is none of torch's."""
-    is_shard = called.f_code in _SHARDS
+    is_shard = id(called.f_code) in _SHARDS
     frame = _users(caller) if is_shard else _past_wrappers(caller)
     if frame is None or frame.f_code.co_filename.startswith(_OWN):
         return
     file = frame.f_code.co_filename
-    is_folded = _FOLDING.search(file) is not None and called.f_code in _READERS and not _is_of_mesh(called.f_code)
+    is_folded = _FOLDING.search(file) is not None and id(called.f_code) in _READERS and not _is_of_mesh(called.f_code)
     if _PASSES_ON.search(file):
         frame = _users(frame)
     if frame is not None and (is_folded or not is_library_file(frame.f_code.co_filename)):
@@ -170,7 +171,7 @@ def _users(frame: FrameType | None) -> FrameType | None:
 
 def _is_of_mesh(code: CodeType) -> bool:
     """Dynamo asks a mesh for the coordinate as it traces DTensor; `traced_reads` has what the program asks there."""
-    return code in tripwires.OF_MESH
+    return id(code) in tripwires.OF_MESH
 
 
 def _note_of_process(frame: FrameType, lines: dict[UserLine, None]) -> None:

@@ -37,9 +37,9 @@ _GROUPS = {kind: _method(vars(kind)["rank"]) for kind in c10d.WITH_RANK}
 _FIELDS = {name: _field(name) for name in ("_rank", "_coordinate_on_dim")}
 _ASKED = [vars(DeviceMesh).get(name) for name in ("get_rank", "get_local_rank", "get_coordinate", "mesh")]
 _FUNCTIONS = [getattr(one, "fget", None) or one for one in (*_ASKED, *_FIELDS.values()) if one is not None]
-OF_MESH: frozenset[CodeType] = frozenset(function.__code__ for function in _FUNCTIONS)
-CODES: frozenset[CodeType] = OF_MESH | {function.__code__ for function in _GROUPS.values()}
-"""Of functions that return the rank, or a coordinate."""
+OF_MESH: dict[int, CodeType] = {id(function.__code__): function.__code__ for function in _FUNCTIONS}
+CODES = OF_MESH | {id(function.__code__): function.__code__ for function in _GROUPS.values()}
+"""Of functions that return the rank, or a coordinate, by id."""
 
 
 @contextmanager

@@ -10,8 +10,8 @@
     torch.distributed.is_nccl_available           async TP asks for it, and the wheel for the CPU has none
     _ensureCUDADeviceGuardSet                     a guard for a GPU that is not there, and a thread for it
 
-All but the last is for the whole process and stays: use a process of its own. `tests/torch_api/test_no_gpu.py` fails when one
-of the names moves.
+All but the last is for the whole process and stays: use a process of its own. `tests/torch_api/test_no_gpu.py` fails
+when one of the names moves.
 """
 
 from __future__ import annotations
