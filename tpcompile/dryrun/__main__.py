@@ -17,6 +17,7 @@ import typer
 from tpcompile import logs
 from tpcompile.cli import ending, outputs
 from tpcompile.cli.outputs import Html, Json, Junit, Quiet
+from tpcompile.dryrun import arch as gpu
 from tpcompile.dryrun.alike import trace_ranks
 from tpcompile.dryrun.forks import Forks
 from tpcompile.dryrun.judge import Judge
@@ -49,6 +50,9 @@ def dryrun(
     lower: Annotated[
         bool, typer.Option("--lower-all", help="AOTAutograd on all ranks, not on the first group.")
     ] = False,
+    arch: Annotated[
+        str, typer.Option("--arch", help="sm_90 or sm_80: generate code for such a GPU, and compare its kernels.")
+    ] = "",
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For `build`.")] = None,
     num_breaks: Annotated[int, typer.Option("--num-breaks", min=0, help="Graph breaks that are meant.")] = 0,
     jobs: Annotated[int | None, typer.Option(min=1, help="Ranks at a time; default: one for each core.")] = None,
@@ -72,8 +76,11 @@ def dryrun(
     logs.setup(rank=0)
     axes = axes_of(world_size, mesh)
     traced = ranks_of(axes, count=ranks, seed=seed)
+    if arch != gpu.seen:
+        gpu.become(arch)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a forked rank cannot use the driver, and no rank needs a GPU
     plan = Plan(
-        target=target, settings=tuple(settings or ()), axes=axes, ranks=traced, seed=seed, lowers_all=lower
+        target=target, settings=tuple(settings or ()), axes=axes, ranks=traced, seed=seed, lowers_all=lower, arch=arch
     )  # fmt: skip
     import_target(target, plan.settings)
     directory = RunDir.create_new(run_dir or Path(new_name("dryrun")))
@@ -88,7 +95,7 @@ def dryrun(
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     verdict = judge.verdict()
-    directory.write_run(_facts() | judge.judged_by())
+    directory.write_run(_facts(arch) | judge.judged_by())
     directory.write_verdict(verdict)
     amount = show.amount(quiet=quiet, json=outputs.is_stdout(json))
     publish(verdict, directory, console.stdout(), os.environ, command="dryrun", amount=amount)
@@ -105,13 +112,13 @@ def _stop(number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt(ExitCode.TERMINATED)
 
 
-def _facts() -> dict[str, object]:
+def _facts(arch: str) -> dict[str, object]:
     return {
         "kind": DRYRUN,
         "command": " ".join(sys.argv),
         "started": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
         "host": platform.node(),
-        "device": "meta",
+        "device": arch or "meta",
         "python": platform.python_version(),
         "torch": torch.__version__,
     }

@@ -1,9 +1,9 @@
 """The ranks of a plan -> what they left, where as few are traced as can stand for all.
 
-The first rank is watched. Where no line outside of torch reads the rank, the program is the same one on all ranks, and
-those of the first and the last group are traced. Where such lines are outside of the calls, every rank is built, and
-called unless a rank that was traced started its calls from the same state (reach.py). That rests on three things, of
-which the last is an assumption and is checked on ranks that are traced all the same:
+The first rank is watched. Where no line outside of torch is seen to learn the rank, the program is the same one on all
+ranks, and those of the first and the last group are traced, and two in the middle. Where such lines are outside of the
+calls, every rank is built, and called unless a rank that was traced started its calls from the same state (reach.py).
+That rests on three things, of which the last is an assumption and is checked on ranks that are traced all the same:
 
 - calls read the rank nowhere: those of each rank that stands for others were watched, and drew no random numbers;
 - what they can reach is equal, so they run the same lines;
@@ -22,7 +22,7 @@ import torch
 from tpcompile.dryrun.forks import Ended, Forks
 from tpcompile.dryrun.plan import Asked
 from tpcompile.dryrun.rank import Left
-from tpcompile.dryrun.warm import warm_up
+from tpcompile.dryrun.warm import generate_once, warm_up
 
 _MAX_STARTS = 32
 """Different starts, beyond those of the first ranks, after which starts are no longer looked at unless they help."""
@@ -34,7 +34,10 @@ def trace_ranks(forks: Forks) -> Iterator[Ended]:
     """Trace the ranks of the plan, the first one alone; a rank that stands for others is yielded before them."""
     plan = forks.plan
     torch.set_num_threads(1)
-    warm_up(plan.world_size + 1)
+    if plan.arch:
+        generate_once()
+    else:
+        warm_up(plan.world_size + 1)
     (first,) = forks.run(plan.ranks[:1], lambda rank: Asked(is_first=True))
     yield first
     left = first.left

@@ -98,7 +98,7 @@ class Judge:
         elif self.plan.is_sample:
             said += f", seed {self.plan.seed}"
         else:
-            said += ", since no line outside of torch reads the rank"
+            said += ": on the first, no line outside of torch was seen to learn the rank"
         update: dict[str, object] = {"summary": f"{verdict.summary}; {said}"}
         is_part = self.plan.is_sample or self.stopped_with is not None
         if is_part and verdict.exit_code == ExitCode.PASS:

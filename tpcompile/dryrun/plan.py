@@ -28,6 +28,8 @@ class Plan:
     """What ranks are drawn with."""
     lowers_all: bool = False
     """AOTAutograd runs on every rank, not only on those of the first group."""
+    arch: str = ""
+    """The GPU that code is generated for, `sm_90`; none where tensors are on meta."""
 
     @property
     def world_size(self) -> int:
@@ -54,14 +56,25 @@ class Plan:
         return self.lowers_all or rank < self.group_size
 
     def when_alike(self) -> tuple[int, ...]:
-        """The ranks that are traced where no rank can differ by what it reads: the first and the last group.
+        """The ranks that are traced where none was seen to learn its rank: the first and the last group.
 
-        Shards of uneven size differ by the coordinate: each coordinate of the innermost axis is among them.
+        Shards of uneven size differ by the coordinate: each coordinate of the innermost axis is among them. Two
+        neighbours of a group in the middle are drawn: what was not seen may differ by more than one rank.
         """
         if self.is_sample:
             return self.ranks
         size = self.group_size
-        return tuple(rank for rank in self.ranks if rank < size or rank >= self.world_size - size)
+        outer = [rank for rank in self.ranks if rank < size or rank >= self.world_size - size]
+        return tuple(sorted([*outer, *self._drawn_between(size)]))
+
+    def _drawn_between(self, size: int) -> list[int]:
+        """Two neighbours of a group that is neither the first nor the last."""
+        groups = range(1, self.world_size // size - 1)
+        if not groups or size < 2:
+            return []
+        draw = random.Random(self.seed)
+        first = draw.choice(groups) * size + draw.randrange(size - 1)
+        return [first, first + 1]
 
     def is_certain(self, rank: int) -> bool:
         """True for the ranks that are traced in any case: the first and the last group, and some that are drawn."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 import sys
+import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -15,11 +16,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from tpcompile.dryrun.machine import META, traced_only, without_gpu
+from tpcompile.dryrun.machine import Machine
 from tpcompile.dryrun.plan import Asked, Plan
 from tpcompile.dryrun.reach import CannotTellError, state_of
 from tpcompile.dryrun.reads import watched_reads
-from tpcompile.errors import TargetRaised
+from tpcompile.errors import ConfigError, TargetRaised
 from tpcompile.evidence.records import Check, RankRecord, UserLine
 from tpcompile.evidence.text.lines import installed_in, is_library_file
 from tpcompile.gate.failure import failure_check
@@ -33,6 +34,9 @@ from tpcompile.typecheck.check import fake_ranks
 
 BUILD, FIRST, AGAIN, RESIZED = "build", "first call", "second call", "resized"
 """Phases of a rank."""
+_NEEDS_GPU = "{} needs a GPU, and its tensors are on meta ({}); --arch sm_90 shows it one that is not there"
+_MAX_SAID = 120
+"""Characters of an exception."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +65,8 @@ class Traced:
 
 
 def traced(plan: Plan, rank: int, asked: Asked) -> Traced:
-    """Build the target as this rank, and compile it in every phase of the gate, up to AOTAutograd where the plan says
-    so. It is built alone where its calls would start as those of a rank that was traced.
+    """Build the target as this rank, and compile it in every phase of the gate; build it alone where its calls would
+    start as those of a rank that was traced.
 
     Raises ConfigError for a target that cannot be built: each rank would say so.
     """
@@ -73,15 +77,17 @@ def traced(plan: Plan, rank: int, asked: Asked) -> Traced:
     kept = frozenset(sys.modules)
     names, sizes = zip(*plan.axes, strict=True)
     session = CaptureSession()
-    backend = "aot_eager" if plan.lowers(rank) else "eager"
-    with fake_ranks(plan.world_size, rank=rank), traced_only(backend), session, groups_made() as groups:
-        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
-        run = _Run(plan, asked, session, mesh, kept)
+    machine = Machine(plan.arch)
+    with fake_ranks(plan.world_size, rank=rank), machine.compiling(), session, groups_made() as groups:
+        mesh = init_device_mesh(machine.mesh_type, sizes, mesh_dim_names=names)
+        run = _Run(machine, plan, asked, session, mesh, kept)
         failed = None
         try:
             run.all_phases(rank)
         except TargetRaised as raised:
             error = raised.__cause__ or raised
+            if asked.is_first and not plan.arch and _is_of_gpu(error):
+                raise ConfigError(_NEEDS_GPU.format(plan.target, _shortened(error))) from error
             failed = failure_check(error, session, rank=rank, mode="", phase=run.phase)
         record = run.record(rank) if run.same_as is None else None
     return Traced(
@@ -100,13 +106,31 @@ def traced(plan: Plan, rank: int, asked: Asked) -> Traced:
     )
 
 
+def _is_of_gpu(error: BaseException) -> bool:
+    """True where the exception is that there is no GPU: it says so, or the line that raises it, or Triton raises it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    is_named = any("cuda" in text.lower() for text in (str(error), *(frame.line or "" for frame in frames[-1:])))
+    return is_named or any("/triton/" in frame.filename for frame in frames)
+
+
+def _shortened(error: BaseException) -> str:
+    line = f"{type(error).__name__}: {error}".split("\n")[0]
+    return line[:_MAX_SAID]
+
+
 class _Run:
     """The phases of one rank."""
 
     def __init__(
-        self, plan: Plan, asked: Asked, session: CaptureSession, mesh: DeviceMesh, kept: Collection[str]
+        self,
+        machine: Machine,
+        plan: Plan,
+        asked: Asked,
+        session: CaptureSession,
+        mesh: DeviceMesh,
+        kept: Collection[str],
     ) -> None:
-        self.plan, self.asked, self.session, self.mesh = plan, asked, session, mesh
+        self.machine, self.plan, self.asked, self.session, self.mesh = machine, plan, asked, session, mesh
         self.kept = kept
         """Modules that were imported before."""
         self.domain = domain_of(mesh, plan.axis)  # of a rank whose build raises: where the target says no different
@@ -123,12 +147,14 @@ class _Run:
 
     def all_phases(self, rank: int) -> None:
         """Build and call the target. Raises TargetRaised where the user's code or torch does."""
-        with _watched(self.is_watched) as self.reads_in_build, without_gpu(), self._in(BUILD):
+        device = self.machine.device
+        with _watched(self.is_watched) as self.reads_in_build, self.machine.building(), self._in(BUILD):
             self.target = target = build(
-                self.plan.target, self.plan.settings, rank=rank, device=META, mesh=self.mesh
+                self.plan.target, self.plan.settings, rank=rank, device=device, mesh=self.mesh
             )  # fmt: skip
         axis = target.axis if target.mesh or target.axis in dict(self.plan.axes) else self.plan.axis
         self.domain = domain_of(target.mesh or self.mesh, axis)
+        self.machine.lowers = self.plan.lowers_all or self.plan.ranks[0] in self.domain.members
         self.roles = {**_roles_by_step(), **(self.domain.roles or {})}
         if self.asked.starts is not None:
             self._look_up(self.asked.starts, target, rank)
@@ -138,7 +164,9 @@ class _Run:
     def _look_up(self, starts: Mapping[str, int], target: Target, rank: int) -> None:
         """Find a rank that was traced from the same start, at the same place along the innermost axis."""
         with suppress(CannotTellError):
-            place = rank % self.plan.group_size, self.domain.coordinate, len(self.domain.members)
+            place = (
+                rank % self.plan.group_size, self.domain.coordinate, len(self.domain.members), self.machine.lowers
+            )  # fmt: skip
             self.start = f"{place} {state_of(target, self.roles, users_modules(without=self.kept))}"
         known = starts.get(self.start) if self.start else None
         self.same_as = None if self.asked.is_traced else known
@@ -159,7 +187,7 @@ class _Run:
         self.draws = before != _random_states()
 
     def _call(self, phase: str, target: Target, program: object, inputs: Inputs) -> None:
-        with self._in(phase), raised_by(self.plan.target):
+        with self.machine.calling(), self._in(phase), raised_by(self.plan.target):
             self.session.count_call()
             call_target(target, program, inputs)
 

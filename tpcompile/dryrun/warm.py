@@ -12,6 +12,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from tpcompile.dryrun.machine import META
 from tpcompile.recording import CaptureSession
+from tpcompile.torch_api.generated import generating_backend, without_caches
+from tpcompile.torch_api.no_gpu import empty_tensors, without_guard
 from tpcompile.typecheck.check import fake_ranks
 
 
@@ -38,7 +40,7 @@ def warm_up(world_size: int) -> None:
     Caches of torch that know a mesh know one that no rank of the job is in; nothing of the user's has run.
     """
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
-    with fake_ranks(world_size) as group:
+    with without_guard(), fake_ranks(world_size) as group:
         mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("tp",))
         assert group.size() == mesh.size()
         for backend in ("eager", "aot_eager"):
@@ -52,3 +54,14 @@ def warm_up(world_size: int) -> None:
                 torch.compile(block, backend=backend)(ids_BS).sum().backward()
             session.record(rank=0, world_size=world_size)
             torch.compiler.reset()
+
+
+def generate_once() -> None:
+    """Generate code for a GPU that is not there, once for all ranks.
+
+    Without a backward pass: it starts threads for each GPU, which a forked rank would not have.
+    """
+    with empty_tensors(), without_caches(), torch.no_grad():
+        x = torch.empty(16, 16, device="cuda")
+        torch.compile(lambda x: (x @ x).relu(), backend=generating_backend())(x)
+    torch.compiler.reset()

@@ -12,6 +12,7 @@
     distributed_c10d._get_default_store           the store of a job that has no MASTER_ADDR
     distributed_c10d._process_group_name          name of a new group: hashed from how many groups the rank has seen
     distributed_c10d._new_group_with_tag          every group is made by it, those of a mesh as well
+    ProcessGroup.rank, Backend.rank               the rank, in C
 
 `tests/torch_api/test_c10d.py` fails when torch moves one of them.
 """
@@ -42,6 +43,8 @@ _mode = torch._C._get_dispatch_mode
 _EXPOSES_INTERMEDIATES = torch.__version__ < "2.13"
 _TRACING_MODES = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
 
+WITH_RANK = (dist.ProcessGroup, torch._C._distributed_c10d.Backend)
+"""Classes whose `rank` says the rank."""
 FUNCTIONAL = "functional"
 """Stands for the Work of a collective issued as a functional op; torch keeps the real one with the tensor."""
 REDUCE_OPS = {

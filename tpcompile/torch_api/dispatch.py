@@ -5,6 +5,7 @@
       .ignore_compile_internals              True lets Dynamo compile below a mode of ours; seen on 2.13.0 only
     AsyncCollectiveTensor                    what plain functional collectives return in eager
     FakeStore (testing._internal)            a group of N ranks of which only one exists
+    _device_constructors (_device)           functions that take a device and make a tensor
     tree_flatten, tree_unflatten (_pytree)   inputs and outputs of any nesting -> their tensors
     Tensor._base                             the tensor that a view is of
     Tensor._backward_hooks,                  whether code of the user's gets the tensor's gradient
@@ -25,6 +26,7 @@ from torch import Tensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._device import _device_constructors as device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -34,6 +36,7 @@ __all__ = [
     "TorchDispatchMode",
     "backward_number",
     "base_of",
+    "device_constructors",
     "forward_number",
     "has_gradient_hook",
     "local_part",

@@ -3,6 +3,7 @@
     name                                          why
     compile_fx(inner_compile=)                    what is called in place of the generated code
     AsyncCompile.triton, .cpp_pybinding           a kernel is not compiled
+    _dynamo.backends.registry.lookup_backend      the function of a backend's name
     _dynamo_dynamic_indices, ...                  marks of `mark_dynamic`
     custom_graph_pass.CustomGraphPass             a pass that edits the graph before code is generated
     PyCodeCache.linemaps                          file of generated code -> (its lines, the stack of each)
@@ -64,6 +65,19 @@ def generating_backend(graph_pass: CustomGraphPass | None = None) -> Callable[..
         if graph_pass is not None:
             settings["post_grad_custom_pre_pass"] = graph_pass
         return compile_fx(graph, inputs, inner_compile=inner, config_patches=settings or None)
+
+    return backend
+
+
+def chosen_backend(lowers: Callable[[], bool], *, generates: bool) -> Callable[..., Any]:
+    """A backend that lowers, up to generated code or to AOTAutograd's graphs, where `lowers()` says so at a compile."""
+    from torch._dynamo.backends.registry import lookup_backend
+
+    lowered = generating_backend() if generates else lookup_backend("aot_eager")
+    plain = lookup_backend("eager")
+
+    def backend(graph: Any, inputs: Any, **options: Any) -> Any:
+        return (lowered if lowers() else plain)(graph, inputs, **options)
 
     return backend
 

@@ -8,9 +8,10 @@
     joint_graph.lazy_init                         patterns are traced on the CPU
     Module._apply                                 `module.to(...)` of tensors that hold nothing
     torch.distributed.is_nccl_available           async TP asks for it, and the wheel for the CPU has none
+    _ensureCUDADeviceGuardSet                     a guard for a GPU that is not there, and a thread for it
 
-All of it is for the whole process and stays: use a process of its own. `tests/torch_api/test_no_gpu.py` fails when one
-of the names moves.
+All but the last is for the whole process and stays: use a process of its own. `tests/torch_api/test_no_gpu.py` fails
+when one of the names moves.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -51,17 +53,11 @@ PROPERTIES = {"sm_90": _OF_SM90, "sm_80": _OF_SM80}
 """Architecture -> what `torch.cuda.get_device_properties` reports of it."""
 
 
-def pretend(arch: str) -> None:
-    """Make torch see one GPU of that architecture, which computes nothing, for the rest of this process."""
-    import torch._subclasses.fake_tensor as fake_tensor
-    import torch.utils._triton as triton_utils
-    from torch._inductor.async_compile import AsyncCompile
-    from torch._inductor.fx_passes import joint_graph
-
+def of_torch_cuda(arch: str) -> dict[str, Any]:
+    """Names of `torch.cuda` -> what they are with one GPU of that architecture, which computes nothing."""
     gpu = SimpleNamespace(**PROPERTIES[arch])
     capability = (gpu.major, gpu.minor)
-    cuda: Any = torch.cuda
-    for name, value in {
+    return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "device_count": lambda: 1,
@@ -74,10 +70,24 @@ def pretend(arch: str) -> None:
         "synchronize": lambda device=None: None,
         "get_rng_state": lambda device="cuda": torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": lambda state, device="cuda": None,
-    }.items():
+    }
+
+
+def pretend(arch: str) -> None:
+    """Make torch see one GPU of that architecture, which computes nothing, for the rest of this process."""
+    import torch._subclasses.fake_tensor as fake_tensor
+    import torch.utils._triton as triton_utils
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.fx_passes import joint_graph
+
+    gpu = SimpleNamespace(**PROPERTIES[arch])
+    capability = (gpu.major, gpu.minor)
+    cuda: Any = torch.cuda
+    for name, value in of_torch_cuda(arch).items():
         setattr(cuda, name, value)
     torch.version.cuda = torch.version.cuda or "13.0"
     torch.distributed.is_nccl_available = lambda: True
+    cuda.nccl.version = lambda: (0, 0, 0)
     internal: Any = torch._C
     internal._cuda_getCurrentRawStream = lambda index=0: 0
     triton_utils.triton_hash_with_backend = lambda: "no GPU"
@@ -167,4 +177,13 @@ def empty_tensors() -> Any:
     """Context in which tensors hold nothing."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    return FakeTensorMode()
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def without_guard() -> Any:
+    """Context in which fake tensors set no guard for a GPU: a torch that is built for CUDA does.
+
+    A backward pass starts a thread for the GPU of such a guard. A forked process does not have the thread, and torch
+    refuses a backward pass in it.
+    """
+    return mock.patch.object(torch._C, "_ensureCUDADeviceGuardSet", lambda: None, create=True)

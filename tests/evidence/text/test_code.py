@@ -75,6 +75,7 @@ class Runner:
             buf0 = empty_strided_cuda((4, 8), (8, 1), torch.float32)
             # Topologically Sorted Source Nodes: [y], Original ATen: [aten.mul]
             stream{rank} = get_raw_stream({rank})
+            raw_stream{rank} = get_raw_stream({rank})
             triton_poi_fused_add_mul_0.run(primals_1, buf0, 32, stream=stream{rank})
             # Topologically Sorted Source Nodes: [out], Original ATen: [_c10d_functional.all_reduce]
             torch.ops._c10d_functional.all_reduce_.default(buf0, '{reduce}', '{group}')

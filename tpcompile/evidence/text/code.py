@@ -18,7 +18,7 @@ _COMMENT = re.compile(r"^[^\S\n]*#(?!include|pragma|define|if|else|endif).*$", r
 _TRAILING_COMMENT = re.compile(r"(?<![^\S\n])[^\S\n]++# (?:reuse|Topologically|kernel path|unbacked).*$", re.MULTILINE)
 _INCLUDE = re.compile(r'#include "[^"]*"')
 _GUARD_CALL = re.compile(r"((?:_DeviceGuard|set_device|get_raw_stream|_getCurrentRawStream|synchronize)\()\d+\)")
-_STREAM = re.compile(r"\bstream\d+\b")
+_STREAM = re.compile(r"\b(raw_)?stream\d+\b")
 _PROPERTIES_INDEX = re.compile(r"(DeviceProperties\([^()]*?\bindex=)\d+")
 _DEVICE_ARGUMENT = re.compile(r"(\bdevice(?:_index)?=)\d+\b")
 _RANDOM = re.compile(r"(\balloc_id=)\d+\b")

@@ -1,0 +1,80 @@
+"""Healthy programs of many kinds: the dry run raises no alarm, or says in one line that it needs `--arch`."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.dryrun.test_dryrun import dryrun
+from tpcompile.config import preset_paths
+
+MESHES = ("tp=4", "dp=2,tp=2")
+ON_META = {
+    "plans": ("tensor_parallel", "sequence_parallel", "fully_sharded", "data_parallel", "uneven", "dtensors"),
+    "by_hand": ("megatron", "vocabulary_parallel", "experts"),
+    "on_gpus": ("moved", "default_device", "autocast_around", "own_mesh", "seeded"),
+    "compiled": (
+        "autotuned", "with_options", "imported_compile", "custom_op", "float8", "dynamic", "marked", "checkpointed",
+        "inference",
+    ),
+}  # fmt: skip
+NEEDS_ARCH = {
+    "on_gpus": ("by_index", "autocast", "chosen_by_capability", "streams", "in_the_region"),
+    "compiled": ("own_kernel", "flex"),
+}
+QUICK = ("plans:tensor_parallel", "by_hand:megatron", "on_gpus:moved")
+"""What runs without `slow`."""
+
+
+def programs(found: dict[str, tuple[str, ...]]) -> list[str]:
+    return [f"{module}:{name}" for module, names in found.items() for name in names]
+
+
+def passes(folder: Path, mesh: str, program: str, *arguments: str) -> None:
+    ended, verdict = dryrun(folder, "--mesh", mesh, *arguments, function=f"healthy.{program}")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert verdict is not None
+    assert not [one for one in verdict.divergences if one.is_red]
+
+
+@pytest.mark.parametrize("program", QUICK)
+def test_a_healthy_program_raises_no_alarm(program: str, tmp_path: Path) -> None:
+    passes(tmp_path, MESHES[-1], program)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("program", programs(ON_META))
+def test_no_healthy_program_raises_an_alarm(program: str, mesh: str, tmp_path: Path) -> None:
+    passes(tmp_path, mesh, program)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Mixtral"])
+def test_no_plan_of_transformers_raises_an_alarm(family: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers is not installed")
+    passes(tmp_path, "tp=4", "plans:transformers_plan", "--set", f"family={family}")
+
+
+@pytest.mark.slow
+def test_stages_of_a_pipeline_may_differ(tmp_path: Path) -> None:
+    passes(tmp_path, "pp=2,tp=4", "by_hand:pipeline")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", preset_paths())
+def test_no_preset_raises_an_alarm(preset: str, tmp_path: Path) -> None:
+    passes(tmp_path, "tp=4", "presets:stack", "--set", f"preset={preset}")
+
+
+@pytest.mark.parametrize("program", programs(NEEDS_ARCH))
+def test_a_program_that_needs_a_gpu_is_refused_in_one_line(program: str, tmp_path: Path) -> None:
+    if program.endswith("own_kernel") and importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed")
+    ended, verdict = dryrun(tmp_path, "--world-size", "2", function=f"healthy.{program}")
+    assert (ended.returncode, verdict) == (2, None), ended.stdout + ended.stderr
+    (line,) = ended.stderr.strip().splitlines()
+    assert "--arch sm_90" in line
