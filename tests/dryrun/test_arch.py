@@ -7,14 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.dryrun.test_dryrun import dryrun
-from tests.dryrun.test_healthy import NEEDS_ARCH, programs
 from tpcompile.evidence.records import Layer, Status
 
 pytestmark = pytest.mark.slow
 SM90 = ("--arch", "sm_90")
-NOT_YET = ("on_gpus:streams", "on_gpus:in_the_region")
-"""Pinned memory and streams of a GPU that is not there; what the compiled region asks of it breaks the graph."""
-PROGRAMS = [program for program in programs(NEEDS_ARCH) if program not in NOT_YET]
+PROGRAMS = ("on_gpus:by_index", "compiled:own_kernel", "plans:tensor_parallel")
 
 
 def test_a_rank_whose_kernels_differ_is_named(tmp_path: Path) -> None:
@@ -30,7 +27,7 @@ def test_a_rank_whose_kernels_differ_is_named(tmp_path: Path) -> None:
     assert {one.layer for one in verdict.divergences if one.is_red} == {Layer.KERNELS}
 
 
-@pytest.mark.parametrize("program", [*PROGRAMS, "plans:fully_sharded", "plans:tensor_parallel"])
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_a_healthy_program_for_gpus_raises_no_alarm(program: str, tmp_path: Path) -> None:
     ended, verdict = dryrun(tmp_path, "--world-size", "2", *SM90, function=f"healthy.{program}")
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -45,8 +45,9 @@ def trace_ranks(forks: Forks) -> Iterator[Ended]:
         with suppress(ImportError):  # the rank tried it, too
             importlib.import_module(name)
     is_traced = left is not None and left.digest is not None and left.failed is None
-    ranks = plan.when_alike() if is_traced and left is not None and not left.reads else plan.ranks
-    has_starts = is_traced and left is not None and left.is_told_by_start
+    is_alike = is_traced and left is not None and not left.reads
+    ranks = plan.when_alike() if is_alike else plan.ranks
+    has_starts = is_traced and not is_alike and left is not None and left.is_told_by_start
     yield from _Others(forks, has_starts=has_starts).run(ranks[1:])
 
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+import torch
+
 from tpcompile.dryrun.plan import Asked, Plan
 from tpcompile.dryrun.rank import Left, leave, left_name
 from tpcompile.dryrun.trace import users_modules
@@ -26,6 +28,7 @@ from tpcompile.evidence.rundir import RunDir
 from tpcompile.ranks.pool import end_with_parent
 
 _POLL_S = 0.002
+_STOPS = {signal.SIGINT, signal.SIGTERM}
 
 
 class Ended(NamedTuple):
@@ -90,7 +93,10 @@ class Forks:
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
+        # Python drops what is raised in the handlers that modules have around a fork: Ctrl-C would be lost there.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
         pid = os.fork()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if pid == 0:
             self._run_rank(rank, asked, parent)
         with suppress(ProcessLookupError, PermissionError):
@@ -106,6 +112,8 @@ class Forks:
             end_with_parent()
             if os.getppid() == parent:
                 _redirect(_log(self.run_dir, rank))
+                # Makes the thread pool anew that a fork leaves broken: two threads of autograd at once find none.
+                torch.set_num_threads(1)
                 leave(self.plan, rank, self.run_dir, asked)
                 code = 0
         except BaseException:

@@ -65,10 +65,12 @@ class Plan:
             return self.ranks
         size = self.group_size
         outer = [rank for rank in self.ranks if rank < size or rank >= self.world_size - size]
-        return tuple(sorted([*outer, *self._drawn_between(size)]))
+        return tuple(sorted([*outer, *self._between]))
 
-    def _drawn_between(self, size: int) -> list[int]:
+    @cached_property
+    def _between(self) -> list[int]:
         """Two neighbours of a group that is neither the first nor the last."""
+        size = self.group_size
         groups = range(1, self.world_size // size - 1)
         if not groups or size < 2:
             return []

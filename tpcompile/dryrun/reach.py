@@ -67,9 +67,16 @@ def state_of(target: Target, roles: Mapping[str, str], modules: Iterable[str]) -
 def _of_torch() -> list[Any]:
     return [
         torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"), torch.get_default_device(),
+        torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"), _default_device(),
         torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(), torch.get_num_threads(),
     ]  # fmt: skip
+
+
+def _default_device() -> str:
+    try:
+        return str(torch.get_default_device())
+    except (AssertionError, RuntimeError):  # of a GPU that is not here, torch makes a tensor to know which
+        return "a GPU"
 
 
 @functools.lru_cache(maxsize=4096)
