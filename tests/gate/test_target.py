@@ -115,7 +115,7 @@ def test_a_healthy_program_passes_with_its_numbers_and_a_different_length(style:
 
 
 def assert_named(run: GateRun, file: Path, line: int) -> None:
-    """In the text, in JUnit, in the step summary, and as the first annotation, or behind where the ranks parted."""
+    """In the text, in JUnit, in the step summary, as the first annotation, or behind where the ranks parted."""
     assert run.exit_code == 1, run.judged.summary
     place = f"{file.name}:{line}"
     code, text = compare(run.run_dir)
@@ -123,7 +123,7 @@ def assert_named(run: GateRun, file: Path, line: int) -> None:
     assert place in junit.render(run.judged)
     assert place in github.summary(run.judged).replace("\\", "")
     has_flow = run.judged.lead is not None and run.judged.lead.parted is not None
-    shown = list(github.annotations(run.judged, ROOT))[: 2 if has_flow else 1]
+    shown = list(github.annotations(run.judged, ROOT))[: 3 if has_flow else 1]
     assert any(one.startswith(f"::error file=tests/gate/{file.name},line={line},") for one in shown), shown
 
 

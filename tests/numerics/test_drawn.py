@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +14,13 @@ from tpcompile.evidence.judgement.undecided import undecided
 from tpcompile.numerics import error_ratio
 from tpcompile.numerics.drawn import Drawn
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu(1))]
+PROGRAM = """
+from tests.numerics import test_drawn
+from tests.torch_api import test_comparing
+test_comparing.test_random_numbers_are_put_back("cuda")
+for program in (test_drawn.noise, test_drawn.dropout, test_drawn.gradient):
+    test_drawn.test_float64_has_the_same_numbers(program, "cuda")
+"""
 
 
 def noise(x: Tensor) -> Tensor:
@@ -29,9 +38,8 @@ def gradient(x: Tensor) -> Tensor:
     return leaf.grad
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("program", [noise, dropout, gradient])
-def test_float64_has_the_same_numbers(program: object, device: str) -> None:
+def test_float64_has_the_same_numbers(program: object, device: str = "cpu") -> None:
     assert callable(program)
     x, drawn = torch.linspace(1, 2, 999, device=device).bfloat16(), Drawn()
     with drawn.recorded():
@@ -43,6 +51,13 @@ def test_float64_has_the_same_numbers(program: object, device: str) -> None:
     assert error_ratio.error_of(single, single, exact)["is_judged"]
     other = program(x.double())
     assert not error_ratio.error_of(single, single, other)["is_judged"]
+
+
+@pytest.mark.gpu(1)
+def test_so_it_has_on_a_gpu() -> None:
+    command = [sys.executable, "-c", PROGRAM]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_what_was_not_drawn_is_drawn_anew() -> None:

@@ -6,6 +6,7 @@ binaries.py     what Triton compiled of a kernel for a GPU
 c10d.py         groups, and collectives as the eager wrappers issue them
 comparing.py    each compiled graph of a call, beside the graph that it was made from
 compiler.py     Dynamo, Inductor and the structured trace, as capture reads them
+data_parallel.py  FSDP2 and DDP on tensors that hold nothing
 dispatch.py     modes that see every op, views and trees of tensors, as the SPMD type check needs them
 epilogues.py    a matrix product that ends in an activation
 flags.py        settings of torch.backends, as the environment layer compares them

@@ -114,6 +114,12 @@ def test_a_folder_that_cannot_be_read_has_no_packages(monkeypatch: pytest.Monkey
 WRAPPER = UserLine(file="/v/lib/python3.11/site-packages/torch/_dynamo/external_utils.py", line=67, function="inner")
 
 
+def test_what_is_installed_with_torch_is_torchs() -> None:
+    installed = "/v/lib/python3.12/site-packages"
+    assert lines.is_library_file(f"{installed}/torchgen/utils.py")
+    assert not lines.is_library_file(f"{installed}/torchvision/utils.py")
+
+
 def test_a_path_that_leads_out_of_the_library_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Paths come from peers and logs: one to a device or a pipe would be read for ever."""
     read: list[str] = []

@@ -39,7 +39,7 @@ _OWN = re.compile(
 Of our modules outside of packages those of this process, and installed ones: a checkout may have the user's beside it.
 """
 _TORCH = re.compile(
-    r"/(?:site-packages|dist-packages)/torch/"
+    r"/(?:site-packages|dist-packages)/(?:torch|torchgen|functorch)/"
     r"|^/.*/torch/(?:_\w+|amp|ao|autograd|compiler|cuda|distributed|export|fx|nn|optim|testing|utils)(?:/|\.py$)"
 )
 """Installed, or built in a checkout."""
