@@ -61,7 +61,6 @@ def generate_once() -> None:
 
     Without a backward pass: it starts threads for each GPU, which a forked rank would not have.
     """
-    torch.backends.cuda.enable_cudnn_sdp(False)  # torch asks the version of a library that no GPU has loaded
     with empty_tensors(), without_caches(), torch.no_grad():
         x = torch.empty(16, 16, device="cuda")
         torch.compile(lambda x: (x @ x).relu(), backend=generating_backend())(x)
