@@ -142,10 +142,10 @@ def test_a_function_of_an_installed_module_that_was_replaced_is_seen(monkeypatch
     assert state(set_act(nn.SiLU())) != plain
 
 
-def test_a_setting_of_the_process_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_of_the_process_is_seen() -> None:
     plain = state()
-    monkeypatch.setattr(torch._dynamo.config, "assume_static_by_default", False)
-    assert state() != plain
+    with torch._dynamo.config.patch(assume_static_by_default=False):
+        assert state() != plain
 
 
 def test_a_global_of_a_users_module_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

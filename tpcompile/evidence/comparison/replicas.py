@@ -19,41 +19,71 @@ _Place = dict[str, int]
 
 def decided_by_replicas(found: Iterable[Divergence], digests: Sequence[RankDigest]) -> list[Divergence]:
     """The differences; of one whose ranks only differ, the side that the replicas have, too, comes first."""
-    return [_decided(one, digests) if _is_open(one) else one for one in found]
+    replicas = _Replicas(digests)
+    return [replicas.decided(one) if _is_open(one) else one for one in found]
 
 
 def _is_open(divergence: Divergence) -> bool:
     return divergence.is_red and not divergence.culprits and len(divergence.groups) > 1
 
 
-def _decided(divergence: Divergence, digests: Sequence[RankDigest]) -> Divergence:
-    by_rank = {digest.rank: digest for digest in digests}
-    ranks = [by_rank[rank] for rank in divergence.ranks if rank in by_rank]
-    known = _contents_of_replicas(ranks, digests, divergence.layer) if ranks else set()
-    right: list[RankGroup] = []
-    for group in divergence.groups:
-        contents = {_content(by_rank[rank], divergence.layer) for rank in group.ranks if rank in by_rank}
-        if contents and contents <= known:
-            right.append(group)
-    if len(right) != 1:
-        return divergence
-    odd = [group for group in divergence.groups if group is not right[0]]
-    return divergence.model_copy(update={"groups": (*right, *odd), "is_rank_known": True})
+class _Replicas:
+    """What the ranks compiled, and the domains that have replicas; each is looked at once."""
 
+    def __init__(self, digests: Sequence[RankDigest]) -> None:
+        self._by_rank = {digest.rank: digest for digest in digests}
+        self._domains = by_domain(digests)
+        self._contents: dict[tuple[int, Layer], _Content] = {}
+        self._known: dict[tuple[str, Layer], set[_Content]] = {}
 
-def _contents_of_replicas(here: Sequence[RankDigest], digests: Sequence[RankDigest], layer: Layer) -> set[_Content]:
-    """What the domains have whose place differs from this one along axes of replicas alone."""
-    own = _place(here[0])
-    others: list[tuple[_Place, _Content]] = []
-    for name, ranks in by_domain(digests).items():
-        contents = {_content(digest, layer) for digest in ranks}
-        if name != here[0].domain and len(contents) == 1:
-            others.append((_place(ranks[0]), contents.pop()))
-    replicas = {axis for axis in own if _has_replicas(axis, others)}
-    if not replicas:
-        return set()
-    stages = own.keys() - replicas
-    return {content for place, content in others if all(place.get(axis) == own[axis] for axis in stages)} - {()}
+    def decided(self, divergence: Divergence) -> Divergence:
+        """The divergence, with the side first that the replicas have, too."""
+        ranks = [self._by_rank[rank] for rank in divergence.ranks if rank in self._by_rank]
+        if not ranks or len(self._domains) < 2:
+            return divergence
+        known = self._of_replicas(ranks[0], divergence.layer)
+        right: list[RankGroup] = []
+        for group in divergence.groups:
+            digests = [self._by_rank[rank] for rank in group.ranks if rank in self._by_rank]
+            contents = {self._content(digest, divergence.layer) for digest in digests}
+            if contents and contents <= known:
+                right.append(group)
+        if len(right) != 1:
+            return divergence
+        odd = [group for group in divergence.groups if group is not right[0]]
+        return divergence.model_copy(update={"groups": (*right, *odd), "is_rank_known": True})
+
+    def _of_replicas(self, here: RankDigest, layer: Layer) -> set[_Content]:
+        """What the domains have whose place differs from this one along axes of replicas alone."""
+        key = here.domain, layer
+        if key not in self._known:
+            self._known[key] = self._found_in_replicas(here, layer)
+        return self._known[key]
+
+    def _found_in_replicas(self, here: RankDigest, layer: Layer) -> set[_Content]:
+        own = _place(here)
+        others: list[tuple[_Place, _Content]] = []
+        for name, ranks in self._domains.items():
+            contents = {self._content(digest, layer) for digest in ranks}
+            if name != here.domain and len(contents) == 1:
+                others.append((_place(ranks[0]), contents.pop()))
+        replicas = {axis for axis in own if _has_replicas(axis, others)}
+        if not replicas:
+            return set()
+        stages = own.keys() - replicas
+        return {content for place, content in others if all(place.get(axis) == own[axis] for axis in stages)} - {()}
+
+    def _content(self, digest: RankDigest, layer: Layer) -> _Content:
+        """What a rank has of a layer, as hashes, of all that it compiled; empty where it was not observed."""
+        key = digest.rank, layer
+        if key not in self._contents:
+            self._contents[key] = tuple(
+                (compile_.frame, one.part, one.sha256)
+                for compile_ in digest.compiles
+                for one in compile_.layers
+                if one.layer == layer
+            )
+        return self._contents[key]
 
 
 def _has_replicas(axis: str, domains: Sequence[tuple[_Place, _Content]]) -> bool:
@@ -66,13 +96,3 @@ def _has_replicas(axis: str, domains: Sequence[tuple[_Place, _Content]]) -> bool
 def _place(digest: RankDigest) -> _Place:
     """Where the domain is in the mesh."""
     return {axis: at for axis, at in sorted(digest.coordinates.items()) if axis != axis_of(digest.domain)}
-
-
-def _content(digest: RankDigest, layer: Layer) -> _Content:
-    """What a rank has of a layer, as hashes, of all that it compiled; empty where it was not observed."""
-    return tuple(
-        (compile_.frame, one.part, one.sha256)
-        for compile_ in digest.compiles
-        for one in compile_.layers
-        if one.layer == layer
-    )
