@@ -16,7 +16,8 @@ from tpcompile.sentinel.events import Asked, Event, PeersLeft
 from tpcompile.sentinel.listener import Listener
 from tpcompile.sentinel.log_entries import Ask
 from tpcompile.sentinel.messages import FINISHED, Announcement, CompilePost, Position, RankState
-from tpcompile.sentinel.store_log import LeftRanks, StoreLog
+from tpcompile.sentinel.left_ranks import LeftRanks
+from tpcompile.sentinel.store_log import StoreLog
 
 
 class Member:

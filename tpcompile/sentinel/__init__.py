@@ -11,6 +11,7 @@ listener.py         the store's log -> events
 timer.py            a clock and SIGTERM -> events
 store_log.py        messages <-> keys of the job's store
 messages.py         the records that ranks exchange
+left_ranks.py       ranks that have left, with what each did last
 log_entries.py      the entries of the log that all of them follow
 snapshot.py         the state of this rank, from its stacks, progress and collectives
 executed.py         the lines of user code that this rank executes, and what the others have left of theirs

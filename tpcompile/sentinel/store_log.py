@@ -45,6 +45,7 @@ from tpcompile.ranks.store import Budget, RankStore
 from tpcompile.sentinel.agreed_board import agreed_keys
 from tpcompile.sentinel.called import Called, Table
 from tpcompile.sentinel.deadlock import Seen
+from tpcompile.sentinel.left_ranks import LeftRanks
 from tpcompile.sentinel.log_entries import AnyEntry, Ask, CompileBegins, Entry, Left, Settled
 from tpcompile.sentinel.messages import FINISHED, RUNNING, Announcement, CompilePost, Position, RankState
 from tpcompile.sentinel.process import Process
@@ -64,29 +65,6 @@ _UNREAD = 4
 """Differences that a neighbour may leave unread before this rank waits with the next one."""
 _MAX_CALLED_BYTES = 64 << 20
 """What a rank reads at most of what the others called."""
-
-
-class LeftRanks(Mapping[int, RankState]):
-    """Ranks that have left, with their states: of 1,000 ranks that end a job no state is read."""
-
-    def __init__(self, ranks: Iterable[int], state_of: Callable[[int], RankState]) -> None:
-        self._known: dict[int, RankState | None] = dict.fromkeys(ranks)
-        self._state_of = state_of
-
-    def __getitem__(self, rank: int) -> RankState:
-        state = self._known[rank]
-        if state is None:
-            state = self._known[rank] = self._state_of(rank)
-        return state
-
-    def __contains__(self, rank: object) -> bool:
-        return rank in self._known
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
 
 
 class StoreLog:
