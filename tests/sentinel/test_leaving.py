@@ -13,10 +13,10 @@ from tpcompile.evidence.timeline.flow import Flow
 from tpcompile.ranks.store import RankStore
 from tpcompile.sentinel import store_log
 from tpcompile.sentinel.events import Asked, Event, PeersLeft
+from tpcompile.sentinel.left_ranks import LeftRanks
 from tpcompile.sentinel.listener import Listener
 from tpcompile.sentinel.log_entries import Ask
 from tpcompile.sentinel.messages import FINISHED, Announcement, CompilePost, Position, RankState
-from tpcompile.sentinel.left_ranks import LeftRanks
 from tpcompile.sentinel.store_log import StoreLog
 
 
