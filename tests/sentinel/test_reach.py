@@ -49,6 +49,19 @@ def test_a_rank_that_waits_while_the_store_is_silent_is_cut_off_for_that_long() 
         assert found.silent_s(asked_at_s + 8.0) == pytest.approx(7.0)
 
 
+def test_a_thread_that_was_closed_has_ended_also_where_it_never_began_or_closes_itself() -> None:
+    before = threading.active_count()
+    reach(Line(), [None]).close()
+    found = reach(Line(), [None])
+    found.start()
+    found.close()
+    assert threading.active_count() == before
+    alone = Reach(Line(), limit_s=0.0, place=lambda: None, lost=lambda _: (alone.close(), closed.set()))
+    closed = threading.Event()
+    alone.start()
+    assert closed.wait(10)
+
+
 @pytest.mark.parametrize("then", ["all_reduce #4", None])
 def test_a_rank_that_goes_on_is_not(then: str | None) -> None:
     line, places = Line(), ["all_reduce #3"]

@@ -40,8 +40,10 @@ class Reach:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, and wait for it: a block that has ended leaves none."""
         self._done.set()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=10)
 
     def _run(self) -> None:
         while not self._done.wait(_LOOK_S):
