@@ -47,3 +47,21 @@ def test_the_first_and_the_last_group_and_some_between_are_traced_in_any_case() 
     certain = [rank for rank in plan.ranks if plan.is_certain(rank)]
     assert {*range(8), *range(1016, 1024)} < set(certain)
     assert len(certain) <= 16 + 8
+
+
+@pytest.mark.parametrize(
+    ("axes", "count", "expected"),
+    [
+        ((("tp", 8),), 8, False),
+        ((("dp", 2), ("tp", 4)), 8, False),
+        ((("dp", 3), ("tp", 8)), 24, True),
+        ((("dp", 2), ("tp", 4)), 4, False),
+        (AXES, 12, True),
+    ],
+    ids=str,
+)
+def test_a_first_rank_is_watched_only_where_that_can_save_a_trace(
+    axes: tuple[tuple[str, int], ...], count: int, expected: bool
+) -> None:
+    plan = Plan(target="", axes=axes, ranks=ranks_of(axes, count=count, seed=1), seed=1)
+    assert plan.may_save() is expected

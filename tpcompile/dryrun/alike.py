@@ -1,6 +1,6 @@
 """The ranks of a plan -> what they left, where as few are traced as can stand for all.
 
-The first rank is watched. Where no line outside of torch is seen to learn the rank, the program is the same one on all
+The first rank is watched, unless all are traced in any case. Where no line outside of torch is seen to learn the rank, the program is the same one on all
 ranks, and those of the first and the last group are traced, and two in the middle. Where such lines are outside of the
 calls, every rank is built, and called unless a rank that was traced started its calls from the same state (reach.py).
 That rests on three things, of which the last is an assumption and is checked on ranks that are traced all the same:
@@ -38,16 +38,16 @@ def trace_ranks(forks: Forks) -> Iterator[Ended]:
         generate_once()
     else:
         warm_up(plan.world_size + 1)
-    (first,) = forks.run(plan.ranks[:1], lambda rank: Asked(is_first=True))
+    (first,) = forks.run(plan.ranks[:1], lambda rank: Asked(is_first=True, is_watched=plan.may_save()))
     yield first
     left = first.left
     for name in left.imported if left is not None else ():
         with suppress(ImportError):  # the rank tried it, too
             importlib.import_module(name)
-    is_traced = left is not None and left.digest is not None and left.failed is None
-    is_alike = is_traced and left is not None and not left.reads
+    is_told = plan.may_save() and left is not None and left.digest is not None and left.failed is None
+    is_alike = is_told and left is not None and not left.reads
     ranks = plan.when_alike() if is_alike else plan.ranks
-    has_starts = is_traced and not is_alike and left is not None and left.is_told_by_start
+    has_starts = is_told and not is_alike and left is not None and left.is_told_by_start
     yield from _Others(forks, has_starts=has_starts).run(ranks[1:])
 
 

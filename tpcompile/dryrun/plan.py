@@ -83,6 +83,10 @@ class Plan:
         is_outer = rank < self.group_size or rank >= self.world_size - self.group_size
         return is_outer or rank in self._drawn
 
+    def may_save(self) -> bool:
+        """True where ranks need not be traced if those that are can stand for them."""
+        return not all(map(self.is_certain, self.ranks))
+
     @cached_property
     def _drawn(self) -> frozenset[int]:
         count = min(_NUM_DRAWN, len(self.ranks) // 8)
@@ -99,7 +103,9 @@ class Asked:
     """What is asked of a rank."""
 
     is_first: bool = False
-    """The rank whose build and calls are watched for reads of the rank; it costs three times as much."""
+    """It says for all what it imports, and that there is no GPU."""
+    is_watched: bool = False
+    """Its build and calls are watched for reads of the rank, which costs three to six times as much."""
     starts: Mapping[str, int] | None = None
     """Start of the calls -> the rank that was traced from it; None where the start does not matter."""
     is_traced: bool = False

@@ -140,7 +140,7 @@ class _Run:
         """Roles of the process groups, by name."""
         self.start = ""
         self.same_as: int | None = None
-        self.is_watched = asked.is_first
+        self.is_watched = asked.is_watched
         self.reads_in_build: Mapping[UserLine, None] = {}
         self.reads_in_calls: Mapping[UserLine, None] = {}
         self.draws = False

@@ -76,6 +76,7 @@ def of_torch_cuda(arch: str) -> dict[str, Any]:
 def pretend(arch: str) -> None:
     """Make torch see one GPU of that architecture, which computes nothing, for the rest of this process."""
     import torch._subclasses.fake_tensor as fake_tensor
+    import torch.backends.cuda as cuda_backends
     import torch.utils._triton as triton_utils
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.fx_passes import joint_graph
@@ -97,6 +98,13 @@ def pretend(arch: str) -> None:
     lazy_init = joint_graph.lazy_init
     joint_graph.lazy_init = lambda input_device=None, **options: lazy_init(torch.device("cpu"), **options)
     torch.nn.Module._apply = _convert  # type: ignore[method-assign]
+    # A build for CUDA asks the GPU which kernel of attention it has; one for the CPU takes the formula as well.
+    for enable in (
+        cuda_backends.enable_flash_sdp,
+        cuda_backends.enable_mem_efficient_sdp,
+        cuda_backends.enable_cudnn_sdp,
+    ):
+        enable(False)
     _register_interface(gpu, capability)
     _allocate_on_the_cpu()
 
