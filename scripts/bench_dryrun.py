@@ -6,6 +6,7 @@
 The program is tests/dryrun/llama.py: two layers unless told otherwise, in a program that reads its rank as training
 scripts do. Memory is the sum of what the command and its ranks hold (PSS), the largest of those seen twice a second.
 CPU is that of the command and all of its ranks; on idle cores the wall is at least that divided by their number.
+`import_s` is what a process takes to import the command, torch included; the run has it too.
 Rows are added to those that the file has.
 """
 
@@ -32,6 +33,7 @@ from tpcompile.evidence.rundir import RunDir
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = "tests.dryrun.llama:build"
 _SAMPLE_S = 0.5
+_IMPORTS = "import tpcompile.dryrun.__main__"
 
 
 def pss_mb(process: psutil.Process) -> float:
@@ -69,6 +71,9 @@ def measure(arguments: argparse.Namespace, fault: str) -> dict[str, Any]:
         for setting in settings:
             command += ["--set", setting]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        began_s = time.monotonic()
+        subprocess.run([sys.executable, "-c", _IMPORTS], cwd=ROOT, env=environment, check=True)
+        import_s = time.monotonic() - began_s
         began_s, before = time.monotonic(), os.times()
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
@@ -86,7 +91,9 @@ def measure(arguments: argparse.Namespace, fault: str) -> dict[str, Any]:
             "odd": arguments.odd if fault else None,
             "exit_code": process.returncode,
             "cpu_s": round(sum(after[2:4]) - sum(before[2:4]), 1),
+            "cores": len(os.sched_getaffinity(0)),
             "wall_s": round(wall_s, 1),
+            "import_s": round(import_s, 1),
             "load": round(os.getloadavg()[0], 1),
             "peak_pss_mb": round(most_mb),
             **found(run_dir),
@@ -135,7 +142,7 @@ def write(path: Path, row: dict[str, Any]) -> None:
     kept = [one for one in old if [one[name] for name in same] != [row[name] for name in same]]
     report = {
         "command": "python scripts/bench_dryrun.py, with the arguments of each row",
-        "machine": f"CPU, {os.cpu_count()} cores, {platform.machine()}, shared with other work",
+        "machine": f"CPU, {os.cpu_count()} cores, {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "rows": [*kept, row],
