@@ -64,3 +64,28 @@ def noisy(ctx: TargetContext) -> tpcompile.Target:
 
 def hidden(ctx: TargetContext) -> tpcompile.Target:
     return _made(ctx, Hidden)
+
+
+class Dropping(nn.Module):
+    """Dropout, whose mask compiled code draws with numbers of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, D] -> [B, D]."""
+        return nn.functional.dropout(self.linear(x), 0.2)
+
+
+def dropping(ctx: TargetContext) -> tpcompile.Target:
+    """A step that does not zero gradients."""
+
+    def step(program: Callable[[Tensor], Tensor], inputs: tuple[Tensor]) -> Tensor:
+        loss = program(*inputs).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    x = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(1))
+    return tpcompile.Target(program=Dropping(), inputs=(x,), reference=Dropping(), step=step)

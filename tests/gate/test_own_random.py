@@ -15,9 +15,10 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
     plain = ["compile.backend=eager"]
+    settings = {"noisy": plain, "noisy-wrong": [*plain, "wrong=yes"], "hidden": plain, "dropping": []}
     jobs = {
-        name: {"target": f"{TARGETS}:{name.partition('-')[0]}", "device": "cpu", "overrides": [*plain, *settings]}
-        for name, settings in {"noisy": [], "noisy-wrong": ["wrong=yes"], "hidden": []}.items()
+        name: {"target": f"{TARGETS}:{name.partition('-')[0]}", "device": "cpu", "overrides": given}
+        for name, given in settings.items()
     }
     return run_many(tmp_path_factory.mktemp("random"), jobs)
 
@@ -40,3 +41,12 @@ def test_where_the_reference_is_not_itself_the_run_is_incomplete(runs: dict[str,
     assert run.exit_code == ExitCode.INCOMPLETE
     (check,) = [check for check in run.judged.checks if check.id == CheckId.FORWARD]
     assert (check.status, check.is_undecided) == (Status.SKIPPED, True)
+
+
+def test_a_mask_that_compiled_code_draws_otherwise_is_no_alarm_in_a_step_that_adds_to_gradients(
+    runs: dict[str, GateRun],
+) -> None:
+    run = runs["dropping"]
+    assert run.exit_code == 0, run.judged.summary
+    (check,) = [check for check in run.judged.checks if check.id == CheckId.COMPILER]
+    assert check.status == Status.INFO

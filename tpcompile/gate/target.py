@@ -65,7 +65,6 @@ def run_target(phases: Phases, target: Target, group: dist.ProcessGroup) -> None
 
     has_reference = target.reference is not None
     if has_reference:
-        outputs.forget_gradients(target.program, target.inputs)
         phases.facts = phases.facts.changed(inputs=outputs.values_of(target.inputs))
 
     def trains(changes: bool) -> bool:
@@ -78,7 +77,6 @@ def run_target(phases: Phases, target: Target, group: dist.ProcessGroup) -> None
     with _put_back(target) if has_reference else nullcontext():
         _call_again(phases, target, call)
     if has_reference:
-        outputs.forget_gradients(target.program, target.inputs)
         call_eager = partial(call, around=torch.compiler.set_stance("force_eager"))
         with phases.phase(f"{TARGET}/eager", "the same without compile"):
             eager = _ran(target, call_eager, trains=lambda _changes: compiled.trains)
@@ -87,6 +85,7 @@ def run_target(phases: Phases, target: Target, group: dist.ProcessGroup) -> None
 
 
 def _ran(target: Target, call: Callable[[Inputs], Any], *, trains: Callable[[bool], bool]) -> Ran:
+    outputs.forget_gradients(target.program, target.inputs)  # a step that does not zero them adds to those of the last
     return run_step(target, target.program, lambda: call(target.inputs), trains=trains)
 
 
