@@ -70,7 +70,7 @@ def measure(arguments: argparse.Namespace, fault: str) -> dict[str, Any]:
         ]
         for setting in settings:
             command += ["--set", setting]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
         began_s = time.monotonic()
         subprocess.run([sys.executable, "-c", _IMPORTS], cwd=ROOT, env=environment, check=True)
         import_s = time.monotonic() - began_s

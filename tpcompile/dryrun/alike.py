@@ -1,8 +1,9 @@
 """The ranks of a plan -> what they left, where as few are traced as can stand for all.
 
-The first rank is watched, unless all are traced in any case. Where no line outside of torch is seen to learn the rank, the program is the same one on all
-ranks, and those of the first and the last group are traced, and two in the middle. Where such lines are outside of the
-calls, every rank is built, and called unless a rank that was traced started its calls from the same state (reach.py).
+The first rank is watched, unless all are traced in any case. Where no line outside of torch is seen to learn the rank,
+the program is the same one on all ranks, and those of the first and the last group are traced, and two in the middle.
+Where such lines are outside of the calls, every rank is built, and called unless a rank that was traced started its
+calls from the same state (reach.py).
 That rests on three things, of which the last is an assumption and is checked on ranks that are traced all the same:
 
 - calls read the rank nowhere: those of each rank that stands for others were watched, and drew no random numbers;

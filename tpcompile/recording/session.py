@@ -22,6 +22,7 @@ from tpcompile.evidence.records import CompileRecord, Item, PhaseCounters, RankR
 from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.records.compile import nodes_of
 from tpcompile.evidence.text.comments import stack_lines
+from tpcompile.evidence.text.lines import own_lines
 from tpcompile.fastpath import ban, selection
 from tpcompile.fastpath.use import Seen, uses
 from tpcompile.fusion.manifest_records import Manifest
@@ -179,7 +180,7 @@ class CaptureSession:
         self._snapshot()
         events = self._events_so_far()
         compiles = trace.compile_records(events, roles=self._roles, strings=self._strings)
-        return tuple(map(self._with_sources, compiles))
+        return tuple(self._with_stacks(self._with_sources(compile_)) for compile_ in compiles)
 
     def compile(self, compile_id: str) -> CompileRecord:
         """The newest compile with this id; an empty record when nothing was logged for it."""
@@ -190,7 +191,7 @@ class CaptureSession:
             if event.compile_id == wanted or event.name == "str":  # strings are shared by all compiles
                 events.append(event)
         found = trace.compile_records(events, roles=self._roles, strings=self._strings)
-        return self._with_sources(found[-1]) if found else CompileRecord(compile_id=wanted)
+        return self._with_stacks(self._with_sources(found[-1])) if found else CompileRecord(compile_id=wanted)
 
     def manifest(self, *, phases: tuple[str, ...] = ("",)) -> Manifest:
         """Which kernels the graphs so far became, of phases that begin with one of these texts; empty unless fusion is
@@ -205,6 +206,14 @@ class CaptureSession:
         if not found:
             return compile_
         return ban.with_sources(compile_, uses(found, self._seen(found)), self._launches.sources)
+
+    def _with_stacks(self, compile_: CompileRecord) -> CompileRecord:
+        """The compile, with the stacks of the lines that were traced from one place only."""
+        places = {(line.file, line.line) for line in lines_of(compile_.dynamo_nodes)}
+        stacks = [self._stacks[place] for place in sorted(places & self._stacks.keys())]
+        traced = [{tuple(own_lines(stack_lines(text))) for text in texts} for texts in stacks]
+        known = tuple(own for found in traced if len(found) == 1 for own in found if own)
+        return compile_.model_copy(update={"traced_from": known})
 
     def _events_so_far(self) -> list[trace.TraceEvent]:
         with self._lock:

@@ -16,12 +16,15 @@ from tpcompile.evidence.iterables import find, first, grouped
 from tpcompile.evidence.layers import SPECS
 from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.layers.kernels import LAUNCHES, is_reordered
+from tpcompile.evidence.layers.parted_stacks import at_parting
 from tpcompile.evidence.layers.row_text import headline
 from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, Followed
 from tpcompile.evidence.records import (
     CompileDigest,
     Divergence,
     DivergenceClass,
+    Item,
+    ItemKind,
     Layer,
     LayerDigest,
     RankGroup,
@@ -286,7 +289,9 @@ class _Layer:
         """The finding; the ranks that the evidence names come last."""
         found = self.explanation
         order, groups = self._shown(found)
-        row = found.row.picked(order)
+        is_of_collectives = self.layer != Layer.COLLECTIVES and found.row.distinct(_kind) == {ItemKind.COLLECTIVE}
+        items = self.items(Layer.COLLECTIVES) if is_of_collectives else self._own_items
+        row = at_parting(found.row, items, found.cause).picked(order)
         held, failed = _both_sides(found.guard, order)
         # For generated code the calls in it decide whether the ranks will wait for each other.
         follows = self.layer != Layer.KERNELS and self.differs(Layer.COLLECTIVES)
@@ -336,6 +341,10 @@ class _Layer:
             step=self.whole.slot.step,
             **fields,
         )
+
+
+def _kind(item: Item) -> ItemKind:
+    return item.kind
 
 
 def _both_sides(guard: Row, order: Sequence[int]) -> tuple[str, str]:

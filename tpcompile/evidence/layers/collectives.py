@@ -43,7 +43,10 @@ def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
         if not collective.used:
             notes[UNUSED] = "yes"
         about = collective.phase
-        yield Item(kind=ItemKind.COLLECTIVE, about=about, fields=fields, notes=notes, line=collective.line)
+        callers = compile_.callers(collective.line)
+        yield Item(
+            kind=ItemKind.COLLECTIVE, about=about, fields=fields, notes=notes, line=collective.line, callers=callers
+        )
 
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:

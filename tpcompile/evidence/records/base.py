@@ -116,6 +116,8 @@ class Item(Frozen):
     notes: dict[str, str] = {}
     """Parts of the fields, or facts besides them; never compared."""
     line: UserLine | None = None
+    callers: tuple[UserLine, ...] | None = None
+    """Lines from the compiled frame to the call that `line` is in, outermost first; None where they are not known."""
 
     @property
     def key(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, Literal
@@ -225,6 +226,16 @@ class CompileRecord(Frozen):
     is_cut: bool = False
     """True when the log ends before the compile does: what is missing was not observed."""
     normalised: tuple[Normalised, ...] = ()
+    traced_from: tuple[tuple[UserLine, ...], ...] = ()
+    """Stacks, outermost first, of the lines of its Dynamo graph that were traced from one place only; none in a log."""
+
+    def callers(self, line: UserLine | None) -> tuple[UserLine, ...] | None:
+        """Lines from the compiled frame to the call that this line is in; None where they are not known."""
+        return self._callers.get((line.file, line.line)) if line is not None else None
+
+    @functools.cached_property
+    def _callers(self) -> dict[tuple[str, int], tuple[UserLine, ...]]:
+        return {(stack[-1].file, stack[-1].line): stack[:-1] for stack in self.traced_from}
 
     @property
     def is_loaded(self) -> bool:
