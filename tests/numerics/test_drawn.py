@@ -79,3 +79,15 @@ def test_what_was_not_drawn_is_drawn_anew() -> None:
 )
 def test_an_output_or_most_tensors_leave_it_undecided(judged: dict[str, bool], names: list[str]) -> None:
     assert undecided(judged) == names
+
+
+def test_a_gradient_that_is_returned_in_float_has_the_error_of_the_dtype_it_was_computed_in() -> None:
+    x, drawn = torch.linspace(1, 2, 999).bfloat16(), Drawn()
+    with drawn.recorded():
+        got = (x * 3).float()
+    assert drawn.coarsest == torch.bfloat16
+    far = torch.full((999,), 1.02)
+    exact = torch.ones(999, dtype=torch.float64)
+    assert got.dtype == torch.float32
+    assert not error_ratio.error_of(far, far, exact)["is_judged"]
+    assert error_ratio.error_of(far, far, exact, coarsest=drawn.coarsest)["is_judged"]

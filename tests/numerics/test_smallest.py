@@ -60,3 +60,33 @@ def test_a_sum_in_a_different_order_is_right_and_a_shifted_one_is_not(dtype: tor
     assert not is_wrong(backward, forward)
     assert is_wrong(x[:, 1:].mul(1.2).sum(-1), forward)
     assert is_wrong(forward * float("nan"), forward)
+
+
+def without_unused_calls(module: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+    """A backend that takes out what nothing uses, also what writes in place."""
+    for node in reversed(module.graph.nodes):
+        if node.op in ("call_function", "call_method") and not node.users:
+            module.graph.erase_node(node)
+    module.recompile()
+    return module.forward
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()))
+        self.scale: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        top = x.abs().amax()
+        self.scale.copy_(top / 15)
+        return (x / self.scale).round() * self.scale
+
+
+def test_a_write_that_is_lost_is_named_and_not_what_reads_the_old_value() -> None:
+    found = Comparison(of_dynamo=True)
+    torch.compiler.reset()
+    with comparing.dynamo_graphs(found.on_run), torch.no_grad():
+        torch.compile(Scaled(), backend=without_unused_calls)(torch.randn(8, 8))
+    (part,) = smallest(found)
+    assert [node.target for node in part.nodes] == ["copy_"]

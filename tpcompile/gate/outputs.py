@@ -73,12 +73,19 @@ def whole(outputs: Outputs) -> dict[str, Tensor]:
 
 
 def errors(
-    compiled: Outputs, eager: Outputs, single: Outputs, exact: Outputs, normal: Mapping[str, float] | None = None
+    compiled: Outputs,
+    eager: Outputs,
+    single: Outputs,
+    exact: Outputs,
+    normal: Mapping[str, float] | None = None,
+    *,
+    coarsest: torch.dtype | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Name -> the error against float64, and `eager NAME` -> the distance between compiled and eager.
 
     A tensor that one of the runs does not return, or returns in a different shape, has no error that is finite.
-    `normal` are single-device errors of tensors of which these are parts.
+    `normal` are single-device errors of tensors of which these are parts, and `coarsest` is a dtype in which they were
+    computed.
     """
     compiled, eager, normal = whole(compiled), whole(eager), normal or {}
     right = {"the program": compiled, "the reference": single, "the reference in float64": exact}
@@ -87,10 +94,10 @@ def errors(
     for name in dict.fromkeys((*exact, *single, *compiled, *eager)):
         unlike = _unlike(name, right)
         of_whole = normal.get(name, 0.0)
-        found[name] = unlike or _error_of(compiled[name], single[name], exact[name], of_whole)
+        found[name] = unlike or _error_of(compiled[name], single[name], exact[name], of_whole, coarsest)
         apart = unlike or _unlike(name, same)
         found[f"eager {name}"] = apart or error_ratio.distance(
-            compiled[name], eager[name], single[name], exact[name], whole=of_whole
+            compiled[name], eager[name], single[name], exact[name], whole=of_whole, coarsest=coarsest
         )
     return found
 
@@ -117,8 +124,11 @@ def unlike_eager(
     return [name for name, error in found if name.startswith("eager ") and not error["ratio"] <= limit]
 
 
-def _error_of(got: Tensor, single: Tensor, exact: Tensor, of_whole: float) -> dict[str, Any]:
-    return error_ratio.error_of(got, single, exact, whole=of_whole) | {"times": error_ratio.multiple_of(got, exact)}
+def _error_of(
+    got: Tensor, single: Tensor, exact: Tensor, of_whole: float, coarsest: torch.dtype | None
+) -> dict[str, Any]:
+    error = error_ratio.error_of(got, single, exact, whole=of_whole, coarsest=coarsest)
+    return error | {"times": error_ratio.multiple_of(got, exact)}
 
 
 def _unlike(name: str, runs: Mapping[str, Outputs]) -> dict[str, Any]:

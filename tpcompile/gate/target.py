@@ -120,11 +120,12 @@ def _compare(
     found = comparable([compiled, eager], single, exact, rank=group.rank(), size=group.size())
     compiled_values, eager_values = found.own
     limit, normal = phases.config.gate.error_ratio, dict(found.normal)
-    errors = outputs.errors(compiled_values, eager_values, found.single, found.exact, normal)
+    coarsest = drawn.coarsest
+    errors = outputs.errors(compiled_values, eager_values, found.single, found.exact, normal, coarsest=coarsest)
     is_red = any(not error["ratio"] <= limit for error in errors.values())  # NaN is wrong
     if phases.ranks.any_says(f"{TARGET}/red", is_red):
         normal = spread_of(_moved_runs(target, trains=eager.trains), exact.named, normal)
-        errors = outputs.errors(compiled_values, eager_values, found.single, found.exact, normal)
+        errors = outputs.errors(compiled_values, eager_values, found.single, found.exact, normal, coarsest=coarsest)
     phases.facts = phases.facts.with_errors(TARGET, errors).changed(left_out=found.left_out)
     wrong = outputs.wrong_names(eager_values, found.single, found.exact, normal, limit=limit)
     _find_first_wrong(phases, target, wrong, group, drawn, trains=eager.trains)

@@ -1,4 +1,4 @@
-"""The random numbers of a run on one device -> the same ones in its repetition in float64.
+"""The random numbers of a run on one device -> the same ones in its repetition in float64; and its coarsest dtype.
 
 A GPU draws other numbers for a different dtype, and so does `randn` on the CPU: the mask of a dropout in float64 would
 not be the one in bfloat16, and against such a reference every program is as right as any other.
@@ -32,13 +32,15 @@ class Drawn:
     def __init__(self) -> None:
         self.is_known = False
         self.numbers: defaultdict[_Key, list[Tensor]] = defaultdict(list)
+        self.coarsest = torch.float64
+        """The floating dtype with the largest unit in the last place in which an op has computed."""
 
     def recorded(self) -> AbstractContextManager[Any]:
         """A context that keeps what is drawn in the first run; a later one draws the same by its seed."""
         if self.is_known:
             return nullcontext()
         self.is_known = True
-        return _Draws(self._keep)
+        return _Draws(self._keep, self._see)
 
     def again(self) -> AbstractContextManager[Any]:
         """A context in which the same is drawn, op by op; what the run did not draw is drawn anew."""
@@ -52,21 +54,30 @@ class Drawn:
 
         return _Draws(take)
 
+    def _see(self, result: Any) -> None:
+        is_float = isinstance(result, Tensor) and result.is_floating_point()
+        if is_float and torch.finfo(result.dtype).eps > torch.finfo(self.coarsest).eps:
+            self.coarsest = result.dtype
+
     def _keep(self, key: _Key, drawn: Tensor) -> Tensor:
         self.numbers[key].append(drawn.detach().clone())
         return drawn
 
 
 class _Draws(TorchDispatchMode):
-    """Gives what every op draws to a function, and goes on with what that returns."""
+    """Gives what every op draws to a function, and goes on with what that returns; shows what every op returns."""
 
-    def __init__(self, on_drawn: Callable[[_Key, Tensor], Tensor]) -> None:
+    def __init__(
+        self, on_drawn: Callable[[_Key, Tensor], Tensor], on_result: Callable[[Any], None] = lambda result: None
+    ) -> None:
         super().__init__()
         self._on_drawn = on_drawn
+        self._on_result = on_result
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the op."""
         result = func(*args, **(kwargs or {}))
+        self._on_result(result)
         name = func.overloadpacket.__name__
         if name not in _DRAWS:
             return result

@@ -26,14 +26,17 @@ _FEW = 64
 """Numbers below which the ratio of two errors scatters by more than a limit near 2.5 allows."""
 
 
-def error_of(got: Tensor, single: Tensor, exact: Tensor, *, whole: float = 0.0) -> dict[str, float]:
+def error_of(
+    got: Tensor, single: Tensor, exact: Tensor, *, whole: float = 0.0, coarsest: torch.dtype | None = None
+) -> dict[str, float]:
     """Relative errors of `got` and `single` against `exact` (float64), and their ratio; NaN stays NaN.
 
-    `whole` is the single-device error of the tensor these are slices of.
+    `whole` is the single-device error of the tensor these are slices of, and `coarsest` a dtype in which it was
+    computed, where that is not its own: `gradient.float()` has the error of bfloat16.
     """
     error = relative(got, exact)
     normal = max(whole, relative(single, exact))
-    return _measured(error, normal, got)
+    return _measured(error, normal, got, coarsest)
 
 
 def relative(got: Tensor, exact: Tensor) -> float:
@@ -56,7 +59,15 @@ def missing() -> dict[str, float]:
     return {"error": 1.0, "single": 0.0, "ratio": float("inf")}
 
 
-def distance(one: Tensor, two: Tensor, single: Tensor, exact: Tensor, *, whole: float = 0.0) -> dict[str, float]:
+def distance(
+    one: Tensor,
+    two: Tensor,
+    single: Tensor,
+    exact: Tensor,
+    *,
+    whole: float = 0.0,
+    coarsest: torch.dtype | None = None,
+) -> dict[str, float]:
     """How far two results of the same maths are apart, in units of the single-device error.
 
     The distance is relative to the larger of `two` and `exact`: rounding grows with what is rounded, right or wrong.
@@ -64,13 +75,12 @@ def distance(one: Tensor, two: Tensor, single: Tensor, exact: Tensor, *, whole: 
     normal = max(whole, relative(single, exact))
     size = torch.maximum(two.double().norm(), exact.norm()).clamp_min(torch.finfo(torch.float64).tiny)
     apart = float((one.double() - two.double()).norm() / size)
-    return _measured(apart, normal, one)
+    return _measured(apart, normal, one, coarsest)
 
 
-def _measured(error: float, normal: float, got: Tensor) -> dict[str, float]:
-    credible = _MOST_ROUNDING
-    if got.dtype.is_floating_point:
-        credible = min(credible, _ROUNDINGS * torch.finfo(got.dtype).eps)
+def _measured(error: float, normal: float, got: Tensor, coarsest: torch.dtype | None) -> dict[str, float]:
+    dtypes = [dtype for dtype in (got.dtype, coarsest) if dtype is not None and dtype.is_floating_point]
+    credible = min(_MOST_ROUNDING, _ROUNDINGS * max((torch.finfo(dtype).eps for dtype in dtypes), default=1.0))
     return {"error": error, "single": normal, "ratio": error / _allowed(normal, got), "is_judged": normal <= credible}
 
 

@@ -75,7 +75,9 @@ class Search:
         if self._wrong.in_backward:
             return None
         whole = self._compiled(nodes, nodes)
-        if whole is None:
+        names = {node.name for node in nodes}
+        # What is not written into an input is read by nodes behind it: those are wrong for that reason.
+        if whole is None or not names.issuperset(difference.node for difference in whole.differences):
             return None
         first = next(node for node in nodes if node.name == whole.differences[0].node)
         behind = [*_producers(first, nodes), first]
@@ -103,9 +105,10 @@ class Search:
         return part
 
     def _ends(self, nodes: Sequence[fx.Node]) -> list[fx.Node]:
-        """Those that something outside uses, or nothing: they write into what they are given."""
+        """Those that something outside uses. What nothing uses writes into what it is given, and is no output: a pass
+        that takes out what is not used would keep it."""
         inside = set(nodes)
-        return [node for node in nodes if not node.users or not inside.issuperset(node.users)]
+        return [node for node in nodes if not inside.issuperset(node.users)]
 
     def _can_be_compiled(self, node: fx.Node) -> bool:
         """False for a collective, also in a graph of its own that the node calls, as an autograd function does."""
@@ -142,7 +145,8 @@ class Search:
         for node in inside:
             copies[node.name] = graph.node_copy(node, lambda one: copies.get(one.name, values[one.name]))
         outputs = [node for node in ends if node in inside and _has_meaning(node, values[node.name])]
-        if not outputs:
+        is_writing = any(not node.users for node in inside)
+        if not outputs and not is_writing:
             return None
         graph.output(tuple(copies[node.name] for node in outputs))
         module = fx.GraphModule(self._wrong.graph.module, graph)
