@@ -296,6 +296,27 @@ def test_rings_of_jobs_that_were_killed_a_day_ago_are_removed(name: str) -> None
 
 
 @pytest.mark.usefixtures("callbacks")
+def breaking(x: torch.Tensor) -> torch.Tensor:
+    y = x.sin()
+    shown(y)
+    return y * 2
+
+
+def shown(y: torch.Tensor) -> None:
+    print(f"{y.dtype}", flush=True)
+
+
+@needs_monitoring
+def test_what_dynamo_has_made_of_a_frame_is_no_step_and_what_it_calls_is(name: str) -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(breaking, backend="eager")
+    compiled(torch.ones(2))
+    flow = recorded(lambda _: compiled(torch.ones(2)), name)
+    functions = [code.function for code in flow.codes]
+    assert "breaking" not in functions
+    assert not [function for function in functions if "resume" in function]
+
+
 def test_what_is_compiled_is_the_same_with_and_without(name: str) -> None:
     from torch._dynamo.utils import counters
 

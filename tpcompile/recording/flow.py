@@ -197,6 +197,9 @@ class FlowRecorder:
         unfollowed = _MONITORING.DISABLE if IS_POSSIBLE else _UNFOLLOWED
         if callbacks is None or ring is None or not self._is_followed(code.co_filename):
             return unfollowed
+        # It differs where ranks compile differently, which is no branch of theirs.
+        if watching.is_made_by_dynamo(code):
+            return unfollowed
         try:
             names = assigned(code)
         except Exception as error:  # the user's function runs on, whatever is odd about its code

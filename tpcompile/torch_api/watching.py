@@ -9,6 +9,8 @@
     Module._call_impl (code objects)              the frames through which a module is called, with hooks and without
     Module._compiled_call_impl                    where `module.compile()` keeps the compiled call
     _dynamo.exc.TorchDynamoException              base of every error the compiler raises, Inductor's included
+    convert_frame.output_codes                    code that Dynamo has made of a frame
+    resume_execution.TORCH_DYNAMO_RESUME_IN_PREFIX    names of the code with which a frame goes on after a graph break
 
 `tests/torch_api/test_watching.py` fails when torch moves one of them.
 """
@@ -34,6 +36,8 @@ import torch.distributed as dist
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo import eval_frame as _eval_frame
 from torch._dynamo import exc as _exc
+from torch._dynamo.convert_frame import output_codes as _output_codes
+from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX as _RESUMED
 from torch.nn.modules import module as _module
 
 from tpcompile.evidence.digests.split_regions import skipped_frame
@@ -58,6 +62,11 @@ _BETWEEN = ("contextlib.py", "_utils_internal.py", "/logging/__init__.py", "/tor
 """Files of frames between a callback or log handler of ours and Dynamo."""
 _LOADED_BEFORE = 6
 """Instructions before a call within which its function was loaded: what is between them loads the arguments."""
+
+
+def is_made_by_dynamo(code: CodeType) -> bool:
+    """True for a compiled frame, and for the rest of it after a graph break: they have the lines of the user's code."""
+    return code.co_name.startswith(_RESUMED) or code in _output_codes
 
 
 def frames_from(frame: FrameType | None) -> Iterator[FrameType]:

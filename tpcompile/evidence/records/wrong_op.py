@@ -41,7 +41,8 @@ _SAYS = {
     "mean is meant to be a sum",
     MistakeKind.PER_RANK: "{of}, which each rank holds whole, is added to its part of a sum: the sum over the ranks "
     "counts it {size} times",
-    MistakeKind.OTHER_PART: "{what} is what rank {other} should have",
+    MistakeKind.OTHER_PART: "{what} is what rank {other} should have: an offset, a position or an index is not this "
+    "rank's own",
     MistakeKind.CUT_AS_ONE: "{of} is cut as one matrix and then taken apart in {pieces}: each piece has to be sharded "
     "by itself",
     MistakeKind.LOCAL_STATISTIC: "it is a statistic of this rank's shard, and {what} is used for the whole",
