@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from tpcompile.recording import before
 from tpcompile.recording.before import set_before
 
 CHUNK = 6  # of the module
@@ -108,3 +109,10 @@ def test_much_is_cut() -> None:
     everything = {str(number): Config() for number in range(5000)}
     assert len(set_before(sys._getframe(), is_followed)) <= 2000
     assert len(everything) == 5000
+
+
+def test_of_a_large_program_the_variables_of_running_functions_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    width_of_this_function = 7
+    monkeypatch.setattr(before, "_MAX_ROWS", width_of_this_function)
+    names = {one.name for one in set_before(sys._getframe(), is_followed)}
+    assert "width_of_this_function" in names

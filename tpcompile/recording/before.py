@@ -36,8 +36,14 @@ _PLAIN = (bool, int, float, complex, type(None), torch.dtype)
 
 
 def set_before(frame: FrameType | None, is_followed: Callable[[str], bool]) -> tuple[Set, ...]:
-    """What the followed modules have set, then what the running functions have, outermost first; at most 2000 rows."""
-    return tuple(islice(_Program(is_followed).rows(frame), _MAX_ROWS))
+    """What the followed modules have set, then what the running functions have, outermost first; at most 2000 rows.
+
+    Where there is more, it is the modules' that is left out: a large program has thousands of constants.
+    """
+    program = _Program(is_followed)
+    running = program.running(frame)
+    of_running = tuple(islice(program.rows_of_frames(running), _MAX_ROWS))
+    return (*islice(program.rows_of_modules(running), _MAX_ROWS - len(of_running)), *of_running)
 
 
 class _Program:
@@ -47,8 +53,11 @@ class _Program:
         self._is_followed = is_followed
         self._classes: dict[int, Mapping[str, _Place]] = {}
 
-    def rows(self, frame: FrameType | None) -> Iterator[Set]:
-        running = [one for one in watching.frames_from(frame) if self._is_followed(one.f_code.co_filename)][::-1]
+    def running(self, frame: FrameType | None) -> Sequence[FrameType]:
+        """The frames of followed files, outermost first."""
+        return [one for one in watching.frames_from(frame) if self._is_followed(one.f_code.co_filename)][::-1]
+
+    def rows_of_modules(self, running: Sequence[FrameType]) -> Iterator[Set]:
         of_frames = {one.f_code.co_filename for one in running if one.f_code.co_name == "<module>"}
         own: list[tuple[str, ModuleType]] = []
         for module in list(sys.modules.values()):
@@ -57,6 +66,8 @@ class _Program:
                 own.append((file, module))
         for file, module in own[:_MAX_MODULES]:
             yield from self._variables(_lines_of_module(file), vars(module))
+
+    def rows_of_frames(self, running: Sequence[FrameType]) -> Iterator[Set]:
         for one in running:
             with variables_of(one) as variables:
                 yield from self._variables(_lines(one.f_code, one.f_lineno), variables)
