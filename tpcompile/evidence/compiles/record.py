@@ -80,11 +80,6 @@ def _line(file: str, line: int, function: str, code: str) -> UserLine:
     return UserLine(file=file, line=line, function=function, code=code)
 
 
-def frame_line(stack: Sequence[UserLine]) -> UserLine | None:
-    """The line of the compiled frame; below a wrapper of torch, as around nn.Sequential, that of the user's caller."""
-    return innermost(stack)
-
-
 @dataclass
 class LoggedEvents:
     """Events of one compile, and what is read from them."""
@@ -139,7 +134,7 @@ class LoggedEvents:
             phase=began.phase,
             step=began.step,
             function=stack[-1].function if stack else "",
-            line=frame_line(stack),
+            line=innermost(stack),  # below a wrapper of torch, as around nn.Sequential, that of the user's caller
             stack=stack,
             called_from=self.called_from(),
             inputs=self.inputs(),

@@ -12,12 +12,11 @@ import linecache
 import os
 from collections.abc import Iterable, Mapping, Sequence
 
-from tpcompile.evidence.compiles.collectives import is_library
 from tpcompile.evidence.iterables import first, last
 from tpcompile.evidence.records import Graph, Guard, Node, UserLine
 from tpcompile.evidence.records.base import known, lines_of
 from tpcompile.evidence.records.compile import nodes_of
-from tpcompile.evidence.text.lines import own_lines
+from tpcompile.evidence.text.lines import is_library, own_lines
 
 _MAX_LINES = 60
 """Lines of source searched on each side of the user's line."""

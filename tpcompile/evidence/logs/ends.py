@@ -9,8 +9,9 @@ from enum import Enum
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import last
 from tpcompile.evidence.logs.beside_peers import fewer_records
+from tpcompile.evidence.logs.compiled import LoggedCompile
 from tpcompile.evidence.logs.domains import Domain
-from tpcompile.evidence.logs.ranklog import LoggedCompile, RankLog
+from tpcompile.evidence.logs.ranklog import RankLog
 from tpcompile.evidence.text.ranks import named_ranks
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from tpcompile.evidence.digests.digest import digest_rank, environment_items, frame_name, layer_items
 from tpcompile.evidence.iterables import first
+from tpcompile.evidence.logs.compiled import Frame, LoggedCompile
 from tpcompile.evidence.logs.job import DomainLogs, Job, Member
-from tpcompile.evidence.logs.ranklog import Frame, LoggedCompile
 from tpcompile.evidence.records import CompileDigest, CompileRecord, Item, Layer, LayerDigest, RankDigest, RankRecord
 from tpcompile.evidence.text.normalise import GroupRoles
 
