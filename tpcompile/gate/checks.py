@@ -124,7 +124,7 @@ def target(config: JobConfig, digests: Sequence[RankDigest], divergences: Sequen
     if declared.has_reference:
         right = _errors(config, facts, TARGET, CheckId.FORWARD, only="forward")
         if right.is_red and not any(known.wrong_compiled for known in facts.values()):
-            right = right.model_copy(update={"details": (wrong_numbers.differing(ranks), *right.details)})
+            right = right.changed(details=(wrong_numbers.differing(ranks), *right.details))
         numbers.append(right)
         numbers.append(_errors(config, facts, TARGET, CheckId.EAGER, only="eager"))
         numbers = with_compiler(TARGET, facts, numbers)
@@ -344,7 +344,7 @@ def _errors(config: JobConfig, facts: Facts, mode: AnyMode, id: CheckId, *, only
     why_open = first(filter(None, map(_why_undecided, errors.values()))) if not bad else None
     if why_open is not None:
         check = _not_made(mode, id, Status.SKIPPED, f"at most {limit:g}x the single-device error", why_open)
-        return check.model_copy(update={"is_undecided": True})
+        return check.changed(is_undecided=True)
     measured = sorted(in_order, key=lambda one: one.error.badness, reverse=True)
     details = [f"rank {one.rank} {one.error.name}: {one.error.says or f'{one.error.ratio:.2f}x'}" for one in bad[:8]]
     observed = measured[0].as_worst

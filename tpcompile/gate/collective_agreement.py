@@ -148,7 +148,7 @@ class Agreement:
             compile_,
             ranks=issued.ranks if self._is_steady else late,
         )
-        return check.model_copy(update={"line": item.line or check.line})
+        return check.changed(line=item.line or check.line)
 
     def _differ(self, compile_: CompileRecord, issued: ByRank[tuple[Item, ...]], odd: Sequence[int]) -> Check:
         """The first collective that differs between the lowest of the `odd` ranks and the lowest of all other ranks."""
@@ -166,8 +166,7 @@ class Agreement:
         within = in_program(item.line, entered_at(compile_.line, compile_.stack))
         ranks, is_known = issued.blamed(_keys)
         check = self._check(_SAME, what + within, compile_, ranks=ranks)
-        update = {"line": item.line, "cause": explanation.cause, "is_rank_known": is_known}
-        return check.model_copy(update=update)
+        return check.changed(line=item.line, cause=explanation.cause, is_rank_known=is_known)
 
     def missing(self, phase: str, late: Sequence[int]) -> Check:
         """The check that fails when ranks do not arrive at a phase."""

@@ -73,7 +73,7 @@ class LastState:
                 return flow_left(process_of(rank, store).black_box)
             return None
         found = self._flow.flow()
-        return found and found.model_copy(update={"issuing": flight.issuing_places(flight.recorded())})
+        return found and found.changed(issuing=flight.issuing_places(flight.recorded()))
 
     def begin_call(self, phase: str, store: RankStore) -> None:
         """Publish the numbers of this rank's collectives before a call of that phase."""
@@ -131,16 +131,16 @@ class LastState:
         frame = watching.main_thread_frame(self._main_thread)
         state = state_of(frame, rank=self._rank, activity=RUNNING, since_s=0.0)
         if self._has_raised:
-            return state.model_copy(update={"stack": self._raised_at, "issued": _with_last_in_flight(state)})
+            return state.changed(stack=self._raised_at, issued=_with_last_in_flight(state))
         if self.finished:
-            return state.model_copy(update={"stack": (), "ended": FINISHED, "phase": self.finished})
+            return state.changed(stack=(), ended=FINISHED, phase=self.finished)
         return state
 
 
 def _with_last_in_flight(state: RankState) -> tuple[Issued, ...]:
     """Its collectives, the last one in flight: it has failed, and the recorder does not say whether it ended."""
     last = state.latest
-    return tuple(one.model_copy(update={"is_done": False}) if one == last else one for one in state.issued)
+    return tuple(one.changed(is_done=False) if one == last else one for one in state.issued)
 
 
 def _oldest(issued: tuple[Issued, ...]) -> Issued | None:

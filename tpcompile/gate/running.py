@@ -74,7 +74,7 @@ class Gate:
         """End this rank, with the ranks of its node: the others cannot be reached. Does not return."""
         found = finding_check(cut_off(self.last_state.state(), silent_s=silent_s))
         LINE.give_up(found.observed)
-        self.watch.end(found.model_copy(update={"mode": self.evidence.config.modes[-1]}))
+        self.watch.end(found.changed(mode=self.evidence.config.modes[-1]))
 
     def run(self, device: torch.device, fault: Fault, context: FaultContext) -> ExitCode:
         """All modes, then the exchange; any failure ends in a verdict."""

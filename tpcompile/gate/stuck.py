@@ -40,8 +40,8 @@ def explained(
     found = uneven_call(calls, states) or _why(check, Situation(states, before=_stuck(states), lost=ByRank(lost)))
     if found is None:
         return (_located(check, states),)
-    cause = finding_check(found).model_copy(update={"mode": check.mode})
-    return cause, check.model_copy(update={"is_consequence": True})
+    cause = finding_check(found).changed(mode=check.mode)
+    return cause, check.changed(is_consequence=True)
 
 
 def _stuck(states: ByRank[RankState]) -> ByRank[RankState]:
@@ -79,7 +79,7 @@ def _located(check: Check, states: ByRank[RankState]) -> Check:
     if check.id not in _WAITS or check.line is not None:
         return check
     named = states.where(lambda state: state.rank in check.ranks) if check.ranks else states
-    return check.model_copy(update={"line": first(_lines(named))})
+    return check.changed(line=first(_lines(named)))
 
 
 def _lines(states: ByRank[RankState]) -> list[UserLine]:

@@ -125,8 +125,10 @@ class LoggedEvents:
         graphs = self.with_lines(graphs, guards)
         began = self.last("dynamo_start") or self.events[0]
         metrics_event = self.last("compilation_metrics")
-        body = metrics_event.metadata["compilation_metrics"] if metrics_event else {}
-        metrics = body if isinstance(body, Mapping) else {}
+        metrics = metrics_event.metadata["compilation_metrics"] if metrics_event else {}
+        fail_reason = str(metrics.get("fail_reason") or "")
+        # torch runs a call beyond the recompile limit in eager, and logs reasons and metrics of it but no start
+        is_beyond_limit = fail_reason.startswith(LIMIT) or metrics.get("fail_type") == "FailOnRecompileLimitHit"
         breaks = set(map(parse_break, self.payloads("dynamo_graph_break_reason")))
         reasons = itertools.chain.from_iterable(map(_texts, self.payloads("recompile_reasons")))
         return CompileRecord(
@@ -146,10 +148,10 @@ class LoggedEvents:
             breaks=tuple(sorted(breaks, key=lambda found: (str(found.line), found.reason))),
             recompile_reasons=tuple(map(normalise.generic, reasons)),
             cache=tuple(event.name for event in self.all(*CACHE_EVENTS)),
-            failure=normalise.error(str(metrics.get("fail_reason") or "")),
+            failure=normalise.error(fail_reason),
             failure_line=_failure_line(metrics),
             rank_reads=self.rank_reads(),
-            limit_reached=_is_limit(metrics),
+            limit_reached=is_beyond_limit,
             is_cut=is_ended and metrics_event is None,
             normalised=normalised((event.name, event.payload) for event in self.events),
         )
@@ -213,15 +215,6 @@ def _failure_line(metrics: Mapping[str, Any]) -> UserLine | None:
     if not file or not line:
         return None
     return users(UserLine(file=str(file), line=int(line)))
-
-
-def _is_limit(metrics: Mapping[str, Any]) -> bool:
-    """True when the frame has reached the recompile limit.
-
-    torch runs the call in eager then, and logs reasons and metrics of it but no start.
-    """
-    is_said = str(metrics.get("fail_reason")).startswith(LIMIT)
-    return is_said or metrics.get("fail_type") == "FailOnRecompileLimitHit"
 
 
 def described_tensor(event: TraceEvent) -> tuple[object, object]:

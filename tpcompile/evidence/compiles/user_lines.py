@@ -34,7 +34,7 @@ def with_user_lines(graphs: Sequence[Graph], guards: Iterable[Guard]) -> tuple[G
     replaced: list[Graph] = []
     for graph in graphs:
         nodes = map(_Lines(graph, own).node, graph.nodes)
-        replaced.append(graph.model_copy(update={"nodes": tuple(nodes)}))
+        replaced.append(graph.changed(nodes=tuple(nodes)))
     return tuple(replaced)
 
 
@@ -57,7 +57,7 @@ class _Lines:
         if self.before is None:
             return node
         line = self.caller(node, node.line, self.before)
-        return node.model_copy(update={"line": line or node.line})
+        return node.changed(line=line or node.line)
 
     def caller(self, node: Node, line: UserLine, before: UserLine) -> UserLine | None:
         """The user's line that calls the function of a library line."""
@@ -108,7 +108,7 @@ def _source_around(line: UserLine) -> list[UserLine]:
     bounds = [start, *definitions, end + 1]
     at = bisect.bisect_right(definitions, line.line)
     numbers = range(bounds[at], bounds[at + 1])
-    return [line.model_copy(update={"line": number, "code": source[number - 1].strip()}) for number in numbers]
+    return [line.changed(line=number, code=source[number - 1].strip()) for number in numbers]
 
 
 def is_there(line: UserLine) -> bool:

@@ -79,7 +79,7 @@ def find_taints(digests: Sequence[RankDigest], fetch: Fetch, *, allowed: Allowed
         subject = "" if is_one_of_line else taint.text
         once.setdefault((taint.what, taint.kind, str(taint.line), subject), taint)
     order = list(Grade)
-    reasoned = [taint.model_copy(update={"reason": _reason(taint, allowed)}) for taint in once.values()]
+    reasoned = [taint.changed(reason=_reason(taint, allowed)) for taint in once.values()]
     return tuple(sorted(reasoned, key=lambda t: (order.index(t.grade), str(t.line), t.text)))
 
 
@@ -230,13 +230,8 @@ class _Asking:
         if not numbers:
             return taint
         read = self.reads[min(numbers)]
-        changes = {
-            "kind": read.kind,
-            "line": read.line,
-            "text": f"{taint.text}, from {read.text}",
-            "suggestion": read.suggestion,
-        }
-        return taint.model_copy(update=changes)
+        text = f"{taint.text}, from {read.text}"
+        return taint.changed(kind=read.kind, line=read.line, text=text, suggestion=read.suggestion)
 
 
 def _of_suspect(suspect: RankRead, grade: Grade, values: ByRank[str]) -> Taint:

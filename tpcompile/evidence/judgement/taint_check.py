@@ -49,7 +49,7 @@ def taint_check(mode: str, digests: Sequence[RankDigest], taints: Sequence[Taint
     is_red = fails and bool(certain)
     if not is_red:
         return check
-    return check.model_copy(update={"status": Status.FAIL, "ranks": ranks_of(mine[0].groups)})
+    return check.changed(status=Status.FAIL, ranks=ranks_of(mine[0].groups))
 
 
 def taint_text(taint: Taint) -> str:

@@ -123,7 +123,7 @@ def conclude(
     found = [
         *reported,
         *(_absent_check(rules, [one.rank for one in alike], problems, last_seen=at) for at, alike in seen.items()),
-        *(check.model_copy(update={"is_consequence": _is_consequence(check, divergences)}) for check in problems),
+        *(check.changed(is_consequence=_is_consequence(check, divergences)) for check in problems),
     ]
     found += checks.ended_early(judged) if problems else judged
     if rules.taint != "off":
@@ -133,7 +133,7 @@ def conclude(
     recompiles = recompile_causes(digests, expected_phases=rules.expected_recompiles)
     leading = lead.of_run(found, divergences, causes=checks.CAUSES, recompiles=recompiles)
     hosts = _hosts([*digests, *absent])
-    leading = leading and leading.model_copy(update={"hosts": hosts})
+    leading = leading and leading.changed(hosts=hosts)
     found = [_following(check, leading) for check in found]
     exit_code = _exit_code(found, is_red=leading is not None)
     domains = {name: [digest.rank for digest in ranks] for name, ranks in by_domain(digests).items()}
@@ -194,7 +194,7 @@ _FOLLOWS = {Cause.GRAPH_BREAK: (CheckId.GRAPHS, CheckId.ONE_REGION, CheckId.ENTE
 
 def _following(check: Check, leading: Lead | None) -> Check:
     follows = leading is not None and check.is_red and check.id in _FOLLOWS.get(leading.cause, ())
-    return check.model_copy(update={"is_consequence": True}) if follows else check
+    return check.changed(is_consequence=True) if follows else check
 
 
 _WAITS = (CheckId.TIMED_OUT, CheckId.ARRIVED, CheckId.MOVING)
@@ -214,20 +214,15 @@ def _is_consequence(problem: Check, divergences: Sequence[Divergence]) -> bool:
     if problem.id == CheckId.AGREED:
         return _agreed_follows(problem.cause, {one.cause for one in found})
     if problem.id in _WAITS or problem.cause == Cause.COMMUNICATION:
-        return any(map(_hangs, found))
+        # All ranks compiled a collective, and not the same: it fails, or the ranks wait in it. A compile that some
+        # ranks do not have may itself follow from a wait.
+        hanging = [one for one in found if one.cls == DivergenceClass.COLLECTIVES]
+        return any(all(group.item for group in one.groups) for one in hanging)
     if problem.cause == Cause.COMPILE_FAILED:
         others = [one for one in found if one.cause != Cause.COMPILE_FAILED]
         # The program that failed to compile is one that the other ranks do not have.
         return any(ranks <= set(ranks_of(one.groups[1:])) for one in others)
     return False
-
-
-def _hangs(found: Divergence) -> bool:
-    """True where all ranks compiled a collective, and not the same: it fails, or the ranks wait in it.
-
-    A compile that some ranks do not have may itself follow from a wait.
-    """
-    return found.cls == DivergenceClass.COLLECTIVES and all(group.item for group in found.groups)
 
 
 def _agreed_follows(cause: Cause, found: set[Cause]) -> bool:

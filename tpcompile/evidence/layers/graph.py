@@ -211,7 +211,7 @@ def _of_set(node: _Node) -> Explanation | None:
     in_loop: list[Item] = []
     for item in moved.row.present:
         is_there = item.line is not None and item.line.function == loop.function
-        in_loop.append(item if is_there else item.at(loop))
+        in_loop.append(item if is_there else item.changed(line=loop))
     return Explanation(Cause.SET_ORDER, Directness.ARRANGED, Row(in_loop), moved.says)
 
 

@@ -151,7 +151,7 @@ def _placed(row: Row, nodes: Row) -> Row:
         line = nearest
         if node and not nearest:
             line = node.line
-        placed.append(item.at(item.line or line))
+        placed.append(item.changed(line=item.line or line))
     return Row(placed)
 
 

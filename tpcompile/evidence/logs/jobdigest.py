@@ -136,11 +136,11 @@ class JobDigest:
             if compile_.frame in chosen.parsed:
                 record = self.records[member.log.rank](number)
                 part = digest_rank(self._record(member, (record,)))
-                numbered = part.compiles[0].model_copy(update={"index": number})
-                parts.append(part.model_copy(update={"compiles": (numbered,)}))
+                numbered = part.compiles[0].changed(index=number)
+                parts.append(part.changed(compiles=(numbered,)))
             elif compile_.frame in chosen.by_text:
                 digest = text_digest(member, compile_, number)
-                parts.append(empty.model_copy(update={"compiles": (digest,)}))
+                parts.append(empty.changed(compiles=(digest,)))
         return _merged(parts)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -22,6 +22,10 @@ class Frozen(BaseModel):
         """Sorted JSON: equal records give equal text."""
         # model_dump leaves NaN as a float, which json writes as a word that is no JSON
         return json.dumps(json.loads(self.model_dump_json()), sort_keys=True, indent=indent)
+
+    def changed(self, **fields: Any) -> Self:
+        """The same record with other values in these fields."""
+        return self.model_copy(update=fields)
 
 
 class Layer(StrEnum):
@@ -133,10 +137,6 @@ class Item(Frozen):
     def text(self) -> str:
         """The whole item as one line, for the reader and for the allow-list."""
         return f"{self.about} :: {self.says}"
-
-    def at(self, line: UserLine | None) -> Item:
-        """The same item at that line."""
-        return self.model_copy(update={"line": line})
 
 
 def value_item(about: str, value: str, *, line: UserLine | None = None) -> Item:

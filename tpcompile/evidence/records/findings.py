@@ -88,9 +88,7 @@ class Divergence(Frozen):
     @property
     def culprits(self) -> tuple[int, ...]:
         """Ranks at fault: those named by evidence, or outside of a majority; empty where ranks only differ."""
-        if self.is_rank_known or self.has_majority:
-            return ranks_of(self.groups[1:])
-        return ()
+        return ranks_of(self.groups[1:]) if self.is_rank_known or self.has_majority else ()
 
     @property
     def has_majority(self) -> bool:

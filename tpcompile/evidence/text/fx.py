@@ -263,7 +263,7 @@ class _Reader(ast.NodeVisitor):
         self.names[name] = index
         node = self.nodes[index]
         if not node.value:
-            self.nodes[index] = node.model_copy(update={"value": self.value(annotation)})
+            self.nodes[index] = node.changed(value=self.value(annotation))
 
     def call(self, call: _Call, at: Located, *, annotation: ast.expr | None = None, name: str = "") -> None:
         texts = list(map(self.text, call.args))

@@ -67,7 +67,7 @@ class _Records:
         if not isinstance(rank, int) or not isinstance(coordinate, int):
             raise ConfigError(f"{path} is damaged: its rank is no number")
         self._key_of[rank] = key
-        self.digests.append(self._digest_of[key].model_copy(update={"rank": rank, "coordinate": coordinate}))
+        self.digests.append(self._digest_of[key].changed(rank=rank, coordinate=coordinate))
 
     def fetch(self, rank: int, index: int, layer: Layer, part: str) -> Sequence[Item]:
         """Items of a layer; index -1 is the rank itself."""
