@@ -59,8 +59,6 @@ def gate(*, context: typer.Context, program: str | None, config_file: Path | Non
 
 
 class _Outputs(NamedTuple):
-    """What is printed and written of the verdict."""
-
     quiet: bool
     json: Path | None
     junitxml: Path | None

@@ -53,12 +53,10 @@ def find(text: str) -> Cause:
 
 
 def _begun(spellings: Mapping[str, Cause], wanted: str) -> list[Cause]:
-    """The causes whose spelling begins so."""
     return [cause for spelling, cause in spellings.items() if wanted and spelling.startswith(wanted)]
 
 
 def _close(wanted: str, spellings: Mapping[str, Cause]) -> list[Cause]:
-    """Causes whose spelling is close to what was typed, the closest first."""
     matches = difflib.get_close_matches(wanted, list(spellings), n=_MAX_MATCHES, cutoff=0.5)
     return list(dict.fromkeys(spellings[match] for match in matches))
 

@@ -53,8 +53,6 @@ def _uneven(calls: ByRank[Calls]) -> Iterator[_Uneven]:
 
 
 class _Uneven:
-    """A call in which the numbers of a group differ."""
-
     def __init__(self, calls: ByRank[Calls], call: int, group: str, counts: ByRank[int]) -> None:
         self._calls, self._call, self._group, self._counts = calls, call, group, counts
 

@@ -165,7 +165,6 @@ def _not_made(mode: str, id: CheckId, status: Status, expected: str, observed: s
 
 
 def _reasons(ranks: Ranks, phase: str) -> list[str]:
-    """Why ranks recompiled in a phase."""
     return [
         f"rank {rank}: {in_one_line(reason)}"
         for rank, digest in ranks.items()
@@ -309,8 +308,6 @@ def _fusion(config: JobConfig, facts: Facts, mode: AnyMode) -> list[Check]:
 
 
 class _Measured(NamedTuple):
-    """The error of a tensor on a rank."""
-
     rank: int
     error: TensorError
 
@@ -374,7 +371,6 @@ def _errors(config: JobConfig, facts: Facts, mode: AnyMode, id: CheckId, *, only
 
 
 def _why_undecided(errors: Sequence[TensorError]) -> str | None:
-    """Why the errors of a rank decide nothing; None where they do."""
     by_name = {error.what.removeprefix("eager "): error for error in errors}
     names = undecided({name: error.is_judged for name, error in by_name.items()})
     if not names:

@@ -31,8 +31,6 @@ _AFTER_BREAK_S = 20.0
 
 
 class _InPhase:
-    """The status of other ranks, for a wait in a phase."""
-
     def __init__(self, board: StatusBoard, store: RankStore, phase: str) -> None:
         self._board, self._store, self._phase = board, store, phase
         self._broken_since: dict[int, float] = {}
@@ -201,5 +199,4 @@ class Agreement:
 
 
 def _keys(items: Sequence[Item]) -> tuple[tuple[str, ...], ...]:
-    """The key of each item, in order: what is compared."""
     return tuple(item.key for item in items)

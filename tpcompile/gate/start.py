@@ -84,7 +84,6 @@ def run(
 
 
 def _fault(config: JobConfig, env: RankEnv) -> tuple[Fault, FaultContext]:
-    """The fault to inject, and where; only the gate's own block has faults."""
     fault, target = NO_FAULT, env.world_size - 1
     if isinstance(config, RunConfig):
         fault = faults.find(config.fault)

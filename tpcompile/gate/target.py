@@ -97,7 +97,6 @@ def _put_back(target: Target) -> AbstractContextManager[Any]:
 
 
 def _call_again(phases: Phases, target: Target, call: Callable[[Inputs], Any]) -> None:
-    """The steady calls, then those with a different length."""
     phases.steady(TARGET, lambda: call(target.inputs))
     if target.resized is not None:
         with phases.phase(f"{TARGET}/{RESIZED}", "a different length"):

@@ -64,8 +64,6 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class _Found:
-    """A key that differs between the ranks of a domain."""
-
     key: str
     groups: Groups
     note: str = ""
@@ -140,7 +138,6 @@ class Judge:
         return group_check(group, found, names, num_keys), found
 
     def _silent(self, group: str, domain: str, ranks: Sequence[int], known: Mapping[int, RankFacts]) -> Divergence:
-        """Ranks that did not send the facts behind their hashes."""
         silent = sorted(set(ranks).difference(known))
         shas = self._details[group].shas
         texts = {rank: f"sha256:{shas[rank]}" if shas[rank] else None for rank in ranks}

@@ -209,7 +209,6 @@ class LoggedEvents:
 
 
 def _failure_line(metrics: Mapping[str, Any]) -> UserLine | None:
-    """The user's line at which the compile failed."""
     file = metrics.get("fail_user_frame_filename")
     line = metrics.get("fail_user_frame_lineno")
     if not file or not line:

@@ -91,8 +91,6 @@ def _reason(taint: Taint, allowed: Allowed) -> str:
 
 
 class _Tainted:
-    """The taints of one symmetry domain."""
-
     def __init__(self, domain: Domain) -> None:
         self.domain = domain
         self.ranks = domain.ranks
@@ -284,7 +282,6 @@ def _skeleton(item: Item) -> tuple[str, ...]:
 
 
 def _call(item: Item) -> str:
-    """`mul(%1, 3)` of a node."""
     return f"{item.fields['target']}({item.fields['args']})"
 
 

@@ -56,5 +56,4 @@ def taint_text(taint: Taint) -> str:
     """One line of a report: grade, what, kind, where, values, what to do or why it is allowed."""
     values = [f"{named_ranks(ranks)}: {value_text(item)}" for ranks, item in items_of(taint.groups)]
     why = "; ".join([taint.kind.value, *values])
-    end = f"allowed: {taint.reason}" if taint.reason else taint.suggestion
-    return f"{taint.grade} {taint.what} {taint.text}{at_text(taint.line)} ({why}): {end}"
+    return f"{taint.grade} {taint.what} {taint.text}{at_text(taint.line)} ({why}): {taint.advice}"

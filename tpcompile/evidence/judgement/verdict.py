@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -244,7 +244,11 @@ def _alone(world_size: int) -> str:
 
 def fetch_from(records: Sequence[RankRecord]) -> Fetch:
     """A `Fetch` that reads the items from the records themselves."""
-    by_rank = indexed(records, lambda record: record.rank)
+    return fetch_of(indexed(records, lambda record: record.rank))
+
+
+def fetch_of(by_rank: Mapping[int, RankRecord]) -> Fetch:
+    """The same of records by rank, where several ranks may share one."""
 
     def fetch(rank: int, index: int, layer: Layer, part: str) -> Sequence[Item]:
         record = by_rank[rank]

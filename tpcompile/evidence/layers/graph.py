@@ -268,7 +268,6 @@ _DIRECTNESS = {
 
 
 def _cause(row: Row) -> Cause:
-    """Cause of a node that differs."""
     is_same_call = row.agree_in(lambda item: (item.fields["op"], item.fields["target"]))
     if not is_same_call:
         return Cause.RANK_BRANCH

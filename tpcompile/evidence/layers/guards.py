@@ -167,7 +167,6 @@ def _places(row: Row) -> set[tuple[str, int]]:
 
 
 def _of_user(rows: Sequence[Row]) -> Row:
-    """The first row that is about something of the user's."""
     return min(rows, key=lambda row: row.first.about.startswith(_INTERNAL))
 
 

@@ -140,6 +140,5 @@ def failed_first(logs: ByRank[RankLog]) -> tuple[int, LoggedCompile] | None:
 
 
 def _turn(logs: ByRank[RankLog], number: int) -> ByRank[LoggedCompile]:
-    """The compiles of that number, of the ranks that made so many."""
     so_far = logs.where(lambda log: number < len(log.compiles))
     return so_far.map(lambda log: log.compiles[number])

@@ -69,7 +69,6 @@ def _check_one_run(folders: Sequence[Path]) -> None:
 
 
 def _runs(folder: Path) -> Iterator[str]:
-    """Which run its ranks have said that they are of."""
     for place in (folder, folder.parent):
         for path in sorted(place.glob("watched/rank_*.json"))[:1]:
             with suppress(OSError, ConfigError):

@@ -183,8 +183,6 @@ def read_rank_log(rank: int, path: Path) -> RankLog:
 
 
 class _Reader:
-    """Records of one log, in order, into a `RankLog`."""
-
     def __init__(self, log: RankLog) -> None:
         self.log = log
         self.number_of = CompileNumbers()

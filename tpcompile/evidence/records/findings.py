@@ -148,6 +148,11 @@ class Taint(Frozen):
     """Why the config's allow-list says it is intended; empty for none."""
     suggestion: str = ""
 
+    @property
+    def advice(self) -> str:
+        """Why it is allowed, or what to do about it."""
+        return f"allowed: {self.reason}" if self.reason else self.suggestion
+
 
 class RecompileCause(Frozen):
     """One guard that made ranks compile again: how often, where, and what to do about it."""
@@ -163,6 +168,11 @@ class RecompileCause(Frozen):
     """`8 -> 9, 9 -> 10`: what was expected and what came, the first few."""
     line: UserLine | None = None
     advice: str
+
+    @property
+    def text(self) -> str:
+        """`size: tensor 'x' size mismatch at index 0 (8 -> 9)`."""
+        return f"{self.kind}: {self.guard}" + (f" ({self.values})" if self.values else "")
 
 
 class Went(Frozen):

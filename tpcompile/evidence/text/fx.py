@@ -125,8 +125,6 @@ def _user_lines(source: str) -> list[UserLine | None]:
 
 @dataclass(frozen=True)
 class _Readers:
-    """Makes the reader of every `forward` of a graph."""
-
     kind: str
     lines: list[UserLine | None]
     roles: GroupRoles
@@ -145,8 +143,6 @@ def _of_type(statements: Iterable[ast.stmt], kind: type[S]) -> list[S]:
 
 @dataclass(frozen=True)
 class _Call:
-    """The target of a call, and its arguments."""
-
     target: str
     args: Sequence[ast.expr]
     keywords: Sequence[ast.keyword] = ()
