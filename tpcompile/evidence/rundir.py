@@ -112,7 +112,7 @@ class RunDir:
     def check_writable(self) -> None:
         """Raise PreflightError when the directory cannot take the files of a small run."""
         try:
-            os.unlink(self._temporary(self.path, " " * _PROBE_BYTES))
+            os.unlink(temporary(self.path, " " * _PROBE_BYTES))
         except OSError as error:
             raise self._unusable(error) from None
 
@@ -218,17 +218,17 @@ class RunDir:
         """Write the verdict unless there is one already; True when this call wrote it."""
         path = self.path / "verdict.json"
         try:
-            temporary = self._temporary(self.path, verdict.to_json(indent=1))
+            made = temporary(self.path, verdict.to_json(indent=1))
         except OSError as error:
             raise _unwritable(path, error) from None
         try:
-            os.link(temporary, path)
+            os.link(made, path)
         except FileExistsError:
             return False
         except OSError as error:
             raise _unwritable(path, error) from None
         finally:
-            os.unlink(temporary)
+            os.unlink(made)
         return True
 
     def read_verdict(self) -> Verdict | None:
@@ -264,22 +264,10 @@ class RunDir:
         path = self.path / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(self._temporary(path.parent, text), path)
+            os.replace(temporary(path.parent, text), path)
         except OSError as error:
             raise _unwritable(path, error) from None
         return path
-
-    @staticmethod
-    def _temporary(folder: Path, text: str) -> str:
-        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".", suffix=".tmp", delete=False) as file:
-            try:
-                file.write(text)
-                file.flush()
-            except OSError:
-                os.unlink(file.name)
-                raise
-            os.fchmod(file.fileno(), 0o644)  # CI uploads what its user can read
-            return file.name
 
     @staticmethod
     def _read(model: type[R], path: Path) -> R:
@@ -292,6 +280,19 @@ class RunDir:
         if missing:  # what this version wrote has every key
             raise damaged(path, f"it lacks {', '.join(missing)}")
         return validated(model, data, path)
+
+
+def temporary(folder: Path, text: str) -> str:
+    """A new file with that text, to be renamed: so a file is written whole or not at all. Raises OSError."""
+    with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".", delete=False, encoding="utf-8") as file:
+        try:
+            file.write(text)
+            file.flush()
+        except OSError:
+            os.unlink(file.name)
+            raise
+        os.fchmod(file.fileno(), 0o644)  # CI uploads what its user can read
+        return file.name
 
 
 def _check_whole(record: RankRecord, path: Path) -> None:

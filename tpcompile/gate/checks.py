@@ -33,7 +33,6 @@ from tpcompile.evidence.text.reasons import in_one_line
 from tpcompile.fusion.baseline import Outcome
 from tpcompile.gate import beside, wrong_numbers
 from tpcompile.gate.measurements import Declared, GateFacts, GradientFactor, Schedule, TensorError
-from tpcompile.gate.wrong_compiled import with_compiler
 
 FIRST, STEADY, RESIZED = "first", "steady", "resized"
 _LARGE = 1000
@@ -106,7 +105,7 @@ def mode_c(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
         *_resized(ranks, "C", divergences, f"{config.block.seq_len} to {config.resized_seq_len} tokens"),
         *agreement("C", ranks, divergences),
         _schedule(facts),
-        *with_compiler("C", facts, numbers),
+        *wrong_numbers.with_compiler("C", facts, numbers),
         *_replays(config, facts),
         tp_aware("C", ranks),
         kept("C", ranks),
@@ -127,7 +126,7 @@ def target(config: JobConfig, digests: Sequence[RankDigest], divergences: Sequen
             right = right.changed(details=(wrong_numbers.differing(ranks), *right.details))
         numbers.append(right)
         numbers.append(_errors(config, facts, TARGET, CheckId.EAGER, only="eager"))
-        numbers = with_compiler(TARGET, facts, numbers)
+        numbers = wrong_numbers.with_compiler(TARGET, facts, numbers)
     else:
         why = "no reference is declared: the numbers were not compared"
         numbers.append(_not_made(TARGET, CheckId.FORWARD, Status.SKIPPED, "a reference", why))

@@ -63,7 +63,7 @@ class Ending:
 
     def last_words(self, check: Check) -> ExitCode:
         """Write the record so far, judge with the failed check, return the exit code; runs on the watch's thread."""
-        self.board.end("stopped" if check.id == CheckId.ALIVE else "failed", error=check.observed)
+        self.board.publish("stopped" if check.id == CheckId.ALIVE else "failed", error=check.observed)
         if self.evidence.session is None:
             return ExitCode.FAIL
         problems = self.last_state.explained(check, self.watch_store, self.others)
@@ -109,7 +109,7 @@ class Ending:
 
     def unwritten(self, error: PreflightError, store: RankStore, *, after: str = "") -> ExitCode:
         """End a run whose record cannot be written: no verdict, but a state for the launcher or one line on stderr."""
-        self.board.end("unwritten", error="; ".join(filter(None, (after, str(error)))))
+        self.board.publish("unwritten", error="; ".join(filter(None, (after, str(error)))))
         if not self.output.quiet:
             is_first = True  # on every rank when the store does not respond
             with suppress(RuntimeError):

@@ -131,16 +131,13 @@ class LastState:
         frame = watching.main_thread_frame(self._main_thread)
         state = state_of(frame, rank=self._rank, activity=RUNNING, since_s=0.0)
         if self._has_raised:
-            return state.changed(stack=self._raised_at, issued=_with_last_in_flight(state))
+            # the last one in flight: it has failed, and the recorder does not say whether it ended
+            last = state.latest
+            issued = tuple(one.changed(is_done=False) if one == last else one for one in state.issued)
+            return state.changed(stack=self._raised_at, issued=issued)
         if self.finished:
             return state.changed(stack=(), ended=FINISHED, phase=self.finished)
         return state
-
-
-def _with_last_in_flight(state: RankState) -> tuple[Issued, ...]:
-    """Its collectives, the last one in flight: it has failed, and the recorder does not say whether it ended."""
-    last = state.latest
-    return tuple(one.changed(is_done=False) if one == last else one for one in state.issued)
 
 
 def _oldest(issued: tuple[Issued, ...]) -> Issued | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from tpcompile.gate.checks import FIRST, RESIZED, STEADY
 from tpcompile.gate.compiled import find_wrong_code
 from tpcompile.gate.faults import Fault, FaultContext
 from tpcompile.gate.measurements import GradientFactor, GraphBreaks, Schedule
+from tpcompile.gate.outputs import beyond
 from tpcompile.gate.phases import RESIZED_CALLS, Phases
 from tpcompile.gate.profiled import ProfiledStep, replay_errors
 from tpcompile.gate.reference import Result, StackReference, build, call_once
@@ -119,7 +120,8 @@ def mode_c(run: Run) -> None:
         _compare_replays(run, step, stack)
     apart = run.reference.difference(stack, first, eager)
     run.facts = run.facts.with_errors("C", {f"eager {name}": value for name, value in apart.items()})
-    _find_wrong_code(run, step, stack, eager, differs=_is_any_beyond(run, apart))
+    differs = bool(beyond(apart, config.gate.error_ratio))
+    _find_wrong_code(run, step, stack, eager, differs=differs)
     step.close()
     check_exchanges(stack)
     _keep_schedule(run, stack)
@@ -218,16 +220,13 @@ def _find_wrong_code(run: Run, step: ProfiledStep, stack: TransformerStack, eage
     def call() -> Result:
         return run.counted(lambda: step(run.reference.inputs()))
 
-    def is_right(result: Result) -> bool:
-        return not _is_any_beyond(run, run.reference.difference(stack, result, eager))
-
-    eager_is_wrong = _is_any_beyond(run, run.reference.errors(stack, eager, only_forward=not run.config.train))
-    find_wrong_code(run, "C", call, is_right, differs=differs, eager_is_wrong=eager_is_wrong)
-
-
-def _is_any_beyond(run: Run, errors: Mapping[str, Mapping[str, float]]) -> bool:
     limit = run.config.gate.error_ratio
-    return any(not error["ratio"] <= limit for error in errors.values())  # NaN is wrong
+
+    def is_right(result: Result) -> bool:
+        return not beyond(run.reference.difference(stack, result, eager), limit)
+
+    eager_is_wrong = bool(beyond(run.reference.errors(stack, eager, only_forward=not run.config.train), limit))
+    find_wrong_code(run, "C", call, is_right, differs=differs, eager_is_wrong=eager_is_wrong)
 
 
 def _keep_schedule(run: Run, stack: TransformerStack) -> None:

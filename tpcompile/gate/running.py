@@ -157,7 +157,7 @@ class Gate:
 
     def compile_starts(self, fault: Fault, context: FaultContext, compile_id: str) -> None:
         """Publish the compile id, so that a rank that dies or hangs in it is reported with it."""
-        self.board.doing(f"compiling {compile_id}")
+        self.board.publish(f"compiling {compile_id}")
         fault.phase("compiling", context)
 
     def stuck(self) -> Check | None:
@@ -179,7 +179,7 @@ class Gate:
             self.watch.stop()
             return self.ending.unwritten(error, self.store)
         self.watch.stop()
-        self.board.end("finished")
+        self.board.publish("finished")
         is_first_rank = evidence.env.rank == 0
         code = self.ending.publish(verdict, judge=is_first_rank)
         if is_first_rank and evidence.session is not None and code == ExitCode.PASS:
