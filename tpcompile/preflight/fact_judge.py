@@ -20,7 +20,6 @@ from tpcompile.preflight.conclusion import (
     conclude,
     difference,
     group_check,
-    groups_of,
     reported,
     sides_text,
 )
@@ -142,7 +141,7 @@ class Judge:
         shas = self._details[group].shas
         texts = {rank: f"sha256:{shas[rank]}" if shas[rank] else None for rank in ranks}
         note = f"{named_ranks(silent)} did not send the details"
-        return difference(group, groups_of(texts), kind=KINDS[group], domain=domain, note=note)
+        return difference(group, ByRank(texts).sides(), kind=KINDS[group], domain=domain, note=note)
 
     def _named(self, group: str, domain: str, rows: Sequence[_Found]) -> list[Divergence]:
         """The first rows as divergences; those that are not in the allow-list come first."""
@@ -256,7 +255,7 @@ def _misfits(facts: ByRank[RankFacts]) -> list[_Found]:
         if len(have) == len(shards):
             note = misfit(have) if len(have) > 1 else ""
         if note:
-            groups = groups_of(dict.fromkeys(shards) | dict(have.map(shard_text)))
+            groups = ByRank(dict.fromkeys(shards) | dict(have.map(shard_text))).sides()
             found.append(_Found(f"shard {name}", groups, note))
     return found
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from tests.evidence.logs.test_diagnose import JOBS, LOG, check
 from tests.evidence.text.test_linear import limited_cpu
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.logs import unpacked
+from tpcompile.evidence.logs import files
 from tpcompile.evidence.logs.diagnose import LEFT_OUT, Question, diagnose
 from tpcompile.evidence.logs.domains import parse_mesh
 from tpcompile.evidence.logs.files import find_logs
@@ -131,7 +131,7 @@ def test_a_packed_log_that_is_none_is_no_pass(healthy: Path) -> None:
 
 def test_a_packed_log_that_unpacks_without_end_is_refused(healthy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = packed(healthy, 1)
-    monkeypatch.setattr(unpacked, "MAX_BYTES", 1000)
+    monkeypatch.setattr(files, "MAX_BYTES", 1000)
     with pytest.raises(ConfigError, match=rf"{path.name} .*1,000"):
         diagnose([healthy])
 

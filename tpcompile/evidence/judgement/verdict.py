@@ -19,8 +19,7 @@ from tpcompile.evidence.judgement import checks
 from tpcompile.evidence.judgement import leading as lead
 from tpcompile.evidence.judgement.equal_ranks import equal_groups
 from tpcompile.evidence.judgement.mesh_places import coordinates_of, with_places
-from tpcompile.evidence.judgement.rank_taint import find_taints
-from tpcompile.evidence.judgement.taint_check import taint_check
+from tpcompile.evidence.judgement.rank_taint import find_taints, taint_check
 from tpcompile.evidence.records import (
     Check,
     CheckId,

@@ -24,12 +24,11 @@ from tpcompile.evidence.judgement import checks
 from tpcompile.evidence.judgement.verdict import Rules, conclude
 from tpcompile.evidence.logs.domains import Mesh, Source, by_groups
 from tpcompile.evidence.logs.ends import LogEnd, described, failed_everywhere, failed_first, log_ends
-from tpcompile.evidence.logs.files import find_logs, printable
+from tpcompile.evidence.logs.files import find_logs, printable, unpacked
 from tpcompile.evidence.logs.issued import executed, lonely_groups, scheduled
 from tpcompile.evidence.logs.job import Job
 from tpcompile.evidence.logs.jobdigest import MAX_BYTES, JobDigest, Selection, select
 from tpcompile.evidence.logs.ranklog import RankLog, read_rank_log
-from tpcompile.evidence.logs.unpacked import unpacked
 from tpcompile.evidence.records import (
     Check,
     CheckId,
