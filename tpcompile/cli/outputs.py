@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tpcompile.errors import PreflightError
+
 if TYPE_CHECKING:
     from tpcompile.evidence.records import Verdict
     from tpcompile.report.page.evidence import Evidence
@@ -87,7 +89,6 @@ def write_page(evidence: Evidence, path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all. Raises PreflightError when it cannot be written."""
-    from tpcompile.errors import PreflightError
     from tpcompile.evidence.rundir import temporary
 
     try:

@@ -1,9 +1,10 @@
-"""What a user types for a cause -> the cause; all causes in groups."""
+"""What a user types for a cause -> the cause, and its page; all causes in groups."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from importlib import resources
 
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records.causes import Cause
@@ -63,3 +64,9 @@ def _close(wanted: str, spellings: Mapping[str, Cause]) -> list[Cause]:
 
 def _normal(text: str) -> str:
     return " ".join(text.lower().replace("_", " ").replace("-", " ").split())
+
+
+def page(cause: Cause) -> str:
+    """The page, as it is installed with the package."""
+    file = resources.files("tpcompile.explain") / "causes" / f"{cause.slug}.md"
+    return file.read_text(encoding="utf-8")

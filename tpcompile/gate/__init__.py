@@ -3,14 +3,13 @@
 start.py      arguments, run directory, process group
 running.py    the modes or the target, in order
 record.py     what this rank has observed so far -> its record
-ending.py     records of all ranks -> verdict, reports, exit code; also of a run that ends early
+ending.py     records of all ranks -> verdict, reports, exit code; also of a run that ends early, or cannot start
 modes.py      what modes A, B and C run, phase by phase
 target.py     the user's own program (--target), run phase by phase
 step_values.py  what a step returns and does to parameters, each as a value with a name
 outputs.py    what a target returned in its runs -> errors, gradients too
 profiled.py   calls of mode C under the profile of the run
 phases.py     phases that all ranks begin together; what modes and targets share
-cannot_start.py a run that cannot start -> one line, and a verdict for the launcher
 in_rank.py    flags of the gate in a rank that torchrun has started
 reference.py  errors against a float64 single-device reference
 measurements.py          what a rank measured of modes A, B and C; torch-free

@@ -23,9 +23,9 @@ from tpcompile.evidence.judgement.checks import (
     no_breaks,
     num_graphs,
     tp_aware,
+    undecided,
     values_text,
 )
-from tpcompile.evidence.judgement.undecided import undecided
 from tpcompile.evidence.records import Check, CheckId, Divergence, RankDigest, Status, earliest, multiple_text
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks

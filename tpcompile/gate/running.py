@@ -14,9 +14,8 @@ from tpcompile.choices import TARGET
 from tpcompile.config import RunConfig, TargetConfig
 from tpcompile.errors import ExitCode, PreflightError
 from tpcompile.evidence.records import Check, CheckId
-from tpcompile.gate.cannot_start import refuse
 from tpcompile.gate.collective_agreement import Agreement, is_agreeing
-from tpcompile.gate.ending import Ending, Output
+from tpcompile.gate.ending import Ending, Output, refuse
 from tpcompile.gate.failure import failure_check
 from tpcompile.gate.faults import Fault, FaultContext
 from tpcompile.gate.last_state import LastState

@@ -27,6 +27,8 @@ _SEEN_EARLY = frozenset({CheckId.UNBROKEN, CheckId.LAYER, CheckId.TP_AWARE})
 
 _MAX_EXPLANATION = 100
 AGREE = "equal on all ranks"
+_OUTPUT, _OF_PARAMETER = "forward", " of "
+"""`forward`, `forward.1`, `forward NAME` are outputs; `forward exp_avg of NAME` is what a step made of a parameter."""
 
 K = TypeVar("K", bound=Hashable)
 Ranks = ByRank[RankDigest]
@@ -363,3 +365,14 @@ def make_check(
     if not ranks:
         return passed
     return passed.changed(status=Status.FAIL, ranks=ranks, cause=cause, details=(*details, *on_failure))
+
+
+def undecided(is_judged: Mapping[str, bool]) -> list[str]:
+    """Of tensors by name those that decide nothing, where that leaves the comparison undecided; else empty.
+
+    It does where an output decides nothing, or most of all tensors. A few gradients are often nothing but rounding:
+    that of a bias in front of a softmax is zero.
+    """
+    names = [name for name, judged in is_judged.items() if not judged]
+    is_open = any(name.startswith(_OUTPUT) and _OF_PARAMETER not in name for name in names)
+    return names if is_open or 2 * len(names) > len(is_judged) else []

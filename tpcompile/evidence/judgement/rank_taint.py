@@ -203,8 +203,7 @@ class _Tainted:
         found: dict[tuple[str, str], dict[int, RankRead]] = {}
         for digest in self.ranks:
             for suspect in digest.rank_sources(what):
-                key = suspect.text, str(suspect.line)
-                by_rank = found.setdefault(key, {})
+                by_rank = found.setdefault((suspect.text, str(suspect.line)), {})
                 by_rank[digest.rank] = suspect
         return list(map(ByRank, found.values()))
 
