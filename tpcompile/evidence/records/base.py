@@ -28,6 +28,19 @@ class Frozen(BaseModel):
         return self.model_copy(update=fields)
 
 
+class Worded(StrEnum):
+    """Names, each with a text for the reader."""
+
+    text: str
+
+    def __new__(cls, name: str, text: str = "") -> Self:
+        """A member: `NAME = "name", "text"`, or its name alone."""
+        found = str.__new__(cls, name)
+        found._value_ = name
+        found.text = text
+        return found
+
+
 class Layer(StrEnum):
     """Layers of a digest, from cause to effect; the first that differs is the finding."""
 
@@ -75,38 +88,28 @@ def known(lines: Iterable[UserLine | None]) -> list[UserLine]:
     return list(filter(None, lines))
 
 
-class ItemKind(StrEnum):
-    """What an item is; says which fields it has."""
+class ItemKind(Worded):
+    """What an item is, and its fields as one line."""
 
-    VALUE = "value"
-    SETTING = "setting"
+    VALUE = "value", "{value}"
+    SETTING = "setting", "{value}"
     """A setting of the process that a guard checks: autocast, grad mode, ..."""
-    INPUT = "input"
-    NODE = "node"
-    BREAK = "graph break"
-    FAILURE = "failed compile"
-    GUARD = "guard"
-    COLLECTIVE = "collective"
-    CODE = "code"
+    INPUT = (
+        "input",
+        "dtype={dtype} shape={shape} stride={stride} device={device} requires_grad={requires_grad} dynamic={dynamic}",
+    )
+    NODE = "node", "{op} {target}({args}) -> {value}"
+    BREAK = "graph break", "{reason}"
+    FAILURE = "failed compile", "{error}"
+    GUARD = "guard", "{type}: {expression}"
+    COLLECTIVE = (
+        "collective",
+        "{op}(reduce_op={reduce_op}, dtype={dtype}, shape={shape}, group={group}, waited={waited})",
+    )
+    CODE = "code", "{code}"
     """A line of generated code."""
-    LAUNCH = "launch"
+    LAUNCH = "launch", "{launch}"
     """What generated code launches: a kernel, a library call, a collective."""
-
-
-_SAYS = {
-    ItemKind.VALUE: "{value}",
-    ItemKind.SETTING: "{value}",
-    ItemKind.INPUT: (
-        "dtype={dtype} shape={shape} stride={stride} device={device} requires_grad={requires_grad} dynamic={dynamic}"
-    ),
-    ItemKind.NODE: "{op} {target}({args}) -> {value}",
-    ItemKind.BREAK: "{reason}",
-    ItemKind.FAILURE: "{error}",
-    ItemKind.GUARD: "{type}: {expression}",
-    ItemKind.COLLECTIVE: "{op}(reduce_op={reduce_op}, dtype={dtype}, shape={shape}, group={group}, waited={waited})",
-    ItemKind.CODE: "{code}",
-    ItemKind.LAUNCH: "{launch}",
-}
 
 
 class Item(Frozen):
@@ -129,7 +132,7 @@ class Item(Frozen):
     @property
     def says(self) -> str:
         """The fields as one line, for the reader and for the allow-list."""
-        says = _SAYS[self.kind].format_map(self.fields)
+        says = self.kind.text.format_map(self.fields)
         is_broadcast = self.kind == ItemKind.COLLECTIVE and self.fields.get("src", "-") != "-"
         return says.replace("(", f"(src={self.fields['src']}, ", 1) if is_broadcast else says
 
