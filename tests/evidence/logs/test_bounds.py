@@ -96,7 +96,7 @@ def test_the_lost_ranks_of_a_large_world_are_one_line(healthy: Path, tmp_path: P
     with limited_cpu(20):
         verdict = diagnose([healthy], Question(world_size=MAX_RANKS))
     assert verdict.exit_code == 6
-    details = check(verdict, CheckId.LOGS_COMPLETE.heading).details
+    details = check(verdict, CheckId.LOGS_COMPLETE.text).details
     assert len(details) == 1 and details[0].startswith(f"ranks 1-{MAX_RANKS - 2} ")
     lines = printed(verdict, tmp_path / "out", is_terminal=False)
     assert max(map(len, lines)) < 1000
