@@ -48,18 +48,15 @@ def find(text: str) -> Cause:
     if len(begun) == 1:
         return begun[0]
     problem = "several causes begin with" if begun else "no cause is called"
-    matches = begun or _close(wanted, {**phrases, **names})
+    spellings = {**phrases, **names}
+    close = difflib.get_close_matches(wanted, list(spellings), n=_MAX_MATCHES, cutoff=0.5)
+    matches = begun or list(dict.fromkeys(spellings[match] for match in close))
     listed = f": {', '.join(cause.slug for cause in matches)}" if matches else ""
     raise ConfigError(f"{problem} {text!r}{listed}; `tpcompile explain` lists all")
 
 
 def _begun(spellings: Mapping[str, Cause], wanted: str) -> list[Cause]:
     return [cause for spelling, cause in spellings.items() if wanted and spelling.startswith(wanted)]
-
-
-def _close(wanted: str, spellings: Mapping[str, Cause]) -> list[Cause]:
-    matches = difflib.get_close_matches(wanted, list(spellings), n=_MAX_MATCHES, cutoff=0.5)
-    return list(dict.fromkeys(spellings[match] for match in matches))
 
 
 def _normal(text: str) -> str:

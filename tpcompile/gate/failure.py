@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from typing import Any
 
 from tpcompile.errors import REFUSED_BY_MACHINE, DivergenceError
@@ -68,7 +67,10 @@ def refused(error: BaseException) -> str:
     to TORCHINDUCTOR_CACHE_DIR, Triton to TRITON_CACHE_DIR, the C++ compiler to TMPDIR. A full disk is not a finding
     about the program.
     """
-    for cause in _chain(error):
+    chain = [error]  # the exception and its causes, the original one last
+    while (before := chain[-1].__cause__ or chain[-1].__context__) and before not in chain:
+        chain.append(before)
+    for cause in reversed(chain):
         reason = _reason(cause)
         if reason:
             return f"{reason}; {ADVICE}"
@@ -77,21 +79,10 @@ def refused(error: BaseException) -> str:
 
 def _reason(error: BaseException) -> str:
     """What the machine refused to a library; empty for any other exception."""
-    if isinstance(error, OSError) and error.errno in REFUSED_BY_MACHINE | _IN_THE_WAY and _is_of_library(error):
+    # The innermost caller outside of the standard library is torch or an installed package, or the user's code.
+    callers = [line for line in traceback_of(error) if is_installed(line) or not is_library(line)]
+    is_of_library = bool(callers) and is_installed(callers[-1])
+    if isinstance(error, OSError) and error.errno in REFUSED_BY_MACHINE | _IN_THE_WAY and is_of_library:
         return f"cannot write {error.filename or 'a file of the compiler'}: {error.strerror}"
     full = [line.strip() for line in str(error).splitlines() if _FULL in line]
     return f"cannot write a file: {full[0]}" if full else ""  # a compiler's own words
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception and its causes, the original one first."""
-    found = [error]
-    while (before := found[-1].__cause__ or found[-1].__context__) and before not in found:
-        found.append(before)
-    return reversed(found)
-
-
-def _is_of_library(error: BaseException) -> bool:
-    """True when the innermost caller outside of the standard library is torch or an installed package."""
-    callers = [line for line in traceback_of(error) if is_installed(line) or not is_library(line)]
-    return bool(callers) and is_installed(callers[-1])

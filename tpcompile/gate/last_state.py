@@ -145,13 +145,6 @@ def _oldest(issued: tuple[Issued, ...]) -> Issued | None:
     return max(in_flight, key=lambda one: one.age_s, default=None)
 
 
-def _waits_since() -> str:
-    """When this rank began to wait in the collective that does not end, or in its question."""
-    oldest = _oldest(flight.recorded())
-    waited_s = _ANSWER_S if oldest is None else oldest.age_s
-    return clock_text(time.time() - waited_s, for_s=waited_s)
-
-
 def process_of(rank: int, store: RankStore) -> Process:
     """The process that a rank published."""
     return store.peek(f"process/{rank}", Process) or Process()
@@ -169,6 +162,11 @@ def _lost(rank: int, process: Process, others: Others, *, answering: Collection[
     absence = absence_of(process)
     if absence.may_live:
         is_away = bool(absence.host) and absence.host not in answering
-        return Lost(rank, "silent", host=absence.host, since=_waits_since(), is_final=True) if is_away else None
+        if not is_away:
+            return None
+        oldest = _oldest(flight.recorded())  # this rank waits in it, or for the answer to its question
+        waited_s = _ANSWER_S if oldest is None else oldest.age_s
+        since = clock_text(time.time() - waited_s, for_s=waited_s)
+        return Lost(rank, "silent", host=absence.host, since=since, is_final=True)
     how = "died" if absence.how == "dead" else absence.how
     return Lost(rank, how, others.last_seen(rank), absence.stack, absence.aborted, is_final=True)

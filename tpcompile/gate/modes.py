@@ -46,13 +46,10 @@ class Run(Phases):
         """A function that runs the injected fault, for use ahead of a phase."""
         return lambda: self.fault.phase(name, self.context)
 
-    def call(self, program: Any, stack: TransformerStack) -> Result:
-        """Call the program once on the reference's inputs, with a backward pass when training."""
-        return self.call_with(program, stack, self.reference.inputs())
-
-    def call_with(self, program: Any, stack: TransformerStack, inputs: BlockInputs) -> Result:
-        """Call the program once on `inputs`; returns when the device is done."""
-        return self.counted(lambda: call_once(self.reference, program, stack, inputs))
+    def call(self, program: Any, stack: TransformerStack, inputs: BlockInputs | None = None) -> Result:
+        """Call the program once on `inputs`, by default the reference's, with a backward pass when training."""
+        given = inputs or self.reference.inputs()
+        return self.counted(lambda: call_once(self.reference, program, stack, given))
 
     def counted(self, call: Callable[[], Result]) -> Result:
         """One call of the program on a shard; returns when the device is done."""
@@ -97,7 +94,7 @@ class Run(Phases):
     def steady_calls(self, mode: Mode, program: Any, stack: TransformerStack, **options: Any) -> None:
         """The steady calls of a mode, all on the same inputs."""
         inputs = self.reference.inputs()
-        self.steady(mode, lambda: self.call_with(program, stack, inputs), **options)
+        self.steady(mode, lambda: self.call(program, stack, inputs), **options)
 
 
 def mode_c(run: Run) -> None:

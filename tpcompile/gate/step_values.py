@@ -74,10 +74,10 @@ def comparable(own: Sequence[Ran], single: Ran, exact: Ran, *, rank: int, size: 
 
     def of_rank(ran: Ran) -> dict[str, Tensor]:
         made = {of: _taken(rows[of[1]], tensor, ran.before[of[1]]) for of, tensor in ran.made.items() if of[1] in rows}
-        return {**ran.returned, **{_name(of): tensor for of, tensor in made.items()}}
+        return Ran(ran.returned, made).named
 
     def of_own(ran: Ran) -> dict[str, Tensor]:
-        return {**ran.returned, **{_name(of): tensor for of, tensor in ran.made.items() if of[1] in rows}}
+        return Ran(ran.returned, {of: tensor for of, tensor in ran.made.items() if of[1] in rows}).named
 
     return Compared([of_own(ran) for ran in own], of_rank(single), of_rank(exact), normal, tuple(left_out))
 

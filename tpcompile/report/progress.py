@@ -63,13 +63,11 @@ class Progress:
             self._console.print(Text(plain(text)), soft_wrap=True)
 
     def _run(self) -> None:
-        show_until_done = self._in_bar if self._console.is_terminal else self._in_log
         with suppress(OSError):  # a closed stderr costs the progress, not the run
-            show_until_done()
-
-    def _in_log(self) -> None:
-        while not self._done.wait(self._every_s):
-            self._console.print(self._text(self._statuses()), soft_wrap=True)
+            if self._console.is_terminal:
+                self._in_bar()
+            while not self._done.wait(self._every_s):
+                self._console.print(self._text(self._statuses()), soft_wrap=True)
 
     def _in_bar(self) -> None:
         columns = BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.description}", markup=False)
