@@ -75,7 +75,7 @@ def test_where_the_disk_is_full_and_no_rank_could_say_so_it_is_the_environment(
     def unwritable(*_: object) -> str:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(RunDir, "_temporary", staticmethod(unwritable))
+    monkeypatch.setattr("tpcompile.evidence.rundir.temporary", unwritable)
     with pytest.raises(PreflightError, match=r"cannot write run directory .*: No space left on device"):
         launch.run(plan, Console(file=io.StringIO()))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from tpcompile.evidence.compiles.trace import TraceEvent
+from tpcompile.evidence.compiles.events import TraceEvent
 from tpcompile.evidence.logs.tracefile import TraceFile
 
 

@@ -47,7 +47,7 @@ def test_the_custom_op_of_mixtral_is_red_until_it_is_declared(tmp_path: Path) ->
     adapter = needed(ADAPTERS["transformers Mixtral"])
     undeclared = (", tp_aware=RIGHT_ON_A_SHARD)", ")")
     outcome = run_edited(adapter, [undeclared, *adapter.smaller], tmp_path, backend="eager")
-    assert f"FAIL (exit 1): {CheckId.TP_AWARE.heading}: transformers::grouped_mm_fallback" in outcome.flat
+    assert f"FAIL (exit 1): {CheckId.TP_AWARE.text}: transformers::grouped_mm_fallback" in outcome.flat
 
 
 @pytest.mark.slow

@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tpcompile.collectives import all_reduce
+from tpcompile.evidence.compiles.events import CACHE_EVENTS, event
 from tpcompile.evidence.compiles.shapes import BACKWARD_METRICS, FILE_EVENTS
-from tpcompile.evidence.compiles.trace import CACHE_EVENTS, event
 from tpcompile.testing import run_on_ranks
 
 HERE = Path(__file__).resolve().parent

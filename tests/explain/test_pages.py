@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tpcompile.evidence.records.causes import ADVICE, Cause
-from tpcompile.explain import page, pages
+from tpcompile.explain import page
 
 HEADINGS = ["In a job", "A program that has it|How it comes about", "What to do"]
 
@@ -40,5 +40,5 @@ def test_an_advice_that_was_changed_in_one_place_is_found(monkeypatch: pytest.Mo
 
 
 def test_no_page_is_of_no_cause() -> None:
-    folder = resources.files(pages.__package__) / "causes"
+    folder = resources.files("tpcompile.explain") / "causes"
     assert {Path(file.name).stem for file in folder.iterdir()} == {cause.slug for cause in Cause}

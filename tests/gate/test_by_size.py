@@ -15,7 +15,7 @@ from tpcompile.evidence.rundir import RunDir
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 TARGET = Path(__file__).parent / "by_size.py"
 OP = "torch.ops.tpcompile.all_reduce_by_size.default("
-DECLARED = CheckId.SCHEDULE.heading
+DECLARED = CheckId.SCHEDULE.text
 BY_SIZE = ["compile.all_reduce=by_size", "gate.steady_calls=3", "gate.resized_seq_len=16", "block.num_layers=1"]
 PUSHED = ("all_reduce_push_product.default(", "all_reduce_push_start.default(", "all_reduce_push_receive.default(")
 RED = {

@@ -8,7 +8,7 @@ from tpcompile import config
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records import CheckId
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.gate.cannot_start import refuse
+from tpcompile.gate.ending import refuse
 
 
 def test_the_check_does_not_read_as_its_opposite(tmp_path: Path) -> None:

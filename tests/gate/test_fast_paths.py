@@ -26,7 +26,7 @@ WRONG_FROM_WO = r"^forward right: worst .* first wrong in layers\.0\.attention\.
 """What is wrong within attention, between its projections, shows in the output of the last one."""
 
 WITH_FAST_PATHS = {
-    "local_norm": Red(check=CheckId.FORWARD, summary=DECLARED.heading, detail=r"first wrong in layers\.0\.attention"),
+    "local_norm": Red(check=CheckId.FORWARD, summary=DECLARED.text, detail=r"first wrong in layers\.0\.attention"),
     "no_grad_norm": Red(
         check=CheckId.GRADIENTS,
         summary="declared backward all_reduce",

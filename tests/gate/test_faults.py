@@ -71,7 +71,7 @@ SHARED = {
         code="x = x * (dist.get_rank() + 1)",
         divergence=r"mul\(.*, 1\) / mul\(.*, 2\)",
     ),
-    "local_norm": Red(check=FORWARD, summary=DECLARED.heading, detail=r"first wrong in layers\.0\.attention\.qk_norm"),
+    "local_norm": Red(check=FORWARD, summary=DECLARED.text, detail=r"first wrong in layers\.0\.attention\.qk_norm"),
     "dropped_result": Red(
         check=DECLARED,
         summary="its result dropped",

@@ -18,7 +18,7 @@ from tests.gate.unwritable import fill
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.records import Verdict
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.gate.machine import ADVICE, refused
+from tpcompile.gate.failure import ADVICE, refused
 
 PROGRAM = Path(__file__).with_name("unwritable.py")
 BLOCK, TARGET = ("--layers", "1"), ("--target", "tests.gate.own:functional")

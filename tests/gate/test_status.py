@@ -37,7 +37,7 @@ def test_a_process_that_died_before_it_published_its_end_is_known(
     assert list(boards[0].died()) == [1]
     assert f"its process {gone} died" in boards[0].died()[1]
     for state in ENDED:
-        boards[1].end(state)
+        boards[1].publish(state)
         assert boards[0].died() == {}
 
 
@@ -60,7 +60,7 @@ def test_without_a_store_the_status_is_still_written_to_the_run_directory(
         raise RuntimeError("Broken pipe")
 
     monkeypatch.setattr(store, "put", refuse)
-    StatusBoard(RunDir.create(tmp_path), store).end("failed", error="ValueError")
+    StatusBoard(RunDir.create(tmp_path), store).publish("failed", error="ValueError")
     (status,) = RunDir(tmp_path).read_statuses()
     assert (status.state, status.error) == ("failed", "ValueError")
 
@@ -84,5 +84,5 @@ def test_without_a_run_directory_the_status_is_still_published_in_the_store(tmp_
     boards = [StatusBoard(RunDir(tmp_path / "file" / "run"), store) for store in stores(2)]
     (tmp_path / "file").write_text("")
     boards[0].enter("C/first")
-    boards[0].end("failed", error="ValueError")
+    boards[0].publish("failed", error="ValueError")
     assert "C/first" in boards[1].last_seen(0)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpcompile.evidence.judgement.undecided import undecided
+from tpcompile.evidence.judgement.checks import undecided
 from tpcompile.numerics import error_ratio
 from tpcompile.numerics.drawn import Drawn
 

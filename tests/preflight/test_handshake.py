@@ -200,14 +200,14 @@ def test_the_first_argument_that_differs_comes_first_with_its_step() -> None:
 
 def test_a_rank_that_never_comes_is_a_failed_check_with_what_it_did_last() -> None:
     found = Verdict.model_validate_json(results()[0]["absent"])
-    missing = check(found, CheckId.REPORTED.heading)
+    missing = check(found, CheckId.REPORTED.text)
     assert (found.exit_code, missing.ranks) == (1, (1,))
     assert re.search("rank 1 .*inputs of ranks 0-1", found.summary)
 
 
 def test_without_rank_0_the_next_rank_judges() -> None:
     found = Verdict.model_validate_json(results()[1]["absent_judge"])
-    assert check(found, CheckId.REPORTED.heading).ranks == (0,)
+    assert check(found, CheckId.REPORTED.text).ranks == (0,)
     assert re.search("rank 0 .*never", found.summary)
 
 

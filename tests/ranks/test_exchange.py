@@ -40,7 +40,7 @@ def exchange(
 ) -> Verdict | None:
     """This rank's side of one exchange."""
     board = StatusBoard(RunDir.create(folder), store)
-    board.doing(state)
+    board.publish(state)
     side = record_side(record(store.rank, store.world_size, shape), RULES)
     return Exchange(store, range(store.world_size), others=board, timeout_s=timeout_s).verdict(side)
 

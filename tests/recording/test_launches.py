@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
-from tpcompile.evidence.compiles.trace import event
+from tpcompile.evidence.compiles.events import event
 from tpcompile.fastpath.source import source_of
 from tpcompile.recording.foreign import Launches
 

@@ -35,7 +35,7 @@ def unwritable(*_: object) -> str:
 
 def test_a_full_disk_costs_the_files_and_not_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, out = RunDir.create(tmp_path / "run"), io.StringIO()
-    monkeypatch.setattr(RunDir, "_temporary", staticmethod(unwritable))
+    monkeypatch.setattr("tpcompile.evidence.rundir.temporary", unwritable)
     publish(samples.failing(), run, Console(file=out, width=80), {})
     assert "FAIL (exit 1)" in out.getvalue()
     assert "junit.xml" in out.getvalue() and os.strerror(errno.ENOSPC) in out.getvalue()
@@ -45,7 +45,7 @@ def test_a_run_directory_on_a_full_disk_is_an_environment_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunDir.create(tmp_path / "run")
-    monkeypatch.setattr(RunDir, "_temporary", staticmethod(unwritable))
+    monkeypatch.setattr("tpcompile.evidence.rundir.temporary", unwritable)
     with pytest.raises(PreflightError, match=os.strerror(errno.ENOSPC)):
         run.write_verdict(samples.failing())
 

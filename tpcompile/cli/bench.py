@@ -12,6 +12,7 @@ from typing import TextIO
 import typer
 
 from tpcompile.cli.passed_on import require_torch
+from tpcompile.errors import ExitCode
 
 _MOST_S = 6 * 3600.0
 """Each answer of a rank has a limit of its own, `--timeout-s`; this one is for all of them."""
@@ -25,7 +26,6 @@ def bench(context: typer.Context) -> None:
 
 def run_bench(arguments: Sequence[str], *, stdout: TextIO | None = None) -> int:
     """The exit code of a run with these arguments."""
-    from tpcompile.errors import ExitCode
     from tpcompile.process_tree import run_tree
 
     command = [sys.executable, "-m", "tpcompile.bench", *arguments]

@@ -48,7 +48,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _checked(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The fields that the keys stand for."""
     known = {flag.spelling.removeprefix("--"): (field.name, kind) for field, kind, flag in flags_of(GateRequest)}
     found = {}
     for key, value in given.items():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tpcompile.cli.outputs import Html, Json, Junit, Quiet
+from tpcompile.errors import ConfigError
 
 if TYPE_CHECKING:
     from tpcompile.evidence.logs.diagnose import Question
@@ -63,7 +64,6 @@ def diagnose(
     Example: tpcompile diagnose /shared/trace --ended-badly
     """
     from tpcompile.cli import outputs
-    from tpcompile.errors import ConfigError
     from tpcompile.evidence.logs.diagnose import examined
     from tpcompile.evidence.rundir import new_name
     from tpcompile.report import console, screen, show
@@ -104,7 +104,6 @@ def diagnose(
 def _question(
     world_size: int | None, mesh: str, axis: str, allow: list[str], uneven: list[str], ended_badly: bool
 ) -> Question:
-    from tpcompile.errors import ConfigError
     from tpcompile.evidence.logs.diagnose import Question
     from tpcompile.evidence.logs.domains import parse_mesh
     from tpcompile.evidence.records import Layer

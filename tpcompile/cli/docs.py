@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tpcompile.errors import ConfigError
 from tpcompile.report.stdout import say
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -35,8 +36,6 @@ def pages() -> dict[str, Path]:
         files = sorted(folder.rglob("*.md"))
         if files:
             return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
-    from tpcompile.errors import ConfigError
-
     raise ConfigError(f"no pages are installed with this package: neither in {_PACKAGE} nor beside it")
 
 
@@ -47,7 +46,5 @@ def _named(name: str, found: dict[str, Path]) -> list[Path]:
         return [found[wanted]]
     ending = [page for known, page in found.items() if known.endswith(f"/{wanted}")]
     if not ending:
-        from tpcompile.errors import ConfigError
-
         raise ConfigError(f"there is no page {name}; choose from {', '.join(found)}")
     return ending

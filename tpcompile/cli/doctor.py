@@ -44,7 +44,6 @@ def doctor(
 
 
 def _line(finding: Finding) -> Text:
-    """`warn  shared memory: ...`, and below it what to do."""
     from rich.text import Text
 
     from tpcompile.report.wording import plain

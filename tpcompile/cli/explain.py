@@ -40,7 +40,6 @@ def explain(
 
 
 def _listed() -> list[str]:
-    """Every cause with its phrase, under the heading of its group."""
     from tpcompile.explain import groups
 
     found: list[str] = []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from tpcompile.cli import outputs, passed_on
-from tpcompile.errors import ExitCode
+from tpcompile.errors import ConfigError, ExitCode
 from tpcompile.request import GateRequest, flags_of
 
 if TYPE_CHECKING:
@@ -59,8 +59,6 @@ def gate(*, context: typer.Context, program: str | None, config_file: Path | Non
 
 
 class _Outputs(NamedTuple):
-    """What is printed and written of the verdict."""
-
     quiet: bool
     json: Path | None
     junitxml: Path | None
@@ -68,8 +66,6 @@ class _Outputs(NamedTuple):
 
     def refuse_files(self) -> None:
         """Raise ConfigError for a file that a rank of a job cannot write: the verdict is of all of them."""
-        from tpcompile.errors import ConfigError
-
         files = {"--json": self.json, "--junitxml": self.junitxml, "--html": self.html}
         for name, file in files.items():
             if file is not None and not outputs.is_stdout(file):
@@ -95,8 +91,6 @@ class _Outputs(NamedTuple):
 
 def _take_target(context: typer.Context, program: str | None, options: dict[str, Any]) -> None:
     """Put a target that was given as an argument where --target puts it. Raises ConfigError for two."""
-    from tpcompile.errors import ConfigError
-
     if program is None:
         return
     source = context.get_parameter_source("target")
@@ -107,8 +101,6 @@ def _take_target(context: typer.Context, program: str | None, options: dict[str,
 
 def _check_performance(request: GateRequest, *, is_launcher: bool) -> None:
     """Raise ConfigError, before a rank starts, where the benchmark cannot run what the gate runs."""
-    from tpcompile.errors import ConfigError
-
     if request.performance is None:
         return
     if request.target is not None:

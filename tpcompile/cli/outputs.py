@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from tpcompile.errors import PreflightError
 
 if TYPE_CHECKING:
     from tpcompile.evidence.records import Verdict
@@ -88,20 +89,12 @@ def write_page(evidence: Evidence, path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all. Raises PreflightError when it cannot be written."""
-    from tpcompile.errors import PreflightError
+    from tpcompile.evidence.rundir import temporary
 
     try:
         if path.exists() and not path.is_file():  # /dev/stdout, a pipe
             path.write_text(text, encoding="utf-8")
             return
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False, encoding="utf-8") as file:
-            try:
-                file.write(text)
-                file.flush()
-            except OSError:
-                os.unlink(file.name)
-                raise
-            os.fchmod(file.fileno(), 0o644)
-        os.replace(file.name, path)
+        os.replace(temporary(path.parent, text), path)
     except OSError as error:
         raise PreflightError(f"cannot write {path}: {error.strerror}") from None

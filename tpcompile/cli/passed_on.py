@@ -5,42 +5,17 @@ from __future__ import annotations
 import importlib.machinery
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import typer
 
-
-def certify(context: typer.Context) -> None:
-    """Prove a fast path on the shards of 1, 2, 4 and 8 ranks, and write its certificate; `--help` says how."""
-    become("tpcompile.fastpath.certify", context.args)
-
-
-def dryrun(context: typer.Context) -> None:
-    """Trace each rank of a job that is not started, without a GPU, and compare them; `--help` says how."""
-    become("tpcompile.dryrun", context.args)
-
-
-def fusion(context: typer.Context) -> None:
-    """Show which kernels a program became, what did not fuse and why, and what changed; `--help` says how."""
-    become("tpcompile.fusion", context.args)
-
-
-def typecheck(context: typer.Context) -> None:
-    """Follow what is replicated, sharded and partial through a module; `--help` says how."""
-    become("tpcompile.typecheck", context.args)
-
-
-def verify_win(context: typer.Context) -> None:
-    """Measure a program in eager and in each mode of torch.compile, and say which to use; `--help` says how."""
-    become("tpcompile.fusion.win", context.args)
+from tpcompile.errors import PreflightError
 
 
 def require_torch() -> None:
     """Raise PreflightError where torch is not installed, as beside `tpcompile-reader`."""
     if importlib.machinery.PathFinder.find_spec("torch") is None:
-        from tpcompile.errors import PreflightError
-
         raise PreflightError("this command needs torch, which is not installed here: pip install tpcompile")
 
 
@@ -53,3 +28,26 @@ def become(module: str, arguments: Sequence[str]) -> NoReturn:
 def becoming(module: str) -> list[str]:
     """The command line of a process that runs a module, and which Ctrl-C ends in silence until its body begins."""
     return [sys.executable, "-m", "tpcompile.cli.becoming", module]
+
+
+def _passed_on(module: str, what: str) -> Callable[[typer.Context], None]:
+    """The command that becomes a module; `what` is its help, with what `--help` of the module adds."""
+
+    def command(context: typer.Context) -> None:
+        become(module, context.args)
+
+    command.__doc__ = f"{what}; `--help` says how."
+    return command
+
+
+certify = _passed_on(
+    "tpcompile.fastpath.certify", "Prove a fast path on the shards of 1, 2, 4 and 8 ranks, and write its certificate"
+)
+dryrun = _passed_on("tpcompile.dryrun", "Trace each rank of a job that is not started, without a GPU, and compare them")
+fusion = _passed_on(
+    "tpcompile.fusion", "Show which kernels a program became, what did not fuse and why, and what changed"
+)
+typecheck = _passed_on("tpcompile.typecheck", "Follow what is replicated, sharded and partial through a module")
+verify_win = _passed_on(
+    "tpcompile.fusion.win", "Measure a program in eager and in each mode of torch.compile, and say which to use"
+)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tpcompile.cli.outputs import Html, Json, Junit, Quiet
+from tpcompile.errors import ConfigError, TpCompileError
 
 if TYPE_CHECKING:
     from tpcompile.evidence.rundir import RunDir
@@ -45,7 +46,6 @@ def run(
     The exit code is that of the job.
     """
     from tpcompile.cli import outputs
-    from tpcompile.errors import ConfigError, TpCompileError
     from tpcompile.evidence.rundir import RunDir, new_name
     from tpcompile.report import console
     from tpcompile.watched import Settings, run_watched
@@ -69,7 +69,6 @@ def run(
 def _write_page(directory: RunDir, html: Path) -> None:
     from tpcompile.cli import outputs
     from tpcompile.cli.compare import judge
-    from tpcompile.errors import ConfigError
     from tpcompile.report.page.gather import gathered
 
     try:

@@ -67,7 +67,6 @@ def _existing(folder: Path) -> Path:
 
 
 def _unwritable(folder: Path) -> str:
-    """Why nothing can be written there; empty where it can."""
     existing = _existing(folder)
     if not existing.is_dir():
         return f"{existing} is a file"

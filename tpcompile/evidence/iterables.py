@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import TypeVar
 
@@ -29,6 +30,12 @@ def last(values: Sequence[T]) -> T | None:
 def differ(values: Iterable[Hashable]) -> bool:
     """True unless all values are equal."""
     return len(set(values)) > 1
+
+
+def num_equal(rows: Iterable[Iterable[Hashable]]) -> int:
+    """Number of places, from the first on, in which all rows have the same value."""
+    columns = zip(*rows, strict=False)
+    return len(list(itertools.takewhile(lambda column: not differ(column), columns)))
 
 
 def grouped(values: Iterable[T], by: Callable[[T], K]) -> dict[K, list[T]]:

@@ -112,7 +112,7 @@ class RunDir:
     def check_writable(self) -> None:
         """Raise PreflightError when the directory cannot take the files of a small run."""
         try:
-            os.unlink(self._temporary(self.path, " " * _PROBE_BYTES))
+            os.unlink(temporary(self.path, " " * _PROBE_BYTES))
         except OSError as error:
             raise self._unusable(error) from None
 
@@ -141,7 +141,7 @@ class RunDir:
 
     def write_run(self, facts: dict[str, Any]) -> None:
         """Write `run.json`: command, time, machine, versions."""
-        self._write("run.json", json.dumps({"schema_version": SCHEMA_VERSION} | facts, sort_keys=True, indent=1))
+        self.write_text("run.json", json.dumps({"schema_version": SCHEMA_VERSION} | facts, sort_keys=True, indent=1))
 
     def read_run(self) -> dict[str, Any]:
         """Content of `run.json`, `{}` when there is none. Raises ConfigError when it is damaged."""
@@ -152,7 +152,7 @@ class RunDir:
 
     def write_config(self, text: str) -> None:
         """Write the resolved configuration, JSON text."""
-        self._write("config.json", text)
+        self.write_text("config.json", text)
 
     def read_config(self) -> JobConfig:
         """The resolved configuration of the run. Raises ConfigError when it is missing or damaged."""
@@ -166,7 +166,7 @@ class RunDir:
 
     def write_record(self, record: RankRecord) -> None:
         """Write all evidence of one rank."""
-        self._write(f"rank_{record.rank}/record.json", record.to_json())
+        self.write_text(f"rank_{record.rank}/record.json", record.to_json())
 
     def read_records(self, *, facts: type[Frozen] | None = None, beside: Sequence[RunDir] = ()) -> list[RankRecord]:
         """Evidence of all ranks that left any, by rank; `facts` is what the measured values of each must be, `beside`
@@ -193,7 +193,7 @@ class RunDir:
 
     def write_status(self, status: RankStatus) -> None:
         """Write the activity of a rank."""
-        self._write(f"rank_{status.rank}/status.json", status.to_json())
+        self.write_text(f"rank_{status.rank}/status.json", status.to_json())
 
     def write_start(self, rank: int, doing: str) -> None:
         """Write what a rank does before it has a status: no status, as the directory does not hold a run yet.
@@ -218,17 +218,17 @@ class RunDir:
         """Write the verdict unless there is one already; True when this call wrote it."""
         path = self.path / "verdict.json"
         try:
-            temporary = self._temporary(self.path, verdict.to_json(indent=1))
+            made = temporary(self.path, verdict.to_json(indent=1))
         except OSError as error:
             raise _unwritable(path, error) from None
         try:
-            os.link(temporary, path)
+            os.link(made, path)
         except FileExistsError:
             return False
         except OSError as error:
             raise _unwritable(path, error) from None
         finally:
-            os.unlink(temporary)
+            os.unlink(made)
         return True
 
     def read_verdict(self) -> Verdict | None:
@@ -237,10 +237,6 @@ class RunDir:
             return self._read(Verdict, self.path / "verdict.json")
         except FileNotFoundError:
             return None
-
-    def write_text(self, name: str, text: str) -> Path:
-        """Write one of the report files next to the verdict."""
-        return self._write(name, text)
 
     def holds_run(self) -> bool:
         """True when a run wrote here before, finished or not."""
@@ -259,27 +255,15 @@ class RunDir:
         by_rank = sorted((int(number[1]), path) for path, number in numbers.items() if number)
         return [path for _, path in by_rank]
 
-    def _write(self, name: str, text: str) -> Path:
+    def write_text(self, name: str, text: str) -> Path:
         """Write a file. Raises PreflightError when the disk is full or the folder is not writable."""
         path = self.path / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(self._temporary(path.parent, text), path)
+            os.replace(temporary(path.parent, text), path)
         except OSError as error:
             raise _unwritable(path, error) from None
         return path
-
-    @staticmethod
-    def _temporary(folder: Path, text: str) -> str:
-        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".", suffix=".tmp", delete=False) as file:
-            try:
-                file.write(text)
-                file.flush()
-            except OSError:
-                os.unlink(file.name)
-                raise
-            os.fchmod(file.fileno(), 0o644)  # CI uploads what its user can read
-            return file.name
 
     @staticmethod
     def _read(model: type[R], path: Path) -> R:
@@ -292,6 +276,19 @@ class RunDir:
         if missing:  # what this version wrote has every key
             raise damaged(path, f"it lacks {', '.join(missing)}")
         return validated(model, data, path)
+
+
+def temporary(folder: Path, text: str) -> str:
+    """A new file with that text, to be renamed: so a file is written whole or not at all. Raises OSError."""
+    with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".", delete=False, encoding="utf-8") as file:
+        try:
+            file.write(text)
+            file.flush()
+        except OSError:
+            os.unlink(file.name)
+            raise
+        os.fchmod(file.fileno(), 0o644)  # CI uploads what its user can read
+        return file.name
 
 
 def _check_whole(record: RankRecord, path: Path) -> None:

@@ -3,7 +3,6 @@
 The pages are `causes/NAME.md`. The sentences of `ADVICE` stand in them word for word.
 """
 
-from tpcompile.explain.names import find, groups
-from tpcompile.explain.pages import page
+from tpcompile.explain.names import find, groups, page
 
 __all__ = ["find", "groups", "page"]

@@ -1,9 +1,10 @@
-"""What a user types for a cause -> the cause; all causes in groups."""
+"""What a user types for a cause -> the cause, and its page; all causes in groups."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from importlib import resources
 
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records.causes import Cause
@@ -47,21 +48,22 @@ def find(text: str) -> Cause:
     if len(begun) == 1:
         return begun[0]
     problem = "several causes begin with" if begun else "no cause is called"
-    matches = begun or _close(wanted, {**phrases, **names})
+    spellings = {**phrases, **names}
+    close = difflib.get_close_matches(wanted, list(spellings), n=_MAX_MATCHES, cutoff=0.5)
+    matches = begun or list(dict.fromkeys(spellings[match] for match in close))
     listed = f": {', '.join(cause.slug for cause in matches)}" if matches else ""
     raise ConfigError(f"{problem} {text!r}{listed}; `tpcompile explain` lists all")
 
 
 def _begun(spellings: Mapping[str, Cause], wanted: str) -> list[Cause]:
-    """The causes whose spelling begins so."""
     return [cause for spelling, cause in spellings.items() if wanted and spelling.startswith(wanted)]
-
-
-def _close(wanted: str, spellings: Mapping[str, Cause]) -> list[Cause]:
-    """Causes whose spelling is close to what was typed, the closest first."""
-    matches = difflib.get_close_matches(wanted, list(spellings), n=_MAX_MATCHES, cutoff=0.5)
-    return list(dict.fromkeys(spellings[match] for match in matches))
 
 
 def _normal(text: str) -> str:
     return " ".join(text.lower().replace("_", " ").replace("-", " ").split())
+
+
+def page(cause: Cause) -> str:
+    """The page, as it is installed with the package."""
+    file = resources.files("tpcompile.explain") / "causes" / f"{cause.slug}.md"
+    return file.read_text(encoding="utf-8")

@@ -3,20 +3,18 @@
 start.py      arguments, run directory, process group
 running.py    the modes or the target, in order
 record.py     what this rank has observed so far -> its record
-ending.py     records of all ranks -> verdict, reports, exit code; also of a run that ends early
+ending.py     records of all ranks -> verdict, reports, exit code; also of a run that ends early, or cannot start
 modes.py      what modes A, B and C run, phase by phase
 target.py     the user's own program (--target), run phase by phase
 step_values.py  what a step returns and does to parameters, each as a value with a name
 outputs.py    what a target returned in its runs -> errors, gradients too
 profiled.py   calls of mode C under the profile of the run
 phases.py     phases that all ranks begin together; what modes and targets share
-cannot_start.py a run that cannot start -> one line, and a verdict for the launcher
 in_rank.py    flags of the gate in a rank that torchrun has started
 reference.py  errors against a float64 single-device reference
 measurements.py          what a rank measured of modes A, B and C; torch-free
 collective_agreement.py  ranks agree on the collectives of new code before it runs
-failure.py    an exception of this rank -> the failed check
-machine.py    exceptions that the machine caused, such as a full disk
+failure.py    an exception of this rank, or of the machine, such as a full disk -> the failed check
 watch.py      the thread that ends a run in which a rank hangs, has died or has failed
 last_state.py the state of every rank when the run ends early
 call_numbers.py  what every rank had issued before each steady call
@@ -25,8 +23,7 @@ fusion.py     kernels of this rank, against a baseline
 checks.py     digests -> the checks of modes A, B and C; torch-free
 beside.py     what ranks compile beside the program, such as an evaluation on rank 0; torch-free
 compiled.py       where compiled code begins to be wrong, while eager is right
-wrong_compiled.py        the check of it; torch-free
-wrong_numbers.py         where to look first when a target's numbers are wrong; torch-free
+wrong_numbers.py         the check of it; where to look first when a target's numbers are wrong; torch-free
 replay.py     a run directory -> its verdict again, offline; torch-free
 faults/       what `--fault NAME` injects
 status.py     state of this rank, for the other ranks and for a reader after a crash

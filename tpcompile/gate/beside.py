@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.judgement.checks import Ranks
 from tpcompile.evidence.records import CompileDigest, Divergence, RankDigest
 from tpcompile.evidence.text.ranks import named_ranks
@@ -15,7 +16,8 @@ def first_compiles(ranks: Ranks, phase: str, divergences: Sequence[Divergence]) 
     accepted = sorted({found.frame for found in divergences if found.frame and not found.is_red})
 
     def of_rank(digest: RankDigest) -> list[CompileDigest]:
-        firsts = [compiles[0] for compiles in map(digest.of_frame, accepted) if compiles]
+        by_frame = grouped(digest.compiles, lambda compile_: compile_.frame)
+        firsts = [by_frame[frame][0] for frame in accepted if frame in by_frame]
         return [compile_ for compile_ in firsts if compile_.phase == phase]
 
     return ranks.map(of_rank)

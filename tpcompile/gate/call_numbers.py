@@ -6,7 +6,6 @@ A rank that aborts in a collective leaves no record of what it had issued; these
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
 
 from tpcompile.evidence.groups.by_rank import ByRank, entry, itself
 from tpcompile.evidence.iterables import first
@@ -27,12 +26,10 @@ class Calls(Frozen):
 
     def issued(self, call: int) -> Mapping[str, int]:
         """Group -> collectives of that call, counted from 0; empty until the next call has begun."""
-        both = self.begun[call : call + 2]
-        return first(_grown(before, after) for before, after in pairwise(both)) or {}
-
-
-def _grown(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    return {group: after[group] - number for group, number in before.items() if group in after}
+        if call + 1 >= len(self.begun):
+            return {}
+        before, after = self.begun[call : call + 2]
+        return {group: after[group] - number for group, number in before.items() if group in after}
 
 
 def uneven_call(calls: Mapping[int, Calls], states: Mapping[int, RankState]) -> Finding | None:
@@ -53,8 +50,6 @@ def _uneven(calls: ByRank[Calls]) -> Iterator[_Uneven]:
 
 
 class _Uneven:
-    """A call in which the numbers of a group differ."""
-
     def __init__(self, calls: ByRank[Calls], call: int, group: str, counts: ByRank[int]) -> None:
         self._calls, self._call, self._group, self._counts = calls, call, group, counts
 
@@ -87,8 +82,9 @@ class _Uneven:
         if number == 0:
             return None
         recorded = [states[rank] for rank in ranks if rank in states]
-        return first(filter(None, (self._of(state, number) for state in recorded)))
-
-    def _of(self, state: RankState, number: int) -> Issued | None:
-        wanted = self._calls[state.rank].begun[self._call][self._group] + number
-        return first(one for one in state.issued_in(self._group) if one.seq == wanted)
+        for state in recorded:
+            wanted = self._calls[state.rank].begun[self._call][self._group] + number
+            found = first(one for one in state.issued_in(self._group) if one.seq == wanted)
+            if found is not None:
+                return found
+        return None

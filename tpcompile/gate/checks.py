@@ -23,9 +23,9 @@ from tpcompile.evidence.judgement.checks import (
     no_breaks,
     num_graphs,
     tp_aware,
+    undecided,
     values_text,
 )
-from tpcompile.evidence.judgement.undecided import undecided
 from tpcompile.evidence.records import Check, CheckId, Divergence, RankDigest, Status, earliest, multiple_text
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
@@ -33,7 +33,6 @@ from tpcompile.evidence.text.reasons import in_one_line
 from tpcompile.fusion.baseline import Outcome
 from tpcompile.gate import beside, wrong_numbers
 from tpcompile.gate.measurements import Declared, GateFacts, GradientFactor, Schedule, TensorError
-from tpcompile.gate.wrong_compiled import with_compiler
 
 FIRST, STEADY, RESIZED = "first", "steady", "resized"
 _LARGE = 1000
@@ -106,7 +105,7 @@ def mode_c(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
         *_resized(ranks, "C", divergences, f"{config.block.seq_len} to {config.resized_seq_len} tokens"),
         *agreement("C", ranks, divergences),
         _schedule(facts),
-        *with_compiler("C", facts, numbers),
+        *wrong_numbers.with_compiler("C", facts, numbers),
         *_replays(config, facts),
         tp_aware("C", ranks),
         kept("C", ranks),
@@ -124,10 +123,10 @@ def target(config: JobConfig, digests: Sequence[RankDigest], divergences: Sequen
     if declared.has_reference:
         right = _errors(config, facts, TARGET, CheckId.FORWARD, only="forward")
         if right.is_red and not any(known.wrong_compiled for known in facts.values()):
-            right = right.model_copy(update={"details": (wrong_numbers.differing(ranks), *right.details)})
+            right = right.changed(details=(wrong_numbers.differing(ranks), *right.details))
         numbers.append(right)
         numbers.append(_errors(config, facts, TARGET, CheckId.EAGER, only="eager"))
-        numbers = with_compiler(TARGET, facts, numbers)
+        numbers = wrong_numbers.with_compiler(TARGET, facts, numbers)
     else:
         why = "no reference is declared: the numbers were not compared"
         numbers.append(_not_made(TARGET, CheckId.FORWARD, Status.SKIPPED, "a reference", why))
@@ -165,7 +164,6 @@ def _not_made(mode: str, id: CheckId, status: Status, expected: str, observed: s
 
 
 def _reasons(ranks: Ranks, phase: str) -> list[str]:
-    """Why ranks recompiled in a phase."""
     return [
         f"rank {rank}: {in_one_line(reason)}"
         for rank, digest in ranks.items()
@@ -309,8 +307,6 @@ def _fusion(config: JobConfig, facts: Facts, mode: AnyMode) -> list[Check]:
 
 
 class _Measured(NamedTuple):
-    """The error of a tensor on a rank."""
-
     rank: int
     error: TensorError
 
@@ -344,7 +340,7 @@ def _errors(config: JobConfig, facts: Facts, mode: AnyMode, id: CheckId, *, only
     why_open = first(filter(None, map(_why_undecided, errors.values()))) if not bad else None
     if why_open is not None:
         check = _not_made(mode, id, Status.SKIPPED, f"at most {limit:g}x the single-device error", why_open)
-        return check.model_copy(update={"is_undecided": True})
+        return check.changed(is_undecided=True)
     measured = sorted(in_order, key=lambda one: one.error.badness, reverse=True)
     details = [f"rank {one.rank} {one.error.name}: {one.error.says or f'{one.error.ratio:.2f}x'}" for one in bad[:8]]
     observed = measured[0].as_worst
@@ -374,7 +370,6 @@ def _errors(config: JobConfig, facts: Facts, mode: AnyMode, id: CheckId, *, only
 
 
 def _why_undecided(errors: Sequence[TensorError]) -> str | None:
-    """Why the errors of a rank decide nothing; None where they do."""
     by_name = {error.what.removeprefix("eager "): error for error in errors}
     names = undecided({name: error.is_judged for name, error in by_name.items()})
     if not names:

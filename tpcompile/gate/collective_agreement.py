@@ -31,8 +31,6 @@ _AFTER_BREAK_S = 20.0
 
 
 class _InPhase:
-    """The status of other ranks, for a wait in a phase."""
-
     def __init__(self, board: StatusBoard, store: RankStore, phase: str) -> None:
         self._board, self._store, self._phase = board, store, phase
         self._broken_since: dict[int, float] = {}
@@ -148,7 +146,7 @@ class Agreement:
             compile_,
             ranks=issued.ranks if self._is_steady else late,
         )
-        return check.model_copy(update={"line": item.line or check.line})
+        return check.changed(line=item.line or check.line)
 
     def _differ(self, compile_: CompileRecord, issued: ByRank[tuple[Item, ...]], odd: Sequence[int]) -> Check:
         """The first collective that differs between the lowest of the `odd` ranks and the lowest of all other ranks."""
@@ -166,8 +164,7 @@ class Agreement:
         within = in_program(item.line, entered_at(compile_.line, compile_.stack))
         ranks, is_known = issued.blamed(_keys)
         check = self._check(_SAME, what + within, compile_, ranks=ranks)
-        update = {"line": item.line, "cause": explanation.cause, "is_rank_known": is_known}
-        return check.model_copy(update=update)
+        return check.changed(line=item.line, cause=explanation.cause, is_rank_known=is_known)
 
     def missing(self, phase: str, late: Sequence[int]) -> Check:
         """The check that fails when ranks do not arrive at a phase."""
@@ -202,5 +199,4 @@ class Agreement:
 
 
 def _keys(items: Sequence[Item]) -> tuple[tuple[str, ...], ...]:
-    """The key of each item, in order: what is compared."""
     return tuple(item.key for item in items)

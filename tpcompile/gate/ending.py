@@ -6,13 +6,15 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
 
-from tpcompile.errors import ExitCode, PreflightError
-from tpcompile.evidence.records import Check, CheckId, Verdict
-from tpcompile.gate.cannot_start import print_error
+from tpcompile.config import JobConfig
+from tpcompile.errors import ExitCode, PreflightError, TpCompileError
+from tpcompile.evidence.records import Check, CheckId, Status, Verdict
+from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate.last_state import LastState, forget_dead
 from tpcompile.gate.measurements import GateDigest
 from tpcompile.gate.record import Evidence
@@ -63,7 +65,7 @@ class Ending:
 
     def last_words(self, check: Check) -> ExitCode:
         """Write the record so far, judge with the failed check, return the exit code; runs on the watch's thread."""
-        self.board.end("stopped" if check.id == CheckId.ALIVE else "failed", error=check.observed)
+        self.board.publish("stopped" if check.id == CheckId.ALIVE else "failed", error=check.observed)
         if self.evidence.session is None:
             return ExitCode.FAIL
         problems = self.last_state.explained(check, self.watch_store, self.others)
@@ -109,7 +111,7 @@ class Ending:
 
     def unwritten(self, error: PreflightError, store: RankStore, *, after: str = "") -> ExitCode:
         """End a run whose record cannot be written: no verdict, but a state for the launcher or one line on stderr."""
-        self.board.end("unwritten", error="; ".join(filter(None, (after, str(error)))))
+        self.board.publish("unwritten", error="; ".join(filter(None, (after, str(error)))))
         if not self.output.quiet:
             is_first = True  # on every rank when the store does not respond
             with suppress(RuntimeError):
@@ -128,3 +130,30 @@ class Ending:
         states = {one.rank: f"{one.state} in phase {one.phase} on {one.host}" for one in statuses}
         env = self.evidence.env
         return {rank: states.get(rank, "never") for rank in range(env.world_size) if rank != env.rank}
+
+
+# A run that cannot start, or whose record cannot be written
+
+
+def refuse(error: TpCompileError, config: JobConfig, run_dir: Path | str | None, *, rank: int, quiet: bool) -> ExitCode:
+    """End a run that cannot start: one line on stderr, and a verdict for the launcher if the directory is writable."""
+    check = Check(
+        id=CheckId.CAN_START, mode=config.modes[0], status=Status.FAIL, expected="no error", observed=str(error)
+    )
+    verdict = Verdict(
+        status=Status.FAIL, exit_code=error.exit_code, world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        preset=config.preset, modes=config.modes, summary=str(error), checks=(check,),
+    )  # fmt: skip
+    is_first = rank == 0
+    if run_dir is not None:
+        with suppress(TpCompileError):  # rank 0 may be the one that is missing
+            is_first = RunDir.create(run_dir).write_verdict(verdict)
+    if is_first and not quiet:
+        print_error(error)
+    return error.exit_code
+
+
+def print_error(error: TpCompileError) -> None:
+    """One line on stderr."""
+    with suppress(OSError):
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)

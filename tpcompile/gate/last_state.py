@@ -73,7 +73,7 @@ class LastState:
                 return flow_left(process_of(rank, store).black_box)
             return None
         found = self._flow.flow()
-        return found and found.model_copy(update={"issuing": flight.issuing_places(flight.recorded())})
+        return found and found.changed(issuing=flight.issuing_places(flight.recorded()))
 
     def begin_call(self, phase: str, store: RankStore) -> None:
         """Publish the numbers of this rank's collectives before a call of that phase."""
@@ -131,28 +131,18 @@ class LastState:
         frame = watching.main_thread_frame(self._main_thread)
         state = state_of(frame, rank=self._rank, activity=RUNNING, since_s=0.0)
         if self._has_raised:
-            return state.model_copy(update={"stack": self._raised_at, "issued": _with_last_in_flight(state)})
+            # the last one in flight: it has failed, and the recorder does not say whether it ended
+            last = state.latest
+            issued = tuple(one.changed(is_done=False) if one == last else one for one in state.issued)
+            return state.changed(stack=self._raised_at, issued=issued)
         if self.finished:
-            return state.model_copy(update={"stack": (), "ended": FINISHED, "phase": self.finished})
+            return state.changed(stack=(), ended=FINISHED, phase=self.finished)
         return state
-
-
-def _with_last_in_flight(state: RankState) -> tuple[Issued, ...]:
-    """Its collectives, the last one in flight: it has failed, and the recorder does not say whether it ended."""
-    last = state.latest
-    return tuple(one.model_copy(update={"is_done": False}) if one == last else one for one in state.issued)
 
 
 def _oldest(issued: tuple[Issued, ...]) -> Issued | None:
     in_flight = [one for one in issued if not one.is_done]
     return max(in_flight, key=lambda one: one.age_s, default=None)
-
-
-def _waits_since() -> str:
-    """When this rank began to wait in the collective that does not end, or in its question."""
-    oldest = _oldest(flight.recorded())
-    waited_s = _ANSWER_S if oldest is None else oldest.age_s
-    return clock_text(time.time() - waited_s, for_s=waited_s)
 
 
 def process_of(rank: int, store: RankStore) -> Process:
@@ -172,6 +162,11 @@ def _lost(rank: int, process: Process, others: Others, *, answering: Collection[
     absence = absence_of(process)
     if absence.may_live:
         is_away = bool(absence.host) and absence.host not in answering
-        return Lost(rank, "silent", host=absence.host, since=_waits_since(), is_final=True) if is_away else None
+        if not is_away:
+            return None
+        oldest = _oldest(flight.recorded())  # this rank waits in it, or for the answer to its question
+        waited_s = _ANSWER_S if oldest is None else oldest.age_s
+        since = clock_text(time.time() - waited_s, for_s=waited_s)
+        return Lost(rank, "silent", host=absence.host, since=since, is_final=True)
     how = "died" if absence.how == "dead" else absence.how
     return Lost(rank, how, others.last_seen(rank), absence.stack, absence.aborted, is_final=True)

@@ -138,10 +138,6 @@ class GateFacts(Frozen):
         found = (TensorError.model_validate({"mode": mode, "what": what, **error}) for what, error in errors.items())
         return self.changed(errors=(*self.errors, *found))
 
-    def changed(self, **fields: Any) -> Self:
-        """These facts with some fields replaced."""
-        return self.model_copy(update=fields)
-
 
 def _with_facts(digest: RankDigest) -> RankDigest:
     GateFacts.model_validate(digest.facts)

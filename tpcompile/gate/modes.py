@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from tpcompile.gate.checks import FIRST, RESIZED, STEADY
 from tpcompile.gate.compiled import find_wrong_code
 from tpcompile.gate.faults import Fault, FaultContext
 from tpcompile.gate.measurements import GradientFactor, GraphBreaks, Schedule
+from tpcompile.gate.outputs import beyond
 from tpcompile.gate.phases import RESIZED_CALLS, Phases
 from tpcompile.gate.profiled import ProfiledStep, replay_errors
 from tpcompile.gate.reference import Result, StackReference, build, call_once
@@ -45,13 +46,10 @@ class Run(Phases):
         """A function that runs the injected fault, for use ahead of a phase."""
         return lambda: self.fault.phase(name, self.context)
 
-    def call(self, program: Any, stack: TransformerStack) -> Result:
-        """Call the program once on the reference's inputs, with a backward pass when training."""
-        return self.call_with(program, stack, self.reference.inputs())
-
-    def call_with(self, program: Any, stack: TransformerStack, inputs: BlockInputs) -> Result:
-        """Call the program once on `inputs`; returns when the device is done."""
-        return self.counted(lambda: call_once(self.reference, program, stack, inputs))
+    def call(self, program: Any, stack: TransformerStack, inputs: BlockInputs | None = None) -> Result:
+        """Call the program once on `inputs`, by default the reference's, with a backward pass when training."""
+        given = inputs or self.reference.inputs()
+        return self.counted(lambda: call_once(self.reference, program, stack, given))
 
     def counted(self, call: Callable[[], Result]) -> Result:
         """One call of the program on a shard; returns when the device is done."""
@@ -96,7 +94,7 @@ class Run(Phases):
     def steady_calls(self, mode: Mode, program: Any, stack: TransformerStack, **options: Any) -> None:
         """The steady calls of a mode, all on the same inputs."""
         inputs = self.reference.inputs()
-        self.steady(mode, lambda: self.call_with(program, stack, inputs), **options)
+        self.steady(mode, lambda: self.call(program, stack, inputs), **options)
 
 
 def mode_c(run: Run) -> None:
@@ -119,7 +117,8 @@ def mode_c(run: Run) -> None:
         _compare_replays(run, step, stack)
     apart = run.reference.difference(stack, first, eager)
     run.facts = run.facts.with_errors("C", {f"eager {name}": value for name, value in apart.items()})
-    _find_wrong_code(run, step, stack, eager, differs=_is_any_beyond(run, apart))
+    differs = bool(beyond(apart, config.gate.error_ratio))
+    _find_wrong_code(run, step, stack, eager, differs=differs)
     step.close()
     check_exchanges(stack)
     _keep_schedule(run, stack)
@@ -218,16 +217,13 @@ def _find_wrong_code(run: Run, step: ProfiledStep, stack: TransformerStack, eage
     def call() -> Result:
         return run.counted(lambda: step(run.reference.inputs()))
 
-    def is_right(result: Result) -> bool:
-        return not _is_any_beyond(run, run.reference.difference(stack, result, eager))
-
-    eager_is_wrong = _is_any_beyond(run, run.reference.errors(stack, eager, only_forward=not run.config.train))
-    find_wrong_code(run, "C", call, is_right, differs=differs, eager_is_wrong=eager_is_wrong)
-
-
-def _is_any_beyond(run: Run, errors: Mapping[str, Mapping[str, float]]) -> bool:
     limit = run.config.gate.error_ratio
-    return any(not error["ratio"] <= limit for error in errors.values())  # NaN is wrong
+
+    def is_right(result: Result) -> bool:
+        return not beyond(run.reference.difference(stack, result, eager), limit)
+
+    eager_is_wrong = bool(beyond(run.reference.errors(stack, eager, only_forward=not run.config.train), limit))
+    find_wrong_code(run, "C", call, is_right, differs=differs, eager_is_wrong=eager_is_wrong)
 
 
 def _keep_schedule(run: Run, stack: TransformerStack) -> None:

@@ -102,26 +102,9 @@ def errors(
     return found
 
 
-def wrong_names(
-    eager: Outputs, single: Outputs, exact: Outputs, normal: Mapping[str, float] | None = None, *, limit: float
-) -> list[str]:
-    """The tensors that are wrong without torch.compile, too; all ranks must call it alike."""
-    found = errors(eager, eager, single, exact, normal).items()
-    return [name for name, error in found if name in eager and not error["ratio"] <= limit]  # NaN is wrong
-
-
-def unlike_eager(
-    compiled: Outputs,
-    eager: Outputs,
-    single: Outputs,
-    exact: Outputs,
-    normal: Mapping[str, float] | None = None,
-    *,
-    limit: float,
-) -> list[str]:
-    """The tensors that are not those of eager; all ranks must call it alike."""
-    found = errors(compiled, eager, single, exact, normal).items()
-    return [name for name, error in found if name.startswith("eager ") and not error["ratio"] <= limit]
+def beyond(errors: Mapping[str, Mapping[str, Any]], limit: float) -> list[str]:
+    """Names of the tensors with an error beyond the limit."""
+    return [name for name, error in errors.items() if not error["ratio"] <= limit]  # NaN is wrong
 
 
 def _error_of(

@@ -14,9 +14,8 @@ from tpcompile.choices import TARGET
 from tpcompile.config import RunConfig, TargetConfig
 from tpcompile.errors import ExitCode, PreflightError
 from tpcompile.evidence.records import Check, CheckId
-from tpcompile.gate.cannot_start import refuse
 from tpcompile.gate.collective_agreement import Agreement, is_agreeing
-from tpcompile.gate.ending import Ending, Output
+from tpcompile.gate.ending import Ending, Output, refuse
 from tpcompile.gate.failure import failure_check
 from tpcompile.gate.faults import Fault, FaultContext
 from tpcompile.gate.last_state import LastState
@@ -74,7 +73,7 @@ class Gate:
         """End this rank, with the ranks of its node: the others cannot be reached. Does not return."""
         found = finding_check(cut_off(self.last_state.state(), silent_s=silent_s))
         LINE.give_up(found.observed)
-        self.watch.end(found.model_copy(update={"mode": self.evidence.config.modes[-1]}))
+        self.watch.end(found.changed(mode=self.evidence.config.modes[-1]))
 
     def run(self, device: torch.device, fault: Fault, context: FaultContext) -> ExitCode:
         """All modes, then the exchange; any failure ends in a verdict."""
@@ -157,7 +156,7 @@ class Gate:
 
     def compile_starts(self, fault: Fault, context: FaultContext, compile_id: str) -> None:
         """Publish the compile id, so that a rank that dies or hangs in it is reported with it."""
-        self.board.doing(f"compiling {compile_id}")
+        self.board.publish(f"compiling {compile_id}")
         fault.phase("compiling", context)
 
     def stuck(self) -> Check | None:
@@ -179,7 +178,7 @@ class Gate:
             self.watch.stop()
             return self.ending.unwritten(error, self.store)
         self.watch.stop()
-        self.board.end("finished")
+        self.board.publish("finished")
         is_first_rank = evidence.env.rank == 0
         code = self.ending.publish(verdict, judge=is_first_rank)
         if is_first_rank and evidence.session is not None and code == ExitCode.PASS:

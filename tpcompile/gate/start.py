@@ -17,8 +17,7 @@ from tpcompile.evidence.rundir import RunDir
 from tpcompile.fastpath.certificate import device_kind
 from tpcompile.frames import with_room
 from tpcompile.gate import faults
-from tpcompile.gate.cannot_start import refuse
-from tpcompile.gate.ending import Output
+from tpcompile.gate.ending import Output, refuse
 from tpcompile.gate.faults import NO_FAULT, Fault, FaultContext
 from tpcompile.gate.fusion import FusionCheck
 from tpcompile.gate.record import Evidence
@@ -84,7 +83,6 @@ def run(
 
 
 def _fault(config: JobConfig, env: RankEnv) -> tuple[Fault, FaultContext]:
-    """The fault to inject, and where; only the gate's own block has faults."""
     fault, target = NO_FAULT, env.world_size - 1
     if isinstance(config, RunConfig):
         fault = faults.find(config.fault)

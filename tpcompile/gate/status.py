@@ -29,17 +29,9 @@ class StatusBoard:
     def enter(self, phase: str, *, doing: str = "") -> None:
         """Publish that a phase begins; on a terminal, rank 0 also prints it."""
         self.phase = phase
-        self._publish("running")
+        self.publish("running")
         if self._prints_phases and self._store.rank == 0 and self._console.is_terminal:
             self._console.print(f"[dim]{phase}[/dim] {doing}", highlight=False)
-
-    def doing(self, what: str) -> None:
-        """Publish what this rank does within the phase, e.g. `compiling`."""
-        self._publish(what)
-
-    def end(self, state: str, *, error: str = "") -> None:
-        """Publish how this rank ended: one of `ENDED`, and the error if there was one."""
-        self._publish(state, error)
 
     def last_seen(self, rank: int) -> str:
         """The last state that `rank` published, and whether its process died (known on the same host only)."""
@@ -79,7 +71,8 @@ class StatusBoard:
         found: RankStatus | None = self._store.peek(f"status/{rank}", RankStatus, sender=rank)
         return found
 
-    def _publish(self, state: str, error: str = "") -> None:
+    def publish(self, state: str, *, error: str = "") -> None:
+        """Publish what this rank does within the phase, or how it ended: one of `ENDED`, and the error if any."""
         status = RankStatus(
             rank=self._store.rank,
             world_size=self._store.world_size,

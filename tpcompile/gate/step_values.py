@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tpcompile.gate import outputs
 from tpcompile.numerics import error_ratio
 from tpcompile.numerics.draw import drawing_alike
-from tpcompile.numerics.optimizer_step import Of, Step, followed
+from tpcompile.numerics.optimizer_step import Of, followed
 from tpcompile.numerics.rows import Rows, all_rows
 from tpcompile.target import Target
 
@@ -59,12 +59,10 @@ def run_step(target: Target, program: object, call: Callable[[], object], *, tra
     module = program if is_named and isinstance(program, nn.Module) else None
     with drawing_alike(), followed(module) as step:
         returned = outputs.kept(call())
-        return _with_step(returned, step) if trains(step.has_changed) else Ran(returned)
-
-
-def _with_step(returned: outputs.Outputs, step: Step) -> Ran:
-    made = {of: tensor.clone() for of, tensor in step.made().items()}
-    return Ran(returned, made, step.weights_before())
+        if not trains(step.has_changed):
+            return Ran(returned)
+        made = {of: tensor.clone() for of, tensor in step.made().items()}
+        return Ran(returned, made, step.weights_before())
 
 
 def comparable(own: Sequence[Ran], single: Ran, exact: Ran, *, rank: int, size: int) -> Compared:
@@ -76,10 +74,10 @@ def comparable(own: Sequence[Ran], single: Ran, exact: Ran, *, rank: int, size: 
 
     def of_rank(ran: Ran) -> dict[str, Tensor]:
         made = {of: _taken(rows[of[1]], tensor, ran.before[of[1]]) for of, tensor in ran.made.items() if of[1] in rows}
-        return {**ran.returned, **{_name(of): tensor for of, tensor in made.items()}}
+        return Ran(ran.returned, made).named
 
     def of_own(ran: Ran) -> dict[str, Tensor]:
-        return {**ran.returned, **{_name(of): tensor for of, tensor in ran.made.items() if of[1] in rows}}
+        return Ran(ran.returned, {of: tensor for of, tensor in ran.made.items() if of[1] in rows}).named
 
     return Compared([of_own(ran) for ran in own], of_rank(single), of_rank(exact), normal, tuple(left_out))
 

@@ -6,11 +6,11 @@ for that is over.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import first
-from tpcompile.evidence.records import Check, CheckId, UserLine
+from tpcompile.evidence.records import Check, CheckId
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.gate.call_numbers import Calls, uneven_call
@@ -20,7 +20,7 @@ from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.hang import why_stuck
 from tpcompile.sentinel.messages import RankState
 from tpcompile.sentinel.situation import Lost, Situation
-from tpcompile.sentinel.waits import Wait, waits_of
+from tpcompile.sentinel.waits import waits_of
 
 _WAITS = (CheckId.ARRIVED, CheckId.TIMED_OUT, CheckId.MOVING)
 """Checks of a wait that lasted too long."""
@@ -40,8 +40,8 @@ def explained(
     found = uneven_call(calls, states) or _why(check, Situation(states, before=_stuck(states), lost=ByRank(lost)))
     if found is None:
         return (_located(check, states),)
-    cause = finding_check(found).model_copy(update={"mode": check.mode})
-    return cause, check.model_copy(update={"is_consequence": True})
+    cause = finding_check(found).changed(mode=check.mode)
+    return cause, check.changed(is_consequence=True)
 
 
 def _stuck(states: ByRank[RankState]) -> ByRank[RankState]:
@@ -66,12 +66,9 @@ def _late(situation: Situation) -> Finding | None:
         return None
     ranks = tuple(sorted({wait.target for wait in last}))
     late = situation.now.among(ranks)
-    says = "; ".join([*map(describe, late.values()), *_texts(last)])
+    texts = dict.fromkeys(f"rank {wait.rank} waits {wait.what}" for wait in last)
+    says = "; ".join([*map(describe, late.values()), *texts])
     return Finding(Cause.NEVER_ARRIVED, says, ranks, first(known(state.program_line for state in late.values())))
-
-
-def _texts(waits: Sequence[Wait]) -> list[str]:
-    return list(dict.fromkeys(f"rank {wait.rank} waits {wait.what}" for wait in waits))
 
 
 def _located(check: Check, states: ByRank[RankState]) -> Check:
@@ -79,8 +76,4 @@ def _located(check: Check, states: ByRank[RankState]) -> Check:
     if check.id not in _WAITS or check.line is not None:
         return check
     named = states.where(lambda state: state.rank in check.ranks) if check.ranks else states
-    return check.model_copy(update={"line": first(_lines(named))})
-
-
-def _lines(states: ByRank[RankState]) -> list[UserLine]:
-    return known(state.program_line for state in states.values())
+    return check.changed(line=first(known(state.program_line for state in named.values())))

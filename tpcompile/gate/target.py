@@ -96,7 +96,6 @@ def _put_back(target: Target) -> AbstractContextManager[Any]:
 
 
 def _call_again(phases: Phases, target: Target, call: Callable[[Inputs], Any]) -> None:
-    """The steady calls, then those with a different length."""
     phases.steady(TARGET, lambda: call(target.inputs))
     if target.resized is not None:
         with phases.phase(f"{TARGET}/{RESIZED}", "a different length"):
@@ -122,18 +121,19 @@ def _compare(
     limit, normal = phases.config.gate.error_ratio, dict(found.normal)
     coarsest = drawn.coarsest
     errors = outputs.errors(compiled_values, eager_values, found.single, found.exact, normal, coarsest=coarsest)
-    is_red = any(not error["ratio"] <= limit for error in errors.values())  # NaN is wrong
-    if phases.ranks.any_says(f"{TARGET}/red", is_red):
+    if phases.ranks.any_says(f"{TARGET}/red", bool(outputs.beyond(errors, limit))):
         normal = spread_of(_moved_runs(target, trains=eager.trains), exact.named, normal)
         errors = outputs.errors(compiled_values, eager_values, found.single, found.exact, normal, coarsest=coarsest)
     phases.facts = phases.facts.with_errors(TARGET, errors).changed(left_out=found.left_out)
-    wrong = outputs.wrong_names(eager_values, found.single, found.exact, normal, limit=limit)
+    without_compile = outputs.errors(eager_values, eager_values, found.single, found.exact, normal)
+    wrong = [name for name in outputs.beyond(without_compile, limit) if name in eager_values]
     _find_first_wrong(phases, target, wrong, group, drawn, trains=eager.trains)
 
     def is_like_eager(ran: Ran) -> bool:
         both = comparable([ran, eager], single, exact, rank=group.rank(), size=group.size())
         mine, theirs = both.own
-        return not outputs.unlike_eager(mine, theirs, both.single, both.exact, normal, limit=limit)
+        apart = outputs.errors(mine, theirs, both.single, both.exact, normal)
+        return not any(name.startswith("eager ") for name in outputs.beyond(apart, limit))
 
     find_wrong_code(
         phases, TARGET, again, is_like_eager, differs=not is_like_eager(compiled), eager_is_wrong=bool(wrong)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from tpcompile.errors import DivergenceError
-from tpcompile.evidence.judgement.undecided import undecided
+from tpcompile.evidence.judgement.checks import undecided
 from tpcompile.evidence.records import Frozen, WrongOp, earliest
 from tpcompile.evidence.text.ranks import named_ranks
 

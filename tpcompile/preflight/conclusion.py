@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpcompile.errors import ExitCode
-from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.groups.domain import Allowed, reason_for, sides
 from tpcompile.evidence.judgement import leading as lead
 from tpcompile.evidence.records import (
@@ -47,11 +46,6 @@ class Kind:
     cls: DivergenceClass = DivergenceClass.CONTENT
     missing: str = UNSET
     """Text for ranks that do not have the key."""
-
-
-def groups_of(values: Mapping[int, str | None]) -> Groups:
-    """Ranks grouped by equal value, the largest group first."""
-    return ByRank(values).sides()
 
 
 def sides_text(groups: Iterable[tuple[Sequence[int], object]]) -> str:

@@ -20,7 +20,6 @@ from tpcompile.preflight.conclusion import (
     conclude,
     difference,
     group_check,
-    groups_of,
     reported,
     sides_text,
 )
@@ -64,8 +63,6 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class _Found:
-    """A key that differs between the ranks of a domain."""
-
     key: str
     groups: Groups
     note: str = ""
@@ -140,12 +137,11 @@ class Judge:
         return group_check(group, found, names, num_keys), found
 
     def _silent(self, group: str, domain: str, ranks: Sequence[int], known: Mapping[int, RankFacts]) -> Divergence:
-        """Ranks that did not send the facts behind their hashes."""
         silent = sorted(set(ranks).difference(known))
         shas = self._details[group].shas
         texts = {rank: f"sha256:{shas[rank]}" if shas[rank] else None for rank in ranks}
         note = f"{named_ranks(silent)} did not send the details"
-        return difference(group, groups_of(texts), kind=KINDS[group], domain=domain, note=note)
+        return difference(group, ByRank(texts).sides(), kind=KINDS[group], domain=domain, note=note)
 
     def _named(self, group: str, domain: str, rows: Sequence[_Found]) -> list[Divergence]:
         """The first rows as divergences; those that are not in the allow-list come first."""
@@ -259,7 +255,7 @@ def _misfits(facts: ByRank[RankFacts]) -> list[_Found]:
         if len(have) == len(shards):
             note = misfit(have) if len(have) > 1 else ""
         if note:
-            groups = groups_of(dict.fromkeys(shards) | dict(have.map(shard_text)))
+            groups = ByRank(dict.fromkeys(shards) | dict(have.map(shard_text))).sides()
             found.append(_Found(f"shard {name}", groups, note))
     return found
 

@@ -95,7 +95,7 @@ def rank_facts(
         is_on = torch.is_autocast_enabled(kind)
         found[DTYPES][f"autocast {kind}"] = str(torch.get_autocast_dtype(kind)) if is_on else "off"
     # Without bits, in which shards differ by nature; a handshake of frozen weights compares each with its own past.
-    shards = {n: w.model_copy(update={"print": ""}) for n, w in weights.items() if w.layout == Layout.SHARDED}
+    shards = {n: w.changed(print="") for n, w in weights.items() if w.layout == Layout.SHARDED}
     return RankFacts(groups=found, shards=shards), unresolved
 
 

@@ -101,8 +101,6 @@ class InputFacts(Frozen):
 
 
 class _Digest(Frozen):
-    """What every rank publishes."""
-
     sha: str
 
 
@@ -187,8 +185,6 @@ def _judge(
 
 @dataclass(frozen=True)
 class _Row:
-    """An argument that differs between ranks."""
-
     name: str
     aspect: str
     """The first aspect that differs."""
@@ -196,7 +192,6 @@ class _Row:
 
 
 def _rows(facts: ByRank[InputFacts]) -> list[_Row]:
-    """The arguments that differ, in the order of the call."""
     names: dict[str, None] = {}  # an ordered set
     for own in facts.values():
         names |= dict.fromkeys(own.names)

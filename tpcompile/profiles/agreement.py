@@ -53,22 +53,16 @@ class _Settled(Frozen, Generic[T]):
 
 
 class _Made(Frozen, Generic[T]):
-    """What the first rank has made for all."""
-
     asked: str
     made: T
 
 
 class _Process(Frozen):
-    """The process of a rank."""
-
     pid: int = Field(ge=1, lt=1 << 31)
     host: str
 
 
 class _Last(Frozen):
-    """The step to which a rank came last."""
-
     step: Number
     vote: Vote
 

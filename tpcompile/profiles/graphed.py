@@ -39,8 +39,6 @@ WARM_UPS = 3
 
 @dataclass(frozen=True)
 class _Captured:
-    """The graph of one signature."""
-
     graph: CudaGraph
     inputs: list[Any]
     """Tensors that it reads, in the order of the arguments; constants and static tensors are kept alive."""

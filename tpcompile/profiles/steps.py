@@ -69,7 +69,7 @@ class Steps:
         self._choice.is_open = False
 
     def _of(self, signature: str) -> Vote:
-        return self._vote.model_copy(update={"signature": signature})
+        return self._vote.changed(signature=signature)
 
     def _agree(self, vote: Vote) -> None:
         if self._agreement is not None:

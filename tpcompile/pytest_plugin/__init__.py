@@ -5,7 +5,6 @@ rank_reports.py    a marked test -> what each rank reported, within a time limit
 session.py     a session -> its one server of ranks, shared by the workers of xdist
 server.py      jobs -> ranks, forked from a process that has imported torch
 files.py       a job of ranks, and its files, through which the ranks and pytest communicate
-watch.py       a running job -> how each of its ranks ended
 rank.py        one rank: a pytest session with this one test
 function_on_ranks.py    a call of `run_on_ranks` -> its ranks, forked from the server
 fixture.py     the fixture `tp` in a rank: mesh, collectives, `expect`, `check`

@@ -59,7 +59,6 @@ def of_test(item: pytest.Item, job: Job, ends: Sequence[RankEnd]) -> Iterator[py
 
 
 def _run_dir(failure: Failure, job: Job) -> Path | None:
-    """The run directory of a divergence; None for any other failure."""
     if failure.report is not None:
         named = failure.report.get(RUN_DIR)
         return Path(named) if named else None
@@ -145,7 +144,6 @@ def _fields(item: pytest.Item, when: str) -> dict[str, Any]:
 
 
 def _longrepr(item: pytest.Item, text: str) -> Any:
-    """A failure without a traceback, at the line of the test."""
     try:
         raise RankFailure(text)
     except RankFailure as error:

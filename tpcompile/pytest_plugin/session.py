@@ -20,7 +20,6 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
 
 import pytest
 
@@ -133,10 +132,6 @@ def _why_not() -> str:
         found = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return "torch is not installed"
-    return _out_of_range(found)
-
-
-def _out_of_range(found: str) -> str:
     from packaging.requirements import Requirement
 
     try:
@@ -242,9 +237,7 @@ class Running:
     def __enter__(self) -> Running:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.compiles.collectives import blamed_line
-from tpcompile.evidence.compiles.trace import TraceEvent
+from tpcompile.evidence.compiles.events import TraceEvent
 from tpcompile.evidence.records import CompileRecord, Graph, Item, UserLine, value_item
 from tpcompile.fastpath.source import kernel_name, line_of, python_function, source_of
 from tpcompile.fastpath.use import is_our_op, is_torchs_op

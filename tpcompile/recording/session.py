@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from tpcompile.evidence.compiles import trace
+from tpcompile.evidence.compiles import events as trace
 from tpcompile.evidence.compiles.cached_lines import CODE_FROM_CACHE, with_current_stacks
-from tpcompile.evidence.compiles.events import FUSION
+from tpcompile.evidence.compiles.trace import compile_records
 from tpcompile.evidence.records import CompileRecord, Item, PhaseCounters, RankRecord, RegionCount
 from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.records.compile import nodes_of
@@ -179,7 +179,7 @@ class CaptureSession:
         """All compiles seen so far, in order of their first event."""
         self._snapshot()
         events = self._events_so_far()
-        compiles = trace.compile_records(events, roles=self._roles, strings=self._strings)
+        compiles = compile_records(events, roles=self._roles, strings=self._strings)
         return tuple(self._with_stacks(self._with_sources(compile_)) for compile_ in compiles)
 
     def compile(self, compile_id: str) -> CompileRecord:
@@ -190,7 +190,7 @@ class CaptureSession:
         for event in self._events_so_far():
             if event.compile_id == wanted or event.name == "str":  # strings are shared by all compiles
                 events.append(event)
-        found = trace.compile_records(events, roles=self._roles, strings=self._strings)
+        found = compile_records(events, roles=self._roles, strings=self._strings)
         return self._with_stacks(self._with_sources(found[-1])) if found else CompileRecord(compile_id=wanted)
 
     def manifest(self, *, phases: tuple[str, ...] = ("",)) -> Manifest:
@@ -198,7 +198,7 @@ class CaptureSession:
         recorded."""
         from tpcompile.fusion.recorder import manifest_of
 
-        logged = [one for one in self._events_so_far() if one.name == FUSION and one.phase.startswith(phases)]
+        logged = [one for one in self._events_so_far() if one.name == trace.FUSION and one.phase.startswith(phases)]
         return manifest_of(logged, self._settings)
 
     def _with_sources(self, compile_: CompileRecord) -> CompileRecord:

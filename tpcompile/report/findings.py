@@ -58,16 +58,14 @@ def add_row(table: Table, cells: Row, *styled: Text) -> None:
 def _taint_row(taint: Taint, num_more: int) -> Row:
     values = [f"{ranks_text(ranks)}: {value_text(item)}" for ranks, item in items_of(taint.groups)]
     why = f"{taint.grade.value}: {taint.kind.value}"
-    advice = f"allowed: {taint.reason}" if taint.reason else taint.suggestion
     more = f"\nand {num_more} more in that line" if num_more else ""
-    return f"{taint.what} {taint.text}{more}", _line(taint.line), why, "\n".join(values), advice
+    return f"{taint.what} {taint.text}{more}", _line(taint.line), why, "\n".join(values), taint.advice
 
 
 def _recompile_row(cause: RecompileCause) -> Row:
-    guard = f"{cause.kind}: {cause.guard}" + (f" ({cause.values})" if cause.values else "")
     phases = ", ".join(phase for phase in cause.phases if phase)
     times = f"{cause.count}" + (f" in {phases}" if phases else "")
-    return guard, times, ranks_text(cause.ranks), _line(cause.line), cause.advice
+    return cause.text, times, ranks_text(cause.ranks), _line(cause.line), cause.advice
 
 
 def _line(line: UserLine | None) -> str:

@@ -202,7 +202,6 @@ def _checks(mode: str, checks: Sequence[Check]) -> str:
 
 
 def _difference(alike: Sequence[Divergence], hosts: Mapping[str, Sequence[int]]) -> str:
-    """One difference; equal ones by their place."""
     divergence = alike[0]
     texts = [
         f"### {divergence.layer.value}: {_cell(divergence.title)}",

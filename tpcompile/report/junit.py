@@ -92,7 +92,6 @@ def _lines(check: Check) -> list[str]:
 
 
 def _difference(alike: Sequence[Divergence], hosts: Mapping[str, Sequence[int]]) -> str:
-    """One difference; equal ones by their place."""
     divergence = alike[0]
     lines = [f"{divergence.layer.value}: {divergence.title}", divergence.where, *cause_lines(divergence)]
     for group in divergence.groups:

@@ -112,18 +112,16 @@ def _differences(found: Sequence[Sequence[Divergence]], hosts: Hosts) -> Iterato
 def _taints(verdict: Verdict) -> Iterator[str]:
     for taint, num_more in taints_by_line(verdict):
         values = ", ".join(f"{ranks_text(ranks)}: {value_text(item)}" for ranks, item in items_of(taint.groups))
-        advice = f"allowed: {taint.reason}" if taint.reason else taint.suggestion
         kind = f"{taint.grade.value}: {taint.kind.value}"
         more = f"and {num_more} more in that line" if num_more else ""
         what = f"depends on the rank: {taint.what} {taint.text}"
-        yield _joined(what, _source(taint.line), kind, values, more, advice)
+        yield _joined(what, _source(taint.line), kind, values, more, taint.advice)
 
 
 def _recompiles(verdict: Verdict) -> Iterator[str]:
     for cause in verdict.recompiles:
-        values = f" ({cause.values})" if cause.values else ""
         times = f"{cause.count} times on {named_ranks(cause.ranks)}"
-        yield _joined(f"recompiled by {cause.kind}: {cause.guard}{values}", times, _source(cause.line), cause.advice)
+        yield _joined(f"recompiled by {cause.text}", times, _source(cause.line), cause.advice)
 
 
 def _source(line: UserLine | None) -> str:

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -53,7 +52,7 @@ class Progress:
             self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._done.set()
         if not self._is_quiet:
             self._thread.join(timeout=10)
@@ -64,13 +63,11 @@ class Progress:
             self._console.print(Text(plain(text)), soft_wrap=True)
 
     def _run(self) -> None:
-        show_until_done = self._in_bar if self._console.is_terminal else self._in_log
         with suppress(OSError):  # a closed stderr costs the progress, not the run
-            show_until_done()
-
-    def _in_log(self) -> None:
-        while not self._done.wait(self._every_s):
-            self._console.print(self._text(self._statuses()), soft_wrap=True)
+            if self._console.is_terminal:
+                self._in_bar()
+            while not self._done.wait(self._every_s):
+                self._console.print(self._text(self._statuses()), soft_wrap=True)
 
     def _in_bar(self) -> None:
         columns = BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.description}", markup=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,21 +73,16 @@ def render(verdict: Verdict, console: Console, *, command: str, folder: Path, is
 
 
 def _render_lines(verdict: Verdict, console: Console, command: str, folder: Path, is_asked_for: bool) -> None:
-    """The verdict in lines for a pipe, and the same files."""
     found = lines.lines(verdict, command=command)
     is_cut = len(found) > MAX_LINES - len(_files(folder))
     if is_cut:
-        found = _cut(found, lines.last_lines(verdict), at_most=MAX_LINES - len(_files(folder)))
+        last = lines.last_lines(verdict)
+        num_first = MAX_LINES - len(_files(folder)) - len(last) - 1
+        num_left_out = len(found) - num_first - len(last)
+        found = [*found[:num_first], f"and {num_left_out} more lines in the full report", *last]
     if is_cut or is_asked_for or _has_more(verdict):
         found += _written(verdict, folder, command)
     console.file.write("".join(f"{line}\n" for line in found))
-
-
-def _cut(found: Sequence[str], last: Sequence[str], *, at_most: int) -> list[str]:
-    """The first lines and the last ones, and the number of those between."""
-    num_first = at_most - len(last) - 1
-    num_left_out = len(found) - num_first - len(last)
-    return [*found[:num_first], f"and {num_left_out} more lines in the full report", *found[-len(last) :]]
 
 
 def _add_differences(screen: Screen, verdict: Verdict, *, at_most: int) -> None:

@@ -29,9 +29,9 @@ from tpcompile.evidence.timeline.conclude import led_to_text, side_text, usual_t
 from tpcompile.report import findings
 from tpcompile.report.wording import (
     MAX_PLACES,
+    about_lines,
     accepted_lines,
     by_mode,
-    cause_lines,
     detail_lines,
     do_first_lines,
     failed,
@@ -246,11 +246,8 @@ def panel(
 ) -> Panel:
     """One difference in full: where it is, why, what each group of ranks has, what to do; equal ones by their place."""
     divergence = alike[0]
-    kind = f"layer {divergence.layer.value}: {divergence.cls.value}"
-    domain = f"domain {divergence.domain}" if divergence.domain else ""
-    where = ", ".join(filter(None, (divergence.where, domain)))
-    head = [divergence.title, kind, f"in {where}" if where else "", *cause_lines(divergence)]
-    parts: list[RenderableType] = [*map(line, filter(None, head)), *_sides(divergence.groups, limits, hosts)]
+    head = [divergence.title, *about_lines(divergence)]
+    parts: list[RenderableType] = [*map(line, head), *_sides(divergence.groups, limits, hosts)]
     parts += map(line, more_alike(alike, at_most=limits.places))
     if divergence.advice:
         parts.append(line(f"what to do: {divergence.advice}", "bold"))
@@ -287,7 +284,6 @@ def _source(source: UserLine | None) -> list[Padding]:
 
 
 def _code(source: UserLine | None) -> list[Padding]:
-    """The code on a line, where it is known."""
     code = source.code.strip() if source is not None else ""
     return [_indented(line(code), 4)] if code else []
 

@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tpcompile.logs import LogFile
@@ -86,7 +85,7 @@ class TorchrunLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         for line in self._folded.rest():
             self._show_unless_muted(line)
         self._file.close()

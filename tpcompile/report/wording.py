@@ -25,7 +25,7 @@ from tpcompile.evidence.records import (
 )
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.shortened import shortened, with_short_names
-from tpcompile.evidence.text.phrases import listed
+from tpcompile.evidence.text.phrases import listed, phrase
 from tpcompile.evidence.text.ranks import axis_of, named_ranks, num_ranks, places_of, ranks_text
 from tpcompile.evidence.timeline.conclude import led_to_text, side_text, usual_text
 
@@ -92,6 +92,14 @@ def taints_by_line(verdict: Verdict) -> list[tuple[Taint, int]]:
 def source_lines(line: UserLine | None, *, indent: str = "") -> list[str]:
     """A line of source and the code on it; empty when the line is not known."""
     return [] if line is None else [f"{indent}{line}", f"    {line.code.strip()}"]
+
+
+def about_lines(divergence: Divergence) -> list[str]:
+    """Layer and class, the place, then `cause_lines`."""
+    domain = f"domain {divergence.domain}" if divergence.domain else ""
+    where = phrase(divergence.where, domain)
+    place = [f"in {where}"] if where else []
+    return [f"layer {divergence.layer.value}: {divergence.cls.value}", *place, *cause_lines(divergence)]
 
 
 def cause_lines(divergence: Divergence) -> list[str]:
@@ -188,7 +196,7 @@ def do_first_label(lead: Lead) -> str:
     """`do first, on rank 1 in model.py:31`: the ranks are left out where it is not known which of them are wrong."""
     where = [f"on {named_ranks(lead.ranks)}"] if lead.is_rank_known and lead.ranks else []
     where += [f"in {_file_name(lead.line)}:{lead.line.line}"] if lead.line is not None else []
-    return ", ".join(filter(None, ("do first", " ".join(where))))
+    return phrase("do first", " ".join(where))
 
 
 def _file_name(line: UserLine) -> str:
@@ -251,5 +259,4 @@ def headline(verdict: Verdict) -> str:
     """What was run: preset, modes, ranks."""
     modes = " ".join(verdict.modes)
     mode = f"mode {modes}" if modes and modes != TARGET else ""
-    parts = [verdict.preset, mode, num_ranks(verdict.world_size)]
-    return plain(", ".join(part for part in parts if part))
+    return plain(phrase(verdict.preset, mode, num_ranks(verdict.world_size)))

@@ -15,11 +15,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tpcompile.evidence.compiles.collectives import is_library, is_library_file
 from tpcompile.evidence.iterables import first, grouped, last
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import known
-from tpcompile.evidence.text.lines import of_program
+from tpcompile.evidence.text.lines import is_library, is_library_file, of_program
 from tpcompile.evidence.timeline.flow import Code
 from tpcompile.sentinel.messages import Issued, Message, PointToPoint
 from tpcompile.torch_api import watching

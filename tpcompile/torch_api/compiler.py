@@ -34,10 +34,9 @@ from torch._logging import structured as _structured
 from torch.distributed._functional_collectives import AsyncCollectiveTensor as _AsyncCollectiveTensor
 from torch.nn.attention import SDPBackend
 
-from tpcompile.evidence.compiles.collectives import is_library_file
 from tpcompile.evidence.records import SkippedFrame, UserLine
 from tpcompile.evidence.text import normalise
-from tpcompile.evidence.text.lines import line_at
+from tpcompile.evidence.text.lines import is_library_file, line_at
 from tpcompile.torch_api import c10d, flags
 
 PER_RANK_ENVIRONMENT = frozenset({

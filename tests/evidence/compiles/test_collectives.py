@@ -7,9 +7,10 @@ import inspect
 import pytest
 import torch.distributed._functional_collectives as funcol
 
-from tpcompile.evidence.compiles.collectives import blamed_line, collectives_of, is_library
+from tpcompile.evidence.compiles.collectives import blamed_line, collectives_of
 from tpcompile.evidence.records import Collective, Graph, Node, UserLine
 from tpcompile.evidence.text.fx import parse_graph
+from tpcompile.evidence.text.lines import is_library
 from tpcompile.evidence.text.normalise import GroupRoles
 
 ROLES = {"0": "tp", "1": "dp"}

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.traces import read_trace_file
-from tpcompile.evidence.compiles import trace
-from tpcompile.evidence.compiles.trace import TraceEvent, compile_records, parse_break
+from tpcompile.evidence.compiles.events import TraceEvent, event
+from tpcompile.evidence.compiles.trace import compile_records
 from tpcompile.evidence.records import CompileRecord
+from tpcompile.evidence.text.breaks import parse_break
 
 GRAPH = (
     "class GraphModule(torch.nn.Module):\n    def forward(self, L_x_):\n        a = L_x_ * {}\n        return (a,)\n"
@@ -72,7 +73,7 @@ NAMES = [raw("str", ["/app/run.py", 1]), raw("str", ["/app/model.py", 2])]
 
 def records(*found: Raw, strings: dict[int, str] | None = None) -> tuple[CompileRecord, ...]:
     """Records of a live source."""
-    events = [e for metadata, payload in found if (e := trace.event(metadata, payload, phase="first"))]
+    events = [e for metadata, payload in found if (e := event(metadata, payload, phase="first"))]
     return compile_records(events, roles={"0": "tp"}, strings=strings)
 
 
@@ -108,8 +109,8 @@ def test_a_compile_has_frame_line_stack_inputs_graph_and_guards() -> None:
 
 
 def test_events_that_are_not_read_are_dropped_at_the_source() -> None:
-    assert trace.event({"chromium_event": {}, "frame_id": 0, "frame_compile_id": 0}, "{}") is None
-    assert trace.event({"artifact": {"name": "something else"}, "frame_id": 0, "frame_compile_id": 0}, "{}") is None
+    assert event({"chromium_event": {}, "frame_id": 0, "frame_compile_id": 0}, "{}") is None
+    assert event({"artifact": {"name": "something else"}, "frame_id": 0, "frame_compile_id": 0}, "{}") is None
 
 
 def test_a_live_source_that_started_late_gets_file_names_from_the_string_table() -> None:
@@ -211,7 +212,7 @@ def test_the_reasons_of_a_recompile_after_a_reset_belong_to_the_new_compile() ->
 
 
 def test_the_step_is_that_of_the_first_event() -> None:
-    events = [e for m, p in program() if (e := trace.event(m, p, phase="train", step=3))]
+    events = [e for m, p in program() if (e := event(m, p, phase="train", step=3))]
     assert [c.step for c in compile_records(events, roles={})] == [3]
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tpcompile.evidence.compiles.collectives import is_library
 from tpcompile.evidence.compiles.user_lines import is_there, with_user_lines
 from tpcompile.evidence.records import Graph, Guard, Node, UserLine
+from tpcompile.evidence.text.lines import is_library
 
 SOURCE = """def forward(x):
     y = relu(x)

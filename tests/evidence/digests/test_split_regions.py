@@ -53,7 +53,7 @@ def test_a_piece_is_reported_with_the_failed_compile_of_the_code_around_it() -> 
     assert (split.runs_at, split.pieces) == (IN_STACK, (BLOCK,))
     assert split.skipped is not None and split.skipped.broke_at == BROKE_AT
     (note,) = split_note([digest_rank(record(failed, piece))])
-    assert (note.name, note.status, note.line) == (CheckId.ONE_REGION.heading, Status.INFO, BROKE_AT)
+    assert (note.name, note.status, note.line) == (CheckId.ONE_REGION.text, Status.INFO, BROKE_AT)
 
 
 def test_a_failed_compile_of_a_different_function_of_that_name_is_not_the_cause() -> None:

@@ -224,7 +224,7 @@ def printed(verdict: Verdict) -> str:
 def test_a_taint_is_listed_in_the_report_and_the_gate_stays_green() -> None:
     verdict = judged(*ranks(seen(read()), seen(read())), taint="list")
     (check,) = verdict.checks
-    assert (verdict.exit_code, check.name, check.status) == (0, CheckId.UNTAINTED.heading, Status.INFO)
+    assert (verdict.exit_code, check.name, check.status) == (0, CheckId.UNTAINTED.text, Status.INFO)
     text = printed(verdict)
     assert all(part in text for part in (TaintKind.RANK.value, "/app/model.py:12", AT.code))
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from tests.evidence.logs.test_diagnose import JOBS, LOG, check
 from tests.evidence.text.test_linear import limited_cpu
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.logs import unpacked
+from tpcompile.evidence.logs import files
 from tpcompile.evidence.logs.diagnose import LEFT_OUT, Question, diagnose
 from tpcompile.evidence.logs.domains import parse_mesh
 from tpcompile.evidence.logs.files import find_logs
@@ -96,7 +96,7 @@ def test_the_lost_ranks_of_a_large_world_are_one_line(healthy: Path, tmp_path: P
     with limited_cpu(20):
         verdict = diagnose([healthy], Question(world_size=MAX_RANKS))
     assert verdict.exit_code == 6
-    details = check(verdict, CheckId.LOGS_COMPLETE.heading).details
+    details = check(verdict, CheckId.LOGS_COMPLETE.text).details
     assert len(details) == 1 and details[0].startswith(f"ranks 1-{MAX_RANKS - 2} ")
     lines = printed(verdict, tmp_path / "out", is_terminal=False)
     assert max(map(len, lines)) < 1000
@@ -131,7 +131,7 @@ def test_a_packed_log_that_is_none_is_no_pass(healthy: Path) -> None:
 
 def test_a_packed_log_that_unpacks_without_end_is_refused(healthy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = packed(healthy, 1)
-    monkeypatch.setattr(unpacked, "MAX_BYTES", 1000)
+    monkeypatch.setattr(files, "MAX_BYTES", 1000)
     with pytest.raises(ConfigError, match=rf"{path.name} .*1,000"):
         diagnose([healthy])
 

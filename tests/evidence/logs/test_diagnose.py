@@ -112,7 +112,7 @@ def test_ranks_without_a_log_are_named_and_the_rest_is_no_pass(healthy: Path) ->
     (healthy / LOG.format(1)).rename(healthy / LOG.format(2))
     verdict = diagnose([healthy], Question(world_size=4))
     assert (verdict.exit_code, verdict.status) == (6, Status.SKIPPED)
-    assert check(verdict, CheckId.LOGS_COMPLETE.heading).ranks == (1, 3)
+    assert check(verdict, CheckId.LOGS_COMPLETE.text).ranks == (1, 3)
     assert Lack.NO_LOG.value in verdict.summary and "1 more" in verdict.summary
 
 
@@ -122,7 +122,7 @@ def test_a_difference_is_red_although_a_rank_left_no_log(job: Path) -> None:
 
 def test_a_gap_between_ranks_is_a_missing_rank_without_a_world_size(healthy: Path) -> None:
     (healthy / LOG.format(1)).rename(healthy / LOG.format(3))
-    assert check(diagnose([healthy]), CheckId.LOGS_COMPLETE.heading).ranks == (1, 2)
+    assert check(diagnose([healthy]), CheckId.LOGS_COMPLETE.text).ranks == (1, 2)
 
 
 def test_two_logs_of_one_rank_are_refused(job: Path) -> None:
@@ -141,7 +141,7 @@ def test_compiles_after_the_end_of_a_killed_ranks_log_are_not_observed(job: Path
     (job / LOG.format(0)).write_text(text[:-20])  # rank 0 dies in its last record
     verdict = diagnose([job])
     assert (verdict.exit_code, verdict.divergences) == (6, ())
-    assert check(verdict, CheckId.LOGS_COMPLETE.heading).ranks == (0,)
+    assert check(verdict, CheckId.LOGS_COMPLETE.text).ranks == (0,)
 
 
 @pytest.mark.parametrize(("is_cut", "code"), [(True, 1), (False, 1)], ids=["ended by the failure", "compiled"])
@@ -199,7 +199,7 @@ def test_a_faulty_job_with_the_log_of_the_other_rank_cut_anywhere_never_passes(
 def test_an_empty_log_never_passes(healthy: Path) -> None:
     (healthy / LOG.format(1)).write_text("")
     verdict = diagnose([healthy])
-    assert (verdict.exit_code, check(verdict, CheckId.LOGS_COMPLETE.heading).ranks) == (6, (1,))
+    assert (verdict.exit_code, check(verdict, CheckId.LOGS_COMPLETE.text).ranks) == (6, (1,))
     assert Lack.EMPTY.value in verdict.summary
 
 
@@ -253,7 +253,7 @@ def test_fewer_than_two_ranks_are_refused_with_what_to_do(job: Path) -> None:
 def test_the_one_log_of_a_job_that_had_more_ranks_names_those_that_left_none(job: Path) -> None:
     (job / LOG.format(1)).unlink()
     verdict = diagnose([job], Question(world_size=2))
-    assert (verdict.exit_code, check(verdict, CheckId.LOGS_COMPLETE.heading).ranks) == (6, (1,))
+    assert (verdict.exit_code, check(verdict, CheckId.LOGS_COMPLETE.text).ranks) == (6, (1,))
     assert Lack.NO_LOG.value in verdict.summary
 
 

@@ -29,7 +29,7 @@ def rank_group(
     """
     called_at = compile_.called_at or compile_.entered_at
     if item and item.line:
-        item = item.at(of_cause(cause, item.line, called_at))
+        item = item.changed(line=of_cause(cause, item.line, called_at))
     frame_line = of_cause(cause, line, called_at)
     if frame_line is None:
         frame_line = compile_.entered_at or compile_.line

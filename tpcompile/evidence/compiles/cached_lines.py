@@ -59,9 +59,9 @@ def _with(graph: Graph, moved: Mapping[UserLine, UserLine | None]) -> Graph:
     nodes: list[Node] = []
     for node in graph.nodes:
         if node.line is not None and node.line in moved:
-            node = node.model_copy(update={"line": moved[node.line]})
+            node = node.changed(line=moved[node.line])
         nodes.append(node)
-    return graph.model_copy(update={"nodes": tuple(nodes)})
+    return graph.changed(nodes=tuple(nodes))
 
 
 def with_current_stacks(cached: Sequence[str], traced: Iterable[str]) -> list[str]:

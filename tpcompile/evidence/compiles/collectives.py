@@ -10,9 +10,7 @@ from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import Collective, Graph, Node, UserLine
 from tpcompile.evidence.records.compile import nodes_of
 from tpcompile.evidence.text.group_names import Place
-from tpcompile.evidence.text.lines import is_library, is_library_file, users
-
-__all__ = ["blamed_line", "collectives_of", "is_library", "is_library_file"]
+from tpcompile.evidence.text.lines import users
 
 _TARGET = re.compile(r"^torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem)\.(\w+?)_?(?:\.default)?$")
 _INPLACE = re.compile(r"^torch\.distributed\.(?:distributed_c10d\.)?(all_\w+|reduce\w*|broadcast)$")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tpcompile.evidence.iterables import find
-from tpcompile.evidence.records import Frozen
+from tpcompile.evidence.records import Frozen, Layer
 
 GRAPH_KINDS = {
     "dynamo_output_graph": "dynamo",
@@ -16,6 +16,16 @@ GRAPH_KINDS = {
     "aot_inference_graph": "inference",
     "aot_backward_graph": "backward",
 }
+OBSERVED_IN: dict[str, tuple[Layer, str]] = {
+    "describe_source": (Layer.INPUTS, ""),
+    "dynamo_output_graph": (Layer.GRAPH, ""),
+    "dynamo_cpp_guards_str": (Layer.GUARDS, ""),
+    "aot_forward_graph": (Layer.LOWERED, "forward"),
+    "aot_inference_graph": (Layer.LOWERED, "forward"),
+    "aot_backward_graph": (Layer.LOWERED, "backward"),
+    "inductor_output_code": (Layer.KERNELS, "forward"),
+}
+"""Event -> the layer, and the part of it, that its text is of."""
 CACHE_EVENTS = frozenset(
     f"{cache}_{outcome}" for cache in ("fx_graph_cache", "aotautograd_cache") for outcome in ("hit", "miss", "bypass")
 )

@@ -9,6 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
+from tpcompile.evidence.compiles.events import OBSERVED_IN
 from tpcompile.evidence.groups.align import align
 from tpcompile.evidence.groups.domain import by_domain
 from tpcompile.evidence.iterables import differ, grouped
@@ -24,22 +25,14 @@ _KINDS = {  # every pattern begins with fixed text where it can: they run over a
         r"|_c10d_functional(?:_autograd)?\.\w(?:(?!_c10d_functional)[^\n])*'[^'\n]*'"
     ),
 }
-_LAYERS = {
-    "dynamo_cpp_guards_str": Layer.GUARDS,
-    "dynamo_output_graph": Layer.GRAPH,
-    "aot_forward_graph": Layer.LOWERED,
-    "aot_inference_graph": Layer.LOWERED,
-    "aot_backward_graph": Layer.LOWERED,
-    "inductor_output_code": Layer.KERNELS,
-}
 
 
 def normalised(payloads: Iterable[tuple[str, str]]) -> tuple[Normalised, ...]:
     """`(event name, raw text)` of one compile -> per layer and kind, the number of occurrences and their hash."""
     texts: defaultdict[Layer, list[str]] = defaultdict(list)
     for name, payload in payloads:
-        if name in _LAYERS:
-            layer = _LAYERS[name]
+        if name in OBSERVED_IN:
+            layer, _ = OBSERVED_IN[name]
             texts[layer].append(payload)
     removed: list[Normalised] = []
     for layer, parts in texts.items():

@@ -80,11 +80,6 @@ def _line(file: str, line: int, function: str, code: str) -> UserLine:
     return UserLine(file=file, line=line, function=function, code=code)
 
 
-def frame_line(stack: Sequence[UserLine]) -> UserLine | None:
-    """The line of the compiled frame; below a wrapper of torch, as around nn.Sequential, that of the user's caller."""
-    return innermost(stack)
-
-
 @dataclass
 class LoggedEvents:
     """Events of one compile, and what is read from them."""
@@ -130,8 +125,10 @@ class LoggedEvents:
         graphs = self.with_lines(graphs, guards)
         began = self.last("dynamo_start") or self.events[0]
         metrics_event = self.last("compilation_metrics")
-        body = metrics_event.metadata["compilation_metrics"] if metrics_event else {}
-        metrics = body if isinstance(body, Mapping) else {}
+        metrics = metrics_event.metadata["compilation_metrics"] if metrics_event else {}
+        fail_reason = str(metrics.get("fail_reason") or "")
+        # torch runs a call beyond the recompile limit in eager, and logs reasons and metrics of it but no start
+        is_beyond_limit = fail_reason.startswith(LIMIT) or metrics.get("fail_type") == "FailOnRecompileLimitHit"
         breaks = set(map(parse_break, self.payloads("dynamo_graph_break_reason")))
         reasons = itertools.chain.from_iterable(map(_texts, self.payloads("recompile_reasons")))
         return CompileRecord(
@@ -139,7 +136,7 @@ class LoggedEvents:
             phase=began.phase,
             step=began.step,
             function=stack[-1].function if stack else "",
-            line=frame_line(stack),
+            line=innermost(stack),  # below a wrapper of torch, as around nn.Sequential, that of the user's caller
             stack=stack,
             called_from=self.called_from(),
             inputs=self.inputs(),
@@ -151,10 +148,10 @@ class LoggedEvents:
             breaks=tuple(sorted(breaks, key=lambda found: (str(found.line), found.reason))),
             recompile_reasons=tuple(map(normalise.generic, reasons)),
             cache=tuple(event.name for event in self.all(*CACHE_EVENTS)),
-            failure=normalise.error(str(metrics.get("fail_reason") or "")),
+            failure=normalise.error(fail_reason),
             failure_line=_failure_line(metrics),
             rank_reads=self.rank_reads(),
-            limit_reached=_is_limit(metrics),
+            limit_reached=is_beyond_limit,
             is_cut=is_ended and metrics_event is None,
             normalised=normalised((event.name, event.payload) for event in self.events),
         )
@@ -212,21 +209,11 @@ class LoggedEvents:
 
 
 def _failure_line(metrics: Mapping[str, Any]) -> UserLine | None:
-    """The user's line at which the compile failed."""
     file = metrics.get("fail_user_frame_filename")
     line = metrics.get("fail_user_frame_lineno")
     if not file or not line:
         return None
     return users(UserLine(file=str(file), line=int(line)))
-
-
-def _is_limit(metrics: Mapping[str, Any]) -> bool:
-    """True when the frame has reached the recompile limit.
-
-    torch runs the call in eager then, and logs reasons and metrics of it but no start.
-    """
-    is_said = str(metrics.get("fail_reason")).startswith(LIMIT)
-    return is_said or metrics.get("fail_type") == "FailOnRecompileLimitHit"
 
 
 def described_tensor(event: TraceEvent) -> tuple[object, object]:

@@ -6,45 +6,12 @@ that is the same for both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
-from tpcompile.evidence.compiles.events import (
-    CACHE_EVENTS,
-    CALLED_FROM,
-    GRAPH_KINDS,
-    RANK_READS,
-    RESERVED,
-    TRACED,
-    WANTED_EVENTS,
-    TraceEvent,
-    compile_id_of,
-    event,
-    event_beside,
-)
-from tpcompile.evidence.compiles.record import LoggedEvents, frame_line, start_stack
+from tpcompile.evidence.compiles.events import TraceEvent
+from tpcompile.evidence.compiles.record import LoggedEvents
 from tpcompile.evidence.records import CompileRecord
-from tpcompile.evidence.text.breaks import parse_break
 from tpcompile.evidence.text.normalise import GroupRoles
-
-__all__ = [
-    "CACHE_EVENTS",
-    "CALLED_FROM",
-    "GRAPH_KINDS",
-    "RANK_READS",
-    "RESERVED",
-    "TRACED",
-    "WANTED_EVENTS",
-    "CompileNumbers",
-    "TraceEvent",
-    "compile_id_of",
-    "compile_record",
-    "compile_records",
-    "event",
-    "event_beside",
-    "frame_line",
-    "parse_break",
-    "start_stack",
-]
 
 
 class CompileNumbers:
@@ -105,11 +72,3 @@ def compile_records(
             compiles[number].events.append(item)
     group_roles = GroupRoles(roles)
     return tuple(compile_.record(group_roles, table, is_ended=False) for compile_ in compiles)
-
-
-def compile_record(
-    events: Sequence[TraceEvent], *, before: TraceEvent | None, roles: GroupRoles, strings: Mapping[int, str]
-) -> CompileRecord:
-    """Events of one compile in a finished log -> its record; `before` is the start of the frame's previous compile."""
-    logged = LoggedEvents(str(events[0].compile_id), before, list(events))
-    return logged.record(roles, strings, is_ended=True)

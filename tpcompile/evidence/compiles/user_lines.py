@@ -12,12 +12,11 @@ import linecache
 import os
 from collections.abc import Iterable, Mapping, Sequence
 
-from tpcompile.evidence.compiles.collectives import is_library
 from tpcompile.evidence.iterables import first, last
 from tpcompile.evidence.records import Graph, Guard, Node, UserLine
 from tpcompile.evidence.records.base import known, lines_of
 from tpcompile.evidence.records.compile import nodes_of
-from tpcompile.evidence.text.lines import own_lines
+from tpcompile.evidence.text.lines import is_library, own_lines
 
 _MAX_LINES = 60
 """Lines of source searched on each side of the user's line."""
@@ -35,7 +34,7 @@ def with_user_lines(graphs: Sequence[Graph], guards: Iterable[Guard]) -> tuple[G
     replaced: list[Graph] = []
     for graph in graphs:
         nodes = map(_Lines(graph, own).node, graph.nodes)
-        replaced.append(graph.model_copy(update={"nodes": tuple(nodes)}))
+        replaced.append(graph.changed(nodes=tuple(nodes)))
     return tuple(replaced)
 
 
@@ -58,7 +57,7 @@ class _Lines:
         if self.before is None:
             return node
         line = self.caller(node, node.line, self.before)
-        return node.model_copy(update={"line": line or node.line})
+        return node.changed(line=line or node.line)
 
     def caller(self, node: Node, line: UserLine, before: UserLine) -> UserLine | None:
         """The user's line that calls the function of a library line."""
@@ -109,7 +108,7 @@ def _source_around(line: UserLine) -> list[UserLine]:
     bounds = [start, *definitions, end + 1]
     at = bisect.bisect_right(definitions, line.line)
     numbers = range(bounds[at], bounds[at + 1])
-    return [line.model_copy(update={"line": number, "code": source[number - 1].strip()}) for number in numbers]
+    return [line.changed(line=number, code=source[number - 1].strip()) for number in numbers]
 
 
 def is_there(line: UserLine) -> bool:

@@ -58,14 +58,9 @@ def entered_check(mode: str, digests: Sequence[RankDigest], *, phases: Iterable[
     if red is None:
         return passed
     most = max(region.entered for region in red.values())
-    failed = {
-        "status": Status.FAIL,
-        "observed": _text(red),
-        "ranks": red.where(lambda region: region.entered < most).ranks,
-        "line": red.first.line,
-        "cause": Cause.COMPILE_DISABLED,
-    }
-    return passed.model_copy(update=failed)
+    ranks = red.where(lambda region: region.entered < most).ranks
+    cause = Cause.COMPILE_DISABLED
+    return passed.changed(status=Status.FAIL, observed=_text(red), ranks=ranks, line=red.first.line, cause=cause)
 
 
 def _differing(digests: Sequence[RankDigest], phases: Sequence[str]) -> Iterator[ByRank[EnteredRegion]]:
@@ -78,7 +73,7 @@ def _differing(digests: Sequence[RankDigest], phases: Sequence[str]) -> Iterator
                 counts[digest.rank] = one
         for (phase, _), counts in known.items():
             *_, known_one = counts.values()
-            none = known_one.model_copy(update={"entered": 0})
+            none = known_one.changed(entered=0)
             regions = ByRank({digest.rank: none for digest in ranks} | counts)
             is_wanted = phase in phases
             if is_wanted and regions.differ(lambda region: region.entered):

@@ -39,7 +39,7 @@ def rank_sources(compile_: CompileRecord, where: str) -> tuple[RankRead, ...]:
     for read in compile_.rank_reads or ():
         receiver = "" if _is_group(read, compile_) else read.receiver
         is_sure = read.is_sure or _is_traced(read, compile_)
-        found.append(read.model_copy(update={"where": where, "is_sure": is_sure, "receiver": receiver}))
+        found.append(read.changed(where=where, is_sure=is_sure, receiver=receiver))
     for guard in compile_.guards:
         kind = kind_of_name(guard)
         if kind is not None:

@@ -89,8 +89,6 @@ def recompile_causes(
 
 @dataclass(frozen=True)
 class _Seen:
-    """One recompile of one rank."""
-
     rank: int
     recompile: Recompile
     reason: Reason

@@ -140,7 +140,6 @@ def _check(mode: str, status: Status, splits: Sequence[tuple[int, SplitCall]], s
 
 
 def _failed_frame(compile_: CompileRecord) -> SkippedFrame | None:
-    """The frame, where its compile failed."""
     if compile_.line is None or compile_.graphs or not compile_.failure:
         return None
     broke_at = first([*lines_of(compile_.breaks), *known([compile_.failure_line])])

@@ -63,13 +63,9 @@ class Items(ByGroup[tuple[Item, ...]]):
         common = set(keys[0]).intersection(*keys)
         return self.only(lambda item: of(item) not in common)
 
-    def places(self) -> list[Row]:
-        """One row per position."""
-        return side_by_side(self)
-
     def differing(self) -> list[Row]:
         """The rows in which the groups differ."""
-        return [row for row in self.places() if row.differs]
+        return [row for row in side_by_side(self) if row.differs]
 
 
 class Row(ByGroup[Item | None]):

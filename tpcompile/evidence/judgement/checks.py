@@ -27,6 +27,8 @@ _SEEN_EARLY = frozenset({CheckId.UNBROKEN, CheckId.LAYER, CheckId.TP_AWARE})
 
 _MAX_EXPLANATION = 100
 AGREE = "equal on all ranks"
+_OUTPUT, _OF_PARAMETER = "forward", " of "
+"""`forward`, `forward.1`, `forward NAME` are outputs; `forward exp_avg of NAME` is what a step made of a parameter."""
 
 K = TypeVar("K", bound=Hashable)
 Ranks = ByRank[RankDigest]
@@ -73,13 +75,8 @@ def ended_early(judged: Sequence[Check]) -> list[Check]:
     """Checks of a run that was stopped: a failure that the early end may explain is skipped, any other stays red."""
     found: list[Check] = []
     for check in judged:
-        is_certain = check.id in _SEEN_EARLY
-        is_open = check.is_red and not is_certain
-        if is_open:
-            skipped = {"status": Status.SKIPPED, "ranks": ()}
-            found.append(check.model_copy(update=skipped))
-        else:
-            found.append(check)
+        is_open = check.is_red and check.id not in _SEEN_EARLY
+        found.append(check.changed(status=Status.SKIPPED, ranks=()) if is_open else check)
     return found
 
 
@@ -131,7 +128,7 @@ def _of_library(check: Check, breaks: Sequence[GraphBreak]) -> Check:
         f"The graph breaks in {inside}: move the call out of the compiled region, or expect the break with "
         "tpcompile.capture(num_breaks=...)."
     )
-    return check.model_copy(update={"is_of_library": True, "advice": advice})
+    return check.changed(is_of_library=True, advice=advice)
 
 
 def _all_breaks(ranks: Ranks) -> dict[GraphBreak, None]:
@@ -160,7 +157,7 @@ def _expected_breaks(ranks: Ranks, num_breaks: int | None) -> Check:
         line=first(known(found.line for found in breaks)),
     )
     advice = f"Remove the breaks that are not meant, or give the number that is: num_breaks={num_breaks} is expected."
-    return check.model_copy(update={"advice": advice}) if check.is_red else check
+    return check.changed(advice=advice) if check.is_red else check
 
 
 def _break_evidence(digest: RankDigest, phase: str, *, frames: bool) -> str:
@@ -204,13 +201,12 @@ def _layer_check(mode: str, layer: Layer, divergences: Sequence[Divergence], *, 
     noted = f" ({'; '.join(kinds)})" if kinds else ""
     agrees = _agrees(mode, layer, titles, noted, is_observed=is_observed)
     if red:
-        failed = _failed_by(red[0], red[0].title) | {"line": red[0].line}
-        return agrees.model_copy(update=failed)
+        return agrees.changed(**_failed_by(red[0], red[0].title), line=red[0].line)
     cause = find(divergences, lambda found: found.is_red and layer in found.consequences)
     if cause is None:
         return agrees
     observed = f"differs, a consequence of the {cause.layer}{noted}"
-    return agrees.model_copy(update=_failed_by(cause, observed) | {"is_consequence": True})
+    return agrees.changed(**_failed_by(cause, observed), is_consequence=True)
 
 
 def _failed_by(cause: Divergence, observed: str) -> dict[str, object]:
@@ -292,7 +288,7 @@ def kept(mode: str, ranks: Ranks) -> Check:
     )
     if Layer.KERNELS in _once(ranks.map(lambda digest: digest.observed)):
         return check
-    return check.model_copy(update={"status": Status.SKIPPED, "observed": "not observed"})
+    return check.changed(status=Status.SKIPPED, observed="not observed")
 
 
 def _by_subject(found: Mapping[int, Iterable[Item]]) -> dict[str, Item]:
@@ -368,5 +364,15 @@ def make_check(
     )
     if not ranks:
         return passed
-    failed = {"status": Status.FAIL, "ranks": ranks, "cause": cause, "details": (*details, *on_failure)}
-    return passed.model_copy(update=failed)
+    return passed.changed(status=Status.FAIL, ranks=ranks, cause=cause, details=(*details, *on_failure))
+
+
+def undecided(is_judged: Mapping[str, bool]) -> list[str]:
+    """Of tensors by name those that decide nothing, where that leaves the comparison undecided; else empty.
+
+    It does where an output decides nothing, or most of all tensors. A few gradients are often nothing but rounding:
+    that of a bias in front of a softmax is zero.
+    """
+    names = [name for name, judged in is_judged.items() if not judged]
+    is_open = any(name.startswith(_OUTPUT) and _OF_PARAMETER not in name for name in names)
+    return names if is_open or 2 * len(names) > len(is_judged) else []

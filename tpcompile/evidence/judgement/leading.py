@@ -69,10 +69,9 @@ def _of_slow(failed: Sequence[Check], recompiles: Sequence[RecompileCause]) -> L
 
 
 def _of_recompile(cause: RecompileCause) -> Lead:
-    values = f" ({cause.values})" if cause.values else ""
     on_all = f" in all on {len(cause.ranks)} ranks" if len(cause.ranks) > 1 else ""
     return Lead(
-        says=f"recompiled {cause.count} times{on_all} by {cause.kind}: {cause.guard}{values}",
+        says=f"recompiled {cause.count} times{on_all} by {cause.text}",
         ranks=cause.ranks,
         line=cause.line,
         do_first=cause.advice,

@@ -35,16 +35,16 @@ def with_same_elsewhere(verdict: Verdict, lead: Lead, others: Iterable[Lead], co
         for host, theirs in one.hosts.items():
             hosts.setdefault(host, set()).update(theirs)
     on_hosts = {host: tuple(sorted(theirs)) for host, theirs in sorted(hosts.items())}
-    return _placed(verdict, lead.model_copy(update={"hosts": on_hosts}), tuple(sorted(ranks)), coordinates)
+    return _placed(verdict, lead.changed(hosts=on_hosts), tuple(sorted(ranks)), coordinates)
 
 
 def _placed(verdict: Verdict, lead: Lead, ranks: tuple[int, ...], coordinates: Coordinates) -> Verdict:
     place = place_text(ranks, coordinates)
-    placed = lead.model_copy(update={"ranks": ranks, "place": place})
+    placed = lead.changed(ranks=ranks, place=place)
     if verdict.lead is None or placed == verdict.lead:
         return verdict
     summary = leading.summary(placed) if verdict.summary == leading.summary(verdict.lead) else verdict.summary
-    return verdict.model_copy(update={"lead": placed, "summary": summary})
+    return verdict.changed(lead=placed, summary=summary)
 
 
 def _said(lead: Lead) -> tuple[object, ...]:

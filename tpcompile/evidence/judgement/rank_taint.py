@@ -1,4 +1,4 @@
-"""`RankDigest`s of all ranks -> every guard, graph constant and read that depends on the rank, equal graphs or not.
+"""`RankDigest`s of all ranks -> every guard, graph constant and read that depends on the rank, and one check of them.
 
 Values count before names: a value that differs between ranks is certain, one that is equal on all ranks is not the
 rank.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -16,21 +17,28 @@ from tpcompile.evidence.groups.by_group import Items, Row
 from tpcompile.evidence.groups.by_rank import ByRank, Groups
 from tpcompile.evidence.groups.domain import Allowed, Domain, Fetch, by_domain, reason_for, sides
 from tpcompile.evidence.iterables import find, first, indexed, unlike
+from tpcompile.evidence.judgement.checks import phase_prefix
 from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.records import (
+    Check,
+    CheckId,
     Grade,
     Item,
     ItemKind,
     Layer,
     RankDigest,
     RankRead,
+    Status,
     Taint,
     TaintKind,
     items_of,
+    ranks_of,
     value_item,
 )
+from tpcompile.evidence.records.base import at_text, lines_of
 from tpcompile.evidence.records.bounds import MAX_RANKS
 from tpcompile.evidence.text.phrases import listed, phrase
+from tpcompile.evidence.text.ranks import named_ranks
 
 RANK_VARIABLES = frozenset({
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PMI_RANK",
@@ -61,6 +69,9 @@ SUGGESTIONS = {
 }
 """Each has a program in tests/advice; nothing is suggested for the other kinds."""
 
+_ALLOWED = "allowed"
+_KINDS = (*(grade.value for grade in Grade), _ALLOWED)
+
 
 def find_taints(digests: Sequence[RankDigest], fetch: Fetch, *, allowed: Allowed = ()) -> tuple[Taint, ...]:
     """Every taint once, the surest first. Guards and graphs are fetched only where their hashes differ.
@@ -79,7 +90,7 @@ def find_taints(digests: Sequence[RankDigest], fetch: Fetch, *, allowed: Allowed
         subject = "" if is_one_of_line else taint.text
         once.setdefault((taint.what, taint.kind, str(taint.line), subject), taint)
     order = list(Grade)
-    reasoned = [taint.model_copy(update={"reason": _reason(taint, allowed)}) for taint in once.values()]
+    reasoned = [taint.changed(reason=_reason(taint, allowed)) for taint in once.values()]
     return tuple(sorted(reasoned, key=lambda t: (order.index(t.grade), str(t.line), t.text)))
 
 
@@ -91,8 +102,6 @@ def _reason(taint: Taint, allowed: Allowed) -> str:
 
 
 class _Tainted:
-    """The taints of one symmetry domain."""
-
     def __init__(self, domain: Domain) -> None:
         self.domain = domain
         self.ranks = domain.ranks
@@ -194,8 +203,7 @@ class _Tainted:
         found: dict[tuple[str, str], dict[int, RankRead]] = {}
         for digest in self.ranks:
             for suspect in digest.rank_sources(what):
-                key = suspect.text, str(suspect.line)
-                by_rank = found.setdefault(key, {})
+                by_rank = found.setdefault((suspect.text, str(suspect.line)), {})
                 by_rank[digest.rank] = suspect
         return list(map(ByRank, found.values()))
 
@@ -230,13 +238,8 @@ class _Asking:
         if not numbers:
             return taint
         read = self.reads[min(numbers)]
-        changes = {
-            "kind": read.kind,
-            "line": read.line,
-            "text": f"{taint.text}, from {read.text}",
-            "suggestion": read.suggestion,
-        }
-        return taint.model_copy(update=changes)
+        text = f"{taint.text}, from {read.text}"
+        return taint.changed(kind=read.kind, line=read.line, text=text, suggestion=read.suggestion)
 
 
 def _of_suspect(suspect: RankRead, grade: Grade, values: ByRank[str]) -> Taint:
@@ -289,7 +292,6 @@ def _skeleton(item: Item) -> tuple[str, ...]:
 
 
 def _call(item: Item) -> str:
-    """`mul(%1, 3)` of a node."""
     return f"{item.fields['target']}({item.fields['args']})"
 
 
@@ -298,3 +300,46 @@ def value_text(item: Item) -> str:
     if item.kind == ItemKind.NODE:
         return _call(item)
     return item.notes.get("value") or item.says
+
+
+def taint_check(mode: str, digests: Sequence[RankDigest], taints: Sequence[Taint], *, fails: bool) -> Check:
+    """One check over the taints of a mode: for information, or red when `fails` and a certain one is not allowed."""
+    prefix = phase_prefix(mode)
+    certain: list[Taint] = []
+    others: list[Taint] = []
+    for taint in taints:
+        if taint.where.startswith(prefix):
+            can_fail = taint.grade == Grade.CERTAIN and not taint.reason
+            (certain if can_fail else others).append(taint)
+    # Taints that can fail the check come first, allowed ones last.
+    mine = certain + sorted(others, key=lambda taint: bool(taint.reason))
+    status, observed = Status.SKIPPED, "not observed"
+    if mine:
+        kinds = Counter(_ALLOWED if taint.reason else taint.grade.value for taint in mine)
+        counts = [f"{kinds[kind]} {kind}" for kind in sorted(kinds, key=_KINDS.index)]
+        status, observed = Status.INFO, f"{', '.join(counts)}; first: {mine[0].text}"
+    elif any(digest.compiles for digest in digests):
+        status, observed = Status.PASS, "none"
+    is_code_seen = any(digest.is_code_seen for digest in digests)
+    if not is_code_seen:
+        observed = f"{observed}; traced code was not searched"
+    check = Check(
+        id=CheckId.UNTAINTED,
+        mode=mode,
+        status=status,
+        expected="none, or allowed with a reason",
+        observed=observed,
+        details=tuple(map(taint_text, mine)),
+        line=first(lines_of(mine[:1])),
+    )
+    is_red = fails and bool(certain)
+    if not is_red:
+        return check
+    return check.changed(status=Status.FAIL, ranks=ranks_of(mine[0].groups))
+
+
+def taint_text(taint: Taint) -> str:
+    """One line of a report: grade, what, kind, where, values, what to do or why it is allowed."""
+    values = [f"{named_ranks(ranks)}: {value_text(item)}" for ranks, item in items_of(taint.groups)]
+    why = "; ".join([taint.kind.value, *values])
+    return f"{taint.grade} {taint.what} {taint.text}{at_text(taint.line)} ({why}): {taint.advice}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -19,8 +19,7 @@ from tpcompile.evidence.judgement import checks
 from tpcompile.evidence.judgement import leading as lead
 from tpcompile.evidence.judgement.equal_ranks import equal_groups
 from tpcompile.evidence.judgement.mesh_places import coordinates_of, with_places
-from tpcompile.evidence.judgement.rank_taint import find_taints
-from tpcompile.evidence.judgement.taint_check import taint_check
+from tpcompile.evidence.judgement.rank_taint import find_taints, taint_check
 from tpcompile.evidence.records import (
     Check,
     CheckId,
@@ -123,7 +122,7 @@ def conclude(
     found = [
         *reported,
         *(_absent_check(rules, [one.rank for one in alike], problems, last_seen=at) for at, alike in seen.items()),
-        *(check.model_copy(update={"is_consequence": _is_consequence(check, divergences)}) for check in problems),
+        *(check.changed(is_consequence=_is_consequence(check, divergences)) for check in problems),
     ]
     found += checks.ended_early(judged) if problems else judged
     if rules.taint != "off":
@@ -133,7 +132,7 @@ def conclude(
     recompiles = recompile_causes(digests, expected_phases=rules.expected_recompiles)
     leading = lead.of_run(found, divergences, causes=checks.CAUSES, recompiles=recompiles)
     hosts = _hosts([*digests, *absent])
-    leading = leading and leading.model_copy(update={"hosts": hosts})
+    leading = leading and leading.changed(hosts=hosts)
     found = [_following(check, leading) for check in found]
     exit_code = _exit_code(found, is_red=leading is not None)
     domains = {name: [digest.rank for digest in ranks] for name, ranks in by_domain(digests).items()}
@@ -194,7 +193,7 @@ _FOLLOWS = {Cause.GRAPH_BREAK: (CheckId.GRAPHS, CheckId.ONE_REGION, CheckId.ENTE
 
 def _following(check: Check, leading: Lead | None) -> Check:
     follows = leading is not None and check.is_red and check.id in _FOLLOWS.get(leading.cause, ())
-    return check.model_copy(update={"is_consequence": True}) if follows else check
+    return check.changed(is_consequence=True) if follows else check
 
 
 _WAITS = (CheckId.TIMED_OUT, CheckId.ARRIVED, CheckId.MOVING)
@@ -214,20 +213,15 @@ def _is_consequence(problem: Check, divergences: Sequence[Divergence]) -> bool:
     if problem.id == CheckId.AGREED:
         return _agreed_follows(problem.cause, {one.cause for one in found})
     if problem.id in _WAITS or problem.cause == Cause.COMMUNICATION:
-        return any(map(_hangs, found))
+        # All ranks compiled a collective, and not the same: it fails, or the ranks wait in it. A compile that some
+        # ranks do not have may itself follow from a wait.
+        hanging = [one for one in found if one.cls == DivergenceClass.COLLECTIVES]
+        return any(all(group.item for group in one.groups) for one in hanging)
     if problem.cause == Cause.COMPILE_FAILED:
         others = [one for one in found if one.cause != Cause.COMPILE_FAILED]
         # The program that failed to compile is one that the other ranks do not have.
         return any(ranks <= set(ranks_of(one.groups[1:])) for one in others)
     return False
-
-
-def _hangs(found: Divergence) -> bool:
-    """True where all ranks compiled a collective, and not the same: it fails, or the ranks wait in it.
-
-    A compile that some ranks do not have may itself follow from a wait.
-    """
-    return found.cls == DivergenceClass.COLLECTIVES and all(group.item for group in found.groups)
 
 
 def _agreed_follows(cause: Cause, found: set[Cause]) -> bool:
@@ -249,7 +243,11 @@ def _alone(world_size: int) -> str:
 
 def fetch_from(records: Sequence[RankRecord]) -> Fetch:
     """A `Fetch` that reads the items from the records themselves."""
-    by_rank = indexed(records, lambda record: record.rank)
+    return fetch_of(indexed(records, lambda record: record.rank))
+
+
+def fetch_of(by_rank: Mapping[int, RankRecord]) -> Fetch:
+    """The same of records by rank, where several ranks may share one."""
 
     def fetch(rank: int, index: int, layer: Layer, part: str) -> Sequence[Item]:
         record = by_rank[rank]

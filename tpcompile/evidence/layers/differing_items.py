@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 
 from tpcompile.evidence.groups.by_group import Items, Row, side_by_side
-from tpcompile.evidence.iterables import first, grouped
+from tpcompile.evidence.iterables import first, grouped, num_equal
 from tpcompile.evidence.records import Item, ItemKind
 
 _WINDOW = 300
@@ -29,8 +29,7 @@ def rows_of(items: Items, *, is_ordered: bool) -> tuple[Row, ...]:
 
 def first_difference(groups: Iterable[Sequence[Item]]) -> int:
     """The first position at which the groups differ; the shortest group may end there."""
-    columns = map(Row, zip(*groups, strict=False))
-    return len(list(itertools.takewhile(lambda row: not row.differs, columns)))
+    return num_equal((item.key for item in group) for group in groups)
 
 
 def _rows_by_subject(items: Items) -> tuple[Row, ...]:

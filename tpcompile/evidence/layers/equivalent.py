@@ -157,7 +157,6 @@ def _differing_integers(row: Row) -> list[Column]:
 
 
 def _affine_maps(columns: Sequence[Column], places: Sequence[int]) -> Maps:
-    """The map of each column; empty where one has none."""
     found: list[Affine] = []
     for column in columns:
         affine = _affine(column, places)
@@ -213,7 +212,6 @@ def _sizes_of_shards(row: Row, coordinates: Groups) -> Maps:
 
 
 def _contiguous(size: Sequence[int]) -> list[int]:
-    """Strides of a contiguous tensor."""
     return [math.prod(size[dim + 1 :]) for dim in range(len(size))]
 
 
@@ -223,8 +221,6 @@ def _without_sizes(guard: Item) -> str:
 
 
 class _Bound(NamedTuple):
-    """A guard on an integer."""
-
     source: str
     values: Column
 

@@ -212,7 +212,7 @@ def _of_set(node: _Node) -> Explanation | None:
     in_loop: list[Item] = []
     for item in moved.row.present:
         is_there = item.line is not None and item.line.function == loop.function
-        in_loop.append(item if is_there else item.at(loop))
+        in_loop.append(item if is_there else item.changed(line=loop))
     return Explanation(Cause.SET_ORDER, Directness.ARRANGED, Row(in_loop), moved.says)
 
 
@@ -269,7 +269,6 @@ _DIRECTNESS = {
 
 
 def _cause(row: Row) -> Cause:
-    """Cause of a node that differs."""
     is_same_call = row.agree_in(lambda item: (item.fields["op"], item.fields["target"]))
     if not is_same_call:
         return Cause.RANK_BRANCH

@@ -151,7 +151,7 @@ def _placed(row: Row, nodes: Row) -> Row:
         line = nearest
         if node and not nearest:
             line = node.line
-        placed.append(item.at(item.line or line))
+        placed.append(item.changed(line=item.line or line))
     return Row(placed)
 
 
@@ -167,7 +167,6 @@ def _places(row: Row) -> set[tuple[str, int]]:
 
 
 def _of_user(rows: Sequence[Row]) -> Row:
-    """The first row that is about something of the user's."""
     return min(rows, key=lambda row: row.first.about.startswith(_INTERNAL))
 
 

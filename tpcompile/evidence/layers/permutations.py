@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tpcompile.evidence.groups.by_group import Items, Row
+from tpcompile.evidence.groups.by_group import Items, Row, side_by_side
 from tpcompile.evidence.iterables import differ, find, grouped
 from tpcompile.evidence.layers.node_text import (
     REFERENCE,
@@ -48,13 +48,13 @@ def reordered_ops(items: Items) -> Permutation | None:
     ops = nodes.map(lambda own: tuple(sorted(map(op_of, own))))
     if ops.differ() or not differ(ops[0]):
         return None
-    row = find(nodes.places(), lambda row: not row.agree_in(op_of))
+    row = find(side_by_side(nodes), lambda row: not row.agree_in(op_of))
     if row is not None:
         return Permutation("ops", row, " / ".join(dict.fromkeys(map(called, row.present))))
     reads = nodes.map(lambda own: tuple(sorted(" ".join(node.notes["reads"] for node in own).split())))
     if reads.differ():
         return None
-    row = find(nodes.places(), lambda row: row.differs_in_note("reads"))
+    row = find(side_by_side(nodes), lambda row: row.differs_in_note("reads"))
     if row is None:
         return None
     return Permutation("reads", row, f"{called(row.first)} of {read_instead(items, row)}")

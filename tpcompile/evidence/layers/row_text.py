@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tpcompile.evidence.groups.by_group import Row
 from tpcompile.evidence.groups.by_rank import Groups, ranks_in
-from tpcompile.evidence.iterables import differ, find
+from tpcompile.evidence.iterables import differ, find, num_equal
 from tpcompile.evidence.records import Item, ItemKind
 from tpcompile.evidence.text.ranks import named_ranks
 
@@ -112,15 +111,15 @@ def differing_part(texts: Sequence[str]) -> list[str]:
     if is_short or not differ(texts):
         return list(map(_cut, texts))
     parts = _differing_words(texts)
-    shown_from = max(0, _common_start(parts) - _BRIEF // 2)
+    shown_from = max(0, num_equal(parts) - _BRIEF // 2)
     return [_cut(part[shown_from:]) for part in parts]
 
 
 def _differing_words(texts: Sequence[str]) -> list[str]:
     """The texts without their common start and end, in whole words: `dtype=float32`, not `32`."""
-    num_before = _common_start(texts)
+    num_before = num_equal(texts)
     reversed_rests = [text[num_before:][::-1] for text in texts]
-    num_behind = _common_start(reversed_rests)
+    num_behind = num_equal(reversed_rests)
     start = max(texts[0].rfind(mark, 0, num_before) + 1 for mark in " ,{")
     found: list[str] = []
     for text in texts:
@@ -128,12 +127,6 @@ def _differing_words(texts: Sequence[str]) -> list[str]:
         end = word_end.start() if word_end else len(text)
         found.append(text[start : _closed(text, start, end)])
     return found
-
-
-def _common_start(texts: Sequence[str]) -> int:
-    """Length of the common prefix of the texts."""
-    same = itertools.takewhile(lambda column: not differ(column), zip(*texts, strict=False))
-    return len(list(same))
 
 
 def _closed(text: str, start: int, end: int) -> int:

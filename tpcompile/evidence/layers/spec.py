@@ -19,8 +19,6 @@ class Directness(IntEnum):
 
     ENDED = 0
     """A graph break, or a compile that failed while it was traced: everything after it is missing."""
-    TOOLCHAIN = 1
-    """A different backend."""
     STATE = 2
     """A setting of the process that is guarded."""
     FED = 3

@@ -24,12 +24,11 @@ from tpcompile.evidence.judgement import checks
 from tpcompile.evidence.judgement.verdict import Rules, conclude
 from tpcompile.evidence.logs.domains import Mesh, Source, by_groups
 from tpcompile.evidence.logs.ends import LogEnd, described, failed_everywhere, failed_first, log_ends
-from tpcompile.evidence.logs.files import find_logs, printable
+from tpcompile.evidence.logs.files import find_logs, printable, unpacked
 from tpcompile.evidence.logs.issued import executed, lonely_groups, scheduled
 from tpcompile.evidence.logs.job import Job
 from tpcompile.evidence.logs.jobdigest import MAX_BYTES, JobDigest, Selection, select
 from tpcompile.evidence.logs.ranklog import RankLog, read_rank_log
-from tpcompile.evidence.logs.unpacked import unpacked
 from tpcompile.evidence.records import (
     Check,
     CheckId,
@@ -179,7 +178,7 @@ class _Diagnosis:
         if selection.num_left:
             text = f"{selection.num_left} more functions differ in their text and were not compared"
             note = _information(text, [], name=EXAMINED)
-            found = found.model_copy(update={"checks": (*found.checks, note)})
+            found = found.changed(checks=(*found.checks, note))
             limits.append(Limit(2, note, f"what was compared agrees: {text}"))
         return _limited(found, limits)
 
@@ -245,10 +244,9 @@ class _Diagnosis:
             observed = "not observed"
             if len(unknown) < len(logs):
                 observed += f" on {named_ranks(unknown.ranks)}"
-            update = {"status": Status.SKIPPED, "observed": observed}
-            return environment.model_copy(update=update)
+            return environment.changed(status=Status.SKIPPED, observed=observed)
         observed = f"torch {logs.first.torch_version} on all ranks; nothing else is logged"
-        return environment.model_copy(update={"observed": observed})
+        return environment.changed(observed=observed)
 
     def compiled(self) -> Check:
         """Passes where any rank compiled something; types of errors are listed."""
@@ -280,7 +278,7 @@ class _Diagnosis:
         observed = why.failed
         if others:
             observed += f"; further errors: {', '.join(others)}"
-        return check.model_copy(update={"observed": observed, "line": why.line})
+        return check.changed(observed=observed, line=why.line)
 
     def limits(self) -> Iterator[Limit]:
         """What the logs of this job do not cover."""
@@ -337,10 +335,9 @@ def _limited(verdict: Verdict, limits: Sequence[Limit]) -> Verdict:
     if verdict.exit_code != ExitCode.PASS:
         return verdict
     if not limits:
-        return verdict.model_copy(update={"summary": f"{verdict.summary}; {_NOT_ALL}"})
+        return verdict.changed(summary=f"{verdict.summary}; {_NOT_ALL}")
     heaviest = max(limits, key=lambda limit: limit.weight)
-    update = {"status": Status.SKIPPED, "exit_code": ExitCode.INCOMPLETE, "summary": heaviest.doubt}
-    return verdict.model_copy(update=update)
+    return verdict.changed(status=Status.SKIPPED, exit_code=ExitCode.INCOMPLETE, summary=heaviest.doubt)
 
 
 def _lacking(lacking: ByRank[LogEnd]) -> Limit:
@@ -348,7 +345,7 @@ def _lacking(lacking: ByRank[LogEnd]) -> Limit:
     note = _information(text, described(lacking), id=CheckId.LOGS_COMPLETE)
     more = f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""
     doubt = f"what was logged agrees, but the logs are incomplete: {lacking.first}{more}"
-    return Limit(3, note.model_copy(update={"ranks": lacking.ranks}), doubt)
+    return Limit(3, note.changed(ranks=lacking.ranks), doubt)
 
 
 def _is_unconfirmed(divergence: Divergence) -> bool:
@@ -376,7 +373,7 @@ def _failed_alone(logs: ByRank[RankLog]) -> Iterator[Check]:
 
 
 def _as(divergence: Divergence, cls: DivergenceClass, advice: str) -> Divergence:
-    return divergence.model_copy(update={"cls": cls, "advice": advice, "consequences": ()})
+    return divergence.changed(cls=cls, advice=advice, consequences=())
 
 
 def _information(observed: str, details: Iterable[str], *, name: str = "", id: CheckId = CheckId.OTHER) -> Check:

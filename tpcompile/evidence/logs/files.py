@@ -1,23 +1,29 @@
-"""Folders -> the one TORCH_TRACE file of every rank; unusable files are listed, the logs of two jobs are refused."""
+"""Folders -> the one TORCH_TRACE file of every rank, as plain text; unusable files are listed, two jobs are refused."""
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import stat
+import tempfile
+import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.groups.by_rank import ByRank
-from tpcompile.evidence.logs.unpacked import PACKED
 from tpcompile.evidence.records.bounds import MAX_RANKS
 from tpcompile.evidence.records.reader import read_object
 from tpcompile.evidence.shortened import shortened
 from tpcompile.evidence.text.ranks import named_ranks
 
+PACKED = ".gz"
+MAX_BYTES = 1 << 32
+"""Most bytes that one packed log may unpack to: no log has as many, but a few bytes can claim any number."""
+_BLOCK_BYTES = 1 << 20
 PATTERN = "dedicated_log_torch_trace_*.log*"
 _NAME = re.compile(r"dedicated_log_torch_trace_rank_(?P<rank>[0-9]+)(?:_.*)?\.log(?:\.gz)?")
 _ENDS = (".log", f".log{PACKED}")
@@ -69,7 +75,6 @@ def _check_one_run(folders: Sequence[Path]) -> None:
 
 
 def _runs(folder: Path) -> Iterator[str]:
-    """Which run its ranks have said that they are of."""
     for place in (folder, folder.parent):
         for path in sorted(place.glob("watched/rank_*.json"))[:1]:
             with suppress(OSError, ConfigError):
@@ -124,3 +129,43 @@ def _check_one_job(paths: ByRank[dict[str, Path]]) -> None:
         f"more than one log of {named_ranks(several.ranks)} ({shown}): two jobs, or one that was "
         "restarted; give the logs of one run only"
     )
+
+
+@dataclass(frozen=True)
+class PlainLogs:
+    """The logs of a job as plain files."""
+
+    paths: ByRank[Path]
+    cut: frozenset[int] = frozenset()
+    """Ranks whose packed log ends early or is damaged: what could be unpacked is there."""
+
+
+@contextmanager
+def unpacked(paths: ByRank[Path]) -> Iterator[PlainLogs]:
+    """Plain logs; those that were packed are in a folder that is removed at the end. Raises ConfigError, OSError.
+
+    A record is read again where a compile is parsed in full, so a packed log is unpacked once, to disk.
+    """
+    packed = paths.where(lambda path: path.suffix == PACKED)
+    if not packed:
+        yield PlainLogs(paths)
+        return
+    with tempfile.TemporaryDirectory(prefix="tpcompile-logs-") as folder:
+        plain = {rank: Path(folder, f"{rank}.log") for rank in packed}
+        cut = frozenset(rank for rank, path in packed.items() if not _unpack(path, plain[rank]))
+        yield PlainLogs(ByRank({**paths, **plain}), cut)
+
+
+def _unpack(packed: Path, plain: Path) -> bool:
+    """False where the packed file ends early or is damaged."""
+    num_bytes = 0
+    with packed.open("rb") as source, gzip.GzipFile(fileobj=source) as file, plain.open("wb") as out:
+        try:
+            while block := file.read1(_BLOCK_BYTES):
+                num_bytes += len(block)
+                if num_bytes > MAX_BYTES:
+                    raise ConfigError(f"{packed} unpacks to more than {MAX_BYTES:,} bytes; a log has fewer")
+                out.write(block)
+        except (EOFError, gzip.BadGzipFile, zlib.error):
+            return False
+    return True

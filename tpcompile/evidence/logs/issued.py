@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.iterables import num_equal
 from tpcompile.evidence.logs.job import DomainLogs, Member
 from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, RankGroup, UserLine, value_item
 from tpcompile.evidence.records.causes import Cause
@@ -108,8 +109,7 @@ def _first_lonely(issued: ByRank[list[tuple[str, str]]], lonely: set[str]) -> in
 
 def _first_difference(orders: ByRank[tuple[str, ...]]) -> tuple[int, ByRank[str]]:
     """The first place at which the ranks differ, and what each has there; a rank may have nothing there."""
-    columns = zip(*orders.values(), strict=False)
-    place = len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))
+    place = num_equal(orders.values())
     return place, orders.map(lambda row: row[place] if place < len(row) else f"nothing, {len(row)} in all")
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import differ
+from tpcompile.evidence.logs.compiled import Frame, LoggedCompile
 from tpcompile.evidence.logs.domains import Domain, Domains, roles_of
-from tpcompile.evidence.logs.ranklog import Frame, LoggedCompile, RankLog
+from tpcompile.evidence.logs.ranklog import RankLog
 
 
 @dataclass(frozen=True)

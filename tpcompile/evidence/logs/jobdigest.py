@@ -11,10 +11,11 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tpcompile.evidence.compiles.events import OBSERVED_IN
 from tpcompile.evidence.digests.digest import digest_rank, environment_items, frame_name, layer_items
 from tpcompile.evidence.iterables import first
+from tpcompile.evidence.logs.compiled import Frame, LoggedCompile
 from tpcompile.evidence.logs.job import DomainLogs, Job, Member
-from tpcompile.evidence.logs.ranklog import Frame, LoggedCompile
 from tpcompile.evidence.records import CompileDigest, CompileRecord, Item, Layer, LayerDigest, RankDigest, RankRecord
 from tpcompile.evidence.text.normalise import GroupRoles
 
@@ -27,15 +28,6 @@ MAX_BYTES = 32_000_000
 
 MAX_EQUAL = 200
 """Frames of equal text that are listed in a digest."""
-
-_PARTS = {
-    "describe_source": (Layer.INPUTS, ""),
-    "dynamo_cpp_guards_str": (Layer.GUARDS, ""),
-    "aot_forward_graph": (Layer.LOWERED, "forward"),
-    "aot_inference_graph": (Layer.LOWERED, "forward"),
-    "aot_backward_graph": (Layer.LOWERED, "backward"),
-    "inductor_output_code": (Layer.KERNELS, "forward"),
-}
 
 
 @dataclass(frozen=True)
@@ -136,11 +128,11 @@ class JobDigest:
             if compile_.frame in chosen.parsed:
                 record = self.records[member.log.rank](number)
                 part = digest_rank(self._record(member, (record,)))
-                numbered = part.compiles[0].model_copy(update={"index": number})
-                parts.append(part.model_copy(update={"compiles": (numbered,)}))
+                numbered = part.compiles[0].changed(index=number)
+                parts.append(part.changed(compiles=(numbered,)))
             elif compile_.frame in chosen.by_text:
                 digest = text_digest(member, compile_, number)
-                parts.append(empty.model_copy(update={"compiles": (digest,)}))
+                parts.append(empty.changed(compiles=(digest,)))
         return _merged(parts)
 
 
@@ -148,9 +140,8 @@ def text_digest(member: Member, compile_: LoggedCompile, number: int) -> Compile
     """Digest of a compile whose text is equal on all ranks: the hash of the text is the hash of each of its layers."""
     sha = member.text_key(compile_)
     issued = member.issued(compile_)
-    seen = {_PARTS[name] for name in _PARTS.keys() & compile_.names}
+    seen = {(Layer.GRAPH, ""), *(OBSERVED_IN[name] for name in OBSERVED_IN.keys() & compile_.names)}
     layers = [LayerDigest(layer=layer, part=part, sha256=sha, num_items=1) for layer, part in sorted(seen)]
-    layers.append(LayerDigest(layer=Layer.GRAPH, sha256=sha, num_items=1))
     layers.append(LayerDigest(layer=Layer.COLLECTIVES, sha256=str(issued), num_items=len(issued)))
     frame = CompileRecord(compile_id=compile_.compile_id, function=compile_.function, line=compile_.line)
     return CompileDigest(

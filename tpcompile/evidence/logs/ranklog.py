@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from tpcompile.evidence.compiles.contradictions import CODE, INDUCTOR_TIME, LOWERED, Damage, Flaw
-from tpcompile.evidence.compiles.events import FUSION, GRAPH_KINDS
+from tpcompile.evidence.compiles.events import CACHE_EVENTS, FUSION, GRAPH_KINDS, TraceEvent, event
+from tpcompile.evidence.compiles.record import LoggedEvents, start_stack
 from tpcompile.evidence.compiles.shapes import (
     BACKWARD_METRICS,
     EXECUTION,
@@ -29,24 +30,15 @@ from tpcompile.evidence.compiles.shapes import (
     json_object,
     json_value,
 )
-from tpcompile.evidence.compiles.trace import (
-    CACHE_EVENTS,
-    CompileNumbers,
-    TraceEvent,
-    compile_record,
-    event,
-    frame_line,
-    start_stack,
-)
+from tpcompile.evidence.compiles.trace import CompileNumbers
 from tpcompile.evidence.iterables import find, first, grouped
 from tpcompile.evidence.logs.compiled import Frame, LoggedCompile
 from tpcompile.evidence.logs.tracefile import FileFacts, Record, TraceFile, events_at
 from tpcompile.evidence.logs.unreliable_compiles import Soundness
 from tpcompile.evidence.records import CompileRecord
 from tpcompile.evidence.text import normalise
+from tpcompile.evidence.text.lines import innermost
 from tpcompile.evidence.text.normalise import GroupRoles
-
-__all__ = ["Frame", "LoggedCompile", "RankLog", "read_rank_log"]
 
 _BEGINNINGS = frozenset({"str", TORCH_VERSION})
 """Events that a process logs before any compile."""
@@ -174,7 +166,8 @@ class RankLog:
         events = list(events_at(self.path, compile_.places))
         before = [] if compile_.start_before is None else [compile_.start_before]
         start_before = first(events_at(self.path, before))
-        return compile_record(events, before=start_before, roles=roles, strings=self.strings)
+        logged = LoggedEvents(compile_.compile_id, start_before, events)
+        return logged.record(roles, self.strings, is_ended=True)
 
 
 def read_rank_log(rank: int, path: Path) -> RankLog:
@@ -190,8 +183,6 @@ def read_rank_log(rank: int, path: Path) -> RankLog:
 
 
 class _Reader:
-    """Records of one log, in order, into a `RankLog`."""
-
     def __init__(self, log: RankLog) -> None:
         self.log = log
         self.number_of = CompileNumbers()
@@ -256,7 +247,7 @@ class _Reader:
         stack = start_stack(found, self.log.strings) if found.name == "dynamo_start" else None
         if stack is not None:
             compile_.start = record.start
-            compile_.starts_in(stack[-1].function if stack else "", frame_line(stack))
+            compile_.starts_in(stack[-1].function if stack else "", innermost(stack))
         if found.name in _LOWERED:
             lowered = tuple(sorted([*compile_.lowered, found.name]))
             compile_.lowered = self.lowered.setdefault(lowered, lowered)

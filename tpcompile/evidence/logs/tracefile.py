@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tpcompile.evidence.compiles.events import RESERVED, TraceEvent, event
 from tpcompile.evidence.compiles.shapes import FILE_EVENTS, is_as_written, json_object
-from tpcompile.evidence.compiles.trace import RESERVED, TraceEvent, event
 
 _READ = frozenset(name.encode() for name in FILE_EVENTS | RESERVED | {"artifact"})
 """First keys of the records that are parsed; of one whose keys are in a different order the parser decides."""

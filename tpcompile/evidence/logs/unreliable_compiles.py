@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tpcompile.evidence.compiles.contradictions import BEFORE_THE_END, Damage, Flaw, Story, is_earlier, missing_records
-from tpcompile.evidence.compiles.trace import TraceEvent, compile_id_of
+from tpcompile.evidence.compiles.events import TraceEvent, compile_id_of
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.logs.compiled import LoggedCompile
 from tpcompile.evidence.records import UserLine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -22,6 +22,23 @@ class Frozen(BaseModel):
         """Sorted JSON: equal records give equal text."""
         # model_dump leaves NaN as a float, which json writes as a word that is no JSON
         return json.dumps(json.loads(self.model_dump_json()), sort_keys=True, indent=indent)
+
+    def changed(self, **fields: Any) -> Self:
+        """The same record with other values in these fields."""
+        return self.model_copy(update=fields)
+
+
+class Worded(StrEnum):
+    """Names, each with a text for the reader."""
+
+    text: str
+
+    def __new__(cls, name: str, text: str = "") -> Self:
+        """A member: `NAME = "name", "text"`, or its name alone."""
+        found = str.__new__(cls, name)
+        found._value_ = name
+        found.text = text
+        return found
 
 
 class Layer(StrEnum):
@@ -71,38 +88,28 @@ def known(lines: Iterable[UserLine | None]) -> list[UserLine]:
     return list(filter(None, lines))
 
 
-class ItemKind(StrEnum):
-    """What an item is; says which fields it has."""
+class ItemKind(Worded):
+    """What an item is, and its fields as one line."""
 
-    VALUE = "value"
-    SETTING = "setting"
+    VALUE = "value", "{value}"
+    SETTING = "setting", "{value}"
     """A setting of the process that a guard checks: autocast, grad mode, ..."""
-    INPUT = "input"
-    NODE = "node"
-    BREAK = "graph break"
-    FAILURE = "failed compile"
-    GUARD = "guard"
-    COLLECTIVE = "collective"
-    CODE = "code"
+    INPUT = (
+        "input",
+        "dtype={dtype} shape={shape} stride={stride} device={device} requires_grad={requires_grad} dynamic={dynamic}",
+    )
+    NODE = "node", "{op} {target}({args}) -> {value}"
+    BREAK = "graph break", "{reason}"
+    FAILURE = "failed compile", "{error}"
+    GUARD = "guard", "{type}: {expression}"
+    COLLECTIVE = (
+        "collective",
+        "{op}(reduce_op={reduce_op}, dtype={dtype}, shape={shape}, group={group}, waited={waited})",
+    )
+    CODE = "code", "{code}"
     """A line of generated code."""
-    LAUNCH = "launch"
+    LAUNCH = "launch", "{launch}"
     """What generated code launches: a kernel, a library call, a collective."""
-
-
-_SAYS = {
-    ItemKind.VALUE: "{value}",
-    ItemKind.SETTING: "{value}",
-    ItemKind.INPUT: (
-        "dtype={dtype} shape={shape} stride={stride} device={device} requires_grad={requires_grad} dynamic={dynamic}"
-    ),
-    ItemKind.NODE: "{op} {target}({args}) -> {value}",
-    ItemKind.BREAK: "{reason}",
-    ItemKind.FAILURE: "{error}",
-    ItemKind.GUARD: "{type}: {expression}",
-    ItemKind.COLLECTIVE: "{op}(reduce_op={reduce_op}, dtype={dtype}, shape={shape}, group={group}, waited={waited})",
-    ItemKind.CODE: "{code}",
-    ItemKind.LAUNCH: "{launch}",
-}
 
 
 class Item(Frozen):
@@ -127,7 +134,7 @@ class Item(Frozen):
     @property
     def says(self) -> str:
         """The fields as one line, for the reader and for the allow-list."""
-        says = _SAYS[self.kind].format_map(self.fields)
+        says = self.kind.text.format_map(self.fields)
         is_broadcast = self.kind == ItemKind.COLLECTIVE and self.fields.get("src", "-") != "-"
         return says.replace("(", f"(src={self.fields['src']}, ", 1) if is_broadcast else says
 
@@ -135,10 +142,6 @@ class Item(Frozen):
     def text(self) -> str:
         """The whole item as one line, for the reader and for the allow-list."""
         return f"{self.about} :: {self.says}"
-
-    def at(self, line: UserLine | None) -> Item:
-        """The same item at that line."""
-        return self.model_copy(update={"line": line})
 
 
 def value_item(about: str, value: str, *, line: UserLine | None = None) -> Item:

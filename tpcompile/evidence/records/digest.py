@@ -162,18 +162,9 @@ class RankDigest(Frozen):
         return [read for read in self.rank_reads if read.what == what]
 
     @property
-    def layers(self) -> list[LayerDigest]:
-        """The layers of all compiles."""
-        return [layer for compile_ in self.compiles for layer in compile_.layers]
-
-    @property
     def observed(self) -> frozenset[Layer]:
         """Layers that any compile has."""
-        return frozenset(digest.layer for digest in self.layers)
-
-    def of_frame(self, frame: str) -> list[CompileDigest]:
-        """Compiles of a frame, in order."""
-        return [compile_ for compile_ in self.compiles if compile_.frame == frame]
+        return frozenset(digest.layer for compile_ in self.compiles for digest in compile_.layers)
 
     def breaks_in(self, phase: str) -> list[GraphBreak]:
         """Graph breaks of a phase."""

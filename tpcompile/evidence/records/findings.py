@@ -88,9 +88,7 @@ class Divergence(Frozen):
     @property
     def culprits(self) -> tuple[int, ...]:
         """Ranks at fault: those named by evidence, or outside of a majority; empty where ranks only differ."""
-        if self.is_rank_known or self.has_majority:
-            return ranks_of(self.groups[1:])
-        return ()
+        return ranks_of(self.groups[1:]) if self.is_rank_known or self.has_majority else ()
 
     @property
     def has_majority(self) -> bool:
@@ -150,6 +148,11 @@ class Taint(Frozen):
     """Why the config's allow-list says it is intended; empty for none."""
     suggestion: str = ""
 
+    @property
+    def advice(self) -> str:
+        """Why it is allowed, or what to do about it."""
+        return f"allowed: {self.reason}" if self.reason else self.suggestion
+
 
 class RecompileCause(Frozen):
     """One guard that made ranks compile again: how often, where, and what to do about it."""
@@ -165,6 +168,11 @@ class RecompileCause(Frozen):
     """`8 -> 9, 9 -> 10`: what was expected and what came, the first few."""
     line: UserLine | None = None
     advice: str
+
+    @property
+    def text(self) -> str:
+        """`size: tensor 'x' size mismatch at index 0 (8 -> 9)`."""
+        return f"{self.kind}: {self.guard}" + (f" ({self.values})" if self.values else "")
 
 
 class Went(Frozen):

@@ -2,120 +2,71 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Any
 
 from pydantic import model_validator
 
 from tpcompile.errors import ExitCode
-from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Layer, Status, UserLine
+from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Layer, Status, UserLine, Worded
 from tpcompile.evidence.records.bounds import Number, Rank
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.records.findings import Divergence, Parted, RecompileCause, Taint
 
 
-class CheckId(StrEnum):
-    """Identity of a check; its name is for the reader."""
+class CheckId(Worded):
+    """Identity of a check, and the name that the reader sees; empty for `OTHER` and `LAYER`."""
 
     OTHER = "other"
-    CAN_START = "can start"
-    COMPILED = "compiled"
-    EVERY_RANK_COMPILED = "every rank compiled"
-    TIMED_OUT = "timed out"
-    ALIVE = "alive"
-    AGREED = "agreed"
-    NO_ERROR = "no error"
-    MACHINE = "machine"
+    CAN_START = "can start", "start of the run"
+    COMPILED = "compiled", "something was compiled"
+    EVERY_RANK_COMPILED = "every rank compiled", "every rank compiled"
+    TIMED_OUT = "timed out", "finished in time"
+    ALIVE = "alive", "ranks alive"
+    AGREED = "agreed", "same collectives before they run"
+    NO_ERROR = "no error", "exceptions"
+    MACHINE = "machine", "room for the compiler's files"
     """The machine lacks what the program needs, such as room on a disk."""
-    ARRIVED = "arrived"
-    REPORTED = "reported"
-    UNBROKEN = "unbroken"
-    UNBROKEN_RESIZED = "unbroken after the change"
-    FEW_BREAKS = "few breaks"
+    ARRIVED = "arrived", "every rank arrived"
+    REPORTED = "reported", "every rank reported"
+    UNBROKEN = "unbroken", "graph breaks"
+    UNBROKEN_RESIZED = "unbroken after the change", "graph breaks after the change"
+    FEW_BREAKS = "few breaks", "graph breaks"
     """A captured program has the breaks that it was said to have."""
-    GRAPHS = "graphs"
-    STEADY = "steady"
-    RESIZED = "resized"
-    BREAKS_EVERYWHERE = "breaks everywhere"
+    GRAPHS = "graphs", "one graph"
+    STEADY = "steady", "recompiles in steady calls"
+    RESIZED = "resized", "one recompile at most when the length changes"
+    BREAKS_EVERYWHERE = "breaks everywhere", "every collective call site breaks the graph"
     """Mode A of the gate: every call site of a collective breaks the graph."""
-    MANY_REGIONS = "many regions"
-    GRADIENT_FACTOR = "gradient factor"
-    SCHEDULE = "schedule"
-    REPLAYS = "replays"
-    ONE_REGION = "one region"
-    ENTERED = "entered regions"
-    TOGETHER = "together"
-    SAME_BRANCHES = "same branches"
-    MOVING = "moving"
-    EQUAL_VALUES = "equal values"
+    MANY_REGIONS = "many regions", "regions entered per forward exceed collectives"
+    GRADIENT_FACTOR = "gradient factor", "compiled gradient is multiplied by tp"
+    SCHEDULE = "schedule", "collectives as declared by the block"
+    REPLAYS = "replays", "calls are replays"
+    ONE_REGION = "one region", "one region per call"
+    ENTERED = "entered regions", "compiled regions entered, equal on all ranks"
+    TOGETHER = "together", "every rank compiles together"
+    SAME_BRANCHES = "same branches", "ranks take the same branches"
+    MOVING = "moving", "ranks make progress"
+    EQUAL_VALUES = "equal values", "values that must be equal"
     """Values that the program says are equal on all ranks."""
-    UNTAINTED = "untainted"
-    HIDDEN = "hidden"
-    TP_AWARE = "tp-aware"
-    FORWARD = "forward"
-    GRADIENTS = "gradients"
-    EAGER = "eager"
-    COMPILER = "compiler"
+    UNTAINTED = "untainted", "rank-dependent guards and constants"
+    HIDDEN = "hidden", "text that differs by nature"
+    TP_AWARE = "tp-aware", "custom ops, kernels, passes and backends"
+    FORWARD = "forward", "forward right"
+    GRADIENTS = "gradients", "gradients right"
+    EAGER = "eager", "eager equals compiled"
+    COMPILER = "compiler", "compiler right"
     """Compiled code is wrong while eager is right."""
-    REPLAYED = "replayed"
+    REPLAYED = "replayed", "replays equal compiled calls"
     """What a replay computes is what the compiled call computes."""
-    CLOBBERED = "clobbered"
-    FUSION = "fusion"
+    CLOBBERED = "clobbered", "no in-place all-reduce clobbers a live buffer"
+    FUSION = "fusion", "kernels against the baseline"
     """Kernels are compared with a baseline."""
-    LOGS_COMPLETE = "logs complete"
+    LOGS_COMPLETE = "logs complete", "complete logs"
     """`diagnose`: every rank left a log, and it can be read to its end."""
-    GROUPS = "groups"
+    GROUPS = "groups", "process groups made in the same order"
     """All ranks make the same process groups, in the same order."""
     LAYER = "layer"
     """A layer is equal on all ranks."""
-
-    @property
-    def heading(self) -> str:
-        """Default name of the check; empty for `OTHER` and `LAYER`."""
-        return _NAMES.get(self, "")
-
-
-_NAMES = {
-    CheckId.CAN_START: "start of the run",
-    CheckId.COMPILED: "something was compiled",
-    CheckId.EVERY_RANK_COMPILED: "every rank compiled",
-    CheckId.TIMED_OUT: "finished in time",
-    CheckId.ALIVE: "ranks alive",
-    CheckId.AGREED: "same collectives before they run",
-    CheckId.NO_ERROR: "exceptions",
-    CheckId.MACHINE: "room for the compiler's files",
-    CheckId.ARRIVED: "every rank arrived",
-    CheckId.REPORTED: "every rank reported",
-    CheckId.UNBROKEN: "graph breaks",
-    CheckId.FEW_BREAKS: "graph breaks",
-    CheckId.UNBROKEN_RESIZED: "graph breaks after the change",
-    CheckId.GRAPHS: "one graph",
-    CheckId.STEADY: "recompiles in steady calls",
-    CheckId.RESIZED: "one recompile at most when the length changes",
-    CheckId.BREAKS_EVERYWHERE: "every collective call site breaks the graph",
-    CheckId.MANY_REGIONS: "regions entered per forward exceed collectives",
-    CheckId.GRADIENT_FACTOR: "compiled gradient is multiplied by tp",
-    CheckId.SCHEDULE: "collectives as declared by the block",
-    CheckId.REPLAYS: "calls are replays",
-    CheckId.FORWARD: "forward right",
-    CheckId.GRADIENTS: "gradients right",
-    CheckId.EAGER: "eager equals compiled",
-    CheckId.COMPILER: "compiler right",
-    CheckId.REPLAYED: "replays equal compiled calls",
-    CheckId.CLOBBERED: "no in-place all-reduce clobbers a live buffer",
-    CheckId.ONE_REGION: "one region per call",
-    CheckId.ENTERED: "compiled regions entered, equal on all ranks",
-    CheckId.TOGETHER: "every rank compiles together",
-    CheckId.SAME_BRANCHES: "ranks take the same branches",
-    CheckId.MOVING: "ranks make progress",
-    CheckId.EQUAL_VALUES: "values that must be equal",
-    CheckId.UNTAINTED: "rank-dependent guards and constants",
-    CheckId.HIDDEN: "text that differs by nature",
-    CheckId.TP_AWARE: "custom ops, kernels, passes and backends",
-    CheckId.FUSION: "kernels against the baseline",
-    CheckId.LOGS_COMPLETE: "complete logs",
-    CheckId.GROUPS: "process groups made in the same order",
-}
 
 
 class Check(Frozen):
@@ -125,7 +76,7 @@ class Check(Frozen):
     layer: Layer | None = None
     """The layer that a `LAYER` check is about."""
     name: str = ""
-    """What the reader sees; by default the heading of the id."""
+    """What the reader sees; by default the text of the id."""
     mode: str = ""
     """Mode of the gate; empty for all, and where there is no gate."""
     status: Status
@@ -156,8 +107,7 @@ class Check(Frozen):
     def _with_name(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        heading = CheckId(values.get("id", CheckId.OTHER)).heading
-        return {**values, "name": values.get("name") or heading}
+        return {**values, "name": values.get("name") or CheckId(values.get("id", CheckId.OTHER)).text}
 
     @property
     def is_red(self) -> bool:

@@ -106,7 +106,9 @@ class WrongOp(Frozen):
             other=self.other,
             pieces=self.pieces,
         )
-        return text + self._values
+        if self.got is None or self.wanted is None:
+            return text
+        return f"{text} ({self.got:.4g}, in the reference {self.wanted:.4g})"
 
     @property
     def text(self) -> str:
@@ -121,12 +123,6 @@ class WrongOp(Frozen):
     @property
     def _name(self) -> str:
         return f"{self.about} in {self.module}" if self.module else self.about
-
-    @property
-    def _values(self) -> str:
-        if self.got is None or self.wanted is None:
-            return ""
-        return f" ({self.got:.4g}, in the reference {self.wanted:.4g})"
 
 
 def earliest(found: Mapping[int, WrongOp]) -> tuple[WrongOp, tuple[int, ...]] | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import ast
 import keyword
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from tpcompile.evidence.iterables import first
@@ -53,10 +54,10 @@ def parse_graph(text: str, *, kind: str, roles: GroupRoles) -> Graph:
     tree = _parse(source)
     if tree is None:
         return Graph(kind=kind, nodes=tuple(_unparsed(source)))
-    reader = _Readers(kind, _user_lines(source), roles)
+    reader = partial(_Reader, kind=kind, lines=_user_lines(source), roles=roles)
     nodes: list[Node] = []
     for cls in _of_type(tree.body, ast.ClassDef):
-        nodes += reader.nodes(cls, scope="")
+        nodes += _nodes(cls, "", reader)
     return Graph(kind=kind, nodes=tuple(nodes))
 
 
@@ -123,20 +124,12 @@ def _user_lines(source: str) -> list[UserLine | None]:
     return lines
 
 
-@dataclass(frozen=True)
-class _Readers:
-    """Makes the reader of every `forward` of a graph."""
-
-    kind: str
-    lines: list[UserLine | None]
-    roles: GroupRoles
-
-    def nodes(self, cls: ast.ClassDef, scope: str) -> Iterator[Node]:
-        """Nodes of one graph, then those of its subgraphs."""
-        for forward in _of_type(cls.body, ast.FunctionDef):
-            yield from _Reader(scope, self).read(forward)
-        for index, inner in enumerate(_of_type(cls.body, ast.ClassDef)):
-            yield from self.nodes(inner, f"{scope}{index}/")
+def _nodes(cls: ast.ClassDef, scope: str, reader: Callable[[str], _Reader]) -> Iterator[Node]:
+    """Nodes of one graph, then those of its subgraphs."""
+    for forward in _of_type(cls.body, ast.FunctionDef):
+        yield from reader(scope).read(forward)
+    for index, inner in enumerate(_of_type(cls.body, ast.ClassDef)):
+        yield from _nodes(inner, f"{scope}{index}/", reader)
 
 
 def _of_type(statements: Iterable[ast.stmt], kind: type[S]) -> list[S]:
@@ -145,8 +138,6 @@ def _of_type(statements: Iterable[ast.stmt], kind: type[S]) -> list[S]:
 
 @dataclass(frozen=True)
 class _Call:
-    """The target of a call, and its arguments."""
-
     target: str
     args: Sequence[ast.expr]
     keywords: Sequence[ast.keyword] = ()
@@ -186,8 +177,8 @@ class _Calls(ast.NodeVisitor):
 class _Reader(ast.NodeVisitor):
     """Statements of one `forward` -> nodes; holds the names seen so far."""
 
-    def __init__(self, scope: str, given: _Readers) -> None:
-        self.scope, self.kind, self.lines, self.roles = scope, given.kind, given.lines, given.roles
+    def __init__(self, scope: str, *, kind: str, lines: list[UserLine | None], roles: GroupRoles) -> None:
+        self.scope, self.kind, self.lines, self.roles = scope, kind, lines, roles
         self.names: dict[str, int] = {}
         self.symbols: dict[str, str] = {}
         self.nodes: list[Node] = []
@@ -263,7 +254,7 @@ class _Reader(ast.NodeVisitor):
         self.names[name] = index
         node = self.nodes[index]
         if not node.value:
-            self.nodes[index] = node.model_copy(update={"value": self.value(annotation)})
+            self.nodes[index] = node.changed(value=self.value(annotation))
 
     def call(self, call: _Call, at: Located, *, annotation: ast.expr | None = None, name: str = "") -> None:
         texts = list(map(self.text, call.args))

@@ -94,4 +94,4 @@ def _with_key(guard: Guard, container: str, key: str, role: str) -> Guard:
 
 def _changed(guard: Guard, **fields: str) -> Guard:
     is_equal = all(getattr(guard, name) == value for name, value in fields.items())
-    return guard if is_equal else guard.model_copy(update=fields)
+    return guard if is_equal else guard.changed(**fields)

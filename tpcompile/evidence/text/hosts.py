@@ -67,14 +67,13 @@ def ranks_by_host(hosts: Mapping[str, Sequence[int]]) -> list[str]:
             runs[-1].append(host)
         else:
             runs.append([host])
-    return [_run_text(run, hosts) for run in runs]
+    found: list[str] = []
+    for names in runs:
+        ranks = [rank for name in names for rank in hosts[name]]
+        each = f", {len(hosts[names[0]])} each" if len(names) > 1 else ""
+        found.append(f"{hosts_text(names)} {ranks_text(ranks)}{each}")
+    return found
 
 
 def _follows(ranks: Sequence[int], before: Sequence[int]) -> bool:
     return len(ranks) == len(before) > 0 and list(ranks) == list(range(before[-1] + 1, before[-1] + 1 + len(ranks)))
-
-
-def _run_text(names: Sequence[str], hosts: Mapping[str, Sequence[int]]) -> str:
-    ranks = [rank for name in names for rank in hosts[name]]
-    each = f", {len(hosts[names[0]])} each" if len(names) > 1 else ""
-    return f"{hosts_text(names)} {ranks_text(ranks)}{each}"

@@ -54,19 +54,15 @@ _GENERATED = re.compile(r"/([a-z2-7]{2})/c\1[a-z2-7]{20,}\.py$")
 """A module that Inductor has generated, in whatever folder its cache is: named by the hash of its code."""
 
 
+@functools.lru_cache(maxsize=4096)
 def is_library(line: UserLine) -> bool:
     """True for a line of torch, of our own wrappers or of the standard library."""
-    return _is_library(line.file, line.line, line.code)
+    return is_library_file(line.file) or _is_cut_library(line.file, line.line, line.code)
 
 
 def users(line: UserLine | None) -> UserLine | None:
     """The line where it is the user's, else None."""
     return None if line is None or is_library(line) else line
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_library(file: str, line: int, code: str) -> bool:
-    return is_library_file(file) or _is_cut_library(file, line, code)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -175,7 +171,7 @@ def with_whole_path(line: UserLine, files: Collection[str]) -> UserLine:
     if len(fitting) != 1:
         return line
     file = fitting[0].removeprefix("/")
-    return line.model_copy(update={"file": file})
+    return line.changed(file=file)
 
 
 def own_lines(stack: Iterable[UserLine]) -> list[UserLine]:

@@ -137,18 +137,12 @@ class GroupRoles:
     """
 
     def __init__(self, roles: Mapping[str, str]) -> None:
-        self._roles: dict[str, str] = {}
-        self._num_unknown = 0
-        self._add(roles)
-
-    def _add(self, roles: Mapping[str, str]) -> None:
-        self._roles |= roles
-        self._num_unknown = sum(role.startswith("group#") for role in self._roles.values())
+        self._roles = dict(roles)
 
     def __call__(self, name: str) -> str:
         if name not in self._roles:
-            self._roles[name] = f"group#{self._num_unknown}"
-            self._num_unknown += 1
+            num_unknown = sum(role.startswith("group#") for role in self._roles.values())
+            self._roles[name] = f"group#{num_unknown}"
         return self._roles[name]
 
     def knows(self, name: str) -> bool:
@@ -162,7 +156,7 @@ class GroupRoles:
 
     def meet(self, other: GroupRoles) -> None:
         """Add the names that the other has seen."""
-        self._add(other._roles)
+        self._roles |= other._roles
 
     def in_calls(self, text: str) -> str:
         """Replace the group argument of functional collectives in generated code."""

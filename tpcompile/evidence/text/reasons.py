@@ -132,7 +132,7 @@ def parse_reason(text: str) -> Reason:
     guard = _OBJECT_ID.sub(")", guard).strip()  # ids differ between ranks and runs
     # the innermost frame of the user's stack has the whole path; the comment has the end of it
     line = innermost(stack_lines(stack)) or users(comment_line(comments))
-    return _of_guard(guard).model_copy(update={"entry": entry["entry"] if entry else "", "line": line})
+    return _of_guard(guard).changed(entry=entry["entry"] if entry else "", line=line)
 
 
 def in_one_line(text: str) -> str:

@@ -16,7 +16,6 @@ class OtherReduceOp(Collectives):
     """Maximum instead of sum."""
 
     def all_reduce(self, x: Tensor, dst: Dst = "I") -> Tensor:
-        """All-reduce with the wrong op."""
         if self.size == 1:
             return x
         assert self.group is not None
@@ -29,7 +28,6 @@ class LocalNorm(Collectives):
     """Each rank normalises over its own shard; the statistics are not summed."""
 
     def all_reduce(self, x: Tensor, dst: Dst = "I") -> Tensor:
-        """Scale the local sum instead of summing over the group."""
         return x * self.size if dst == "R" else super().all_reduce(x, dst)
 
 
@@ -38,7 +36,6 @@ class DroppedResult(Collectives):
     """An out-of-place reduce whose result is dropped, as seen in a public diffusion model."""
 
     def all_reduce(self, x: Tensor, dst: Dst = "I") -> Tensor:
-        """Issue the reduce, return the input."""
         collectives.all_reduce(x, group=self.group, dst=dst)
         return x
 
@@ -48,13 +45,13 @@ class DoubleCopy(Collectives):
     """copy_to_tp twice: the gradient is summed twice (needs --train)."""
 
     def copy_to_tp(self, x: Tensor) -> Tensor:
-        """Enter the parallel region twice."""
         return super().copy_to_tp(super().copy_to_tp(x))
 
 
 class _BiasBeforeReduce(RowParallelLinear):
+    """Adds the bias on every rank, then reduces: tp times the bias."""
+
     def forward(self, x_BSi: Tensor) -> Tensor:
-        """Add the bias on every rank, then reduce: tp times the bias."""
         return self.comm.all_reduce(nn.functional.linear(x_BSi, self.weight, self.bias))
 
 

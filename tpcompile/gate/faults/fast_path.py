@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tpcompile.fastpath import fast_path, registry
 from tpcompile.fastpath.source import python_function
+from tpcompile.gate.faults.fault import FaultContext
 from tpcompile.gate.faults.program import Wrapped
 from tpcompile.nn.attention import Attention
 from tpcompile.nn.block import TransformerBlock
@@ -43,7 +44,6 @@ class SingleGpuFastPath(Wrapped):
     """Calls it wherever it runs."""
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        """Run the fast path, then the stack."""
         x = single_gpu_scale(x)
         return self.inner(x, *rest)
 
@@ -52,13 +52,12 @@ class FastPathInEager(Wrapped):
     """Calls it in eager only."""
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        """Run the fast path where nothing is compiled, then the stack."""
         if not torch.compiler.is_compiling():
             x = single_gpu_scale(x)
         return self.inner(x, *rest)
 
 
-def call_single_gpu_norm(stack: nn.Module) -> nn.Module:
+def call_single_gpu_norm(stack: nn.Module, context: FaultContext) -> nn.Module:
     """Let attention call the kernel for one GPU; it has norms over the full widths."""
     from tpcompile.fastpath.kernels.qkv_pack import qkv_pack_rmsnorm_rope  # imports Triton
 
@@ -68,7 +67,7 @@ def call_single_gpu_norm(stack: nn.Module) -> nn.Module:
     return stack
 
 
-def call_edited_norm(stack: nn.Module) -> nn.Module:
+def call_edited_norm(stack: nn.Module, context: FaultContext) -> nn.Module:
     """Let the block call its fast path for the residual add and the norm, after an edit that changes no number."""
     from tpcompile.fastpath.kernels import token_norm  # imports Triton
 

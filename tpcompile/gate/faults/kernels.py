@@ -1,87 +1,53 @@
-"""Faults in fused kernels: which one runs on shards, where it is called, what its ranks run."""
+"""Faults in fused kernels: which one runs on shards, where it is called, what its ranks run.
+
+Their modules need Triton, or declare a fast path for the whole process, so each is imported when its fault is used.
+"""
 
 from __future__ import annotations
+
+from importlib import import_module
 
 from torch import nn
 
 from tpcompile.gate.faults.fault import FaultContext, injects
 
-
-@injects("program", needs_gpu=True)
-def triton_kernel(stack: nn.Module, context: FaultContext) -> nn.Module:
-    """An undeclared Triton kernel in the graph."""
-    from tpcompile.gate.faults.triton_kernel import TritonKernel
-
-    return TritonKernel(stack, context)
-
-
-@injects("program", needs_gpu=True)
-def hidden_kernel(stack: nn.Module, context: FaultContext) -> nn.Module:
-    """The same within a custom op."""
-    from tpcompile.gate.faults.triton_kernel import HiddenKernel
-
-    return HiddenKernel(stack, context)
-
-
-@injects("program", needs_gpu=True)
-def backward_kernel(stack: nn.Module, context: FaultContext) -> nn.Module:
-    """The same in the backward only (needs --train)."""
-    from tpcompile.gate.faults.triton_kernel import BackwardKernel
-
-    return BackwardKernel(stack, context)
-
-
-@injects("program", needs_gpu=True)
-def third_party_kernel(stack: nn.Module, context: FaultContext) -> nn.Module:
-    """The same in a function of an installed package, which is inlined."""
-    from tpcompile.gate.faults.triton_kernel import VendoredKernel
-
-    return VendoredKernel(stack, context)
+_ON_GPU = {
+    "triton_kernel": ("triton_kernel:TritonKernel", "An undeclared Triton kernel in the graph."),
+    "hidden_kernel": ("triton_kernel:HiddenKernel", "The same within a custom op."),
+    "backward_kernel": ("triton_kernel:BackwardKernel", "The same in the backward only (needs --train)."),
+    "third_party_kernel": (
+        "triton_kernel:VendoredKernel", "The same in a function of an installed package, which is inlined.",
+    ),
+    "kernel_versions": ("triton_kernel:OtherVersion", "One rank has a different version of that package."),
+    "kernel_grids": ("triton_kernel:KernelGrids", "The launch grid depends on the rank."),
+    "edited_kernel": (
+        "fast_path:call_edited_norm", "A certified fast path of the block whose kernel was edited since.",
+    ),
+    "single_gpu_kernel": (
+        "fast_path:call_single_gpu_norm",
+        "Attention calls `qkv_pack_rmsnorm_rope`, whose norm takes the shard for the full width.",
+    ),
+}  # fmt: skip
+"""Fault -> what makes its program, in which module of this package, and what is broken."""
+_ANYWHERE = {
+    "single_gpu_fast_path": (
+        "fast_path:SingleGpuFastPath", "A fast path that is not TP-aware, called on shards.",
+    ),
+    "fast_path_in_eager": ("fast_path:FastPathInEager", "The same where nothing is compiled: no graph has it."),
+}  # fmt: skip
 
 
-@injects("program", needs_gpu=True)
-def kernel_versions(stack: nn.Module, context: FaultContext) -> nn.Module:
-    """One rank has a different version of that package."""
-    from tpcompile.gate.faults.triton_kernel import VendoredKernel
+def _declare(name: str, home: str, what: str, *, needs_gpu: bool) -> None:
+    def program(stack: nn.Module, context: FaultContext) -> nn.Module:
+        module, _, maker = home.partition(":")
+        made: nn.Module = getattr(import_module(f"tpcompile.gate.faults.{module}"), maker)(stack, context)
+        return made
 
-    return VendoredKernel(stack, context, factor="1.0 + 0.0" if context.is_target else "1.0")
-
-
-@injects("program", needs_gpu=True)
-def kernel_grids(stack: nn.Module, context: FaultContext) -> nn.Module:
-    """The launch grid depends on the rank."""
-    from tpcompile.gate.faults.triton_kernel import KernelGrids
-
-    return KernelGrids(stack, context)
+    program.__doc__ = what
+    injects("program", name=name, needs_gpu=needs_gpu)(program)
 
 
-@injects("program", needs_gpu=True)
-def edited_kernel(stack: nn.Module, context: FaultContext) -> nn.Module:
-    """A certified fast path of the block whose kernel was edited since."""
-    from tpcompile.gate.faults.fast_path import call_edited_norm
-
-    return call_edited_norm(stack)
-
-
-@injects("program", needs_gpu=True)
-def single_gpu_kernel(stack: nn.Module, context: FaultContext) -> nn.Module:
-    """Attention calls `qkv_pack_rmsnorm_rope`, whose norm takes the shard for the full width."""
-    from tpcompile.gate.faults.fast_path import call_single_gpu_norm
-
-    return call_single_gpu_norm(stack)
-
-
-@injects("program")
-def single_gpu_fast_path(stack: nn.Module, context: FaultContext) -> nn.Module:
-    """A fast path that is not TP-aware, called on shards."""
-    from tpcompile.gate.faults.fast_path import SingleGpuFastPath
-
-    return SingleGpuFastPath(stack, context)
-
-
-@injects("program")
-def fast_path_in_eager(stack: nn.Module, context: FaultContext) -> nn.Module:
-    """The same where nothing is compiled: no graph has it."""
-    from tpcompile.gate.faults.fast_path import FastPathInEager
-
-    return FastPathInEager(stack, context)
+for _name, _made_by in _ON_GPU.items():
+    _declare(_name, *_made_by, needs_gpu=True)
+for _name, _made_by in _ANYWHERE.items():
+    _declare(_name, *_made_by, needs_gpu=False)

@@ -26,7 +26,6 @@ class LeadingPrint(Wrapped):
     """Prints before the first op: a break that `explain()` does not count."""
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        """Print, then run the stack."""
         print("", end="")
         return self.inner(x, *rest)
 
@@ -36,7 +35,6 @@ class TrailingPrint(Wrapped):
     """Prints after the last op."""
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        """Run the stack, then print."""
         y = self.inner(x, *rest)
         print("", end="")
         return y
@@ -47,7 +45,6 @@ class OneRankPrint(Wrapped):
     """One rank prints, the others do not."""
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        """Print on the target rank, then run the stack."""
         y = self.inner(x, *rest)
         if self.is_target:
             print("", end="")
@@ -59,7 +56,6 @@ class RankBranch(Wrapped):
     """One more op on one rank."""
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        """Branch on the rank, then run the stack."""
         if self.rank == 0:
             x = x.sin()
         return self.inner(x, *rest)
@@ -70,7 +66,6 @@ class RankConstant(Wrapped):
     """The rank baked in as a number, read from an attribute."""
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        """Scale by the rank, then run the stack."""
         x = x * (self.rank + 1)
         return self.inner(x, *rest)
 
@@ -80,7 +75,6 @@ class GetRankConstant(Wrapped):
     """The rank baked in through `dist.get_rank()`, which folds with no guard."""
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        """Scale by the rank, then run the stack."""
         x = x * (dist.get_rank() + 1)
         return self.inner(x, *rest)
 
@@ -94,7 +88,6 @@ class OneRankOutput(Wrapped):
         self.register_buffer("scale", torch.tensor(2.0 if context.is_target else 1.0))
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        """Run the stack, then scale its output."""
         return self.inner(x, *rest) * self.scale
 
 
@@ -117,6 +110,5 @@ class CustomOp(Wrapped):
     """Calls the undeclared custom op."""
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        """Run the custom op, then the stack."""
         x = local_scale(x)
         return self.inner(x, *rest)

@@ -52,7 +52,6 @@ class TritonKernel(Wrapped):
     """Calls the undeclared kernel."""
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        """Run the kernel, then the stack."""
         y = torch.empty_like(x)
         local_scale_kernel[(triton.cdiv(x.numel(), _BLOCK),)](x, y, x.numel(), BLOCK=_BLOCK)
         return self.inner(y, *rest)
@@ -78,7 +77,6 @@ class HiddenKernel(Wrapped):
     """Calls the op that hides the kernel."""
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        """Run the op, then the stack."""
         x = hidden_scale(x)
         return self.inner(x, *rest)
 
@@ -100,7 +98,6 @@ class BackwardKernel(Wrapped):
     """Calls a function with the kernel in its backward."""
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        """Run the function, then the stack."""
         x = _KernelInBackward.apply(x)
         return self.inner(x, *rest)
 
@@ -109,7 +106,6 @@ class KernelGrids(Wrapped):
     """Launches more blocks on higher ranks; the rank folds with no guard."""
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        """Run the kernel, then the stack."""
         y = torch.empty_like(x)
         num_blocks = triton.cdiv(x.numel(), _BLOCK) + 4 * dist.get_rank()
         local_scale_kernel[(num_blocks,)](x, y, x.numel(), BLOCK=_BLOCK)
@@ -125,9 +121,15 @@ class VendoredKernel(Wrapped):
         self.vendored = _installed(Path(self.folder.name), factor)
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        """Run that function, then the stack."""
         x = self.vendored.scale(x)
         return self.inner(x, *rest)
+
+
+class OtherVersion(VendoredKernel):
+    """One rank has a package that computes the same with different source."""
+
+    def __init__(self, inner: nn.Module, context: FaultContext) -> None:
+        super().__init__(inner, context, factor="1.0 + 0.0" if context.is_target else "1.0")
 
 
 def _installed(folder: Path, factor: str) -> ModuleType:

@@ -30,8 +30,6 @@ class Event:
 
 
 class _Lenient(BaseModel):
-    """The part of a file that a page shows."""
-
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 

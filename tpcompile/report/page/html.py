@@ -43,7 +43,6 @@ def _read(name: str) -> str:
 
 
 def _data(view: View) -> dict[str, Any]:
-    """What the script draws."""
     return {
         "clock": view.has_clock,
         "lanes": [

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tpcompile.evidence.iterables import num_equal
 from tpcompile.evidence.records import Item
 from tpcompile.evidence.shortened import shortened
 
@@ -48,9 +49,7 @@ class Listing:
 def listing(left: Sequence[Item], right: Sequence[Item], titles: tuple[str, str]) -> Listing | None:
     """Both sides from a few rows before the first difference on; None where they do not differ."""
     one, two = [_text(item) for item in left], [_text(item) for item in right]
-    same = 0
-    while same < min(len(one), len(two)) and one[same] == two[same]:
-        same += 1
+    same = num_equal((one, two))
     if same == len(one) == len(two):
         return None
     rows = [Row(text, text, number + 1) for number, text in enumerate(one[:same])]

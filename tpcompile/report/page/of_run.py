@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.digests.digest import digest_rank, environment_items, layer_items
-from tpcompile.evidence.records import Item, Layer, RankDigest, RankRecord, Verdict
+from tpcompile.evidence.digests.digest import digest_rank
+from tpcompile.evidence.judgement.verdict import fetch_of
+from tpcompile.evidence.records import RankDigest, RankRecord, Verdict
 from tpcompile.evidence.records.reader import read_json, read_object, read_record, validated
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.timeline.stream import Kind, TimedStream
@@ -37,20 +38,17 @@ def evidence_of_run(run_dir: RunDir, verdict: Verdict) -> Evidence:
     kind = str(run.get("kind", "gate"))
     return Evidence(
         verdict=verdict, command={"captured": "check"}.get(kind, kind), name=run_dir.path.name, digests=digests,
-        fetch=records.fetch, events=events, has_clock=bool(timed), manifests=_manifests(run_dir), facts=facts,
-        notes=tuple(records.notes),
+        fetch=fetch_of(records.by_rank), events=events, has_clock=bool(timed), manifests=_manifests(run_dir),
+        facts=facts, notes=tuple(records.notes),
     )  # fmt: skip
 
 
 class _Records:
-    """The records of all ranks, read one after the other."""
-
     def __init__(self, run_dir: RunDir) -> None:
         self.digests: list[RankDigest] = []
         self.notes: list[str] = []
-        self._kept: dict[str, RankRecord] = {}
-        self._digest_of: dict[str, RankDigest] = {}
-        self._key_of: dict[int, str] = {}
+        self.by_rank: dict[int, RankRecord] = {}
+        self._kept: dict[str, tuple[RankRecord, RankDigest]] = {}
         for path in run_dir.rank_files("record.json"):
             try:
                 self._take(path)
@@ -62,17 +60,12 @@ class _Records:
         key = _content(data)
         if key not in self._kept:
             record = validated(RankRecord, data, path)
-            self._kept[key], self._digest_of[key] = record, digest_rank(record)
+            self._kept[key] = record, digest_rank(record)
         rank, coordinate = data.get("rank"), data.get("coordinate")
         if not isinstance(rank, int) or not isinstance(coordinate, int):
             raise ConfigError(f"{path} is damaged: its rank is no number")
-        self._key_of[rank] = key
-        self.digests.append(self._digest_of[key].model_copy(update={"rank": rank, "coordinate": coordinate}))
-
-    def fetch(self, rank: int, index: int, layer: Layer, part: str) -> Sequence[Item]:
-        """Items of a layer; index -1 is the rank itself."""
-        record = self._kept[self._key_of[rank]]
-        return environment_items(record) if index < 0 else layer_items(record.compiles[index], layer, part)
+        self.by_rank[rank], digest = self._kept[key]
+        self.digests.append(digest.changed(rank=rank, coordinate=coordinate))
 
 
 def _content(data: dict[str, Any]) -> str:
@@ -124,12 +117,10 @@ def _on_one_clock(found: Mapping[int, list[Event]]) -> dict[int, list[Event]]:
     for rank, events in found.items():
         ahead_s = heard.get(rank, right_s) - right_s
         is_wrong = abs(ahead_s) > _LATE_S
-        moved[rank] = [_earlier(event, ahead_s) for event in events] if is_wrong else events
+        if is_wrong:
+            events = [replace(one, start=one.start - ahead_s, end=one.end - ahead_s) for one in events]
+        moved[rank] = events
     return moved
-
-
-def _earlier(event: Event, by_s: float) -> Event:
-    return replace(event, start=event.start - by_s, end=event.end - by_s)
 
 
 def _noted(entries: object) -> Iterator[Event]:

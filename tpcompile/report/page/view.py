@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from tpcompile.evidence.groups.align import Slot, align
 from tpcompile.evidence.groups.by_rank import ByRank
@@ -13,7 +13,7 @@ from tpcompile.evidence.records import Divergence, Item, Layer, Lead, RankDigest
 from tpcompile.evidence.shortened import shortened
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
 from tpcompile.evidence.timeline.conclude import led_to_text, side_text, usual_text
-from tpcompile.report.page.evidence import Event, Evidence, FusedGraph, Launch, Manifest, since_first
+from tpcompile.report.page.evidence import Evidence, FusedGraph, Launch, Manifest, since_first
 from tpcompile.report.page.excerpt import excerpt
 from tpcompile.report.page.listing import Listing, listing
 from tpcompile.report.page.shown import (
@@ -30,9 +30,9 @@ from tpcompile.report.page.shown import (
     View,
 )
 from tpcompile.report.wording import (
-    accepted,
+    about_lines,
+    accepted_lines,
     by_mode,
-    cause_lines,
     do_first_label,
     guard_line,
     headline,
@@ -122,8 +122,6 @@ def _parting(lead: Lead, guard: str) -> Parting:
 
 def _difference(alike: Sequence[Divergence], evidence: Evidence, slots: Sequence[Slot]) -> Difference:
     found = alike[0]
-    where = ", ".join(filter(None, (found.where, f"domain {found.domain}" if found.domain else "")))
-    facts = [f"layer {found.layer.value}: {found.cls.value}", f"in {where}" if where else "", *cause_lines(found)]
     lines = {group.line for group in found.groups}
     common = next(iter(lines)) if len(lines) == 1 else None
     sides = [
@@ -132,7 +130,7 @@ def _difference(alike: Sequence[Divergence], evidence: Evidence, slots: Sequence
     ]
     return Difference(
         title=plain(found.title),
-        facts=tuple(filter(None, facts)),
+        facts=tuple(about_lines(found)),
         sides=tuple(sides),
         source=excerpt(common),
         listing=_listing(found, evidence, slots),
@@ -167,7 +165,6 @@ def _listing(found: Divergence, evidence: Evidence, slots: Sequence[Slot]) -> Li
 
 
 def _slots_of(found: Divergence, slots: Sequence[Slot]) -> Iterator[Slot]:
-    """The compiles that a difference is in."""
     for slot in slots:
         if found.where == slot.where or found.where.startswith(f"{slot.where} ("):  # with the part of a layer
             yield slot
@@ -184,11 +181,8 @@ def _links(found: Divergence, evidence: Evidence, slots: Sequence[Slot]) -> Iter
 
 
 def _accepted(verdict: Verdict) -> Iterator[str]:
-    listed = accepted(verdict)
-    for found in listed[:MAX_ACCEPTED]:
-        ranks = " | ".join(ranks_text(group.ranks) for group in found.groups)
-        text = f"{found.cls.value}, {found.layer.value}: {found.title} (ranks {ranks})"
-        yield plain("; ".join(filter(None, (text, found.advice))))
+    listed = accepted_lines(verdict)
+    yield from map(plain, listed[:MAX_ACCEPTED])
     if len(listed) > MAX_ACCEPTED:
         yield f"and {len(listed) - MAX_ACCEPTED} more in verdict.json"
 
@@ -199,15 +193,14 @@ def _accepted(verdict: Verdict) -> Iterator[str]:
 def _slots(digests: Sequence[RankDigest]) -> Iterator[Slot]:
     """The compiles that correspond, by domain; of ranks with equal digests one stands for all."""
     for of_domain in grouped(digests, lambda digest: digest.domain).values():
-        alike = grouped(of_domain, _compiles)
+        alike = grouped(
+            of_domain,
+            lambda digest: tuple((c.compile_id, c.phase, c.frame, c.step, *c.shas.items()) for c in digest.compiles),
+        )
         ranks_like = {ranks[0].rank: [digest.rank for digest in ranks] for ranks in alike.values()}
         for slot in align([ranks[0] for ranks in alike.values()]):
             taken = {rank: compile_ for one, compile_ in slot.taken.items() for rank in ranks_like[one]}
             yield Slot(slot.phase, slot.frame, taken)
-
-
-def _compiles(digest: RankDigest) -> Hashable:
-    return tuple((one.compile_id, one.phase, one.frame, one.step, tuple(one.shas.items())) for one in digest.compiles)
 
 
 def _grid(evidence: Evidence, slots: Sequence[Slot]) -> Iterator[GridLayer]:
@@ -302,7 +295,7 @@ def _lanes(evidence: Evidence) -> tuple[tuple[Lane, ...], list[str]]:
     lead = evidence.verdict.lead
     odd = set(lead.ranks) if lead is not None and lead.is_rank_known else set[int]()
     did = since_first(evidence.events)
-    alike = grouped(did, lambda rank: (rank in odd, _did(did[rank])))
+    alike = grouped(did, lambda rank: (rank in odd, *((event.kind, event.label) for event in did[rank])))
     groups = sorted(alike.values(), key=lambda ranks: (not odd.issuperset(ranks), ranks[0]))
     notes = []
     if evidence.has_clock and any(len(ranks) > 1 for ranks in groups):
@@ -316,10 +309,6 @@ def _lanes(evidence: Evidence) -> tuple[tuple[Lane, ...], list[str]]:
         lane = Lane(ranks_text(ranks), odd.issuperset(ranks), tuple(events[:MAX_EVENTS]), len(events[MAX_EVENTS:]))
         lanes.append(lane)
     return tuple(lanes), notes
-
-
-def _did(events: Iterable[Event]) -> Hashable:
-    return tuple((event.kind, event.label) for event in events)
 
 
 # Kernels.
