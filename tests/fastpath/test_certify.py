@@ -19,11 +19,11 @@ from tpcompile.evidence.records import UserLine
 from tpcompile.fastpath import certificate, fast_path, registered, registry
 from tpcompile.fastpath.certificate import Kind
 from tpcompile.fastpath.certify import Case, Refusal, certify, proof, trial
-from tpcompile.fastpath.certify.children import Ended, in_children
 from tpcompile.fastpath.certify.fences import far_apart, fenced, fenced_allocations, spaced
 from tpcompile.fastpath.certify.mutate import argument_mutations, source_mutations
 from tpcompile.fastpath.certify.trials import one_by_one
 from tpcompile.layout import Part, ShardSpec
+from tpcompile.ranks.children import Ended, in_children
 
 WIDTH = ShardSpec(dim=1, parts=(Part(8),))
 

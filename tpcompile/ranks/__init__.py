@@ -16,4 +16,5 @@ per_group.py  values that live as long as a ProcessGroup
 liveness.py   pid and host of a rank -> state of its process
 signals.py    SIGTERM -> a pipe that a thread reads
 pool.py       the one way to start N ranks: a function -> its result on each; forked or spawned
+children.py   calls -> how each ended, in a forked process of its own that is no rank
 """

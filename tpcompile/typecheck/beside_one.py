@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
 
 import torch
 from torch import Tensor
 
-from tpcompile.evidence.records import WrongOp
+from tpcompile.evidence.records import UserLine, WrongOp
 from tpcompile.evidence.records.wrong_op import earliest
+from tpcompile.evidence.text.lines import is_library_file, line_at
 from tpcompile.numerics.judged import LOOKUPS, Judged, Known, Total, all_judged, as_text, sums_over_ranks
-from tpcompile.numerics.op_names import MASKS, SAME_VALUES
+from tpcompile.numerics.op_names import COLLECTIVES, MASKS, SAME_VALUES
 from tpcompile.numerics.rows import Rows, unequal_cuts
 from tpcompile.numerics.traced import Trace, Value, traced_call
 from tpcompile.numerics.wrong_op import first_wrong_op, tolerance_of
-from tpcompile.typecheck.assembly import WHOLE, Assembly, possible
-from tpcompile.typecheck.compared import DRAWN, Numbers
+from tpcompile.typecheck.assembly import WHOLE, possible
 from tpcompile.typecheck.layouts import Choice, Layouts
-from tpcompile.typecheck.lines import line_in_module
 from tpcompile.typecheck.program import NotComparable, Program, Run
+from tpcompile.typecheck.report import DRAWN, Numbers
 from tpcompile.typecheck.steady import first_different
 
 _LEAST_ERROR = 1e-6
@@ -33,6 +35,9 @@ _MOST_S = 20.0
 """Seconds for trying layouts."""
 _MOST_TRACED = 24
 """Layouts of which the one with the fewest wrong values is taken, where nothing is right."""
+_OWN = f"{Path(__file__).parent}/"
+_RUNS = str(Path(__file__).with_name("program.py"))
+_MOVES = SAME_VALUES | {"aten.cat", "aten.stack", "aten.copy_"}
 
 
 @dataclass(frozen=True)
@@ -79,11 +84,10 @@ class Beside:
                 f"{name} has shape {tuple(got[0].shape)} on a rank, {tuple(wanted.shape)} on one device"
             )
         if type_ in ("", "V") or type_.startswith("V("):
-            return any(self._are_parts(way, got, wanted) for way in ways)
+            return any(
+                self._are_near(got, [way.part(wanted, rank) for rank in range(len(got))], least=_SMALL) for way in ways
+            )
         return all(each.shape == wanted.shape and self._is_near(each, wanted) for each in got)
-
-    def _are_parts(self, layout: Assembly, got: Sequence[Tensor], wanted: Tensor) -> bool:
-        return all(self._is_near(each, layout.part(wanted, rank)) for rank, each in enumerate(got))
 
     def wrong_gradients(self, one: Run, choice: Choice) -> list[str]:
         """Names of parameters and inputs whose gradients are not those of one device."""
@@ -181,13 +185,13 @@ def _first_right(program: Program, beside: Beside) -> tuple[Choice, list[str]]:
             break
     if len(found) == 1:
         return found[0]
-    return min(found[:_MOST_TRACED], key=lambda each: _num_wrong(program, beside, each[0]))
 
+    def num_wrong(tried: tuple[Choice, list[str]]) -> int:
+        """Values of the first rank that one device does not have in these layouts."""
+        search = _Search.of(program, beside, tried[0], grads=False, rank=0)
+        return search.judged(len(beside.runs)).count(Judged.WRONG)
 
-def _num_wrong(program: Program, beside: Beside, choice: Choice) -> int:
-    """Values of the first rank that one device does not have in these layouts."""
-    search = _Search.of(program, beside, choice, grads=False, rank=0)
-    return search.judged(len(beside.runs)).count(Judged.WRONG)
+    return min(found[:_MOST_TRACED], key=num_wrong)
 
 
 @dataclass(frozen=True)
@@ -297,3 +301,27 @@ def traced_run(program: Program, *, grads: bool, size: int = 1, cuts: Sequence =
 
     trace = traced_call(call, program.module, size=size, cuts=cuts, line_of=line_in_module)
     return runs[0], trace
+
+
+def line_in_module(name: str, frame: FrameType) -> UserLine:
+    """The innermost line of the user's; for a collective, and what takes apart or puts together, that of a module.
+
+    A helper that gathers is right by itself: what is wrong is where it is used. A line of this package where the user
+    has none.
+    """
+    frames = list(_frames(frame))
+    if not frames:
+        return UserLine(file=_RUNS, line=0)
+    found = frames[0]
+    if name.startswith(COLLECTIVES) or name in _MOVES:
+        found = next((each for each in frames if isinstance(each.f_locals.get("self"), torch.nn.Module)), found)
+    return line_at(found, found.f_lineno)
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Those of the user's, innermost first, up to the code that runs the program."""
+    while frame is not None and frame.f_code.co_filename != _RUNS:
+        file = frame.f_code.co_filename
+        if not file.startswith(_OWN) and not is_library_file(file):
+            yield frame
+        frame = frame.f_back

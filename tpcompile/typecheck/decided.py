@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from tpcompile.evidence.records import MistakeKind, UserLine, WrongOp
 from tpcompile.typecheck import wording
-from tpcompile.typecheck.compared import DRAWN, Numbers
-from tpcompile.typecheck.report import Report, Violation
+from tpcompile.typecheck.report import DRAWN, Numbers, Report, Violation
 from tpcompile.typecheck.site import Site
 from tpcompile.typecheck.wording import Wording
 
@@ -68,29 +67,17 @@ def _says_the_same(typed: Violation, found: Violation) -> bool:
 def _violation(numbers: Numbers) -> Violation:
     is_gradient = all(name.startswith("grad ") for name in numbers.wrong)
     worded = _GRADIENT if is_gradient else _NUMBERS
-    what = f"{_named(numbers.wrong)}: not what one device has with the same parameters"
+    shown = ", ".join(name.replace("grad ", "gradient of ") for name in numbers.wrong[:_MOST_NAMED])
+    if len(numbers.wrong) > _MOST_NAMED:
+        shown += f" and {len(numbers.wrong) - _MOST_NAMED} more"
+    why = f"{shown}: not what one device has with the same parameters"
+    op, site = "output", Site()
     begins = numbers.op
-    if begins is None:
-        return Violation(worded.rule, "output", (), Site(), what, worded.fix, numbers.ranks)
-    if numbers.wrong == (DRAWN,):
-        return Violation(_RANDOM.rule, begins.about, (), _site(begins), _RANDOM.why, _RANDOM.fix, numbers.ranks)
-    worded = _OF_KIND.get(begins.kind, worded)
-    return Violation(
-        worded.rule,
-        begins.about,
-        (),
-        _site(begins),
-        f"{what}. Here it begins: {begins.says}",
-        worded.fix,
-        numbers.ranks,
-    )
-
-
-def _named(names: Sequence[str]) -> str:
-    shown = ", ".join(name.replace("grad ", "gradient of ") for name in names[:_MOST_NAMED])
-    return shown if len(names) <= _MOST_NAMED else f"{shown} and {len(names) - _MOST_NAMED} more"
-
-
-def _site(op: WrongOp) -> Site:
-    line = op.line or UserLine(file="<unknown>", line=0)
-    return Site(line.file, line.line, line.function, line.code, op.module)
+    if begins is not None:
+        worded = _OF_KIND.get(begins.kind, worded)
+        why = f"{why}. Here it begins: {begins.says}"
+        if numbers.wrong == (DRAWN,):
+            worded, why = _RANDOM, _RANDOM.why
+        line = begins.line or UserLine(file=site.file, line=0)
+        op, site = begins.about, Site(line.file, line.line, line.function, line.code, begins.module)
+    return Violation(worded.rule, op, (), site, why, worded.fix, numbers.ranks)

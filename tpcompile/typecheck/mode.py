@@ -29,7 +29,7 @@ from tpcompile.torch_api.dispatch import AsyncCollectiveTensor, TorchDispatchMod
 from tpcompile.torch_api.functions import around_functions
 from tpcompile.typecheck.cut import Sources, nodes_behind
 from tpcompile.typecheck.functions import Applied, is_hand_written, types_of_results
-from tpcompile.typecheck.ops import FUNCTIONAL, WAITS
+from tpcompile.typecheck.ops import WAITS
 from tpcompile.typecheck.parameters import Shapes, types_of_parameters
 from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.rules import judge
@@ -253,8 +253,7 @@ class SpmdTypeMode(TorchDispatchMode):
         """Judge an op, and keep the types of its results."""
         place = len(self.violations)
         operands = list(map(_plain, step.operands))
-        is_collective = step.is_wrapper or step.name in FUNCTIONAL or step.name.startswith("c10d.")
-        if operands and is_collective:
+        if operands and step.is_collective:
             self._sources.note_collective(step, operands[0], place=place)
         types = self._judged(step)
         self._count(step, types, is_violation=len(self.violations) > place)

@@ -7,9 +7,12 @@ rule for any op, and nothing has to be followed.
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,12 +23,12 @@ import torch
 from torch import Tensor
 
 from tpcompile.numerics.traced import Trace
+from tpcompile.ranks.children import as_they_end
 from tpcompile.typecheck.assembly import possible
 from tpcompile.typecheck.beside_one import Expected, judged_beside, traced_run
-from tpcompile.typecheck.compared import Numbers
-from tpcompile.typecheck.forks import ForkError, can_fork, run_forked
 from tpcompile.typecheck.layouts import Layouts, layouts_of
 from tpcompile.typecheck.program import Build, Description, Mode, NotComparable, Place, Program, Run
+from tpcompile.typecheck.report import Numbers
 
 _TIMEOUT_S = 60.0
 _PATIENCE_S = 20.0
@@ -42,7 +45,7 @@ def compare_numbers(build: Build, *, size: int, train: bool, expected: Expected)
 
     In float64 where the program allows it. What cannot be compared is said in `why_not`.
     """
-    if not can_fork():
+    if sys.platform != "linux":
         return Numbers(why_not="processes cannot be forked here")
     with tempfile.TemporaryDirectory(prefix="tpcompile-numbers-") as folder:
         why = ""
@@ -194,6 +197,35 @@ class _Given:
             _parts_of(buffers, [each.buffers for each in ranks]),
             _parts_of(inputs, [dict(enumerate(each.inputs)) for each in ranks]),
         )
+
+
+class ForkError(Exception):
+    """A process raised, was killed, or did not end in time."""
+
+
+def run_forked(functions: Sequence[Callable[[], Any]], *, timeout_s: float) -> list[Any]:
+    """What the functions return, in their order, each from a forked process; all run at the same time.
+
+    Raises ForkError for the first that failed; no process is left then.
+    """
+    calls = [partial(_quiet, function) for function in functions]
+    found: dict[int, Any] = {}
+    with closing(as_they_end(calls, jobs=len(calls), cpu_s=timeout_s, clock_s=timeout_s)) as children:
+        for number, ended in children:
+            if ended.failure:
+                raise ForkError(ended.failure)
+            found[number] = ended.result
+    return [found[number] for number in sorted(found)]
+
+
+def _quiet(function: Callable[[], Any]) -> Any:
+    """What the program prints, the check of its types has let it print already.
+
+    A process with threads may fork where the child starts none: torch gets one here, as in a DataLoader's workers.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    torch.set_num_threads(1)
+    return function()
 
 
 def _is_drawn(value: Any, other: Any) -> bool:

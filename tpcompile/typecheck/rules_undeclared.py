@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tpcompile.typecheck.ops import FUNCTIONAL
 from tpcompile.typecheck.spmd import SpmdType
 from tpcompile.typecheck.step import Step
 
@@ -20,23 +19,11 @@ _ENTERS = ("copy_to_tp", "scatter_single")
 def with_undeclared(step: Step, types: Sequence[SpmdType]) -> list[SpmdType]:
     """The types, each whole one with the last undeclared parameter among the operands; none behind a collective."""
     names = [type_.undeclared for type_ in step.types if type_.undeclared]
-    if not names or _communicates(step):
+    has_own_value = step.is_collective and step.name not in _ENTERS
+    if not names or has_own_value:
         return list(types)
-    return [_made_of(names[-1], type_) for type_ in types]
-
-
-def _communicates(step: Step) -> bool:
-    """True for a collective: the value of its result is not that of the operand."""
-    if step.is_wrapper:
-        return step.name not in _ENTERS
-    return step.name in FUNCTIONAL or step.name.startswith("c10d.")
-
-
-def _made_of(name: str, type_: SpmdType) -> SpmdType:
-    """The type of what is made of this parameter; only of a whole value it decides anything."""
-    if type_.kind not in ("I", "R"):
-        return type_
-    return replace(type_, undeclared=name)
+    # Only of a whole value it decides anything.
+    return [replace(type_, undeclared=names[-1]) if type_.kind in ("I", "R") else type_ for type_ in types]
 
 
 def is_known_whole(step: Step, x: SpmdType) -> bool:

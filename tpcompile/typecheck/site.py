@@ -87,26 +87,18 @@ def user_function() -> str:
 
     Empty outside of one.
     """
-    for name in _functions():
-        if not name.startswith(GENERATED):
-            return name
-    return ""
+    names = (str(cls.__name__) for cls in _classes())
+    return next((name for name in names if not name.startswith(GENERATED)), "")
 
 
 def in_generated_function() -> bool:
     """True when the op runs in a Function that torch made for one of its ops, which has that op's gradient."""
-    return any(name.startswith(GENERATED) for name in _functions())
+    return any(cls.__name__.startswith(GENERATED) for cls in _classes())
 
 
 def in_function_of_torch() -> bool:
     """True when the op runs in a Function of torch's own, such as a checkpoint: nothing is known of its gradient."""
     return any(cls.__module__.startswith("torch.") for cls in _classes())
-
-
-def _functions() -> Iterator[str]:
-    """Names of the autograd.Functions around an op, innermost first."""
-    for cls in _classes():
-        yield str(cls.__name__)
 
 
 def _classes() -> Iterator[type]:
