@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 
@@ -19,11 +20,11 @@ from tpcompile.numerics.op_names import COLLECTIVES, MASKS, SAME_VALUES
 from tpcompile.numerics.rows import Rows, unequal_cuts
 from tpcompile.numerics.traced import Trace, Value, traced_call
 from tpcompile.numerics.wrong_op import first_wrong_op, tolerance_of
+from tpcompile.torch_api.watching import frames_from
 from tpcompile.typecheck.assembly import WHOLE, possible
 from tpcompile.typecheck.layouts import Choice, Layouts
 from tpcompile.typecheck.program import NotComparable, Program, Run
 from tpcompile.typecheck.report import DRAWN, Numbers
-from tpcompile.typecheck.steady import first_different
 
 _LEAST_ERROR = 1e-6
 _ROUNDINGS = 32
@@ -167,7 +168,25 @@ def _drawn_differently(program: Program, beside: Beside, choice: Choice) -> int 
     own = [place for place, of_ranks in enumerate(zip(*seeds, strict=True)) if len(set(of_ranks)) > 1]
     noise = [results[f"drawn {place}"] for place in own if f"drawn {place}" in results]
     search = _Search.of(program, beside, choice, grads=False, rank=0)
-    return first_different(noise, search.trace.values, search.judged(len(beside.runs)))
+    values, judged = search.trace.values, search.judged(len(beside.runs))
+    # The first that applies it to a value that all hold alike, or hold a summand of: a part of a rank has its own mask.
+    found = [_used(place, values, judged) for place in noise]
+    return min((place for place in found if place is not None), default=None)
+
+
+def _used(place: int, values: Sequence[Value], judged: Sequence[Judged]) -> int | None:
+    """The first op that gives the drawn numbers to a value that is no part of a rank; None for one that is."""
+    drawn = {place}
+    for number in range(place + 1, len(values)):
+        sources = set(values[number].sources)
+        if sources.isdisjoint(drawn):
+            continue
+        others = sources - drawn
+        if not others:
+            drawn.add(number)
+            continue
+        return None if all(judged[other] == Judged.PART for other in others) else number
+    return None
 
 
 def _first_right(program: Program, beside: Beside) -> tuple[Choice, list[str]]:
@@ -309,7 +328,8 @@ def line_in_module(name: str, frame: FrameType) -> UserLine:
     A helper that gathers is right by itself: what is wrong is where it is used. A line of this package where the user
     has none.
     """
-    frames = list(_frames(frame))
+    within = takewhile(lambda each: each.f_code.co_filename != _RUNS, frames_from(frame))
+    frames = [each for each in within if _is_users(each.f_code.co_filename)]
     if not frames:
         return UserLine(file=_RUNS, line=0)
     found = frames[0]
@@ -318,10 +338,5 @@ def line_in_module(name: str, frame: FrameType) -> UserLine:
     return line_at(found, found.f_lineno)
 
 
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Those of the user's, innermost first, up to the code that runs the program."""
-    while frame is not None and frame.f_code.co_filename != _RUNS:
-        file = frame.f_code.co_filename
-        if not file.startswith(_OWN) and not is_library_file(file):
-            yield frame
-        frame = frame.f_back
+def _is_users(file: str) -> bool:
+    return not file.startswith(_OWN) and not is_library_file(file)

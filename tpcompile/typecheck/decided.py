@@ -51,17 +51,16 @@ def decided(report: Report, numbers: Numbers, *, train: bool) -> Report:
 
 def _in_order(found: Violation, typed: Sequence[Violation], op: WrongOp | None) -> tuple[Violation, ...]:
     """A rule that says the same is more exact; else an op whose kind of mistake is known comes first."""
-    same = [each for each in typed if _says_the_same(each, found)]
+    same = []
+    for each in typed:
+        # On the same line; or of a partial value: numbers show where it is made, types where it is used as whole.
+        is_same_line = (each.site.file, each.site.line) == (found.site.file, found.site.line)
+        if is_same_line or each.rule == found.rule == wording.PARTIAL_USED.rule:
+            same.append(each)
     if same:
         return (same[0], *(each for each in typed if each is not same[0]))
     is_named = op is not None and bool(op.kind)
     return (found, *typed) if is_named else (*typed, found)
-
-
-def _says_the_same(typed: Violation, found: Violation) -> bool:
-    """On the same line; or of a partial value: numbers show where it is made, types where it is used as whole."""
-    is_same_line = (typed.site.file, typed.site.line) == (found.site.file, found.site.line)
-    return is_same_line or typed.rule == found.rule == wording.PARTIAL_USED.rule
 
 
 def _violation(numbers: Numbers) -> Violation:

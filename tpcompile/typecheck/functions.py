@@ -76,7 +76,12 @@ def types_of_results(applied: Applied, follower: Follower) -> tuple[list[SpmdTyp
         return fitting[0], None
     unknown = [UNKNOWN] * len(values)
     is_wrong = all(fits is False for _, fits in outcomes)
-    return unknown, _violation(applied) if is_wrong else None
+    if not is_wrong:
+        return unknown, None
+    worded = wording.FUNCTION_GRADIENT
+    operands = tuple(map(str, applied.types))
+    why = worded.why.format(op=applied.name)
+    return unknown, Violation(worded.rule, applied.name, operands, applied.site, why, worded.fix)
 
 
 def _value(found: SpmdType, result: Tensor, applied: Applied) -> SpmdType:
@@ -160,10 +165,3 @@ def _is_gradient_of(type_: SpmdType, gradient: SpmdType) -> bool | None:
     if type_.kind == "V":
         return gradient.kind != "P"  # this rank's part of what is whole is a V, whose number is in no tensor
     return gradient.is_whole
-
-
-def _violation(applied: Applied) -> Violation:
-    worded = wording.FUNCTION_GRADIENT
-    operands = tuple(map(str, applied.types))
-    why = worded.why.format(op=applied.name)
-    return Violation(worded.rule, applied.name, operands, applied.site, why, worded.fix)

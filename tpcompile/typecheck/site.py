@@ -6,6 +6,7 @@ import linecache
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 
@@ -13,6 +14,7 @@ import torch
 import typing_extensions
 
 from tpcompile import collectives, torch_api
+from tpcompile.torch_api.watching import frames_from
 
 
 def _folders(*files: str) -> tuple[str, ...]:
@@ -76,10 +78,7 @@ def current_site(module_names: Mapping[int, str]) -> Site:
 
 def _frames() -> Iterator[FrameType]:
     """The callers' frames, innermost first."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != _OUTERMOST:
-        yield frame
-        frame = frame.f_back
+    return takewhile(lambda frame: frame.f_code.co_filename != _OUTERMOST, frames_from(sys._getframe(1)))
 
 
 def user_function() -> str:
