@@ -24,15 +24,14 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from tpcompile.layout import ShardSpec
 from tpcompile.nn.sharding import declarations_of
 from tpcompile.target import Target
-from tpcompile.torch_api.dispatch import TorchDispatchMode, local_part, tree_flatten, tree_unflatten
+from tpcompile.torch_api.dispatch import local_part, tree_flatten, tree_unflatten
+from tpcompile.typecheck.steady import Steady
 
 _TIMEOUT_S = 20
 """Of a collective."""
 _SEED = 1234
 _SPREAD = 0.2
 """Standard deviation of a parameter that is constant as it is built, such as a bias of zeros."""
-_MASKS = {"aten::bernoulli", "aten::bernoulli_"}
-_NUMBERS = {"aten::rand", "aten::rand_like", "aten::uniform_", "aten::randn", "aten::randn_like", "aten::normal_"}
 Build = Callable[[dist.ProcessGroup], Target]
 """Group of the rank -> the target."""
 Outputs = dict[str, Tensor]
@@ -112,27 +111,6 @@ class Run:
         """All of them."""
         grads = {f"grad {name}": grad for name, grad in self.grads.items() if grad is not None}
         return self.outputs | grads | {f"drawn {place}": tensor for place, (tensor, _) in enumerate(self.drawn)}
-
-
-class Steady(TorchDispatchMode):
-    """Constants in place of what random ops draw, so that runs can be compared: a mask keeps all, a number is a half.
-
-    `drawn` has it with the seed of the default generator where the op runs, which the program may have seeded by rank.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.drawn: list[tuple[Tensor, int]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = func._schema.name
-        if name not in _MASKS | _NUMBERS:
-            return func(*args, **kwargs)
-        seed = torch.initial_seed()
-        out = func(*args, **kwargs).fill_(1.0 if name in _MASKS else 0.5)
-        self.drawn.append((out, seed))
-        return out
 
 
 class Program:
