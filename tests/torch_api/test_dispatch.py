@@ -74,7 +74,7 @@ def test_the_reduction_of_an_in_place_collective_is_named() -> None:
                 dist.all_reduce(torch.ones(2), op=getattr(dist.ReduceOp, op))
     finally:
         dist.destroy_process_group()
-    assert ops.seen == ["sum", "avg", "product", "max", "min", ""]
+    assert ops.seen == ["sum", "avg", "product", "max", "min", "band"]
 
 
 class _Numbers(dispatch.TorchDispatchMode):
