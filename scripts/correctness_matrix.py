@@ -32,7 +32,7 @@ from tpcompile.numerics.draw import draw_inputs
 from tpcompile.numerics.numerics_report import ProgramReport
 from tpcompile.numerics.single_device import Reference
 from tpcompile.ranks.env import choose_device, process_group, rank_env
-from tpcompile.ranks.mesh import neighbours
+from tpcompile.ranks.groups import neighbours
 from tpcompile.ranks.store import RankStore
 
 ACTIVATIONS = ("input", "input.modulation_B6D", "input.context")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -33,6 +33,16 @@ def shared_folder(name: str) -> Path:
     Raises PreflightError when it is not private.
     """
     return _first_private([_temporary()], name)
+
+
+def made_once(file: Path, make: Callable[[Path], object]) -> Path:
+    """The file; made by `make` at a path of its own where there is none: who reads it meanwhile finds all of it."""
+    if not file.exists():
+        with tempfile.TemporaryDirectory(dir=file.parent) as partial:
+            made = Path(partial, file.name)
+            make(made)
+            made.replace(file)
+    return file
 
 
 def _cache_home() -> Iterator[Path]:

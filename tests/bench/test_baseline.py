@@ -88,7 +88,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "baseline.json"
     with pytest.raises(ConfigError, match="--write-baseline"):
         baseline.read(path)
-    path.write_text('{"cases": [{}]}')
+    path.write_text('{"schema_version": 2, "cases": [{}]}')
     with pytest.raises(ConfigError, match=r"cases\.0\.device"):
         baseline.read(path)
     path.write_text('{"schema_version": 1, "cases": []}')

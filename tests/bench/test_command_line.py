@@ -23,7 +23,7 @@ from tpcompile.errors import ConfigError, PreflightError
         ("--program C --without A", 0, ConfigError, "--without A"),
         ("--nproc 3 --device cpu", 0, ConfigError, "tp=3 does not divide"),
         ("--program nowhere.py:build", 0, ConfigError, "there is no file nowhere.py"),
-        ("--baseline nowhere.json", 0, ConfigError, "is not there"),
+        ("--baseline nowhere.json", 0, ConfigError, "there is no nowhere.json"),
         ("--json nowhere/report.json", 0, ConfigError, "no folder nowhere"),
         ("--device cuda", 0, PreflightError, "no GPU here"),
         ("--nproc 4", 2, PreflightError, "4 ranks but 2 GPUs"),

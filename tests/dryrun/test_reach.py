@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from tpcompile.dryrun.reach import CannotTellError, state_of
-from tpcompile.ranks.mesh import mesh_roles
+from tpcompile.ranks.domain import mesh_roles
 from tpcompile.target import Target
 from tpcompile.typecheck.check import fake_ranks
 

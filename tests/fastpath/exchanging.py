@@ -25,9 +25,9 @@ from triton.runtime.interpreter import InterpreterBuilder
 from tpcompile.errors import FastPathError
 from tpcompile.fastpath import plain
 from tpcompile.fastpath.certify.at_once import between, shared_words
-from tpcompile.fastpath.certify.children import in_children
 from tpcompile.fastpath.kernels import all_reduce_norm, exchange, qk_exchange
 from tpcompile.fastpath.kernels.exchange_memory import Exchange, num_shared, num_words
+from tpcompile.ranks.children import in_children
 from tpcompile.torch_api import interpreted
 
 SIZE = 8

@@ -1,12 +1,8 @@
-"""How a fast path is tried: ranks in turn, fences, mutations, children; and what each of them catches."""
+"""How a fast path is tried: ranks in turn, fences, mutations; and what each of them catches."""
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import pytest
@@ -19,11 +15,11 @@ from tpcompile.evidence.records import UserLine
 from tpcompile.fastpath import certificate, fast_path, registered, registry
 from tpcompile.fastpath.certificate import Kind
 from tpcompile.fastpath.certify import Case, Refusal, certify, proof, trial
-from tpcompile.fastpath.certify.children import Ended, in_children
 from tpcompile.fastpath.certify.fences import far_apart, fenced, fenced_allocations, spaced
 from tpcompile.fastpath.certify.mutate import argument_mutations, source_mutations
 from tpcompile.fastpath.certify.trials import one_by_one
 from tpcompile.layout import Part, ShardSpec
+from tpcompile.ranks.children import Ended
 
 WIDTH = ShardSpec(dim=1, parts=(Part(8),))
 
@@ -233,31 +229,6 @@ def test_memory_around_and_between_rows_is_nan_and_a_write_there_is_found(dtype:
 def test_rows_that_are_far_apart_take_little_memory() -> None:
     far = far_apart(torch.arange(6.0).view(1, 3, 2))
     assert far.stride(1) * 2 > 2**31 and torch.equal(far, torch.arange(6.0).view(1, 3, 2))
-
-
-def crashes() -> None:
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
-def spins() -> None:
-    while True:
-        pass
-
-
-def raises() -> None:
-    raise KeyError("x")
-
-
-def test_a_failure_in_a_child_is_reported_and_the_other_children_continue() -> None:
-    calls = [partial(int, "7"), crashes, spins, raises, partial(int, "8")]
-    started = time.monotonic()
-    counts: list[int] = []
-    seven, crash, endless, error, eight = in_children(calls, jobs=2, cpu_s=1, on_end=counts.append)
-    assert counts == [1, 2, 3, 4, 5]
-    assert (seven.result, eight.result) == (7, 8) and time.monotonic() - started < 30
-    assert crash.failure == "its process ended with status -11"
-    assert endless.failure == "it did not end in its time"
-    assert error.failure == "KeyError: 'x'"
 
 
 def test_every_place_of_a_function_is_mutated_with_its_line() -> None:

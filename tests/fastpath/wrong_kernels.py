@@ -20,10 +20,10 @@ from tests.fastpath.shipped import HEADS
 from tpcompile.fastpath import registered
 from tpcompile.fastpath.certificate import MAX_RATIO
 from tpcompile.fastpath.certify import proof
-from tpcompile.fastpath.certify.children import in_children
 from tpcompile.fastpath.certify.mutate import ArgumentMutation, Mutation, SourceMutation
 from tpcompile.fastpath.certify.shard_errors import Prepared, Setting, prepared
 from tpcompile.fastpath.certify.trials import trial_of
+from tpcompile.ranks.children import in_children
 
 FIRST, GROUPED, _, STRIDED, *_ = (heads.name for heads in HEADS)
 FAR = "rows 2^30 elements apart"

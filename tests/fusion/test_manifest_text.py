@@ -101,9 +101,9 @@ def test_a_terminal_has_a_colour_for_each_kind_and_no_line_wider_than_itself() -
 
 
 def test_every_kind_has_its_own_colour() -> None:
-    for colors in (kinds.TERMINAL, kinds.PLOT):
-        assert set(colors) == set(Kind)
-        assert len(set(colors.values())) == len(Kind)
+    assert set(kinds.COLOURS) == set(Kind)
+    for colors in zip(*kinds.COLOURS.values(), strict=True):
+        assert len(set(colors)) == len(Kind)
 
 
 @pytest.mark.parametrize("role", Role)

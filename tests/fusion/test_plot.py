@@ -10,7 +10,7 @@ import pytest
 from tests.fusion import samples
 from tpcompile.errors import ConfigError
 from tpcompile.fusion import plot
-from tpcompile.fusion.kinds import PLOT, Kind
+from tpcompile.fusion.kinds import COLOURS, Kind
 from tpcompile.fusion.manifest_records import Manifest
 
 
@@ -31,7 +31,7 @@ def test_a_plot_has_the_totals_and_every_launch_in_order(drawn: Path) -> None:
     places = [text.index(one) for one in shown]
     assert places[2:] == sorted(places[2:])
     assert "op5" not in text  # a wait
-    assert all(color.lower() in text.lower() for kind, color in PLOT.items() if kind is not Kind.LOOPS)
+    assert all(color.lower() in text.lower() for kind, (_, color) in COLOURS.items() if kind is not Kind.LOOPS)
 
 
 def test_two_manifests_are_side_by_side(drawn: Path) -> None:

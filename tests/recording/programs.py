@@ -18,7 +18,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from tpcompile.evidence.records import RankRecord
-from tpcompile.ranks.mesh import mesh_roles
+from tpcompile.ranks.domain import mesh_roles
 from tpcompile.recording import CaptureSession
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed import destroy_process_group as imported_before
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,7 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from tpcompile import collectives as tp
 from tpcompile.errors import ConfigError
 from tpcompile.ranks import groups
-from tpcompile.ranks.mesh import neighbours
+from tpcompile.ranks.groups import neighbours
+from tpcompile.testing import run_on_ranks
 from tpcompile.torch_api import c10d
 
 
@@ -175,3 +177,20 @@ def test_replica_groups_do_not_outlive_their_group() -> None:
         dist.destroy_process_group()
         del world, found
     assert len(set(names)) == 2
+
+
+def seen_at_each_end() -> list[bool]:
+    """Whether the default group still existed, at each call."""
+    seen: list[bool] = []
+    undo = c10d.before_shutdown(lambda: seen.append(dist.is_initialized()))
+    pair = dist.new_group([0, 1])
+    dist.barrier(pair)  # gloo connects on each rank: one that destroys its end at once cuts the other's connection
+    dist.destroy_process_group(pair)
+    imported_before()
+    undo()
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # which the end of a rank destroys
+    return seen
+
+
+def test_it_is_called_for_every_group_that_ends_while_groups_exist() -> None:
+    assert run_on_ranks(seen_at_each_end) == [[True, True]] * 2

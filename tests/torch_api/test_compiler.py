@@ -19,7 +19,7 @@ from torch.distributed._functional_collectives import all_reduce as all_reduce_o
 from torch.distributed.device_mesh import init_device_mesh
 
 from tpcompile.collectives import all_reduce
-from tpcompile.ranks.mesh import mesh_roles
+from tpcompile.ranks.domain import mesh_roles
 from tpcompile.torch_api import compiler as compat
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")

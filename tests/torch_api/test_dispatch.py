@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from torch import Tensor
 
 from tpcompile.torch_api import dispatch
 
@@ -72,7 +74,7 @@ def test_the_reduction_of_an_in_place_collective_is_named() -> None:
                 dist.all_reduce(torch.ones(2), op=getattr(dist.ReduceOp, op))
     finally:
         dist.destroy_process_group()
-    assert ops.seen == ["sum", "avg", "product", "max", "min", ""]
+    assert ops.seen == ["sum", "avg", "product", "max", "min", "band"]
 
 
 class _Numbers(dispatch.TorchDispatchMode):
@@ -104,3 +106,30 @@ def test_an_op_of_a_backward_pass_has_the_number_of_its_forward_op() -> None:
 def test_a_plain_tensor_is_its_own_local_part() -> None:
     x = torch.ones(2)
     assert dispatch.local_part(x) is x
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0] * 2
+
+
+def test_each_function_is_seen_with_its_arguments_and_applied_once() -> None:
+    kept: Callable[[Tensor], Tensor] = Double.apply  # type: ignore[assignment]  # torch has no types for it
+    seen: list[tuple[str, int]] = []
+
+    def around(cls: Any, args: tuple[Any, ...], apply: Callable[[], Any]) -> Any:
+        seen.append((cls.__name__, len(args)))
+        return apply()
+
+    x = torch.ones(3, requires_grad=True)
+    with dispatch.around_functions(around):
+        y = kept(kept(x))
+    kept(x)
+    y.sum().backward()
+    assert seen == [("Double", 1), ("Double", 1)]
+    assert torch.equal(y, torch.full((3,), 4.0)) and x.grad is not None and torch.equal(x.grad, torch.full((3,), 4.0))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
+from tests.forked import run_python
 from tpcompile.fastpath.source import python_function
 from tpcompile.torch_api import kernels as torch_kernels
 
@@ -31,3 +35,40 @@ def test_a_custom_op_has_its_name_and_a_function_none() -> None:
 
     assert torch_kernels.custom_op_name(named) == "tpcompile_tests::named"
     assert torch_kernels.custom_op_name(test_a_custom_op_has_its_name_and_a_function_none) == ""
+
+
+PROGRAM = """
+import torch, triton
+from tpcompile.torch_api import kernels
+
+@triton.jit
+def double(pointer):
+    triton.language.store(pointer, 2 * triton.language.load(pointer))
+
+seen, x = [], torch.ones(1)
+with kernels.launches_seen(seen.append):
+    double[(1,)](x)
+double[(1,)](x)
+print(x.item(), [kernel.__name__ for kernel in seen])
+"""
+
+
+def test_a_launch_in_the_interpreter_is_seen_inside_only_and_runs(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    ended = run_python([tmp_path / "program.py"], environ={**os.environ, "TRITON_INTERPRET": "1"})
+    assert ended.stdout == "4.0 ['double']\n", ended.stderr
+
+
+def test_what_is_raised_stops_the_launch() -> None:
+    triton = pytest.importorskip("triton")
+
+    @triton.jit
+    def kernel(pointer):
+        pass
+
+    def refuse(launched: object) -> None:
+        raise ValueError("not here")
+
+    with torch_kernels.launches_seen(refuse), pytest.raises(ValueError, match="not here"):
+        kernel[(1,)](None)

@@ -21,7 +21,7 @@ from tests.typecheck.test_clean import _inputs
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.fastpath import plain
 from tpcompile.nn.block import TransformerStack
-from tpcompile.nn.fast_paths import HasExchange, HasSite, PlainExchange, use_plain_code
+from tpcompile.nn.fast_paths import HasSite, PlainExchange, use_plain_code
 from tpcompile.typecheck import Report, check_types
 from tpcompile.typecheck.check import check_module, fake_ranks
 
@@ -57,7 +57,7 @@ def test_every_form_of_the_block_is_clean_with_fast_paths(case: tuple[str, str],
 def test_the_form_with_both_exchanges_is_among_them() -> None:
     stack = TransformerStack(config_of("llama", "full"), Collectives(None), num_layers=1)
     use_plain_code(stack, exchanging=True)
-    placed = [module.exchange is not None for module in stack.modules() if isinstance(module, HasExchange)]
+    placed = [module.exchange is not None for module in stack.modules() if hasattr(module, "exchange")]
     assert placed == [True] * 3, "the block, its entry and its attention"
 
 

@@ -12,10 +12,9 @@ import torch
 
 from tpcompile.evidence.records import MistakeKind, UserLine, WrongOp
 from tpcompile.typecheck.assembly import possible
-from tpcompile.typecheck.compared import Numbers
 from tpcompile.typecheck.decided import decided
-from tpcompile.typecheck.forks import ForkError, run_forked
-from tpcompile.typecheck.report import Report, Violation
+from tpcompile.typecheck.numbers import ForkError, run_forked
+from tpcompile.typecheck.report import Numbers, Report, Violation
 from tpcompile.typecheck.site import Site
 from tpcompile.typecheck.targets import check_target
 

@@ -15,7 +15,7 @@ from tpcompile.bench.ratios import ratios_of
 from tpcompile.bench.records import Measured, Report, Role, Row
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records.base import Frozen
-from tpcompile.evidence.records.reader import read_record
+from tpcompile.fusion import record_files
 from tpcompile.fusion.diff import Change
 
 BASELINE_VERSION = 2
@@ -89,16 +89,8 @@ class Regression(Frozen):
 
 def read(path: Path) -> Baseline:
     """Raises ConfigError for a file that does not exist, is no baseline, or has an older version."""
-    try:
-        found = read_record(Baseline, path)
-    except FileNotFoundError:
-        raise ConfigError(f"{path} is not there; make it with `tpcompile bench --write-baseline {path}`") from None
-    if found.schema_version != BASELINE_VERSION:
-        raise ConfigError(
-            f"{path} has version {found.schema_version}, whose floors are not those of version {BASELINE_VERSION}; "
-            f"measure it again with `tpcompile bench --write-baseline` and a new file"
-        )
-    return found
+    made_by = "tpcompile bench --write-baseline FILE"
+    return record_files.read(Baseline, path, version=BASELINE_VERSION, made_by=made_by)
 
 
 def written(baseline: Baseline, report: Report) -> Baseline:

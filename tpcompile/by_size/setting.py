@@ -21,7 +21,7 @@ from tpcompile.choices import AllReduce
 from tpcompile.errors import ConfigError
 from tpcompile.torch_api import c10d
 from tpcompile.torch_api.c10d import ops
-from tpcompile.torch_api.passes import AFTER_AUTOGRAD, CustomGraphPass, get_hash_for_files
+from tpcompile.torch_api.passes import AFTER_AUTOGRAD, SharedPass, get_hash_for_files
 
 CPU = "cpu"
 _NCCL_BACKEND = "cuda:nccl"
@@ -105,7 +105,7 @@ def _device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device(CPU)
 
 
-class ReplacingPass(CustomGraphPass):
+class ReplacingPass(SharedPass):
     """Packs small sums; replaces those in flight by the ops of `pushing`, and others by `op(x, rows, group name)`."""
 
     def __init__(self, op: Callable[..., Tensor], chooser: Sums, *, pushing: Pushing | None = None) -> None:
@@ -130,7 +130,3 @@ class ReplacingPass(CustomGraphPass):
         """Code is cached for these files, the ops and what the chooser decides."""
         files = get_hash_for_files((__file__, packed_sums.__file__, pushed_sums.__file__))
         return ("tpcompile", files, str(self._op), str(self._pushing), self._chooser.identity())
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ReplacingPass:
-        """torch.compile copies its settings; groups cannot be copied."""
-        return self

@@ -8,7 +8,7 @@ memory replaces it, and none is made within a capture.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,13 +21,6 @@ LEAST_BYTES = 1 << 20
 """Least memory that is made: to grow is a collective, and the memory before is kept for CUDA graphs."""
 
 
-class OfGroup(Protocol):
-    """An object that belongs to one group."""
-
-    group: Any
-
-
-T = TypeVar("T", bound=OfGroup)
 _OF_GROUPS: dict[tuple[str, torch.device], Workspace] = {}
 
 
@@ -71,9 +64,9 @@ def workspace_of(group_name: str, device: torch.device) -> Workspace:
 
 
 def of_group(
-    known: dict[tuple[str, torch.device], T], group_name: str, device: torch.device, make: Callable[..., T]
-) -> T:
-    """The object of a group and device, which `make` makes of both at the first call."""
+    known: dict[tuple[str, torch.device], Any], group_name: str, device: torch.device, make: Callable[..., Any]
+) -> Any:
+    """The object of a group and device, which `make` makes of both at the first call; it has the `group`."""
     group, found = group_of_name(group_name), known.get((group_name, device))
     if found is None or found.group is not group:  # a later group may have the name of one that was destroyed
         found = known[group_name, device] = make(group, device)

@@ -17,8 +17,7 @@ from torch import Tensor
 from tpcompile.collectives import api as collectives
 from tpcompile.collectives.api import Dst
 from tpcompile.collectives.issue import joined, stacked
-from tpcompile.ranks.groups import GroupLike, rank_index, resolve_group
-from tpcompile.ranks.mesh import neighbours
+from tpcompile.ranks.groups import GroupLike, neighbours, rank_index, resolve_group
 from tpcompile.torch_api.c10d import REDUCE_OPS
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -135,7 +135,10 @@ class _Call:
             where = f"was called where tensors are shards of {size} ranks; call {path.replaces.__name__} there"
             if not path.is_tp_aware:
                 raise FastPathError(f"fast path {path.name} is not TP-aware (tp={path.tp}) and {where}")
-            dtypes = frozenset() if path.dtypes else _floating_dtypes(bound.arguments.values())
+            dtypes = frozenset[str]()
+            if not path.dtypes:
+                tensors = [value for value in bound.arguments.values() if isinstance(value, Tensor)]
+                dtypes = frozenset(dtype_name(tensor.dtype) for tensor in tensors if tensor.is_floating_point())
             if not is_certified(path, tp=size, dtypes=dtypes):
                 raise FastPathError(f"{uncertified(path, tp=size, dtypes=dtypes)}; it {where}")
         why = requirements(path, bound.arguments)
@@ -146,12 +149,6 @@ class _Call:
         """The exchange that a call was given; None when it has none."""
         bound = self.signature.bind_partial(*args, **kwargs)
         return bound.arguments.get("exchange")
-
-
-def _floating_dtypes(values: Iterable[Any]) -> frozenset[str]:
-    """Names of the element types of the floating-point tensors among the values."""
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    return frozenset(dtype_name(tensor.dtype) for tensor in tensors if tensor.is_floating_point())
 
 
 def _guarded(call: _Call, launcher: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,8 +14,9 @@ from tpcompile.fastpath.ban import refusal
 from tpcompile.fastpath.registry import tp_region
 from tpcompile.fastpath.source import kernel_name, line_of, python_function
 from tpcompile.fastpath.use import IN_EAGER, Use, is_torchs_op, replaced_kernel
-from tpcompile.torch_api import launches, registrations
+from tpcompile.torch_api import registrations
 from tpcompile.torch_api.dispatch import TorchDispatchMode
+from tpcompile.torch_api.kernels import launches_seen
 
 _CLOSES = "tpcompile.fastpath.kernels.closing.close_kernel"
 """Launched for a call that was refused; it computes nothing."""
@@ -34,7 +35,7 @@ def ban_in_eager(size: int, *, tp_aware: Iterable[str] = ()) -> Iterator[None]:
             yield
             return
         ban = _Ban(size, frozenset({*tp_aware, _CLOSES}))
-        with launches.seen(ban.check_launch), ban:
+        with launches_seen(ban.check_launch), ban:
             yield
 
 

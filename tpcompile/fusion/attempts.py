@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tpcompile.errors import ConfigError
 from tpcompile.fusion import rewrites
-from tpcompile.fusion.bisect import Attempt, Bisection, Kind, TakenOut, has_dynamic_shapes, totals
+from tpcompile.fusion.bisect import Attempt, Bisection, Kind, TakenOut, totals
 from tpcompile.fusion.manifest_records import Manifest
 from tpcompile.fusion.rewrites import LookingPass, Rewrite, RewritingPass
 from tpcompile.fusion.targets import Variant
@@ -33,7 +33,8 @@ def bisect(compiled: Compile, kinds: Sequence[Kind] = tuple(Kind)) -> Bisection:
     as_it_is = compiled(Variant(graph_pass=looking))
     if not as_it_is.graphs:
         raise ConfigError("the program compiled nothing with Inductor")
-    if has_dynamic_shapes(as_it_is):
+    loops = "".join(launch.loops for graph in as_it_is.graphs for launch in graph.launches)
+    if any(letter.isalpha() for letter in loops):  # over a size that is a symbol, `s0`
         looking.present.add(Kind.SHAPES)
     attempts = [_attempt(compiled, kind) if kind in looking.present else Attempt(kind=kind) for kind in kinds]
     return Bisection(as_it_is=totals(as_it_is), attempts=tuple(attempts))

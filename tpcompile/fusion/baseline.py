@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from tpcompile.errors import ConfigError
@@ -258,12 +259,6 @@ def _smaller(before: GraphBaseline, now: GraphBaseline) -> GraphBaseline:
 
 # Files
 
-
-def write(baseline: Baseline, path: Path) -> None:
-    """Write JSON, equal text for equal baselines. Raises PreflightError for a file that cannot be written."""
-    record_files.write(baseline, path)
-
-
-def read(path: Path) -> Baseline:
-    """Raises ConfigError for a file that is not there, is no baseline, or has a different schema version."""
-    return record_files.read(Baseline, path, version=BASELINE_VERSION, made_by="tpcompile fusion baseline")
+write = record_files.write
+read = partial(record_files.read, Baseline, version=BASELINE_VERSION, made_by="tpcompile fusion baseline")
+"""Raises ConfigError for a file that is not there, is no baseline, or has a different schema version."""

@@ -80,12 +80,6 @@ class Bisection(Frozen):
         return not are_launches and attempt.now.bytes < _FEWER_BYTES * self.as_it_is.bytes
 
 
-def has_dynamic_shapes(manifest: Manifest) -> bool:
-    """A kernel loops over a size that is a symbol, `s0`."""
-    loops = (launch.loops for graph in manifest.graphs for launch in graph.launches)
-    return any(any(letter.isalpha() for letter in text) for text in loops)
-
-
 def totals(manifest: Manifest) -> Totals:
     """Kernels and bytes of all graphs."""
     return total_of(total(graph.launches) for graph in manifest.graphs)

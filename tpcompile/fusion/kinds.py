@@ -35,25 +35,17 @@ _OF_ROLE = {
     Role.COPY: Kind.EAGER,
     Role.WRAPPER: Kind.EAGER,
 }
-TERMINAL = {
-    Kind.POINTWISE: "green",
-    Kind.REDUCTION: "cyan",
-    Kind.TEMPLATE: "red",
-    Kind.LOOPS: "white",
-    Kind.LIBRARY: "blue",
-    Kind.COLLECTIVE: "magenta",
-    Kind.EAGER: "yellow",
+COLOURS = {
+    Kind.POINTWISE: ("green", "#009E73"),
+    Kind.REDUCTION: ("cyan", "#56B4E9"),
+    Kind.TEMPLATE: ("red", "#D55E00"),
+    Kind.LOOPS: ("white", "#999999"),
+    Kind.LIBRARY: ("blue", "#0072B2"),
+    Kind.COLLECTIVE: ("magenta", "#CC79A7"),
+    Kind.EAGER: ("yellow", "#E69F00"),
 }
-PLOT = {
-    Kind.POINTWISE: "#009E73",
-    Kind.REDUCTION: "#56B4E9",
-    Kind.TEMPLATE: "#D55E00",
-    Kind.LOOPS: "#999999",
-    Kind.LIBRARY: "#0072B2",
-    Kind.COLLECTIVE: "#CC79A7",
-    Kind.EAGER: "#E69F00",
-}
-"""Those of Okabe and Ito, which people with any colour vision can tell apart."""
+"""Of each kind in a terminal, and in a plot: those of Okabe and Ito, which people with any colour vision can tell
+apart."""
 
 
 def kind_of(launch: Launch) -> Kind:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from functools import partial
 
 from tpcompile.fusion import record_files
 from tpcompile.fusion.manifest_records import (
@@ -129,21 +129,8 @@ def total_before(decisions: Decisions) -> Totals:
     return Totals(kernels=len(nodes), bytes=sum(sizes))
 
 
-def removed_round_trips(decisions: Decisions) -> tuple[str, ...]:
-    """Buffers that fusion keeps in registers: written before it, and by no node after it."""
-    before = {name for one in decisions.before for name in one.writes}
-    after = {name for one in decisions.after for name in one.writes}
-    return tuple(sorted(before - after))
-
-
 # Files
 
-
-def write(manifest: Manifest, path: Path) -> None:
-    """Write JSON, equal text for equal manifests."""
-    record_files.write(manifest, path)
-
-
-def read(path: Path) -> Manifest:
-    """Raises ConfigError for a file that is not there, is no manifest, or has a different schema version."""
-    return record_files.read(Manifest, path, version=SCHEMA_VERSION, made_by="tpcompile fusion record")
+write = record_files.write
+read = partial(record_files.read, Manifest, version=SCHEMA_VERSION, made_by="tpcompile fusion record")
+"""Raises ConfigError for a file that is not there, is no manifest, or has a different schema version."""

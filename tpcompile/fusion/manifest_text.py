@@ -16,8 +16,8 @@ from tpcompile.fusion.baseline import Outcome
 from tpcompile.fusion.bisect import WORDS as TAKEN_OUT
 from tpcompile.fusion.bisect import Attempt, Bisection
 from tpcompile.fusion.diff import WORDS, Change, Diff, GraphDiff
-from tpcompile.fusion.kinds import TERMINAL, kind_of, label, ops_text, shortened, size_text
-from tpcompile.fusion.manifest import removed_round_trips, total, total_before
+from tpcompile.fusion.kinds import COLOURS, kind_of, label, ops_text, shortened, size_text
+from tpcompile.fusion.manifest import total, total_before
 from tpcompile.fusion.manifest_records import Decisions, GraphManifest, Launch, Manifest, Role, Totals
 from tpcompile.fusion.why_not import Missed, missed_fusions
 
@@ -102,13 +102,15 @@ def _steps(graph: GraphManifest, after: Totals) -> str:
     before, ops = total_before(decisions), decisions.ops
     kernels = f"{ops.kernels} ops -> {before.kernels} nodes -> {after.kernels} launches"
     moved = " -> ".join(map(size_text, (ops.bytes, before.bytes, after.bytes)))
-    return f"{kernels}, {moved}, {len(removed_round_trips(decisions))} buffers kept in registers"
+    written_before = {name for one in decisions.before for name in one.writes}
+    in_registers = written_before.difference(*(one.writes for one in decisions.after))
+    return f"{kernels}, {moved}, {len(in_registers)} buffers kept in registers"
 
 
 def _launch(at: int, launch: Launch, widest: int, *, with_registers: bool) -> Text:
     share = launch.bytes / widest if widest else 0
     line = Text(f"{at:4} {label(launch):>10} {size_text(launch.bytes):>8} ")
-    line.append(f"{'█' * max(1, round(share * _BAR)):<{_BAR}} ", style=TERMINAL[kind_of(launch)])
+    line.append(f"{'█' * max(1, round(share * _BAR)):<{_BAR}} ", style=COLOURS[kind_of(launch)][0])
     width = _OPS
     if with_registers:
         registers = sorted({one.registers for one in launch.resources})

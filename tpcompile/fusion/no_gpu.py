@@ -8,10 +8,9 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from tpcompile.errors import ConfigError, PreflightError
-from tpcompile.private_folder import cache_folder
+from tpcompile.private_folder import cache_folder, made_once
 
 ARCHITECTURES = ("sm_90", "sm_80")
 _SOURCE = Path(__file__).with_name("no_gpu.cpp")
@@ -43,18 +42,14 @@ def _torch_folder() -> Path:
 
 def _library(folder: Path) -> Path:
     """File of the library for the torch in that folder; it finds torch's libraries there, and nowhere else."""
-    version = (folder / "version.py").read_text()
-    content = "\n".join([str(folder), version, _SOURCE.read_text()])
+    content = "\n".join([str(folder), (folder / "version.py").read_text(), _SOURCE.read_text()])
     return cache_folder("no_gpu") / f"{hashlib.sha256(content.encode()).hexdigest()[:16]}.so"
 
 
 def _built(folder: Path) -> Path:
     """The library, built once for each torch."""
-    library = _library(folder)
-    if library.exists():
-        return library
-    with TemporaryDirectory(dir=library.parent) as partial:
-        built = Path(partial, library.name)
+
+    def build(built: Path) -> None:
         include = folder / "include"
         command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{include}", str(_SOURCE), "-o", str(built)]
         command += [f"-I{include / 'torch/csrc/api/include'}"]
@@ -65,5 +60,5 @@ def _built(folder: Path) -> Path:
             raise PreflightError("--arch needs g++, and there is none; install it (Debian: apt install g++)") from None
         if done.returncode:
             raise PreflightError(f"--arch: g++ failed: {done.stderr.strip().splitlines()[-1]}")
-        built.replace(library)  # a process that loads it meanwhile finds all of it
-    return library
+
+    return made_once(_library(folder), build)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tpcompile.errors import ConfigError
 from tpcompile.fusion import record_files
-from tpcompile.fusion.kinds import PLOT, Kind, kind_of, label, ops_text, size_text
+from tpcompile.fusion.kinds import COLOURS, Kind, kind_of, label, ops_text, size_text
 from tpcompile.fusion.manifest import total, total_before, total_of
 from tpcompile.fusion.manifest_records import Launch, Manifest, Role, Totals
 
@@ -174,7 +174,7 @@ def _draw_launches(axes: Any, rows: Sequence[Row], widest: int) -> None:
     """A bar for each launch from the top, a bold line for each graph."""
     for at, row in enumerate(rows):
         if row.launch is not None:
-            axes.barh(at, row.launch.bytes, color=PLOT[kind_of(row.launch)], height=0.75)
+            axes.barh(at, row.launch.bytes, color=COLOURS[kind_of(row.launch)][1], height=0.75)
             axes.text(row.launch.bytes, at, f" {size_text(row.launch.bytes)}", verticalalignment="center")
     axes.set_yticks(range(len(rows)), [row.text for row in rows])
     for tick, row in zip(axes.get_yticklabels(), rows, strict=True):
@@ -184,7 +184,7 @@ def _draw_launches(axes: Any, rows: Sequence[Row], widest: int) -> None:
     # The kinds that there are, above the launches.
     drawn = {kind_of(row.launch) for row in rows if row.launch is not None}
     shown = [kind for kind in Kind if kind in drawn]
-    handles = [matplotlib_of().patches.Patch(color=PLOT[kind], label=str(kind)) for kind in shown]
+    handles = [matplotlib_of().patches.Patch(color=COLOURS[kind][1], label=str(kind)) for kind in shown]
     axes.legend(
         handles=handles,
         loc="lower right",

@@ -1,4 +1,4 @@
-"""Records of this package <-> JSON files, equal text for equal records; every write is atomic."""
+"""Records of this package <-> JSON files; every write is atomic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ R = TypeVar("R", bound=Frozen)
 
 
 def write(record: Frozen, path: Path) -> None:
-    """Raises PreflightError for a file that cannot be written."""
+    """Write JSON, equal text for equal records. Raises PreflightError for a file that cannot be written."""
     partial = path.with_name(f".{path.name}.partial")
     with writing(path):
         partial.write_text(record.to_json(indent=1) + "\n")

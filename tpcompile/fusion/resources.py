@@ -12,26 +12,21 @@ from tpcompile.torch_api import compiler, resources
 
 CODE_EVENT = "inductor_output_code"
 
-_Known = Mapping[tuple[str, str], tuple[Resources, ...]]
-"""Name of a kernel and hash of its source -> what its configurations need."""
-
 
 def with_launched(found: Manifest) -> Manifest:
     """Add to each kernel that has run on a GPU the configuration that it runs with, as autotuning chose it."""
-    known: dict[tuple[str, str], tuple[Resources, ...]] = {}
+    needs = {}
     for code, kernels in resources.generated_modules():
-        needs = {name: resources.of_launched(kernel) for name, kernel in kernels.items()}
-        known |= _by_source(code, needs)
-    return _added(found, known)
+        needs[code] = {name: resources.of_launched(kernel) for name, kernel in kernels.items()}
+    return _added(found, needs)
 
 
 def with_compiled(found: Manifest, codes: Iterable[str]) -> Manifest:
     """Compile the kernels of these codes for the GPU that is not there: all configurations that may be chosen."""
-    known: dict[tuple[str, str], tuple[Resources, ...]] = {}
+    needs = {}
     for code in codes:
-        needs = {name: resources.of_source(source, name) for name, source in triton_sources(code).items()}
-        known |= _by_source(code, needs)
-    return _added(found, known)
+        needs[code] = {name: resources.of_source(source, name) for name, source in triton_sources(code).items()}
+    return _added(found, needs)
 
 
 @contextmanager
@@ -47,17 +42,18 @@ def generated_codes() -> Iterator[list[str]]:
         yield codes
 
 
-def _by_source(code: str, needs: Mapping[str, resources.Configurations]) -> _Known:
-    launched = [call for call in launches(code) if call.source and call.name in needs]
-    return {(call.name, call.source): tuple(Resources(**one) for one in needs[call.name]) for call in launched}
-
-
-def _added(found: Manifest, known: _Known) -> Manifest:
+def _added(found: Manifest, needs: Mapping[str, Mapping[str, resources.Configurations]]) -> Manifest:
+    """`needs` are those of each kernel by name, by the code that has it."""
+    known: dict[tuple[str, str], tuple[Resources, ...]] = {}
+    for code, by_name in needs.items():
+        for call in launches(code):
+            if call.source and call.name in by_name:
+                known[call.name, call.source] = tuple(Resources(**one) for one in by_name[call.name])
     graphs = []
     for graph in found.graphs:
         launched = []
         for launch in graph.launches:
-            needs = known.get((launch.name, launch.source), ())
-            launched.append(launch.model_copy(update={"resources": needs}))
+            own = known.get((launch.name, launch.source), ())
+            launched.append(launch.model_copy(update={"resources": own}))
         graphs.append(graph.model_copy(update={"launches": tuple(launched)}))
     return found.model_copy(update={"graphs": tuple(graphs)})

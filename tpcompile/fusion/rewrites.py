@@ -21,7 +21,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from tpcompile.torch_api.c10d import ops as c10d
-from tpcompile.torch_api.passes import CustomGraphPass, OpOverload, tree_leaves
+from tpcompile.torch_api.passes import OpOverload, SharedPass, tree_leaves
 from tpcompile.torch_api.scheduled import users_lines
 
 aten, prims, higher_order = torch.ops.aten, torch.ops.prims, torch.ops.higher_order
@@ -29,7 +29,14 @@ Rewrite = Callable[[Graph], list[Node]]
 """Changes a graph, and returns the nodes that it took out."""
 
 
-class RewritingPass(CustomGraphPass):
+class _UncachedPass(SharedPass):
+    """A custom pass whose graphs are compiled anew: from a cached one it would learn nothing."""
+
+    def uuid(self) -> None:
+        """No code of its graphs is cached."""
+
+
+class RewritingPass(_UncachedPass):
     """A custom pass that applies a rewrite to each graph, and keeps what was taken out as plain fields."""
 
     def __init__(self, rewrite: Rewrite) -> None:
@@ -41,15 +48,8 @@ class RewritingPass(CustomGraphPass):
         for node in self._rewrite(graph):
             self.found.append({"op": _name(node), "lines": users_lines([node])})
 
-    def uuid(self) -> None:
-        """No code of a rewritten graph is cached."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> RewritingPass:
-        """Itself: torch.compile copies its settings, and all copies report to the same list."""
-        return self
-
-
-class LookingPass(CustomGraphPass):
+class LookingPass(_UncachedPass):
     """A custom pass that changes nothing, and finds out which rewrites would take something out."""
 
     def __init__(self, rewrites: Mapping[Any, Rewrite]) -> None:
@@ -61,13 +61,6 @@ class LookingPass(CustomGraphPass):
         for name, rewrite in self._rewrites.items():
             if rewrite(copy.deepcopy(graph)):
                 self.present.add(name)
-
-    def uuid(self) -> None:
-        """No code is cached: what is present would not be seen again."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> LookingPass:
-        """Itself, as for a `RewritingPass`."""
-        return self
 
 
 _PLACE_OF_OP = {

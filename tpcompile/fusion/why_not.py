@@ -198,7 +198,10 @@ def _reason(
     if have_one_result and all("reduction" in one.body for one in both):
         return _STAGES
     if logged:
-        return _in_memory(graph, both, _by_use(graph, both, _most_telling(logged)))
+        reasons = list(map(reason_of, logged))
+        of_more = [reason for reason in reasons if reason.boundary is not Boundary.ORDER]
+        last_one = (of_more or reasons)[-1]  # of several tries
+        return _in_memory(graph, both, _by_use(graph, both, last_one))
     return _without_a_reason({pair.is_allowed for pair in pairs})
 
 
@@ -218,13 +221,6 @@ def _without_a_reason(answers: Set[bool | None]) -> Reason:
         boundary=Boundary.NOT_TRIED,
         text="the scheduler did not look at this pair: it looks at 64 neighbours of a buffer",
     )
-
-
-def _most_telling(logged: Sequence[str]) -> Reason:
-    """The last reason of several tries that is not about the order alone."""
-    reasons = list(map(reason_of, logged))
-    of_more = [reason for reason in reasons if reason.boundary is not Boundary.ORDER]
-    return (of_more or reasons)[-1]
 
 
 def _by_use(graph: GraphManifest, both: Sequence[Launch], reason: Reason) -> Reason:

@@ -26,7 +26,7 @@ from tpcompile.gate.reference import StackReference, free
 from tpcompile.gate.status import StatusBoard
 from tpcompile.gate.target import BUILD, declared, run_target
 from tpcompile.gate.watch import Watch
-from tpcompile.ranks.mesh import mesh_roles
+from tpcompile.ranks.domain import mesh_roles
 from tpcompile.ranks.store import LINE, RankStore
 from tpcompile.recording import CaptureSession
 from tpcompile.sentinel.checks import finding_check

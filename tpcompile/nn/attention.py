@@ -135,19 +135,6 @@ class Attention(_Attention):
         a `cache` the S tokens are at `positions_S` [S] int64, and look at all cached tokens up to their own.
         """
         q_BShE, k_BSgE, v_BSgE = self._projected(self.wqkv.multiplied(x_BSD), cos_SR, sin_SR)
-        o_BSd = self._attended(q_BShE, k_BSgE, v_BSgE, mask=mask, cache=cache, positions_S=positions_S)
-        return self.wo(o_BSd) if reduce else self.wo.partial(o_BSd)
-
-    def _attended(
-        self,
-        q_BShE: Tensor,
-        k_BSgE: Tensor,
-        v_BSgE: Tensor,
-        *,
-        mask: Tensor | None = None,
-        cache: KVCache | None = None,
-        positions_S: Tensor | None = None,
-    ) -> Tensor:
         causal = self.causal
         if cache is not None:
             assert positions_S is not None, "a cache needs the positions of the tokens"
@@ -157,7 +144,8 @@ class Attention(_Attention):
             tokens = q_BShE.shape[1]
             is_past_SS = torch.ones(tokens, tokens, dtype=torch.bool, device=q_BShE.device).tril()
             mask, causal = _both(is_past_SS, mask), False
-        return self._joined(q_BShE, (k_BSgE, v_BSgE), mask=mask, causal=causal)
+        o_BSd = self._joined(q_BShE, (k_BSgE, v_BSgE), mask=mask, causal=causal)
+        return self.wo(o_BSd) if reduce else self.wo.partial(o_BSd)
 
     def declared(self, x_shape: Sequence[int], dtype: torch.dtype, *, reduce: bool = True) -> Declared:
         """Collectives for an input whose full shape is `x_shape`; none for what an exchange sums."""
@@ -168,25 +156,21 @@ class Attention(_Attention):
 
     def _projected(self, qkv_BSp: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v, of which q and k are normalised and rotated: [B, S, h, E], and twice [B, S, g, E]."""
+        layout = {"interleaved": self.interleaved}
         if self.takes_packed:
             assert isinstance(self.qk_norm, DistributedQKNorm) and self.fast_path is not None
-            layout = {"interleaved": self.interleaved}
             q_BhSE, k_BgSE, v_BgSE = self.qk_norm.rotated_packed(qkv_BSp, cos_SR, sin_SR, self.fast_path, **layout)
             return q_BhSE.transpose(1, 2), k_BgSE.transpose(1, 2), v_BgSE.transpose(1, 2)
         q_BSd, k_BSc, v_BSc = qkv_BSp.split(self.wqkv.local_parts, dim=-1)
-        return *self._rotated(q_BSd, k_BSc, cos_SR, sin_SR), self._split(v_BSc)
-
-    def _rotated(self, q_BSd: Tensor, k_BSc: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalised and rotated: [B, S, h, E], [B, S, g, E]."""
-        layout = {"interleaved": self.interleaved}
+        v_BSgE = self._split(v_BSc)
         if self.qk_norm is not None and self.fast_path is not None:
             options = layout if self.exchange is None else layout | {"exchange": self.exchange}
             q_BhSE, k_BgSE = self.qk_norm.rotated(q_BSd, k_BSc, cos_SR, sin_SR, self.fast_path, **options)
-            return q_BhSE.transpose(1, 2), k_BgSE.transpose(1, 2)
+            return q_BhSE.transpose(1, 2), k_BgSE.transpose(1, 2), v_BSgE
         if self.qk_norm is not None:
             q_BSd, k_BSc = self.qk_norm(q_BSd, k_BSc)
         q_BShE, k_BSgE = self._split(q_BSd), self._split(k_BSc)
-        return rotate(q_BShE, cos_SR, sin_SR, **layout), rotate(k_BSgE, cos_SR, sin_SR, **layout)
+        return rotate(q_BShE, cos_SR, sin_SR, **layout), rotate(k_BSgE, cos_SR, sin_SR, **layout), v_BSgE
 
 
 class CrossAttention(_Attention):

@@ -45,33 +45,17 @@ class Site:
 
 @runtime_checkable
 class HasSite(Protocol):
-    """A module with a place for a fast path."""
+    """A module with a place for a fast path. It may also have, and is then told:
+
+    exchange        its fast path can sum over the ranks within its kernel: an Exchange, PlainExchange or None
+    takes_packed    it has a fast path for one GPU, which takes q, k and v as one projection: True where it is used
+    takes_product   its `forward_only` fast path includes the matrix product before its place: True where it is used
+    """
 
     fast_path: Callable[..., Any] | None
 
     def site(self, batch: int, seq_len: int) -> Site | None:
         """The place, for an input [batch, seq_len, D] of the whole stack; None where the form has no fast path."""
-
-
-@runtime_checkable
-class HasExchange(HasSite, Protocol):
-    """A module whose fast path can sum over the ranks within its kernel."""
-
-    exchange: Exchange | PlainExchange | None
-
-
-@runtime_checkable
-class TakesPacked(HasSite, Protocol):
-    """A module with a fast path for one GPU, which takes q, k and v as one projection."""
-
-    takes_packed: bool
-
-
-@runtime_checkable
-class TakesProduct(HasSite, Protocol):
-    """A module whose `forward_only` fast path includes the matrix product before its place."""
-
-    takes_product: bool
 
 
 @dataclass(frozen=True)
@@ -112,11 +96,11 @@ def use_fast_paths(
             from tpcompile.fastpath.kernels.all import LAUNCHERS  # imports Triton
 
             module.fast_path = LAUNCHERS[path]
-        if isinstance(module, TakesPacked):
+        if hasattr(module, "takes_packed"):
             module.takes_packed = bool(path) and path == site.alone
-        if isinstance(module, TakesProduct):
+        if hasattr(module, "takes_product"):
             module.takes_product = site.forward_only is not None and path == site.forward_only.path
-        if isinstance(module, HasExchange):
+        if hasattr(module, "exchange"):
             module.exchange = deciding.exchange_of(path, site)
     return deciding.decisions
 
@@ -144,22 +128,19 @@ def use_plain_code(stack: nn.Module, *, exchanging: bool = False) -> None:
     """
     for module, site in _places(stack, 1, 1):
         module.fast_path = getattr(plain, site.path)
-        if not isinstance(module, HasExchange):
+        if not hasattr(module, "exchange"):
             continue
         module.exchange = None
         if exchanging and site.exchanging:
-            module.fast_path, module.exchange = _plain_exchanging(site)
+            assert site.comm is not None, "it sums over the ranks"
+            code, dst = _PLAIN_EXCHANGES[site.exchanging]
+            module.fast_path = partial(_with_collective, code)
+            module.exchange = PlainExchange(partial(site.comm.all_reduce, dst=dst))
 
 
-def _plain_exchanging(site: Site) -> tuple[Callable[..., Any], PlainExchange]:
-    """What a place calls in place of the fast path that exchanges, and the exchange that this is given."""
-    assert site.comm is not None, "it sums over the ranks"
-    code, dst = _PLAIN_EXCHANGES[site.exchanging]
-
-    def exchanging(*args: Any, exchange: PlainExchange, **options: Any) -> Any:
-        return code(*args, all_reduce=exchange.all_reduce, **options)
-
-    return exchanging, PlainExchange(partial(site.comm.all_reduce, dst=dst))
+def _with_collective(code: Callable[..., Any], *args: Any, exchange: PlainExchange, **options: Any) -> Any:
+    """What a place calls in place of the fast path that exchanges."""
+    return code(*args, all_reduce=exchange.all_reduce, **options)
 
 
 @dataclass
@@ -209,7 +190,7 @@ class _Deciding:
         return self.exchanges[path]
 
 
-def _places(stack: nn.Module, batch: int, seq_len: int) -> Iterator[tuple[HasSite, Site]]:
+def _places(stack: nn.Module, batch: int, seq_len: int) -> Iterator[tuple[Any, Site]]:
     for module in stack.modules():
         if not isinstance(module, HasSite):
             continue

@@ -92,14 +92,8 @@ def _square_sum(grad: Tensor) -> Tensor:
 
 def _over_their_mesh(sums: list[Tensor]) -> list[Tensor]:
     """The sums as plain tensors: those of DTensors added up, then summed over their mesh once."""
-    plain: list[Tensor] = []
-    meshed: list[DTensor] = []
-    for own in sums:
-        if isinstance(own, DTensor):
-            meshed.append(own)
-        else:
-            plain.append(own)
+    plain = [own for own in sums if not isinstance(own, DTensor)]
+    meshed = [own for own in sums if isinstance(own, DTensor)]
     if meshed:
-        total = sum(meshed[1:], meshed[0])
-        plain.append(total.full_tensor())
+        plain.append(sum(meshed[1:], meshed[0]).full_tensor())
     return plain

@@ -41,10 +41,18 @@ class _Norm(nn.Module):
         self.eps = eps
         self.tokens_over = tokens_over
         self.weight = nn.Parameter(torch.empty(width, dtype=dtype)) if affine else None
+        self.bias: nn.Parameter | None = None
 
     def shard_specs(self) -> dict[str, ShardSpec]:
         """Every parameter is replicated."""
         return {name: ShardSpec() for name, _ in self.named_parameters()}
+
+    def declared(self, dtype: torch.dtype) -> Declared:
+        """Backward of the sequence-parallel form: the sum of the weight's gradient, packed with that of a bias."""
+        if self.weight is None or self.tokens_over is None:
+            return Declared()
+        shape = self.weight.shape if self.bias is None else (2, *self.weight.shape)
+        return entered(shape, dtype)
 
 
 class RMSNorm(_Norm):
@@ -60,12 +68,6 @@ class RMSNorm(_Norm):
         if self.weight is None or self.tokens_over is None:
             return self.weight
         return self.tokens_over.copy_to_tp(self.weight)
-
-    def declared(self, dtype: torch.dtype) -> Declared:
-        """Backward of the sequence-parallel form: the sum of the weight's gradient."""
-        if self.weight is None or self.tokens_over is None:
-            return Declared()
-        return entered(self.weight.shape, dtype)
 
 
 class LayerNorm(_Norm):
@@ -87,12 +89,6 @@ class LayerNorm(_Norm):
             weight, bias = weight.to(dtype), bias.to(dtype)
         y_D = F.layer_norm(x_D.to(dtype), (self.width,), weight, bias, self.eps)
         return y_D.to(x_D.dtype)
-
-    def declared(self, dtype: torch.dtype) -> Declared:
-        """Backward of the sequence-parallel form: the sum of both gradients, packed."""
-        if self.weight is None or self.tokens_over is None:
-            return Declared()
-        return entered((2, self.width), dtype)
 
 
 class DistributedRMSNorm(nn.Module):

@@ -29,8 +29,8 @@ from tpcompile.profiles.signature import (
 )
 from tpcompile.profiles.steps import Steps
 from tpcompile.sink import Sink
+from tpcompile.torch_api.c10d import before_shutdown
 from tpcompile.torch_api.dispatch import tree_flatten, tree_unflatten
-from tpcompile.torch_api.teardown import before_shutdown
 
 logger = Sink("profiles")
 WARM_UPS = 3

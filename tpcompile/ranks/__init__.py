@@ -9,11 +9,11 @@ exchange.py   a digest from every rank -> one verdict on all ranks
 packed.py     a verdict <-> the text that each rank is sent
 agree.py      what each rank brings -> what one of them settled: the first value wins
 recorded.py   the record of a rank -> its side of an exchange
-mesh.py       DeviceMesh -> names of process groups and their axes
-domain.py     a mesh and one of its axes -> the ranks that must compile the same programs
-groups.py     any spelling of a group -> its ProcessGroup
+domain.py     a mesh and one of its axes -> the ranks that must compile the same programs; names of its groups
+groups.py     any spelling of a group -> its ProcessGroup, and its subgroups of consecutive ranks
 per_group.py  values that live as long as a ProcessGroup
 liveness.py   pid and host of a rank -> state of its process
 signals.py    SIGTERM -> a pipe that a thread reads
 pool.py       the one way to start N ranks: a function -> its result on each; forked or spawned
+children.py   calls -> how each ended, in a forked process of its own that is no rank
 """

@@ -1,4 +1,4 @@
-"""A mesh and one of its axes -> the ranks that must compile the same programs."""
+"""A mesh and one of its axes -> the ranks that must compile the same programs; names of its groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.text.ranks import exact_ranks
-from tpcompile.ranks.mesh import mesh_roles
 
 
 class Domain(NamedTuple):
@@ -35,6 +34,11 @@ class Domain(NamedTuple):
     def name(self) -> str:
         """`tp 0-3`."""
         return f"{self.axis} {exact_ranks(self.members)}"
+
+
+def mesh_roles(mesh: DeviceMesh) -> dict[str, str]:
+    """Process-group name -> mesh axis, for every named axis of the mesh."""
+    return {mesh.get_group(axis).group_name: axis for axis in mesh.mesh_dim_names or ()}
 
 
 def domain_of(mesh: DeviceMesh | None, axis: str) -> Domain:

@@ -6,6 +6,8 @@ give the same graph, since the op takes the group's name.
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
@@ -20,6 +22,9 @@ from tpcompile.ranks.per_group import recall, remember
 from tpcompile.torch_api import c10d
 
 GroupLike: TypeAlias = dist.ProcessGroup | str | DeviceMesh | tuple[DeviceMesh, str | int] | None
+# By the group itself: after destroy_process_group a new group may have its name.
+_NEIGHBOURS: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, dist.ProcessGroup]] = weakref.WeakKeyDictionary()
+_num_made: Counter[str] = Counter()
 _RANK_INDEX: dict[tuple[int, torch.device], Tensor] = {}
 
 
@@ -93,6 +98,28 @@ def rank_index_of(group_name: str, device: torch.device) -> Tensor:
     if not is_capturing:  # a tensor made during capture lives in the memory pool of that CUDA graph
         _RANK_INDEX[rank, device] = index
     return index
+
+
+def neighbours(group: dist.ProcessGroup | None, count: int) -> dist.ProcessGroup | None:
+    """The group of `count` consecutive ranks of `group` around this rank, made once; None for count 1.
+
+    Every rank of `group` must call it, with the same count. Raises ConfigError when `count` does not divide the size.
+    """
+    if group is None or count == 1:
+        return None
+    if group.size() % count:
+        raise ConfigError(f"{count} replicas do not divide the {group.size()} ranks of the group")
+    made = _NEIGHBOURS.setdefault(group, {})
+    if count not in made:
+        ranks = dist.get_process_group_ranks(group)
+        start = group.rank() // count * count
+        # The store may still hold the keys of a group that was destroyed, hence the number.
+        _num_made[group.group_name] += 1
+        number = _num_made[group.group_name]
+        name = f"{group.group_name}/replicas/{count}/{start}/{number}"
+        members = ranks[start : start + count]
+        made[count] = c10d.new_named_group(members, name, "tp_replicas")
+    return made[count]
 
 
 @contextmanager

@@ -27,15 +27,6 @@ def _nothing(_rank: int) -> None:
     """Stand for the flow of a program whose lines are not recorded."""
 
 
-def _nowhere(_rank: int) -> str:
-    """Stand for the host of a rank of which nothing is known."""
-    return ""
-
-
-def _unknown() -> None:
-    """Stand for the end of ranks of which nothing is known."""
-
-
 class _FlowQuestion(Frozen):
     """Asks for what the rank has executed."""
 
@@ -59,8 +50,8 @@ def record_side(
     kind: Any = RankDigest,
     flow_of: Callable[[int], Flow | None] = _nothing,
     domain: Collection[int] | None = None,
-    why_absent: Callable[[], Check | None] = _unknown,
-    host_of: Callable[[int], str] = _nowhere,
+    why_absent: Callable[[], Check | None] = lambda: None,
+    host_of: Callable[[int], str] = lambda rank: "",
     coordinates: Callable[[], Coordinates] = dict,
 ) -> Side:
     """Side of an exchange made from a captured record.

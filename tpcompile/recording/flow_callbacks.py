@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -41,7 +40,7 @@ from tpcompile.evidence.timeline.flow import (
     tagged,
     without_own,
 )
-from tpcompile.private_folder import cache_folder
+from tpcompile.private_folder import cache_folder, made_once
 from tpcompile.recording.assigned import Line, Spec
 
 _SOURCE = Path(__file__).with_name("flow.c")
@@ -231,18 +230,17 @@ def _name_of(value: Any) -> str:
 @cache
 def compiled() -> ModuleType | None:
     """The callbacks in C, a module like `InPython`; None where they cannot be built."""
+
+    def build(built: Path) -> None:
+        compiler = (os.environ.get("CC") or "cc").split()
+        include = f"-I{sysconfig.get_path('include')}"
+        command = [*compiler, "-O2", "-shared", "-fPIC", include, str(_SOURCE), "-o", str(built)]
+        subprocess.run(command, capture_output=True, check=True, timeout=60)
+
     try:
         content = f"{sys.version} {sysconfig.get_config_var('EXT_SUFFIX')} {_SOURCE.read_text()}"
         digest = hashlib.sha256(content.encode()).hexdigest()[:16]
-        library = cache_folder("flow") / f"tpcompile_flow_{digest}.so"
-        if not library.exists():
-            with TemporaryDirectory(dir=library.parent) as partial:
-                built = Path(partial, library.name)
-                compiler = (os.environ.get("CC") or "cc").split()
-                include = f"-I{sysconfig.get_path('include')}"
-                command = [*compiler, "-O2", "-shared", "-fPIC", include, str(_SOURCE), "-o", str(built)]
-                subprocess.run(command, capture_output=True, check=True, timeout=60)
-                built.replace(library)  # a process that loads it meanwhile finds all of it
+        library = made_once(cache_folder("flow") / f"tpcompile_flow_{digest}.so", build)
         spec = importlib.util.spec_from_file_location("tpcompile_flow", library)
         if spec is None or spec.loader is None:
             return None

@@ -20,6 +20,7 @@ from types import CodeType
 
 from tpcompile.evidence.records import RankRead, TaintKind, UserLine
 from tpcompile.evidence.text.lines import is_library
+from tpcompile.fastpath.hashing.trees import imports_of
 
 _FUNCTIONS = {
     "torch.distributed.get_rank": TaintKind.RANK,
@@ -118,16 +119,10 @@ def _imports(tree: ast.AST) -> dict[str, str]:
     """Name in this file -> what it was imported as, e.g. `dist` -> `torch.distributed`."""
     names: dict[str, str] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                package = alias.name.partition(".")[0]
-                if alias.asname:  # `import a.b as c` gives c -> a.b
-                    names[alias.asname] = alias.name
-                else:  # `import a.b` gives a -> a
-                    names[package] = package
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            for alias in node.names:  # `from a.b import c as d` gives d -> a.b.c
-                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        imported = imports_of(node) if isinstance(node, ast.Import | ast.ImportFrom) else {}
+        for name, (module, attribute, level) in imported.items():
+            if level == 0:
+                names[name] = f"{module}.{attribute}" if attribute else module
     return names
 
 

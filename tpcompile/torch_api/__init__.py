@@ -3,7 +3,7 @@
 additions.py    passes, backends and tables that a program adds to the compiler
 autotuning.py   what Inductor times in order to choose between kernels
 binaries.py     what Triton compiled of a kernel for a GPU
-c10d.py         groups, and collectives as the eager wrappers issue them
+c10d.py         groups and what precedes their end, and collectives as the eager wrappers issue them
 comparing.py    each compiled graph of a call, beside the graph that it was made from
 compiler.py     Dynamo, Inductor and the structured trace, as capture reads them
 data_parallel.py  FSDP2 and DDP on tensors that hold nothing
@@ -11,13 +11,11 @@ dispatch.py     modes that see every op, views and trees of tensors, as the SPMD
 epilogues.py    a matrix product that ends in an activation
 flags.py        settings of torch.backends, as the environment layer compares them
 forked.py       what a forked rank sets anew, and the modules that are imported before a fork
-functions.py    autograd.Functions as they are applied
 generated.py    code that is generated, and the graph that runs instead of it
 hooks.py        what Dynamo calls around a compile and after a guard lookup
 inlined.py      ops that several kernels compute, and buffers that a limit put into memory
 interpreted.py  Triton's interpreter, made to round as GPUs do
-kernels.py      a user's Triton kernels and custom ops, as torch keeps them
-launches.py     launches of Triton kernels outside of compiled code, before they begin
+kernels.py      a user's Triton kernels and custom ops, as torch keeps them, and launches in eager before they begin
 makers.py       functions and classes that others than torch made, in anything that torch calls
 no_gpu.py       generated code for a GPU on a machine without one
 passes.py       passes over the graphs that Inductor gets
@@ -29,7 +27,6 @@ scheduled.py    nodes of Inductor's scheduler: what each reads, writes and compu
 scheduling.py   what Inductor's scheduler decides, as it decides it
 simulated.py    all ranks in one process
 symmetric.py    memory of a GPU that the other ranks of a group can write
-teardown.py     what must be done before a process group ends
 tested_versions.py  the versions that all this was tested with
 watching.py     calls of compiled code and the flight recorder, as the sentinel sees them
 

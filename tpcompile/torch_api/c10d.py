@@ -13,6 +13,7 @@
     distributed_c10d._process_group_name          name of a new group: hashed from how many groups the rank has seen
     distributed_c10d._new_group_with_tag          every group is made by it, those of a mesh as well
     ProcessGroup.rank, Backend.rank               the rank, in C
+    ProcessGroup.shutdown, ProcessGroup.abort     what ends a group, however destroy_process_group was imported
 
 `tests/torch_api/test_c10d.py` fails when torch moves one of them.
 """
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
@@ -45,6 +46,8 @@ _TRACING_MODES = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchMo
 
 WITH_RANK = (dist.ProcessGroup, torch._C._distributed_c10d.Backend)
 """Classes whose `rank` says the rank."""
+_ENDS = ("shutdown", "abort")
+"""Methods of a process group that end it."""
 FUNCTIONAL = "functional"
 """Stands for the Work of a collective issued as a functional op; torch keeps the real one with the tensor."""
 REDUCE_OPS = {
@@ -151,6 +154,28 @@ def has_backend(group: Any, device: torch.device) -> bool:
         return group._get_backend(device) is not None
     except RuntimeError:
         return False
+
+
+def before_shutdown(act: Callable[[], object]) -> Callable[[], None]:
+    """Call `act` before a group of this process shuts down or is aborted; returns what undoes it."""
+    before = {name: vars(dist.ProcessGroup)[name] for name in _ENDS}  # getattr would lose how it binds
+    for name in _ENDS:
+        setattr(dist.ProcessGroup, name, _preceded(getattr(dist.ProcessGroup, name), act))
+
+    def undo() -> None:
+        for name, end in before.items():
+            setattr(dist.ProcessGroup, name, end)
+
+    return undo
+
+
+def _preceded(end: Callable[..., Any], act: Callable[[], object]) -> Callable[..., Any]:
+    @functools.wraps(end)
+    def acts_and_ends(*args: Any, **kwargs: Any) -> Any:
+        act()
+        return end(*args, **kwargs)
+
+    return acts_and_ends
 
 
 def begin_all_reduce(x: Tensor, op: str, group: Any, *, later: bool = False) -> tuple[Tensor, Any]:

@@ -13,16 +13,21 @@
     ScriptObject.op                          the reduction of an in-place c10d op
     autograd._get_sequence_nr,               an op of a backward pass -> the forward op whose gradient it makes
       _C._current_autograd_node
+    autograd.function._SingleLevelFunction   what `Function.apply` calls, also where a program kept `apply` by a name
     DTensor._local_tensor                    the part of a DTensor that this rank holds, as its ops are given it
 
 tests/torch_api/test_dispatch.py says which of them torch moved; all of tests/typecheck fails then.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import _SingleLevelFunction
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -34,6 +39,7 @@ __all__ = [
     "AsyncCollectiveTensor",
     "FakeStore",
     "TorchDispatchMode",
+    "around_functions",
     "backward_number",
     "base_of",
     "device_constructors",
@@ -72,9 +78,33 @@ def local_part(tensor: Any) -> Any:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-_REDUCE_OPS = {int(getattr(dist.ReduceOp, name.upper())): name for name in ("sum", "avg", "product", "max", "min")}
+_NAMES = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
+_REDUCE_OPS = {int(getattr(dist.ReduceOp, name.upper())): name for name in _NAMES}
 
 
 def reduce_op_name(op: Any) -> str:
-    """`sum`, `avg`, `product`, `max` or `min` of the op that an in-place c10d op is given; empty for any other."""
+    """Name of the reduction that an in-place c10d op is given, in lower case as compiled graphs have it."""
     return _REDUCE_OPS.get(int(op.op()), "")
+
+
+Around = Callable[[Any, tuple[Any, ...], Callable[[], Any]], Any]
+"""Class, arguments, and what applies it -> what the program gets."""
+
+
+@contextmanager
+def around_functions(around: Around) -> Iterator[None]:
+    """Call `around` for every autograd.Function that is applied in this context."""
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        plain = super(_SingleLevelFunction, cls).apply
+        return around(cls, args, partial(plain, *args, **kwargs))
+
+    before = vars(_SingleLevelFunction).get("apply")
+    _SingleLevelFunction.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        if before is None:
+            del _SingleLevelFunction.apply
+        else:
+            _SingleLevelFunction.apply = before

@@ -7,6 +7,7 @@
     _ops.OpOverloadPacket._qualified_op_name              the name of an op of torch.ops
     library._defs                                         names of ops that Python defined by torch.library.Library
     Autotuner.configs, keys, ..., Heuristics.values       what decides how Triton launches a kernel
+    JITFunction.run, InterpretedFunction.run              what a launch in eager calls; Triton 3.6.0 and 3.9.0
 
 `tests/torch_api/test_kernels.py` fails when torch moves one of them.
 """
@@ -14,10 +15,13 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import importlib.util
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.library import CustomOpDef
@@ -145,3 +149,35 @@ def checked_op(op: Any, check: Check) -> Any:
     op.__class__ = _CheckedOp
     op.check = check
     return op
+
+
+@contextmanager
+def launches_seen(before: Callable[[Any], None]) -> Iterator[None]:
+    """Call `before` with each kernel that is launched inside; what it raises stops the launch. Without Triton nothing.
+
+    The kernels that Inductor generates are launched otherwise, and are not seen.
+    """
+    with ExitStack() as stack:
+        for kind in _kinds():
+            stack.enter_context(mock.patch.object(kind, "run", _checked(kind.run, before)))
+        yield
+
+
+def _kinds() -> list[Any]:
+    if importlib.util.find_spec("triton") is None:
+        return []
+    from triton import knobs
+    from triton.runtime.jit import JITFunction
+
+    if not knobs.runtime.interpret:
+        return [JITFunction]
+    return [JITFunction, importlib.import_module("triton.runtime.interpreter").InterpretedFunction]  # needs numpy
+
+
+def _checked(run: Callable[..., Any], before: Callable[[Any], None]) -> Callable[..., Any]:
+    @functools.wraps(run)
+    def checked(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        before(kernel)
+        return run(kernel, *args, **kwargs)
+
+    return checked

@@ -113,7 +113,7 @@ def _parts(value: Any) -> Iterable[Any]:
         return [value.__func__, value.__self__]
     if isinstance(value, FunctionType):
         attributes = filter(callable, vars(value).values())
-        return [*_closed_over(value), *attributes]
+        return [*closed_over(value), *attributes]
     if isinstance(value, (type, *_DATA, *_OPS)):
         return []
     if not is_torchs_file(file_of(type(value))):
@@ -123,7 +123,8 @@ def _parts(value: Any) -> Iterable[Any]:
     return [*held, *(getattr(value, name, None) for name in slots)]
 
 
-def _closed_over(function: FunctionType) -> Iterator[Any]:
+def closed_over(function: FunctionType) -> Iterator[Any]:
+    """The variables that a function has from those around it, as far as they are assigned."""
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents

@@ -11,11 +11,20 @@
 them: tpcompile.by_size and tpcompile.fusion.
 """
 
+from typing import Any, Self
+
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["AFTER_AUTOGRAD", "CustomGraphPass", "OpOverload", "get_hash_for_files", "tree_leaves"]
+__all__ = ["AFTER_AUTOGRAD", "CustomGraphPass", "OpOverload", "SharedPass", "get_hash_for_files", "tree_leaves"]
 
 AFTER_AUTOGRAD = "post_grad_custom_post_pass"
 """The option of torch.compile that takes a pass over each graph behind AOTAutograd."""
+
+
+class SharedPass(CustomGraphPass):
+    """A pass of which there is one: torch.compile copies its settings."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self

@@ -1,10 +1,9 @@
 """Every private or moving name of torch that `tpcompile.numerics` needs; seen on torch 2.11.0 and 2.13.0.
 
     name                                        why
-    torch.utils._python_dispatch                sees collectives of eager code, forward and backward, from any API
+    TorchDispatchMode, in dispatch.py           sees collectives of eager code, forward and backward, from any API
     torch.ops.c10d.*, ProcessGroup.unbox        what such an op communicates, and over which group
     torch.distributed._local_tensor             all ranks in one process: a tensor that holds one tensor per rank
-    torch.testing._internal...fake_pg           a group of N ranks for it that communicates nothing
 
 `tests/torch_api/test_simulated.py` fails when one of them moves.
 """
@@ -18,12 +17,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tpcompile.errors import ConfigError
+from tpcompile.torch_api.dispatch import FakeStore, TorchDispatchMode, reduce_op_name
 
-_REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
-"""Names of `ReduceOp`, in lower case as compiled graphs have them."""
 # c10d op -> its name in a compiled graph, and the argument that is sent.
 _SENT = {
     "allreduce_": ("all_reduce", 0),
@@ -76,13 +73,8 @@ def _first_tensor(sent: Any) -> Tensor:
 
 def _reduce_op(boxed: list[Any]) -> str:
     """Name of the reduction among the boxed arguments of a c10d op; empty for none."""
-    for argument in boxed:
-        if not argument._type().qualified_name().endswith("ReduceOp"):
-            continue
-        for name in _REDUCE_OPS:
-            if argument.op() == getattr(dist.ReduceOp, name.upper()):
-                return name
-    return ""
+    reductions = (each for each in boxed if each._type().qualified_name().endswith("ReduceOp"))
+    return next(map(reduce_op_name, reductions), "")
 
 
 @contextmanager
@@ -94,8 +86,6 @@ def local_ranks(size: int) -> Iterator[dist.ProcessGroup]:
     """
     if dist.is_initialized():
         raise ConfigError("this process has a default group; all ranks in one process need a process without one")
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     try:
         world = dist.group.WORLD

@@ -81,25 +81,28 @@ def possible(full: Shape, parts: Sequence[Shape]) -> list[Assembly]:
     """The layouts that the shapes allow, the most likely first; none where they are no parts of the full one."""
     if all(part == full for part in parts):
         return [WHOLE]
-    dims = {dim for part in parts for dim in _different(full, part)}
-    if len(dims) != 1 or any(len(part) != len(full) for part in parts):
+    if any(len(part) != len(full) for part in parts):
+        return []
+    dims = {dim for part in parts for dim, size in enumerate(part) if size != full[dim]}
+    if len(dims) != 1:
         return []
     (dim,) = dims
     return [Assembly(dim, rows) for rows in _possible_rows(full[dim], [part[dim] for part in parts])]
 
 
-def _different(full: Shape, part: Shape) -> list[int]:
-    return [dim for dim, (one, other) in enumerate(zip(full, part, strict=False)) if one != other]
-
-
 def _possible_rows(length: int, sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
-    total = sum(sizes)
+    size, num_ranks, total = sizes[0], len(sizes), sum(sizes)
+    in_order = [_in_order(sizes, length)]
+    are_equal = len(set(sizes)) == 1
     if total == length:
-        return [_in_order(sizes, length), *_packed(length, sizes), *_in_turn(sizes)]
+        return [*in_order, *_packed(size, num_ranks), *_in_turn(size, num_ranks)] if are_equal else in_order
     if total < length:
         return []
-    padded = [_in_order(sizes, length)] if total - length <= max(sizes) * len(sizes) // 2 else []
-    return _shared(length, sizes) or _partly_shared(length, sizes) or padded
+    shared: list[tuple[Tensor, ...]] = []
+    if are_equal:
+        shared = _shared(length, size, num_ranks) or _partly_shared(length, size, num_ranks)
+    is_padded = total - length <= max(sizes) * num_ranks // 2
+    return shared or (in_order if is_padded else [])
 
 
 def _in_order(sizes: Sequence[int], length: int) -> tuple[Tensor, ...]:
@@ -108,48 +111,42 @@ def _in_order(sizes: Sequence[int], length: int) -> tuple[Tensor, ...]:
     return tuple(index.masked_fill(index >= length, _PADDING) for index in rows)
 
 
-def _packed(length: int, sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
+def _packed(size: int, num_ranks: int) -> list[tuple[Tensor, ...]]:
     """Several matrices below each other, each cut in equal parts."""
-    if len(set(sizes)) != 1:
-        return []
     found = []
-    for widths in _PACKED:
-        unit, left = divmod(length, sum(widths) * len(sizes))
+    for relative_widths in _PACKED:
+        unit, left = divmod(size, sum(relative_widths))
         if unit and not left:
+            widths = [width * unit for width in relative_widths]
+            starts = [0, *accumulate(width * num_ranks for width in widths)]
+            of_each = list(zip(starts, widths, strict=False))
             found.append(
-                tuple(_of_each([width * unit for width in widths], rank, len(sizes)) for rank in range(len(sizes)))
+                tuple(
+                    torch.cat([torch.arange(width) + start + rank * width for start, width in of_each])
+                    for rank in range(num_ranks)
+                )
             )
     return found
 
 
-def _of_each(widths: Sequence[int], rank: int, size: int) -> Tensor:
-    """The rank's rows of matrices of which each rank has so many."""
-    starts = [0, *accumulate(width * size for width in widths)]
-    rows = [torch.arange(width) + start + rank * width for start, width in zip(starts, widths, strict=False)]
-    return torch.cat(rows)
-
-
-def _in_turn(sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
+def _in_turn(size: int, num_ranks: int) -> list[tuple[Tensor, ...]]:
     """A row to each rank in turn."""
-    if len(set(sizes)) != 1 or sizes[0] == 1:
+    if size == 1:
         return []
-    return [tuple(torch.arange(rank, sum(sizes), len(sizes)) for rank in range(len(sizes)))]
+    return [tuple(torch.arange(rank, size * num_ranks, num_ranks) for rank in range(num_ranks))]
 
 
-def _shared(length: int, sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
+def _shared(length: int, size: int, num_ranks: int) -> list[tuple[Tensor, ...]]:
     """Equal parts that several neighbours hold alike, as key heads of which there are fewer than ranks."""
-    size = sizes[0]
-    if len(set(sizes)) != 1 or length % size or len(sizes) % (length // size):
+    num_parts, left = divmod(length, size)
+    if left or num_ranks % num_parts:
         return []
-    num_holders = len(sizes) // (length // size)
-    return [tuple(torch.arange(size) + rank // num_holders * size for rank in range(len(sizes)))]
+    num_holders = num_ranks // num_parts
+    return [tuple(torch.arange(size) + rank // num_holders * size for rank in range(num_ranks))]
 
 
-def _partly_shared(length: int, sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
+def _partly_shared(length: int, size: int, num_ranks: int) -> list[tuple[Tensor, ...]]:
     """q | k | v in one parameter, of which several neighbours hold the same k and v."""
-    size, num_ranks = sizes[0], len(sizes)
-    if len(set(sizes)) != 1:
-        return []
     for num_holders in (each for each in range(2, num_ranks + 1) if num_ranks % each == 0):
         keys, left = divmod(size * num_ranks - length, 2 * (num_holders - 1))
         queries = length - 2 * keys

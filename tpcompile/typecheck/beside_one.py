@@ -5,23 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from types import FrameType
 
 import torch
 from torch import Tensor
 
-from tpcompile.evidence.records import WrongOp
+from tpcompile.evidence.records import UserLine, WrongOp
 from tpcompile.evidence.records.wrong_op import earliest
+from tpcompile.evidence.text.lines import is_library_file, line_at
 from tpcompile.numerics.judged import LOOKUPS, Judged, Known, Total, all_judged, as_text, sums_over_ranks
-from tpcompile.numerics.op_names import MASKS, SAME_VALUES
+from tpcompile.numerics.op_names import COLLECTIVES, MASKS, SAME_VALUES
 from tpcompile.numerics.rows import Rows, unequal_cuts
 from tpcompile.numerics.traced import Trace, Value, traced_call
 from tpcompile.numerics.wrong_op import first_wrong_op, tolerance_of
-from tpcompile.typecheck.assembly import WHOLE, Assembly, possible
-from tpcompile.typecheck.compared import DRAWN, Numbers
+from tpcompile.torch_api.watching import frames_from
+from tpcompile.typecheck.assembly import WHOLE, possible
 from tpcompile.typecheck.layouts import Choice, Layouts
-from tpcompile.typecheck.lines import line_in_module
 from tpcompile.typecheck.program import NotComparable, Program, Run
-from tpcompile.typecheck.steady import first_different
+from tpcompile.typecheck.report import DRAWN, Numbers
 
 _LEAST_ERROR = 1e-6
 _ROUNDINGS = 32
@@ -33,6 +36,9 @@ _MOST_S = 20.0
 """Seconds for trying layouts."""
 _MOST_TRACED = 24
 """Layouts of which the one with the fewest wrong values is taken, where nothing is right."""
+_OWN = f"{Path(__file__).parent}/"
+_RUNS = str(Path(__file__).with_name("program.py"))
+_MOVES = SAME_VALUES | {"aten.cat", "aten.stack", "aten.copy_"}
 
 
 @dataclass(frozen=True)
@@ -79,11 +85,10 @@ class Beside:
                 f"{name} has shape {tuple(got[0].shape)} on a rank, {tuple(wanted.shape)} on one device"
             )
         if type_ in ("", "V") or type_.startswith("V("):
-            return any(self._are_parts(way, got, wanted) for way in ways)
+            return any(
+                self._are_near(got, [way.part(wanted, rank) for rank in range(len(got))], least=_SMALL) for way in ways
+            )
         return all(each.shape == wanted.shape and self._is_near(each, wanted) for each in got)
-
-    def _are_parts(self, layout: Assembly, got: Sequence[Tensor], wanted: Tensor) -> bool:
-        return all(self._is_near(each, layout.part(wanted, rank)) for rank, each in enumerate(got))
 
     def wrong_gradients(self, one: Run, choice: Choice) -> list[str]:
         """Names of parameters and inputs whose gradients are not those of one device."""
@@ -163,7 +168,25 @@ def _drawn_differently(program: Program, beside: Beside, choice: Choice) -> int 
     own = [place for place, of_ranks in enumerate(zip(*seeds, strict=True)) if len(set(of_ranks)) > 1]
     noise = [results[f"drawn {place}"] for place in own if f"drawn {place}" in results]
     search = _Search.of(program, beside, choice, grads=False, rank=0)
-    return first_different(noise, search.trace.values, search.judged(len(beside.runs)))
+    values, judged = search.trace.values, search.judged(len(beside.runs))
+    # The first that applies it to a value that all hold alike, or hold a summand of: a part of a rank has its own mask.
+    found = [_used(place, values, judged) for place in noise]
+    return min((place for place in found if place is not None), default=None)
+
+
+def _used(place: int, values: Sequence[Value], judged: Sequence[Judged]) -> int | None:
+    """The first op that gives the drawn numbers to a value that is no part of a rank; None for one that is."""
+    drawn = {place}
+    for number in range(place + 1, len(values)):
+        sources = set(values[number].sources)
+        if sources.isdisjoint(drawn):
+            continue
+        others = sources - drawn
+        if not others:
+            drawn.add(number)
+            continue
+        return None if all(judged[other] == Judged.PART for other in others) else number
+    return None
 
 
 def _first_right(program: Program, beside: Beside) -> tuple[Choice, list[str]]:
@@ -181,13 +204,13 @@ def _first_right(program: Program, beside: Beside) -> tuple[Choice, list[str]]:
             break
     if len(found) == 1:
         return found[0]
-    return min(found[:_MOST_TRACED], key=lambda each: _num_wrong(program, beside, each[0]))
 
+    def num_wrong(tried: tuple[Choice, list[str]]) -> int:
+        """Values of the first rank that one device does not have in these layouts."""
+        search = _Search.of(program, beside, tried[0], grads=False, rank=0)
+        return search.judged(len(beside.runs)).count(Judged.WRONG)
 
-def _num_wrong(program: Program, beside: Beside, choice: Choice) -> int:
-    """Values of the first rank that one device does not have in these layouts."""
-    search = _Search.of(program, beside, choice, grads=False, rank=0)
-    return search.judged(len(beside.runs)).count(Judged.WRONG)
+    return min(found[:_MOST_TRACED], key=num_wrong)
 
 
 @dataclass(frozen=True)
@@ -297,3 +320,23 @@ def traced_run(program: Program, *, grads: bool, size: int = 1, cuts: Sequence =
 
     trace = traced_call(call, program.module, size=size, cuts=cuts, line_of=line_in_module)
     return runs[0], trace
+
+
+def line_in_module(name: str, frame: FrameType) -> UserLine:
+    """The innermost line of the user's; for a collective, and what takes apart or puts together, that of a module.
+
+    A helper that gathers is right by itself: what is wrong is where it is used. A line of this package where the user
+    has none.
+    """
+    within = takewhile(lambda each: each.f_code.co_filename != _RUNS, frames_from(frame))
+    frames = [each for each in within if _is_users(each.f_code.co_filename)]
+    if not frames:
+        return UserLine(file=_RUNS, line=0)
+    found = frames[0]
+    if name.startswith(COLLECTIVES) or name in _MOVES:
+        found = next((each for each in frames if isinstance(each.f_locals.get("self"), torch.nn.Module)), found)
+    return line_at(found, found.f_lineno)
+
+
+def _is_users(file: str) -> bool:
+    return not file.startswith(_OWN) and not is_library_file(file)

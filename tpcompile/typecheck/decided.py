@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from tpcompile.evidence.records import MistakeKind, UserLine, WrongOp
 from tpcompile.typecheck import wording
-from tpcompile.typecheck.compared import DRAWN, Numbers
-from tpcompile.typecheck.report import Report, Violation
+from tpcompile.typecheck.report import DRAWN, Numbers, Report, Violation
 from tpcompile.typecheck.site import Site
 from tpcompile.typecheck.wording import Wording
 
@@ -52,45 +51,32 @@ def decided(report: Report, numbers: Numbers, *, train: bool) -> Report:
 
 def _in_order(found: Violation, typed: Sequence[Violation], op: WrongOp | None) -> tuple[Violation, ...]:
     """A rule that says the same is more exact; else an op whose kind of mistake is known comes first."""
-    same = [each for each in typed if _says_the_same(each, found)]
+    same = []
+    for each in typed:
+        # On the same line; or of a partial value: numbers show where it is made, types where it is used as whole.
+        is_same_line = (each.site.file, each.site.line) == (found.site.file, found.site.line)
+        if is_same_line or each.rule == found.rule == wording.PARTIAL_USED.rule:
+            same.append(each)
     if same:
         return (same[0], *(each for each in typed if each is not same[0]))
     is_named = op is not None and bool(op.kind)
     return (found, *typed) if is_named else (*typed, found)
 
 
-def _says_the_same(typed: Violation, found: Violation) -> bool:
-    """On the same line; or of a partial value: numbers show where it is made, types where it is used as whole."""
-    is_same_line = (typed.site.file, typed.site.line) == (found.site.file, found.site.line)
-    return is_same_line or typed.rule == found.rule == wording.PARTIAL_USED.rule
-
-
 def _violation(numbers: Numbers) -> Violation:
     is_gradient = all(name.startswith("grad ") for name in numbers.wrong)
     worded = _GRADIENT if is_gradient else _NUMBERS
-    what = f"{_named(numbers.wrong)}: not what one device has with the same parameters"
+    shown = ", ".join(name.replace("grad ", "gradient of ") for name in numbers.wrong[:_MOST_NAMED])
+    if len(numbers.wrong) > _MOST_NAMED:
+        shown += f" and {len(numbers.wrong) - _MOST_NAMED} more"
+    why = f"{shown}: not what one device has with the same parameters"
+    op, site = "output", Site()
     begins = numbers.op
-    if begins is None:
-        return Violation(worded.rule, "output", (), Site(), what, worded.fix, numbers.ranks)
-    if numbers.wrong == (DRAWN,):
-        return Violation(_RANDOM.rule, begins.about, (), _site(begins), _RANDOM.why, _RANDOM.fix, numbers.ranks)
-    worded = _OF_KIND.get(begins.kind, worded)
-    return Violation(
-        worded.rule,
-        begins.about,
-        (),
-        _site(begins),
-        f"{what}. Here it begins: {begins.says}",
-        worded.fix,
-        numbers.ranks,
-    )
-
-
-def _named(names: Sequence[str]) -> str:
-    shown = ", ".join(name.replace("grad ", "gradient of ") for name in names[:_MOST_NAMED])
-    return shown if len(names) <= _MOST_NAMED else f"{shown} and {len(names) - _MOST_NAMED} more"
-
-
-def _site(op: WrongOp) -> Site:
-    line = op.line or UserLine(file="<unknown>", line=0)
-    return Site(line.file, line.line, line.function, line.code, op.module)
+    if begins is not None:
+        worded = _OF_KIND.get(begins.kind, worded)
+        why = f"{why}. Here it begins: {begins.says}"
+        if numbers.wrong == (DRAWN,):
+            worded, why = _RANDOM, _RANDOM.why
+        line = begins.line or UserLine(file=site.file, line=0)
+        op, site = begins.about, Site(line.file, line.line, line.function, line.code, begins.module)
+    return Violation(worded.rule, op, (), site, why, worded.fix, numbers.ranks)

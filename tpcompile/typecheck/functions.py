@@ -21,7 +21,7 @@ from torch import Tensor
 from tpcompile.typecheck import wording
 from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.site import GENERATED, Site
-from tpcompile.typecheck.spmd import UNKNOWN, Origin, SpmdType, varying
+from tpcompile.typecheck.spmd import UNKNOWN, Kind, Origin, SpmdType, varying
 from tpcompile.typecheck.step import is_float, tensors_in
 
 
@@ -63,25 +63,25 @@ def types_of_results(applied: Applied, follower: Follower) -> tuple[list[SpmdTyp
         return values, None
     if any(value.kind == "U" for value in values):
         return [UNKNOWN] * len(values), None
+    kinds: tuple[Kind, ...] = ("I", "R") if any(value.is_whole for value in values) else ("V",)
     outcomes = []
-    for kind in _kinds(values):
-        typed = [_with_gradient(value, kind) for value in values]
+    for kind in kinds:
+        typed = []
+        for value in values:
+            own_kind = kind if value.is_whole else value.kind
+            typed.append(replace(value, grad=True, kind=own_kind, is_zero=False))
         outcomes.append((typed, _fits(applied, follower, typed)))
     fitting = [typed for typed, fits in outcomes if fits]
     if len(fitting) == 1:
         return fitting[0], None
     unknown = [UNKNOWN] * len(values)
     is_wrong = all(fits is False for _, fits in outcomes)
-    return unknown, _violation(applied) if is_wrong else None
-
-
-def _kinds(values: Sequence[SpmdType]) -> tuple[str, ...]:
-    """The kinds that the whole results may have."""
-    return ("I", "R") if any(value.is_whole for value in values) else ("V",)
-
-
-def _with_gradient(value: SpmdType, kind: Any) -> SpmdType:
-    return replace(value, grad=True, kind=kind if value.is_whole else value.kind, is_zero=False)
+    if not is_wrong:
+        return unknown, None
+    worded = wording.FUNCTION_GRADIENT
+    operands = tuple(map(str, applied.types))
+    why = worded.why.format(op=applied.name)
+    return unknown, Violation(worded.rule, applied.name, operands, applied.site, why, worded.fix)
 
 
 def _value(found: SpmdType, result: Tensor, applied: Applied) -> SpmdType:
@@ -128,9 +128,7 @@ def _fits(applied: Applied, follower: Follower, typed: Sequence[SpmdType]) -> bo
         return None
     found = found if isinstance(found, tuple) else (found,)
     judged = list(_judged(applied, follower, found))
-    if None in judged:
-        return None
-    return all(judged)
+    return None if None in judged else all(judged)
 
 
 def _judged(applied: Applied, follower: Follower, found: Sequence[Any]) -> Any:
@@ -167,10 +165,3 @@ def _is_gradient_of(type_: SpmdType, gradient: SpmdType) -> bool | None:
     if type_.kind == "V":
         return gradient.kind != "P"  # this rank's part of what is whole is a V, whose number is in no tensor
     return gradient.is_whole
-
-
-def _violation(applied: Applied) -> Violation:
-    worded = wording.FUNCTION_GRADIENT
-    operands = tuple(map(str, applied.types))
-    why = worded.why.format(op=applied.name)
-    return Violation(worded.rule, applied.name, operands, applied.site, why, worded.fix)

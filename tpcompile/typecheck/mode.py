@@ -25,11 +25,16 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tpcompile.collectives.observer import Call, observing
 from tpcompile.ranks.groups import rank_index
-from tpcompile.torch_api.dispatch import AsyncCollectiveTensor, TorchDispatchMode, base_of, has_gradient_hook
-from tpcompile.torch_api.functions import around_functions
+from tpcompile.torch_api.dispatch import (
+    AsyncCollectiveTensor,
+    TorchDispatchMode,
+    around_functions,
+    base_of,
+    has_gradient_hook,
+)
 from tpcompile.typecheck.cut import Sources, nodes_behind
 from tpcompile.typecheck.functions import Applied, is_hand_written, types_of_results
-from tpcompile.typecheck.ops import FUNCTIONAL, WAITS
+from tpcompile.typecheck.ops import WAITS
 from tpcompile.typecheck.parameters import Shapes, types_of_parameters
 from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.rules import judge
@@ -204,20 +209,17 @@ class SpmdTypeMode(TorchDispatchMode):
         if not self.train or not torch.is_grad_enabled():
             return out
         found_types, violation = types_of_results(applied, self)
-        self._count_function(applied, found_types, violation)
-        for result, type_ in zip(applied.results, found_types, strict=True):
-            self._types[_plain(result)] = _with_own_scale(type_)
-        return out
-
-    def _count_function(self, applied: Applied, types: Sequence[SpmdType], violation: Violation | None) -> None:
         self.num_ops += 1
         if violation is not None:
             self.violations.append(violation)
-        is_followed = all(type_.kind != "U" for type_ in types)
+        is_followed = all(type_.kind != "U" for type_ in found_types)
         if is_followed or violation is not None:
             self.num_judged += 1
         elif not self.not_followed_since:
             self.not_followed_since = f"{applied.name} {applied.site.short}"
+        for result, type_ in zip(applied.results, found_types, strict=True):
+            self._types[_plain(result)] = _with_own_scale(type_)
+        return out
 
     def finish(self, outputs: list[Tensor]) -> frozenset[Site]:
         """Report the ops by which alone a parameter reaches these outputs, without a gradient.
@@ -253,8 +255,7 @@ class SpmdTypeMode(TorchDispatchMode):
         """Judge an op, and keep the types of its results."""
         place = len(self.violations)
         operands = list(map(_plain, step.operands))
-        is_collective = step.is_wrapper or step.name in FUNCTIONAL or step.name.startswith("c10d.")
-        if operands and is_collective:
+        if operands and step.is_collective:
             self._sources.note_collective(step, operands[0], place=place)
         types = self._judged(step)
         self._count(step, types, is_violation=len(self.violations) > place)

@@ -7,9 +7,12 @@ rule for any op, and nothing has to be followed.
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,12 +23,12 @@ import torch
 from torch import Tensor
 
 from tpcompile.numerics.traced import Trace
+from tpcompile.ranks.children import as_they_end
 from tpcompile.typecheck.assembly import possible
 from tpcompile.typecheck.beside_one import Expected, judged_beside, traced_run
-from tpcompile.typecheck.compared import Numbers
-from tpcompile.typecheck.forks import ForkError, can_fork, run_forked
 from tpcompile.typecheck.layouts import Layouts, layouts_of
 from tpcompile.typecheck.program import Build, Description, Mode, NotComparable, Place, Program, Run
+from tpcompile.typecheck.report import Numbers
 
 _TIMEOUT_S = 60.0
 _PATIENCE_S = 20.0
@@ -42,7 +45,7 @@ def compare_numbers(build: Build, *, size: int, train: bool, expected: Expected)
 
     In float64 where the program allows it. What cannot be compared is said in `why_not`.
     """
-    if not can_fork():
+    if sys.platform != "linux":
         return Numbers(why_not="processes cannot be forked here")
     with tempfile.TemporaryDirectory(prefix="tpcompile-numbers-") as folder:
         why = ""
@@ -90,58 +93,50 @@ class _Trial:
         """The ranks beside one device. Raises NotComparable, and ForkError where a process fails."""
         self.folder.mkdir()
         *ranks, one, reseeded = self._described()
-        _check_size(one)
+        if sum(known.numel for known in one.parameters.values()) > _MOST_NUMBERS:
+            raise NotComparable("the program is large")
+        if not one.mode:
+            raise NotComparable("two runs with different seeds differ, in eval mode, too")
         layouts = layouts_of(ranks, one, expected.parameter_types)
         given = _Given.of(ranks, one, reseeded)
-        run = partial(self._ran, one=one, layouts=layouts, given=given)
-        again = partial(self._ran_reseeded, one=one, layouts=layouts)
-        *runs, other = run_forked([*(partial(run, rank) for rank in range(self.size)), again], timeout_s=_TIMEOUT_S)
-        judge = partial(self._judged_beside_one, one, layouts, runs, other, expected)
-        found: Numbers = run_forked([judge], timeout_s=_TIMEOUT_S)[0]
-        if found.why_not:
-            raise NotComparable(found.why_not)
+
+        def of_rank(rank: int) -> tuple[Run, Trace]:
+            program = self._set_up(self._place(rank, "run"), one)
+            program.load(layouts.parts(rank))
+            program.load_buffers(given.buffers[rank])
+            program.give(given.inputs[rank])
+            return traced_run(program, grads=self.how.grads)
+
+        def of_reseeded() -> Run:
+            """The run of one device that was built with a different seed, on the numbers of the first."""
+            program = self._set_up(self._alone("again"), one, seed=1)
+            program.load(layouts.values)
+            program.load_buffers(one.buffers)
+            program.give({place: leaf for place, leaf in enumerate(one.inputs) if isinstance(leaf, Tensor)})
+            program.reset()
+            return program.run()
+
+        calls = [partial(of_rank, rank) for rank in range(self.size)]
+        *runs, other = run_forked([*calls, of_reseeded], timeout_s=_TIMEOUT_S)
+
+        def beside_one() -> Numbers:
+            program = self._set_up(self._alone("judge"), one)
+            _check_reseeded(program, layouts, other)
+            return judged_beside(program, layouts, runs, expected, grads=self.how.grads)
+
+        found: Numbers = run_forked([beside_one], timeout_s=_TIMEOUT_S)[0]
         return found
 
     def _described(self) -> list[Description]:
         """By each rank, and twice by one device, with different seeds."""
-        ranks = [partial(self._describe, self._place(rank)) for rank in range(self.size)]
-        alone = partial(self._describe, self._alone("one"), runs=True)
-        reseeded = partial(self._describe, self._alone("reseeded"), seed=1)
+
+        def described(place: Place, *, seed: int = 0, runs: bool = False) -> Description:
+            return Program(self.build, place, seed=seed).described(runs=runs)
+
+        ranks = [partial(described, self._place(rank)) for rank in range(self.size)]
+        alone = partial(described, self._alone("one"), runs=True)
+        reseeded = partial(described, self._alone("reseeded"), seed=1)
         return run_forked([*ranks, alone, reseeded], timeout_s=_TIMEOUT_S)
-
-    def _describe(self, place: Place, *, seed: int = 0, runs: bool = False) -> Description:
-        return Program(self.build, place, seed=seed).described(runs=runs)
-
-    def _ran(self, rank: int, *, one: Description, layouts: Layouts, given: _Given) -> tuple[Run, Trace]:
-        program = self._set_up(self._place(rank, "run"), one)
-        program.load(layouts.parts(rank))
-        program.load_buffers(given.buffers[rank])
-        program.give(given.inputs[rank])
-        return traced_run(program, grads=self.how.grads)
-
-    def _ran_reseeded(self, *, one: Description, layouts: Layouts) -> Run:
-        """The run of one device that was built with a different seed, on the numbers of the first."""
-        program = self._set_up(self._alone("again"), one, seed=1)
-        program.load(layouts.values)
-        program.load_buffers(one.buffers)
-        program.give({place: leaf for place, leaf in enumerate(one.inputs) if isinstance(leaf, Tensor)})
-        program.reset()
-        return program.run()
-
-    def _judged_beside_one(
-        self,
-        one: Description,
-        layouts: Layouts,
-        runs: Sequence[tuple[Run, Trace]],
-        other: Run,
-        expected: Expected,
-    ) -> Numbers:
-        program = self._set_up(self._alone("judge"), one)
-        try:
-            _check_reseeded(program, layouts, other)
-            return judged_beside(program, layouts, runs, expected, grads=self.how.grads)
-        except NotComparable as error:
-            return Numbers(why_not=str(error))
 
     def _set_up(self, place: Place, one: Description, *, seed: int = 0) -> Program:
         program = Program(self.build, place, seed=seed)
@@ -155,14 +150,6 @@ class _Trial:
 
     def _alone(self, what: str) -> Place:
         return Place(0, 1, self.folder / what, self.how.dtype)
-
-
-def _check_size(one: Description) -> None:
-    """Raises NotComparable for a program that cannot be run, or not alike."""
-    if sum(known.numel for known in one.parameters.values()) > _MOST_NUMBERS:
-        raise NotComparable("the program is large")
-    if not one.mode:
-        raise NotComparable("two runs with different seeds differ, in eval mode, too")
 
 
 def _check_reseeded(program: Program, layouts: Layouts, other: Run) -> None:
@@ -194,6 +181,35 @@ class _Given:
             _parts_of(buffers, [each.buffers for each in ranks]),
             _parts_of(inputs, [dict(enumerate(each.inputs)) for each in ranks]),
         )
+
+
+class ForkError(Exception):
+    """A process raised, was killed, or did not end in time."""
+
+
+def run_forked(functions: Sequence[Callable[[], Any]], *, timeout_s: float) -> list[Any]:
+    """What the functions return, in their order, each from a forked process; all run at the same time.
+
+    Raises ForkError for the first that failed; no process is left then.
+    """
+    calls = [partial(_quiet, function) for function in functions]
+    found: dict[int, Any] = {}
+    with closing(as_they_end(calls, jobs=len(calls), cpu_s=timeout_s, clock_s=timeout_s)) as children:
+        for number, ended in children:
+            if ended.failure:
+                raise ForkError(ended.failure)
+            found[number] = ended.result
+    return [found[number] for number in sorted(found)]
+
+
+def _quiet(function: Callable[[], Any]) -> Any:
+    """What the program prints, the check of its types has let it print already.
+
+    A process with threads may fork where the child starts none: torch gets one here, as in a DataLoader's workers.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    torch.set_num_threads(1)
+    return function()
 
 
 def _is_drawn(value: Any, other: Any) -> bool:

@@ -1,4 +1,8 @@
-"""Module and types by name pattern -> the type of every parameter."""
+"""Module and types by name pattern -> the type of every parameter; what is made of one without a declared layout.
+
+A parameter without a declared layout is taken for replicated. It may be a shard, and what is made of it partial: only
+what no such parameter is in, or what went through a collective, is known to be whole.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,11 @@ from tpcompile.typecheck.layout import declared_rows
 from tpcompile.typecheck.scale import own_scale
 from tpcompile.typecheck.site import Site
 from tpcompile.typecheck.spmd import Maker, Origin, SpmdType, parse_type, varying
+from tpcompile.typecheck.step import Step
 
 Shapes = Mapping[str, Sequence[int]]
+_ENTERS = ("copy_to_tp", "scatter_single")
+"""Wrappers that leave the value as it is, or take a part of it."""
 
 
 def types_of_parameters(
@@ -74,3 +81,27 @@ def _by_shape(parameter: Tensor, full: Sequence[int] | None, whole: SpmdType, tp
 
 def _has_hook(parameter: Tensor) -> bool:
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+def with_undeclared(step: Step, types: Sequence[SpmdType]) -> list[SpmdType]:
+    """The types, each whole one with the last undeclared parameter among the operands; none behind a collective."""
+    names = [type_.undeclared for type_ in step.types if type_.undeclared]
+    has_own_value = step.is_collective and step.name not in _ENTERS
+    if not names or has_own_value:
+        return list(types)
+    return [_made_of(names[-1], type_) for type_ in types]
+
+
+def _made_of(name: str, type_: SpmdType) -> SpmdType:
+    """The type of what is made of this parameter; only of a whole value it decides anything."""
+    if type_.kind not in ("I", "R"):
+        return type_
+    return replace(type_, undeclared=name)
+
+
+def is_known_whole(step: Step, x: SpmdType) -> bool:
+    """True unless an undeclared parameter decides whether the operand is whole; the step is then not judged."""
+    if x.undeclared:
+        step.is_judged = False
+        step.why_not_judged = f"no layout is declared for parameter {x.undeclared}"
+    return not x.undeclared

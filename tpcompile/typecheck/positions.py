@@ -29,9 +29,13 @@ _ATTENTION = "aten._scaled_dot_product"
 def with_positions(step: Step, types: Sequence[SpmdType], judge: Judge) -> list[SpmdType]:
     """The types, each whole one with the dim along which it counts; a violation beside a shard of this dim."""
     if step.name == "aten.arange":
-        return [replace(type_, positions=_of_range(step)) for type_ in types]
+        start = step.args[0] if len(step.args) > 1 else 0
+        return [replace(type_, positions=varying(0) if start == 0 else None) for type_ in types]
     if step.name in ("aten.tril", "aten.triu"):
-        return [replace(type_, positions=_of_triangle(step, type_)) for type_ in types]
+        # The rows of a causal mask count from the rank's own first row; one of a later rank has a larger diagonal.
+        is_at_origin = step.arg(1, "diagonal", 0) in (0, 1)
+        rows = varying(step.args[0].dim() - 2) if is_at_origin else None
+        return [replace(type_, positions=rows if type_.kind == "C" else None) for type_ in types]
     plain = [replace(type_, positions=None) for type_ in types]
     counting = [tensor for tensor in step.operands if step.type_of(tensor).positions is not None]
     if not counting:
@@ -41,17 +45,6 @@ def with_positions(step: Step, types: Sequence[SpmdType], judge: Judge) -> list[
         return step.typed(UNKNOWN)
     found = _followed(step, counting, judge)
     return [replace(type_, positions=found) if type_.is_whole else type_ for type_ in plain]
-
-
-def _of_range(step: Step) -> SpmdType | None:
-    start = step.args[0] if len(step.args) > 1 else 0
-    return varying(0) if start == 0 else None
-
-
-def _of_triangle(step: Step, type_: SpmdType) -> SpmdType | None:
-    """The rows of a causal mask count from the rank's own first row; one of a later rank has a larger diagonal."""
-    is_mask = type_.kind == "C" and step.arg(1, "diagonal", 0) in (0, 1)
-    return varying(step.args[0].dim() - 2) if is_mask else None
 
 
 def _followed(step: Step, counting: Sequence[Tensor], judge: Judge) -> SpmdType | None:

@@ -154,7 +154,8 @@ class Program:
         self.reset()
         shapes = {output.shape for output in self.run().outputs.values() if output.is_floating_point()}
         leaves = enumerate(self.leaves)
-        return frozenset(place for place, leaf in leaves if _is_float(leaf) and leaf.shape in shapes)
+        floats = {place: leaf.shape for place, leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()}
+        return frozenset(place for place, shape in floats.items() if shape in shapes)
 
     def enter(self, mode: Mode) -> None:
         """Run in this mode from now on."""
@@ -202,25 +203,26 @@ class Program:
             torch.manual_seed(seed)
         steady = Steady()
         stance = "force_eager" if self._force_eager else "default"
-        leaves = [_fresh(leaf) for leaf in self.leaves]
+        leaves = []
+        for leaf in self.leaves:
+            is_tensor = isinstance(leaf, Tensor)
+            leaves.append(leaf.detach().clone().requires_grad_(leaf.requires_grad) if is_tensor else leaf)
         arguments = tree_unflatten(leaves, self._spec)
-        with (
-            torch.compiler.set_stance(stance),
-            torch.set_grad_enabled(grads),
-            steady,
-        ):
+        with torch.compiler.set_stance(stance), torch.set_grad_enabled(grads), steady:
             returned = self.module(**arguments) if isinstance(arguments, Mapping) else self.module(*arguments)
         found, _ = tree_flatten(returned)
         outputs = {f"output {number}": each for number, each in enumerate(found) if isinstance(each, Tensor)}
+        of_all: dict[str, Tensor | None] = {}
+        if grads:
+            _run_backward(outputs)
+            inner = dict(self.module.named_parameters()) | {f"input {place}": leaf for place, leaf in enumerate(leaves)}
+            for name, each in inner.items():
+                if isinstance(each, Tensor) and each.requires_grad:
+                    of_all[name] = None if each.grad is None else _whole(each.grad)
+        whole = {name: _whole(each).detach() for name, each in outputs.items()}
         if not grads:
-            return Run(
-                drawn=steady.drawn, outputs={name: _whole(each).detach().clone() for name, each in outputs.items()}
-            )
-        _run_backward(outputs)
-        inner = dict(self.module.named_parameters()) | {f"input {place}": leaf for place, leaf in enumerate(leaves)}
-        trained = {name: each for name, each in inner.items() if _is_trained(each)}
-        of_all = {name: None if each.grad is None else _whole(each.grad) for name, each in trained.items()}
-        return Run({name: _whole(each).detach() for name, each in outputs.items()}, of_all, steady.drawn)
+            whole = {name: each.clone() for name, each in whole.items()}
+        return Run(whole, of_all, steady.drawn)
 
     def reset(self) -> None:
         """Set gradients and buffers to what they were before all runs."""
@@ -302,18 +304,6 @@ def _cast(leaf: Any, dtype: torch.dtype) -> Any:
     if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
         return leaf
     return leaf.detach().to(dtype).requires_grad_(leaf.requires_grad)
-
-
-def _fresh(leaf: Any) -> Any:
-    return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _is_trained(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
 
 
 def _whole(value: Tensor) -> Tensor:

@@ -6,8 +6,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tpcompile.errors import DivergenceError
-from tpcompile.typecheck.compared import Numbers
+from tpcompile.evidence.records import WrongOp
 from tpcompile.typecheck.site import Site
+
+DRAWN = "random numbers"
+"""What is wrong where ranks apply their own random numbers to what they hold alike, or to summands."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What a run on all ranks shows beside one on one device."""
+
+    is_right: bool = False
+    """All outputs are right, and all gradients where they were asked for."""
+    wrong: tuple[str, ...] = ()
+    """Outputs or gradients that are wrong, e.g. `output 0` or `grad up.weight`."""
+    op: WrongOp | None = None
+    """Where it begins, where that is known."""
+    ranks: tuple[int, ...] = ()
+    """Ranks that have it."""
+    with_gradients: bool = False
+    """Gradients were compared."""
+    ungraded: tuple[str, ...] = ()
+    """Parameters that have no gradient on one device either: whether they should is not known.
+    Empty for a program that records none: it does not train."""
+    why_not: str = ""
+    """Why the ranks are not compared with one device; empty where they are."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +118,6 @@ class Report:
         return f"type check found nothing in the part that it followed: {checked}{self._lost}"
 
     @property
-    def _is_compared(self) -> bool:
-        return self.numbers is not None and not self.numbers.why_not
-
-    @property
     def _compared(self) -> str:
         """How the numbers of all ranks were compared with those of one device; empty where nobody asked."""
         if self.numbers is None:
@@ -110,7 +130,8 @@ class Report:
     @property
     def _lost(self) -> str:
         """How many ops were not judged, and since which; empty where all were, or what a finding made is all."""
-        if not self.not_followed_since or self._is_compared:
+        is_compared = self.numbers is not None and not self.numbers.why_not
+        if not self.not_followed_since or is_compared:
             return ""
         return f"; {self.num_ops - self.num_judged} not judged, not followed since {self.not_followed_since}"
 

@@ -9,11 +9,11 @@ import torch
 from tpcompile.typecheck import layout, rules_collective, rules_matmul, rules_reduce
 from tpcompile.typecheck.gradients import join
 from tpcompile.typecheck.ops import CHOICES, SAME_VALUE, VIEWS
+from tpcompile.typecheck.parameters import with_undeclared
 from tpcompile.typecheck.pending import judge_pending
 from tpcompile.typecheck.positions import with_positions
 from tpcompile.typecheck.rules_pointwise import pointwise
 from tpcompile.typecheck.rules_scale import with_scales
-from tpcompile.typecheck.rules_undeclared import with_undeclared
 from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, SpmdType, Types
 from tpcompile.typecheck.step import RULES, Result, Step, rule
 

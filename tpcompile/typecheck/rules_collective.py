@@ -9,9 +9,9 @@ import torch.distributed as dist
 from tpcompile.torch_api.dispatch import reduce_op_name
 from tpcompile.typecheck import wording
 from tpcompile.typecheck.ops import CHOICES, FUNCTIONAL, PARTIAL_OF, PRODUCTS
+from tpcompile.typecheck.parameters import is_known_whole
 from tpcompile.typecheck.rules_pointwise import used_as_whole
 from tpcompile.typecheck.rules_scale import is_times_ranks, weighted
-from tpcompile.typecheck.rules_undeclared import is_known_whole
 from tpcompile.typecheck.spmd import UNKNOWN, SpmdType
 from tpcompile.typecheck.step import Result, Step, rule, tensors_in
 from tpcompile.typecheck.summand import summands, wrong_summand

@@ -6,6 +6,7 @@ import linecache
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 
@@ -13,6 +14,7 @@ import torch
 import typing_extensions
 
 from tpcompile import collectives, torch_api
+from tpcompile.torch_api.watching import frames_from
 
 
 def _folders(*files: str) -> tuple[str, ...]:
@@ -76,10 +78,7 @@ def current_site(module_names: Mapping[int, str]) -> Site:
 
 def _frames() -> Iterator[FrameType]:
     """The callers' frames, innermost first."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != _OUTERMOST:
-        yield frame
-        frame = frame.f_back
+    return takewhile(lambda frame: frame.f_code.co_filename != _OUTERMOST, frames_from(sys._getframe(1)))
 
 
 def user_function() -> str:
@@ -87,26 +86,18 @@ def user_function() -> str:
 
     Empty outside of one.
     """
-    for name in _functions():
-        if not name.startswith(GENERATED):
-            return name
-    return ""
+    names = (str(cls.__name__) for cls in _classes())
+    return next((name for name in names if not name.startswith(GENERATED)), "")
 
 
 def in_generated_function() -> bool:
     """True when the op runs in a Function that torch made for one of its ops, which has that op's gradient."""
-    return any(name.startswith(GENERATED) for name in _functions())
+    return any(cls.__name__.startswith(GENERATED) for cls in _classes())
 
 
 def in_function_of_torch() -> bool:
     """True when the op runs in a Function of torch's own, such as a checkpoint: nothing is known of its gradient."""
     return any(cls.__module__.startswith("torch.") for cls in _classes())
-
-
-def _functions() -> Iterator[str]:
-    """Names of the autograd.Functions around an op, innermost first."""
-    for cls in _classes():
-        yield str(cls.__name__)
 
 
 def _classes() -> Iterator[type]:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpcompile.typecheck.ops import FUNCTIONAL
 from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.site import Site
 from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, Maker, Origin, Pending, SpmdType, Types
@@ -70,6 +71,11 @@ class Step:
     def is_wrapper(self) -> bool:
         """A call of one of our collective wrappers."""
         return "." not in self.name
+
+    @property
+    def is_collective(self) -> bool:
+        """A call of a wrapper, or a collective of torch's own."""
+        return self.is_wrapper or self.name in FUNCTIONAL or self.name.startswith("c10d.")
 
     def arg(self, index: int, name: str, default: Any = None) -> Any:
         """Argument by position or name."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import mmap
 import time
 from collections.abc import Callable, Mapping
@@ -15,10 +14,10 @@ from torch import Tensor
 
 from tpcompile.errors import DivergenceError, FastPathError
 from tpcompile.fastpath import plain
-from tpcompile.fastpath.certify.children import in_children
 from tpcompile.fastpath.certify.fences import fenced_allocations
 from tpcompile.fastpath.certify.trials import Call, OnRanks
 from tpcompile.fastpath.kernels.exchange_memory import Exchange, num_words
+from tpcompile.ranks.children import in_children
 from tpcompile.torch_api.interpreted import patient
 
 _FACTORS = (3.0, 1.0)
@@ -146,12 +145,12 @@ def _in_processes(call: Call, ranks: list[dict[str, Any]], exchanges: list[Excha
     for rank, ended in enumerate(in_children(calls, jobs=len(calls), cpu_s=_CPU_S)):
         if ended.failure:
             raise DivergenceError(f"rank {rank}: {ended.failure}")
-        outputs.append(torch.load(io.BytesIO(ended.result)))
+        outputs.append(ended.result)
     return outputs
 
 
-def _rounds(call: Call, arguments: dict[str, Any], exchange: Exchange) -> bytes:
-    """Run all rounds on one rank -> the outputs of the last, as bytes."""
+def _rounds(call: Call, arguments: dict[str, Any], exchange: Exchange) -> tuple[Tensor, ...]:
+    """Run all rounds on one rank -> the outputs of the last."""
     patient()
     rank = int(exchange.state[0])
     with fenced_allocations():
@@ -162,9 +161,7 @@ def _rounds(call: Call, arguments: dict[str, Any], exchange: Exchange) -> bytes:
     check_unused(exchange)
     if rank == _ALONE:
         check_late(lambda: call(_round(arguments, 1.0, exchange), plain.alone), exchange)
-    file = io.BytesIO()
-    torch.save(tuple(output.detach().clone() for output in outputs), file)
-    return file.getvalue()
+    return tuple(output.detach().clone() for output in outputs)
 
 
 def _on_streams(call: Call, ranks: list[dict[str, Any]], exchanges: list[Exchange]) -> list[tuple[Tensor, ...]]:

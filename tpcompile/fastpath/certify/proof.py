@@ -28,11 +28,11 @@ from tpcompile.fastpath.certificate import (
     device_kind,
     power_of,
 )
-from tpcompile.fastpath.certify.children import in_children
 from tpcompile.fastpath.certify.mutate import ArgumentMutation, Mutation, argument_mutations, source_mutations
 from tpcompile.fastpath.certify.shard_errors import Prepared, Setting, check_refusals, prepared, ratios
 from tpcompile.fastpath.certify.trials import Call, Trial, trial_of
 from tpcompile.fastpath.registry import FastPath, TpSupport, dtype_name, registered
+from tpcompile.ranks.children import in_children
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _CPU_S = 1800.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib.util
 import inspect
 import sys
@@ -17,6 +16,7 @@ from tpcompile.fastpath.hashing.libraries import Libraries
 from tpcompile.fastpath.hashing.names import MISSING, UNCHANGING, Named
 from tpcompile.fastpath.hashing.trees import changed_in, file_of, imports_of
 from tpcompile.torch_api import kernels as torch_kernels
+from tpcompile.torch_api.makers import closed_over
 
 
 def defined(module: str, name: str) -> tuple[str, str, list[ast.stmt]]:
@@ -100,12 +100,8 @@ def is_own(value: Any, libraries: Libraries) -> bool:
 
 def kept_by(function: FunctionType, libraries: Libraries) -> list[Any]:
     """What a wrapper of a library keeps, in attributes and its closure, of what the program has it run."""
-    values = list(vars(function).values())
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # not yet assigned
-            values.append(cell.cell_contents)
     kept = []
-    for value in values:
+    for value in (*vars(function).values(), *closed_over(function)):
         inside = value.values() if isinstance(value, Mapping) else [value]
         functions = filter(callable, inside)
         if any(is_own(function, libraries) for function in functions):

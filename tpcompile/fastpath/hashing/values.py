@@ -10,13 +10,14 @@ import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from types import BuiltinFunctionType, CellType, FunctionType, GetSetDescriptorType, MemberDescriptorType
+from types import BuiltinFunctionType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tpcompile.fastpath.hashing.names import MISSING, name_of
+from tpcompile.torch_api.makers import closed_over
 
 _NUMBERS = (type(None), bool, int, float, complex, bytes, range, slice, type(Ellipsis), type(NotImplemented))
 _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
@@ -144,8 +145,7 @@ def _native(kind: type) -> Any:
 def held(value: Any) -> list[Any]:
     """What a value keeps that changes: items of a container, attributes of an object, variables of a closure."""
     if isinstance(value, FunctionType):
-        assigned = filter(lambda cell: cell != CellType(), value.__closure__ or ())
-        return [cell.cell_contents for cell in assigned]
+        return list(closed_over(value))
     inside: list[Any] = []
     if isinstance(value, Mapping):
         inside += value.values()
@@ -198,8 +198,3 @@ def own_attributes(kind: type) -> dict[str, Any]:
 def _has_no_file(method: Any) -> bool:
     function = inspect.unwrap(getattr(method, "__func__", method))
     return isinstance(function, FunctionType) and function.__code__.co_filename.startswith("<")
-
-
-def has_caches(kind: type) -> bool:
-    """True when results of methods are kept in attributes, which may have been set as well."""
-    return any(isinstance(each, functools.cached_property) for _, each in inspect.getmembers_static(kind))

@@ -270,7 +270,7 @@ class Walk:
                 changed |= changing_attributes(base, self._changes.used) & state.keys()
         if changed:
             self._left.append(f"its attribute {min(changed)} is changed while the program runs")
-        if values.has_caches(type(value)):
+        if any(isinstance(each, functools.cached_property) for _, each in inspect.getmembers_static(type(value))):
             self._left.append("")  # one may have been set, which its definition says
         return [f"{name}={self._part(each)}" for name, each in sorted(state.items()) if name not in changed]
 

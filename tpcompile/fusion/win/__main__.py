@@ -46,7 +46,9 @@ def verify_win(
     Each mode has a process and a cache of its own. Exits with 1 where no mode is faster than
     eager, or outputs are wrong.
     """
-    wanted = modes or _modes_of(device)
+    is_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    of_device = MODES if is_gpu else ("default", "max-autotune")  # without CUDA graphs `reduce-overhead` is the default
+    wanted = modes or of_device
     unknown = sorted(set(wanted) - set(MODES))
     if unknown:
         raise ConfigError(f"there is no mode {unknown[0]}; choose from {', '.join(MODES)}")
@@ -61,12 +63,6 @@ def verify_win(
         for line in lines(found, advice):
             console.stdout().print(line, soft_wrap=True)
     raise typer.Exit(not advice.is_win)
-
-
-def _modes_of(device: str) -> tuple[str, ...]:
-    """All modes of a device: on CPU there are no CUDA graphs, so `reduce-overhead` is the default."""
-    is_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-    return MODES if is_gpu else ("default", "max-autotune")
 
 
 def _measured(request: dict[str, Any], cached: bool, timeout_s: float) -> Measured:
