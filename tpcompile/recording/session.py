@@ -213,7 +213,7 @@ class CaptureSession:
         stacks = [self._stacks[place] for place in sorted(places & self._stacks.keys())]
         traced = [{tuple(own_lines(stack_lines(text))) for text in texts} for texts in stacks]
         known = tuple(own for found in traced if len(found) == 1 for own in found if own)
-        return compile_.model_copy(update={"traced_from": known})
+        return compile_.changed(traced_from=known)
 
     def _events_so_far(self) -> list[trace.TraceEvent]:
         with self._lock:

@@ -46,7 +46,7 @@ _MAY_BE_REORDERED = frozenset({Cause.RANK_BRANCH, Cause.RANK_CONSTANT})
 def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
     for graph in compile_.graphs_of("dynamo"):
         for item in graph_items(graph):
-            yield item.model_copy(update={"callers": compile_.callers(item.line)})
+            yield item.changed(callers=compile_.callers(item.line))
     for found in compile_.breaks:
         where = f"{normalise.short_path(found.line.file)}:{found.line.line}" if found.line else "?"
         about, fields = f"graph break at {where}", {"reason": found.reason}

@@ -32,7 +32,7 @@ def at_parting(row: Row, items: Items, cause: Cause) -> Row:
     for index, item in enumerate(row):
         others = [*known[:index], *known[index + 1 :]]
         is_first = item is not None and item == first[index]
-        found.append(item.at(_parting(known[index], others)) if item is not None and is_first else item)
+        found.append(item.changed(line=_parting(known[index], others)) if item is not None and is_first else item)
     return Row(found)
 
 
