@@ -106,7 +106,7 @@ def test_a_trace_file_of_the_process_gives_the_records_of_the_session(
 ) -> None:
     for rank, record in enumerate(language):
         (path,) = trace_folder.glob(f"*_rank_{rank}_*")
-        lacks = {"phase": "", "rank_reads": None, "called_from": ()}
+        lacks = {"phase": "", "rank_reads": None, "called_from": (), "traced_from": ()}
         live = tuple(c.model_copy(update=lacks) for c in record.compiles)
         assert compile_records(read_trace_file(path), roles=dict(record.groups)) == live
 
