@@ -141,7 +141,7 @@ class RunDir:
 
     def write_run(self, facts: dict[str, Any]) -> None:
         """Write `run.json`: command, time, machine, versions."""
-        self.write_text("run.json", json.dumps({"schema_version": SCHEMA_VERSION} | facts, sort_keys=True, indent=1))
+        self._write("run.json", json.dumps({"schema_version": SCHEMA_VERSION} | facts, sort_keys=True, indent=1))
 
     def read_run(self) -> dict[str, Any]:
         """Content of `run.json`, `{}` when there is none. Raises ConfigError when it is damaged."""
@@ -152,7 +152,7 @@ class RunDir:
 
     def write_config(self, text: str) -> None:
         """Write the resolved configuration, JSON text."""
-        self.write_text("config.json", text)
+        self._write("config.json", text)
 
     def read_config(self) -> JobConfig:
         """The resolved configuration of the run. Raises ConfigError when it is missing or damaged."""
@@ -166,7 +166,7 @@ class RunDir:
 
     def write_record(self, record: RankRecord) -> None:
         """Write all evidence of one rank."""
-        self.write_text(f"rank_{record.rank}/record.json", record.to_json())
+        self._write(f"rank_{record.rank}/record.json", record.to_json())
 
     def read_records(self, *, facts: type[Frozen] | None = None, beside: Sequence[RunDir] = ()) -> list[RankRecord]:
         """Evidence of all ranks that left any, by rank; `facts` is what the measured values of each must be, `beside`
@@ -193,7 +193,7 @@ class RunDir:
 
     def write_status(self, status: RankStatus) -> None:
         """Write the activity of a rank."""
-        self.write_text(f"rank_{status.rank}/status.json", status.to_json())
+        self._write(f"rank_{status.rank}/status.json", status.to_json())
 
     def write_start(self, rank: int, doing: str) -> None:
         """Write what a rank does before it has a status: no status, as the directory does not hold a run yet.
@@ -238,6 +238,10 @@ class RunDir:
         except FileNotFoundError:
             return None
 
+    def write_text(self, name: str, text: str) -> Path:
+        """Write one of the report files next to the verdict."""
+        return self._write(name, text)
+
     def holds_run(self) -> bool:
         """True when a run wrote here before, finished or not."""
         return (self.path / "verdict.json").exists() or bool(self.rank_files("status.json"))
@@ -255,7 +259,7 @@ class RunDir:
         by_rank = sorted((int(number[1]), path) for path, number in numbers.items() if number)
         return [path for _, path in by_rank]
 
-    def write_text(self, name: str, text: str) -> Path:
+    def _write(self, name: str, text: str) -> Path:
         """Write a file. Raises PreflightError when the disk is full or the folder is not writable."""
         path = self.path / name
         try:
@@ -280,7 +284,9 @@ class RunDir:
 
 def temporary(folder: Path, text: str) -> str:
     """A new file with that text, to be renamed: so a file is written whole or not at all. Raises OSError."""
-    with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".", delete=False, encoding="utf-8") as file:
+    with tempfile.NamedTemporaryFile(
+        "w", dir=folder, prefix=".", suffix=".tmp", delete=False, encoding="utf-8"
+    ) as file:
         try:
             file.write(text)
             file.flush()

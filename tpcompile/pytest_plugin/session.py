@@ -132,6 +132,10 @@ def _why_not() -> str:
         found = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return "torch is not installed"
+    return _out_of_range(found)
+
+
+def _out_of_range(found: str) -> str:
     from packaging.requirements import Requirement
 
     try:
