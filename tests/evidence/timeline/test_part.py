@@ -352,3 +352,14 @@ def test_a_branch_after_which_a_value_was_equal_is_not_why_it_differs_later() ->
     found = parted({rank: flow_of(sized, rank) for rank in (0, 1)}, {__file__})
     assert found is not None
     assert linecache.getline(__file__, found.line.line).strip().startswith("size = 16")
+
+
+@pytest.mark.parametrize(("past", "odd"), [((2, 2, 2), (1,)), ((2, 4, 8), ())])
+def test_a_value_that_was_always_the_same_is_the_usual_one_and_one_of_many_is_not(
+    past: tuple[int, ...], odd: tuple[int, ...]
+) -> None:
+    flows = {rank: flow_of(lambda rank: programs.widths(*past, (2, 16)[rank]), rank) for rank in (0, 1)}
+    found = parted(flows, {programs.__file__}, ["width"])
+    assert found is not None
+    assert [side.value for side in found.sides] == ["sets width = 2", "sets width = 16"]
+    assert found.odd == odd

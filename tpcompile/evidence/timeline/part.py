@@ -142,10 +142,8 @@ def _parted(
     values = values_read(walks, Scopes(walks.codes), readable, fork.branch, starts)
     code, line = fork.branch
     before = _ways_before(fork, steps, {one.starts[0] for one in earlier})
-    here = last_pass(steps[: fork.starts[0]], fork.branch)
-    is_loop = _is_loop(walks.codes[code].file, line, readable)
-    # The end of a loop over items is foretold by nothing. Through one that issues collectives the ranks go together.
-    is_told = not is_loop or differ(before) or walks.issued(steps[last_pass(steps[:here], fork.branch) : here])
+    # Nothing foretells the end of a loop that went on so far: one rank has fewer items, or the other more.
+    is_told = differ(before) or not _is_loop(walks.codes[code].file, line, readable)
     return Parted(
         line=_user_line(walks, code, line),
         times=max(0, sum(is_line(step) and place_of(step) == fork.branch for step in steps[: fork.starts[0]]) - 1),
@@ -220,11 +218,11 @@ def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[Pair], s
         for one in walks.values[base]
         if (one.place, one.name) == (origin.place, origin.name) and one.set_at < origin.set_at
     ]
-    before = {one.known for one in earlier}
+    always = {one.known for one in earlier}
     texts = texts_of_program(walks, pairs[0].readable) | texts_of(said)
     beside = _set_beside(origin, pairs, texts)
-    known = [value for value in sides if value in before]
-    as_before = sides[known[0]] if len(known) == 1 else None
+    # A value that changed before says nothing: each parameter of a loop over them is one that was there before.
+    as_before = sides.get(always.pop()) if len(always) == 1 else None
     line = _user_line(walks, *origin.place)
     return Parted(
         line=line,
