@@ -22,7 +22,7 @@ from tpcompile.layout import ShardSpec
 from tpcompile.nn.block import TransformerStack
 from tpcompile.numerics.draw import draw_inputs, draw_weights, head_scales
 from tpcompile.numerics.numerics_report import TensorError
-from tpcompile.ranks import groups, mesh
+from tpcompile.ranks import groups
 from tpcompile.testing import NumericsReport, check_numerics_local
 
 # Fault -> a tensor, or the collectives, that must be named.
@@ -249,9 +249,9 @@ def test_missing_gradient_is_reported() -> None:
 
 
 def test_local_ranks_leave_nothing_behind() -> None:
-    before = dict(groups._RANK_INDEX), dict(mesh._NEIGHBOURS)
+    before = dict(groups._RANK_INDEX), dict(groups._NEIGHBOURS)
     check(tp=2)
-    assert (dict(groups._RANK_INDEX), dict(mesh._NEIGHBOURS)) == before
+    assert (dict(groups._RANK_INDEX), dict(groups._NEIGHBOURS)) == before
     assert not dist.is_initialized()
     assert type(torch.zeros(1) + 1) is Tensor
 

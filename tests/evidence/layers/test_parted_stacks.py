@@ -35,19 +35,21 @@ def test_so_it_is_where_the_others_have_ended() -> None:
     assert lines(Items([LAYER, LAYER * 2]), Row([None, LAYER[0]])) == [None, 10]
 
 
-def test_two_functions_called_on_one_line_part_at_that_line() -> None:
+def test_two_functions_of_one_line_that_all_ranks_call_elsewhere_part_at_that_line() -> None:
     fast, slow = node("mm", at(5), at(20, "fast")), node("add", at(5), at(40, "slow"))
-    assert lines(Items([(fast,), (slow,)]), Row([fast, slow])) == [5, 5]
+    assert lines(Items([(fast, slow), (slow, fast)]), Row([fast, slow])) == [5, 5]
 
 
-def test_a_branch_in_a_function_parts_in_it() -> None:
-    one, other = node("tanh", at(5), at(21, "act")), node("relu", at(5), at(23, "act"))
-    assert lines(Items([(one,), (other,)]), Row([one, other])) == [21, 23]
+def test_a_line_that_only_some_ranks_run_is_where_they_parted() -> None:
+    """All call `before`, and those that do nothing in it leave no trace of that."""
+    cast = node("double", at(5), at(53, "before"))
+    assert lines(Items([(NORM,), (cast, NORM)]), Row([None, cast])) == [None, 53]
 
 
 def test_of_three_groups_the_nearest_stack_counts() -> None:
     deep, near, far = node("tanh", at(5), at(21, "act")), node("relu", at(5), at(23, "act")), node("add", at(6))
-    assert lines(Items([(deep,), (near,), (far,)]), Row([deep, near, far])) == [21, 23, 6]
+    items = Items([(deep, near, far), (near, far, deep), (far, deep, near)])
+    assert lines(items, Row([deep, near, far])) == [21, 23, 6]
 
 
 def test_a_line_stays_where_stacks_are_not_known_or_something_else_differed_first() -> None:

@@ -1,7 +1,8 @@
 """The first op that only some ranks run -> the line at which their way to it leaves that of the other ranks.
 
-An op of one layer more is deep in that layer; the ranks parted in the loop over the layers. A stack is known of lines
-that were traced from one place only.
+An op of one layer more is deep in that layer, on a line that the other ranks run as well; the ranks parted in the loop
+over the layers. A line that only some ranks run is where they parted. A stack is known of lines that were traced from
+one place only.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Stack = Sequence[UserLine]
 
 
 def at_parting(row: Row, items: Items, cause: Cause) -> Row:
-    """The row; where its ops are the first that the groups do differently, each at the line where its stack parts."""
+    """The row; the first op that the groups do differently, on a line that all run, is where its stack parts."""
     if cause not in _BRANCHES or not row.present:
         return row
     about = row.first.about if row.first.fields.keys() >= {"waited"} else ""
@@ -28,10 +29,11 @@ def at_parting(row: Row, items: Items, cause: Cause) -> Row:
     if None in stacks:
         return row
     known = [stack or () for stack in stacks]
+    lines = [{item.line for item in group} for group in calls]
     found: list[Item | None] = []
     for index, item in enumerate(row):
         others = [*known[:index], *known[index + 1 :]]
-        is_first = item is not None and item == first[index]
+        is_first = item is not None and item == first[index] and all(item.line in group for group in lines)
         found.append(item.changed(line=_parting(known[index], others)) if item is not None and is_first else item)
     return Row(found)
 
