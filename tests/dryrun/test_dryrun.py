@@ -75,6 +75,14 @@ def test_a_fault_on_one_rank_is_named(fault: str, tmp_path: Path) -> None:
         assert (Path(verdict.lead.line.file).name, verdict.lead.line.line) == ("targets.py", line_of(fault))
 
 
+def test_a_layer_more_on_one_rank_is_named_at_the_loop_over_the_layers(tmp_path: Path) -> None:
+    faulty = ("--set", "fault=layer", "--set", "odd=1")
+    ended, verdict = dryrun(tmp_path, "--mesh", "tp=2", *faulty, function="llama:build")
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert verdict is not None and verdict.lead is not None and verdict.lead.line is not None
+    assert verdict.lead.line.code == "x_BSD = layer(x_BSD, angles_Sd)"
+
+
 def test_a_rank_that_raises_is_named_with_its_line(tmp_path: Path) -> None:
     ended, verdict = dryrun(tmp_path, "--world-size", "4", "--set", "fault=raise", "--set", "odd=2")
     assert ended.returncode == 1, ended.stdout + ended.stderr

@@ -31,6 +31,17 @@ def test_the_op_of_one_layer_more_is_at_the_loop_over_the_layers() -> None:
     assert lines(items, Row([None, LAYER[0]])) == [None, 10]
 
 
+def test_a_collective_is_compared_with_those_of_its_phase() -> None:
+    def reduced(line: UserLine, *callers: UserLine, phase: str = "forward") -> Item:
+        fields = {"op": "all_reduce", "shape": f"[{line.line}]"}
+        return Item(kind=ItemKind.COLLECTIVE, about=phase, fields=fields, line=line, callers=callers)
+
+    layer, last = reduced(at(30, "attended"), at(10)), reduced(at(11))
+    backward = reduced(at(30, "attended"), at(10), phase="backward")
+    items = Items([(layer, last, backward), (layer, layer, last, backward, backward)])
+    assert lines(items, Row([None, layer]), Cause.EXTRA_COLLECTIVE) == [None, 10]
+
+
 def test_so_it_is_where_the_others_have_ended() -> None:
     assert lines(Items([LAYER, LAYER * 2]), Row([None, LAYER[0]])) == [None, 10]
 

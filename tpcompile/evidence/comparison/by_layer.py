@@ -23,7 +23,6 @@ from tpcompile.evidence.records import (
     CompileDigest,
     Divergence,
     DivergenceClass,
-    Item,
     ItemKind,
     Layer,
     LayerDigest,
@@ -289,8 +288,9 @@ class _Layer:
         """The finding; the ranks that the evidence names come last."""
         found = self.explanation
         order, groups = self._shown(found)
-        is_of_collectives = self.layer != Layer.COLLECTIVES and found.row.distinct(_kind) == {ItemKind.COLLECTIVE}
-        items = self.items(Layer.COLLECTIVES) if is_of_collectives else self._own_items
+        # Collectives that differ may explain the program.
+        is_collective = bool(found.row.present) and found.row.first.kind == ItemKind.COLLECTIVE
+        items = self.items(Layer.COLLECTIVES) if is_collective else self._own_items
         row = at_parting(found.row, items, found.cause).picked(order)
         held, failed = _both_sides(found.guard, order)
         # For generated code the calls in it decide whether the ranks will wait for each other.
@@ -341,10 +341,6 @@ class _Layer:
             step=self.whole.slot.step,
             **fields,
         )
-
-
-def _kind(item: Item) -> ItemKind:
-    return item.kind
 
 
 def _both_sides(guard: Row, order: Sequence[int]) -> tuple[str, str]:

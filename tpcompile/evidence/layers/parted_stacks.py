@@ -11,7 +11,8 @@ import itertools
 from collections.abc import Sequence
 
 from tpcompile.evidence.groups.by_group import Items, Row
-from tpcompile.evidence.records import Item, UserLine
+from tpcompile.evidence.iterables import num_equal
+from tpcompile.evidence.records import Item, ItemKind, UserLine
 from tpcompile.evidence.records.causes import Cause
 
 _BRANCHES = frozenset({Cause.RANK_BRANCH, Cause.EXTRA_COLLECTIVE})
@@ -22,19 +23,22 @@ def at_parting(row: Row, items: Items, cause: Cause) -> Row:
     """The row; the first op that the groups do differently, on a line that all run, is where its stack parts."""
     if cause not in _BRANCHES or not row.present:
         return row
-    about = row.first.about if row.first.fields.keys() >= {"waited"} else ""
-    calls = items.only(lambda item: item.about == about if about else item.fields.get("op") == "call")
-    first = Row(_first_different(calls))
+    phase = row.first.about if row.first.kind == ItemKind.COLLECTIVE else ""
+    calls = items.only(lambda item: item.about == phase if phase else item.fields.get("op") == "call")
+    first = _first_different(calls)
     stacks = [_stack(item) for item in first]
-    if None in stacks:
+    known = [stack for stack in stacks if stack is not None]
+    if len(known) < len(stacks):
         return row
-    known = [stack or () for stack in stacks]
     lines = [{item.line for item in group} for group in calls]
     found: list[Item | None] = []
     for index, item in enumerate(row):
-        others = [*known[:index], *known[index + 1 :]]
-        is_first = item is not None and item == first[index] and all(item.line in group for group in lines)
-        found.append(item.changed(line=_parting(known[index], others)) if item is not None and is_first else item)
+        is_first = item is not None and item == first[index]
+        is_run_by_all = item is not None and all(item.line in group for group in lines)
+        if item is not None and is_first and is_run_by_all:
+            others = [*known[:index], *known[index + 1 :]]
+            item = item.changed(line=_parting(known[index], others))
+        found.append(item)
     return Row(found)
 
 
@@ -64,7 +68,7 @@ def _parting(own: Stack, others: Sequence[Stack]) -> UserLine | None:
 
 def _parted_at(own: Stack, other: Stack) -> int:
     """Index of the line of `own` in the last frame that both are in."""
-    num_shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(own, other, strict=False))))
+    num_shared = num_equal([own, other])
     if num_shared == len(own):
         return num_shared - 1
     if num_shared == len(other):  # it has ended, or is on the line from which `own` goes on
