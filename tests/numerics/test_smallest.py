@@ -90,3 +90,27 @@ def test_a_write_that_is_lost_is_named_and_not_what_reads_the_old_value() -> Non
         torch.compile(Scaled(), backend=without_unused_calls)(torch.randn(8, 8))
     (part,) = smallest(found)
     assert [node.target for node in part.nodes] == ["copy_"]
+
+
+@torch.library.custom_op("tests_smallest::write", mutates_args=())
+def write(cache: Tensor, x: Tensor) -> None:
+    """Does not say that it writes."""
+    cache.copy_(x)
+
+
+@write.register_fake
+def _(cache: Tensor, x: Tensor) -> None:
+    pass
+
+
+def test_a_write_that_an_op_does_not_declare_is_named_too() -> None:
+    def cached(cache: Tensor, x: Tensor) -> Tensor:
+        write(cache, x.sin())
+        return torch.softmax(x @ cache, -1)
+
+    found = Comparison(of_dynamo=True)
+    torch.compiler.reset()
+    with comparing.dynamo_graphs(found.on_run), torch.no_grad():
+        torch.compile(cached, backend="aot_eager")(torch.zeros(8, 8), torch.randn(8, 8))
+    (part,) = smallest(found)
+    assert ["write" in str(node.target) for node in part.nodes] == [True]

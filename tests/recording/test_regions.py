@@ -197,3 +197,26 @@ def test_failed_frames_are_known_without_a_capture() -> None:
     frame = next(f for f in compat.failed_frames() if f.line.line == Stack.forward.__code__.co_firstlineno)
     assert frame.line.function == "forward"
     assert frame.broke_at is not None and frame.broke_at.line == line_of(Block.forward, "graph_break")
+
+
+def once(x: Tensor) -> Tensor:
+    return x.sin()
+
+
+def twice(x: Tensor) -> Tensor:
+    return x.cos()
+
+
+def test_a_stack_is_known_of_a_line_that_was_traced_from_one_place_only() -> None:
+    def program(x: Tensor) -> Tensor:
+        y = twice(once(x))
+        return twice(y)
+
+    with CaptureSession() as session:
+        torch.compile(program, backend="eager")(torch.ones(4))
+    (compile_,) = session.record(rank=0, world_size=1).compiles
+    lines = {node.line.function: node.line for node in compile_.dynamo_nodes if node.line is not None}
+    callers = compile_.callers(lines["once"])
+    assert callers is not None
+    assert [line.function for line in callers] == ["program"]
+    assert compile_.callers(lines["twice"]) is None

@@ -40,6 +40,7 @@ def test_a_collective_is_compared_with_those_of_its_phase() -> None:
     backward = reduced(at(30, "attended"), at(10), phase="backward")
     items = Items([(layer, last, backward), (layer, layer, last, backward, backward)])
     assert lines(items, Row([None, layer]), Cause.EXTRA_COLLECTIVE) == [None, 10]
+    assert lines(items, Row([None, backward]), Cause.EXTRA_COLLECTIVE) == [None, 10]
 
 
 def test_so_it_is_where_the_others_have_ended() -> None:
@@ -63,9 +64,17 @@ def test_of_three_groups_the_nearest_stack_counts() -> None:
     assert lines(items, Row([deep, near, far])) == [21, 23, 6]
 
 
-def test_a_line_stays_where_stacks_are_not_known_or_something_else_differed_first() -> None:
+def test_a_line_stays_where_stacks_are_not_known() -> None:
     unknown = node("mm", at(10), at(30, "attended"), is_known=False)
-    assert lines(Items([(NORM,), (unknown, NORM)]), Row([None, unknown])) == [None, 30]
-    items = Items([(NORM, NORM), (LAYER[0], NORM, LAYER[1])])
-    assert lines(items, Row([None, LAYER[1]])) == [None, 31]
+    items = Items([(unknown, NORM), (unknown, unknown, NORM)])
+    assert lines(items, Row([None, unknown])) == [None, 30]
+
+
+def test_a_line_stays_where_something_else_differed_first() -> None:
+    items = Items([(NORM, *LAYER), (NORM, LAYER[0], LAYER[1], LAYER[1])])
+    assert lines(items, Row([None, LAYER[1]])) == [None, 10]
+    assert lines(items, Row([None, LAYER[0]])) == [None, 30]
+
+
+def test_a_line_stays_for_other_causes() -> None:
     assert lines(Items([(*LAYER, NORM), (*LAYER, *LAYER)]), Row([None, LAYER[0]]), Cause.SHAPE) == [None, 30]

@@ -363,3 +363,9 @@ def test_a_value_that_was_always_the_same_is_the_usual_one_and_one_of_many_is_no
     assert found is not None
     assert [side.value for side in found.sides] == ["sets width = 2", "sets width = 16"]
     assert found.odd == odd
+
+
+def test_how_long_a_loop_was_each_time_before_foretells_its_end() -> None:
+    found = found_of(programs.a_layer_more_in_the_last_step, 2)
+    assert found is not None
+    assert found.odd == (1,)
