@@ -75,9 +75,7 @@ class Search:
         if self._wrong.in_backward:
             return None
         whole = self._compiled(nodes, nodes)
-        names = {node.name for node in nodes}
-        # What is not written into an input is read by nodes behind it: those are wrong for that reason.
-        if whole is None or not names.issuperset(difference.node for difference in whole.differences):
+        if whole is None:
             return None
         first = next(node for node in nodes if node.name == whole.differences[0].node)
         behind = [*_producers(first, nodes), first]
