@@ -12,6 +12,7 @@ import pytest
 import torch.distributed as dist
 from pydantic import JsonValue
 
+from tpcompile.evidence.records.base import Frozen
 from tpcompile.ranks.store import Budget, RankStore
 from tpcompile.testing import run_on_ranks
 
@@ -38,6 +39,15 @@ def three() -> list[RankStore]:
 def test_what_is_put_is_got_by_the_others(ranks: list[RankStore]) -> None:
     ranks[0].put("digest", {"rank": 0, "layers": [1, 2.5, None, "x"]})
     assert ranks[1].get("digest", JsonValue, timeout_s=1) == {"rank": 0, "layers": [1, 2.5, None, "x"]}
+
+
+class _OfRank(Frozen):
+    rank: int
+
+
+def test_a_record_of_a_different_rank_is_got_too(three: list[RankStore]) -> None:
+    three[0].put("left", {"rank": 0})
+    assert three[1].get("left", _OfRank, timeout_s=1) == _OfRank(rank=0)
 
 
 @pytest.mark.parametrize("value", [False, 0, "", [], {}])

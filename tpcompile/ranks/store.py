@@ -207,7 +207,7 @@ class RankStore:
 
     def get(self, key: str, kind: Any, *, timeout_s: float) -> Any | None:
         """The value at `key`, waiting up to `timeout_s`; None when it did not arrive, or is not of `kind`."""
-        return self.gather({self.rank: key}, kind, timeout_s=timeout_s)[0].get(self.rank)
+        return self._gather({0: key}, lambda _: self.peek(key, kind), timeout_s=timeout_s)[0].get(0)
 
     def why_refused(self, key: str) -> str:
         """What is wrong with the value at `key`, as this client last read it; empty for a valid one, or none."""
@@ -249,6 +249,17 @@ class RankStore:
         def look(rank: int) -> Any | None:
             return self.peek(keys[rank], kind, sender=rank, budget=budget)
 
+        return self._gather(keys, look, timeout_s=timeout_s, stop_at=stop_at, gone=gone)
+
+    def _gather(
+        self,
+        keys: dict[int, str],
+        look: Callable[[int], Any | None],
+        *,
+        timeout_s: float,
+        stop_at: str = "",
+        gone: Callable[[int], bool] = lambda rank: False,
+    ) -> tuple[dict[int, Any], tuple[int, ...]]:
         found: dict[int, Any] = {}
         awaited = sorted(keys, reverse=True)
         deadline = time.monotonic() + timeout_s
