@@ -575,3 +575,92 @@ def a_layer_more_in_the_last_step(rank: int) -> None:
         for _ in range(3 + (rank == 1 and step == 3)):
             collective("layer")
         collective("loss")
+
+
+def memory_runs_out_again_and_again(rank: int) -> None:
+    """From the first step on one rank does a step in two halves, and the collectives are shifted more and more."""
+    for step in range(6):
+        try:
+            reserved(rank, step)
+        except MemoryError:
+            for half in range(2):
+                reserved(0, half)
+
+
+def reserved(rank: int, step: int) -> None:
+    if rank == 1 and step % 2 == 0:  # parts
+        raise MemoryError
+    collective("gradients", step)
+
+
+def a_config_has_one_layer_more(rank: int) -> None:
+    """It was read from a file that only one rank has, and each step has a collective more there."""
+    folder = {"layers": 4} if rank == 1 else {}
+    config = {"layers": 3}
+    if folder:  # parts
+        config.update(folder)
+    model = stack_of(config["layers"])
+    for step in range(3):
+        for layer in model:
+            collective(layer, step)
+    log.append("done")
+
+
+def stack_of(layers: int) -> list[int]:
+    return [layer * 2 for layer in range(layers)]
+
+
+def a_mode_is_passed(rank: int) -> None:
+    modes = modes_of("fast" + ("er" if rank == 1 else ""))  # passes
+    for step in range(3):
+        collective(modes, step)
+
+
+def modes_of(text: str) -> list[str]:
+    return list(text)
+
+
+def weights_without_gradients_are_skipped(rank: int) -> None:
+    """And so two ranks sum different weights."""
+    weights = [1.5, None, *([2.5] if rank == 0 else [None, 3.5])]
+    for weight in weights:
+        if weight is None:  # parts
+            continue
+        collective(weight)
+
+
+def each_rank_has_its_place_in_a_mesh(rank: int) -> None:
+    row, column = divmod(rank, 2)
+    for step in range(3):
+        collective(row, column, step)
+
+
+def two_rings(rank: int) -> None:
+    """From the third step on some ranks sum over their rows first, and others over their columns: all wait."""
+    for step in range(4):
+        groups = ["row", "column"]
+        if step == 3 and rank in (1, 2):  # parts
+            groups.reverse()
+        for group in groups:
+            collective(group)
+
+
+def stages_of_a_pipeline(rank: int) -> None:
+    """The last stage cuts its batch into parts of its own; that the first one receives nothing is its role."""
+    most = 8
+    if rank == 2:  # parts
+        most = 6
+    for rows in (12, 12, 16):
+        parts = -(-rows // most)
+        size = rows // parts
+        for _ in range(min(parts, 2)):
+            if rank != 0:
+                collective("receive", size)
+            collective("send", size)
+
+
+def loops_that_end_one_after_the_other(rank: int) -> None:
+    for epoch in range(2):
+        for _ in range(3 + rank):
+            collective("step", epoch)
+    collective("end")

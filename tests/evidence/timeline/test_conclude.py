@@ -183,3 +183,39 @@ def test_a_role_that_is_not_among_the_ranks_of_the_finding_is_not_to_blame(
 def test_several_ranks_have_a_plural(how: Any, ranks: tuple[int, ...], text: str) -> None:
     line = UserLine(file="engine.py", line=5, function="step")
     assert conclude.side_text(Went(ranks=ranks, how=how, line=line)).startswith(text)
+
+
+def test_ranks_that_wait_in_a_ring_are_all_to_blame_for_the_branch() -> None:
+    flows = {rank: flow_of(programs.two_rings, rank) for rank in range(4)}
+    found = with_branch(verdict(Cause.STUCK_COLLECTIVE, (0, 1, 2, 3)), flows, READABLE)
+    assert found.lead is not None and found.lead.line is not None
+    assert (found.lead.ranks, found.lead.line.code) == ((0, 1, 2, 3), "if step == 3 and rank in (1, 2):  # parts")
+    of_one = verdict(Cause.STUCK_COLLECTIVE, (1,))
+    assert with_branch(of_one, flows, READABLE) == of_one
+
+
+def test_a_rank_whose_loop_ended_has_not_left_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, the negative control, the rank whose loops are over would be to blame."""
+    flows = {rank: flow_of(programs.loops_that_end_one_after_the_other, rank) for rank in (0, 1)}
+    lines, first = inspect.getsourcelines(programs.loops_that_end_one_after_the_other)
+    waits = first + next(at for at, line in enumerate(lines) if "step" in line)
+    flows[1] = until(flows[1], [(programs.__file__, waits)])
+    stuck = verdict(Cause.STUCK_COLLECTIVE, (0, 1), is_rank_known=False)
+    found = with_branch(stuck, flows, READABLE)
+    assert found.lead is not None and found.lead.line is not None
+    assert (found.lead.ranks, found.lead.line.code) == ((0, 1), "for _ in range(3 + rank):")
+    monkeypatch.setattr(conclude, "is_loop", lambda *_: False)
+    found = with_branch(stuck, flows, READABLE)
+    assert found.lead is not None and found.lead.ranks != (0, 1)
+
+
+def test_only_a_rank_that_left_something_out_will_not_execute_more(
+    flows: dict[int, Flow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that waits for what no other rank does is stuck as well: its last step is no branch."""
+    given: list[Any] = []
+    monkeypatch.setattr(conclude, "parted", lambda *_, over, **__: given.append(over))
+    with_branch(verdict(Cause.STUCK_COLLECTIVE, (1,)), flows, READABLE)
+    line = UserLine(file=programs.__file__, line=1, function="step")
+    with_branch(verdict(Cause.STUCK_COLLECTIVE, (1,), left_out=line), flows, READABLE)
+    assert given == [(), (1,)]

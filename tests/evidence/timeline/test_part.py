@@ -16,7 +16,7 @@ from tests.evidence.timeline import own_numbers, programs
 from tests.evidence.timeline.programs import BROKEN, HEALTHY, Case
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.findings import Parted
-from tpcompile.evidence.timeline import given, pair, part, walk
+from tpcompile.evidence.timeline import given, pair, part, source, walk
 from tpcompile.evidence.timeline.conclude import side_text
 from tpcompile.evidence.timeline.detours import detours
 from tpcompile.evidence.timeline.flow import LINE_BITS, Code, Flow, Kind, until
@@ -134,17 +134,10 @@ def test_of_two_ranks_the_one_that_leaves_a_loop_over_items_earlier_is_not_blame
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One has fewer items, or the other more. Where a pass issues a collective the ranks go through it together."""
-
-    def odd() -> tuple[int, ...]:
-        programs.log.clear()
-        found = found_of(programs.one_rank_has_a_setting_more, 2)
-        assert found is not None
-        assert {found.line.line} == marked_lines(programs.one_rank_has_a_setting_more)
-        return found.odd
-
-    assert odd() == ()
-    monkeypatch.setattr(part, "_is_loop", lambda *_: False)  # the negative control
-    assert odd() == (0,)
+    assert line_and_odd(programs.one_rank_has_a_setting_more)[1] == ()
+    assert line_and_odd(programs.data_ends_early)[1] == ()
+    monkeypatch.setattr(source, "is_loop", lambda *_: False)  # the negative control
+    assert line_and_odd(programs.data_ends_early)[1] == (1,)
 
 
 def test_where_both_leave_what_they_did_before_nobody_is_blamed() -> None:
@@ -369,3 +362,49 @@ def test_how_long_a_loop_was_each_time_before_foretells_its_end() -> None:
     found = found_of(programs.a_layer_more_in_the_last_step, 2)
     assert found is not None
     assert found.odd == (1,)
+
+
+def line_and_odd(program: Callable[[int], Any], num_ranks: int = 2, **given: Any) -> tuple[str, tuple[int, ...]]:
+    found = parted({rank: flow_of(program, rank) for rank in range(num_ranks)}, {programs.__file__}, **given)
+    assert found is not None
+    return source_line(found.line.line).strip(), found.odd
+
+
+def test_where_ranks_part_by_habit_it_is_in_what_the_line_called() -> None:
+    line, _ = line_and_odd(programs.memory_runs_out_again_and_again)
+    assert line == "if rank == 1 and step % 2 == 0:  # parts"
+
+
+def test_the_branch_that_changed_what_a_loop_goes_over_is_named_for_ranks_that_part_each_time() -> None:
+    line, _ = line_and_odd(programs.a_config_has_one_layer_more)
+    assert line == "if folder:  # parts"
+
+
+def test_what_a_function_is_given_was_made_by_the_line_that_called_it() -> None:
+    found = parted({rank: flow_of(programs.a_mode_is_passed, rank) for rank in (0, 1)}, {programs.__file__}, ["modes"])
+    assert found is not None
+    assert source_line(found.line.line).rstrip().endswith("# passes")
+    assert [side.value.partition(" ")[0] for side in found.sides] == ["passes", "passes"]
+
+
+def test_the_item_of_a_loop_is_no_reason_and_what_reads_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = programs.weights_without_gradients_are_skipped
+    assert line_and_odd(program)[0] == "if weight is None:  # parts"
+    monkeypatch.setattr(source, "is_loop", lambda *_: False)  # the negative control
+    assert line_and_odd(program)[0] == "for weight in weights:"
+
+
+def test_a_coordinate_in_a_mesh_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    flows = {rank: flow_of(programs.each_rank_has_its_place_in_a_mesh, rank) for rank in range(4)}
+    named = ["row", "column"]
+    files = {programs.__file__}
+    assert parted(flows, files, named) is None
+    monkeypatch.setattr(walk, "_LEAST_MESH", 5)  # the negative control
+    found = parted(flows, files, named)
+    assert found is not None and source_line(found.line.line).strip() == "row, column = divmod(rank, 2)"
+
+
+def test_of_sizes_that_differ_no_role_is_the_reason() -> None:
+    """Without it, the negative control, the stage that receives nothing would be named."""
+    assert line_and_odd(programs.stages_of_a_pipeline, 3, is_of_sizes=True) == ("if rank == 2:  # parts", (2,))
+    assert line_and_odd(programs.stages_of_a_pipeline, 3)[0] == "if rank != 0:"

@@ -20,6 +20,7 @@ from tpcompile.evidence.records.findings import Parted, Went
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.evidence.timeline.flow import Flow
 from tpcompile.evidence.timeline.part import left_own_way, parted
+from tpcompile.evidence.timeline.source import is_loop
 
 _CONSEQUENCES = frozenset({
     Cause.STUCK_COLLECTIVE, Cause.CALL_COUNT, Cause.EXTRA_COLLECTIVE, Cause.COLLECTIVE_SIZES, Cause.COMMUNICATION,
@@ -50,8 +51,6 @@ _DID = {
     "value": "{value} ({place})",
 }
 _EQUAL_VALUES = "Make what is set there equal on all ranks."
-_LEFT_OUT = frozenset({Cause.STUCK_COLLECTIVE, Cause.CALL_COUNT})
-"""What a rank that leaves something out brings about."""
 _OF_SIZES = frozenset({Cause.STUCK_COLLECTIVE, Cause.COMMUNICATION})
 """What sizes that differ may end as: gloo ends one of the ranks, and another one waits in the next collective."""
 NOT_RECORDED = Check(
@@ -122,7 +121,12 @@ def _with_only_own_way(
         ways = {rank: left_own_way(flow, rank, line, may_return=True) for rank, flow in flows.items()}
     except ValueError:
         return verdict
-    left = [found for found in ways.values() if found is not None]
+    # A loop that ends does so on each rank some day.
+    left = [
+        found
+        for found in ways.values()
+        if found is not None and not is_loop(found.line.file, found.line.line, readable)
+    ]
     return _led_by(verdict, verdict.lead, left[0], readable) if verdict.lead is not None and len(left) == 1 else verdict
 
 
@@ -151,22 +155,24 @@ def _with_branch(
     try:
         found = parted(
             flows, readable, _WORD.findall(f"{verdict.lead.says} {guard}"), is_same_program=is_same_program,
-            over=_over(verdict.lead),
+            is_of_sizes=verdict.lead.cause is Cause.COLLECTIVE_SIZES, over=_over(verdict.lead),
         )  # fmt: skip
     except ValueError:  # a peer sent what is no flow: the verdict stands without it
         return verdict
     if found is None:
         return verdict
     is_of_sizes = _is_data(found) and verdict.lead.cause in _OF_SIZES
+    # Ranks that wait in a ring issued the same, in different orders.
+    is_ring = verdict.lead.cause is Cause.STUCK_COLLECTIVE and verdict.lead.is_rank_known and flows.keys() <= set(ranks)
     # Where the ranks compiled other collectives they have issued none of these, and what ran before explains it.
-    if verdict.lead.cause in _OF_COLLECTIVES and not (found.is_uneven or is_of_sizes or compiled):
+    if verdict.lead.cause in _OF_COLLECTIVES and not (found.is_uneven or is_of_sizes or is_ring or compiled):
         return verdict
     return _led_by(verdict, verdict.lead, found, readable)
 
 
 def _over(lead: Lead) -> tuple[int, ...]:
     """The rank that is known to have left something out: what it has not executed, it will not."""
-    is_left_out = lead.is_rank_known and lead.cause in _LEFT_OUT and len(lead.ranks) == 1
+    is_left_out = lead.is_rank_known and lead.left_out is not None and len(lead.ranks) == 1
     return lead.ranks if is_left_out else ()
 
 
@@ -198,8 +204,10 @@ def _lead(before: Lead, found: Parted) -> Lead:
     if raised_at is not None and (raised_at.file, raised_at.function) == (decided.file, _name(decided)):
         return before  # the ranks parted because this one raised
     is_aside = found.is_habit and bool(before.ranks) and set(found.odd).isdisjoint(before.ranks)  # a role, no fault
-    ranks = (() if is_aside else found.odd) or (before.ranks if before.is_rank_known else ())
     everyone = tuple(sorted(rank for side in found.sides for rank in side.ranks))
+    are_all_known = before.is_rank_known and set(everyone) <= set(before.ranks)  # each waits for the next one
+    odd = () if is_aside or are_all_known else found.odd
+    ranks = odd or (before.ranks if before.is_rank_known else ())
     update = {"ranks": ranks or everyone, "is_rank_known": bool(ranks), "line": found.line, "parted": found}
     if before.cause not in _CONSEQUENCES or _is_data(found):
         seen_at = before.line if before.line != found.line else None

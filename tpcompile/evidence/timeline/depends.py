@@ -103,9 +103,9 @@ class Dependence:
                 returning.add(code)
             elif kind is Kind.START:
                 returning.discard(code)
-                is_given = any(self._is_pursued((index, name)) for name in self.wanted if (index, name) in self._known)
-                if is_given and index in callers:
-                    calling.add(callers[index])
+                keys = [(index, name) for name in self.wanted if (index, name) in self._known]
+                if any([self._is_pursued(key, given_by=line) for key in keys]) and line is not None:
+                    calling.add(line)
             elif kind is Kind.LINE:
                 keys = [(index, name) for name in self.assigned(step) & self.wanted]
                 if line is not None and (line, code) not in yielding:  # the last line before the generator's value
@@ -139,10 +139,11 @@ class Dependence:
     def _known(self) -> Mapping[tuple[int, str], Unlike | None]:
         return self.compared.found
 
-    def _is_pursued(self, key: tuple[int, str]) -> bool:
+    def _is_pursued(self, key: tuple[int, str], given_by: int | None = None) -> bool:
         """False where the value is equal on both ranks, or differs by habit: what it was made of is no reason."""
         is_reason = self.compared.is_reason(key)
         unlike = self._known.get(key)
         if is_reason and unlike is not None:
-            self.reasons.append(unlike)
+            given_at = place_of(self.steps[given_by]) if given_by is not None else None
+            self.reasons.append(unlike._replace(given_at=given_at))
         return is_reason is not False

@@ -16,7 +16,7 @@ from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.timeline import source
 from tpcompile.evidence.timeline.before import UnlikeBefore
 from tpcompile.evidence.timeline.depends import Dependence, Frames
-from tpcompile.evidence.timeline.flow import Code, Kind
+from tpcompile.evidence.timeline.flow import EXACT, Code, Kind
 from tpcompile.evidence.timeline.values import Compared, Scopes, Unlike
 from tpcompile.evidence.timeline.walk import Fork, Place, Step, Walks, is_line, kind_of, place_of
 
@@ -70,8 +70,8 @@ class Pair:
     is_same_program: bool = True
     """False for ranks of different domains: what they do differently all the time, they do by their role."""
 
-    def that_counts(self, named: Collection[str]) -> Counts | None:
-        """What the difference of the ranks comes from."""
+    def that_counts(self, named: Collection[str], *, is_of_sizes: bool = False) -> Counts | None:
+        """What the difference of the ranks comes from; sizes that differ come from no roles, which went well before."""
         passes = _passes(self.walks.steps[self.base])
         by_branch = grouped(self.forks, lambda fork: fork.branch)
         usual = {branch for branch, alike in by_branch.items() if _is_habit(alike, passes.get(branch, ()))}
@@ -85,11 +85,14 @@ class Pair:
                 uneven.append(fork)
         # The first collective that only one rank issues: all that comes later is shifted.
         last = first(fork for fork in uneven if fork in once) or (first(uneven) if self.is_same_program else None)
-        if last is None:
-            return self._of_content(once, self._changed_by(habits), named)
+        is_role = is_of_sizes and last in habits
+        if last is None or is_role:
+            found = self._of_content(once, frozenset() if is_role else self._changed_by(habits), named)
+            if found is not None or last is None:
+                return found
         differing = self._changed_by(fork for fork in habits if fork.starts[0] < last.starts[0])
         earlier = [fork for fork in once if fork.starts[0] < last.starts[0]]
-        return Counts(self._origin(last, earlier, differing), last, True, is_habit=last in habits)
+        return Counts(self._origin(last, earlier, differing, habits), last, True, is_habit=last in habits)
 
     def _of_content(self, once: Sequence[Fork], differing: frozenset[str], named: Collection[str]) -> Counts | None:
         """Where all ranks issued the same collectives: the value that what they were doing last depends on."""
@@ -155,17 +158,21 @@ class Pair:
         mine, theirs = self._ways(fork)
         return {name for step in (*mine, *theirs) if is_line(step) for name in self._assigned(step)}
 
-    def _origin(self, last: Fork, earlier: Sequence[Fork], known_to_differ: frozenset[str]) -> Fork:
+    def _origin(
+        self, last: Fork, earlier: Sequence[Fork], known_to_differ: frozenset[str], habits: Collection[Fork] = ()
+    ) -> Fork:
         """The earliest fork that changed what `last` depends on: what its line called, or assigns and reads.
 
         What differs again and again, the data of a rank, is no evidence.
         """
         mine = self.walks.steps[self.base]
         decided_at = last_pass(mine[: last.starts[0]], last.branch)
-        inside = first(fork for fork in earlier if fork.starts[0] > decided_at)
-        if inside is not None:  # a function that this line called returned or raised
+        # What this line called returned or raised; where the ranks part here by habit, they did so there as well.
+        near = earlier if last not in habits else [fork for fork in self.forks if fork.starts[0] < last.starts[0]]
+        inside = first(fork for fork in near if fork.starts[0] > decided_at)
+        if inside is not None:
             before = [fork for fork in earlier if fork.starts[0] <= decided_at]
-            return self._origin(inside, before, known_to_differ)
+            return self._origin(inside, before, known_to_differ, habits)
         depends = self._dependence(self._reads_at(last), last.starts[0], known_to_differ, earlier)
         changing = first(self._changing(depends, earlier))
         reasons = [fork for fork in (changing, self._making(last, earlier)) if fork is not None]
@@ -211,12 +218,34 @@ class Pair:
         return self.walks.codes[place_of(step)[0]]
 
     def _reason(self, depends: Dependence, earlier: Sequence[Fork]) -> Fork | Unlike | None:
-        """The earliest fork or value; a value that was set only once counts where there is no other reason."""
+        """The earliest fork or value; a value that was set only once counts where there is no other reason.
+
+        So does the item that a loop took: it was made elsewhere, and what reads it says what is wrong with it.
+        """
         fork = first(self._changing(depends, earlier))
-        lines = [one for one in depends.reasons if is_line(depends.steps[one.set_at])]
-        new = [one for one in lines if one.key in self.values.new]
-        reasons = [one for one in (fork, *new) if one is not None] or lines
-        return min(reasons, key=start_of, default=None)
+        made = [one for one in depends.reasons if self._is_given(one) or is_line(depends.steps[one.set_at])]
+        own = [one for one in made if not self._is_item(one)]
+        new = [one for one in own if one.key in self.values.new]
+        reasons = [one for one in (fork, *new) if one is not None]
+        taken = [one for one in made if one.key in self.values.new]
+        return min(reasons or taken or own or made, key=start_of, default=None)
+
+    def _is_given(self, unlike: Unlike) -> bool:
+        """True for an argument, but for the number of each rank in a line that speaks of ranks.
+
+        What a function of another program is given is its role.
+        """
+        if unlike.given_at is None or not self.is_same_program:
+            return False
+        code, line = unlike.given_at
+        are_numbers = (unlike.mine, unlike.theirs) == (EXACT | self.base, EXACT | self.rank)
+        file = self.walks.codes[code].file
+        return not are_numbers or (file in self.readable and not source.speaks_of_rank(file, line))
+
+    def _is_item(self, unlike: Unlike) -> bool:
+        """True for what the head of a loop sets."""
+        code, line = unlike.place
+        return source.is_loop(self.walks.codes[code].file, line, self.readable)
 
     def _reads_at(self, fork: Fork) -> frozenset[str]:
         """Names that the branch reads: in its line, and in the functions that this line called."""

@@ -37,13 +37,15 @@ def parted(
     named: Collection[str] = (),
     *,
     is_same_program: bool = True,
+    is_of_sizes: bool = False,
     over: Collection[int] = (),
 ) -> Parted | None:
     """The branch at which the ranks parted, or the line that set a value apart; None when none counts.
 
     `readable` are the files that may be opened: those that this process runs itself, as a peer could name any other.
     `named` are the words of what is known already: a guard names a variable. Ranks of different domains need not run
-    the same program. The ranks that are `over` are known to have left out what the others did after their last step.
+    the same program. `is_of_sizes` where it is the sizes of a message that differ. The ranks that are `over` are known
+    to have left out what the others did after their last step.
     Raises ValueError for a flow that cannot be read.
     """
     usable = {rank: flow for rank, flow in sorted(flows.items()) if flow.packed}
@@ -67,8 +69,8 @@ def parted(
             values = compared(walks, scopes, base, rank, found, begin, readable=readable)
             before = [one for one in set_before if one.by_rank[base] != one.by_rank[rank]]
             pairs.append(Pair(walks, scopes, base, rank, frozenset(readable), found, values, before, is_same_program))
-    counting = [counts for pair in pairs if (counts := pair.that_counts(named)) is not None]
-    uneven = [counts for counts in counting if counts.is_uneven]
+    counting = [counts for pair in pairs if (counts := pair.that_counts(named, is_of_sizes=is_of_sizes)) is not None]
+    uneven = [counts for counts in counting if counts.is_uneven and not (counts.is_habit and is_of_sizes)]
     linked = [counts for counts in counting if counts.is_linked]
     earliest = min(uneven or linked or counting, key=lambda counts: counts.start, default=None)
     if earliest is None:
@@ -89,7 +91,7 @@ def parted(
         there = {rank: fork for rank, fork in here.items() if fork is not None}
         without = apart if apart < there.keys() else set()
         earlier = [fork for rank, alike in at_branch.items() if rank not in without for fork in alike]
-        known = _parted(walks, base, origin, there, earlier, readable, without=without)
+        known = _parted(walks, base, origin, there, earlier, readable, is_uneven=earliest.is_uneven, without=without)
     led_to = None if last is None else _user_line(walks, *(last.place if isinstance(last, Unlike) else last.branch))
     if led_to == known.line:
         led_to = None
@@ -123,6 +125,7 @@ def _parted(
     earlier: Collection[Fork],
     readable: Collection[str],
     *,
+    is_uneven: bool,
     without: Collection[int] = (),
 ) -> Parted:
     """The ways of all ranks but some at a branch, or at the head of a loop; `earlier` are forks at the same one."""
@@ -143,7 +146,10 @@ def _parted(
     code, line = fork.branch
     before = _ways_before(fork, steps, {one.starts[0] for one in earlier})
     # Nothing foretells the end of a loop that went on so far: one rank has fewer items, or the other more.
-    is_told = differ(before) or not _is_loop(walks.codes[code].file, line, readable)
+    file = walks.codes[code].file
+    is_told = differ(before) or not source.is_loop(file, line, readable)
+    # Nor do a few items foretell what the next one is like; where a rank issued more, the pass was out of the ordinary.
+    is_told = is_told and (is_uneven or len(before) > _FEW_TOLD or not source.reads_item(file, line, readable))
     return Parted(
         line=_user_line(walks, code, line),
         times=max(0, sum(is_line(step) and place_of(step) == fork.branch for step in steps[: fork.starts[0]]) - 1),
@@ -179,8 +185,10 @@ def _set_before(origin: UnlikeBefore) -> Parted:
     )
 
 
-def _set_text(name: str, value: str) -> str:
-    """`sets slots = 8`, or `returns 8`; of a value that is not shown, that each side has its own."""
+def _set_text(name: str, value: str, *, is_passed: bool = False) -> str:
+    """`sets slots = 8`, `passes slots = 8`, or `returns 8`; of a value that is not shown, that each has its own."""
+    if is_passed:
+        return f"passes {name} = {value}" if value else f"passes a {name} of its own"
     if name:
         return f"sets {name} = {value}" if value else f"sets {name} to a value of its own"
     return f"returns {value or 'a value of its own'}"
@@ -223,14 +231,15 @@ def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[Pair], s
     beside = _set_beside(origin, pairs, texts)
     # A value that changed before says nothing: each parameter of a loop over them is one that was there before.
     as_before = sides.get(always.pop()) if len(always) == 1 else None
-    line = _user_line(walks, *origin.place)
+    line = _user_line(walks, *(origin.given_at or origin.place))
+    is_passed = origin.given_at is not None
     return Parted(
         line=line,
         times=len(earlier),
         sides=tuple(
-            Went(ranks=tuple(ranks), how="value", line=line, value=_set_text(origin.name, text) + beside.get(value, ""))
+            Went(ranks=tuple(ranks), how="value", line=line, value=f"{says}{beside.get(value, '')}")
             for value, ranks in sides.items()
-            for text in [value_text(value, texts, nears[value])]
+            for says in [_set_text(origin.name, value_text(value, texts, nears[value]), is_passed=is_passed)]
         ),
         odd=_outside(sides, majority(sides.values()) or as_before),
     )
@@ -249,10 +258,6 @@ def _odd(sides: Mapping[Step | None, Sequence[int]], before: Sequence[Step]) -> 
     most = majority(sides.values())
     due = _successor(before, sides) if most is None else None
     return _outside(sides, most or (sides.get(due) if due is not None else None))
-
-
-def _is_loop(file: str, line: int, readable: Collection[str]) -> bool:
-    return file in readable and source.loop_around(file, line)[0] == line
 
 
 def _ways_before(fork: Fork, steps: Sequence[Step], parted_at: Collection[int]) -> list[Step]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 
 _NOTHING = frozenset[str]()
@@ -28,6 +28,17 @@ def loop_around(file: str, line: int) -> tuple[int, int]:
     around = [lines for lines in _loops(file) if line in lines]
     innermost = min(around, key=len, default=None)
     return (innermost[0], innermost[-1]) if innermost is not None else (0, 0)
+
+
+def is_loop(file: str, line: int, readable: Collection[str]) -> bool:
+    """True for the head of a loop, in a file that may be read."""
+    return file in readable and loop_around(file, line)[0] == line
+
+
+def reads_item(file: str, line: int, readable: Collection[str]) -> bool:
+    """True for a line in a loop that reads what the loop takes in each pass, in a file that may be read."""
+    head, _ = loop_around(file, line) if file in readable else (0, 0)
+    return head not in (0, line) and not assigned(file, head).isdisjoint(read(file, line))
 
 
 @lru_cache(maxsize=256)

@@ -32,6 +32,8 @@ class Unlike(NamedTuple):
     key: Key
     nears: tuple[int | None, int | None] = (None, None)
     """Numbers of the floats that are shown."""
+    given_at: Place | None = None
+    """Line of the caller, of an argument: what the function was given was made there."""
 
 
 @dataclass(frozen=True)
@@ -131,10 +133,12 @@ def _are_own(walks: Walks, value: Value, other: Value) -> bool:
 
 
 def _are_ranks(walks: Walks, readable: Collection[str], *values: tuple[int, Value]) -> bool:
-    """True where each rank has its own number, in a line that speaks of ranks."""
-    if any(value.known != EXACT | rank for rank, value in values):
+    """True where each rank has its own number, or its own coordinate, in a line that speaks of ranks."""
+    value = values[0][1]
+    are_numbers = all(value.known == EXACT | rank for rank, value in values)
+    if not (are_numbers or (value.place, value.name) in walks.coordinates):
         return False
-    code, line = values[0][1].place
+    code, line = value.place
     file = walks.codes[code].file
     return file in readable and speaks_of_rank(file, line)
 

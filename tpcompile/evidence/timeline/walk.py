@@ -13,7 +13,18 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from tpcompile.evidence.timeline.detours import detours
-from tpcompile.evidence.timeline.flow import LINE_BITS, LINE_MASK, NEAR, OWN, RETURNED, VALUE_BITS, Code, Flow, Kind
+from tpcompile.evidence.timeline.flow import (
+    EXACT,
+    LINE_BITS,
+    LINE_MASK,
+    NEAR,
+    OWN,
+    RETURNED,
+    VALUE_BITS,
+    Code,
+    Flow,
+    Kind,
+)
 
 _MAX_FORKS = 4000
 _MAX_S = 2.0
@@ -22,6 +33,8 @@ _SAME = 3, 1
 """Equal steps of a frame in a row by which two ranks are together again in it; the same where one of them ends."""
 _WINDOWS = 64, 512, 4096
 """Steps after a fork in which the ranks are looked for together again, before all are looked at."""
+_LEAST_MESH = 4
+"""Ranks of the smallest mesh in which a coordinate is not the number of the rank."""
 Step = int
 """Code << 32 | kind << LINE_BITS | line; codes are numbered alike for all ranks, so equal steps are equal numbers."""
 Place = tuple[int, int]
@@ -112,6 +125,29 @@ class Walks:
         for values in self.values.values():
             sets.append({(value.place, value.name, value.own) for value in values if value.own is not None})
         return frozenset.intersection(*map(frozenset, sets)) if sets else frozenset()
+
+    @cached_property
+    def coordinates(self) -> Set[tuple[Place, str]]:
+        """(line, name) of what every rank set to its coordinate in a mesh of all ranks, (rank // a) % b, at first."""
+        first_of: dict[tuple[Place, str], dict[int, int]] = {}
+        for rank, values in self.values.items():
+            for value in values:
+                first_of.setdefault((value.place, value.name), {}).setdefault(rank, value.known)
+        num_ranks = len(self.values)
+        if num_ranks < _LEAST_MESH or set(self.values) != set(range(num_ranks)):
+            return frozenset()
+        factors = [number for number in range(1, num_ranks + 1) if num_ranks % number == 0]
+        meshes = {
+            tuple(EXACT | rank // stride % size for rank in range(num_ranks))
+            for stride in factors
+            for size in factors
+            if size > 1 and num_ranks % (stride * size) == 0
+        }
+        return {
+            key
+            for key, by_rank in first_of.items()
+            if tuple(by_rank.get(rank, -1) for rank in range(num_ranks)) in meshes
+        }
 
     def without_numbers(self) -> Walks:
         """The steps with calls of a region that are all alike: a rank may call a region more often, and rightly so."""
