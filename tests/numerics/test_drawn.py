@@ -91,3 +91,26 @@ def test_a_gradient_that_is_returned_in_float_has_the_error_of_the_dtype_it_was_
     assert got.dtype == torch.float32
     assert not error_ratio.error_of(far, far, exact)["is_judged"]
     assert error_ratio.error_of(far, far, exact, coarsest=drawn.coarsest)["is_judged"]
+
+
+def casts(x: Tensor) -> Tensor:
+    """As a training step: the loss is computed in float32, and a table in the dtype of the weights."""
+    table = torch.arange(x.shape[0], dtype=torch.bfloat16) + torch.ones(x.shape[0])
+    scaled = (x.bfloat16() * table).to(torch.float16).float()
+    return F.mse_loss(scaled, torch.linspace(0, 1, x.shape[0], dtype=x.dtype))
+
+
+def test_what_a_program_casts_to_a_narrower_dtype_is_in_float64_too() -> None:
+    x, drawn = torch.linspace(1, 2, 99), Drawn()
+    with drawn.exactly():
+        leaf = x.double().requires_grad_()
+        exact = casts(leaf)
+        exact.backward()
+    assert leaf.grad is not None and leaf.grad.dtype == torch.float64
+    assert exact.dtype == torch.float64
+    table = torch.arange(99).double() + 1
+    wanted = ((x.double() * table - torch.linspace(0, 1, 99, dtype=torch.float64)) ** 2).mean()
+    assert torch.isclose(exact, wanted, rtol=1e-12, atol=0)
+    assert torch.get_default_dtype() == torch.float32
+    with drawn.again():  # the negative control; torch 2.11 would raise in the backward
+        assert not torch.isclose(casts(x.double()).double(), wanted, rtol=1e-12, atol=0)

@@ -164,7 +164,7 @@ def _alone(target: Target, drawn: Drawn, *, trains: bool) -> list[tuple[Callable
             return _run_alone(target, reference, target.inputs, trains=trains)
 
     def run_exact() -> Ran:
-        with drawn.again():
+        with drawn.exactly():
             return _run_alone(target, exactly, exact_inputs, trains=trains)
 
     return [(run_single, reference), (run_exact, exactly)]

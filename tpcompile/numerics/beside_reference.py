@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tpcompile.evidence.records import MistakeKind
 from tpcompile.numerics.fingerprints import Fingerprint
-from tpcompile.numerics.judged import Judged, Right, is_near
+from tpcompile.numerics.judged import Judged, Right, is_near, multiple_of, times
 from tpcompile.numerics.judged_run import Evidence
 from tpcompile.numerics.traced import Value
 
@@ -116,10 +116,7 @@ def _difference(one: Fingerprint, other: Fingerprint) -> Fingerprint:
 
 def _ratio(got: Fingerprint, wanted: Fingerprint, tolerance: float) -> float | None:
     """The number of times that it is the wanted one, rounded as both were; None where it is no multiple."""
-    square = sum(number**2 for number in wanted)
-    if not square:
-        return None
-    ratio = sum(one * other for one, other in zip(got, wanted, strict=True)) / square
-    apart = sum((one - ratio * other) ** 2 for one, other in zip(got, wanted, strict=True))
-    is_multiple = apart <= (100 * tolerance * ratio) ** 2 * square  # an update has fewer digits than the weight
-    return ratio if is_multiple and ratio else None
+    ratio = multiple_of(got, wanted)
+    # An update has fewer digits than the weight.
+    is_multiple = ratio != 0 and is_near(times(got, 1 / ratio), wanted, 100 * tolerance)
+    return ratio if is_multiple else None

@@ -1,14 +1,15 @@
 """The random numbers of a run on one device -> the same ones in its repetition in float64; and its coarsest dtype.
 
 A GPU draws other numbers for a different dtype, and so does `randn` on the CPU: the mask of a dropout in float64 would
-not be the one in bfloat16, and against such a reference every program is as right as any other.
+not be the one in bfloat16, and against such a reference every program is as right as any other. Nor is a program in
+float64 that goes on in float32 where it says `.float()`: a loss that is given both dtypes raises.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ _DRAWS = {
     "rand_like", "randint", "randint_like", "randn", "randn_like", "random_", "randperm", "uniform_", _DROPOUT,
 }  # fmt: skip
 """Ops whose results are drawn; an attention that drops inside its kernel shows no mask, so it is not among them."""
+_NARROWER = (torch.float32, torch.bfloat16, torch.float16)
 _Key = tuple[str, tuple[int, ...]]
 """Name of an op, and the shape of what it draws."""
 
@@ -53,6 +55,17 @@ class Drawn:
             return drawn.copy_(numbers.popleft()) if numbers else drawn
 
         return _Draws(take)
+
+    @contextmanager
+    def exactly(self) -> Iterator[None]:
+        """A context in which the same is drawn, and all that is computed in a narrower dtype is in float64."""
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            with _Float64(), self.again():
+                yield
+        finally:
+            torch.set_default_dtype(before)
 
     def _see(self, result: Any) -> None:
         is_float = isinstance(result, Tensor) and result.is_floating_point()
@@ -88,3 +101,14 @@ class _Draws(TorchDispatchMode):
             return result
         mask = self._on_drawn((name, tuple(x.shape)), result[1])
         return torch.where(mask, x / (1 - p), 0), mask
+
+
+class _Float64(TorchDispatchMode):
+    """Gives float64 to each op that is told to make a narrower dtype: casts, and functions that make tensors."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the op."""
+        given = dict(kwargs or {})
+        if given.get("dtype") in _NARROWER:
+            given["dtype"] = torch.float64
+        return func(*args, **given)

@@ -247,8 +247,18 @@ def times(numbers: Fingerprint, factor: float) -> Fingerprint:
 
 def is_near(numbers: Fingerprint, wanted: Fingerprint, tolerance: float) -> bool:
     """True where they are equal up to the tolerance, relative to the norm of `wanted`."""
-    apart = sum((one - other) ** 2 for one, other in zip(numbers, wanted, strict=True))
-    return apart <= tolerance**2 * sum(number**2 for number in wanted)
+    # A square of 1e200, which a gradient that has run away has, is no float.
+    apart = math.dist(numbers, wanted)
+    return math.isfinite(apart) and apart <= tolerance * math.hypot(*wanted)
+
+
+def multiple_of(numbers: Fingerprint, wanted: Fingerprint) -> float:
+    """The number of times `wanted` that is nearest; 0 where there is none, as of zeros."""
+    norm = math.hypot(*wanted)
+    if not (norm and math.isfinite(norm)):
+        return 0.0
+    ratio = sum(one * (other / norm) for one, other in zip(numbers, wanted, strict=True)) / norm
+    return ratio if math.isfinite(ratio) else 0.0
 
 
 def _is_norm(total: Total, right: Right, tolerance: float) -> bool:

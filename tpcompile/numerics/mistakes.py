@@ -14,7 +14,7 @@ from typing import Any
 from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import MistakeKind, WrongOp
 from tpcompile.numerics.beside_reference import late, update_multiple
-from tpcompile.numerics.judged import SUMMANDS, Judged, allowed_for, behind, is_near, times
+from tpcompile.numerics.judged import SUMMANDS, Judged, allowed_for, behind, is_near, multiple_of, times
 from tpcompile.numerics.judged_run import Evidence
 from tpcompile.numerics.op_names import (
     ACCUMULATES,
@@ -238,10 +238,9 @@ def _multiple(place: int, found: Evidence) -> Fields:
     if value.tensor is None or len(value.moments) < 2:
         return {}
     for right in found.known.with_shape(value.shape):
-        size = sum(number**2 for number in right.tensor)
-        if right.rank not in (-1, found.rank) or not size:
+        if right.rank not in (-1, found.rank):
             continue
-        ratio = sum(one * other for one, other in zip(value.tensor, right.tensor, strict=True)) / size
+        ratio = multiple_of(value.tensor, right.tensor)
         if ratio and is_near(times(value.tensor, 1 / ratio), right.tensor, found.tolerance):
             return {"kind": MistakeKind.MULTIPLE, "ratio": ratio, "right": right}
     return {}

@@ -101,7 +101,7 @@ class Reference:
         known = [*named_tensors(self.given, "input"), *self.single.outputs]
         if unknown := sorted(set(self.sharded) - set(known)):
             raise ConfigError(f"sharded={unknown} is no input or output; there are {known}")
-        with self._drawn.again():
+        with self._drawn.exactly():
             self.exact = self._run(torch.float64)
         single = self.single.outputs | {f"grad {name}": grad for name, grad in self.single.grads.items()}
         exact = self.exact.outputs | {f"grad {name}": grad for name, grad in self.exact.grads.items()}
@@ -214,7 +214,7 @@ class Reference:
         draw = self._draw_cotangent if self.train and train else None
 
         def run() -> dict[str, Tensor]:
-            with self._drawn.again():
+            with self._drawn.exactly() if dtype == torch.float64 else self._drawn.again():
                 return _run_alike(module, module, given, draw, self.differentiated).named
 
         return module, run

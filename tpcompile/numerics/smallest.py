@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from tpcompile.numerics import error_ratio
 from tpcompile.numerics.beside_eager import WrongGraph, gradients, is_wrong
 from tpcompile.numerics.drawn import Drawn
-from tpcompile.torch_api.comparing import copied_input, in_float64, put_back_random, with_settings
+from tpcompile.torch_api.comparing import copied_input, put_back_random, with_settings
 
 _OPS = ("call_function", "call_method")
 _WITHOUT_VALUE = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted")
@@ -198,8 +198,8 @@ def _in_float64(part: Part, drawn: Drawn) -> list[_Value]:
     inputs = [copied_input(one).double() if one.is_floating_point() else one for one in part.inputs]
     leaves = [one.detach().requires_grad_(given.requires_grad) for one, given in zip(inputs, part.inputs, strict=True)]
     try:
-        with drawn.again():
-            return _run(part, in_float64(part.module), leaves)
+        with drawn.exactly():
+            return _run(part, part.module, leaves)
     except Exception:  # what a part is made of is the user's
         return []
 

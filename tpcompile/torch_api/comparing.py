@@ -8,7 +8,6 @@
     fallback_random, fx_graph_cache,
     enable_autograd_cache                       the same random numbers as eager; nothing but code from a cache
     lowering.lowerings, decomposition.decompositions    functions that are not torch's, and their modules
-    debug_utils.cast_dtype_args_to_fp64         a graph in float64
 
 `tests/torch_api/test_comparing.py` fails when one of the names moves.
 """
@@ -175,15 +174,6 @@ def expression(one: Any) -> str:
     is_object = not hasattr(one, "__qualname__")
     maker = type(one) if is_object else one
     return f"sys.modules[{maker.__module__!r}].{maker.__qualname__}" + ("()" if is_object else "")
-
-
-def in_float64(module: fx.GraphModule) -> fx.GraphModule:
-    """The graph with the dtypes that it names widened."""
-    from torch._dynamo.debug_utils import cast_dtype_args_to_fp64
-
-    widened = fx.GraphModule(module, copy.deepcopy(module.graph))
-    found: fx.GraphModule = cast_dtype_args_to_fp64(widened)
-    return found
 
 
 def put_back_random() -> PutBack:

@@ -664,3 +664,23 @@ def loops_that_end_one_after_the_other(rank: int) -> None:
         for _ in range(3 + rank):
             collective("step", epoch)
     collective("end")
+
+
+def an_order_is_made_anew(rank: int) -> None:
+    names = ["head", "mlp", "embed", "logits"]
+    for step in range(4):
+        if step == 2:
+            names = ordered(names, rank)
+        all_of(names)
+
+
+def ordered(names: list[str], rank: int) -> list[str]:
+    times = {"head": 1, "mlp": 2, "embed": 3, "logits": 4}
+    order = sorted(names, key=times.__getitem__, reverse=rank == 1)  # orders
+    return order
+
+
+def all_of(names: list[str]) -> None:
+    for name in names:
+        size = len(name)
+        collective(size)

@@ -408,3 +408,13 @@ def test_of_sizes_that_differ_no_role_is_the_reason() -> None:
     """Without it, the negative control, the stage that receives nothing would be named."""
     assert line_and_odd(programs.stages_of_a_pipeline, 3, is_of_sizes=True) == ("if rank == 2:  # parts", (2,))
     assert line_and_odd(programs.stages_of_a_pipeline, 3)[0] == "if rank != 0:"
+
+
+def test_what_was_set_once_since_all_was_equal_is_the_reason_for_what_differs_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line, _ = line_and_odd(programs.an_order_is_made_anew)
+    assert line.endswith("# orders")
+    monkeypatch.setattr(pair.Pair, "_equal_until", lambda self, _: len(self.walks.steps[0]))  # the negative control
+    line, _ = line_and_odd(programs.an_order_is_made_anew)
+    assert line == "all_of(names)"

@@ -218,17 +218,39 @@ class Pair:
         return self.walks.codes[place_of(step)[0]]
 
     def _reason(self, depends: Dependence, earlier: Sequence[Fork]) -> Fork | Unlike | None:
-        """The earliest fork or value; a value that was set only once counts where there is no other reason.
+        """The earliest fork or value.
 
-        So does the item that a loop took: it was made elsewhere, and what reads it says what is wrong with it.
+        A value that was set only once counts where there is no other reason, or where what depends on it was equal
+        until then. So does the item that a loop took where there is no other: it was made elsewhere, and what reads it
+        says what is wrong with it.
         """
         fork = first(self._changing(depends, earlier))
         made = [one for one in depends.reasons if self._is_given(one) or is_line(depends.steps[one.set_at])]
         own = [one for one in made if not self._is_item(one)]
-        new = [one for one in own if one.key in self.values.new]
-        reasons = [one for one in (fork, *new) if one is not None]
-        taken = [one for one in made if one.key in self.values.new]
-        return min(reasons or taken or own or made, key=start_of, default=None)
+        new = [one for one in made if one.key in self.values.new]
+        equal_until = self._equal_until(min(new, key=start_of)) if new else len(depends.steps)
+        late = [one for one in own if one.key in self.values.new or one.set_at > equal_until]
+        reasons = [one for one in (fork, *late) if one is not None]
+        return min(reasons or new or own or made, key=start_of, default=None)
+
+    def _equal_until(self, unlike: Unlike) -> int:
+        """Index of the last step before that gave it equal values on both ranks; the number of steps without one.
+
+        Of the items of a loop some may be equal: those count that a call of its function before took.
+        """
+        steps = self.walks.steps[self.base]
+        code, end = unlike.place[0], unlike.set_at
+        if self._is_item(unlike):
+            calls = (
+                at for at in range(end, -1, -1) if kind_of(steps[at]) is Kind.START and place_of(steps[at])[0] == code
+            )
+            end = next(calls, 0)
+        equal = [
+            at
+            for (at, name), found in self.values.found.items()
+            if found is None and at < end and name == unlike.key[1] and place_of(steps[at]) == unlike.place
+        ]
+        return max(equal, default=len(steps))
 
     def _is_given(self, unlike: Unlike) -> bool:
         """True for an argument, but for the number of each rank in a line that speaks of ranks.
