@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -170,6 +171,14 @@ def test_a_part_has_the_fingerprint_of_a_tensor_that_holds_it_alone(shape: tuple
             if shape[dim] % (2 * pieces) == 0
         ]
         assert any(fingerprint(one) == pytest.approx(part.tensor, abs=1e-9) for one in same)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_what_masks_a_place_out_is_the_same_in_each_dtype(dtype: torch.dtype) -> None:
+    scores = torch.tensor([[0.5, -math.inf, -math.inf], [0.25, 2.0, -math.inf]])
+    lowest = scores.to(dtype).clamp(min=torch.finfo(dtype).min)
+    assert fingerprint(lowest) == fingerprint(scores)
+    assert fingerprint(lowest.roll(1, 1)) != fingerprint(scores)
 
 
 def test_two_rows_that_change_places_change_the_fingerprint() -> None:

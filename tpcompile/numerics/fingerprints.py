@@ -24,6 +24,9 @@ _BLOCK = 2**NUM_SUMS
 """Places next to each other that all have different signs."""
 _PIECES = (1, 2, 3)
 """Tensors that may be packed in one: gate and up, queries with keys and values."""
+_OUT, _STANDS_FOR_OUT = 1e30, 1e4
+"""What masks a place out is the lowest number of its dtype, or infinity: in float64 it is another one, and no sum is
+known of either."""
 _SEED = 1
 _MIXER = 7046029254386353131
 """A constant of the SplitMix64 generator."""
@@ -66,7 +69,9 @@ class _Sums:
 
     def __init__(self, tensor: Tensor) -> None:
         self.shape = tuple(tensor.shape) or (1,)
-        self.rows_NL = tensor.detach().reshape(math.prod(self.shape[:-1]), self.shape[-1]).double()
+        rows_NL = tensor.detach().reshape(math.prod(self.shape[:-1]), self.shape[-1]).double()
+        is_out = rows_NL.abs() >= _OUT
+        self.rows_NL = torch.where(is_out, rows_NL.sign() * _STANDS_FOR_OUT, rows_NL) if is_out.any() else rows_NL
         self.device = tensor.device
         sums = self.rows_NL @ _signs(self.shape[-1], len(self.shape) - 1, self.device)
         self.by_row = sums.view(*self.shape[:-1], NUM_SUMS)
