@@ -29,8 +29,9 @@ from tpcompile.preflight.facts import RankFacts, SetupDigest
 from tpcompile.preflight.inputs import InputFacts
 from tpcompile.preflight.locate import Form, Pieces
 from tpcompile.preflight.locate import Question as PreflightQuestion
-from tpcompile.profiles.agreement import Vote, _Brought, _Last, _Made, _Process, _Settled
+from tpcompile.profiles.agreement import Vote, _Brought, _Last, _Made, _Settled
 from tpcompile.profiles.call_times import Measurement, Timings
+from tpcompile.ranks.processes import Process as RankProcess
 from tpcompile.ranks.recorded import _Question
 from tpcompile.ranks.run_dir import _Choice
 from tpcompile.sentinel import log_entries as entries
@@ -93,7 +94,7 @@ RECORDS: list[tuple[Any, Frozen]] = [
     (FastPathVote, FastPathVote(decision=DECISION, processor=Processor(model="cpu"))),
     (Decision, DECISION),
     (_Refusal, _Refusal(number=1, text="refused")),
-    (_Process, _Process(pid=1, host="here")),
+    (RankProcess, RankProcess(pid=1, host="here")),
     (_Last, _Last(step=1, vote=VOTE)),
     (_Brought[Timings], _Brought[Timings](vote=VOTE, value={"default": 1.0})),
     (_Made[list[float]], _Made[list[float]](asked="bmm", made=[1.0])),

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
-
-from pydantic import Field
 
 from tpcompile.errors import ConfigError, DivergenceError
 from tpcompile.evidence.groups.by_rank import ByRank
@@ -17,7 +14,7 @@ from tpcompile.evidence.records import Frozen
 from tpcompile.evidence.records.bounds import Number, Rank
 from tpcompile.evidence.text.ranks import exact_ranks, named_ranks
 from tpcompile.ranks.agree import agree
-from tpcompile.ranks.liveness import process_state, this_host
+from tpcompile.ranks.processes import Processes
 from tpcompile.ranks.store import RankStore
 
 T = TypeVar("T")
@@ -57,11 +54,6 @@ class _Made(Frozen, Generic[T]):
     made: T
 
 
-class _Process(Frozen):
-    pid: int = Field(ge=1, lt=1 << 31)
-    host: str
-
-
 class _Last(Frozen):
     step: Number
     vote: Vote
@@ -79,8 +71,7 @@ class Agreement:
         members = exact_ranks(self._ranks)
         _NUMBERS[members] += 1
         self._store = RankStore.of_job(f"tpcompile/profiles/{members}/{_NUMBERS[members]}", None)
-        here = _Process(pid=os.getpid(), host=this_host())
-        self._store.put(f"process/{self._store.rank}", here.model_dump(mode="json"))
+        self._processes = Processes(self._store)
         self._num_steps = 0
 
     def agree(self, vote: Vote) -> None:
@@ -117,7 +108,7 @@ class Agreement:
             decide=settle,
             result=_Settled[result],
             timeout_s=self._timeout_s,
-            gone=self._is_gone,
+            gone=self._processes.is_gone,
         )
         if settled.problem:
             raise DivergenceError(settled.problem, ranks=settled.ranks)
@@ -134,7 +125,8 @@ class Agreement:
             mine = _Made[kind](asked=asked, made=made)  # type: ignore[valid-type]
             self._store.put(key, mine.model_dump(mode="json"))
             return made
-        found, _ = self._store.gather({first: key}, _Made[kind], timeout_s=self._timeout_s, gone=self._is_gone)  # type: ignore[valid-type]
+        gone = self._processes.is_gone
+        found, _ = self._store.gather({first: key}, _Made[kind], timeout_s=self._timeout_s, gone=gone)  # type: ignore[valid-type]
         if not found:
             raise DivergenceError(
                 f"rank {rank} waits for {key} of rank {first}, {asked}, which did not come within "
@@ -144,10 +136,6 @@ class Agreement:
         if theirs.asked != asked:
             raise DivergenceError(f"{key} is {theirs.asked} on rank {first} / {asked} on rank {rank}", ranks=[rank])
         return theirs.made
-
-    def _is_gone(self, rank: int) -> bool:
-        process = self._store.peek(f"process/{rank}", _Process)
-        return process is not None and process_state(process.pid, process.host) == "dead"
 
     def _absence(self, vote: Vote, missing: Sequence[int]) -> str:
         doing = f"runs {vote.program} under profile {vote.profile}"
@@ -159,7 +147,7 @@ class Agreement:
         return f"rank {self._store.rank} {doing}, and {who} did not come {limit}: {seen}"
 
     def _last_of(self, rank: int) -> str:
-        if self._is_gone(rank):
+        if self._processes.is_gone(rank):
             return "has ended"
         last = self._store.peek(f"last/{rank}", _Last)
         if last is None:
