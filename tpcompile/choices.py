@@ -14,6 +14,8 @@ Profile = Literal["default", "graphed", "max-autotune", "measured"]
 """How a compiled callable is run, see `tpcompile.profiles`."""
 AllReduce = Literal["nccl", "by_size"]
 """How compiled graphs sum over ranks, see `tpcompile.by_size`."""
+SUMMED_RANKS = (2, 4, 8)
+"""Sizes of a group for which torch's kernels for symmetric memory give all ranks the same bits."""
 ALL_MODES: tuple[Mode, ...] = ("A", "B", "C")
 """What `--mode all` runs, in this order."""
 Device = Literal["auto", "cpu", "cuda", "one_gpu"]

@@ -34,6 +34,8 @@ from tpcompile.report.show import Amount, show
 from tpcompile.report.torchrun_output import TorchrunLog
 from tpcompile.request import GateRequest, RunRequest
 
+NO_MULTICAST = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
+"""Variables that leave NVLink multicast off, in all that is timed."""
 GPU_DIM = 1024
 """Model dim from which on a block is not run on CPU by default."""
 

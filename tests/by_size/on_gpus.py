@@ -202,7 +202,7 @@ def pushed(device: torch.device, program: Callable[[Tensor], Tensor] = beside, w
         y = step(torch.full((tokens, width), float(rank + call % 50), dtype=torch.bfloat16, device=device))
         right.append(bool((y == 2 * sum(other + call % 50 for other in range(2))).all()))
     KEPT.append(step)
-    ops = [str(key[0]) for key in in_flight._OF_GROUPS]
+    ops = [str(key[0]) for key in in_flight.OF_GROUPS]
     return {"right": all(right), "calls": len(right), "num_groups": len(ops)}
 
 

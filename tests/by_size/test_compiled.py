@@ -66,9 +66,9 @@ def test_ranks_with_different_settings_are_named_before_they_compile() -> None:
 
 def test_a_gpu_or_hosts_that_the_table_does_not_have_use_nccl_and_say_so() -> None:
     for found in run_on_ranks(ranks.texts):
-        assert found["shipped"] == f"by_size, table {shipped().digest}: nccl (2 x cpu)"
+        assert found["shipped"] == f"by_size, table {shipped().digest}: not measured on 2 x cpu: nccl"
         assert re.search(r"two_shot .*4096 .*\(2 x cpu\)$", found["own"])
-        assert found["two hosts"] == f"by_size, table {ON_CPU.digest}: nccl (2 x cpu)"
+        assert found["two hosts"] == f"by_size, table {ON_CPU.digest}: not measured on 2 x cpu: nccl"
 
 
 def test_an_unknown_setting_is_refused_with_those_that_there_are() -> None:

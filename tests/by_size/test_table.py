@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench_all_reduce import fastest_rows, with_cell
 from tpcompile.by_size.table import (
     MIN_RATIO,
     Algorithm,
@@ -16,6 +15,7 @@ from tpcompile.by_size.table import (
     Row,
     Table,
     algorithm_for,
+    fastest_rows,
     rows_of,
     shipped,
     shown,
@@ -88,7 +88,7 @@ def test_the_digest_is_of_what_is_chosen() -> None:
 
 
 def test_a_written_table_is_read_again_and_a_cell_replaces_that_of_its_gpu(tmp_path: Path) -> None:
-    both = with_cell(with_cell(table(), table(gpu="other").cells[0]), table("two_shot").cells[0])
+    both = table().with_cell(table(gpu="other").cells[0]).with_cell(table("two_shot").cells[0])
     both.write(tmp_path / "table.json")
     assert Table.read(tmp_path / "table.json") == both
     assert [(cell.gpu, cell.rows[0].algorithm) for cell in both.cells] == [("GPU", "two_shot"), ("other", "one_shot")]

@@ -28,8 +28,6 @@ from tpcompile.report import console
 from tpcompile.request import DEFAULT_PRESETS
 
 app = ending.new_app()
-_ALWAYS = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
-"""NVLink multicast stays off, for all programs alike."""
 
 
 @app.command()
@@ -141,7 +139,7 @@ def _set_environ(plan: Plan) -> None:
     threads = str(max(1, launch.num_cores() // (plan.jobs * plan.world_size)))
     os.environ.setdefault("OMP_NUM_THREADS", threads)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", threads)
-    os.environ.update(_ALWAYS)
+    os.environ.update(launch.NO_MULTICAST)
     if not plan.is_gpu and any(one.compile.backend == "inductor" for one in plan.settings):
         os.environ["CXX"] = launch.cxx_compiler()
 

@@ -131,7 +131,7 @@ class Forms:
     def __init__(self, name: Name, context: BenchContext, program: Program) -> None:
         self._name, self._context, self._program = name, context, program
         self._all_reduce: AllReduce = "by_size" if BY_SIZE in name.variants else "nccl"
-        self._by_size = sums(self._all_reduce)
+        self._by_size = sums(self._all_reduce, context.group, timeout_s=context.config.gate.store_timeout_s)
 
     @property
     def notes(self) -> tuple[str, ...]:

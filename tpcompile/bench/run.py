@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from tpcompile.bench.floors import bound
-from tpcompile.bench.names import Name, why_not
+from tpcompile.bench.names import BY_SIZE, Name, why_not
 from tpcompile.bench.processes import ProgramFailed, RankLost, Ranks
 from tpcompile.bench.records import Floors, Machine, Measured, Power, Profile, Row
 from tpcompile.bench.worker import FLOORS, Task
@@ -126,6 +126,8 @@ class _Preset:
         try:
             settings = self._settings.model_dump_json()
             answer = floors_ranks.ask("floors", settings)[0]
+            if any(BY_SIZE in entry.name.variants for entry in self._entries):
+                floors_ranks.ask("tune", settings)
             floors_ranks.ask("reference", settings, str(self._folder))
         except ProgramFailed as failed:
             why = f"{failed}; see {self._plan.logs}"

@@ -10,7 +10,9 @@ The rewrite is made in Inductor, behind AOTAutograd: Dynamo's and AOT's graphs, 
 the all-reduce. A sum that the table leaves to NCCL stays as it is.
 
 table.py      measured times -> rows (up to so many bytes, this algorithm), by GPU and number of ranks
-table.json    the rows that ship with tpcompile; scripts/bench_all_reduce.py measures and writes them
+table.json    the rows that ship with tpcompile; `tpcompile tune --write` measures and writes them
+tuning.py     a group of GPUs -> measured times, and the rows that they give
+tuned.py      the cell that all ranks of a group use: shipped, kept by this machine, or measured together at setup
 in_flight.py  ops for a sum of two ranks that has work beside it, or a product before it, by copy engines
 pushed_sums.py   graphs with those ops in place of a sum
 packed_sums.py   graphs in which small sums that only leave them are one

@@ -47,7 +47,7 @@ _TILE_HEIGHT, _TILE_WIDTH = 256, 128
 """Size of the tiles of the largest products on Hopper."""
 _UNIT = 128
 """Rows of a part are a multiple of it."""
-_OF_GROUPS: dict[tuple[str, torch.device], Slots] = {}
+OF_GROUPS: dict[tuple[str, torch.device], Slots] = {}
 _GATHERED: dict[tuple[str, int], Tensor] = {}
 """Group and slot -> what a CPU has gathered and not received yet."""
 
@@ -229,4 +229,4 @@ class Slots:
 
 
 def _slots_of(group_name: str, device: torch.device) -> Slots:
-    return of_group(_OF_GROUPS, group_name, device, Slots)
+    return of_group(OF_GROUPS, group_name, device, Slots)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_args
 
 import torch
@@ -12,13 +13,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.fx import Graph
 
-from tpcompile.by_size import in_flight, packed_sums, pushed_sums
+from tpcompile.by_size import in_flight, packed_sums, pushed_sums, tuned, tuning
 from tpcompile.by_size.op import OP, chosen
 from tpcompile.by_size.packed_sums import pack
 from tpcompile.by_size.pushed_sums import Pushing, only_wait, push, replace_by_call, summed
 from tpcompile.by_size.table import NCCL, Table, shipped, shown
-from tpcompile.choices import AllReduce
+from tpcompile.choices import SUMMED_RANKS, AllReduce
 from tpcompile.errors import ConfigError
+from tpcompile.ranks.groups import GroupLike, resolve_group
+from tpcompile.ranks.per_group import recall, remember
 from tpcompile.torch_api import c10d
 from tpcompile.torch_api.c10d import ops
 from tpcompile.torch_api.passes import AFTER_AUTOGRAD, SharedPass, get_hash_for_files
@@ -27,14 +30,46 @@ CPU = "cpu"
 _NCCL_BACKEND = "cuda:nccl"
 
 
-def sums(setting: AllReduce | Table) -> Sums | None:
-    """How compiled graphs sum over ranks; None for `nccl`, which changes nothing. Raises ConfigError for others."""
+def sums(setting: AllReduce | Table, group: GroupLike = None, *, timeout_s: float = 120.0) -> Sums | None:
+    """How compiled graphs sum over ranks; None for `nccl`, which changes nothing. Raises ConfigError for others.
+
+    With `by_size` on GPUs all ranks of the group, None for those of the job, call it alike: what none of them has
+    measured before they measure together, which takes some seconds once on a machine; a later call for the group is a
+    lookup. A rank waits for the others for half of `timeout_s`: the comparison before the first call, which waits that
+    long, is to find this rank there, and a rank that sums by NCCL alone does not come here.
+    """
     if isinstance(setting, Table):
         return Sums(setting)
     if setting not in get_args(AllReduce):
         names = ", ".join(get_args(AllReduce))
         raise ConfigError(f"unknown all_reduce {setting!r}; choose from {names}, or give a tpcompile.by_size.Table")
-    return Sums(shipped()) if setting == "by_size" else None
+    if setting == "nccl":
+        return None
+    found = resolve_group(group) or dist.group.WORLD
+    if found is None or found.size() == 1 or _device().type == CPU:
+        return Sums(shipped())
+    table = recall(found, "by_size")
+    if table is None:
+        table = _table_of(found, timeout_s)
+        remember(found, table, "by_size")
+    return Sums(table)
+
+
+def _table_of(group: dist.ProcessGroup, timeout_s: float) -> Table:
+    device, num_ranks = _device(), group.size()
+    gpu = gpu_of(device)
+    why_not = ""
+    if not _can_share(group, device):
+        why_not = "its ranks are on several hosts, LOCAL_WORLD_SIZE is not set, or its backend is not NCCL"
+    elif num_ranks not in SUMMED_RANKS:
+        why_not = f"it is measured for {', '.join(map(str, SUMMED_RANKS))} ranks"
+    if not why_not:
+        measure = partial(tuning.measure, group, device, gpu, "all_reduce=by_size")
+        obstacle = tuned.obstacle_here(device)
+        return tuned.tuned(group, gpu, measure, timeout_s=timeout_s / 2, obstacle=obstacle).table
+    if group.rank() == 0:
+        tuned.logger.warning("{} x {}: NCCL makes all sums: {}", num_ranks, gpu, why_not)
+    return shipped()
 
 
 @dataclass(frozen=True)
@@ -51,10 +86,11 @@ class Sums:
     def text(self, group: dist.ProcessGroup | None) -> str:
         """`by_size, table 1f0a...: two_shot to 8388608 bytes, nccl above (2 x NVIDIA H100)`; None is the job."""
         found, device = group or dist.group.WORLD, _device()
-        rows = shown(*self._chosen(found, device))
         num_ranks = 1 if found is None else found.size()
         place = f"{num_ranks} x {gpu_of(device)}"
-        return f"by_size, table {self.table.digest}: {rows} ({place})"
+        is_measured = _can_share(found, device) and self.table.cell(gpu_of(device), num_ranks) is not None
+        rows = f"{shown(*self._chosen(found, device))} ({place})" if is_measured else f"not measured on {place}: nccl"
+        return f"by_size, table {self.table.digest}: {rows}"
 
     def rows_for(self, x: Tensor, group_name: str) -> str:
         """The rows for a fake tensor; empty where NCCL sums all its sizes."""

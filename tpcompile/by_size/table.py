@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from functools import cache, lru_cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from tpcompile.evidence.records import Frozen
 from tpcompile.evidence.records.reader import read_record
 
 Algorithm = Literal["nccl", "one_shot", "two_shot"]
+InFlight = Literal["nccl", "push", "nccl_beside", "push_beside"]
 NCCL: Algorithm = "nccl"
 MIN_RATIO = 1.03
 """How much faster than NCCL an algorithm must be to be used: times that are measured twice differ by up to 3 %."""
@@ -20,8 +22,10 @@ DTYPES = ("bfloat16", "float32")
 """Element types that torch's kernels for symmetric memory sum."""
 VECTOR_BYTES = 16
 """Bytes that torch's kernels for symmetric memory read at once: addresses and parts of messages are multiples of it."""
-_PAIR = 2
+PAIR = 2
 """Ranks of a group whose messages may be pushed: with more, each rank would send its whole message to each other."""
+NO_SHIPPED = "TPCOMPILE_NO_SHIPPED_TABLES"
+"""Variable: 1 leaves `table.json` out, so that a machine uses what it has measured itself."""
 _FILE = Path(__file__).with_name("table.json")
 
 
@@ -39,6 +43,13 @@ class Measured(Frozen):
     us: dict[Algorithm, float]
 
 
+class MeasuredInFlight(Frozen):
+    """One size: microseconds of a product whose sum NCCL makes or copy engines push, then with a second one beside."""
+
+    size_bytes: int
+    us: dict[InFlight, float]
+
+
 class Cell(Frozen):
     """The rows for one model of GPU and number of ranks."""
 
@@ -50,6 +61,7 @@ class Cell(Frozen):
     push_from_bytes: int | None = None
     """Messages of two ranks that are products, or have work beside them, are sent by copy engines from this size on."""
     measured: tuple[Measured, ...] = ()
+    in_flight: tuple[MeasuredInFlight, ...] = ()
     command: str = ""
     versions: dict[str, str] = {}
 
@@ -62,24 +74,36 @@ class Table(Frozen):
 
     @classmethod
     def read(cls, path: Path | str) -> Table:
-        """A file that scripts/bench_all_reduce.py wrote."""
+        """A file that `write` made."""
         return read_record(cls, Path(path))
 
     def write(self, path: Path | str) -> None:
         """Write the file."""
         Path(path).write_text(f"{self.to_json(indent=1)}\n")
 
+    def cell(self, gpu: str, num_ranks: int) -> Cell | None:
+        """The cell of a GPU and number of ranks; None for one that was not measured."""
+        found = [cell for cell in self.cells if (cell.gpu, cell.num_ranks) == (gpu, num_ranks)]
+        return found[0] if found else None
+
+    def without(self, gpu: str, num_ranks: int) -> Table:
+        """The table without that cell."""
+        return self.changed(cells=tuple(one for one in self.cells if (one.gpu, one.num_ranks) != (gpu, num_ranks)))
+
+    def with_cell(self, cell: Cell) -> Table:
+        """The table with this cell in place of what it has for that GPU and number of ranks."""
+        others = self.without(cell.gpu, cell.num_ranks).cells
+        return self.changed(cells=tuple(sorted([*others, cell], key=lambda one: (one.gpu, one.num_ranks))))
+
     def rows(self, gpu: str, num_ranks: int) -> str:
         """The rows as the op takes them, `65536:nccl 8388608:two_shot`; empty where NCCL sums everything."""
-        for cell in self.cells:
-            if (cell.gpu, cell.num_ranks) == (gpu, num_ranks):
-                return _text(cell.rows)
-        return ""
+        cell = self.cell(gpu, num_ranks)
+        return "" if cell is None else _text(cell.rows)
 
     def push_from(self, gpu: str, num_ranks: int) -> int | None:
         """`push_from_bytes` of the cell; None where there is no cell, and for more than two ranks."""
-        found = [cell.push_from_bytes for cell in self.cells if (cell.gpu, cell.num_ranks) == (gpu, num_ranks)]
-        return found[0] if found and num_ranks == _PAIR else None
+        cell = self.cell(gpu, num_ranks)
+        return cell.push_from_bytes if cell is not None and num_ranks == PAIR else None
 
     @property
     def digest(self) -> str:
@@ -88,10 +112,52 @@ class Table(Frozen):
         return hashlib.sha256(json.dumps(sorted(chosen)).encode()).hexdigest()[:12]
 
 
-@cache
 def shipped() -> Table:
-    """`table.json`; empty without it."""
-    return Table.read(_FILE) if _FILE.exists() else Table()
+    """`table.json`; empty without it, and with TPCOMPILE_NO_SHIPPED_TABLES=1."""
+    is_left_out = os.environ.get(NO_SHIPPED, "0") != "0"
+    return Table() if is_left_out or not _FILE.exists() else _read_shipped()
+
+
+@cache
+def _read_shipped() -> Table:
+    return Table.read(_FILE)
+
+
+def fastest_rows(measured: Iterable[Measured]) -> tuple[Row, ...]:
+    """Rows that are not slower than NCCL at any measured size.
+
+    A row holds from the size before it to its own: its algorithm is the fastest at its own size of those that beat NCCL
+    there and are no slower than NCCL at the size before, or NCCL.
+    """
+    kept: list[Row] = []
+    before = None
+    for one in sorted(measured, key=lambda each: each.size_bytes):
+        faster = [name for name, us in one.us.items() if us * MIN_RATIO <= one.us[NCCL]]
+        if before is not None:
+            faster = [name for name in faster if before.us[name] <= before.us[NCCL]]
+        fastest = min(faster, key=one.us.__getitem__, default=NCCL)
+        row = Row(up_to_bytes=one.size_bytes, algorithm=fastest)
+        if kept and kept[-1].algorithm == row.algorithm:
+            kept.pop()
+        kept.append(row)
+        before = one
+    if kept and kept[-1].algorithm == NCCL:
+        kept.pop()
+    return tuple(kept)
+
+
+def least_pushed(measured: Iterable[MeasuredInFlight]) -> int | None:
+    """Least size from which on pushing is faster than NCCL at all measured sizes; None where it never is.
+
+    With a second product beside the sum it must not be slower there.
+    """
+    least = None
+    for one in sorted(measured, key=lambda each: each.size_bytes, reverse=True):
+        is_faster = one.us["push"] * MIN_RATIO <= one.us["nccl"]
+        if not is_faster or one.us["push_beside"] > one.us["nccl_beside"]:
+            break
+        least = one.size_bytes
+    return least
 
 
 def algorithm_for(rows: str, *, size_bytes: int, dtype: str, num_ranks: int) -> Algorithm:

@@ -7,7 +7,8 @@ memory replaces it, and none is made within a capture.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ LEAST_BYTES = 1 << 20
 """Least memory that is made: to grow is a collective, and the memory before is kept for CUDA graphs."""
 
 
-_OF_GROUPS: dict[tuple[str, torch.device], Workspace] = {}
+OF_GROUPS: dict[tuple[str, torch.device], Workspace] = {}
 
 
 class Workspace:
@@ -60,7 +61,7 @@ class Workspace:
 
 def workspace_of(group_name: str, device: torch.device) -> Workspace:
     """The workspace of a group, the same at every call as long as the group exists."""
-    return of_group(_OF_GROUPS, group_name, device, Workspace)
+    return of_group(OF_GROUPS, group_name, device, Workspace)
 
 
 def of_group(
@@ -71,6 +72,18 @@ def of_group(
     if found is None or found.group is not group:  # a later group may have the name of one that was destroyed
         found = known[group_name, device] = make(group, device)
     return found
+
+
+@contextmanager
+def apart(known: dict[tuple[str, torch.device], Any], group_name: str, device: torch.device) -> Iterator[None]:
+    """A context in which the group has an object of its own, which ends with it: one that it had keeps its memory."""
+    before = known.pop((group_name, device), None)
+    try:
+        yield
+    finally:
+        known.pop((group_name, device), None)
+        if before is not None:
+            known[group_name, device] = before
 
 
 def check_may_grow(num_bytes: int, size_bytes: int, device: torch.device) -> None:

@@ -20,6 +20,7 @@ from tpcompile.cli import (
     presets,
     report,
     run,
+    tune,
     version,
 )
 
@@ -48,6 +49,7 @@ _COMMANDS = (
     ("verify-win", passed_on.verify_win, "Measure eager and each mode of torch.compile."),
     ("certify", passed_on.certify, "Prove a fused kernel on the shards of TP ranks."),
     ("bench", bench.bench, "Time compiled tensor-parallel programs."),
+    ("tune", tune.tune, "Measure sums over GPUs by size, ahead of time."),
     ("docs", docs.docs, "Print where the pages of the documentation are."),
     ("presets", presets.presets, "List the presets with their sizes."),
     ("version", version.version, "Print the versions to put into a bug report."),

@@ -63,7 +63,8 @@ class Run(Phases):
         """torch.compile as configured, with what the profile of the run and the sums ask of Inductor."""
         if self.config.compile.backend != "inductor":
             return self.compile(program)
-        return self.compile(program, options=options_of(self.config.profile, sums(self.all_reduce)))
+        found = sums(self.all_reduce, self.group, timeout_s=self.config.gate.store_timeout_s)
+        return self.compile(program, options=options_of(self.config.profile, found))
 
     @property
     def all_reduce(self) -> AllReduce | Table:

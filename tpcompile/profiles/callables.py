@@ -55,8 +55,9 @@ def run(
     is_compiled: the program calls torch.compile itself, as a whole step does; for `max-autotune` with
         `options=tpcompile.profiles.TUNED`.
     all_reduce: `by_size` sums over the ranks, in its compiled graphs, by the algorithm that was measured to be fastest
-        at the size of the message on this GPU; a `tpcompile.by_size.Table` is one of your own. A program that is
-        compiled already must have been with the options of `tpcompile.by_size.sums(all_reduce)`.
+        at the size of the message on this GPU: all ranks measure here what the machine has not measured before. A
+        `tpcompile.by_size.Table` is one of your own. A program that is compiled already must have been with the options
+        of `tpcompile.by_size.sums(all_reduce, group)`.
     dynamic: of torch.compile.
     static: positions and names of arguments whose tensors a graph reads and writes where they are, such as caches.
     clone_outputs: return copies, which later calls leave alone.
@@ -77,7 +78,7 @@ def run(
     why_not = no_graphs(found_group)
     if profile == "graphed" and why_not:
         raise ConfigError(f'profile="graphed" needs GPUs with NCCL, and {why_not}; use profile="default"')
-    found_sums = sums(all_reduce)
+    found_sums = sums(all_reduce, found_group, timeout_s=timeout_s)
     options = options_of(profile, found_sums)
     compiled = program if is_compiled else torch.compile(program, fullgraph=True, dynamic=dynamic, options=options)
     ranks = dist.get_process_group_ranks(found_group) if dist.is_available() and dist.is_initialized() else []

@@ -1,0 +1,147 @@
+"""All ranks of a group use the same cell, whichever of them has one; none waits for one that is gone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.by_size import tuned_ranks as ranks
+from tpcompile.by_size.table import MeasuredInFlight, Table, least_pushed, shipped
+from tpcompile.by_size.tuned import Brought, settle
+from tpcompile.testing import run_on_ranks
+
+ONE_SHOT, TWO_SHOT = "4096:one_shot", "4096:two_shot"
+
+
+def rows(found: list[dict[str, Any]]) -> list[str]:
+    assert len({one["digest"] for one in found}) == 1
+    return [one["rows"] for one in found]
+
+
+def measured(found: list[dict[str, Any]]) -> list[int]:
+    return [one["measured"] for one in found]
+
+
+def test_ranks_without_a_cell_measure_once_use_that_of_the_lowest_and_keep_it(tmp_path: Path) -> None:
+    found = run_on_ranks(ranks.nobody_has_one, str(tmp_path))
+    assert rows(found) == [ONE_SHOT] * 2 and measured(found) == [1, 1]
+    assert [(one["kept"], one["files"]) for one in found] == [(ONE_SHOT, 1)] * 2
+    assert "measured on 2 x NVIDIA Test 1" in found[0]["said"] and found[1]["said"] == ""
+    again = run_on_ranks(ranks.nobody_has_one, str(tmp_path))
+    assert rows(again) == [ONE_SHOT] * 2 and measured(again) == [0, 0]
+    assert [one["said"] for one in again] == ["", ""]
+
+
+@pytest.mark.parametrize(("have", "expected"), [([0], ONE_SHOT), ([1], TWO_SHOT), ([0, 1], ONE_SHOT)])
+def test_a_cell_that_one_rank_has_kept_is_that_of_all(have: list[int], expected: str, tmp_path: Path) -> None:
+    found = run_on_ranks(ranks.kept, str(tmp_path), have)
+    assert rows(found) == [expected] * 2 and measured(found) == [0, 0]
+
+
+def test_what_is_kept_is_measured_again_where_that_is_asked_for(tmp_path: Path) -> None:
+    found = run_on_ranks(measures_anew, str(tmp_path))
+    assert rows(found) == [ONE_SHOT] * 2 and measured(found) == [1, 1]
+
+
+def measures_anew(folder: str) -> dict[str, Any]:
+    return ranks.kept(folder, [1], anew=True)
+
+
+@pytest.mark.parametrize("text", ["{", '{"cells": [{"gpu": 3}]}', "\x00"])
+def test_a_damaged_cache_is_one_warning_and_measured_anew(text: str, tmp_path: Path) -> None:
+    found = run_on_ranks(ranks.damaged, str(tmp_path), text)
+    assert rows(found) == [ONE_SHOT] * 2 and measured(found) == [1, 1]
+    assert re.search("WARNING.*is damaged", found[0]["said"]) and found[1]["said"] == ""
+    assert found[0]["kept"] == ONE_SHOT
+
+
+def test_a_rank_that_comes_late_sums_by_nccl_as_the_others_do(tmp_path: Path) -> None:
+    found = run_on_ranks(ranks.comes_late, str(tmp_path))
+    assert rows(found) == ["", ""] and measured(found) == [0, 0]
+    assert re.search("WARNING.*NCCL makes all its sums: rank 1 did not come in time", found[0]["said"])
+    assert found[1]["said"] == ""
+
+
+def test_a_rank_that_dies_while_it_measures_is_not_waited_for(tmp_path: Path) -> None:
+    first, _ = run_on_ranks(ranks.dies_in_its_measurement, str(tmp_path), timeout_s=60)
+    assert first["rows"] == "" and "rank 1 did not come" in first["said"]
+
+
+def test_what_one_rank_cannot_measure_none_uses(tmp_path: Path) -> None:
+    found = run_on_ranks(ranks.cannot_measure, str(tmp_path))
+    assert rows(found) == ["", ""]
+    assert "rank 1: no peer access;" in found[0]["said"] and found[1]["said"] == ""
+
+
+def test_different_gpus_are_named_with_their_ranks(tmp_path: Path) -> None:
+    found = run_on_ranks(ranks.different_gpus, str(tmp_path))
+    assert rows(found) == ["", ""] and measured(found) == [0, 0]
+    assert "GPU 0 on rank 0 / GPU 1 on rank 1" in found[0]["said"]
+
+
+def test_a_rank_that_may_not_measure_keeps_all_from_it_with_what_to_do(tmp_path: Path) -> None:
+    found = run_on_ranks(ranks.may_not_measure, str(tmp_path))
+    assert rows(found) == ["", ""] and measured(found) == [0, 0]
+    assert re.search("rank 1: TPCOMPILE_TUNE=0; `tpcompile tune --nproc 2`", found[0]["said"])
+
+
+def test_a_shipped_cell_is_used_unless_it_is_left_out(tmp_path: Path) -> None:
+    (committed,) = [cell for cell in shipped().cells if cell.gpu == ranks.H100]
+    found = run_on_ranks(ranks.shipped_cell, str(tmp_path / "shipped"), "0")
+    assert rows(found) == [Table(cells=(committed,)).rows(ranks.H100, 2)] * 2
+    found = run_on_ranks(ranks.shipped_cell, str(tmp_path / "left out"), "1")
+    assert rows(found) == [TWO_SHOT] * 2
+
+
+def test_groups_of_a_job_that_measure_different_times_use_the_same_cell(tmp_path: Path) -> None:
+    found = run_on_ranks(ranks.two_groups, str(tmp_path), world_size=4)
+    assert set(rows(found)) <= {ONE_SHOT, TWO_SHOT} and len(set(rows(found))) == 1
+
+
+def test_settings_and_programs_of_a_group_share_one_measurement(tmp_path: Path) -> None:
+    for found in run_on_ranks(ranks.through_sums, str(tmp_path)):
+        (text,) = found["texts"]
+        assert re.fullmatch(r"by_size, table \w+: one_shot to 4096 bytes, nccl above \(2 x NVIDIA Test 1\)", text)
+        assert found["measured"] == 1
+
+
+def test_a_group_that_cannot_be_measured_says_so_once(tmp_path: Path) -> None:
+    found = run_on_ranks(ranks.not_measurable, str(tmp_path), world_size=3)
+    for one in found:
+        assert one["text"] == f"by_size, table {shipped().digest}: not measured on 3 x {ranks.GPU}: nccl"
+    assert [one["said"].count("WARNING") for one in found] == [1, 0, 0]
+
+
+def test_before_a_measurement_one_cell_is_enough_and_after_it_all_must_have_one() -> None:
+    brought = {0: Brought(gpu="a", cell=ranks.cell("one_shot")), 1: Brought(gpu="a", obstacle="no memory")}
+    assert settle(brought, {}).cell == ranks.cell("one_shot")
+    assert settle(brought, {}, has_measured=True).problem == "rank 1: no memory"
+    nothing = settle({0: Brought(gpu="a"), 1: Brought(gpu="a")}, {})
+    assert (nothing.cell, nothing.problem) == (None, "")
+    assert settle({1: brought[1]}, {0: ""}).speaks == 1
+
+
+def in_flight(*times: tuple[float, float, float, float]) -> list[MeasuredInFlight]:
+    """Sizes of 1, 2, 4, ... bytes: NCCL and pushed, then both with work beside."""
+    found = []
+    for step, (nccl, push, nccl_beside, push_beside) in enumerate(times):
+        us: Any = {"nccl": nccl, "push": push, "nccl_beside": nccl_beside, "push_beside": push_beside}
+        found.append(MeasuredInFlight(size_bytes=1 << step, us=us))
+    return found
+
+
+FASTER, EQUAL = (10, 9, 20, 19), (10, 9.9, 20, 19)
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ([FASTER, FASTER], 1), ([EQUAL, FASTER], 2), ([FASTER, EQUAL, FASTER], 4), ([FASTER, EQUAL], None), ([], None),
+        ([(10, 9, 20, 21), FASTER], 2), ([(10, 9, 20, 20), FASTER], 1),
+    ],
+)  # fmt: skip
+def test_sums_are_pushed_from_the_size_on_from_which_it_is_always_faster(times: Any, expected: int | None) -> None:
+    assert least_pushed(reversed(in_flight(*times))) == expected

@@ -1,0 +1,227 @@
+"""What ranks do in test_tuned.py: they agree on a cell, with a clock that is fake and caches of their own."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import tpcompile
+from tpcompile.by_size import Table, in_flight, setting, sums, tuned, tuning, workspace
+from tpcompile.by_size.table import Algorithm, Cell, Measured, fastest_rows
+
+GPU = "NVIDIA Test 1"
+H100 = "NVIDIA H100 80GB HBM3"
+WAIT_S = 1.0
+FASTEST: tuple[Algorithm, ...] = ("one_shot", "two_shot", "one_shot", "two_shot")
+"""What the clock of each rank finds fastest, so that ranks that did not agree would have different rows."""
+
+
+def cell(fastest: Algorithm, *, gpu: str = GPU, num_ranks: int = 2) -> Cell:
+    us: dict[Algorithm, float] = {"nccl": 10.0, "one_shot": 12.0, "two_shot": 12.0, fastest: 5.0}
+    times = (Measured(size_bytes=4096, us=us),)
+    return Cell(gpu=gpu, num_ranks=num_ranks, rows=fastest_rows(times), measured=times)
+
+
+def place_in(folder: str, *, shared: bool = False) -> Path:
+    """Make a cache for this rank, or for all, the one that is used; returns the file of its cell."""
+    cache = Path(folder, "shared" if shared else f"rank{dist.get_rank()}")
+    os.environ["XDG_CACHE_HOME"] = str(cache)
+    file = tuned._file(tuned._name(GPU, 2), warns=True)
+    assert file is not None and file.is_relative_to(cache)
+    return file
+
+
+def agreed(**options: Any) -> dict[str, Any]:
+    """What this rank uses, how often it measured, and what it wrote to stderr."""
+    calls: list[str] = []
+
+    def measure() -> Cell:
+        calls.append("measured")
+        return cell(FASTEST[dist.get_rank()])
+
+    given: dict[str, Any] = {"group": dist.group.WORLD, "gpu": GPU, "measure": measure, "timeout_s": 60.0}
+    said = io.StringIO()
+    with redirect_stderr(said):
+        found = tuned.tuned(**given | options)
+    rows = found.table.rows(options.get("gpu", GPU), 2)
+    return {"rows": rows, "digest": found.table.digest, "measured": len(calls), "said": said.getvalue()}
+
+
+def nobody_has_one(folder: str) -> dict[str, Any]:
+    file = place_in(folder, shared=True)
+    found = agreed()
+    dist.barrier()
+    return found | {"kept": Table.read(file).rows(GPU, 2), "files": len(list(file.parent.iterdir()))}
+
+
+def kept(folder: str, ranks: list[int], **options: Any) -> dict[str, Any]:
+    """These ranks have in their caches what their clocks find."""
+    file = place_in(folder)
+    if dist.get_rank() in ranks:
+        Table(cells=(cell(FASTEST[dist.get_rank()]),)).write(file)
+    return agreed(**options)
+
+
+def damaged(folder: str, text: str) -> dict[str, Any]:
+    file = place_in(folder, shared=True)
+    if dist.get_rank() == 0:
+        file.write_text(text)
+    dist.barrier()
+    found = agreed()
+    dist.barrier()
+    return found | {"kept": Table.read(file).rows(GPU, 2)}
+
+
+def comes_late(folder: str) -> dict[str, Any]:
+    """Rank 1 comes when rank 0 has given up, with a cell."""
+    file = place_in(folder)
+    if dist.get_rank() == 1:
+        Table(cells=(cell("two_shot"),)).write(file)
+        dist.barrier()
+    found = agreed(timeout_s=WAIT_S)
+    if dist.get_rank() == 0:
+        dist.barrier()
+    return found
+
+
+def _dead_pid() -> int:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    return ended.pid
+
+
+def dies_in_its_measurement(folder: str) -> dict[str, Any]:
+    """Rank 1 gives the pid of a process that has ended, and does not come back from its measurement."""
+
+    def measure() -> Cell:
+        if dist.get_rank() == 1:
+            raise KeyboardInterrupt
+        return cell("one_shot")
+
+    place_in(folder)
+    pid = _dead_pid()
+    if dist.get_rank() == 1:
+        os.getpid = lambda: pid
+    try:
+        found = agreed(measure=measure, timeout_s=3600.0)
+    except KeyboardInterrupt:
+        found = {}
+    dist.barrier()
+    return found
+
+
+def cannot_measure(folder: str) -> dict[str, Any]:
+    def measure() -> Cell:
+        if dist.get_rank() == 1:
+            raise RuntimeError("no peer access\nand more")
+        return cell("one_shot")
+
+    place_in(folder)
+    return agreed(measure=measure)
+
+
+def different_gpus(folder: str) -> dict[str, Any]:
+    place_in(folder)
+    return agreed(gpu=f"GPU {dist.get_rank()}")
+
+
+def may_not_measure(folder: str) -> dict[str, Any]:
+    place_in(folder)
+    return agreed(obstacle="TPCOMPILE_TUNE=0" if dist.get_rank() == 1 else "")
+
+
+def shipped_cell(folder: str, left_out: str) -> dict[str, Any]:
+    place_in(folder)
+    os.environ["TPCOMPILE_NO_SHIPPED_TABLES"] = left_out
+    return agreed(gpu=H100, measure=lambda: cell("two_shot", gpu=H100))
+
+
+def two_groups(folder: str) -> dict[str, Any]:
+    """Ranks 0 and 2 find other times than 1 and 3."""
+    place_in(folder)
+    pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    return agreed(group=pairs[dist.get_rank() % 2])
+
+
+def _stand_in_for_gpus(measure: Callable[..., Cell]) -> None:
+    """This rank takes itself for one with a GPU and NCCL."""
+    setting._device = lambda: torch.device("cuda", 0)
+    setting.gpu_of = lambda device: GPU
+    setting._NCCL_BACKEND = "gloo"
+    tuned.obstacle_here = lambda device: ""
+    setting.tuning.measure = measure
+
+
+def through_sums(folder: str) -> dict[str, Any]:
+    """Two settings and a program of one group, whose text the ranks compare."""
+    calls: list[float] = []
+
+    def measure(group: dist.ProcessGroup, device: torch.device, gpu: str, command: str) -> Cell:
+        calls.append(0.0)
+        return cell(FASTEST[dist.get_rank()])
+
+    place_in(folder)
+    _stand_in_for_gpus(measure)
+    with redirect_stderr(io.StringIO()):
+        found = [sums("by_size"), sums("by_size", dist.group.WORLD)]
+        call = tpcompile.run(lambda x: x, "default", is_compiled=True, all_reduce="by_size", name="same")
+    call(torch.ones(2))
+    texts = {one.text(None) for one in found if one is not None} | {call._steps._vote.all_reduce}
+    return {"texts": texts, "measured": len(calls)}
+
+
+def not_measurable(folder: str) -> dict[str, Any]:
+    """Three ranks, for which torch's kernels are not used."""
+    place_in(folder)
+    _stand_in_for_gpus(lambda *_: cell("one_shot"))
+    said = io.StringIO()
+    with redirect_stderr(said):
+        found = [sums("by_size"), sums("by_size")]
+    return {"text": found[0].text(None) if found[0] else "", "said": said.getvalue()}
+
+
+class Clock:
+    """In place of a CUDA graph: makes two calls, and says the next of these times, later on rank 1."""
+
+    us_of: tuple[float, ...] = ()
+    number = 0
+
+    def __init__(self, step: Callable[[int], object]) -> None:
+        self._us = Clock.us_of[Clock.number % len(Clock.us_of)] + 0.5 * dist.get_rank()
+        Clock.number += 1
+        for number in range(2):
+            step(number)
+
+    def us(self, replays: int) -> float:
+        return self._us
+
+
+def measured_by_a_clock() -> dict[str, Any]:
+    """The cell of two ranks, by a clock on which one-shot and pushing are the fastest; what it leaves behind."""
+    tuning.Timed, tuning.SIZES, tuning.SIZES_IN_FLIGHT = Clock, [64, 4096], [1 << 20, 2 << 20]
+    tuning.Bench.make_memory = lambda self, num_bytes: None
+    Clock.us_of = (3.0, 13.0, 8.0, 11.0)  # nothing, NCCL, one-shot, two-shot; NCCL, pushed, and both beside a product
+    state = torch.random.get_rng_state()
+    group, device = dist.group.WORLD, torch.device("cpu")
+    found = tuning.measure(group, device, GPU, "a test")
+    Clock.us_of = (13.0, 12.0, 20.0, 19.0)
+    products = tuning.pushed(tuning.Bench(group, device))
+    left = [*workspace.OF_GROUPS, *in_flight.OF_GROUPS]
+    is_same = torch.equal(state, torch.random.get_rng_state())
+    return {"cell": found, "products": products, "left": left, "has the same random numbers": is_same}
+
+
+def products_of_both() -> list[bool]:
+    """Whether each form of a product and its sum is that of NCCL, which on a CPU is gloo."""
+    steps = tuning.products(dist.group.WORLD.group_name, torch.device("cpu"), 1 << 20)
+    first: torch.Tensor = steps["nccl"](0)
+    found = [torch.equal(step(number), first) for step in steps.values() for number in (0, 1)]
+    return [*found, bool(first.count_nonzero())]
