@@ -35,7 +35,7 @@ ELSEWHERE = {
     "python scripts/bench_peers/plot.py bench.json bench.svg": "tests/bench/test_plot.py draws committed reports",
     "tpcompile bench --preset wan14b_8 --nproc 2 --layers 4 --write-baseline performance.json": "2 GPUs; tests/bench",
     "tpcompile gate --preset wan14b_8 --nproc 2 --layers 4 --performance performance.json": "2 GPUs; tests/cli",
-    "torchrun --standalone --nproc-per-node 2 scripts/bench_all_reduce.py --json times.json": "2 GPUs",
+    "tpcompile tune --nproc 2": "2 GPUs; tests/by_size/test_tune.py",
     "tpcompile verify-win my_model:build": "a minute of CPU for each mode; tests/fusion/test_win.py runs it",
     "tpcompile gate --nproc 8 --mode C": "8 ranks; `tpcompile gate` is run below on 2",
     "torchrun --standalone --nproc-per-node 8 repro/tp_compile_repro.py --mode C": "8 ranks; tests/gate run it on 2",

@@ -143,6 +143,7 @@ def test_the_figures_of_the_benchmark_are_those_of_its_reports() -> None:
 COMMANDS = {
     "dryrun": "how-to/dry-run",
     "verify-win": "verify-win", "typecheck": "typecheck", "certify": "fastpath", "bench": "bench",
+    "tune": "profiles",
     "fusion record": "fusion", "fusion show": "fusion", "fusion explain": "fusion", "fusion diff": "fusion",
     "fusion bisect": "fusion", "fusion baseline": "fusion", "fusion check": "fusion", "fusion plot": "fusion",
 }  # fmt: skip

@@ -6,7 +6,7 @@ import io
 import os
 import subprocess
 from collections.abc import Callable
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import tpcompile
 from tpcompile.by_size import Table, in_flight, setting, sums, tuned, tuning, workspace
+from tpcompile.by_size.__main__ import tune
 from tpcompile.by_size.table import Algorithm, Cell, Measured, fastest_rows
 
 GPU = "NVIDIA Test 1"
@@ -225,3 +226,31 @@ def products_of_both() -> list[bool]:
     first: torch.Tensor = steps["nccl"](0)
     found = [torch.equal(step(number), first) for step in steps.values() for number in (0, 1)]
     return [*found, bool(first.count_nonzero())]
+
+
+def tunes(folder: str) -> dict[str, Any]:
+    """What `tpcompile tune` prints: at first, when it is kept, anew with a file, and where no rank can measure."""
+    table = Path(folder, "table.json")
+    place_in(folder)
+    calls: list[str] = []
+
+    def measure() -> Cell:
+        calls.append("measured")
+        return cell("one_shot")
+
+    def fail() -> Cell:
+        raise RuntimeError("no peer access")
+
+    if dist.get_rank() == 0:
+        Table(cells=(cell("one_shot", gpu="other"),)).write(table)
+    asked: dict[str, Any] = {"json": None, "write": None, "anew": False}
+    codes, texts = [], []
+    anew = asked | {"anew": True}
+    with_files = anew | {"json": "-", "write": str(table)}
+    for make, settings in ((measure, asked), (measure, asked), (measure, with_files), (fail, anew)):
+        printed = io.StringIO()
+        with redirect_stdout(printed), redirect_stderr(io.StringIO()):
+            codes.append(int(tune(dist.group.WORLD, GPU, make, settings)))
+        texts.append(printed.getvalue())
+    dist.barrier()
+    return {"codes": codes, "texts": texts, "measured": len(calls)}

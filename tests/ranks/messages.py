@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tpcompile.by_size.table import Cell, Row
+from tpcompile.by_size.tuned import Brought, Settled
 from tpcompile.evidence.records import (
     Check,
     CompileDigest,
@@ -62,6 +64,9 @@ VERDICT = Verdict(
 COMPILED = CompileDigest(index=0, compile_id="0/0", phase="", frame="step train.py:3", layers=())
 DIGEST = RankDigest(rank=1, domain="tp", coordinate=1, environment="0", compiles=(COMPILED,))
 VOTE = Vote(program="mlp", profile="graphed")
+CELL = Cell(
+    gpu="NVIDIA H200", num_ranks=2, rows=(Row(up_to_bytes=4096, algorithm="one_shot"),), push_from_bytes=1 << 20
+)
 DECISION = Decision(path="silu_mul", shape=ShapeClass(tokens=1, widths=(8,), dtype="float32", tp=2), why="faster")
 
 RECORDS: list[tuple[Any, Frozen]] = [
@@ -94,6 +99,9 @@ RECORDS: list[tuple[Any, Frozen]] = [
     (FastPathVote, FastPathVote(decision=DECISION, processor=Processor(model="cpu"))),
     (Decision, DECISION),
     (_Refusal, _Refusal(number=1, text="refused")),
+    (Cell, CELL),
+    (Brought, Brought(gpu="NVIDIA H200", cell=CELL)),
+    (Settled, Settled(problem="rank 1 did not come in time")),
     (RankProcess, RankProcess(pid=1, host="here")),
     (_Last, _Last(step=1, vote=VOTE)),
     (_Brought[Timings], _Brought[Timings](vote=VOTE, value={"default": 1.0})),

@@ -58,7 +58,7 @@ def _report(found: Tuned, cell: Cell, asked: dict[str, Any]) -> None:
     if asked["write"]:
         path = Path(asked["write"])
         before = Table.read(path) if path.exists() else Table()
-        before.with_cell(cell).write(path)
+        outputs.write_text(path, before.with_cell(cell).to_json(indent=1) + "\n")
 
 
 def _table(title: str, measured: Sequence[Measured | MeasuredInFlight]) -> ShownTable:

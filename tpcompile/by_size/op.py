@@ -51,5 +51,10 @@ OP = torch.ops.tpcompile.all_reduce_by_size.default
 
 def chosen(x: Tensor, rows: str, num_ranks: int) -> Algorithm:
     """The algorithm for a tensor whose sizes are known."""
-    dtype = str(x.dtype).removeprefix("torch.")
-    return algorithm_for(rows, size_bytes=x.numel() * x.itemsize, dtype=dtype, num_ranks=num_ranks)
+    size_bytes, dtype = x.numel() * x.itemsize, dtype_name(x.dtype)
+    return algorithm_for(rows, size_bytes=size_bytes, dtype=dtype, num_ranks=num_ranks)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`bfloat16`."""
+    return str(dtype).removeprefix("torch.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, get_args
 
 import torch
@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.fx import Graph
 
 from tpcompile.by_size import in_flight, packed_sums, pushed_sums, tuned, tuning
-from tpcompile.by_size.op import OP, chosen
+from tpcompile.by_size.op import OP, chosen, dtype_name
 from tpcompile.by_size.packed_sums import pack
 from tpcompile.by_size.pushed_sums import Pushing, only_wait, push, replace_by_call, summed
-from tpcompile.by_size.table import NCCL, Table, shipped, shown
+from tpcompile.by_size.table import DTYPES, NCCL, Table, shipped, shown
 from tpcompile.choices import SUMMED_RANKS, AllReduce
 from tpcompile.errors import ConfigError
 from tpcompile.ranks.groups import GroupLike, resolve_group
@@ -96,6 +96,8 @@ class Sums:
         """The rows for a fake tensor; empty where NCCL sums all its sizes."""
         group = c10d.group_of_name(group_name)
         rows, _ = self._chosen(group, x.device)
+        if rows and group.rank() == 0:
+            _warn_of(x.dtype)
         is_known = all(isinstance(size, int) for size in x.shape)
         if is_known and chosen(x, rows, group.size()) == NCCL:
             return ""
@@ -120,6 +122,14 @@ class Sums:
             return "", None
         cell = (gpu_of(device), group.size())
         return self.table.rows(*cell), self.table.push_from(*cell)
+
+
+@cache
+def _warn_of(dtype: torch.dtype) -> None:
+    """Say once that sums of floating-point numbers are left to NCCL."""
+    name = dtype_name(dtype)
+    if dtype.is_floating_point and name not in DTYPES:
+        tuned.logger.warning("NCCL makes the sums of {}; by size are those of {}", name, " and ".join(DTYPES))
 
 
 def gpu_of(device: torch.device) -> str:

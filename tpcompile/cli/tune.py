@@ -21,7 +21,8 @@ def tune(
     nproc: Annotated[int, typer.Option(help="GPUs that sum: 2, 4 or 8.")] = 2,
     json_file: OtherJson = None,
     write: Annotated[
-        Path | None, typer.Option(metavar="TABLE", help="Put the cell into this table, too; made if it is not there.")
+        Path | None,
+        typer.Option("--write", metavar="TABLE", help="Put the cell into this table, too; made if it is not there."),
     ] = None,
     anew: Annotated[bool, typer.Option(help="Measure what the machine has, or tpcompile ships, as well.")] = False,
 ) -> None:
