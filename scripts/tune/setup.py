@@ -31,7 +31,7 @@ def dry_sums(group: dist.ProcessGroup) -> Sums:
         rows = (Row(up_to_bytes=4096, algorithm="one_shot"),)
         return Cell(gpu="cpu", num_ranks=group.size(), rows=rows, push_from_bytes=1 << 20)
 
-    return Sums(tuned(group, "cpu", measure, timeout_s=30).table)
+    return Sums(tuned(group, "cpu", measure, timeout_s=30))
 
 
 def wrong_sizes(group: dist.ProcessGroup, device: torch.device, found: Sums) -> list[int]:

@@ -14,9 +14,11 @@ import torch
 import torch.distributed as dist
 
 import tpcompile
+from tests.by_size.rows import ON_CPU
 from tpcompile.by_size import Table, in_flight, setting, sums, tuned, tuning, workspace
 from tpcompile.by_size.__main__ import tune
 from tpcompile.by_size.table import Algorithm, Cell, Measured, fastest_rows
+from tpcompile.evidence.records.reader import read_record
 
 GPU = "NVIDIA Test 1"
 H100 = "NVIDIA H100 80GB HBM3"
@@ -28,16 +30,20 @@ FASTEST: tuple[Algorithm, ...] = ("one_shot", "two_shot", "one_shot", "two_shot"
 def cell(fastest: Algorithm, *, gpu: str = GPU, num_ranks: int = 2) -> Cell:
     us: dict[Algorithm, float] = {"nccl": 10.0, "one_shot": 12.0, "two_shot": 12.0, fastest: 5.0}
     times = (Measured(size_bytes=4096, us=us),)
-    return Cell(gpu=gpu, num_ranks=num_ranks, rows=fastest_rows(times), measured=times)
+    return Cell(gpu=gpu, num_ranks=num_ranks, rows=fastest_rows(times), measured=times, command="a test")
 
 
 def place_in(folder: str, *, shared: bool = False) -> Path:
     """Make a cache for this rank, or for all, the one that is used; returns the file of its cell."""
     cache = Path(folder, "shared" if shared else f"rank{dist.get_rank()}")
     os.environ["XDG_CACHE_HOME"] = str(cache)
-    file = tuned._file(tuned._name(GPU, 2), warns=True)
-    assert file is not None and file.is_relative_to(cache)
+    file = tuned.cache_file(tuned._name(GPU, 2))
+    assert file.is_relative_to(cache)
     return file
+
+
+def kept_in(file: Path) -> str:
+    return Table(cells=(read_record(Cell, file),)).rows(GPU, 2)
 
 
 def agreed(**options: Any) -> dict[str, Any]:
@@ -52,22 +58,22 @@ def agreed(**options: Any) -> dict[str, Any]:
     said = io.StringIO()
     with redirect_stderr(said):
         found = tuned.tuned(**given | options)
-    rows = found.table.rows(options.get("gpu", GPU), 2)
-    return {"rows": rows, "digest": found.table.digest, "measured": len(calls), "said": said.getvalue()}
+    rows = found.rows(options.get("gpu", GPU), 2)
+    return {"rows": rows, "digest": found.digest, "measured": len(calls), "said": said.getvalue()}
 
 
 def nobody_has_one(folder: str) -> dict[str, Any]:
     file = place_in(folder, shared=True)
     found = agreed()
     dist.barrier()
-    return found | {"kept": Table.read(file).rows(GPU, 2), "files": len(list(file.parent.iterdir()))}
+    return found | {"kept": kept_in(file), "files": len(list(file.parent.iterdir()))}
 
 
 def kept(folder: str, ranks: list[int], **options: Any) -> dict[str, Any]:
     """These ranks have in their caches what their clocks find."""
     file = place_in(folder)
     if dist.get_rank() in ranks:
-        Table(cells=(cell(FASTEST[dist.get_rank()]),)).write(file)
+        file.write_text(cell(FASTEST[dist.get_rank()]).to_json())
     return agreed(**options)
 
 
@@ -78,14 +84,14 @@ def damaged(folder: str, text: str) -> dict[str, Any]:
     dist.barrier()
     found = agreed()
     dist.barrier()
-    return found | {"kept": Table.read(file).rows(GPU, 2)}
+    return found | {"kept": kept_in(file)}
 
 
 def comes_late(folder: str) -> dict[str, Any]:
     """Rank 1 comes when rank 0 has given up, with a cell."""
     file = place_in(folder)
     if dist.get_rank() == 1:
-        Table(cells=(cell("two_shot"),)).write(file)
+        file.write_text(cell("two_shot").to_json())
         dist.barrier()
     found = agreed(timeout_s=WAIT_S)
     if dist.get_rank() == 0:
@@ -127,11 +133,6 @@ def cannot_measure(folder: str) -> dict[str, Any]:
 
     place_in(folder)
     return agreed(measure=measure)
-
-
-def different_gpus(folder: str) -> dict[str, Any]:
-    place_in(folder)
-    return agreed(gpu=f"GPU {dist.get_rank()}")
 
 
 def may_not_measure(folder: str) -> dict[str, Any]:
@@ -254,3 +255,14 @@ def tunes(folder: str) -> dict[str, Any]:
         texts.append(printed.getvalue())
     dist.barrier()
     return {"codes": codes, "texts": texts, "measured": len(calls)}
+
+
+def other_types() -> list[str]:
+    """What is written where graphs sum half precision twice, integers, and what the rows are for."""
+    found = []
+    for dtype in (torch.float16, torch.float16, torch.int64, torch.bfloat16):
+        said = io.StringIO()
+        with redirect_stderr(said):
+            setting.Sums(ON_CPU).rows_for(torch.empty(8, 16, dtype=dtype), dist.group.WORLD.group_name)
+        found.append(said.getvalue())
+    return found

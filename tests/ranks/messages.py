@@ -100,7 +100,7 @@ RECORDS: list[tuple[Any, Frozen]] = [
     (Decision, DECISION),
     (_Refusal, _Refusal(number=1, text="refused")),
     (Cell, CELL),
-    (Brought, Brought(gpu="NVIDIA H200", cell=CELL)),
+    (Brought, Brought(cell=CELL)),
     (Settled, Settled(problem="rank 1 did not come in time")),
     (RankProcess, RankProcess(pid=1, host="here")),
     (_Last, _Last(step=1, vote=VOTE)),

@@ -50,26 +50,21 @@ def sums(setting: AllReduce | Table, group: GroupLike = None, *, timeout_s: floa
         return Sums(shipped())
     table = recall(found, "by_size")
     if table is None:
-        table = _table_of(found, timeout_s)
+        table = _table_of(found, timeout_s / 2)
         remember(found, table, "by_size")
     return Sums(table)
 
 
 def _table_of(group: dist.ProcessGroup, timeout_s: float) -> Table:
-    device, num_ranks = _device(), group.size()
-    gpu = gpu_of(device)
-    why_not = ""
-    if not _can_share(group, device):
-        why_not = "its ranks are on several hosts, LOCAL_WORLD_SIZE is not set, or its backend is not NCCL"
-    elif num_ranks not in SUMMED_RANKS:
-        why_not = f"it is measured for {', '.join(map(str, SUMMED_RANKS))} ranks"
-    if not why_not:
-        measure = partial(tuning.measure, group, device, gpu, "all_reduce=by_size")
-        obstacle = tuned.obstacle_here(device)
-        return tuned.tuned(group, gpu, measure, timeout_s=timeout_s / 2, obstacle=obstacle).table
-    if group.rank() == 0:
-        tuned.logger.warning("{} x {}: NCCL makes all sums: {}", num_ranks, gpu, why_not)
-    return shipped()
+    device = _device()
+    gpu, why_never = gpu_of(device), ""
+    if group.size() not in SUMMED_RANKS:
+        why_never = f"torch's kernels sum over {', '.join(map(str, SUMMED_RANKS))} ranks"
+    elif not _can_share(group, device):
+        why_never = "several hosts, LOCAL_WORLD_SIZE is not set, or the backend is not NCCL"
+    measure = partial(tuning.measure, group, device, gpu, "all_reduce=by_size")
+    obstacle = why_never or tuned.obstacle_here(device)
+    return tuned.tuned(group, gpu, measure, timeout_s=timeout_s, obstacle=obstacle, uses_kept=not why_never)
 
 
 @dataclass(frozen=True)
