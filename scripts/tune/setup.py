@@ -37,7 +37,7 @@ def dry_sums(group: dist.ProcessGroup) -> Sums:
 def wrong_sizes(group: dist.ProcessGroup, device: torch.device, found: Sums) -> list[int]:
     """Sizes at which what the rows choose is not, bit for bit, what NCCL sums on two ranks."""
     bench, wrong = Bench(group, device), []
-    for size in SIZES:
+    for size in SIZES[: 8 if device.type == "cpu" else None]:
         x = torch.randn(size // 2, device=device).to(torch.bfloat16)
         rows = found.rows_for(x, bench.name)
         expected = bench.nccl(x.clone())
@@ -64,7 +64,7 @@ def main() -> None:
         if not given.dry:
             torch.cuda.empty_cache()
             mine["mib_kept"] = (free_before - torch.cuda.mem_get_info(device)[0]) >> 20
-            mine["wrong_sizes"] = wrong_sizes(group, device, found)
+        mine["wrong_sizes"] = wrong_sizes(group, device, found)
         every: list[Any] = [None] * group.size()
         dist.all_gather_object(every, mine, group=group)
         if group.rank() == 0:

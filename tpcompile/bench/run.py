@@ -126,7 +126,7 @@ class _Preset:
         try:
             settings = self._settings.model_dump_json()
             answer = floors_ranks.ask("floors", settings)[0]
-            if any(BY_SIZE in entry.name.variants for entry in self._entries):
+            if any(BY_SIZE in entry.name.variants and not entry.row.why_not for entry in self._entries):
                 floors_ranks.ask("tune", settings)
             floors_ranks.ask("reference", settings, str(self._folder))
         except ProgramFailed as failed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -21,13 +22,14 @@ from tpcompile.by_size.table import DTYPES, NCCL, Table, shipped, shown
 from tpcompile.choices import SUMMED_RANKS, AllReduce
 from tpcompile.errors import ConfigError
 from tpcompile.ranks.groups import GroupLike, resolve_group
-from tpcompile.ranks.per_group import recall, remember
 from tpcompile.torch_api import c10d
 from tpcompile.torch_api.c10d import ops
 from tpcompile.torch_api.passes import AFTER_AUTOGRAD, SharedPass, get_hash_for_files
 
 CPU = "cpu"
 _NCCL_BACKEND = "cuda:nccl"
+# By the group itself, as long as it exists: ranks that have agreed once must not wait for each other again.
+_TABLES: weakref.WeakKeyDictionary[dist.ProcessGroup, Table] = weakref.WeakKeyDictionary()
 
 
 def sums(setting: AllReduce | Table, group: GroupLike = None, *, timeout_s: float = 120.0) -> Sums | None:
@@ -48,11 +50,9 @@ def sums(setting: AllReduce | Table, group: GroupLike = None, *, timeout_s: floa
     found = resolve_group(group) or dist.group.WORLD
     if found is None or found.size() == 1 or _device().type == CPU:
         return Sums(shipped())
-    table = recall(found, "by_size")
-    if table is None:
-        table = _table_of(found, timeout_s / 2)
-        remember(found, table, "by_size")
-    return Sums(table)
+    if found not in _TABLES:
+        _TABLES[found] = _table_of(found, timeout_s / 2)
+    return Sums(_TABLES[found])
 
 
 def _table_of(group: dist.ProcessGroup, timeout_s: float) -> Table:
@@ -62,9 +62,12 @@ def _table_of(group: dist.ProcessGroup, timeout_s: float) -> Table:
         why_never = f"torch's kernels sum over {', '.join(map(str, SUMMED_RANKS))} ranks"
     elif not _can_share(group, device):
         why_never = "several hosts, LOCAL_WORLD_SIZE is not set, or the backend is not NCCL"
+    if why_never:  # alike on all ranks, which need not meet
+        if group.rank() == 0:
+            tuned.logger.warning("no sums over {} x {} are made by size: {}", group.size(), gpu, why_never)
+        return shipped()
     measure = partial(tuning.measure, group, device, gpu, "all_reduce=by_size")
-    obstacle = why_never or tuned.obstacle_here(device)
-    return tuned.tuned(group, gpu, measure, timeout_s=timeout_s, obstacle=obstacle, uses_kept=not why_never)
+    return tuned.tuned(group, gpu, measure, timeout_s=timeout_s, obstacle=tuned.obstacle_here(device))
 
 
 @dataclass(frozen=True)
