@@ -68,6 +68,22 @@ class InPlace(Sharded):
         return h
 
 
+class Branch(Sharded):
+    """What was meant for the compiler only is another function."""
+
+    def act(self, h: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return h * torch.sigmoid(h)  # traced
+        return torch.tanh(h)
+
+
+class Skip(Sharded):
+    def act(self, h: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            h = torch.tanh(h)  # skipped
+        return h * 2
+
+
 class Dropout(Sharded):
     """Before the layer is cut, so that all ranks and the reference have one mask."""
 
@@ -125,3 +141,26 @@ def dropout(ctx: TargetContext) -> tpcompile.Target:
 
 def bf16(ctx: TargetContext) -> tpcompile.Target:
     return _made(ctx, Silu, "", torch.bfloat16)
+
+
+def branch(ctx: TargetContext) -> tpcompile.Target:
+    return _made(ctx, Branch, "")
+
+
+def skip(ctx: TargetContext) -> tpcompile.Target:
+    return _made(ctx, Skip, "")
+
+
+def without_collectives(graph: torch.fx.GraphModule, _inputs: object) -> Callable[..., object]:
+    """A backend that leaves the sums to someone else."""
+    for node in list(graph.graph.nodes):
+        if "all_reduce" in str(node.target):
+            node.replace_all_uses_with(node.args[0])
+    graph.recompile()
+    return graph.forward
+
+
+def sums(ctx: TargetContext) -> tpcompile.Target:
+    target = _made(ctx, Tanh, "")
+    program = torch.compile(target.program, backend=without_collectives)
+    return replace(target, program=program, is_compiled=True, tp_aware=(f"{__name__}.without_collectives",))

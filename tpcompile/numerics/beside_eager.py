@@ -77,11 +77,17 @@ class Comparison:
     """Graphs of Dynamo write in place, and have gradients; those behind AOTAutograd are functional."""
     wrong: list[WrongGraph] = field(default_factory=list)
     """The first ones; noise around zero is told from an error later, in parts of them."""
-    num_runs: int = 0
+    graphs: list[Graph] = field(default_factory=list)
+    """Those that ran, in order."""
+
+    @property
+    def num_runs(self) -> int:
+        """Runs so far."""
+        return len(self.graphs)
 
     def on_run(self, graph: Graph, inputs: Sequence[Any], compiled: Compiled) -> Sequence[Any]:
         """Run both; the outputs are those of eager."""
-        self.num_runs += 1
+        self.graphs.append(graph)
         copies = list(map(copied_input, inputs))
         put_back = put_back_random()
         got = _in_list(compiled(*copies))

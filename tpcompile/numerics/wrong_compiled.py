@@ -8,15 +8,19 @@ those of the backward. Then Dynamo's, for any backend. What is left are random n
 from __future__ import annotations
 
 import json
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
+from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import CompilerLayer, UserLine, WrongCompiled
 from tpcompile.evidence.text.comments import stack_lines
 from tpcompile.evidence.text.lines import innermost
@@ -25,7 +29,9 @@ from tpcompile.fusion.recorder import FusionRecorder
 from tpcompile.numerics import repro
 from tpcompile.numerics.beside_eager import Comparison, WrongGraph, first_difference, short
 from tpcompile.numerics.smallest import Part, Search
+from tpcompile.numerics.traced import Value, traced_call
 from tpcompile.torch_api import comparing
+from tpcompile.torch_api.comparing import Graph
 
 _LAYERS = {
     ("eager", None): CompilerLayer.DYNAMO,
@@ -89,18 +95,82 @@ def _found(route: Route) -> WrongCompiled | None:
     result = _called(route, comparing.dynamo_graphs(outer.on_run))
     is_traced_wrong = not route.is_right(result)  # these are the values of Dynamo's graphs in eager
     if route.any_says("compiled/dynamo", is_traced_wrong):
-        return WrongCompiled(layer=CompilerLayer.DYNAMO) if is_traced_wrong else None
+        other = _other_way(route, outer.graphs)
+        return other if is_traced_wrong else None
     found = _in_parts(route, outer.wrong, None, name="graph")
     if route.any_says("compiled/graph", found is not None):
         return found
-    return _without_graph(route, is_seen=bool(outer.wrong))
+    return _without_graph(route, outer.graphs, is_seen=bool(outer.wrong))
 
 
-def _without_graph(route: Route, *, is_seen: bool) -> WrongCompiled | None:
+@dataclass(frozen=True)
+class _Eager:
+    """What the program does in eager, in the files of its graphs."""
+
+    ops: Sequence[Value]
+    executed: Set[tuple[str, int]]
+    """Files and lines, also those whose ops do nothing in eager."""
+
+
+def _in_eager(route: Route, files: Collection[str]) -> _Eager:
+    """Collective."""
+    executed: set[tuple[str, int]] = set()
+
+    def trace(frame: FrameType, _event: str, _given: Any) -> Any:
+        if frame.f_code.co_filename not in files:
+            return None
+        executed.add((frame.f_code.co_filename, frame.f_lineno))
+        return trace
+
+    def call() -> Mapping[str, Tensor]:
+        route.call()
+        return {}
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            return _Eager(traced_call(call, None).values, executed)
+    finally:
+        sys.settrace(before)
+
+
+def _other_way(route: Route, graphs: Sequence[Graph]) -> WrongCompiled:
+    """The first line that only Dynamo's graphs have, or the first with an op that only eager has; collective.
+
+    A branch on whether it is compiled leads there.
+    """
+    nodes = (node for graph in graphs for node in graph.module.graph.nodes)
+    traced = [line for node in nodes if (line := _line_of(node)) is not None]
+    eager = _in_eager(route, {line.file for line in traced})
+    line = first(one for one in traced if _place(one) not in eager.executed)
+    if line is not None:
+        return WrongCompiled(layer=CompilerLayer.DYNAMO, line=line, detail="it runs a line that eager does not")
+    known, functions = set(map(_place, traced)), {(one.file, one.function) for one in traced}
+    of_ops = [value.line for value in eager.ops if value.line is not None and not value.is_given]
+    line = first(one for one in of_ops if _place(one) not in known and (one.file, one.function) in functions)
+    detail = "it leaves out a line that eager runs" if line is not None else ""
+    return WrongCompiled(layer=CompilerLayer.DYNAMO, line=line, detail=detail)
+
+
+def _place(line: UserLine) -> tuple[str, int]:
+    return line.file, line.line
+
+
+def _of_backend(graphs: Sequence[Graph]) -> WrongCompiled:
+    """What Dynamo traced is right: a backend that is not torch's is wrong then, whatever the collectives in it."""
+    own = first(graph.backend for graph in graphs if not isinstance(graph.backend, str))
+    if own is None:
+        return WrongCompiled(layer=CompilerLayer.UNKNOWN)
+    name = backend_name(own)
+    return WrongCompiled(layer=CompilerLayer.BACKEND, backend=name, detail=name)
+
+
+def _without_graph(route: Route, graphs: Sequence[Graph], *, is_seen: bool) -> WrongCompiled | None:
     """No part of a graph is wrong alone: what was run before may have been stale, or have had other random numbers."""
     is_wrong = not route.is_right(_called(route, comparing.searching()))
     if route.any_says("compiled/anew", is_wrong):
-        return WrongCompiled(layer=CompilerLayer.UNKNOWN) if is_wrong or is_seen else None
+        return _of_backend(graphs) if is_wrong or is_seen else None
     is_random = not route.is_right(_called(route, comparing.searching(fallback_random=False)))
     is_random = route.any_says("compiled/random", is_random)
     return WrongCompiled(layer=CompilerLayer.RANDOM if is_random else CompilerLayer.CACHE)

@@ -492,8 +492,9 @@ def one_rank_logs_once_and_another_has_a_short_batch(rank: int) -> None:
 
 def lengths_differ_all_the_time(rank: int) -> None:
     """And are padded alike."""
+    number = rank
     for step in range(8):
-        length = (rank * 3 + step * 5) % 7
+        length = (number * 3 + step * 5) % 7
         padded = max(length, 8)
         collective(padded)
 
@@ -684,3 +685,82 @@ def all_of(names: list[str]) -> None:
     for name in names:
         size = len(name)
         collective(size)
+
+
+class Router:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor * 2
+
+
+def layers_read_a_setting(rank: int) -> None:
+    """Each of them reads it anew."""
+    routers = []
+    for _ in range(3):
+        factor = 1.25 if rank == 0 else 0.5  # factors
+        routers.append(Router(factor))
+    for step in range(4):
+        for router in routers:
+            size = int(16 * router.factor)
+            collective(size, step)
+
+
+def a_list_is_filled(rank: int) -> None:
+    """By the room that is left, so that some items part the ranks."""
+    room = 10 if rank == 0 else 7
+    parts: list[list[int]] = [[]]
+    for item in (4, 2, 3, 5, 1, 6, 2, 4, 3):
+        if sum(parts[-1]) + item > room:  # parts
+            parts.append([])
+        parts[-1].append(item)
+    for part in parts:
+        collective(len(part))
+
+
+def a_file_cannot_be_read(rank: int) -> None:
+    state = read_once(rank)
+    start = 0
+    if state is not None:
+        start = state()
+    for step in range(start, 6):
+        collective(step)
+
+
+def read_once(rank: int) -> Callable[[], int] | None:
+    try:
+        return opened(rank)  # parts
+    except KeyError:
+        log.append(rank)
+    return None
+
+
+def opened(rank: int) -> Callable[[], int]:
+    return {0: lambda: 3}[rank]
+
+
+def each_rank_has_its_own_score(rank: int) -> None:
+    """And the best one is kept with a collective, whoever has it."""
+    best = 0.0
+    for step in range(6):
+        score = step + 1 + 0.25 * rank if step != 4 else 99.0 * (rank == 0)
+        if score > best:  # parts
+            best = score
+            collective("best", step)
+        collective("step", step)
+
+
+def each_rank_has_rows_of_its_own(rank: int) -> None:
+    """The last rank has one fewer."""
+    each = 5
+    begin = rank * each
+    end = min(begin + each, 9)  # ends
+    for step in range(3):
+        rows = end - begin
+        collective(rows, step)
+
+
+def a_hook_is_given_a_weight(rank: int) -> None:
+    hooks = [lambda weight: collective(weight)]
+    for step in range(6):
+        weight = 1 if rank == 0 or step < 4 else 2  # weights
+        for hook in hooks:
+            hook(weight)

@@ -16,7 +16,7 @@ from tests.evidence.timeline import own_numbers, programs
 from tests.evidence.timeline.programs import BROKEN, HEALTHY, Case
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.findings import Parted
-from tpcompile.evidence.timeline import given, pair, part, source, walk
+from tpcompile.evidence.timeline import given, pair, part, source, values, walk
 from tpcompile.evidence.timeline.conclude import side_text
 from tpcompile.evidence.timeline.detours import detours
 from tpcompile.evidence.timeline.flow import LINE_BITS, Code, Flow, Kind, until
@@ -418,3 +418,38 @@ def test_what_was_set_once_since_all_was_equal_is_the_reason_for_what_differs_th
     monkeypatch.setattr(pair.Pair, "_equal_until", lambda self, _: len(self.walks.steps[0]))  # the negative control
     line, _ = line_and_odd(programs.an_order_is_made_anew)
     assert line == "all_of(names)"
+
+
+def test_what_each_layer_reads_is_one_setting() -> None:
+    flows = {rank: flow_of(programs.layers_read_a_setting, rank) for rank in (0, 1)}
+    found = parted(flows, {programs.__file__}, ["size"])
+    assert found is not None and source_line(found.line.line).rstrip().endswith("# factors")
+    assert parted(flows, {programs.__file__}) is None, "and nothing says that it is about that"
+
+
+def test_what_parts_the_ranks_before_they_meet_again_is_one_thing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no habit, and the items before tell nothing of the next one."""
+    assert line_and_odd(programs.a_list_is_filled) == ("if sum(parts[-1]) + item > room:  # parts", ())
+    monkeypatch.setattr(pair.Pair, "apart", lambda _, alike: list(alike))  # the negative control
+    assert line_and_odd(programs.a_list_is_filled)[0] == "for part in parts:"
+
+
+def test_where_a_function_returns_by_another_line_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert line_and_odd(programs.a_file_cannot_be_read)[0].endswith("# parts")
+    monkeypatch.setattr(pair.Pair, "_has_lines", lambda *_: False)  # the negative control
+    assert line_and_odd(programs.a_file_cannot_be_read)[0] == "if state is not None:"
+
+
+def test_of_two_ranks_nobody_is_blamed_where_each_decides_by_data_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert line_and_odd(programs.each_rank_has_its_own_score) == ("if score > best:  # parts", ())
+    monkeypatch.setattr(pair.Pair, "reads_own_data", lambda *_: False)  # the negative control
+    assert line_and_odd(programs.each_rank_has_its_own_score)[1] != ()
+
+
+def test_where_the_part_of_a_rank_begins_is_its_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    flows = {rank: flow_of(programs.each_rank_has_rows_of_its_own, rank) for rank in (0, 1)}
+    found = parted(flows, {programs.__file__}, ["rows"])
+    assert found is not None and source_line(found.line.line).rstrip().endswith("# ends")
+    monkeypatch.setattr(values, "parts_by_rank", lambda *_: False)  # the negative control
+    found = parted(flows, {programs.__file__}, ["rows"])
+    assert found is not None and source_line(found.line.line).strip() == "begin = rank * each"

@@ -82,6 +82,8 @@ class Dependence:
     """Branches at which the other rank went a different way, and not by habit."""
     changed: Callable[[Fork], Collection[str]]
     """Names to which only one of the ranks gave a value there."""
+    has_lines: Callable[[Fork], bool]
+    """True where a rank executed a line of the function there that is not the branch itself."""
     wanted: set[str] = field(default_factory=set)
     reasons: list[Unlike] = field(default_factory=list)
     """Values that differ for the first time, newest first."""
@@ -101,6 +103,7 @@ class Dependence:
             line = callers.get(index)
             if kind is Kind.RETURN and line is not None and self._takes(line, calling, returning):
                 returning.add(code)
+                self._return_apart(index, code)
             elif kind is Kind.START:
                 returning.discard(code)
                 keys = [(index, name) for name in self.wanted if (index, name) in self._known]
@@ -122,6 +125,12 @@ class Dependence:
                 self.decided[index] = starting[index]
             if index in self.decided:
                 self.wanted |= self.read(line_step(self.decided[index].branch)).difference(self.ignored)
+
+    def _return_apart(self, index: int, code: int) -> None:
+        """Where the ranks came to this return of a function by different lines of it, the fork decided what it is."""
+        for fork in self.forks:
+            if fork.ends[0] == index and fork.branch[0] == code and self.has_lines(fork):
+                self.decided[fork.starts[0]] = fork
 
     def _way_of(self, index: int) -> dict[int, Fork]:
         """The fork after which only this rank came to the step, by its start; none where both did."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, pairwise
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from tpcompile.evidence.timeline.before import UnlikeBefore
 from tpcompile.evidence.timeline.depends import Dependence, Frames
 from tpcompile.evidence.timeline.flow import EXACT, Code, Kind
 from tpcompile.evidence.timeline.values import Compared, Scopes, Unlike
-from tpcompile.evidence.timeline.walk import Fork, Place, Step, Walks, is_line, kind_of, place_of
+from tpcompile.evidence.timeline.walk import Fork, Place, Step, Walks, is_line, kind_of, line_step, place_of
 
 _NEAR = 6000
 """Steps before a fork that are looked at for what it depends on."""
@@ -74,7 +75,7 @@ class Pair:
         """What the difference of the ranks comes from; sizes that differ come from no roles, which went well before."""
         passes = _passes(self.walks.steps[self.base])
         by_branch = grouped(self.forks, lambda fork: fork.branch)
-        usual = {branch for branch, alike in by_branch.items() if _is_habit(alike, passes.get(branch, ()))}
+        usual = {branch for branch, alike in by_branch.items() if _is_habit(self.apart(alike), passes.get(branch, ()))}
         habits: list[Fork] = []
         once: list[Fork] = []
         uneven: list[Fork] = []
@@ -94,6 +95,22 @@ class Pair:
         earlier = [fork for fork in once if fork.starts[0] < last.starts[0]]
         return Counts(self._origin(last, earlier, differing, habits), last, True, is_habit=last in habits)
 
+    def apart(self, alike: Sequence[Fork]) -> list[Fork]:
+        """Of forks at one branch those between which the first rank issued a collective.
+
+        A loop without one goes over the items of a list: what it does differently with some of them is one thing.
+        """
+        found: list[Fork] = []
+        for fork in alike:
+            if not found or bisect_left(self._met, found[-1].starts[0]) < bisect_left(self._met, fork.starts[0]):
+                found.append(fork)
+        return found
+
+    @cached_property
+    def _met(self) -> list[int]:
+        """Indices of the steps at which the first rank issued collectives."""
+        return [index for index, step in enumerate(self.walks.steps[self.base]) if self.walks.issued([step])]
+
     def _of_content(self, once: Sequence[Fork], differing: frozenset[str], named: Collection[str]) -> Counts | None:
         """Where all ranks issued the same collectives: the value that what they were doing last depends on."""
         steps = self.walks.steps[self.base]
@@ -105,7 +122,8 @@ class Pair:
         seeds = words.union(*(self._read(steps[index]) for index in running))
         depends = self._dependence(seeds, len(steps), differing, once)
         found = self._reason(depends, once)
-        set_before = None if isinstance(found, Fork) else self._set_before(depends.wanted, is_sure=found is None)
+        is_sure = found is None or (isinstance(found, Unlike) and self._is_item(found))
+        set_before = None if isinstance(found, Fork) else self._set_before(depends.wanted, is_sure=is_sure)
         if set_before is not None:
             return Counts(set_before, found if isinstance(found, Unlike) else None, False)
         if found is not None:
@@ -158,6 +176,20 @@ class Pair:
         mine, theirs = self._ways(fork)
         return {name for step in (*mine, *theirs) if is_line(step) for name in self._assigned(step)}
 
+    def reads_own_data(self, fork: Fork) -> bool:
+        """True where the branch reads a value that each rank has of its own all the time: it may go either way."""
+        found = self.values.found
+        for name in self._read(line_step(fork.branch)):
+            newest = max((key for key in found if key[1] == name and key[0] < fork.starts[0]), default=None)
+            if newest is not None and found[newest] is not None and self.values.is_reason(newest) is False:
+                return True
+        return False
+
+    def _has_lines(self, fork: Fork) -> bool:
+        code, _ = fork.branch
+        places = {place_of(step) for way in self._ways(fork) for step in way if is_line(step)}
+        return any(place[0] == code and place != fork.branch for place in places)
+
     def _origin(
         self, last: Fork, earlier: Sequence[Fork], known_to_differ: frozenset[str], habits: Collection[Fork] = ()
     ) -> Fork:
@@ -184,7 +216,9 @@ class Pair:
     ) -> Dependence:  # fmt: skip
         steps = self.walks.steps[self.base][:end]
         values = self.values.of_content() if of_content else self.values
-        found = Dependence(steps, self._read, self._assigned, values, known_to_differ, earlier, self._changed)
+        found = Dependence(
+            steps, self._read, self._assigned, values, known_to_differ, earlier, self._changed, self._has_lines
+        )
         found.follow(names, max(0, end - _NEAR), Frames.of(steps).callers)
         return found
 
@@ -253,16 +287,21 @@ class Pair:
         return max(equal, default=len(steps))
 
     def _is_given(self, unlike: Unlike) -> bool:
-        """True for an argument, but for the number of each rank in a line that speaks of ranks.
+        """True for an argument that the line of the caller gives to the function it names.
 
-        What a function of another program is given is its role.
+        Not for what a hook is given, nor for the number of each rank in a line that speaks of ranks. What a function of
+        another program is given is its role.
         """
         if unlike.given_at is None or not self.is_same_program:
             return False
         code, line = unlike.given_at
+        file, function = self.walks.codes[code].file, self.walks.codes[unlike.place[0]].function
+        if file not in self.readable:
+            return False
+        name = function.removesuffix(".__init__").rpartition(".")[2]
+        is_named = not source.read(file, line).isdisjoint({name, f".{name}"}) or function.endswith(".__call__")
         are_numbers = (unlike.mine, unlike.theirs) == (EXACT | self.base, EXACT | self.rank)
-        file = self.walks.codes[code].file
-        return not are_numbers or (file in self.readable and not source.speaks_of_rank(file, line))
+        return is_named and not (are_numbers and source.speaks_of_rank(file, line))
 
     def _is_item(self, unlike: Unlike) -> bool:
         """True for what the head of a loop sets."""

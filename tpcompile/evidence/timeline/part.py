@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpcompile.evidence.iterables import differ, first, grouped, majority
 from tpcompile.evidence.records.base import UserLine
@@ -91,7 +91,13 @@ def parted(
         there = {rank: fork for rank, fork in here.items() if fork is not None}
         without = apart if apart < there.keys() else set()
         earlier = [fork for rank, alike in at_branch.items() if rank not in without for fork in alike]
-        known = _parted(walks, base, origin, there, earlier, readable, is_uneven=earliest.is_uneven, without=without)
+        # Ranks that part again before they issue a collective do so by the items of a list, which have no past.
+        is_of_items = any(len(at_branch[pair.rank]) > len(pair.apart(at_branch[pair.rank])) for pair in pairs)
+        passes = _Passes(earlier, is_of_items=is_of_items, is_uneven=earliest.is_uneven)
+        known = _parted(walks, base, origin, there, passes, readable, without=without)
+        is_own_data = any(pair.reads_own_data(there[pair.rank]) for pair in pairs if pair.rank in there)
+        if is_own_data and majority([side.ranks for side in known.sides]) is None:
+            known = known.model_copy(update={"odd": ()})
     led_to = None if last is None else _user_line(walks, *(last.place if isinstance(last, Unlike) else last.branch))
     if led_to == known.line:
         led_to = None
@@ -117,18 +123,28 @@ def left_own_way(flow: Flow, rank: int, left_out: UserLine, *, may_return: bool 
     return Parted(line=line, times=max(0, num_passes - 1), sides=(now,), usual=usual, odd=(rank,))
 
 
+class _Passes(NamedTuple):
+    """Of the branch at which ranks parted."""
+
+    forks: Collection[Fork]
+    """All at this branch."""
+    is_of_items: bool
+    """They part by the items of a list, each of which is another one."""
+    is_uneven: bool
+    """A rank issued more than the others: the pass was out of the ordinary."""
+
+
 def _parted(
     walks: Walks,
     base: int,
     fork: Fork,
     there: Mapping[int, Fork],
-    earlier: Collection[Fork],
+    passes: _Passes,
     readable: Collection[str],
     *,
-    is_uneven: bool,
     without: Collection[int] = (),
 ) -> Parted:
-    """The ways of all ranks but some at a branch, or at the head of a loop; `earlier` are forks at the same one."""
+    """The ways of all ranks but some at a branch, or at the head of a loop."""
     steps = walks.steps[base]
     own_way = steps[fork.starts[0] : fork.ends[0]]
     ways = {rank: own_way for rank in walks.steps if rank not in without}
@@ -144,12 +160,12 @@ def _parted(
     starts = {rank: there[rank].starts[1] if rank in there else fork.starts[0] for rank in leaders}
     values = values_read(walks, Scopes(walks.codes), readable, fork.branch, starts)
     code, line = fork.branch
-    before = _ways_before(fork, steps, {one.starts[0] for one in earlier})
-    # Nothing foretells the end of a loop that went on so far: one rank has fewer items, or the other more.
+    before = _ways_before(fork, steps, {one.starts[0] for one in passes.forks})
+    # Nothing foretells the end of a loop that went on so far: one rank has fewer items, or the other more. Nor do a few
+    # items foretell what the next one is like.
     file = walks.codes[code].file
-    is_told = differ(before) or not source.is_loop(file, line, readable)
-    # Nor do a few items foretell what the next one is like; where a rank issued more, the pass was out of the ordinary.
-    is_told = is_told and (is_uneven or len(before) > _FEW_TOLD or not source.reads_item(file, line, readable))
+    is_told = not passes.is_of_items and (differ(before) or not source.is_loop(file, line, readable))
+    is_told &= passes.is_uneven or len(before) > _FEW_TOLD or not source.reads_item(file, line, readable)
     return Parted(
         line=_user_line(walks, code, line),
         times=max(0, sum(is_line(step) and place_of(step) == fork.branch for step in steps[: fork.starts[0]]) - 1),

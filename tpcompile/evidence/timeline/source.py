@@ -69,14 +69,15 @@ def _tree(file: str) -> ast.Module:
 def _names(file: str) -> dict[int, tuple[frozenset[str], frozenset[str]]]:
     tree = _tree(file)
     found: dict[int, tuple[frozenset[str], frozenset[str]]] = {}
-    everywhere = frozenset({*_imported(tree), "self", "cls"})
+    everywhere, modules = frozenset({*_imported(tree), "self", "cls"}), frozenset(_modules(tree))
     for node in ast.walk(tree):
         if not isinstance(node, ast.stmt) or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             continue
         parts = list(_own_parts(node))
         reads = frozenset(name for part in parts for name in _loaded(part)) - everywhere
         printed = _printed(parts)
-        writes = frozenset(name for part in parts if part not in printed for name in _stored(part)) - everywhere
+        changing = (part for part in parts if part not in printed and not _is_of(modules, part))
+        writes = frozenset(name for part in changing for name in _stored(part)) - everywhere
         if isinstance(node, ast.For | ast.AsyncFor):  # each pass takes one element, and the last one ends the loop
             passes = {f"{file}:{node.lineno}"}
             reads, writes = reads | passes, writes | passes
@@ -97,6 +98,22 @@ def _imported(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+
+
+def _modules(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+
+
+def _is_of(modules: Collection[str], part: ast.AST) -> bool:
+    """True for a call of a function of a module, however deep: `os.path.join(...)` does not change `.path`."""
+    if not isinstance(part, ast.Call):
+        return False
+    root: ast.AST = part.func
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    return isinstance(root, ast.Name) and root.id in modules
 
 
 def _own_parts(node: ast.stmt) -> Iterator[ast.AST]:
@@ -146,3 +163,11 @@ _RANK = re.compile(r"rank|coordinate", re.IGNORECASE)
 def speaks_of_rank(file: str, line: int) -> bool:
     """True for a line that speaks of ranks; the file may be read."""
     return _RANK.search(linecache.getline(file, line)) is not None
+
+
+_PARTS = re.compile(r"(rank|coordinate)\w*(\(\))?\s*(\*|//|%)|(\*|//|%)\s*[\w.]*(rank|coordinate)", re.IGNORECASE)
+
+
+def parts_by_rank(file: str, line: int) -> bool:
+    """True for a line that computes where the part of a rank begins: `rank * rows`; the file may be read."""
+    return _PARTS.search(linecache.getline(file, line)) is not None

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from tpcompile.evidence.iterables import grouped
+from tpcompile.evidence.iterables import differ, grouped
 from tpcompile.evidence.timeline.flow import EXACT, Code
-from tpcompile.evidence.timeline.source import speaks_of_rank
-from tpcompile.evidence.timeline.walk import Fork, Place, Value, Walks
+from tpcompile.evidence.timeline.source import parts_by_rank, speaks_of_rank
+from tpcompile.evidence.timeline.walk import Fork, Place, Step, Value, Walks
 
 _EQUAL = 3
 """Equal values before one that differs, or as many as differ: of data, one is equal by chance."""
@@ -48,7 +48,7 @@ class Compared:
     Each line counts by itself; one that makes a variable differ whenever it runs is beside the other lines that set it.
     """
     once: frozenset[Key]
-    """Those that differ where they were set a single time."""
+    """Those that differ where they were set a single time, or alike in each of several layers."""
 
     def of_content(self) -> Compared:
         """The same where the values themselves are what was found to differ: habit is no excuse then."""
@@ -120,7 +120,7 @@ def compared(
         differ = [number for number, key in enumerate(keys) if found[key] is not None]
         if len(differ) == len(keys) and _was_equal(keys[0], by_name[keys[0][1]], found):
             new.update(keys)
-        elif len(keys) == 1:
+        elif len(keys) == 1 or (keys[0][1] and _is_one_thing(walks.steps[base], walks, [found[key] for key in keys])):
             once.update(keys[number] for number in differ)
         elif differ and differ[0] >= min(_EQUAL, len(differ)) and differ[-1] - differ[0] == len(differ) - 1:
             new.update(keys[number] for number in differ)
@@ -133,14 +133,22 @@ def _are_own(walks: Walks, value: Value, other: Value) -> bool:
 
 
 def _are_ranks(walks: Walks, readable: Collection[str], *values: tuple[int, Value]) -> bool:
-    """True where each rank has its own number, or its own coordinate, in a line that speaks of ranks."""
+    """True where each rank has its own number, coordinate or offset, in a line that speaks of ranks."""
     value = values[0][1]
-    are_numbers = all(value.known == EXACT | rank for rank, value in values)
-    if not (are_numbers or (value.place, value.name) in walks.coordinates):
-        return False
     code, line = value.place
     file = walks.codes[code].file
-    return file in readable and speaks_of_rank(file, line)
+    if file not in readable or not speaks_of_rank(file, line):
+        return False
+    are_numbers = all(value.known == EXACT | rank for rank, value in values)
+    is_offset = parts_by_rank(file, line) and all(value.known & EXACT for _, value in values)
+    return are_numbers or is_offset or (value.place, value.name) in walks.coordinates
+
+
+def _is_one_thing(steps: Sequence[Step], walks: Walks, set_here: Sequence[Unlike | None]) -> bool:
+    """True where a line set the same two values each time, before the ranks met again: as in each of several layers."""
+    unlike = [one for one in set_here if one is not None]
+    is_same = len(unlike) == len(set_here) and not differ((one.mine, one.theirs) for one in unlike)
+    return is_same and not walks.issued(steps[unlike[0].set_at : unlike[-1].set_at])
 
 
 def _was_equal(key: Key, of_name: Sequence[Key], found: Mapping[Key, Unlike | None]) -> bool:
