@@ -12,6 +12,7 @@ recorded.py   the record of a rank -> its side of an exchange
 domain.py     a mesh and one of its axes -> the ranks that must compile the same programs; names of its groups
 groups.py     any spelling of a group -> its ProcessGroup, and its subgroups of consecutive ranks
 per_group.py  values that live as long as a ProcessGroup
+processes.py  whether the process of a rank has ended, as the store knows it
 liveness.py   pid and host of a rank -> state of its process
 signals.py    SIGTERM -> a pipe that a thread reads
 pool.py       the one way to start N ranks: a function -> its result on each; forked or spawned
