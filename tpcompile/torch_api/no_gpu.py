@@ -17,7 +17,7 @@ when one of the names moves.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -107,6 +107,7 @@ def pretend(arch: str) -> None:
         enable(False)
     _register_interface(gpu, capability)
     _allocate_on_the_cpu()
+    _choose_attention_once()
 
 
 def _convert(module: Any, function: Callable[[Any], Any], recurse: bool = True) -> Any:
@@ -179,6 +180,13 @@ def _allocate_on_the_cpu() -> None:
     library.impl("empty.memory_format", empty, "CUDA")
     library.impl("empty_strided", empty_strided, "CUDA")
     _LIBRARIES.append(library)
+
+
+def _choose_attention_once() -> None:
+    """The first attention of a process asks cuDNN for its version, which raises where there is none; torch 2.11."""
+    with suppress(RuntimeError), empty_tensors():
+        q_BHSd = torch.empty(1, 1, 8, 8, device="cuda")
+        torch.nn.functional.scaled_dot_product_attention(q_BHSd, q_BHSd, q_BHSd)
 
 
 def empty_tensors() -> Any:
