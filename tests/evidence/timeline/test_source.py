@@ -43,6 +43,13 @@ def test_a_line_that_speaks_of_ranks(program: str, tmp_path: Path) -> None:
     assert [source.speaks_of_rank(str(own), line) for line in (1, 2)] == [True, False]
 
 
+def test_a_line_that_computes_the_part_of_a_rank(tmp_path: Path) -> None:
+    lines = ["begin = rank * each", "row = get_rank() // 2", "own = 3 % self.tp_rank", "x = 8 * (rank == 1)"]
+    own = tmp_path / "own.py"
+    own.write_text("\n".join(lines) + "\n")
+    assert [source.parts_by_rank(str(own), number) for number in (1, 2, 3, 4)] == [True, True, True, False]
+
+
 def test_a_number_and_its_float_are_two_literals(tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text("a, b, c, d = 1, 1.0, True, 1\n")

@@ -7,6 +7,7 @@ import linecache
 import re
 from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
+from itertools import pairwise
 
 _NOTHING = frozenset[str]()
 _LITERAL = 40
@@ -165,9 +166,12 @@ def speaks_of_rank(file: str, line: int) -> bool:
     return _RANK.search(linecache.getline(file, line)) is not None
 
 
-_PARTS = re.compile(r"(rank|coordinate)\w*(\(\))?\s*(\*|//|%)|(\*|//|%)\s*[\w.]*(rank|coordinate)", re.IGNORECASE)
+_TOKEN = re.compile(r"[\w.]+|[*%()]|//")
+_OPERATORS = frozenset({"*", "%", "//"})
 
 
 def parts_by_rank(file: str, line: int) -> bool:
     """True for a line that computes where the part of a rank begins: `rank * rows`; the file may be read."""
-    return _PARTS.search(linecache.getline(file, line)) is not None
+    tokens = _TOKEN.findall(linecache.getline(file, line).replace("()", ""))
+    pairs = [*pairwise(tokens), *((right, left) for left, right in pairwise(tokens))]
+    return any(operator in _OPERATORS and _RANK.search(name) is not None for operator, name in pairs)
