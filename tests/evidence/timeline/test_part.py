@@ -420,11 +420,10 @@ def test_what_was_set_once_since_all_was_equal_is_the_reason_for_what_differs_th
     assert line == "all_of(names)"
 
 
-def test_what_each_layer_reads_is_one_setting() -> None:
-    flows = {rank: flow_of(programs.layers_read_a_setting, rank) for rank in (0, 1)}
-    found = parted(flows, {programs.__file__}, ["size"])
-    assert found is not None and source_line(found.line.line).rstrip().endswith("# factors")
-    assert parted(flows, {programs.__file__}) is None, "and nothing says that it is about that"
+def test_what_each_layer_reads_is_one_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert line_and_odd(programs.layers_read_a_setting)[0].endswith("# factors")
+    monkeypatch.setattr(values, "_is_one_thing", lambda *_: False)  # the negative control
+    assert line_and_odd(programs.layers_read_a_setting)[0] == "size = int(16 * routers[0].factor)"
 
 
 def test_what_parts_the_ranks_before_they_meet_again_is_one_thing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,3 +452,8 @@ def test_where_the_part_of_a_rank_begins_is_its_role(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(values, "parts_by_rank", lambda *_: False)  # the negative control
     found = parted(flows, {programs.__file__}, ["rows"])
     assert found is not None and source_line(found.line.line).strip() == "begin = rank * each"
+
+
+def test_what_a_hook_is_given_was_not_made_by_the_line_that_ran_it() -> None:
+    flows = {rank: flow_of(programs.a_hook_is_given_a_weight, rank) for rank in (0, 1)}
+    assert parted(flows, {programs.__file__}, ["weight"]) is None

@@ -43,6 +43,13 @@ def test_a_line_that_speaks_of_ranks(program: str, tmp_path: Path) -> None:
     assert [source.speaks_of_rank(str(own), line) for line in (1, 2)] == [True, False]
 
 
+def test_a_function_of_a_module_changes_no_attribute(tmp_path: Path) -> None:
+    """A method of an object that a module has may change it: the negative control."""
+    own = tmp_path / "own.py"
+    own.write_text("import os\nfrom state import run\nfile = os.path.join(a, b)\nrun.losses.append(a)\n")
+    assert [source.assigned(str(own), line) for line in (3, 4)] == [{"file"}, {".losses"}]
+
+
 def test_a_line_that_computes_the_part_of_a_rank(tmp_path: Path) -> None:
     lines = ["begin = rank * each", "row = get_rank() // 2", "own = 3 % self.tp_rank", "x = 8 * (rank == 1)"]
     own = tmp_path / "own.py"

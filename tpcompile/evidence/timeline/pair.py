@@ -115,8 +115,7 @@ class Pair:
         """Where all ranks issued the same collectives: the value that what they were doing last depends on."""
         steps = self.walks.steps[self.base]
         calls = [index for index, step in enumerate(steps) if kind_of(step) is Kind.MARK]
-        issued = [index for index, step in enumerate(steps) if self.walks.issued([step])]
-        ends = {len(steps), *(1 + index for index in (*calls[-1:], *issued[-1:]))}
+        ends = {len(steps), *(1 + index for index in (*calls[-1:], *self._met[-1:]))}
         running = {line for end in ends for line in Frames.of(steps[:end]).lines}
         words = frozenset(name for word in named for name in self.scopes.everywhere(word))
         seeds = words.union(*(self._read(steps[index]) for index in running))
