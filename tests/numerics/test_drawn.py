@@ -95,7 +95,7 @@ def test_a_gradient_that_is_returned_in_float_has_the_error_of_the_dtype_it_was_
 
 def casts(x: Tensor) -> Tensor:
     """As a training step: the loss is computed in float32, and a table in the dtype of the weights."""
-    table = torch.arange(x.shape[0], dtype=torch.bfloat16) + torch.ones(x.shape[0])
+    table = torch.arange(x.shape[0], dtype=torch.bfloat16) + torch.full(x.shape, 0.1)
     scaled = (x.bfloat16() * table).to(torch.float16).float()
     return F.mse_loss(scaled, torch.linspace(0, 1, x.shape[0], dtype=x.dtype))
 
@@ -108,7 +108,7 @@ def test_what_a_program_casts_to_a_narrower_dtype_is_in_float64_too() -> None:
         exact.backward()
     assert leaf.grad is not None and leaf.grad.dtype == torch.float64
     assert exact.dtype == torch.float64
-    table = torch.arange(99).double() + 1
+    table = torch.arange(99).double() + 0.1
     wanted = ((x.double() * table - torch.linspace(0, 1, 99, dtype=torch.float64)) ** 2).mean()
     assert torch.isclose(exact, wanted, rtol=1e-12, atol=0)
     assert torch.get_default_dtype() == torch.float32

@@ -16,4 +16,5 @@ def test_numbers_whose_squares_are_no_floats_are_compared() -> None:
     assert not is_near(huge, tuple(2 * number for number in huge), 1e-6)
     assert multiple_of(tuple(2 * number for number in huge), huge) == pytest.approx(2)
     assert not is_near((math.inf, 1.0), (math.inf, 1.0), 1e-6)
+    assert not is_near((1.0, 1.0), (math.inf, 1.0), 1e-6)
     assert multiple_of((1.0, 2.0), (0.0, 0.0)) == 0
