@@ -36,6 +36,15 @@ LIBRARY_UNREACHED = {
     "torch.ops.aten._addmm_activation(*": "the interpreter has no GPU; on one, the same cases run this call",
 }
 
+_OTHER_KERNEL = "the interpreter runs the kernel for it; on a GPU, the same cases run this one"
+ONLY_ON_GPUS = {
+    "few_rows_kernel[grid](*": _OTHER_KERNEL,
+    "dense_I.data_ptr() % 16 -> *": "16 bytes matter to the copies of the kernel for GPUs",
+    "weight_OI.data_ptr() % 16 -> *": "16 bytes matter to the copies of the kernel for GPUs",
+}
+_NO_GELU = "few_rows_linear_gelu has the cases of GELU"
+NO_GELU = {f"{part} -> *": _NO_GELU for part in ("*total * total*", "*tl.exp(*", "-1.5957691216057308")}
+
 _SUM = "a place is the sum of both"
 _BITS = "the same bits"
 _WIDENED = "Triton widens it where it meets a wider number"

@@ -53,6 +53,31 @@ def linear_gelu_tanh(device: torch.device) -> Iterator[Refusal]:
     yield _spoiled(right, "a bias for each token", bias_f=torch.ones(6, 8, device=device))
 
 
+def few_rows_linear(device: torch.device) -> Iterator[Refusal]:
+    yield from _few_rows(device, weight="weight_OI", bias="bias_O")
+
+
+def few_rows_linear_gelu(device: torch.device) -> Iterator[Refusal]:
+    yield from _few_rows(device, weight="weight_fI", bias="bias_f")
+
+
+def _few_rows(device: torch.device, *, weight: str, bias: str) -> Iterator[Refusal]:
+    def ones(*shape: int) -> Tensor:
+        return torch.ones(shape, device=device, dtype=torch.bfloat16)
+
+    right = {"x_I": ones(2, 3, 768), weight: ones(64, 768), bias: ones(64)}
+    yield _spoiled(right, "all in float32", **{name: value.float() for name, value in right.items()})
+    yield _spoiled(right, "a weight in float16", **{weight: right[weight].half()})
+    yield _spoiled(right, "a bias in float16", **{bias: right[bias].half()})
+    yield _spoiled(right, "9 rows", x_I=ones(9, 768))
+    yield _spoiled(right, "outputs that are no multiple of 64", **{weight: ones(96, 768), bias: ones(96)})
+    yield _spoiled(right, "inputs that are no multiple of 128", x_I=ones(6, 832), **{weight: ones(64, 832)})
+    yield _spoiled(right, "few inputs", x_I=ones(6, 640), **{weight: ones(64, 640)})
+    yield _spoiled(right, "a weight that is wider", **{weight: ones(64, 896)})
+    yield _spoiled(right, "one bias for all", **{bias: ones(1)})
+    yield _spoiled(right, "a weight with gaps", **{weight: ones(64, 896)[:, :768]})
+
+
 def qk_norm_rope(device: torch.device) -> Iterator[Refusal]:
     weights = {"q_weight_d": _vector(device), "k_weight_c": _vector(device)}
     yield from _of_heads(device, {**weights, "counts": (_WIDTH, _WIDTH)}, weight="q_weight_d")

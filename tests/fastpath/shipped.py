@@ -21,6 +21,8 @@ from tests.fastpath.reasons import (
     EXCHANGE_EQUIVALENT,
     EXCHANGE_UNREACHED,
     LIBRARY_UNREACHED,
+    NO_GELU,
+    ONLY_ON_GPUS,
     QK_EXCHANGE_EQUIVALENT,
     QKV_PACK_EQUIVALENT,
     UNREACHED,
@@ -170,6 +172,49 @@ def linear_gelu_tanh(tp: int) -> Iterator[Case]:
             outputs=(hidden,),
             memory={"x_I": spaced},
         )
+
+
+_FEW_ROWS_OF = (768, 512)
+"""Input features, the least that it takes, and output features, of which 8 ranks have 64 each."""
+
+
+@trial(
+    "few_rows_linear",
+    refusals=refused.few_rows_linear,
+    equivalent=EQUIVALENT,
+    unreached={**ONLY_ON_GPUS, **NO_GELU},
+)
+def few_rows_linear(tp: int) -> Iterator[Case]:
+    """Output features are sharded, with a bias and without."""
+    for tokens, has_bias in ((0, True), (1, False), (3, True), (4, True)):
+        yield _few_rows_case(tokens, "weight_OI", "bias_O", has_bias=has_bias)
+
+
+@trial("few_rows_linear_gelu", refusals=refused.few_rows_linear_gelu, equivalent=EQUIVALENT, unreached=ONLY_ON_GPUS)
+def few_rows_linear_gelu(tp: int) -> Iterator[Case]:
+    """As linear_gelu_tanh."""
+    for tokens, low, high in ((0, -4.0, 4.0), (1, -4.0, 4.0), (3, -3.2, -2.8), (4, -4.0, 4.0)):
+        yield _few_rows_case(tokens, "weight_fI", "bias_f", low=low, high=high)
+
+
+def _few_rows_case(
+    tokens: int, weight: str, bias: str, *, has_bias: bool = True, low: float = -4.0, high: float = 4.0
+) -> Case:
+    width, features = _FEW_ROWS_OF
+    generator = torch.Generator().manual_seed(tokens)
+    arguments: dict[str, Any] = {
+        "x_I": (high - low) / 4 * _token_data(tokens, generator, width),
+        weight: torch.randn(features, width, generator=generator, dtype=torch.float64) / width**0.5,
+        bias: torch.linspace(low, high, features, dtype=torch.float64) if has_bias else None,
+    }
+    rows, hidden = (ShardSpec(dim=dim, parts=(Part(features),)) for dim in (0, 2))
+    return Case(
+        name=f"2 x {tokens} tokens, {f'biases from {low:g} to {high:g}' if has_bias else 'no bias'}",
+        arguments=arguments,
+        shards={weight: rows, bias: rows} if has_bias else {weight: rows},
+        outputs=(hidden,),
+        memory={"x_I": spaced},
+    )
 
 
 _MOST_ROWS = 16

@@ -127,6 +127,11 @@ def gelu_tanh(x_f: Tensor) -> Tensor:
     return F.gelu(x_f, approximate="tanh")
 
 
+def few_rows_linear(x_I: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    """Linear, for a few tokens; the weight of a rank may be a shard of the input features, and the product partial."""
+    return F.linear(x_I, weight_OI, bias_O)
+
+
 def linear_gelu_tanh(x_I: Tensor, weight_fI: Tensor, bias_f: Tensor) -> Tensor:
     """Linear with a bias, then `gelu_tanh`."""
     return gelu_tanh(F.linear(x_I, weight_fI, bias_f))

@@ -18,6 +18,7 @@ from tpcompile.fastpath import peers, plain
 from tpcompile.fastpath.measured import Decision
 from tpcompile.fastpath.selection import Selection
 from tpcompile.torch_api import symmetric
+from tpcompile.torch_api.early_start import let_start_early
 
 if TYPE_CHECKING:
     from tpcompile.fastpath.kernels.exchange_memory import Exchange  # imports Triton
@@ -28,7 +29,7 @@ class Site:
     """A place in a module where a fast path can stand for plain code."""
 
     path: str
-    """Name of the fast path."""
+    """Name of the fast path; empty where there is only one without a backward."""
     shapes: tuple[tuple[int, ...], ...]
     """Shapes of the tensors that decide about its speed; the first has all tokens."""
     variant: str = ""
@@ -41,6 +42,12 @@ class Site:
     """What the module sums with."""
     forward_only: Site | None = None
     """The place of a fast path without a backward, which is preferred where nothing is trained."""
+
+    @property
+    def forward_only_paths(self) -> tuple[str, ...]:
+        """The fast paths without a backward, those preferred last."""
+        site = self.forward_only
+        return () if site is None else (site.path, *site.forward_only_paths)
 
 
 @runtime_checkable
@@ -93,13 +100,15 @@ def use_fast_paths(
         path = deciding.path_at(site)
         module.fast_path = None
         if path:
-            from tpcompile.fastpath.kernels.all import LAUNCHERS  # imports Triton
+            from tpcompile.fastpath.kernels.all import EARLY, LAUNCHERS  # imports Triton
 
             module.fast_path = LAUNCHERS[path]
+            if path in EARLY:
+                let_start_early(EARLY[path])
         if hasattr(module, "takes_packed"):
             module.takes_packed = bool(path) and path == site.alone
         if hasattr(module, "takes_product"):
-            module.takes_product = site.forward_only is not None and path == site.forward_only.path
+            module.takes_product = path in site.forward_only_paths
         if hasattr(module, "exchange"):
             module.exchange = deciding.exchange_of(path, site)
     return deciding.decisions
@@ -127,7 +136,7 @@ def use_plain_code(stack: nn.Module, *, exchanging: bool = False) -> None:
     With `exchanging`, that of the fast path which sums over the ranks within its kernel, where a place has one.
     """
     for module, site in _places(stack, 1, 1):
-        module.fast_path = getattr(plain, site.path)
+        module.fast_path = getattr(plain, site.path) if site.path else None
         if not hasattr(module, "exchange"):
             continue
         module.exchange = None

@@ -9,6 +9,7 @@ Weights are allocated, not initialised: fill them with `tpcompile.nn.state.load_
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +17,26 @@ from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.errors import ConfigError
+from tpcompile.fastpath.tiles import are_few_rows
 from tpcompile.layout import Part, ShardSpec
+from tpcompile.nn.fast_paths import Site
 from tpcompile.nn.sharding import Declared, entered, gathered, reduced, scattered
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Input, weight and bias -> output: `F.linear`, or a fast path that does more."""
+
+
+def few_rows_site(path: str, weight_OI: Tensor, batch: int, seq_len: int) -> Site | None:
+    """The place of a product of a few tokens, where nothing is trained; None for more tokens and other sizes."""
+    num_out, width = weight_OI.shape
+    if not are_few_rows(batch * seq_len, num_out, width, weight_OI.dtype):
+        return None
+    return Site(path, ((batch, seq_len, width), (batch, seq_len, num_out)), dtype=weight_OI.dtype)
+
+
+def _only_forward(site: Site | None) -> Site | None:
+    """A place that has plain code where something is trained."""
+    return None if site is None else Site("", site.shapes, dtype=site.dtype, forward_only=site)
 
 
 class _ColumnLinear(nn.Module):
@@ -52,6 +68,13 @@ class _ColumnLinear(nn.Module):
         self.replica_comm = comm.replicas(self.replicas)
         self.weight = nn.Parameter(torch.empty(sum(self.local_parts), in_features, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(sum(self.local_parts), dtype=dtype)) if bias else None
+        self.fast_path: Callable[..., Any] | None = None
+
+    def site(self, batch: int, seq_len: int) -> Site | None:
+        """The product of a few tokens, where tokens are not sharded."""
+        if self.sequence_parallel:
+            return None
+        return _only_forward(few_rows_site("few_rows_linear", self.weight, batch, seq_len))
 
     def shard_specs(self) -> dict[str, ShardSpec]:
         """Rows of the weight and the bias are sharded, each packed part on its own."""
@@ -78,9 +101,9 @@ class _ColumnLinear(nn.Module):
         if self.replicas > 1 and torch.is_grad_enabled():
             weight = self._shared(weight)
             bias = bias if bias is None else self._shared(bias)
-        if product is not None:
-            return product(x_I, weight, bias)
-        return F.linear(x_I, weight, bias)
+        if product is None:
+            product = _product(self.fast_path, x_I, weight)
+        return product(x_I, weight, bias)
 
     def _shared(self, rows: Tensor) -> Tensor:
         """The replicated parts enter a region of their own: each replica sees a part of their gradient."""
@@ -150,6 +173,13 @@ class RowParallelLinear(nn.Module):
         local_features = self.layout.packed[0].share(comm.size, "in_features")
         self.weight = nn.Parameter(torch.empty(out_features, local_features, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype)) if bias else None
+        self.fast_path: Callable[..., Any] | None = None
+
+    def site(self, batch: int, seq_len: int) -> Site | None:
+        """The product of a few tokens, where tokens are not sharded."""
+        if self.sequence_parallel:
+            return None
+        return _only_forward(few_rows_site("few_rows_linear", self.weight, batch, seq_len))
 
     def shard_specs(self) -> dict[str, ShardSpec]:
         """Columns of the weight are sharded, the bias is replicated."""
@@ -167,7 +197,7 @@ class RowParallelLinear(nn.Module):
 
     def partial(self, x_i: Tensor) -> Tensor:
         """What this rank adds to the sum, without the bias."""
-        return F.linear(x_i, self.weight)
+        return _product(self.fast_path, x_i, self.weight)(x_i, self.weight, None)
 
     def declared(self, y_shape: Sequence[int], dtype: torch.dtype) -> Declared:
         """Collectives for an output whose full shape is `y_shape`."""
@@ -175,3 +205,10 @@ class RowParallelLinear(nn.Module):
             return reduced(y_shape, dtype)
         leave = scattered(y_shape, dtype, tp=self.comm.size, summed=True)
         return leave if self.bias is None else leave.then(entered(self.bias.shape, dtype))
+
+
+def _product(fast_path: Callable[..., Any] | None, x_I: Tensor, weight_OI: Tensor) -> Product:
+    """The fast path, where it takes so many tokens: a linear of a context has others than were decided for."""
+    if fast_path is not None and are_few_rows(x_I.shape[:-1].numel(), *weight_OI.shape, weight_OI.dtype):
+        return fast_path
+    return F.linear

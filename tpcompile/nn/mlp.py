@@ -16,7 +16,7 @@ from tpcompile.fastpath import plain
 from tpcompile.layout import Part
 from tpcompile.nn.dropout import Dropout
 from tpcompile.nn.fast_paths import Site
-from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear
+from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear, few_rows_site
 from tpcompile.nn.sharding import Declared
 
 
@@ -83,7 +83,9 @@ class GeluMLP(_MLP):
             return site
         (hidden,) = site.shapes
         entered = (*hidden[:-1], self.up.weight.shape[1])
-        return replace(site, forward_only=Site("linear_gelu_tanh", (entered, hidden), dtype=self.dtype))
+        few = few_rows_site("few_rows_linear_gelu", self.up.weight, batch, seq_len)
+        product = Site("linear_gelu_tanh", (entered, hidden), dtype=self.dtype, forward_only=few)
+        return replace(site, forward_only=product)
 
     def hidden_of(self, x_BSD: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, F / tp]."""

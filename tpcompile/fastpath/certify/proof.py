@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -88,7 +89,8 @@ def certify(
     if power is None or not on_gpu:
         first_case = next(iter(trial.cases(min(2, max(setting.tp for setting in settings)))))
         of_options = not path.source.kernels  # a library call has little source, and computes what its options say
-        everything: list[Mutation] = list(source_mutations(path.source.functions, of_options=of_options))
+        interpreted = path.source.functions - _only_on_gpus(path)
+        everything: list[Mutation] = list(source_mutations(interpreted, of_options=of_options))
         everything += argument_mutations(first_case)
         mutations = _missed(everything, known_power) if known_power else _spread(everything, num_mutations)
         survivors = _survivors(path, trial, known, mutations, jobs=jobs, cpu_s=30 + _LONGER * used_s)
@@ -183,6 +185,15 @@ def _results(path: FastPath, trial: Trial, known: Iterable[Prepared]) -> Iterato
             yield Result(str(one), ratios(path, trial, one))
         except DivergenceError as error:
             raise DivergenceError(f"{error}, in {one}") from error
+
+
+def _only_on_gpus(path: FastPath) -> frozenset[FunctionType]:
+    """Kernels in Gluon, which Triton's interpreter cannot run: the same cases check what they compute on a GPU."""
+    from triton.runtime.jit import JITFunction
+
+    kernels = path.source.compiled.values()
+    gluon = [kernel for kernel in kernels if isinstance(kernel, JITFunction) and kernel.is_gluon()]
+    return frozenset(kernel.fn for kernel in gluon)
 
 
 def _spread(mutations: list[Mutation], number: int | None) -> list[Mutation]:

@@ -3,6 +3,7 @@
 from tpcompile.fastpath.kernels import (
     activation,
     all_reduce_norm,
+    few_rows,
     linear_gelu,
     qk_exchange,
     qk_head_norm,
@@ -12,10 +13,12 @@ from tpcompile.fastpath.kernels import (
 )
 
 __all__ = [
+    "EARLY",
     "LAUNCHERS",
     "ROW_WORDS",
     "activation",
     "all_reduce_norm",
+    "few_rows",
     "linear_gelu",
     "qk_exchange",
     "qk_head_norm",
@@ -33,9 +36,17 @@ LAUNCHERS = {
     "gelu_tanh": activation.gelu_tanh,
     "silu_mul": activation.silu_mul,
     "linear_gelu_tanh": linear_gelu.linear_gelu_tanh,
+    "few_rows_linear": few_rows.few_rows_linear,
+    "few_rows_linear_gelu": few_rows.few_rows_linear_gelu,
     "qk_norm_rope_exchange": qk_exchange.qk_norm_rope_exchange,
     "all_reduce_add_rms_norm": all_reduce_norm.all_reduce_add_rms_norm,
 }
+
+EARLY = {
+    "few_rows_linear": few_rows.few_rows_kernel,
+    "few_rows_linear_gelu": few_rows.few_rows_kernel,
+}
+"""Kernels that wait for the kernel before them, and may start before it ends."""
 
 ROW_WORDS = {
     "qk_norm_rope_exchange": lambda width, dtype, num_rows: 2,
