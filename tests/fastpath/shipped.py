@@ -8,7 +8,7 @@ random-normal data alone a norm over the local shard is off by 1 to 3 %, inside 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,8 +20,8 @@ from tests.fastpath.reasons import (
     EQUIVALENT,
     EXCHANGE_EQUIVALENT,
     EXCHANGE_UNREACHED,
+    FEW_ROWS_EQUIVALENT,
     LIBRARY_UNREACHED,
-    NO_GELU,
     ONLY_ON_GPUS,
     QK_EXCHANGE_EQUIVALENT,
     QKV_PACK_EQUIVALENT,
@@ -178,19 +178,20 @@ _FEW_ROWS_OF = (768, 512)
 """Input features, the least that it takes, and output features, of which 8 ranks have 64 each."""
 
 
-@trial(
-    "few_rows_linear",
-    refusals=refused.few_rows_linear,
-    equivalent=EQUIVALENT,
-    unreached={**ONLY_ON_GPUS, **NO_GELU},
-)
+@trial("few_rows_linear", refusals=refused.few_rows_linear, equivalent=FEW_ROWS_EQUIVALENT, unreached=ONLY_ON_GPUS)
 def few_rows_linear(tp: int) -> Iterator[Case]:
-    """Output features are sharded, with a bias and without."""
-    for tokens, has_bias in ((0, True), (1, False), (3, True), (4, True)):
-        yield _few_rows_case(tokens, "weight_OI", "bias_O", has_bias=has_bias)
+    """Output features are sharded; with a bias and without, with GELU and without."""
+    for tokens, has_bias, gelu in ((4, True, True), (0, True, False), (1, False, False), (3, True, False)):
+        case = _few_rows_case(tokens, "weight_OI", "bias_O", has_bias=has_bias)
+        yield replace(case, name=f"{case.name}, {gelu = }", arguments={**case.arguments, "gelu": gelu})
 
 
-@trial("few_rows_linear_gelu", refusals=refused.few_rows_linear_gelu, equivalent=EQUIVALENT, unreached=ONLY_ON_GPUS)
+@trial(
+    "few_rows_linear_gelu",
+    refusals=refused.few_rows_linear_gelu,
+    equivalent=FEW_ROWS_EQUIVALENT,
+    unreached=ONLY_ON_GPUS,
+)
 def few_rows_linear_gelu(tp: int) -> Iterator[Case]:
     """As linear_gelu_tanh."""
     for tokens, low, high in ((0, -4.0, 4.0), (1, -4.0, 4.0), (3, -3.2, -2.8), (4, -4.0, 4.0)):

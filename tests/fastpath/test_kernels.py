@@ -15,6 +15,7 @@ from tests.forked import run_python
 from tpcompile.errors import FastPathError
 from tpcompile.evidence.records import value_item
 from tpcompile.fastpath import ban, certificate, plain, registered, tp_region
+from tpcompile.fastpath.certificate import Kind
 from tpcompile.fastpath.kernels.all import activation, linear_gelu, qk_head_norm, qk_norm, qkv_pack, token_norm
 from tpcompile.fastpath.use import Use
 from tpcompile.testing import run_on_ranks
@@ -23,6 +24,8 @@ CERTIFIED = ("qk_norm_rope", "qk_head_norm_rope", "add_rms_norm", "add_modulated
 EXCHANGED = ("qk_norm_rope_exchange", "all_reduce_add_rms_norm")
 LIBRARY = ("linear_gelu_tanh",)
 """Calls of a library, which launch no Triton kernel."""
+FEW_ROWS = ("few_rows_linear", "few_rows_linear_gelu")
+"""A kernel in Gluon, for which the interpreter runs a plain one."""
 TABLES = {"cos_SR": torch.ones(3, 8), "sin_SR": torch.zeros(3, 8)}
 
 
@@ -48,6 +51,19 @@ def test_a_library_call_is_certified_with_every_mutation_caught_that_the_cases_r
     power = proved.power
     assert power.num_reached >= 10 and power.caught_of_reached == 1.0
     assert all(survivor.reason for survivor in power.survivors) and not proved.launches_kernels
+
+
+@pytest.mark.parametrize("name", FEW_ROWS)
+def test_products_of_few_rows_are_certified_by_the_kernel_that_the_interpreter_runs(name: str) -> None:
+    path = registered()[name]
+    for tp in (2, 4, 8):
+        assert certificate.uncertified(path, tp=tp) == ""
+    (proved,) = (one for one in certificate.certificates_of(path) if one.device == "interpreter")
+    assert (proved.tp_sizes, proved.dtypes) == ((1, 2, 4, 8), ("bfloat16", "float16"))
+    power = proved.power
+    assert power.num_wrong >= 20 and power.caught >= 0.95 and power.caught_of_reached == 1.0
+    mutated = {(survivor.kind, survivor.change.partition("[")[0]) for survivor in power.survivors}
+    assert {change for kind, change in mutated if kind == Kind.UNREACHED} == {"few_rows_kernel"}
 
 
 @pytest.mark.parametrize("name", CERTIFIED + EXCHANGED + LIBRARY)

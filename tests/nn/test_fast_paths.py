@@ -25,6 +25,7 @@ from tpcompile.fastpath import plain
 from tpcompile.fastpath.measured import Decision, ShapeClass
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.fast_paths import check_exchanges, use_fast_paths, use_plain_code
+from tpcompile.nn.linear import ColumnParallelLinear, RowParallelLinear
 from tpcompile.nn.state import load_full_state_dict
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
 from tpcompile.testing import run_on_ranks
@@ -333,3 +334,45 @@ def test_ranks_that_make_an_exchange_agree_on_its_grid_or_are_named(ranks: list[
 
 def test_a_rank_that_does_not_come_to_an_exchange_is_named(ranks: list[dict[str, Any]]) -> None:
     assert re.search(r"rank 1 .* exchange \d", ranks[0]["late"])
+
+
+def few_tokens(**changes: Any) -> BlockConfig:
+    """Widths that a product of few rows takes; 8 tokens."""
+    config = config_of("wan", "full", dtype="bfloat16", num_layers=1)
+    sizes = {"dim": 768, "num_heads": 6, "num_kv_heads": 6, "ffn_dim": 768, "bias": True, "batch": 1, "seq_len": 8}
+    return config.model_copy(update=sizes | changes)
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "train", "expected"),
+    [(8, False, "few_rows_linear"), (9, False, None), (8, True, None)],
+    ids=["8 tokens", "9 tokens", "training"],
+)
+def test_products_of_few_tokens_are_places(seq_len: int, train: bool, expected: str | None) -> None:
+    pytest.importorskip("triton")
+    with torch.device("meta"):
+        stack = TransformerStack(few_tokens(), Collectives(None), num_layers=1)
+    answers = Answers(is_used=True)
+    use_fast_paths(stack, answers, batch=1, seq_len=seq_len, train=train)  # type: ignore[arg-type]
+    layer = stack.layers[0]
+    linears = (layer.attention.wqkv, layer.attention.wo, layer.mlp.down)
+    assert {getattr(linear.fast_path, "__name__", None) for linear in linears} == {expected}
+    hidden = {True: "gelu_tanh", False: "few_rows_linear_gelu" if expected else "linear_gelu_tanh"}[train]
+    assert (layer.mlp.fast_path.__name__, layer.mlp.takes_product) == (hidden, not train)
+    if expected:
+        assert answers.asked["few_rows_linear_gelu"] == ((1, 8, 768), (1, 8, 768), torch.bfloat16, "")
+
+
+def test_a_linear_takes_the_fast_path_for_few_tokens_only() -> None:
+    column = ColumnParallelLinear(768, 64, bias=True, comm=Collectives(None), dtype=torch.bfloat16)
+    row = RowParallelLinear(768, 64, bias=True, comm=Collectives(None), dtype=torch.bfloat16)
+    for linear in (column, row):
+        torch.nn.init.normal_(linear.weight)
+        torch.nn.init.normal_(linear.bias)
+        linear.fast_path = mock.Mock(side_effect=plain.few_rows_linear)
+        few, many = torch.randn(2, 4, 768).bfloat16(), torch.randn(3, 3, 768).bfloat16()
+        expected = torch.nn.functional.linear(few, linear.weight) + linear.bias
+        torch.testing.assert_close(linear(few), expected, rtol=2e-2, atol=2e-1)
+        assert linear.fast_path.call_count == 1
+        linear(many)  # as many rows as its kernel refuses
+        assert linear.fast_path.call_count == 1

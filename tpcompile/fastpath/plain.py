@@ -127,9 +127,10 @@ def gelu_tanh(x_f: Tensor) -> Tensor:
     return F.gelu(x_f, approximate="tanh")
 
 
-def few_rows_linear(x_I: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """Linear, for a few tokens; the weight of a rank may be a shard of the input features, and the product partial."""
-    return F.linear(x_I, weight_OI, bias_O)
+def few_rows_linear(x_I: Tensor, weight_OI: Tensor, bias_O: Tensor | None, *, gelu: bool = False) -> Tensor:
+    """Linear, for a few tokens, then `gelu_tanh` where asked for; partial where the input features are sharded."""
+    out_O = F.linear(x_I, weight_OI, bias_O)
+    return gelu_tanh(out_O) if gelu else out_O
 
 
 def linear_gelu_tanh(x_I: Tensor, weight_fI: Tensor, bias_f: Tensor) -> Tensor:

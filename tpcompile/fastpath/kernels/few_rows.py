@@ -27,14 +27,11 @@ from tpcompile.fastpath.kernels.op import is_interpreted
 from tpcompile.fastpath.registry import TpSupport
 from tpcompile.fastpath.tiles import COLS, DEPTH, DTYPES, MOST_ROWS, STAGES, are_few_rows
 
-# Triton 3.9 has renamed it
-copy_async = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
-
 
 @gluon.jit
 def few_rows_kernel(
-    x, weight, bias, out, num_rows, num_out,
-    WIDTH: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr,
+    x, weight, bias, out, num_rows, num_out, WIDTH: gl.constexpr,
+    ROWS: gl.constexpr, COLS: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr,
     WARPS: gl.constexpr, HAS_BIAS: gl.constexpr, GELU: gl.constexpr,
 ):  # fmt: skip
     """A program has COLS rows of the weight, DEPTH elements of each at a time, in a ring of STAGES in shared memory."""
@@ -52,11 +49,13 @@ def few_rows_kernel(
     x_at = x + row * WIDTH + at
     is_row = (row < num_rows) & (at < WIDTH)
     for stage in gl.static_range(STAGES - 1):
-        copy_async(weights.index(stage), weight_at + stage * DEPTH, eviction_policy="evict_first")
+        async_copy.async_copy_global_to_shared(
+            weights.index(stage), weight_at + stage * DEPTH, eviction_policy="evict_first"
+        )
         async_copy.commit_group()
     gdc_wait()
     for stage in gl.static_range(STAGES - 1):
-        copy_async(xs.index(stage), x_at + stage * DEPTH, mask=is_row)
+        async_copy.async_copy_global_to_shared(xs.index(stage), x_at + stage * DEPTH, mask=is_row)
         async_copy.commit_group()
     total = gl.zeros([COLS, ROWS], gl.float32, summed)
     used = 0
@@ -67,8 +66,10 @@ def few_rows_kernel(
         tl.debug_barrier()
         ahead = step + STAGES - 1
         if ahead < WIDTH // DEPTH:
-            copy_async(weights.index(filled), weight_at + ahead * DEPTH, eviction_policy="evict_first")
-            copy_async(xs.index(filled), x_at + ahead * DEPTH, mask=is_row)
+            async_copy.async_copy_global_to_shared(
+                weights.index(filled), weight_at + ahead * DEPTH, eviction_policy="evict_first"
+            )
+            async_copy.async_copy_global_to_shared(xs.index(filled), x_at + ahead * DEPTH, mask=is_row)
         async_copy.commit_group()
         total = hopper.warpgroup_mma(weights.index(used), xs.index(used).permute((1, 0)), total, is_async=False)
         filled = used
@@ -83,11 +84,11 @@ def few_rows_kernel(
 
 
 @triton.jit
-def few_rows_interpreted_kernel(
+def few_rows_plain_kernel(
     x, weight, bias, out, num_rows, num_out, width,
     ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, HAS_BIAS: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
-    """The same for Triton's interpreter, which runs no Gluon."""
+    """The same in plain Triton, for the interpreter and for a Triton with a different Gluon; it reads nothing early."""
     rows = tl.arange(0, ROWS)[:, None]
     cols = tl.program_id(0) * COLS + tl.arange(0, COLS)[None, :]
     total = tl.zeros((ROWS, COLS), tl.float32)
@@ -95,7 +96,7 @@ def few_rows_interpreted_kernel(
         at = start + tl.arange(0, DEPTH)
         a = tl.load(x + rows * width + at[None, :], mask=rows < num_rows, other=0.0).to(tl.float32)
         b = tl.load(weight + cols * width + at[:, None]).to(tl.float32)
-        total += tl.dot(a, b)
+        total += tl.dot(a, b, input_precision="ieee")
     if HAS_BIAS:
         total += tl.load(bias + cols).to(tl.float32)
     if GELU:
@@ -112,27 +113,24 @@ def few_rows(x_I: Tensor, weight_OI: Tensor, bias_O: Tensor | None, gelu: bool) 
     _check(x_I, weight_OI, bias_O)
     num_out, width = weight_OI.shape
     out_O = x_I.new_empty(*x_I.shape[:-1], num_out)
-    rows_I = _aligned(x_I.reshape(-1, width))
+    rows_I = x_I.reshape(-1, width).contiguous()
     num_rows = rows_I.shape[0]
     bias = weight_OI if bias_O is None else bias_O
-    options = {"ROWS": MOST_ROWS, "COLS": COLS, "DEPTH": DEPTH, "HAS_BIAS": bias_O is not None, "GELU": gelu}
+    options = {"COLS": COLS, "DEPTH": DEPTH, "HAS_BIAS": bias_O is not None, "GELU": gelu}
     grid = (num_out // COLS,)
     if num_rows == 0:
         return out_O
-    if is_interpreted():
-        few_rows_interpreted_kernel[grid](rows_I, weight_OI, bias, out_O, num_rows, num_out, width, **options)
+    arguments = (rows_I, weight_OI, bias, out_O, num_rows, num_out, width)
+    if is_interpreted() or not _has_copies():
+        few_rows_plain_kernel[grid](*arguments, ROWS=16, **options)
     else:
-        few_rows_kernel[grid](
-            rows_I, weight_OI, bias, out_O, num_rows, num_out,
-            WIDTH=width, STAGES=STAGES, WARPS=4, num_warps=4, **options,
-        )  # fmt: skip
+        few_rows_kernel[grid](*arguments, ROWS=MOST_ROWS, STAGES=STAGES, WARPS=4, num_warps=4, **options)
     return out_O
 
 
-def _aligned(rows_I: Tensor) -> Tensor:
-    """The same rows, dense and at an address that copies of 16 bytes may start from."""
-    dense_I = rows_I.contiguous()
-    return dense_I.clone() if dense_I.data_ptr() % 16 else dense_I
+def _has_copies() -> bool:
+    """True for a Triton whose Gluon has the copies that the kernel makes; 3.6 has, 3.9 has others in their place."""
+    return not hasattr(async_copy, "async_load")
 
 
 def _check(x_I: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> None:
@@ -148,8 +146,10 @@ def _check(x_I: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> None:
     if x_I.shape[-1] != width or (bias_O is not None and bias_O.shape != (num_out,)):
         found = "none" if bias_O is None else list(bias_O.shape)
         raise FastPathError(f"few_rows: x is {x_I.shape[-1]} wide, the weight {num_out} x {width}, the bias {found}")
-    if not weight_OI.is_contiguous() or weight_OI.data_ptr() % 16:
-        raise FastPathError("few_rows: the weight must be contiguous and start at a multiple of 16 bytes; clone it")
+    if not weight_OI.is_contiguous() or (x_I.data_ptr() | weight_OI.data_ptr()) % 16:
+        raise FastPathError(
+            "few_rows: the weight must be contiguous, and it and x at a multiple of 16 bytes; clone them"
+        )
 
 
 @few_rows.register_fake
@@ -158,9 +158,9 @@ def _(x_I: Tensor, weight_OI: Tensor, bias_O: Tensor | None, gelu: bool) -> Tens
 
 
 @fast_path("few_rows_linear", replaces=plain.few_rows_linear, tp=TpSupport.PER_TOKEN, dtypes=DTYPES, min_sm=90)
-def few_rows_linear(x_I: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+def few_rows_linear(x_I: Tensor, weight_OI: Tensor, bias_O: Tensor | None, *, gelu: bool = False) -> Tensor:
     """As `plain.few_rows_linear`, for at most MOST_ROWS rows."""
-    return few_rows(x_I, weight_OI, bias_O, False)
+    return few_rows(x_I, weight_OI, bias_O, gelu)
 
 
 @fast_path("few_rows_linear_gelu", replaces=plain.linear_gelu_tanh, tp=TpSupport.PER_TOKEN, dtypes=DTYPES, min_sm=90)
