@@ -209,6 +209,7 @@ class RowParallelLinear(nn.Module):
 
 def _product(fast_path: Callable[..., Any] | None, x_I: Tensor, weight_OI: Tensor) -> Product:
     """The fast path, where it takes so many tokens: a linear of a context has others than were decided for."""
-    if fast_path is not None and are_few_rows(x_I.shape[:-1].numel(), *weight_OI.shape, weight_OI.dtype):
+    num_out, width = weight_OI.shape
+    if fast_path is not None and are_few_rows(x_I.shape[:-1].numel(), num_out, width, weight_OI.dtype):
         return fast_path
     return F.linear
