@@ -117,6 +117,26 @@ def test_the_product_with_gelu_runs_without_a_gpu_and_has_no_backward() -> None:
         linear_gelu.linear_gelu_tanh(x, weight.requires_grad_(), bias).sum().backward()
 
 
+def few_rows_errors() -> list[float]:
+    """In an interpreting process: how far a product of few rows is from float64, and with two rows exchanged."""
+    from tpcompile.fastpath.kernels.few_rows import few_rows_linear
+    from tpcompile.torch_api import interpreted
+
+    interpreted.like_gpus()
+    x, weight, bias = (torch.randn(shape) for shape in ((2, 4, 768), (128, 768), (128,)))
+    x, weight, bias = x.bfloat16(), (weight / 28).bfloat16(), bias.bfloat16()
+    expected = plain.few_rows_linear(x.double(), weight.double(), bias.double(), gelu=True)
+    exchanged = x.index_select(1, torch.tensor([1, 0, 2, 3]))
+    found = [few_rows_linear(each, weight, bias, gelu=True).double() for each in (x, exchanged)]
+    return [((each - expected).norm() / expected.norm()).item() for each in found]
+
+
+def test_a_product_of_few_rows_is_as_exact_as_its_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    ((right, wrong),) = run_on_ranks(few_rows_errors, world_size=1, timeout_s=200)
+    assert right < 4e-3 < 0.1 < wrong
+
+
 def qk(size: int = 32, **changes: Any) -> dict[str, Any]:
     arguments = {
         "q_BSd": torch.ones(1, 3, size), "k_BSc": torch.ones(1, 3, 16), "q_weight_d": torch.ones(size),
@@ -215,7 +235,15 @@ def apply(q_width: int = 32, cos: Tensor = TABLES["cos_SR"], q_weight: Tensor | 
 
 def checked_ops() -> int:
     """In an interpreting process: schema, fake, autograd of every op; compiled code with a length that changes."""
-    from tpcompile.fastpath.kernels.all import activation, linear_gelu, qk_head_norm, qk_norm, qkv_pack, token_norm
+    from tpcompile.fastpath.kernels.all import (
+        activation,
+        few_rows,
+        linear_gelu,
+        qk_head_norm,
+        qk_norm,
+        qkv_pack,
+        token_norm,
+    )
     from tpcompile.torch_api import interpreted
 
     interpreted.like_gpus()
@@ -239,6 +267,8 @@ def checked_ops() -> int:
         torch.library.opcheck(op, tuple(leaves), test_utils=tests)
     forward = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(linear_gelu.linear_gelu, (x, torch.ones(4, 32), torch.ones(4)), test_utils=forward)
+    few = tuple(torch.randn(shape).bfloat16() for shape in ((2, 3, 768), (64, 768), (64,)))
+    torch.library.opcheck(few_rows.few_rows, (*few, True), test_utils=forward[:2])
     return len(ops)
 
 

@@ -32,9 +32,7 @@ class Driver:
         kind._obj.value = self.kinds[node.value - 7]
         return 0
 
-    def cuStreamUpdateCaptureDependencies_v2(
-        self, _stream: Any, nodes: Any, edges: Any, count: Any, flags: Any
-    ) -> int:
+    def cuStreamUpdateCaptureDependencies_v2(self, _stream: Any, nodes: Any, edges: Any, count: Any, flags: Any) -> int:
         assert count.value == 1
         self.set.append((nodes[0], edges[0].from_port, edges[0].type, flags.value))
         return 0
