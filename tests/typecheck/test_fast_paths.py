@@ -87,7 +87,8 @@ def test_a_wrong_sum_between_two_blocks_is_found(name: str) -> None:
 
 def test_most_forms_have_a_place_for_a_fast_path() -> None:
     stack = TransformerStack(config_of("wan", "full"), Collectives(None), num_layers=1)
-    found = {module.site(2, 6).path for module in stack.modules() if isinstance(module, HasSite)}  # type: ignore[union-attr]
+    sites = [module.site(2, 6) for module in stack.modules() if isinstance(module, HasSite)]
+    found = {site.path for site in sites if site is not None}  # its linears have more tokens than few rows
     assert found == {"qk_norm_rope", "add_rms_norm", "gelu_tanh"}
 
 

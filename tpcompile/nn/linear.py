@@ -9,7 +9,6 @@ Weights are allocated, not initialised: fill them with `tpcompile.nn.state.load_
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -68,7 +67,7 @@ class _ColumnLinear(nn.Module):
         self.replica_comm = comm.replicas(self.replicas)
         self.weight = nn.Parameter(torch.empty(sum(self.local_parts), in_features, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(sum(self.local_parts), dtype=dtype)) if bias else None
-        self.fast_path: Callable[..., Any] | None = None
+        self.fast_path: Product | None = None
 
     def site(self, batch: int, seq_len: int) -> Site | None:
         """The product of a few tokens, where tokens are not sharded."""
@@ -101,9 +100,10 @@ class _ColumnLinear(nn.Module):
         if self.replicas > 1 and torch.is_grad_enabled():
             weight = self._shared(weight)
             bias = bias if bias is None else self._shared(bias)
-        if product is None:
-            product = _product(self.fast_path, x_I, weight)
-        return product(x_I, weight, bias)
+        product = product or _of_few_rows(self.fast_path, x_I, weight)
+        if product is not None:
+            return product(x_I, weight, bias)
+        return F.linear(x_I, weight, bias)
 
     def _shared(self, rows: Tensor) -> Tensor:
         """The replicated parts enter a region of their own: each replica sees a part of their gradient."""
@@ -173,7 +173,7 @@ class RowParallelLinear(nn.Module):
         local_features = self.layout.packed[0].share(comm.size, "in_features")
         self.weight = nn.Parameter(torch.empty(out_features, local_features, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype)) if bias else None
-        self.fast_path: Callable[..., Any] | None = None
+        self.fast_path: Product | None = None
 
     def site(self, batch: int, seq_len: int) -> Site | None:
         """The product of a few tokens, where tokens are not sharded."""
@@ -197,7 +197,10 @@ class RowParallelLinear(nn.Module):
 
     def partial(self, x_i: Tensor) -> Tensor:
         """What this rank adds to the sum, without the bias."""
-        return _product(self.fast_path, x_i, self.weight)(x_i, self.weight, None)
+        product = _of_few_rows(self.fast_path, x_i, self.weight)
+        if product is not None:
+            return product(x_i, self.weight, None)
+        return F.linear(x_i, self.weight)
 
     def declared(self, y_shape: Sequence[int], dtype: torch.dtype) -> Declared:
         """Collectives for an output whose full shape is `y_shape`."""
@@ -207,9 +210,9 @@ class RowParallelLinear(nn.Module):
         return leave if self.bias is None else leave.then(entered(self.bias.shape, dtype))
 
 
-def _product(fast_path: Callable[..., Any] | None, x_I: Tensor, weight_OI: Tensor) -> Product:
+def _of_few_rows(fast_path: Product | None, x_I: Tensor, weight_OI: Tensor) -> Product | None:
     """The fast path, where it takes so many tokens: a linear of a context has others than were decided for."""
     num_out, width = weight_OI.shape
     if fast_path is not None and are_few_rows(x_I.shape[:-1].numel(), num_out, width, weight_OI.dtype):
         return fast_path
-    return F.linear
+    return None
