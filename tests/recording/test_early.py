@@ -51,6 +51,21 @@ recorder.stop()
 print(len(early._RECORDERS))
 early.begin()
 """
+SPAWNED = """
+import multiprocessing
+
+def look(queue):
+    early.begin()
+    queue.put(len(early._RECORDERS))
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    worker = context.Process(target=look, args=(queue,))
+    worker.start()
+    print("spawned", queue.get())
+    worker.join()
+"""
 WITHOUT_FLOW = """
 import torch.distributed as dist
 dist.init_process_group("gloo", init_method="file://{store}", rank=0, world_size=1)
@@ -73,6 +88,11 @@ def test_the_setup_of_a_rank_is_known_before_its_watch_and_no_ring_is_left(tmp_p
     before = set(shared_folder("rings").glob("*.ring"))
     assert output(tmp_path, GOES_ON) == ["in a child 0", "True", "0"]
     assert not set(shared_folder("rings").glob("*.ring")) - before
+
+
+@needs_monitoring
+def test_a_worker_that_a_rank_spawns_is_no_rank(tmp_path: Path) -> None:
+    assert output(tmp_path, SPAWNED)[-1] == "spawned 0"
 
 
 @needs_monitoring

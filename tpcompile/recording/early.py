@@ -9,11 +9,14 @@ from __future__ import annotations
 import atexit
 import os
 import secrets
+import sys
 import threading
 from collections.abc import Iterable, Mapping
 
 from tpcompile.recording.flow import IS_POSSIBLE, FlowRecorder
 
+_SPAWNED = "--multiprocessing-fork"
+"""Argument of the Pythons that `multiprocessing` spawns."""
 _RECORDERS: list[FlowRecorder] = []
 """That of this process, until something goes on with it."""
 
@@ -27,9 +30,10 @@ def is_rank(variables: Mapping[str, str]) -> bool:
 def begin() -> None:
     """Record from here on, in a process that a launcher has started as one of several ranks, on its main thread.
 
-    Only by `sys.monitoring`: `sys.settrace` is for those who ask for it.
+    Only by `sys.monitoring`: `sys.settrace` is for those who ask for it. A worker that a rank has spawned is no rank,
+    though it has the variables of its parent, and imports the parent's program.
     """
-    is_main = threading.current_thread() is threading.main_thread()
+    is_main = threading.current_thread() is threading.main_thread() and _SPAWNED not in sys.orig_argv
     if _RECORDERS or not (is_rank(os.environ) and is_main and IS_POSSIBLE):
         return
     recorder = FlowRecorder()

@@ -800,6 +800,14 @@ def settings_are_those_of_a_node(rank: int) -> None:
         collective(step, settings.slots)
 
 
+def one_node_has_no_settings(rank: int) -> None:
+    settings = Settings()
+    if rank != 1:
+        settings.slots = 4
+    for step in range(3):
+        collective(step, settings.slots)
+
+
 class Weight:
     """A parameter, whose hooks torch runs."""
 

@@ -470,6 +470,16 @@ def test_what_setattr_may_have_set_is_what_is_looked_for(monkeypatch: pytest.Mon
     assert found is not None and source_line(found.line.line).strip() == "if rank == 0:"
 
 
+def test_a_line_that_the_others_executed_is_told_by_the_branch_that_kept_one_rank_from_it() -> None:
+    flows = {rank: flow_of(programs.one_node_has_no_settings, rank) for rank in range(3)}
+    found = parted(flows, {programs.__file__}, ["slots"])
+    assert found is not None and (found.odd, found.set_at) == ((1,), None)
+    assert source_line(found.line.line).strip() == "if rank != 1:"
+    of_two = parted({rank: flows[rank] for rank in (0, 1)}, {programs.__file__}, ["slots"])
+    assert of_two is not None and of_two.set_at is not None
+    assert source_line(of_two.set_at.line).strip() == "settings.slots = 4"
+
+
 def test_a_hook_that_one_rank_lacks_was_registered_in_a_line_that_it_did_not_execute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -41,8 +41,8 @@ class Counts(NamedTuple):
 
     is_habit: bool = False
     """The ranks went different ways there all the time, as those do that have roles of their own."""
-    setting: Place | None = None
-    """The line after the fork that gave a value on one of the ranks alone."""
+    setting: tuple[Place, int] | None = None
+    """The line after the fork that gave a value on one of the ranks alone, and this rank."""
 
     @property
     def start(self) -> int:
@@ -190,14 +190,15 @@ class Pair:
         mine, theirs = self._ways(fork)
         return {name for step in (*mine, *theirs) if is_line(step) for name in self._assigned(step)}
 
-    def _setting(self, fork: Fork, wanted: Collection[str]) -> Place | None:
-        """The first line by which one rank alone gave a value to one of the names."""
-        setting = [
-            [place_of(step) for step in way if is_line(step) and source.touches(self._assigned(step), wanted)]
-            for way in self._ways(fork)
-        ]
-        alone = [places for places in setting if places]
-        return alone[0][0] if len(alone) == 1 and alone[0][0] != fork.branch else None
+    def _setting(self, fork: Fork, wanted: Collection[str]) -> tuple[Place, int] | None:
+        """The first line of this function by which one rank alone gave a value to one of the names, and the rank."""
+        found: list[tuple[Place, int]] = []
+        for rank, way in zip((self.base, self.rank), self._ways(fork), strict=True):
+            lines = (step for step in way if is_line(step) and place_of(step)[0] == fork.branch[0])
+            setting = first(step for step in lines if source.touches(self._assigned(step), wanted))
+            if setting is not None:
+                found.append((place_of(setting), rank))
+        return found[0] if len(found) == 1 and found[0][0] != fork.branch else None
 
     def reads_own_data(self, fork: Fork) -> bool:
         """True where the branch reads a value that each rank has of its own all the time: it may go either way."""

@@ -111,7 +111,9 @@ def _parted_in(
         is_own_data = any(pair.reads_own_data(there[pair.rank]) for pair in pairs if pair.rank in there)
         if is_own_data and majority([side.ranks for side in known.sides]) is None:
             known = known.model_copy(update={"odd": ()})
-    set_at = _user_line(walks, *earliest.setting) if earliest.setting is not None else None
+    place, by = earliest.setting or (None, base)
+    # Where the others set it, and those that are odd did not, the branch says more.
+    set_at = _user_line(walks, *place) if place is not None and (not known.odd or by in known.odd) else None
     led_to = None if last is None else _user_line(walks, *(last.place if isinstance(last, Unlike) else last.branch))
     if led_to == known.line:
         led_to = None
