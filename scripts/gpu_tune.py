@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OUT = Path(os.environ.get("OUT") or tempfile.mkdtemp(prefix="gpu_tune-")).resolve()
 LIMITS_S = {"setup-1": 150, "setup-2": 90, "tune": 120, "bench": 540}
 PRESETS = ("wan14b_8", "wan14b_256", "wan14b")
-COMMITTED = f"{ROOT}/scripts/tune/committed.py:build"
+COMMITTED = "scripts/tune/committed.py:build"
 LEAST_RATIO = 0.98
 ENVIRONMENT = 4
 """Exit status of a command that needs GPUs."""
@@ -44,7 +44,7 @@ def command_of(part: str, *, dry: bool) -> list[str]:
     if part.startswith("setup"):
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         flags = ["--dry"] if dry else []
-        return [*launcher, str(ROOT / "scripts/tune/setup.py"), json_file, *flags]
+        return [*launcher, "scripts/tune/setup.py", json_file, *flags]
     if part == "tune":
         table = str(OUT / "table.json")
         return ["-m", "tpcompile", "tune", "--nproc", "2", "--anew", "--json", json_file, "--write", table]
@@ -68,7 +68,7 @@ def run(part: str, environ: dict[str, str], *, dry: bool) -> int:
     command = ["timeout", "-s", "KILL", str(LIMITS_S[part]), sys.executable, *command_of(part, dry=dry)]
     with open(OUT / f"{part}.log", "w") as log:
         return subprocess.run(
-            command, env=environ, cwd=OUT, stdout=log, stderr=subprocess.STDOUT, check=False
+            command, env=environ, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, check=False
         ).returncode  # fmt: skip
 
 

@@ -102,6 +102,14 @@ def test_settings_and_programs_of_a_group_share_one_measurement(tmp_path: Path) 
         assert found["measured"] == 1
 
 
+def test_a_rank_that_sums_by_nccl_alone_is_not_waited_for(tmp_path: Path) -> None:
+    found = run_on_ranks(ranks.one_sums_by_nccl, str(tmp_path), timeout_s=60)
+    assert 'NCCL makes all its sums: rank 1: all_reduce="nccl"' in found[0]["said"] and found[1]["said"] == ""
+    assert max(one["waited_s"] for one in found) < 30
+    assert found[0]["first"].endswith("not measured on 2 x NVIDIA Test 1: nccl") and found[1]["first"] is None
+    assert [one["then"] for one in found] == [found[0]["then"]] * 2 and "one_shot" in found[0]["then"]
+
+
 def test_a_group_that_cannot_be_measured_says_so_once(tmp_path: Path) -> None:
     found = run_on_ranks(ranks.not_measurable, str(tmp_path), world_size=3)
     for one in found:
@@ -124,23 +132,25 @@ def test_before_a_measurement_one_cell_is_enough_and_after_it_all_must_have_one(
     assert settle({1: brought[1]}, {0: ""}).speaks == 1
 
 
-def in_flight(*times: tuple[float, float, float, float]) -> list[MeasuredInFlight]:
-    """Sizes of 1, 2, 4, ... bytes: NCCL and pushed, then both with work beside."""
+def in_flight(*times: tuple[float, ...]) -> list[MeasuredInFlight]:
+    """Sizes of 1, 2, 4, ... bytes: NCCL, by the rows and pushed, then all with work beside."""
+    names = ("nccl", "by_rows", "push", "nccl_beside", "by_rows_beside", "push_beside")
     found = []
-    for step, (nccl, push, nccl_beside, push_beside) in enumerate(times):
-        us: Any = {"nccl": nccl, "push": push, "nccl_beside": nccl_beside, "push_beside": push_beside}
+    for step, each in enumerate(times):
+        us: Any = dict(zip(names, each, strict=True))
         found.append(MeasuredInFlight(size_bytes=1 << step, us=us))
     return found
 
 
-FASTER, EQUAL = (10, 9, 20, 19), (10, 9.9, 20, 19)
+FASTER, EQUAL = (10, 10, 9, 20, 20, 19), (10, 10, 9.9, 20, 20, 19)
 
 
 @pytest.mark.parametrize(
     ("times", "expected"),
     [
         ([FASTER, FASTER], 1), ([EQUAL, FASTER], 2), ([FASTER, EQUAL, FASTER], 4), ([FASTER, EQUAL], None), ([], None),
-        ([(10, 9, 20, 21), FASTER], 2), ([(10, 9, 20, 20), FASTER], 1),
+        ([(10, 10, 9, 20, 20, 21), FASTER], 2), ([(10, 10, 9, 20, 20, 20), FASTER], 1),
+        ([(10, 9, 9, 20, 20, 19), FASTER], 2), ([(10, 10, 9, 20, 18, 19), FASTER], 2),
     ],
 )  # fmt: skip
 def test_sums_are_pushed_from_the_size_on_from_which_it_is_always_faster(times: Any, expected: int | None) -> None:

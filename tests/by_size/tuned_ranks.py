@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -180,6 +181,25 @@ def through_sums(folder: str) -> dict[str, Any]:
     return {"texts": texts, "measured": len(calls)}
 
 
+def one_sums_by_nccl(folder: str) -> dict[str, Any]:
+    """Rank 1 has `nccl` at first, and all ranks the same at last."""
+    place_in(folder)
+    _stand_in_for_gpus(lambda *_: cell("one_shot"))
+    said = io.StringIO()
+    began_s = time.monotonic()
+    with redirect_stderr(said):
+        first = sums("nccl" if dist.get_rank() == 1 else "by_size", timeout_s=3600.0)
+    waited_s = time.monotonic() - began_s
+    pair = dist.new_group([0, 1])
+    found = [sums(setting, pair) for setting in ("nccl", "nccl", "by_size")]
+    return {
+        "first": first and first.text(None),
+        "said": said.getvalue(),
+        "waited_s": waited_s,
+        "then": found[-1].text(pair),
+    }
+
+
 def not_measurable(folder: str) -> dict[str, Any]:
     """Three ranks, for which torch's kernels are not used."""
     place_in(folder)
@@ -210,12 +230,12 @@ def measured_by_a_clock() -> dict[str, Any]:
     """The cell of two ranks, by a clock on which one-shot and pushing are the fastest; what it leaves behind."""
     tuning.Timed, tuning.SIZES, tuning.SIZES_IN_FLIGHT = Clock, [64, 4096], [1 << 20, 2 << 20]
     tuning.Bench.make_memory = lambda self, num_bytes: None
-    Clock.us_of = (3.0, 13.0, 8.0, 11.0)  # nothing, NCCL, one-shot, two-shot; NCCL, pushed, and both beside a product
+    Clock.us_of = (3.0, 13.0, 8.0, 11.0)  # nothing, NCCL, one-shot, two-shot
     state = torch.random.get_rng_state()
     group, device = dist.group.WORLD, torch.device("cpu")
     found = tuning.measure(group, device, GPU, "a test")
-    Clock.us_of = (13.0, 12.0, 20.0, 19.0)
-    products = tuning.pushed(tuning.Bench(group, device))
+    Clock.us_of, Clock.number = (13.0, 14.0, 12.0, 20.0, 21.0, 19.0), 0
+    products = tuning.pushed(tuning.Bench(group, device), rows="")
     left = [*workspace.OF_GROUPS, *in_flight.OF_GROUPS]
     is_same = torch.equal(state, torch.random.get_rng_state())
     return {"cell": found, "products": products, "left": left, "has the same random numbers": is_same}
@@ -223,7 +243,10 @@ def measured_by_a_clock() -> dict[str, Any]:
 
 def products_of_both() -> list[bool]:
     """Whether each form of a product and its sum is that of NCCL, which on a CPU is gloo."""
-    steps = tuning.products(dist.group.WORLD.group_name, torch.device("cpu"), 1 << 20)
+    group, device = dist.group.WORLD, torch.device("cpu")
+    steps = tuning.products(
+        group.group_name, device, 1 << 20, tuning.Bench(group, device).by_rows(f"{1 << 20}:one_shot")
+    )
     first: torch.Tensor = steps["nccl"](0)
     found = [torch.equal(step(number), first) for step in steps.values() for number in (0, 1)]
     return [*found, bool(first.count_nonzero())]

@@ -170,6 +170,15 @@ class Agreeing(Ranks):
             step(torch.ones(3))
         return self.summary(sentinel)
 
+    def slow_and_eager(self) -> dict[str, Any]:
+        """A program without compiled regions, in which rank 0 waits a little in each of many steps."""
+        with self.sentinel(hang_after_s=0.2, skew_limit_s=1.5) as sentinel:
+            for _ in range(8):
+                if self.rank == 1:
+                    threading.Event().wait(0.5)
+                dist.all_reduce(torch.ones(3))
+        return self.summary(sentinel)
+
     def slow_compile(self) -> dict[str, Any]:
         """Rank 1 compiles for longer than its peers' patience."""
         torch.compiler.reset()

@@ -42,7 +42,8 @@ def why(now_s: float, *others: RankState, limit_s: float = 4.0) -> Finding | Non
     """What rank 0 finds that may wait so long, and has waited since the start."""
     one = Asking(0, Limits(skew_limit_s=limit_s), Progress(lambda _: None))
     one.notices(0.0)
-    states = {0: state(0, issued(1, done=False), blocked=True), **{other.rank: other for other in others}}
+    waited = issued(1, done=False).model_copy(update={"age_s": now_s})
+    states = {0: state(0, waited, blocked=True), **{other.rank: other for other in others}}
     return one.why_stuck(Answers(now_s, states, {}, {}))
 
 
@@ -51,6 +52,26 @@ def test_a_rank_that_does_not_come_in_time_is_named_where_it_is() -> None:
     found = why(4.1, state(1))
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.NEVER_ARRIVED, (1,), line(21))
+
+
+def asked(one: Asking, now_s: float, seq: int, age_s: float) -> Finding | None:
+    """What rank 0 finds that waits in this collective now, in a program without compiled regions."""
+    waiting = issued(seq, done=False).model_copy(update={"age_s": age_s})
+    states = {0: state(0, waiting, blocked=True), 1: state(1)}
+    found = one.why_stuck(Answers(now_s, states, {}, {}))
+    return found if found is not None or not one.news(states, now_s) else Finding(Cause.UNKNOWN, "news", (), None)
+
+
+def test_a_program_without_compiled_regions_has_not_waited_since_it_began() -> None:
+    """Ten hours of steps, of which a look finds one in a collective now and then."""
+    one = Asking(0, Limits(), Progress(lambda _: None))
+    one.notices(0.0)
+    for hour in range(1, 11):
+        assert asked(one, 3600.0 * hour, seq=1000 * hour, age_s=4.0) is None
+    last_s = 3600.0 * 10
+    assert asked(one, last_s + 3590.0, seq=10000, age_s=3594.0) is not None  # it says that it waits
+    found = asked(one, last_s + 3600.0, seq=10000, age_s=3604.0)
+    assert found is not None and (found.cause, found.ranks) == (Cause.NEVER_ARRIVED, (1,))
 
 
 def test_where_all_ranks_of_a_domain_wait_those_next_to_the_late_one_say_so_first() -> None:

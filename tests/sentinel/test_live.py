@@ -15,8 +15,8 @@ LIMIT_S = 400
 # The ranks' limit strikes first: it names the ranks that hang.
 pytestmark = [pytest.mark.timeout(LIMIT_S + 60), pytest.mark.long]
 AGREE = ["clean", "reset_in_mid_run", "opposite_order", "one_ranks_own_function", "uneven", "uneven_and_slow",
-         "uneven_in_parts", "compiled_while_handling", "functions_come_and_go", "modules", "slow", "slow_compile",
-         "allowed", "limit_on_both", "failed_quietly_on_both", "closed"]  # fmt: skip
+         "uneven_in_parts", "compiled_while_handling", "functions_come_and_go", "modules", "slow", "slow_and_eager",
+         "slow_compile", "allowed", "limit_on_both", "failed_quietly_on_both", "closed"]  # fmt: skip
 DIVERGE = ["warned", "called_back", "one_rank_recompile", "not_compiled_on_one_rank", "eager_on_one_rank",
            "policy_fails", "limit_on_one_rank",
            "failed_quietly_on_one_rank", "failed_loudly_on_one_rank"]  # fmt: skip

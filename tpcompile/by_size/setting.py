@@ -30,6 +30,7 @@ CPU = "cpu"
 _NCCL_BACKEND = "cuda:nccl"
 # By the group itself, as long as it exists: ranks that have agreed once must not wait for each other again.
 _TABLES: weakref.WeakKeyDictionary[dist.ProcessGroup, Table] = weakref.WeakKeyDictionary()
+_DECLINED: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
 
 
 def sums(setting: AllReduce | Table, group: GroupLike = None, *, timeout_s: float = 120.0) -> Sums | None:
@@ -38,17 +39,21 @@ def sums(setting: AllReduce | Table, group: GroupLike = None, *, timeout_s: floa
     With `by_size` on GPUs all ranks of the group, None for those of the job, call it alike: what none of them has
     measured before they measure together, which takes some seconds once on a machine; a later call for the group is a
     lookup. A rank waits for the others for half of `timeout_s`: the comparison before the first call, which waits that
-    long, is to find this rank there, and a rank that sums by NCCL alone does not come here.
+    long, is to find this rank there. A rank that sums by NCCL alone says so, and none waits for it.
     """
     if isinstance(setting, Table):
         return Sums(setting)
     if setting not in get_args(AllReduce):
         names = ", ".join(get_args(AllReduce))
         raise ConfigError(f"unknown all_reduce {setting!r}; choose from {names}, or give a tpcompile.by_size.Table")
-    if setting == "nccl":
-        return None
     found = resolve_group(group) or dist.group.WORLD
-    if found is None or found.size() == 1 or _device().type == CPU:
+    has_peers = found is not None and found.size() > 1 and _device().type != CPU
+    if setting == "nccl":
+        if has_peers and found not in _DECLINED:
+            _DECLINED.add(found)
+            tuned.decline(found, 'all_reduce="nccl"')
+        return None
+    if not has_peers:
         return Sums(shipped())
     if found not in _TABLES:
         _TABLES[found] = _table_of(found, timeout_s / 2)

@@ -14,7 +14,7 @@ from tpcompile.evidence.records import Frozen
 from tpcompile.evidence.records.reader import read_record
 
 Algorithm = Literal["nccl", "one_shot", "two_shot"]
-InFlight = Literal["nccl", "push", "nccl_beside", "push_beside"]
+InFlight = Literal["nccl", "by_rows", "push", "nccl_beside", "by_rows_beside", "push_beside"]
 NCCL: Algorithm = "nccl"
 MIN_RATIO = 1.03
 """How much faster than NCCL an algorithm must be to be used: times that are measured twice differ by up to 3 %."""
@@ -44,7 +44,10 @@ class Measured(Frozen):
 
 
 class MeasuredInFlight(Frozen):
-    """One size: microseconds of a product whose sum NCCL makes or copy engines push, then with a second one beside."""
+    """One size: microseconds of a product and its sum, by what makes the sum, then with a second product beside it.
+
+    NCCL, the algorithm of the cell's rows, for which the second product waits, or copy engines, which push it.
+    """
 
     size_bytes: int
     us: dict[InFlight, float]
@@ -98,7 +101,7 @@ class Table(Frozen):
     def rows(self, gpu: str, num_ranks: int) -> str:
         """The rows as the op takes them, `65536:nccl 8388608:two_shot`; empty where NCCL sums everything."""
         cell = self.cell(gpu, num_ranks)
-        return "" if cell is None else _text(cell.rows)
+        return "" if cell is None else text_of(cell.rows)
 
     def push_from(self, gpu: str, num_ranks: int) -> int | None:
         """`push_from_bytes` of the cell; None where there is no cell, and for more than two ranks."""
@@ -108,7 +111,7 @@ class Table(Frozen):
     @property
     def digest(self) -> str:
         """Hash of all rows: equal for tables that choose alike."""
-        chosen = [(cell.gpu, cell.num_ranks, _text(cell.rows), cell.push_from_bytes or 0) for cell in self.cells]
+        chosen = [(cell.gpu, cell.num_ranks, text_of(cell.rows), cell.push_from_bytes or 0) for cell in self.cells]
         return hashlib.sha256(json.dumps(sorted(chosen)).encode()).hexdigest()[:12]
 
 
@@ -147,14 +150,15 @@ def fastest_rows(measured: Iterable[Measured]) -> tuple[Row, ...]:
 
 
 def least_pushed(measured: Iterable[MeasuredInFlight]) -> int | None:
-    """Least size from which on pushing is faster than NCCL at all measured sizes; None where it never is.
+    """Least size from which on pushing is faster than every other form at all measured sizes; None where it never is.
 
     With a second product beside the sum it must not be slower there.
     """
     least = None
     for one in sorted(measured, key=lambda each: each.size_bytes, reverse=True):
-        is_faster = one.us["push"] * MIN_RATIO <= one.us["nccl"]
-        if not is_faster or one.us["push_beside"] > one.us["nccl_beside"]:
+        us = one.us
+        is_faster = us["push"] * MIN_RATIO <= min(us["nccl"], us["by_rows"])
+        if not is_faster or us["push_beside"] > min(us["nccl_beside"], us["by_rows_beside"]):
             break
         least = one.size_bytes
     return least
@@ -181,7 +185,8 @@ def rows_of(text: str) -> tuple[Row, ...]:
     return tuple(Row.model_validate({"up_to_bytes": size, "algorithm": name}) for size, name in parts)
 
 
-def _text(rows: Iterable[Row]) -> str:
+def text_of(rows: Iterable[Row]) -> str:
+    """The rows as the op takes them."""
     return " ".join(f"{row.up_to_bytes}:{row.algorithm}" for row in rows)
 
 

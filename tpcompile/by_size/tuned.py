@@ -30,7 +30,7 @@ from tpcompile.evidence.records.reader import read_record
 from tpcompile.evidence.rundir import temporary
 from tpcompile.evidence.text.ranks import exact_ranks, named_ranks
 from tpcompile.private_folder import cache_folder
-from tpcompile.ranks.agree import agree
+from tpcompile.ranks.agree import agree, bring
 from tpcompile.ranks.processes import Processes
 from tpcompile.ranks.store import RankStore
 from tpcompile.sink import Sink
@@ -40,6 +40,10 @@ TUNE = "TPCOMPILE_TUNE"
 """Variable: with 0 nothing is measured at the setup of a program, and NCCL makes sums that have no cell."""
 _LEAST_FREE_BYTES = 3 << 30
 """Memory of the GPU without which a rank does not measure: one that ran out of it would leave the others waiting."""
+_IS_OF_NCCL = re.compile(r"NCCL_(?!DEBUG)")
+"""Variables that may change how fast NCCL sums."""
+_FIRST = "has"
+"""The agreement before a measurement."""
 _NUMBERS: Counter[str] = Counter()
 
 
@@ -88,11 +92,8 @@ def tuned(
     measurement. Where one does not come, has ended or cannot measure, one of the others warns. Raises RuntimeError when
     the job's store cannot be reached.
     """
-    ranks = sorted(dist.get_process_group_ranks(group))
-    members, place = exact_ranks(ranks), (gpu, len(ranks))
-    _NUMBERS[members] += 1
-    job = RankStore.of_job("tpcompile/by_size")
-    store = job.under(f"{members}/{_NUMBERS[members]}")
+    job, store, ranks = _meeting(group)
+    place = (gpu, len(ranks))
     processes = Processes(store)
     logger.rank = store.rank
     name, is_first = _name(*place), store.rank == ranks[0]
@@ -107,7 +108,7 @@ def tuned(
     own = None
     if uses_kept:
         own = job.peek(name, Cell) or _kept(name, warns=is_first) or shipped().cell(*place)
-    found = share("has", Brought(cell=own, obstacle=obstacle))
+    found = share(_FIRST, Brought(cell=own, obstacle=obstacle))
     began_s = time.monotonic()
     is_measured = not (found.cell or found.problem)
     if is_measured:
@@ -126,6 +127,21 @@ def tuned(
     return others.with_cell(cell)
 
 
+def decline(group: dist.ProcessGroup, why: str) -> None:
+    """Let the ranks of the group that call `tuned` know that this one does not, so that none waits for it."""
+    _, store, _ = _meeting(group)
+    bring(store.under(_FIRST), Brought(obstacle=why))
+
+
+def _meeting(group: dist.ProcessGroup) -> tuple[RankStore, RankStore, list[int]]:
+    """The job's store, that of the next agreement of these ranks, and the ranks."""
+    ranks = sorted(dist.get_process_group_ranks(group))
+    members = exact_ranks(ranks)
+    _NUMBERS[members] += 1
+    job = RankStore.of_job("tpcompile/by_size")
+    return job, job.under(f"{members}/{_NUMBERS[members]}"), ranks
+
+
 def obstacle_here(device: torch.device) -> str:
     """Why this process does not measure at the setup of a program; empty where it does."""
     if os.environ.get(TUNE, "1") == "0":
@@ -142,9 +158,10 @@ def _measured(measure: Callable[[], Cell]) -> Brought:
 
 
 def _name(gpu: str, num_ranks: int) -> str:
-    """`NVIDIA_H200-2-1f0a...`: what is measured again with other releases."""
+    """`NVIDIA_H200-2-1f0a...`: what is measured again with other releases and other settings of NCCL."""
     versions = tuning.versions()
-    releases = " ".join(versions[name] for name in ("torch", "nccl", "driver"))
+    settings = [f"{name}={value}" for name, value in os.environ.items() if _IS_OF_NCCL.match(name)]
+    releases = " ".join([*(versions[name] for name in ("torch", "nccl", "driver")), *sorted(settings)])
     return f"{re.sub(r'[^A-Za-z0-9]+', '_', gpu)}-{num_ranks}-{hashlib.sha256(releases.encode()).hexdigest()[:12]}"
 
 

@@ -2,9 +2,9 @@
 
 Every sum follows a kernel that writes its input, as in a block, and the time of that kernel alone is taken off. `nccl`
 is the in-place all-reduce that Inductor issues; `one_shot` and `two_shot` are the op of this package, with the copies
-that it makes. For two ranks, a product whose sum is pushed by copy engines is timed beside the same product with NCCL,
-once alone and once with a second product beside the sum. Rounds alternate between the forms; a time is the median over
-rounds of the slowest rank's. NVLink multicast is never used.
+that it makes. For two ranks, a product whose sum is pushed by copy engines is timed beside the same product with NCCL
+and with the fastest algorithm for that size, once alone and once with a second product beside the sum. Rounds alternate
+between the forms; a time is the median over rounds of the slowest rank's. NVLink multicast is never used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tpcompile.by_size import in_flight, workspace
 from tpcompile.by_size.op import OP, chosen
-from tpcompile.by_size.table import NCCL, PAIR, Cell, Measured, MeasuredInFlight, fastest_rows, least_pushed
+from tpcompile.by_size.table import NCCL, PAIR, Cell, Measured, MeasuredInFlight, fastest_rows, least_pushed, text_of
 from tpcompile.torch_api import c10d
 
 SIZES = [64, 512] + [4096 << step for step in range(14)] + [48 << 20]
@@ -35,7 +35,7 @@ _ROUNDS = 9
 _ROUND_US = 3000.0
 """About how long one form runs in one round."""
 _DRIVER = Path("/proc/driver/nvidia/version")
-Sum = Callable[[Tensor], object]
+Sum = Callable[[Tensor], Tensor]
 Step = Callable[[int], object]
 """Queues one call, given its number in the graph."""
 
@@ -69,16 +69,18 @@ class Bench:
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self.group, self.device, self.name = group, device, group.group_name
 
-    def nccl(self, x: Tensor) -> object:
+    def nccl(self, x: Tensor) -> Tensor:
         """As Inductor issues it."""
-        return c10d.ops.wait_tensor(c10d.ops.all_reduce_(x, "sum", self.name))
+        summed: Tensor = c10d.ops.wait_tensor(c10d.ops.all_reduce_(x, "sum", self.name))
+        return summed
 
     def by_rows(self, rows: str) -> Sum:
         """As the pass leaves it or replaces it."""
 
-        def call(x: Tensor) -> object:
+        def call(x: Tensor) -> Tensor:
             is_nccl = chosen(x, rows, self.group.size()) == NCCL
-            return self.nccl(x) if is_nccl else OP(x, rows, self.name)
+            summed: Tensor = self.nccl(x) if is_nccl else OP(x, rows, self.name)
+            return summed
 
         return call
 
@@ -98,14 +100,14 @@ class Bench:
 
             return step
 
-        steps = {name: step_of(form) for name, form in {"nothing": lambda x: None, **forms}.items()}
+        steps = {name: step_of(form) for name, form in {"nothing": lambda x: x, **forms}.items()}
         medians = self._medians(steps, about_us=5 + num_bytes / 2e5)
         before = medians.pop("nothing")
         return {name: round(us - before, 3) for name, us in medians.items()}
 
-    def times_in_flight(self, num_bytes: int) -> dict[str, float]:
-        """us of a product, its sum and an addition: by NCCL and pushed, then the same with a second product beside."""
-        steps = products(self.name, self.device, num_bytes)
+    def times_in_flight(self, num_bytes: int, rows: str) -> dict[str, float]:
+        """us of a product, its sum and an addition in the forms of `products`."""
+        steps = products(self.name, self.device, num_bytes, self.by_rows(rows))
         return {name: round(us, 3) for name, us in self._medians(steps, about_us=20 + num_bytes / 1e5).items()}
 
     def make_memory(self, num_bytes: int) -> None:
@@ -137,16 +139,16 @@ def measure(group: dist.ProcessGroup, device: torch.device, gpu: str, command: s
     with torch.no_grad(), workspace.apart(workspace.OF_GROUPS, name, device):
         bench.make_memory(SIZES[-1])
         sums = [Measured(size_bytes=size, us=bench.times(size, bench.forms(size))) for size in SIZES]
-    return cell_of(gpu, bench, sums, pushed(bench), command)
+        return cell_of(gpu, bench, sums, pushed(bench, text_of(fastest_rows(sums))), command)
 
 
-def pushed(bench: Bench) -> list[MeasuredInFlight]:
-    """Products of two ranks, by size; none for more ranks."""
+def pushed(bench: Bench, rows: str) -> list[MeasuredInFlight]:
+    """Products of two ranks, by size; none for more ranks. The memory that `rows` need has been made."""
     found: list[MeasuredInFlight] = []
     if bench.group.size() == PAIR:
         with torch.no_grad(), workspace.apart(in_flight.OF_GROUPS, bench.name, bench.device):
             for size in reversed(SIZES_IN_FLIGHT):  # the largest makes the memory for all
-                found.insert(0, MeasuredInFlight(size_bytes=size, us=bench.times_in_flight(size)))
+                found.insert(0, MeasuredInFlight(size_bytes=size, us=bench.times_in_flight(size, rows)))
     return found
 
 
@@ -167,10 +169,10 @@ def cell_of(
     )
 
 
-def products(name: str, device: torch.device, num_bytes: int) -> dict[str, Step]:
-    """A product of so many bytes, its sum over two ranks, and an addition that reads it, in four forms: equal tensors.
+def products(name: str, device: torch.device, num_bytes: int, by_rows: Sum) -> dict[str, Step]:
+    """A product of so many bytes, its sum over two ranks, and an addition that reads it, in six forms: equal tensors.
 
-    NCCL's addition is of zeros, so that both write and read as much.
+    The addition is of zeros where nothing is pushed, so that all write and read as much.
     """
     height = num_bytes // DTYPE.itemsize // _WIDTH
     drawn = torch.Generator(device).manual_seed(0)  # zeros take less power, and thereby less time
@@ -189,6 +191,14 @@ def products(name: str, device: torch.device, num_bytes: int) -> dict[str, Step]
         torch.mm(a, b)
         return nothing + c10d.ops.wait_tensor(pending)
 
+    def whole(_: int) -> Tensor:
+        return nothing + by_rows(a @ b)
+
+    def whole_beside(_: int) -> Tensor:
+        summed = by_rows(a @ b)
+        torch.mm(a, b)
+        return nothing + summed
+
     def push(number: int) -> Tensor:
         x = in_flight.OPS.product(a, b, [], *_place(number), name)
         return received(x, [x], number)
@@ -205,7 +215,8 @@ def products(name: str, device: torch.device, num_bytes: int) -> dict[str, Step]
         in_flight.OPS.release(y, after)
         return y
 
-    return {"nccl": nccl, "push": push, "nccl_beside": nccl_beside, "push_beside": push_beside}
+    alone = {"nccl": nccl, "by_rows": whole, "push": push}
+    return {**alone, "nccl_beside": nccl_beside, "by_rows_beside": whole_beside, "push_beside": push_beside}
 
 
 def _place(number: int) -> tuple[int, int, bool]:

@@ -21,6 +21,7 @@ from tpcompile.gate.stuck import explained, is_of_wait
 from tpcompile.ranks.exchange import Others
 from tpcompile.ranks.liveness import this_host
 from tpcompile.ranks.store import LINE, RankStore
+from tpcompile.recording import early
 from tpcompile.recording.flow import FlowRecorder
 from tpcompile.recording.ring import flow_left
 from tpcompile.sentinel import flight
@@ -51,6 +52,7 @@ class LastState:
     def open(self, store: RankStore) -> None:
         """Publish the process of this rank, and the name of the file that it leaves if it aborts."""
         self._black_box.open()
+        self._flow = early.recorder()
         self._flow.start(self._black_box.name)
         here = Process(pid=os.getpid(), host=this_host(), black_box=self._black_box.name, main_thread=self._main_thread)
         store.put(f"process/{self._rank}", here.model_dump(mode="json"))

@@ -15,6 +15,11 @@ from pydantic_core import to_jsonable_python
 from tpcompile.ranks.store import RankStore
 
 
+def bring(store: RankStore, mine: Any) -> None:
+    """Bring `mine` to an agreement that this rank does not wait for: the others need not wait for it."""
+    store.put(_key(store.rank), to_jsonable_python(mine))
+
+
 def agree(
     store: RankStore,
     ranks: Iterable[int],
@@ -32,10 +37,10 @@ def agree(
     within `timeout_s` or are `gone`, with what was wrong where one sent something that is no `kind`. A rank that comes
     when it is settled takes that: it must not go on alone. RuntimeError when the store cannot be reached.
     """
-    keys = {rank: f"brought/{rank}" for rank in sorted(ranks)}
+    keys = {rank: _key(rank) for rank in sorted(ranks)}
     first = min(keys)
     deadline_s = time.monotonic() + timeout_s
-    store.put(keys[store.rank], to_jsonable_python(mine))
+    bring(store, mine)
     if store.rank != first:
         # The lowest rank decides, so that the cost grows with the ranks, not with their square; any other one decides
         # where it does not.
@@ -50,3 +55,7 @@ def agree(
     own = decide(dict(sorted(brought.items())), absent)
     settled_first = store.put_first("settled", to_jsonable_python(own), result)
     return own if settled_first is None else settled_first
+
+
+def _key(rank: int) -> str:
+    return f"brought/{rank}"

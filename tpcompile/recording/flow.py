@@ -22,7 +22,7 @@ from loguru import logger
 
 from tpcompile.errors import PreflightError
 from tpcompile.evidence.text.lines import is_library_file, is_packaged
-from tpcompile.evidence.timeline.flow import LINE_MASK, Flow
+from tpcompile.evidence.timeline.flow import LINE_MASK, WATCHED, Flow
 from tpcompile.recording.assigned import NOTHING, assigned
 from tpcompile.recording.before import set_before
 from tpcompile.recording.flow_callbacks import InPython, compiled
@@ -51,7 +51,7 @@ IS_POSSIBLE = _MONITORING is not None
 
 
 class FlowRecorder:
-    """Lines of the user's files, and of the packages in `follow`, from `start` to `stop`, on the thread that starts it.
+    """Lines of the user's files, and of the packages in `follow`, from `start` to `stop`, on the thread that makes it.
 
     The threads of the autograd engine are followed as well: they run hooks.
     """
@@ -72,16 +72,24 @@ class FlowRecorder:
         """Begin to record into the ring of that name; returns why it does not, empty when it does.
 
         Before Python 3.12 there is `sys.settrace` alone, which makes the user's code several times slower. What was set
-        before is known without either.
+        before is known without either. A recording that has started already goes on, in the ring of that name: what it
+        has is then kept apart from what comes later, however much that is.
         """
         try:
-            self._ring = Ring(name)
+            if self._ring is None:
+                self._ring = Ring(name)
+            else:
+                self._ring.go_on(name)
         except (OSError, PreflightError) as error:
             return str(error)
         try:
             self._ring.keep_before(set_before(sys._getframe(1), self._is_followed))
         except Exception as error:  # an object of the user's may be odd in any way
             logger.debug("what was set before is not recorded: {}", error)
+        if self._callbacks is not None:
+            self._callbacks.know_own(tuple(own_numbers()))
+            self.mark(WATCHED.function, 1)
+            return ""
         why_not = _why_unavailable(by_settrace=by_settrace)
         if why_not:
             return why_not
@@ -89,6 +97,12 @@ class FlowRecorder:
         begin(self._ring, sys._getframe(1))
         _RECORDING.add(self)
         return ""
+
+    def follow(self, packages: Iterable[str]) -> None:
+        """Follow these packages as well from here on."""
+        self._follow = tuple(packages)
+        if self._follow and self._callbacks is not None:
+            _MONITORING.restart_events()  # code of theirs that has started was disabled
 
     def _monitor(self, ring: Ring, frame: FrameType) -> None:
         monitoring, in_c = _MONITORING, compiled()

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tpcompile.errors import PreflightError
-from tpcompile.evidence.timeline.flow import ENTRY, HEADER, TABLE_BYTES, Flow, Set, flow_of
+from tpcompile.evidence.timeline.flow import ENTRY, HEADER, SETUP, SETUP_BYTES, TABLE_BYTES, Flow, Set, flow_of
 from tpcompile.private_folder import shared_folder
 
 _CAPACITY = 1 << 17
@@ -46,7 +46,7 @@ class Ring:
                 self.path.unlink()
                 raise
         self._table_bytes, self._num_codes = 0, 0
-        self.map[: HEADER.size] = HEADER.pack(0, _CAPACITY, 0, 0)
+        self.map[: HEADER.size] = HEADER.pack(0, _CAPACITY, 0, 0, 0)
 
     def number_of(self, file: str, function: str, line: int, names: Sequence[str] = ()) -> int | None:
         """The number of a code that is not in the table yet; None when the table is full."""
@@ -71,6 +71,16 @@ class Ring:
         start = _size() - _BEFORE_BYTES
         self.map[start : start + len(data)] = data
         self.map[24:32] = len(data).to_bytes(8, "little")
+
+    def go_on(self, name: str) -> None:
+        """Be the ring of that name, and keep the first steps so far for as long as it is there."""
+        path = _path(name)
+        self.path.rename(path)
+        self.path = path
+        num_kept = min(self.num_recorded, SETUP) if self.num_recorded <= _CAPACITY else 0
+        start = _size() - _BEFORE_BYTES - SETUP_BYTES
+        self.map[start : start + num_kept * ENTRY.size] = self.map[HEADER.size : HEADER.size + num_kept * ENTRY.size]
+        self.map[32:40] = num_kept.to_bytes(8, "little")
 
     @property
     def num_recorded(self) -> int:
@@ -107,7 +117,7 @@ def forget_ring(name: str) -> None:
 
 
 def _size() -> int:
-    return HEADER.size + _CAPACITY * ENTRY.size + TABLE_BYTES + _BEFORE_BYTES
+    return HEADER.size + _CAPACITY * ENTRY.size + TABLE_BYTES + SETUP_BYTES + _BEFORE_BYTES
 
 
 def _path(name: str) -> Path:

@@ -51,7 +51,10 @@ sentinel.py         the public class: connects these modules, none of which impo
 Private names of torch are in tpcompile.torch_api.watching.
 """
 
+from tpcompile.recording import early
 from tpcompile.sentinel.sentinel import Sentinel
 from tpcompile.sentinel.settle import Policy
 
 __all__ = ["Policy", "Sentinel"]
+
+early.begin()

@@ -52,6 +52,8 @@ class Asking:
         self._silent_since: dict[int, float] = {}
         self._deadlock, self._rounds = Deadlock(), 0
         self._ticks, self._moved_at_s = -1, 0.0
+        self._communicated: object = None
+        """The collectives and messages of this rank when it asked last."""
         self._interval_s, self._next_at_s = _FIRST_S, 0.0
         self._tell_after_s = _TELL_AFTER_S
         self.now_s = 0.0
@@ -91,11 +93,24 @@ class Asking:
         lost = self._lost(answers)
         if lost:
             self._next_at_s = answers.now_s + _FIRST_S  # a rank is given up after a time, not after a number of rounds
+        self._compare_with_last_time(states.get(self._rank), answers.now_s)
         before, self._before = self._before, states
         beside = {rank: seen.state for rank, seen in answers.other_domains.items()}
         situation = Situation(states, before=before, lost=lost, other_domains=beside)
         ring = self._deadlock.find(self._everyone(states, answers))
         return why_stuck(situation) or ring or self._late(states, answers.now_s)
+
+    def _compare_with_last_time(self, here: RankState | None, now_s: float) -> None:
+        """Restart the wait where this rank has communicated since it asked: a program without compiled regions runs
+        for hours in which nothing else shows that it moves, and waits now and then."""
+        if here is None or here.waits_at is not None:
+            return
+        collectives = tuple(one.id for one in here.issued)
+        done = collectives, tuple((one.op, one.peer, one.number) for one in here.messages), here.p2p
+        if done != self._communicated:
+            self._communicated = done
+            waited_s = here.blocked_in.age_s if here.blocked_in is not None else 0.0
+            self._moved_at_s = max(self._moved_at_s, now_s - waited_s)
 
     def _everyone(self, states: ByRank[RankState], answers: Answers) -> ByRank[Seen]:
         """The ranks of this domain, with the number of this round, and those of other domains."""

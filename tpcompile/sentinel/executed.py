@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Iterable
 
 from tpcompile.evidence.timeline.flow import Code, Flow, until
+from tpcompile.recording import early
 from tpcompile.recording.flow import FlowRecorder
 from tpcompile.recording.ring import flow_left
 from tpcompile.sentinel import flight
@@ -21,14 +22,18 @@ class Executed:
         self, log: StoreLog, progress: Progress, messages: Messages, *, flow: bool | None, follow: Iterable[str]
     ) -> None:
         self._log, self._progress, self._messages = log, progress, messages
-        self._recorder = FlowRecorder(follow)
+        self._recorder, self._follow = FlowRecorder(), tuple(follow)
         self._is_wanted, self._by_settrace = flow is not False, flow is True
         self._left: Flow | None = None
         self._raised_at: list[tuple[str, int]] = []
 
     def open(self, name: str) -> None:
-        """Begin to record, into the ring of that name."""
-        if self._is_wanted and not self._recorder.start(name, by_settrace=self._by_settrace):
+        """Begin to record, into the ring of that name, or go on with what was recorded so far."""
+        if not self._is_wanted:
+            early.end()
+            return
+        self._recorder = early.recorder(self._follow)
+        if not self._recorder.start(name, by_settrace=self._by_settrace):
             self._progress.mark, self._progress.pause_flow = self._recorder.mark, self._recorder.pause
 
     def raised(self, error: BaseException | None) -> None:

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 log: list[object] = []
@@ -776,3 +778,107 @@ def a_hook_is_given_a_weight(rank: int) -> None:
 
 def hooked(weight: int) -> None:
     collective(weight)
+
+
+class Settings:
+    def __init__(self) -> None:
+        self.slots = 8
+
+
+def of_this_node(rank: int) -> Settings:
+    settings = Settings()
+    for name, value in {1: {"slots": 4}}.get(rank, {}).items():
+        setattr(settings, name, value)  # by name
+    return settings
+
+
+def settings_are_those_of_a_node(rank: int) -> None:
+    settings = of_this_node(rank)
+    if rank == 0:
+        log.append("begin")
+    for step in range(3):
+        collective(step, settings.slots)
+
+
+def one_node_has_no_settings(rank: int) -> None:
+    settings = Settings()
+    if rank != 1:
+        settings.slots = 4
+    for step in range(3):
+        collective(step, settings.slots)
+
+
+class Weight:
+    """A parameter, whose hooks torch runs."""
+
+    def __init__(self, has_gradient: bool) -> None:
+        self.has_gradient = has_gradient
+        self.hooks: list[Callable[[int], None]] = []
+        self.register = self.hooks.append
+
+
+class Overlap:
+    """Reduces a gradient as soon as it is there."""
+
+    def __init__(self, weights: Sequence[Weight]) -> None:
+        for weight in weights:
+            if weight.has_gradient:  # parts
+                weight.register(self.launch)
+
+    def launch(self, step: int) -> None:
+        collective(step)
+
+
+def a_hook_is_registered_on_some_ranks(rank: int) -> None:
+    weights = [Weight(number > 0 or rank != 1) for number in range(3)]
+    Overlap(weights)
+    for step in range(3):
+        backward(weights, step)
+
+
+registered = operator.attrgetter("hooks")
+
+
+def backward(weights: Sequence[Weight], step: int) -> None:
+    """Runs what it was given, whose names no line of it has."""
+    for weight in weights:
+        list(map(operator.call, registered(weight), repeat(step)))
+
+
+class Best:
+    def save(self, rank: int) -> None:
+        collective("parts")
+        if rank == 0:
+            writer.save()
+
+    def update(self, rank: int, step: int) -> None:
+        if step == 1 or (step == 4 and rank == 1):  # parts
+            self.save(rank)
+
+
+class writer:
+    @staticmethod
+    def save() -> None:
+        log.append("saved")
+
+
+def one_rank_saves_what_is_best(rank: int) -> None:
+    best = Best()
+    for step in range(6):
+        collective(step)
+        best.update(rank, step)
+
+
+def one_rank_logs_at_first(rank: int) -> None:
+    if rank == 0:
+        log.append("begin")
+    for step in range(3):
+        collective(step)
+
+
+def a_busy_setup(rank: int) -> None:
+    for number in range(3):
+        log.append(number)
+    for step in range(3):
+        collective(step)
+        log.append(step)

@@ -19,9 +19,9 @@ from tpcompile.evidence.records.findings import Parted
 from tpcompile.evidence.timeline import given, pair, part, source, values, walk
 from tpcompile.evidence.timeline.conclude import side_text
 from tpcompile.evidence.timeline.detours import detours
-from tpcompile.evidence.timeline.flow import LINE_BITS, Code, Flow, Kind, until
+from tpcompile.evidence.timeline.flow import LINE_BITS, WATCHED, Code, Flow, Kind, pack, until
 from tpcompile.evidence.timeline.part import left_own_way, parted
-from tpcompile.evidence.timeline.walk import forks
+from tpcompile.evidence.timeline.walk import Walks, forks, kind_of, place_of
 from tpcompile.recording.flow import FlowRecorder
 
 ISSUING = tuple(
@@ -457,3 +457,92 @@ def test_where_the_part_of_a_rank_begins_is_its_role(monkeypatch: pytest.MonkeyP
 def test_what_a_hook_is_given_was_not_made_by_the_line_that_ran_it() -> None:
     flows = {rank: flow_of(programs.a_hook_is_given_a_weight, rank) for rank in (0, 1)}
     assert parted(flows, {programs.__file__}, ["weight"]) is None
+
+
+def test_what_setattr_may_have_set_is_what_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    flows = {rank: flow_of(programs.settings_are_those_of_a_node, rank) for rank in (0, 1)}
+    found = parted(flows, {programs.__file__}, ["slots"])
+    assert found is not None and found.set_at is not None
+    assert source_line(found.line.line).strip().startswith("for name, value in")
+    assert source_line(found.set_at.line).strip().endswith("# by name")
+    monkeypatch.setattr(source, "ANY_ATTRIBUTE", "")  # the negative control
+    found = parted(flows, {programs.__file__}, ["slots"])
+    assert found is not None and source_line(found.line.line).strip() == "if rank == 0:"
+
+
+def test_a_line_that_the_others_executed_is_told_by_the_branch_that_kept_one_rank_from_it() -> None:
+    flows = {rank: flow_of(programs.one_node_has_no_settings, rank) for rank in range(3)}
+    found = parted(flows, {programs.__file__}, ["slots"])
+    assert found is not None and (found.odd, found.set_at) == ((1,), None)
+    assert source_line(found.line.line).strip() == "if rank != 1:"
+    of_two = parted({rank: flows[rank] for rank in (0, 1)}, {programs.__file__}, ["slots"])
+    assert of_two is not None and of_two.set_at is not None
+    assert source_line(of_two.set_at.line).strip() == "settings.slots = 4"
+
+
+def test_a_hook_that_one_rank_lacks_was_registered_in_a_line_that_it_did_not_execute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert line_and_odd(programs.a_hook_is_registered_on_some_ranks, 3) == ("if weight.has_gradient:  # parts", (1,))
+    monkeypatch.setattr(pair.Pair, "_making", lambda *_: None)  # the negative control
+    assert line_and_odd(programs.a_hook_is_registered_on_some_ranks, 3)[0] != "if weight.has_gradient:  # parts"
+
+
+def test_a_function_that_a_line_calls_by_its_name_was_not_registered_before() -> None:
+    line, _ = line_and_odd(programs.one_rank_saves_what_is_best)
+    assert line == "if step == 1 or (step == 4 and rank == 1):  # parts"
+
+
+def newest(flow: Flow, num_setup: int, *, keeps_setup: bool = True) -> Flow:
+    """The flow of a job that has run for so long that its first steps are known only as its setup."""
+    steps = flow.steps()
+    setup = pack(steps[:num_setup]) if keeps_setup else ""
+    return flow.changed(packed=pack(steps[num_setup:]), num_before=num_setup, setup=setup)
+
+
+def late_flows(program: Callable[[int], Any], *, keeps_setup: bool = True) -> dict[int, Flow]:
+    """From the first collective on, beside the setup."""
+    found = {}
+    for rank in (0, 1):
+        flow = flow_of(program, rank)
+        number = next(at for at, code in enumerate(flow.codes) if code.function == "collective")
+        found[rank] = newest(flow, [step[0] for step in flow.steps()].index(number), keeps_setup=keeps_setup)
+    return found
+
+
+def test_where_the_first_steps_are_kept_apart_they_are_looked_at_as_well() -> None:
+    found = parted(late_flows(programs.settings_are_those_of_a_node), {programs.__file__}, ["slots"])
+    assert found is not None and found.set_at is not None
+    assert source_line(found.set_at.line).strip().endswith("# by name")
+    without = late_flows(programs.settings_are_those_of_a_node, keeps_setup=False)
+    assert parted(without, {programs.__file__}, ["slots"]) is None
+
+
+def test_what_ranks_did_differently_at_first_is_no_reason_where_nothing_depends_on_it() -> None:
+    assert parted(late_flows(programs.one_rank_logs_at_first), {programs.__file__}, ["slots"]) is None
+    whole = {rank: flow_of(programs.one_rank_logs_at_first, rank) for rank in (0, 1)}
+    assert parted(whole, {programs.__file__}, ["slots"]) is not None  # the last thing that they did differently
+    watched = {rank: watched_from(flow, "collective") for rank, flow in whole.items()}
+    assert parted(watched, {programs.__file__}, ["slots"]) is None
+
+
+def watched_from(flow: Flow, function: str) -> Flow:
+    """The flow of a rank whose watch begins where that function is entered first."""
+    steps, number = flow.steps(), len(flow.codes)
+    at = next(index for index, (code, _) in enumerate(steps) if flow.codes[code].function == function)
+    steps.insert(at, (number, Kind.MARK << LINE_BITS | 1))
+    return flow.changed(codes=(*flow.codes, WATCHED), packed=pack(steps))
+
+
+def test_a_function_that_was_too_busy_in_the_setup_is_known_behind_it() -> None:
+    flows = {rank: watched_from(flow_of(programs.a_busy_setup, rank), "collective") for rank in (0, 1)}
+    for rank, flow in flows.items():
+        steps, codes = flow.steps(), [code.function for code in flow.codes]
+        busy = codes.index("a_busy_setup")
+        silenced = flow.changed(packed=pack([(busy, Kind.MARK << LINE_BITS), *steps]))
+        found = Walks.of({rank: silenced})
+        lines = [place_of(step) for step in found.steps[rank] if kind_of(step) is Kind.LINE and step >> 32 == busy]
+        known = [source_line(line).strip() for _, line in lines]
+        assert "log.append(number)" not in known and "log.append(step)" in known
+        late = flow.changed(packed=pack([*steps, (busy, Kind.MARK << LINE_BITS)]))
+        assert busy not in {step >> 32 for step in Walks.of({rank: late}).steps[rank]}

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 
-_GROUPS = "torch.distributed.distributed_c10d"
+_TORCH, _GROUPS = "torch", "torch.distributed.distributed_c10d"
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -23,10 +23,13 @@ def _run_the_next() -> None:
 
 
 class _AfterImport:
-    """Finds the module of the process groups as others do, and has it looked at once it is imported."""
+    """Finds a module as others do, and has it looked at once it is imported."""
+
+    def __init__(self, wanted, act):  # type: ignore[no-untyped-def]
+        self._wanted, self._act = wanted, act
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        if name != _GROUPS:
+        if name != self._wanted:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -35,7 +38,7 @@ class _AfterImport:
 
             def exec_module(module):  # type: ignore[no-untyped-def]
                 execute(module)
-                _watch(module)
+                self._act(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -50,6 +53,13 @@ def _watch(groups) -> None:  # type: ignore[no-untyped-def]
     watch(groups)
 
 
+def _record(torch) -> None:  # type: ignore[no-untyped-def]
+    from tpcompile.recording import early
+
+    early.begin()
+
+
 if os.environ.get("TPCOMPILE_WATCH"):
-    sys.meta_path.insert(0, _AfterImport())
+    sys.meta_path.insert(0, _AfterImport(_GROUPS, _watch))  # type: ignore[no-untyped-call]
+    sys.meta_path.insert(0, _AfterImport(_TORCH, _record))  # type: ignore[no-untyped-call]
 _run_the_next()

@@ -210,8 +210,10 @@ def _lead(before: Lead, found: Parted) -> Lead:
     ranks = odd or (before.ranks if before.is_rank_known else ())
     update = {"ranks": ranks or everyone, "is_rank_known": bool(ranks), "line": found.line, "parted": found}
     if before.cause not in _CONSEQUENCES or _is_data(found):
-        seen_at = before.line if before.line != found.line else None
-        return before.model_copy(update={**update, "seen_at": seen_at, "do_first": _do_first(before, found)})
+        line = found.set_at or found.line
+        seen_at = before.line if before.line != line else None
+        do_first = _do_first(before, found)
+        return before.model_copy(update={**update, "line": line, "seen_at": seen_at, "do_first": do_first})
     consequence = leading.cause_text(before)
     says = f"{'; '.join(map(side_text, found.sides))}{usual_text(found)}{led_to_text(found)}; so {consequence}"
     advice = Cause.PARTED.advice
@@ -270,8 +272,8 @@ def _way_text(side: Went, verbs: Mapping[str, str]) -> str:
 def _with_code(found: Parted, readable: Collection[str]) -> Parted:
     sides = tuple(side.model_copy(update={"line": _coded(side.line, readable)}) for side in found.sides)
     usual = found.usual and found.usual.model_copy(update={"line": _coded(found.usual.line, readable)})
-    lines = {"line": _coded(found.line, readable), "led_to": _coded(found.led_to, readable), "usual": usual}
-    return found.model_copy(update={**lines, "sides": sides})
+    lines = {name: _coded(getattr(found, name), readable) for name in ("line", "led_to", "set_at")}
+    return found.model_copy(update={**lines, "sides": sides, "usual": usual})
 
 
 def _coded(line: UserLine | None, readable: Collection[str]) -> UserLine | None:

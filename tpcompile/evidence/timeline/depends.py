@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tpcompile.evidence.timeline.flow import Kind
+from tpcompile.evidence.timeline.source import touches
 from tpcompile.evidence.timeline.values import Compared, Unlike
 from tpcompile.evidence.timeline.walk import Fork, Step, depth_in, is_line, kind_of, line_step, place_of
 
@@ -121,7 +122,7 @@ class Dependence:
                 if any([self._is_pursued(key) for key in keys]) or index in calling:
                     self.wanted |= self.read(step).difference(self.ignored)
                     self.decided |= self._way_of(index)
-            if index in starting and not self.wanted.isdisjoint(self.changed(starting[index])):
+            if index in starting and touches(self.changed(starting[index]), self.wanted):
                 self.decided[index] = starting[index]
             if index in self.decided:
                 self.wanted |= self.read(line_step(self.decided[index].branch)).difference(self.ignored)

@@ -22,12 +22,16 @@ from pydantic import Field
 from tpcompile.evidence.records import Frozen
 from tpcompile.evidence.records.bounds import Number
 
-HEADER = struct.Struct("<QQQQ32x")
-"""head, capacity, bytes of the table of codes, bytes of what was set before; these two follow the entries."""
+HEADER = struct.Struct("<QQQQQ24x")
+"""head, capacity, bytes of the table of codes, bytes of what was set before, entries of the setup; after the entries
+come the table, the setup and what was set before."""
 ENTRY = struct.Struct("<QII")
 """ns (Unix time), number of the code, kind << LINE_BITS | line."""
 TABLE_BYTES = 1 << 20
 """Room for the table of codes."""
+SETUP = 1 << 14
+"""Most entries of the setup of a program that are kept for good."""
+SETUP_BYTES = SETUP * ENTRY.size
 LINE_BITS = 29
 LINE_MASK = (1 << LINE_BITS) - 1
 VALUE_BITS = 21
@@ -75,6 +79,10 @@ class Code(Frozen):
     """Variables that it assigns, `size` or `self.scale`, by the number that a value has."""
 
 
+WATCHED = Code(file="", function="<watched>", line=0)
+"""Stands for the beginning of the watch: a step of the kind MARK, behind those of the setup."""
+
+
 class Set(Frozen):
     """What the program had set when the recording began."""
 
@@ -98,6 +106,8 @@ class Flow(Frozen):
     """The steps, oldest first: base64 of zlib of pairs (number of the code, kind << LINE_BITS | line)."""
     num_before: Number = 0
     """Steps that are no longer known."""
+    setup: Annotated[str, Field(max_length=1_000_000)] = ""
+    """The first steps, of the setup of the program, packed as well, where the newest ones do not go back to them."""
     before: tuple[Set, ...] = ()
     """What was set before the first step."""
     issuing: tuple[Code, ...] = ()
@@ -107,6 +117,10 @@ class Flow(Frozen):
     def num_recorded(self) -> int:
         """Steps so far, kept or not. Raises ValueError for what no recorder writes."""
         return self.num_before + len(self.steps())
+
+    def of_setup(self) -> Flow:
+        """The first steps alone, as far as they are known."""
+        return self if self.num_before == 0 else self.changed(packed=self.setup, num_before=0)
 
     def steps(self) -> list[tuple[int, int]]:
         """(number of the code, kind << LINE_BITS | line). Raises ValueError for what no recorder writes."""
@@ -218,7 +232,7 @@ def until(flow: Flow, raised_at: Sequence[tuple[str, int]]) -> Flow:
     steps = flow.steps()
     lines = {(number, line) for number, code in enumerate(flow.codes) for file, line in raised_at if code.file == file}
     last = max((index for index, step in enumerate(steps) if step in lines), default=None)  # the kind LINE is 0
-    return flow if last is None else flow.model_copy(update={"packed": _packed(steps[: _end_of(steps, last)])})
+    return flow if last is None else flow.model_copy(update={"packed": pack(steps[: _end_of(steps, last)])})
 
 
 def _end_of(steps: Sequence[tuple[int, int]], last: int) -> int:
@@ -241,7 +255,10 @@ def _end_of(steps: Sequence[tuple[int, int]], last: int) -> int:
     return len(steps)
 
 
-def _packed(steps: Sequence[tuple[int, int]]) -> str:
+def pack(steps: Sequence[tuple[int, int]]) -> str:
+    """Steps as a `Flow` has them."""
+    if not steps:
+        return ""
     return base64.b64encode(zlib.compress(b"".join(_PACKED.pack(*step) for step in steps), 1)).decode()
 
 
@@ -263,18 +280,24 @@ def flow_of(ring: bytes | mmap.mmap, *, limit: int = _MAX_SENT) -> Flow | None:
     """The newest `limit` steps in a ring; None for bytes that are none."""
     if len(ring) < HEADER.size:
         return None
-    head, capacity, table_bytes, before_bytes = HEADER.unpack_from(ring)
+    head, capacity, table_bytes, before_bytes, num_setup = HEADER.unpack_from(ring)
     end = HEADER.size + capacity * ENTRY.size
-    if not 0 < capacity <= 1 << 24 or len(ring) < end + TABLE_BYTES + before_bytes or table_bytes > TABLE_BYTES:
+    before_at = end + TABLE_BYTES + SETUP_BYTES
+    is_whole = len(ring) >= before_at + before_bytes and table_bytes <= TABLE_BYTES and num_setup <= SETUP
+    if not 0 < capacity <= 1 << 24 or not is_whole:
         return None
     codes = _table(bytes(ring[end : end + table_bytes]))
-    before = _before(bytes(ring[end + TABLE_BYTES : end + TABLE_BYTES + before_bytes]))
+    before = _before(bytes(ring[before_at : before_at + before_bytes]))
     if codes is None or before is None:
         return None
-    kept = min(head, capacity, limit)
-    entries = list(_entries(ring, head - kept, head, capacity))
-    known = [(number, packed) for _, number, packed in entries if number < len(codes)]
-    return Flow(codes=codes, packed=_packed(known) if known else "", num_before=head - len(known), before=before)
+
+    def known(entries: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
+        return [(number, step) for _, number, step in entries if number < len(codes)]
+
+    newest = known(_entries(ring, head - min(head, capacity, limit), head, capacity))
+    num_before = head - len(newest)
+    setup = known(ENTRY.iter_unpack(ring[end + TABLE_BYTES :][: num_setup * ENTRY.size])) if num_before else []
+    return Flow(codes=codes, packed=pack(newest), num_before=num_before, setup=pack(setup), before=before)
 
 
 def _entries(ring: bytes | mmap.mmap, start: int, end: int, capacity: int) -> Iterator[tuple[int, int, int]]:

@@ -17,7 +17,7 @@ from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.timeline import source
 from tpcompile.evidence.timeline.before import UnlikeBefore
 from tpcompile.evidence.timeline.depends import Dependence, Frames
-from tpcompile.evidence.timeline.flow import EXACT, Code, Kind
+from tpcompile.evidence.timeline.flow import EXACT, WATCHED, Code, Kind
 from tpcompile.evidence.timeline.values import Compared, Scopes, Unlike
 from tpcompile.evidence.timeline.walk import Fork, Place, Step, Walks, is_line, kind_of, line_step, place_of
 
@@ -41,6 +41,8 @@ class Counts(NamedTuple):
 
     is_habit: bool = False
     """The ranks went different ways there all the time, as those do that have roles of their own."""
+    setting: tuple[Place, int] | None = None
+    """The line after the fork that gave a value on one of the ranks alone, and this rank."""
 
     @property
     def start(self) -> int:
@@ -107,6 +109,17 @@ class Pair:
         return found
 
     @cached_property
+    def _marks(self) -> list[int]:
+        """Indices of the steps at which the first rank called compiled regions, and at which the watch began."""
+        return [index for index, step in enumerate(self.walks.steps[self.base]) if kind_of(step) is Kind.MARK]
+
+    @cached_property
+    def _watched_from(self) -> int:
+        """Index of the step of the first rank at which the watch began; 0 where the setup is not known."""
+        steps = self.walks.steps[self.base]
+        return first(index for index in self._marks if self._code(steps[index]) == WATCHED) or 0
+
+    @cached_property
     def _met(self) -> list[int]:
         """Indices of the steps at which the first rank issued collectives."""
         return [index for index, step in enumerate(self.walks.steps[self.base]) if self.walks.issued([step])]
@@ -114,7 +127,7 @@ class Pair:
     def _of_content(self, once: Sequence[Fork], differing: frozenset[str], named: Collection[str]) -> Counts | None:
         """Where all ranks issued the same collectives: the value that what they were doing last depends on."""
         steps = self.walks.steps[self.base]
-        calls = [index for index, step in enumerate(steps) if kind_of(step) is Kind.MARK]
+        calls = [index for index in self._marks if index != self._watched_from]
         ends = {len(steps), *(1 + index for index in (*calls[-1:], *self._met[-1:]))}
         running = {line for end in ends for line in Frames.of(steps[:end]).lines}
         words = frozenset(name for word in named for name in self.scopes.everywhere(word))
@@ -129,12 +142,14 @@ class Pair:
             lines = [one for one in depends.reasons if is_line(steps[one.set_at])]
             following: list[Fork | Unlike] = [*lines[:1], *list(depends.decided.values())[:1]]  # both newest first
             last = max(following, key=start_of, default=None)
-            return Counts(found, last if isinstance(found, Unlike) else None, False)
+            if isinstance(found, Fork):
+                return Counts(found, None, False, setting=self._setting(found, depends.wanted))
+            return Counts(found, last, False)
         made_of = self._dependence(words, len(steps), frozenset(), (), of_content=True)
         made_here = self._reason(made_of, ())
         if made_here is not None:
             return Counts(made_here, None, False)
-        if differing or not once:
+        if differing or not once or once[-1].starts[0] < self._watched_from:  # roles, of which a setup is full
             return None
         newest = once[-1]
         apart = self._set_apart_after(newest)
@@ -174,6 +189,16 @@ class Pair:
         """Names to which only one of the ranks gave a value."""
         mine, theirs = self._ways(fork)
         return {name for step in (*mine, *theirs) if is_line(step) for name in self._assigned(step)}
+
+    def _setting(self, fork: Fork, wanted: Collection[str]) -> tuple[Place, int] | None:
+        """The first line of this function by which one rank alone gave a value to one of the names, and the rank."""
+        found: list[tuple[Place, int]] = []
+        for rank, way in zip((self.base, self.rank), self._ways(fork), strict=True):
+            lines = (step for step in way if is_line(step) and place_of(step)[0] == fork.branch[0])
+            setting = first(step for step in lines if source.touches(self._assigned(step), wanted))
+            if setting is not None:
+                found.append((place_of(setting), rank))
+        return found[0] if len(found) == 1 and found[0][0] != fork.branch else None
 
     def reads_own_data(self, fork: Fork) -> bool:
         """True where the branch reads a value that each rank has of its own all the time: it may go either way."""
@@ -227,7 +252,8 @@ class Pair:
         return [
             one
             for one in earlier
-            if one.starts[0] in depends.decided or (one.starts[0] >= begin and self._changed(one) & depends.wanted)
+            if one.starts[0] in depends.decided
+            or (one.starts[0] >= begin and source.touches(self._changed(one), depends.wanted))
         ]
 
     def _making(self, last: Fork, earlier: Sequence[Fork]) -> Fork | None:
@@ -238,14 +264,25 @@ class Pair:
         if not entered:
             return None
         code = self._code(entered[0])
-        maker = code.function.rpartition(".<locals>.")[0] or code.function.rpartition(".")[0]
+        maker, _, name = code.function.rpartition(".")
+        maker = maker.removesuffix(".<locals>")
+        names = frozenset(self.scopes.everywhere(name))
+        rank, start, way = next(
+            found
+            for found in zip((self.base, self.rank), last.starts, self._ways(last), strict=True)
+            if entered[0] in found[2]
+        )
+        caller = first(filter(is_line, self.walks.steps[rank][start + way.index(entered[0]) :: -1]))
+        is_called = caller is None or not names.isdisjoint(self._read(caller))  # by a line that names it
 
         def makes(step: Step) -> bool:
             found = self._code(step)
-            is_maker = maker in (found.function, found.function.rpartition(".")[0])
-            return kind_of(step) is Kind.START and found.file == code.file and is_maker
+            if kind_of(step) is Kind.START:
+                is_maker = maker in (found.function, found.function.rpartition(".")[0])
+                return bool(maker) and found.file == code.file and is_maker
+            return is_line(step) and not is_called and not names.isdisjoint(self._read(step))  # registered there
 
-        return first(fork for fork in earlier if maker and any(map(makes, chain(*self._ways(fork)))))
+        return first(fork for fork in earlier if any(map(makes, chain(*self._ways(fork)))))
 
     def _code(self, step: Step) -> Code:
         return self.walks.codes[place_of(step)[0]]

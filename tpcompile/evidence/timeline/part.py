@@ -51,6 +51,19 @@ def parted(
     usable = {rank: flow for rank, flow in sorted(flows.items()) if flow.packed}
     if len(usable) < 2:
         return _named_before(flows, named)
+    found, is_known = _parted_in(usable, readable, named, is_same_program, is_of_sizes, over)
+    setup = {rank: flow.of_setup() for rank, flow in usable.items()}
+    if is_known or setup == usable or not all(flow.packed for flow in setup.values()):
+        return found
+    at_first, is_known = _parted_in(setup, readable, named, is_same_program, is_of_sizes, ())
+    return at_first if is_known else found
+
+
+def _parted_in(
+    usable: Mapping[int, Flow], readable: Collection[str], named: Collection[str], is_same_program: bool,
+    is_of_sizes: bool, over: Collection[int],
+) -> tuple[Parted | None, bool]:  # fmt: skip
+    """Where they parted, and whether it is among these steps that what differs comes from."""
     numbered = Walks.of(usable)
     are_whole = all(flow.num_before == 0 for flow in usable.values())
     base, *others = usable
@@ -74,7 +87,7 @@ def parted(
     linked = [counts for counts in counting if counts.is_linked]
     earliest = min(uneven or linked or counting, key=lambda counts: counts.start, default=None)
     if earliest is None:
-        return None
+        return None, False
     origin, last = earliest.origin, earliest.last
     if isinstance(origin, UnlikeBefore):
         known = _set_before(origin)
@@ -98,10 +111,14 @@ def parted(
         is_own_data = any(pair.reads_own_data(there[pair.rank]) for pair in pairs if pair.rank in there)
         if is_own_data and majority([side.ranks for side in known.sides]) is None:
             known = known.model_copy(update={"odd": ()})
+    place, by = earliest.setting or (None, base)
+    # Where the others set it, and those that are odd did not, the branch says more.
+    set_at = _user_line(walks, *place) if place is not None and (not known.odd or by in known.odd) else None
     led_to = None if last is None else _user_line(walks, *(last.place if isinstance(last, Unlike) else last.branch))
     if led_to == known.line:
         led_to = None
-    return known.model_copy(update={"led_to": led_to, "is_uneven": earliest.is_uneven, "is_habit": earliest.is_habit})
+    ends = {"led_to": led_to, "set_at": set_at, "is_uneven": earliest.is_uneven, "is_habit": earliest.is_habit}
+    return known.model_copy(update=ends), earliest.is_linked and not isinstance(origin, UnlikeBefore)
 
 
 def left_own_way(flow: Flow, rank: int, left_out: UserLine, *, may_return: bool = False) -> Parted | None:

@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 from itertools import pairwise
 
+ANY_ATTRIBUTE = "."
+"""What `setattr(x, name, value)` gives a value."""
 _NOTHING = frozenset[str]()
 _LITERAL = 40
 """Most characters of a literal that is shown."""
@@ -22,6 +24,11 @@ def read(file: str, line: int) -> frozenset[str]:
 def assigned(file: str, line: int) -> frozenset[str]:
     """Names that get a value there."""
     return _names(file).get(line, (_NOTHING, _NOTHING))[1]
+
+
+def touches(changed: Collection[str], wanted: Iterable[str]) -> bool:
+    """True where one of the names that got a value is wanted."""
+    return any(name in changed or (ANY_ATTRIBUTE in changed and name.startswith(".")) for name in wanted)
 
 
 def loop_around(file: str, line: int) -> tuple[int, int]:
@@ -156,6 +163,10 @@ def _stored(part: ast.AST) -> Iterator[str]:
         yield from _loaded(part.value)
     elif isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute):
         yield from _loaded(part.func.value)  # `losses.append(loss)` changes `losses`
+    elif isinstance(part, ast.Call) and _called(part) == "setattr" and len(part.args) == 3:
+        name = part.args[1]
+        known = getattr(name, "value", None)  # of a literal
+        yield f".{known}" if isinstance(known, str) else ANY_ATTRIBUTE
 
 
 _RANK = re.compile(r"rank|coordinate", re.IGNORECASE)

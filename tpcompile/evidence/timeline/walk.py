@@ -21,6 +21,7 @@ from tpcompile.evidence.timeline.flow import (
     OWN,
     RETURNED,
     VALUE_BITS,
+    WATCHED,
     Code,
     Flow,
     Kind,
@@ -93,24 +94,23 @@ class Walks:
 
     @classmethod
     def of(cls, flows: Mapping[int, Flow]) -> Walks:
-        """The steps without those of functions of which a rank could not record all.
+        """The steps without those of functions of which a rank could not record all, in the setup or behind it.
 
         Raises ValueError for a flow that cannot be read.
         """
         numbers: dict[Code, int] = {}
-        read = {rank: flow.steps() for rank, flow in flows.items()}
         own = {rank: [numbers.setdefault(code, len(numbers)) for code in flow.codes] for rank, flow in flows.items()}
-        cut = {
-            own[rank][number]
-            for rank, steps in read.items()
-            for number, packed in steps
-            if packed >> LINE_BITS == Kind.MARK and flows[rank].codes[number].file
-        }
+        read = {rank: [(own[rank][number], packed) for number, packed in flow.steps()] for rank, flow in flows.items()}
         codes = list(numbers)
+        begins = {rank: _watched_from(own_steps, codes) for rank, own_steps in read.items()}
+        cut_behind = {code for rank, all_steps in read.items() for code in _cut(all_steps[begins[rank] :], codes)}
+        cut_before = {code for rank, all_steps in read.items() for code in _cut(all_steps[: begins[rank]], codes)}
+        cut_before |= cut_behind
         steps: dict[int, list[Step]] = {}
         values: dict[int, list[Value]] = {}
-        for rank, packed_steps in read.items():
-            kept = [(own[rank][number], packed) for number, packed in packed_steps if own[rank][number] not in cut]
+        for rank, all_steps in read.items():
+            kept = [step for step in all_steps[: begins[rank]] if step[0] not in cut_before]
+            kept += [step for step in all_steps[begins[rank] :] if step[0] not in cut_behind]
             steps[rank], values[rank] = _apart(kept, codes)
         issuing = {code.model_copy(update={"function": ""}) if code.file else code for code in _issuing(flows)}
         return cls(codes, steps, issuing, values)
@@ -340,6 +340,18 @@ def follow(frames: list[Place], step: Step) -> None:
 def depth_in(frames: Sequence[tuple[Any, ...]], code: int) -> int | None:
     """Depth of the innermost frame of a function; the first element of a frame is its code."""
     return next((depth for depth in reversed(range(len(frames))) if frames[depth][0] == code), None)
+
+
+def _watched_from(steps: Sequence[tuple[int, int]], codes: Sequence[Code]) -> int:
+    """Index of the step at which the watch began; 0 where the steps begin with it."""
+    return next((index for index, (code, _) in enumerate(steps) if codes[code] == WATCHED), 0)
+
+
+def _cut(steps: Iterable[tuple[int, int]], codes: Sequence[Code]) -> Iterator[int]:
+    """Functions whose steps became too many to record."""
+    for code, packed in steps:
+        if packed >> LINE_BITS == Kind.MARK and codes[code].file:
+            yield code
 
 
 def common_start(mine: Sequence[Step], theirs: Sequence[Step], *, are_whole: bool) -> tuple[int, int] | None:
