@@ -66,7 +66,7 @@ def test_products_of_few_rows_are_certified_by_the_kernel_that_the_interpreter_r
     assert {change for kind, change in mutated if kind == Kind.UNREACHED} == {"few_rows_kernel"}
 
 
-@pytest.mark.parametrize("name", CERTIFIED + EXCHANGED + LIBRARY)
+@pytest.mark.parametrize("name", CERTIFIED + EXCHANGED + LIBRARY + FEW_ROWS)
 def test_what_its_certificate_of_a_gpu_says_of_its_power_is_what_the_interpreter_found(name: str) -> None:
     made = certificate.certificates_of(registered()[name])
     assert {one.device for one in made} == {"interpreter", "sm90"}
