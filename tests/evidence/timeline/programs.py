@@ -738,8 +738,8 @@ def a_file_cannot_be_read(rank: int) -> None:
 
 def read_once(rank: int) -> Callable[[], int] | None:
     try:
-        return {0: lambda: 3}[rank]  # parts
-    except KeyError:
+        return {0: lambda: 3}[rank]
+    except KeyError:  # parts
         log.append(rank)
     return None
 

@@ -439,6 +439,11 @@ def test_where_a_function_returns_by_another_line_it_is_named(monkeypatch: pytes
     assert line_and_odd(programs.a_file_cannot_be_read)[0] == "if state is not None:"
 
 
+def test_where_a_line_raised_the_handler_is_the_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "is_handler", lambda *_: False)  # the negative control
+    assert line_and_odd(programs.a_file_cannot_be_read)[0] == "return {0: lambda: 3}[rank]"
+
+
 def test_of_two_ranks_nobody_is_blamed_where_each_decides_by_data_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line_and_odd(programs.each_rank_has_its_own_score) == ("if score > best:  # parts", ())
     monkeypatch.setattr(pair.Pair, "reads_own_data", lambda *_: False)  # the negative control

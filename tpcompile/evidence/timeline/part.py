@@ -183,13 +183,16 @@ def _parted(
     file = walks.codes[code].file
     is_told = not passes.is_of_items and (differ(before) or not source.is_loop(file, line, readable))
     is_told &= passes.is_uneven or len(before) > _FEW_TOLD or not source.reads_item(file, line, readable)
+    went = tuple(
+        _went(walks, ranks, firsts[rank], ways[rank], fork, given=values.get(rank, ""))
+        for rank, ranks in zip(leaders, sides.values(), strict=True)
+    )
+    # What raised on some ranks is no branch: the `except` decides what becomes of it.
+    handling = [side.line for side in went if side.line and source.is_handler(side.line.file, side.line.line, readable)]
     return Parted(
-        line=_user_line(walks, code, line),
+        line=handling[0] if handling else _user_line(walks, code, line),
         times=max(0, sum(is_line(step) and place_of(step) == fork.branch for step in steps[: fork.starts[0]]) - 1),
-        sides=tuple(
-            _went(walks, ranks, firsts[rank], ways[rank], fork, given=values.get(rank, ""))
-            for rank, ranks in zip(leaders, sides.values(), strict=True)
-        ),
+        sides=went,
         odd=_odd(sides, before if is_told else []),
     )
 

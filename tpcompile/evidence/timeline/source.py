@@ -49,6 +49,16 @@ def reads_item(file: str, line: int, readable: Collection[str]) -> bool:
     return head not in (0, line) and not assigned(file, head).isdisjoint(read(file, line))
 
 
+def is_handler(file: str, line: int, readable: Collection[str]) -> bool:
+    """True for the line of an `except`, in a file that may be read."""
+    return file in readable and line in _handlers(file)
+
+
+@lru_cache(maxsize=256)
+def _handlers(file: str) -> frozenset[int]:
+    return frozenset(node.lineno for node in ast.walk(_tree(file)) if isinstance(node, ast.ExceptHandler))
+
+
 @lru_cache(maxsize=256)
 def literals(file: str) -> tuple[str | float, ...]:
     """Short texts, and numbers, that stand in a file: a value that is one of them is no secret."""
