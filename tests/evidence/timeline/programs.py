@@ -882,3 +882,23 @@ def a_busy_setup(rank: int) -> None:
     for step in range(3):
         collective(step)
         log.append(step)
+
+
+def of_one_bucket(weights: Sequence[int], room: int) -> Iterator[list[int]]:
+    bucket: list[int] = []
+    for weight in weights:
+        if bucket and sum(bucket) + weight > room:  # parts
+            yield bucket
+            bucket = []
+        bucket.append(weight)
+    yield bucket
+
+
+def buckets_are_of_another_size(rank: int) -> None:
+    """The first one already; the room is not set by a line of the program."""
+    for bucket in of_one_bucket((3, 4, 5), ROOMS[rank]):
+        flat = tuple(bucket)
+        collective(flat)
+
+
+ROOMS = (7, 12)

@@ -444,6 +444,20 @@ def test_where_a_line_raised_the_handler_is_the_branch(monkeypatch: pytest.Monke
     assert line_and_odd(programs.a_file_cannot_be_read)[0] == "return {0: lambda: 3}[rank]"
 
 
+def test_what_a_generator_yields_first_was_made_by_its_lines() -> None:
+    flows = {rank: flow_of(programs.buckets_are_of_another_size, rank) for rank in (0, 1)}
+    found = parted({rank: first_pass(flow) for rank, flow in flows.items()}, {programs.__file__}, ["flat"])
+    assert found is not None
+    assert source_line(found.line.line).strip().endswith("# parts")
+
+
+def first_pass(flow: Flow) -> Flow:
+    """Until the first collective is entered."""
+    number = next(at for at, code in enumerate(flow.codes) if code.function == "collective")
+    steps = flow.steps()
+    return flow.changed(packed=pack(steps[: [step[0] for step in steps].index(number) + 1]))
+
+
 def test_of_two_ranks_nobody_is_blamed_where_each_decides_by_data_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line_and_odd(programs.each_rank_has_its_own_score) == ("if score > best:  # parts", ())
     monkeypatch.setattr(pair.Pair, "reads_own_data", lambda *_: False)  # the negative control
