@@ -444,6 +444,15 @@ def test_where_a_line_raised_the_handler_is_the_branch(monkeypatch: pytest.Monke
     assert line_and_odd(programs.a_file_cannot_be_read)[0] == "return {0: lambda: 3}[rank]"
 
 
+def test_the_part_that_a_rank_has_in_a_program_is_no_reason_where_what_it_does_comes_from_a_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line, odd = line_and_odd(programs.stages_with_parts_of_their_own, 3)
+    assert (line, odd) == ("return 4 if FREE[rank] > 8 else 2", (2,))
+    monkeypatch.setattr(pair.Pair, "_speaks_of_rank", lambda *_: False)  # the negative control
+    assert line_and_odd(programs.stages_with_parts_of_their_own, 3)[0] == "if rank == 0:"
+
+
 def test_what_a_generator_yields_first_was_made_by_its_lines() -> None:
     flows = {rank: flow_of(programs.buckets_are_of_another_size, rank) for rank in (0, 1)}
     found = parted({rank: first_pass(flow) for rank, flow in flows.items()}, {programs.__file__}, ["flat"])

@@ -41,6 +41,8 @@ class Counts(NamedTuple):
 
     is_habit: bool = False
     """The ranks went different ways there all the time, as those do that have roles of their own."""
+    is_role: bool = False
+    """The branch speaks of ranks, and was passed for the first time."""
     setting: tuple[Place, int] | None = None
     """The line after the fork that gave a value on one of the ranks alone, and this rank."""
 
@@ -93,9 +95,22 @@ class Pair:
             found = self._of_content(once, frozenset() if is_role else self._changed_by(habits), named)
             if found is not None or last is None:
                 return found
+        roles = [fork for fork in once if self._speaks_of_rank(fork) and _is_first(fork, passes.get(fork.branch, ()))]
+        if last in roles:
+            others = [fork for fork in once if fork not in roles]
+            found = self._of_content(others, self._changed_by([*habits, *roles]), named)
+            if found is not None and found.is_linked:
+                return found
         differing = self._changed_by(fork for fork in habits if fork.starts[0] < last.starts[0])
         earlier = [fork for fork in once if fork.starts[0] < last.starts[0]]
-        return Counts(self._origin(last, earlier, differing, habits), last, True, is_habit=last in habits)
+        origin = self._origin(last, earlier, differing, habits)
+        return Counts(origin, last, True, is_habit=last in habits, is_role=last in roles and origin is last)
+
+    def _speaks_of_rank(self, fork: Fork) -> bool:
+        """True where the line of the branch does: such a branch gives ranks their parts in the program."""
+        code, line = fork.branch
+        file = self.walks.codes[code].file
+        return file in self.readable and source.speaks_of_rank(file, line)
 
     def apart(self, alike: Sequence[Fork]) -> list[Fork]:
         """Of forks at one branch those between which the first rank issued a collective.
@@ -376,6 +391,11 @@ def _passes(steps: Sequence[Step]) -> dict[Place, list[int]]:
         if is_line(step):
             places.setdefault(place_of(step), []).append(index)
     return places
+
+
+def _is_first(fork: Fork, passes: Sequence[int]) -> bool:
+    """True where the first rank had not passed the branch before."""
+    return bisect_left(passes, fork.starts[0]) <= 1
 
 
 def _is_habit(alike: Sequence[Fork], passes: Sequence[int]) -> bool:

@@ -85,7 +85,10 @@ def _parted_in(
     counting = [counts for pair in pairs if (counts := pair.that_counts(named, is_of_sizes=is_of_sizes)) is not None]
     uneven = [counts for counts in counting if counts.is_uneven and not (counts.is_habit and is_of_sizes)]
     linked = [counts for counts in counting if counts.is_linked]
-    earliest = min(uneven or linked or counting, key=lambda counts: counts.start, default=None)
+    # Where ranks only took the parts that they have in the program, a value that others set differently says more.
+    sure = [counts for counts in uneven if not counts.is_role]
+    of_content = [counts for counts in linked if not counts.is_uneven]
+    earliest = min(sure or of_content or uneven or linked or counting, key=lambda counts: counts.start, default=None)
     if earliest is None:
         return None, False
     origin, last = earliest.origin, earliest.last
