@@ -13,6 +13,7 @@ in_turn.py      calls of one exchange -> one after the other on the device, and 
 peers.py        an error on one rank -> the same error on ranks whose kernels wait for it
 measured.py     the table of measurements -> what one rank chooses
 selection.py    what each rank chose -> one decision on all ranks
+tiles.py        which products of few rows a kernel takes
 plain.py        the plain code that fast paths replace
 kernels/        the fast paths that ship
 """

@@ -7,6 +7,7 @@ foreign.py         custom ops and Triton kernels in compiled graphs
 additions.py       passes, backends and replaced kernels, which no graph names
 flow.py            the lines of user code that this process executes, and the values they set, into a ring
 flow_callbacks.py  the callbacks for it: flow.c, or Python without a compiler
+early.py           the same from the import of the sentinel on, before a rank is watched
 assigned.py        code -> the names that each of its lines gives a value
 before.py          what the program had set when the recording began
 own_numbers.py     the numbers that tell its rank from others, which texts may have

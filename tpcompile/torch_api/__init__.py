@@ -8,6 +8,7 @@ comparing.py    each compiled graph of a call, beside the graph that it was made
 compiler.py     Dynamo, Inductor and the structured trace, as capture reads them
 data_parallel.py  FSDP2 and DDP on tensors that hold nothing
 dispatch.py     modes that see every op, views and trees of tensors, as the SPMD type check needs them
+early_start.py  a captured launch that starts when the kernel before it has started
 epilogues.py    a matrix product that ends in an activation
 flags.py        settings of torch.backends, as the environment layer compares them
 forked.py       what a forked rank sets anew, and the modules that are imported before a fork

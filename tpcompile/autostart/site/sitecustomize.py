@@ -1,8 +1,10 @@
 """Imported by every Python of a job that `tpcompile run` starts, before its program: waits for torch's process groups.
 
-A process that makes none costs one look at each import. Another `sitecustomize` on the path runs after this one.
+What the program executes is recorded from the import of torch on. A process that imports neither costs two looks at
+each import. Another `sitecustomize` on the path runs after this one.
 """
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import os
@@ -54,9 +56,10 @@ def _watch(groups) -> None:  # type: ignore[no-untyped-def]
 
 
 def _record(torch) -> None:  # type: ignore[no-untyped-def]
-    from tpcompile.recording import early
+    with contextlib.suppress(ImportError):  # `_watch` says so
+        from tpcompile.recording import early
 
-    early.begin()
+        early.begin()
 
 
 if os.environ.get("TPCOMPILE_WATCH"):
