@@ -3,6 +3,7 @@
 Its conversion of float32 to bfloat16 truncates, which doubles the error of a kernel; GPUs round to nearest even. It
 takes any number of warps. Its loads and atomics of 8 aligned bytes are single accesses of memory, so that processes
 which share it can exchange words.
+That of Triton 3.6 takes no number of a kernel's arguments as the end of a `range`, where numpy is 2.5 or newer.
 It patches Triton's language again at each call of a function by a kernel, which takes most of the time of a call: here
 a launch patches it once.
 The interpreter needs numpy, which neither Triton nor tpcompile requires: nothing here is imported before it is used.
@@ -11,7 +12,7 @@ name                                     why
 interpreter._convert_float               the conversion that truncates
 InterpreterBuilder.create_masked_load    what a volatile load calls
 InterpretedFunction.run                  what a launch calls
-interpreter._patch_lang                  what a launch, and each call of a function in it, does first
+interpreter._patch_lang                  what a launch, and each call of a function in it, does first, and its scope
 InterpretedFunction.rewrite              what a first launch does with the source of each function, and keeps
 jit.mangle_type                          what a launch asks of each argument; the first imports Gluon, for half a second
 
@@ -139,7 +140,14 @@ def _patch_once(fn: Any) -> Any:
         if languages <= _patched_in_launch:
             return None
         _patched_in_launch.update(languages)
-    return _interpreter().patch_lang(fn)
+    scope = _interpreter().patch_lang(fn)
+    for language in languages:
+        scope.set_attr(language.tensor, "__index__", _index)
+    return scope
+
+
+def _index(self: Any) -> int:
+    return int(self.handle.data.item())
 
 
 @functools.cache
