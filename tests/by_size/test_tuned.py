@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.by_size import tuned_ranks as ranks
+from tpcompile.by_size import tuned
 from tpcompile.by_size.table import MeasuredInFlight, Table, least_pushed, shipped
 from tpcompile.by_size.tuned import Brought, settle
 from tpcompile.testing import run_on_ranks
@@ -108,6 +109,14 @@ def test_a_rank_that_sums_by_nccl_alone_is_not_waited_for(tmp_path: Path) -> Non
     assert max(one["waited_s"] for one in found) < 30
     assert found[0]["first"].endswith("not measured on 2 x NVIDIA Test 1: nccl") and found[1]["first"] is None
     assert [one["then"] for one in found] == [found[0]["then"]] * 2 and "one_shot" in found[0]["then"]
+
+
+def test_what_is_kept_is_for_these_settings_of_nccl_and_any_of_its_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = tuned._name(ranks.GPU, 2)
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    assert tuned._name(ranks.GPU, 2) == name
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    assert tuned._name(ranks.GPU, 2) != name
 
 
 def test_a_group_that_cannot_be_measured_says_so_once(tmp_path: Path) -> None:

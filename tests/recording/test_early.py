@@ -67,6 +67,17 @@ if __name__ == "__main__":
     print("spawned", queue.get())
     worker.join()
 """
+FOLLOWS = """
+sys.path.insert(0, "{packages}")
+import my_models
+my_models.build()
+name = f"early-test-{os.getpid()}"
+recorder = early.recorder({follow})
+assert recorder.start(name) == ""
+my_models.build()
+print([code.function for code in flow_left(name).codes].count("build"))
+recorder.stop()
+"""
 WITHOUT_FLOW = """
 import torch.distributed as dist
 dist.init_process_group("gloo", init_method="file://{store}", rank=0, world_size=1)
@@ -89,6 +100,18 @@ def test_the_setup_of_a_rank_is_known_before_its_watch_and_no_ring_is_left(tmp_p
     *said, ring_file = output(tmp_path, GOES_ON)
     assert said == ["in a child 0", "True", "0"]
     assert Path(ring_file).parent == shared_folder("rings") and not Path(ring_file).exists()
+
+
+@needs_monitoring
+@pytest.mark.parametrize(("follow", "times"), [((), "0"), (("my_models",), "1")])
+def test_a_package_to_follow_is_followed_though_it_has_started(
+    tmp_path: Path, follow: tuple[str, ...], times: str
+) -> None:
+    package = tmp_path / "site-packages" / "my_models"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("def build():\n    return 1\n")
+    then = FOLLOWS.replace("{packages}", str(package.parent)).replace("{follow}", repr(follow))
+    assert output(tmp_path, then)[-1] == times
 
 
 @needs_monitoring

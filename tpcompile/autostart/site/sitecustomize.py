@@ -1,7 +1,7 @@
 """Imported by every Python of a job that `tpcompile run` starts, before its program: waits for torch's process groups.
 
-What the program executes is recorded from the import of torch on. A process that imports neither costs two looks at
-each import. Another `sitecustomize` on the path runs after this one.
+What a rank executes is recorded from the import of torch on. A process that imports neither costs two looks at each
+import. Another `sitecustomize` on the path runs after this one.
 """
 
 import contextlib
@@ -64,5 +64,6 @@ def _record(torch) -> None:  # type: ignore[no-untyped-def]
 
 if os.environ.get("TPCOMPILE_WATCH"):
     sys.meta_path.insert(0, _AfterImport(_GROUPS, _watch))  # type: ignore[no-untyped-call]
-    sys.meta_path.insert(0, _AfterImport(_TORCH, _record))  # type: ignore[no-untyped-call]
+    if "RANK" in os.environ:  # the launcher and other processes of the job do without what recording imports
+        sys.meta_path.insert(0, _AfterImport(_TORCH, _record))  # type: ignore[no-untyped-call]
 _run_the_next()

@@ -49,7 +49,7 @@ class Frames:
             resumed_by = running[-1].at if depth is None and running else None
             if depth is not None:
                 resumed_by = running[depth].resumed_by
-                if kind is Kind.LINE:  # those above have not returned: they have yielded a value for the first time
+                if kind is Kind.LINE:  # those above did not return: they yielded for the first time, or raised
                     callers |= {
                         frame.at: running[depth].at for frame in running[depth + 1 :] if frame.at not in callers
                     }
