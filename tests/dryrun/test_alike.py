@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.dryrun import reading
 from tests.dryrun.test_dryrun import dryrun, records
 from tests.forked import Ended
+from tpcompile.dryrun import alike
+from tpcompile.dryrun.forks import Ended as Traced
+from tpcompile.dryrun.plan import Asked, Plan
+from tpcompile.dryrun.rank import Left
 from tpcompile.evidence.records import Check, CheckId, Verdict
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
@@ -87,8 +94,6 @@ def test_a_package_that_keeps_the_rank_is_found_by_the_ranks_that_are_traced_all
 
 def drawn_between(first: int, last: int) -> int:
     """A seed with which a rank of the middle group is traced in any case."""
-    from tpcompile.dryrun.plan import Plan
-
     for seed in range(100):
         plan = Plan(target="", axes=(("dp", 3), ("tp", 3)), ranks=tuple(range(9)), seed=seed)
         if any(map(plan.is_certain, range(first, last))):
@@ -121,3 +126,29 @@ def test_a_run_that_is_stopped_keeps_and_judges_what_was_traced(name: str, code:
     assert (ended.returncode, verdict.exit_code) == (code, 6), ended.stdout + ended.stderr
     assert {0, 1, 2} <= set(records(tmp_path))
     assert "before it was stopped" in verdict.summary
+
+
+def test_the_first_group_does_not_wait_for_its_first_rank_and_is_told_what_that_has_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imported_by_rank_0.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(alike, "warm_up", lambda _: None)
+    asked: dict[int, Asked] = {}
+    is_imported: dict[int, bool] = {}
+
+    def run(ranks: Sequence[int], ask: Callable[[int], Asked]) -> Iterator[Traced]:
+        for at in range(0, len(ranks), 2):  # two at a time
+            for rank in ranks[at : at + 2]:
+                is_imported[rank] = "imported_by_rank_0" in sys.modules
+                asked[rank] = ask(rank)
+            for rank in ranks[at : at + 2]:
+                yield Traced(rank, Left(imported=("imported_by_rank_0",) if rank == 0 else (), groups="g"))
+
+    plan = Plan(target="", axes=(("dp", 3), ("tp", 4)), ranks=tuple(range(12)))
+    ended = list(alike.trace_ranks(SimpleNamespace(plan=plan, run=run)))  # type: ignore[arg-type]
+    assert [one.rank for one in ended[:4]] == [0, 1, 2, 3]
+    assert sorted(asked) == list(range(12))
+    assert is_imported == {rank: rank > 1 for rank in range(12)}
+    assert [rank for rank, one in asked.items() if one.is_first or one.is_watched] == [0]
+    assert {rank for rank, one in asked.items() if not one.groups} == {0, 1}

@@ -1,9 +1,9 @@
 """The ranks of a plan -> what they left, where as few are traced as can stand for all.
 
-The first rank is watched, unless all are traced in any case. Where no line outside of torch is seen to learn the rank,
-the program is the same one on all ranks, and those of the first and the last group are traced, and two in the middle.
-Where such lines are outside of the calls, every rank is built, and called unless a rank that was traced started its
-calls from the same state (reach.py).
+The first group is traced, and its first rank is watched, unless all of the job are traced in any case. Where no line
+outside of torch is seen to learn the rank, the program is the same one on all ranks, and those of the last group are
+traced, too, and two in the middle. Where such lines are outside of the calls, every rank is built, and called unless a
+rank that was traced started its calls from the same state (reach.py).
 That rests on three things, of which the last is an assumption and is checked on ranks that are traced all the same:
 
 - calls read the rank nowhere: those of each rank that stands for others were watched, and drew no random numbers;
@@ -13,6 +13,7 @@ That rests on three things, of which the last is an assumption and is checked on
 
 from __future__ import annotations
 
+import gc
 import importlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -32,32 +33,42 @@ _MAX_CONFIRMED = 64
 
 
 def trace_ranks(forks: Forks) -> Iterator[Ended]:
-    """Trace the ranks of the plan, the first one alone; a rank that stands for others is yielded before them."""
+    """Trace the ranks of the plan; a rank that stands for others is yielded before them."""
     plan = forks.plan
     torch.set_num_threads(1)
     if plan.arch:
         generate_once()
     else:
         warm_up(plan.world_size + 1)
-    (first,) = forks.run(plan.ranks[:1], lambda rank: Asked(is_first=True, is_watched=plan.may_save()))
-    yield first
-    left = first.left
-    for name in left.imported if left is not None else ():
-        with suppress(ImportError):  # the rank tried it, too
-            importlib.import_module(name)
+    first_group = [rank for rank in plan.ranks if rank < plan.group_size]  # whatever the first of them tells
+    left: Left | None = None
+    tracing = _Tracing(forks)
+    for ended in tracing.first_group(first_group):
+        if ended.rank == plan.ranks[0]:
+            left = ended.left
+            _import_once(left)
+        yield ended
     is_told = plan.may_save() and left is not None and left.digest is not None and left.failed is None
     is_alike = is_told and left is not None and not left.reads
     ranks = plan.when_alike() if is_alike else plan.ranks
     has_starts = is_told and not is_alike and left is not None and left.is_told_by_start
-    yield from _Others(forks, has_starts=has_starts).run(ranks[1:])
+    yield from tracing.others(ranks[len(first_group) :], has_starts=has_starts)
 
 
-class _Others:
-    """The ranks after the first."""
+def _import_once(left: Left | None) -> None:
+    """Import what a rank imported, for all ranks that are forked from now on."""
+    for name in left.imported if left is not None else ():
+        with suppress(ImportError):  # the rank tried it, too
+            importlib.import_module(name)
+    gc.freeze()
 
-    def __init__(self, forks: Forks, *, has_starts: bool) -> None:
+
+class _Tracing:
+    """The ranks, and what those before them left."""
+
+    def __init__(self, forks: Forks) -> None:
         self._forks, self._plan = forks, forks.plan
-        self._has_starts = has_starts
+        self._has_starts = False
         self._starts: dict[str, int] = {}
         """Start -> the rank that was traced from it, and stands for the others."""
         self._contents: dict[int, str] = {}
@@ -69,8 +80,23 @@ class _Others:
         """Ranks that were not traced."""
         self._num_starts = 0
 
-    def run(self, ranks: Sequence[int]) -> Iterator[Ended]:
+    def first_group(self, ranks: Sequence[int]) -> Iterator[Ended]:
+        """Trace all of these ranks, and watch the first unless all of the job are traced in any case."""
+
+        def ask(rank: int) -> Asked:
+            is_first = rank == ranks[0]
+            return Asked(
+                is_first=is_first, is_watched=is_first and self._plan.may_save(), groups=frozenset(self._groups)
+            )
+
+        for ended in self._forks.run(ranks, ask):
+            if ended.left is not None:
+                self._groups.add(ended.left.groups)
+            yield ended
+
+    def others(self, ranks: Sequence[int], *, has_starts: bool) -> Iterator[Ended]:
         """Trace those that are traced in any case, then the others; those that were not traced come last."""
+        self._has_starts = has_starts
         certain = [rank for rank in ranks if self._plan.is_certain(rank)]
         left_over = [rank for rank in ranks if not self._plan.is_certain(rank)]
         for these in (certain, left_over):

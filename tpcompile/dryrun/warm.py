@@ -7,7 +7,7 @@ import logging
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from tpcompile.dryrun.machine import META
@@ -43,17 +43,23 @@ def warm_up(world_size: int) -> None:
     with without_guard(), fake_ranks(world_size) as group:
         mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("tp",))
         assert group.size() == mesh.size()
-        for backend in ("eager", "aot_eager"):
-            with META:
-                block, ids_BS = _Block(), torch.zeros(1, 4, dtype=torch.long)
-            block.up.weight = nn.Parameter(torch.empty(world_size, 16, device=META))
-            block.up.bias = nn.Parameter(torch.empty(world_size, device=META))
-            block.down.weight = nn.Parameter(torch.empty(16, world_size, device=META))
-            parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()}, src_data_rank=None)
-            with CaptureSession() as session:
-                torch.compile(block, backend=backend)(ids_BS).sum().backward()
-            session.record(rank=0, world_size=world_size)
-            torch.compiler.reset()
+        with CaptureSession() as session:
+            for backend in ("eager", "aot_eager"):
+                _compile(mesh, backend)
+        session.record(rank=0, world_size=world_size)
+    torch.compiler.reset()
+
+
+def _compile(mesh: DeviceMesh, backend: str) -> None:
+    """The block, split over the ranks, and its backward."""
+    num_ranks = mesh.size()
+    with META:
+        block, ids_BS = _Block(), torch.zeros(1, 4, dtype=torch.long)
+    block.up.weight = nn.Parameter(torch.empty(num_ranks, 16, device=META))
+    block.up.bias = nn.Parameter(torch.empty(num_ranks, device=META))
+    block.down.weight = nn.Parameter(torch.empty(16, num_ranks, device=META))
+    parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()}, src_data_rank=None)
+    torch.compile(block, backend=backend)(ids_BS).sum().backward()
 
 
 def generate_once() -> None:

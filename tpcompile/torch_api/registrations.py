@@ -147,7 +147,11 @@ def _build_roots() -> tuple[str, ...]:
 
 def whose_op(name: str) -> Place | None:
     """The place of an op that torch did not register, one of this package too; None for torch's own."""
-    schema = registered(name).schema
+    return _whose(registered(name))
+
+
+def _whose(found: Registered) -> Place | None:
+    name, schema = found.name, found.schema
     if schema is None:
         is_torchscripts = torch._C._jit_get_schemas_for_operator(name.partition(".")[0])
         return None if is_torchscripts else Place("a library that is gone")
@@ -184,7 +188,11 @@ def replaced_kernels(name: str) -> Iterator[tuple[str, Place]]:
 
     Left out are kernels that compute shapes, and those of a device whose kernels are all its library's.
     """
-    found = registered(name)
+    return _replaced(registered(name))
+
+
+def _replaced(found: Registered) -> Iterator[tuple[str, Place]]:
+    name = found.name
     functions = kernels.custom_op_functions(name)
     torchs_keys = frozenset[str]()
     if name.partition("::")[0] in _CALLERS_IN_TORCH:
@@ -220,11 +228,9 @@ def all_replaced_kernels(*, thorough: bool) -> Iterator[tuple[str, str, Place]]:
 @functools.lru_cache(maxsize=2)
 def _replaced_kernels(_state: int, _num_loads: int) -> tuple[tuple[str, str, Place], ...]:
     found = []
-    for op in all_ops():
-        if whose_op(op) is not None:
-            continue
-        for key, place in replaced_kernels(op):
-            found.append((op, key, place))
+    for op in map(registered, all_ops()):
+        if _whose(op) is None:
+            found += [(op.name, key, place) for key, place in _replaced(op)]
     return tuple(found)
 
 
