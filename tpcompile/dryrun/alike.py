@@ -36,6 +36,7 @@ def trace_ranks(forks: Forks) -> Iterator[Ended]:
     """Trace the ranks of the plan; a rank that stands for others is yielded before them."""
     plan = forks.plan
     torch.set_num_threads(1)
+    gc.freeze()  # what the imports made stays; no collection needs to look at it
     if plan.arch:
         generate_once()
     else:
