@@ -33,7 +33,7 @@ from tpcompile.evidence.rundir import RunDir
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = "tests.dryrun.llama:build"
 _SAMPLE_S = 0.5
-_IMPORTS = "import gc, tpcompile.dryrun.__main__; gc.freeze()"  # which ends as the command does
+_IMPORTS = "import tpcompile.dryrun.__main__"
 
 
 def pss_mb(process: psutil.Process) -> float:

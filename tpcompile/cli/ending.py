@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import signal
 import sys
 import traceback
@@ -52,7 +51,6 @@ def run(app: typer.Typer, name: str) -> None:
     except Exception as error:
         code = _of_exception(error)
     finally:
-        gc.freeze()  # where torch was imported, the interpreter would look for garbage for 1 s before it ends
         with forgiving():
             sys.stdout.flush()
     sys.exit(code)
