@@ -4,7 +4,7 @@
     python scripts/bench_dryrun.py --mesh dp=8,tp=8 --faults layer,order --odd 37 --json results/dryrun_cpu.json
 
 The program is tests/dryrun/llama.py: two layers unless told otherwise, in a program that reads its rank as training
-scripts do. Memory is the sum of what the command and its ranks hold (PSS), the largest of those seen twice a second.
+scripts do. Memory is the sum of what the command and its ranks hold (PSS), the largest of those seen every two seconds.
 CPU is that of the command and all of its ranks; on idle cores the wall is at least that divided by their number.
 `import_s` is what a process takes to import the command, torch included; the run has it too.
 Rows are added to those that the file has.
@@ -32,7 +32,7 @@ from tpcompile.evidence.rundir import RunDir
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = "tests.dryrun.llama:build"
-_SAMPLE_S = 0.5
+_SAMPLE_S = 2.0  # looking takes 30 ms of a core
 _IMPORTS = "import tpcompile.dryrun.__main__"
 
 

@@ -28,6 +28,8 @@ from tpcompile.evidence.rundir import RunDir
 from tpcompile.ranks.pool import end_with_parent
 
 _POLL_S = 0.002
+_ALLOCATED = 50_000
+"""Objects more than were freed, after which a rank looks for garbage: it lives for seconds."""
 _STOPS = {signal.SIGINT, signal.SIGTERM}
 
 
@@ -116,6 +118,7 @@ class Forks:
                 _redirect(_log(self.run_dir, rank))
                 # Makes the thread pool anew that a fork leaves broken: two threads of autograd at once find none.
                 torch.set_num_threads(1)
+                gc.set_threshold(_ALLOCATED)
                 leave(self.plan, rank, self.run_dir, asked)
                 code = 0
         except BaseException:
