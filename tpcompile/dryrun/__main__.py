@@ -125,4 +125,4 @@ def _facts(arch: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    ending.run(app, "tpcompile dryrun")
+    ending.run_and_leave(app, "tpcompile dryrun")
