@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,10 @@ def measure(arguments: argparse.Namespace, fault: str) -> dict[str, Any]:
             command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
         )
         watched, most_mb = psutil.Process(process.pid), 0.0
-        while process.poll() is None:
+        while process.returncode is None:
             most_mb = max(most_mb, pss_mb(watched))
-            time.sleep(_SAMPLE_S)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_SAMPLE_S)
         wall_s, after = time.monotonic() - began_s, os.times()
         return {
             "mesh": arguments.mesh,

@@ -90,6 +90,34 @@ cli.main()
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(("raised", "code"), [("typer.Exit(6)", 6), ("ConfigError('no such mesh')", 2)])
+def test_a_command_that_leaves_at_once_keeps_its_code_its_output_and_what_is_to_be_done_at_exit(
+    raised: str, code: int
+) -> None:
+    lines = f"""
+import atexit, typer
+from tpcompile.cli import ending
+from tpcompile.errors import ConfigError
+
+class TakenApart:
+    def __del__(self):
+        print("taken apart")
+
+kept, app = TakenApart(), ending.new_app()
+atexit.register(print, "at exit")
+
+@app.command()
+def command():
+    print("verdict")
+    raise {raised}
+
+ending.run_and_leave(app, "command")
+"""
+    ended = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout.split("\n")) == (code, ["verdict", "at exit", ""])
+    assert ("no such mesh" in ended.stderr) == (code == 2)
+
+
 def test_what_is_a_bug_is_still_called_one(tmp_path: Path) -> None:
     script = tmp_path / "bug.py"
     script.write_text(
